@@ -1,0 +1,108 @@
+"""Batches: the unit of work from the append to the run's text and the segment.
+
+A batch is whole lines of one run, as the bytes that stand in the run's text, under
+one ULID. Many batches are held as columns (`Batches`), never as objects: one row of
+`BATCH` is 72 bytes, and texts stay where they are (a journal file, a segment) until
+`Batches.text` reads them.
+
+`records` and `lines` differ only for batches posted as records: a record that holds
+newlines is one record (one ULID, one `pos`, one table row) and several lines of text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+BATCH = np.dtype(
+    [
+        ("offset", "<u8"),  # where the text stands; meaning is the implementation's own
+        ("pos", "<u8"),  # running number of the first record
+        ("ulid_hi", "<u8"),  # the batch's ULID, upper and lower 64 bits
+        ("ulid_lo", "<u8"),
+        ("digest", "<u8"),  # of the text: `digest`
+        ("size", "<u8"),  # bytes of text
+        ("records", "<u4"),
+        ("lines", "<u4"),
+        ("run", "<u4"),  # index into `Batches.runs`
+        ("connector", "<u4"),  # index into `Batches.connectors`
+        ("meta", "<u4"),  # bytes of encoded record metadata, 0 if there is none
+        ("flags", "<u4"),
+    ]
+)
+Rows = NDArray[np.void]
+Indexes = NDArray[np.int64]
+
+
+class RunKey(NamedTuple):
+    """The name of a run: its pipeline's fully qualified name and its own id."""
+
+    fqn: str
+    run: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecordMeta:
+    """What structured records carry beside their text; lists of equal length.
+
+    `ends` are offsets in the batch's text, each behind the record's last newline.
+    `ts` are microseconds since the epoch.
+    """
+
+    ends: Sequence[int]
+    ts: Sequence[int | None]
+    levels: Sequence[str | None]
+    attributes: Sequence[Mapping[str, str] | None]
+
+
+class Batches(Protocol):
+    """Batches of one node, in order of `pos`, as columns."""
+
+    @property
+    def node(self) -> str:
+        """The node that took them."""
+        ...
+
+    @property
+    def rows(self) -> Rows:
+        """An array of dtype `BATCH`."""
+        ...
+
+    @property
+    def runs(self) -> Sequence[RunKey]:
+        """What the column `run` indexes."""
+        ...
+
+    @property
+    def connectors(self) -> Sequence[str | None]:
+        """What the column `connector` indexes."""
+        ...
+
+    def text(self, indexes: Indexes) -> bytes:
+        """The texts of the rows at `indexes`, one after another, in that order."""
+        ...
+
+    def meta(self, index: int) -> RecordMeta | None:
+        """The record metadata of one row."""
+        ...
+
+
+def digest(text: bytes | bytearray | memoryview) -> int:
+    """The checksum that tells whether two batches of one id are the same: XXH3-64 of the text."""
+    return xxhash.xxh3_64_intdigest(text)
+
+
+def ulid_of(row: np.void) -> int:
+    """The batch ULID of one row."""
+    return int(row["ulid_hi"]) << 64 | int(row["ulid_lo"])
+
+
+def of_run(batches: Batches, key: RunKey) -> Indexes:
+    """Indexes of the rows that belong to the run, in order."""
+    wanted = [i for i, run in enumerate(batches.runs) if run == key]
+    return np.flatnonzero(np.isin(batches.rows["run"], wanted))

@@ -1,0 +1,36 @@
+"""The clock as a parameter: nothing outside this module asks the machine for the time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Wall time, elapsed time and waiting."""
+
+    def now_ms(self) -> int:
+        """Milliseconds since the Unix epoch, UTC. May step backwards."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds since some fixed moment. Never steps backwards."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Returns after `seconds`, or at once if they are zero or less."""
+        ...
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)

@@ -1,0 +1,153 @@
+"""Every error that Tailrace raises on purpose, as one tree.
+
+    TailraceError
+    ├── InvalidInput              fix the input: sending it again will fail again
+    │   ├── InvalidName           an fqn, run or node name that cannot be a key
+    │   ├── InvalidCursor         a cursor this service did not give out
+    │   ├── BatchTooOld           a batch ULID older than `ingest.max_age_days`
+    │   ├── BatchFromTheFuture    a batch ULID ahead of the node's clock
+    │   └── TooLarge              a body, batch or line count above its limit
+    ├── Conflict                  the state forbids it; look at the state before going on
+    │   ├── BatchConflict         a known batch id with other bytes
+    │   ├── RunDeleted            the run was deleted at or after this batch
+    │   └── FolderLocked          another process holds the data folder
+    ├── NotFound                  no such object, run or pipeline
+    ├── PreconditionFailed        lost a compare-and-swap: read again, then decide again
+    ├── Unavailable               try again later, nothing was changed
+    │   ├── StoreUnavailable      the object store refused or did not answer
+    │   ├── NodeNotReady          starting, stopping, or not registered yet
+    │   └── JournalFull           `journal.max_bytes` reached, or the disk is full
+    ├── LimitReached              the operation was cut off by its own time or memory limit
+    ├── OutcomeUnknown            it may have happened: look for your own id before a retry
+    └── Damaged                   bytes that are not what was written
+        ├── UnsupportedVersion    written by a newer Tailrace: stop, do not guess
+        └── JournalFailed         a failed fsync: the node must stop, never retry
+
+A class exists only where a caller would act differently. Errors of vendors
+(botocore, deltalake, the operating system) become one of these where they
+arise. `hint` tells a person what to do next.
+"""
+
+from __future__ import annotations
+
+
+class TailraceError(Exception):
+    """The base of all: `str(error)` says what happened, `hint` what to do."""
+
+    hint = ""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        if hint is not None:
+            self.hint = hint
+
+
+class InvalidInput(TailraceError):
+    """The input is wrong; `field` names the part of it, if there is one."""
+
+    def __init__(self, message: str, *, field: str | None = None, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.field = field
+
+
+class InvalidName(InvalidInput):
+    """A name that is empty, too long, or not text."""
+
+
+class InvalidCursor(InvalidInput):
+    """A cursor that does not decode."""
+
+    hint = "Pass a cursor back exactly as it was given, or leave it out to start over."
+
+
+class BatchTooOld(InvalidInput):
+    """The batch ULID's time is before the oldest that is accepted."""
+
+    hint = "Send the lines under a new batch id, or without one."
+
+
+class BatchFromTheFuture(InvalidInput):
+    """The batch ULID's time is more than ten minutes ahead of this node's clock."""
+
+    hint = "Correct the client's clock, or send the batch without an id."
+
+
+class TooLarge(InvalidInput):
+    """More bytes or lines than a limit allows."""
+
+    hint = "Send it in smaller batches."
+
+
+class Conflict(TailraceError):
+    """The state of the thing forbids the operation."""
+
+
+class BatchConflict(Conflict):
+    """The batch id is known with another checksum or line count."""
+
+    hint = "A batch id names its bytes for ever. Send other bytes under a new id."
+
+
+class RunDeleted(Conflict):
+    """The batch's ULID is at or below the run's deletion."""
+
+    hint = "Send the lines under a new batch id, or without one, to start the run anew."
+
+
+class FolderLocked(Conflict):
+    """Another process has the data folder open."""
+
+    hint = "Stop the other process, or give this one another data folder."
+
+
+class NotFound(TailraceError):
+    """There is no such thing."""
+
+
+class PreconditionFailed(TailraceError):
+    """The object changed, or exists, against the condition of the write."""
+
+
+class Unavailable(TailraceError):
+    """Nothing was changed; the same call may succeed later."""
+
+    retry_after_seconds = 5
+
+
+class StoreUnavailable(Unavailable):
+    """The object store refused or did not answer."""
+
+
+class NodeNotReady(Unavailable):
+    """The node does not take writes now."""
+
+
+class JournalFull(Unavailable):
+    """No room to make another batch durable."""
+
+    retry_after_seconds = 30
+    hint = "Free disk space or restore the object store; reads go on meanwhile."
+
+
+class LimitReached(TailraceError):
+    """The operation was stopped by its own limit of time or memory."""
+
+
+class OutcomeUnknown(TailraceError):
+    """The write may or may not have happened."""
+
+
+class Damaged(TailraceError):
+    """Stored bytes fail their checksum or schema."""
+
+
+class UnsupportedVersion(Damaged):
+    """A format newer than this program."""
+
+    hint = "Run a Tailrace at least as new as the one that wrote this."
+
+
+class JournalFailed(Damaged):
+    """The journal's disk failed; what was not acknowledged may be lost."""
+
+    hint = "Replace the disk, then start again: recovery keeps all that was synced."

@@ -1,0 +1,119 @@
+"""The object store: the one seam through which programs share durable things.
+
+An implementation passes `tests/contracts/object_store.py` as it is. Rules that
+callers rely on, and that S3, MinIO and the local store all keep:
+
+- A put is atomic: readers see the whole old object or the whole new one.
+- After a put, compose or delete returns, every later get, head and list shows it.
+- `if_absent` and `if_match` are honoured by put and compose; of several racing
+  writers with the same condition at most one succeeds.
+- Conditions on delete do not exist. A copy honours conditions on its *source* only.
+- An ETag is a hash of bytes, not a version: equal bytes may have equal ETags. Whoever
+  needs a version puts a fresh ULID inside the object.
+- A write that fails with `OutcomeUnknown` may have happened.
+- Keys are relative, `/`-separated, already encoded (`logstore.names`, `logstore.keys`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+Body: TypeAlias = "bytes | bytearray | memoryview"
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """What a store knows of an object; `metadata` is empty in listings."""
+
+    key: str
+    size: int
+    etag: str
+    modified_ms: int
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A range of a stored object as a source of `compose`; `size` None means to its end."""
+
+    key: str
+    offset: int = 0
+    size: int | None = None
+    if_match: str | None = None
+
+
+class ObjectStore(Protocol):
+    """Immutable-looking objects under keys. All sizes and offsets are bytes."""
+
+    async def put(
+        self,
+        key: str,
+        body: Body,
+        *,
+        if_absent: bool = False,
+        if_match: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> ObjectInfo:
+        """Writes the whole object.
+
+        Raises `PreconditionFailed` (exists, or another ETag, or gone), `StoreUnavailable`
+        (nothing was written) or `OutcomeUnknown`.
+        """
+        ...
+
+    async def get(
+        self, key: str, *, offset: int = 0, size: int | None = None, if_match: str | None = None
+    ) -> tuple[ObjectInfo, bytes]:
+        """The object's bytes from `offset`, at most `size` of them, in one request.
+
+        A range that begins at or past the end gives no bytes. Raises `NotFound`,
+        `PreconditionFailed`, `StoreUnavailable`.
+        """
+        ...
+
+    def stream(
+        self, key: str, *, offset: int = 0, size: int | None = None, if_match: str | None = None
+    ) -> AsyncIterator[bytes]:
+        """Like `get`, in pieces of about 1 MiB, in constant memory."""
+        ...
+
+    async def head(self, key: str) -> ObjectInfo:
+        """What is known of the object, with metadata. Raises `NotFound`, `StoreUnavailable`."""
+        ...
+
+    async def compose(
+        self,
+        key: str,
+        parts: Sequence[Part | bytes],
+        *,
+        if_absent: bool = False,
+        if_match: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> ObjectInfo:
+        """Writes `key` as the parts one after another; stored parts never pass through here.
+
+        A part may be a range of `key` itself. Raises as `put`, and `NotFound` or
+        `PreconditionFailed` for a source that is gone or has another ETag.
+        """
+        ...
+
+    def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
+        """Objects whose key begins with `prefix` and is above `after`, in order of key."""
+        ...
+
+    def folders(self, prefix: str, *, after: str = "") -> AsyncIterator[str]:
+        """The distinct next key components below `prefix` (which ends in `/`), in order.
+
+        Only components that are followed by another `/`, as S3's common prefixes.
+        """
+        ...
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        """Removes the objects; those that do not exist are no error. Raises `StoreUnavailable`."""
+        ...
+
+    def uri(self, key: str) -> str:
+        """Where Spark, DuckDB and deltalake find the object: a path or an `s3://` address."""
+        ...

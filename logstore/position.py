@@ -1,0 +1,71 @@
+"""Positions and cursors: how far somebody has read.
+
+A **position** is a place in one node's journal: (node, file ULID, `pos`), where `pos`
+is the node-wide running number of a line. The file's ULID tells apart two folders
+that were copied from one another and count on from the same number.
+
+A **cursor** holds, per node, the last position seen. It is opaque to clients:
+`c1.` and base64url of a JSON object, so it is never mistaken for a line number.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from logstore.errors import InvalidCursor
+
+_PREFIX = "c1."
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The last line seen of a node: its running number, and the journal file it stood in."""
+
+    file: str
+    pos: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """Per node the last position seen. An empty cursor has seen nothing."""
+
+    positions: Mapping[str, Position] = field(default_factory=dict)
+
+    def seen(self, node: str) -> int:
+        """The highest `pos` of `node` that was seen, -1 if none was."""
+        position = self.positions.get(node)
+        return -1 if position is None else position.pos
+
+    def advanced(self, node: str, position: Position) -> Cursor:
+        """This cursor after seeing `position` of `node`."""
+        return Cursor({**self.positions, node: position})
+
+    def encode(self) -> str:
+        """The text that a client passes back."""
+        value = {node: [p.file, p.pos] for node, p in self.positions.items()}
+        return _PREFIX + base64.urlsafe_b64encode(orjson.dumps(value)).decode().rstrip("=")
+
+    @staticmethod
+    def decode(text: str) -> Cursor:
+        """The cursor that `text` writes. Raises `InvalidCursor`."""
+        if not text.startswith(_PREFIX):
+            raise InvalidCursor(f"not a cursor: {text[:80]!r}", field="cursor")
+        body = text[len(_PREFIX) :]
+        try:
+            value = orjson.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
+            return Cursor({str(node): _position(entry) for node, entry in value.items()})
+        except (ValueError, TypeError, AttributeError, binascii.Error) as error:
+            raise InvalidCursor(f"not a cursor: {text[:80]!r}", field="cursor") from error
+
+
+def _position(entry: Any) -> Position:
+    file, pos = entry
+    if not isinstance(file, str) or not isinstance(pos, int) or pos < 0:
+        raise ValueError("a position is a file and a number")
+    return Position(file, pos)

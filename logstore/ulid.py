@@ -1,0 +1,103 @@
+"""ULIDs: batch ids, line ids and how a node mints them.
+
+A ULID is 128 bits: 48 bits of milliseconds since the epoch, 80 bits that make it
+unique, written as 26 characters of Crockford's base 32 (github.com/ulid/spec).
+Here it is an `int`, so that order is order of numbers.
+
+    | 48 bits time (ms) | 55 bits of the batch | 25 bits: line number in the batch |
+
+A **batch** id has its low 25 bits zero: its text ends in `00000`. Line `i` of a
+batch has the batch's id plus `i`, for `i < MAX_LINES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from logstore.clock import Clock
+from logstore.entropy import Entropy
+from logstore.errors import InvalidInput
+
+LINE_BITS = 25
+MAX_LINES = 1 << LINE_BITS
+LINE_MASK = MAX_LINES - 1
+RANDOM_BITS = 80
+MAX_TIME_MS = (1 << 48) - 1
+STEP_BITS = 40
+ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+
+_DIGITS = {c: i for i, c in enumerate(ALPHABET)} | {c.lower(): i for i, c in enumerate(ALPHABET)}
+# Two characters are ten bits: 13 look-ups instead of 26.
+_PAIRS = [a + b for a in ALPHABET for b in ALPHABET]
+
+
+def encode(ulid: int) -> str:
+    """The 26 characters of a ULID."""
+    pairs = _PAIRS
+    return "".join([pairs[(ulid >> shift) & 1023] for shift in range(120, -1, -10)])
+
+
+def decode(text: str) -> int:
+    """The ULID that `text` writes. Raises `InvalidInput` if it writes none."""
+    if len(text) != 26:
+        raise InvalidInput(f"a ULID has 26 characters, this has {len(text)}", field="ulid")
+    value = 0
+    for character in text:
+        digit = _DIGITS.get(character)
+        if digit is None:
+            raise InvalidInput(f"{character!r} is not a character of a ULID", field="ulid")
+        value = value << 5 | digit
+    if value >> 128:
+        raise InvalidInput("a ULID's first character is at most 7", field="ulid")
+    return value
+
+
+def time_ms(ulid: int) -> int:
+    """Its time, in milliseconds since the epoch."""
+    return ulid >> RANDOM_BITS
+
+
+def lowest_at(milliseconds: int) -> int:
+    """The lowest ULID of a millisecond; times outside 48 bits are clamped."""
+    return min(max(milliseconds, 0), MAX_TIME_MS) << RANDOM_BITS
+
+
+def highest_at(milliseconds: int) -> int:
+    """The highest ULID of a millisecond; times outside 48 bits are clamped."""
+    return lowest_at(milliseconds) | ((1 << RANDOM_BITS) - 1)
+
+
+def batch_of(ulid: int) -> int:
+    """The id of the batch that a line belongs to."""
+    return ulid & ~LINE_MASK
+
+
+def fresh(clock: Clock, entropy: Entropy) -> int:
+    """A ULID of now with 80 random bits: for files, objects and versions, not for batches."""
+    return lowest_at(clock.now_ms()) | entropy.getrandbits(RANDOM_BITS)
+
+
+class Minter:
+    """Gives out batch ids that rise above every one given out or told before.
+
+    While the clock leads, an id is the time with fresh random bits. When it does not
+    (same millisecond, a step back, a client that echoes a later id), it is the
+    highest known one plus a random step of 1 to 2^40 batch ids: never plus one, so
+    that two nodes that continue from the same id do not mint the same one.
+    """
+
+    def __init__(self, clock: Clock, entropy: Entropy, *, last: int = 0) -> None:
+        self._now_ms: Callable[[], int] = clock.now_ms
+        self._bits: Callable[[int], int] = entropy.getrandbits
+        self.last = batch_of(last)
+
+    def mint(self, above: int = 0) -> int:
+        """A batch id above `above` and above all earlier ones."""
+        floor = self.last if self.last >= above else batch_of(above)
+        now = self._now_ms()
+        if now > floor >> RANDOM_BITS:
+            minted = now << RANDOM_BITS | self._bits(RANDOM_BITS - LINE_BITS) << LINE_BITS
+        else:
+            minted = floor + ((self._bits(STEP_BITS) + 1) << LINE_BITS)
+        self.last = minted
+        return minted

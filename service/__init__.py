@@ -1,0 +1,1 @@
+"""The HTTP microservice: one node is one process with one journal."""

@@ -1,0 +1,188 @@
+"""The bytes of a journal file.
+
+All numbers are little-endian. A file is named `{ULID}.wal`:
+
+    header   magic 8 | version u32 | length u32 | file ULID 16 | secret 8 | first pos u64
+             | node length u16 | node, UTF-8 | crc32c of all before u32
+    entry    length u32 | crc32c u32 | body                     (both of the body)
+    body     kind u8 | the kind's own bytes
+
+    kind 1   state      JSON; the first entry of every file
+    kind 2   batch      flags u8 | fqn, run, connector length u16 each | records u32 | lines u32
+                        | meta length u32 | pos u64 | digest u64 | ULID 16, big-endian
+                        | fqn | run | connector | text | meta
+    kind 3   cut        JSON: a segment's node, sequence number and range of positions
+    kind 4   close      JSON: fqn, run, and the position below which all came before it
+    kind 5   tombstone  JSON: fqn, run (or null for all runs), T
+    kind 6   mark       secret 8 | own offset u64 | offset synced when it was written u64
+
+Invariants:
+
+- Entries follow one another without gaps, in the order in which they were appended;
+  `pos` never falls and is never reused.
+- A mark stands before the first entry behind every `MARK_EVERY` bytes. Its secret is
+  random for each file and never leaves the node, so no payload can fake one: whoever
+  finds a bad entry searches for the next mark and goes on there.
+- Bytes behind the last offset that any mark or later file claims to be synced may be
+  torn by a power cut: nothing there was acknowledged as durable.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import google_crc32c
+import orjson
+
+from logstore import ulid as ulids
+from logstore.batch import RunKey
+from logstore.errors import Damaged, UnsupportedVersion
+
+MAGIC = b"TRLRWAL\n"
+VERSION = 1
+SUFFIX = ".wal"
+MARK_EVERY = 256 * 1024
+MAX_ENTRY_BYTES = (1 << 32) - 1
+
+STATE, BATCH, CUT, CLOSE, TOMBSTONE, MARK = range(1, 7)
+
+HEADER = struct.Struct("<8sII16s8sQH")
+PREFIX = struct.Struct("<II")
+BATCH_HEAD = struct.Struct("<BBHHHIIIQQ16s")
+MARK_BODY = struct.Struct("<B8sQQ")
+MARK_BYTES = PREFIX.size + MARK_BODY.size
+
+_CRC = struct.Struct("<I")
+_checksum = google_crc32c.value
+_extend = google_crc32c.extend
+
+
+@dataclass(frozen=True, slots=True)
+class FileHeader:
+    """What a file says of itself; `size` is where its entries begin."""
+
+    file: str
+    secret: bytes
+    first_pos: int
+    node: str
+    size: int
+
+
+def encode_header(*, file: str, secret: bytes, first_pos: int, node: str) -> bytes:
+    """The header of a new file."""
+    name = node.encode()
+    length = HEADER.size + len(name) + _CRC.size
+    identity = ulids.decode(file).to_bytes(16, "big")
+    head = HEADER.pack(MAGIC, VERSION, length, identity, secret, first_pos, len(name)) + name
+    return head + _CRC.pack(_checksum(head))
+
+
+def decode_header(data: bytes) -> FileHeader:
+    """Raises `Damaged`, or `UnsupportedVersion` for a newer format."""
+    if len(data) < HEADER.size or data[: len(MAGIC)] != MAGIC:
+        raise Damaged("not a journal file: it has no header")
+    _, version, length, identity, secret, first_pos, name_length = HEADER.unpack_from(data)
+    if version > VERSION:
+        raise UnsupportedVersion(f"journal format {version}, this program knows {VERSION}")
+    end = HEADER.size + name_length
+    if length != end + _CRC.size or len(data) < length:
+        raise Damaged("the journal file's header is cut")
+    if _CRC.unpack_from(data, end)[0] != _checksum(data[:end]):
+        raise Damaged("the journal file's header fails its checksum")
+    file = ulids.encode(int.from_bytes(identity, "big"))
+    return FileHeader(file, secret, first_pos, data[HEADER.size : end].decode(), length)
+
+
+def encode_batch(
+    names: tuple[bytes, bytes, bytes],
+    ulid: int,
+    pos: int,
+    text: bytes,
+    records: int,
+    lines: int,
+    digest: int,
+    meta: bytes,
+) -> bytes:
+    """What stands before the text of a batch entry: prefix, head and names (fqn, run, connector)."""
+    fqn, run, connector = names
+    head = (
+        BATCH_HEAD.pack(
+            BATCH,
+            0,
+            len(fqn),
+            len(run),
+            len(connector),
+            records,
+            lines,
+            len(meta),
+            pos,
+            digest,
+            ulid.to_bytes(16, "big"),
+        )
+        + fqn
+        + run
+        + connector
+    )
+    crc = _extend(_checksum(head), text)
+    if meta:
+        crc = _extend(crc, meta)
+    return PREFIX.pack(len(head) + len(text) + len(meta), crc) + head
+
+
+def encode_json(kind: int, value: Mapping[str, Any]) -> bytes:
+    """A whole entry of one of the kinds that hold JSON."""
+    body = bytes((kind,)) + orjson.dumps(value)
+    return PREFIX.pack(len(body), _checksum(body)) + body
+
+
+def encode_mark(secret: bytes, offset: int, synced: int) -> bytes:
+    """A whole mark entry that stands at `offset`."""
+    body = MARK_BODY.pack(MARK, secret, offset, synced)
+    return PREFIX.pack(len(body), _checksum(body)) + body
+
+
+def crc_fits(body: bytes | memoryview, crc: int) -> bool:
+    """Whether an entry's body is what was written."""
+    return bool(_checksum(bytes(body)) == crc)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchEntry:
+    """A batch entry read back; `text_at` is the offset of its text in the body."""
+
+    key: RunKey
+    connector: str | None
+    ulid: int
+    pos: int
+    records: int
+    lines: int
+    digest: int
+    text_at: int
+    text_size: int
+    meta_size: int
+
+
+def decode_batch(body: bytes | memoryview) -> BatchEntry:
+    """The head of a batch body whose checksum fits. Raises `Damaged` if lengths do not add up."""
+    if len(body) < BATCH_HEAD.size:
+        raise Damaged("a batch entry is shorter than its head")
+    _, _, fqn_size, run_size, connector_size, records, lines, meta_size, pos, digest, raw = (
+        BATCH_HEAD.unpack_from(body)
+    )
+    run_at = BATCH_HEAD.size + fqn_size
+    connector_at = run_at + run_size
+    text_at = connector_at + connector_size
+    text_size = len(body) - text_at - meta_size
+    if text_size < 0:
+        raise Damaged("a batch entry's lengths do not add up")
+    key = RunKey(
+        str(body[BATCH_HEAD.size : run_at], "utf-8"), str(body[run_at:connector_at], "utf-8")
+    )
+    connector = str(body[connector_at:text_at], "utf-8") if connector_size else None
+    ulid = int.from_bytes(raw, "big")
+    return BatchEntry(
+        key, connector, ulid, pos, records, lines, digest, text_at, text_size, meta_size
+    )
