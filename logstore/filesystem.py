@@ -48,6 +48,10 @@ class File(Protocol):
         """Its length now."""
         ...
 
+    def stat(self) -> Stat:
+        """Of this very file, also when its name is another's by now."""
+        ...
+
     def fileno(self) -> int:
         """The descriptor, or -1 for a simulated file."""
         ...

@@ -1,0 +1,216 @@
+"""The operating system's disk, as `logstore.filesystem.FileSystem`.
+
+Descriptors are close-on-exec. A write loops until all is written, a read until the
+end of the file. A lock is flock on a file that is never unlinked: unlinking would let
+two processes lock two files of one name.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Iterator, Sequence
+
+from logstore.filesystem import File, Mode, Stat
+
+# POSIX promises 16; Linux takes 1,024.
+_IOV_MAX = min(os.sysconf("SC_IOV_MAX"), 1024)
+_COPY_BYTES = 1 << 20
+_NO_COPY_RANGE = frozenset(
+    {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM}
+)
+_FLAGS: dict[Mode, int] = {
+    "read": os.O_RDONLY,
+    "append": os.O_RDWR | os.O_CREAT | os.O_APPEND,
+    "create": os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND,
+}
+
+
+class DiskFile:
+    """An open file of the operating system."""
+
+    __slots__ = ("_fd",)
+
+    def __init__(self, path: str, mode: Mode) -> None:
+        self._fd = os.open(path, _FLAGS[mode] | os.O_CLOEXEC, 0o666)
+
+    def write(self, pieces: Sequence[bytes | bytearray | memoryview]) -> int:
+        fd, total = self._fd, 0
+        for start in range(0, len(pieces), _IOV_MAX):
+            some = pieces[start : start + _IOV_MAX]
+            size = sum([memoryview(piece).nbytes for piece in some])
+            written = os.writev(fd, some)
+            if written < size:
+                _write_rest(fd, some, written)
+            total += size
+        return total
+
+    def pread(self, size: int, offset: int) -> bytes:
+        first = os.pread(self._fd, size, offset)
+        if len(first) == size or not first:
+            return first
+        pieces, got = [first], len(first)
+        while got < size:
+            piece = os.pread(self._fd, size - got, offset + got)
+            if not piece:
+                break
+            pieces.append(piece)
+            got += len(piece)
+        return b"".join(pieces)
+
+    def sync(self) -> None:
+        os.fdatasync(self._fd)
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._fd, size)
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def stat(self) -> Stat:
+        return _stat(os.fstat(self._fd))
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class DiskLock:
+    """flock, held by an open descriptor."""
+
+    __slots__ = ("_fd",)
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def release(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class Disk:
+    """The file system of the machine."""
+
+    def open(self, path: str, mode: Mode) -> DiskFile:
+        return DiskFile(path, mode)
+
+    def rename(self, source: str, target: str) -> None:
+        os.rename(source, target)
+
+    def unlink(self, path: str) -> None:
+        os.unlink(path)
+
+    def make_folders(self, path: str) -> None:
+        missing = []
+        while not os.path.isdir(path):
+            if os.path.lexists(path):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+            missing.append(path)
+            path = os.path.dirname(path)
+        for folder in reversed(missing):
+            try:
+                os.mkdir(folder)
+            except FileExistsError:
+                if not os.path.isdir(folder):
+                    raise
+            self.sync_folder(os.path.dirname(folder))
+
+    def remove_folder(self, path: str) -> None:
+        os.rmdir(path)
+
+    def sync_folder(self, path: str) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def scan(self, path: str) -> Iterator[tuple[str, bool]]:
+        try:
+            entries = os.scandir(path)
+        except FileNotFoundError:
+            return
+        with entries:
+            for entry in entries:
+                yield entry.name, entry.is_dir()
+
+    def stat(self, path: str) -> Stat | None:
+        try:
+            found = os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return _stat(found) if not stat.S_ISDIR(found.st_mode) else None
+
+    def lock(self, path: str, *, wait: bool) -> DiskLock | None:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return None
+        except BaseException:
+            os.close(fd)
+            raise
+        return DiskLock(fd)
+
+    def copy(self, source: File, offset: int, size: int, target: File) -> None:
+        _copy(source.fileno(), offset, size, target.fileno())
+
+    def free_bytes(self, path: str) -> int:
+        disk = os.statvfs(path)
+        return disk.f_bavail * disk.f_frsize
+
+
+def _stat(found: os.stat_result) -> Stat:
+    return Stat(found.st_size, found.st_mtime_ns, found.st_ino)
+
+
+def _write_rest(fd: int, pieces: Sequence[bytes | bytearray | memoryview], written: int) -> None:
+    rest = memoryview(b"".join(pieces))[written:]
+    while rest:
+        rest = rest[os.write(fd, rest) :]
+
+
+def _copy(source: int, offset: int, size: int, target: int) -> None:
+    # copy_file_range refuses a descriptor that appends, so that is off for the time of it.
+    flags = fcntl.fcntl(target, fcntl.F_GETFL)
+    fcntl.fcntl(target, fcntl.F_SETFL, flags & ~os.O_APPEND)
+    try:
+        start = os.fstat(target).st_size
+        done = _copy_in_kernel(source, offset, size, target, start)
+    finally:
+        fcntl.fcntl(target, fcntl.F_SETFL, flags)
+    if done < size:
+        _copy_through_memory(source, offset + done, size - done, target)
+
+
+def _copy_in_kernel(source: int, offset: int, size: int, target: int, start: int) -> int:
+    done = 0
+    while done < size:
+        try:
+            moved = os.copy_file_range(source, target, size - done, offset + done, start + done)
+        except OSError as error:
+            if error.errno not in _NO_COPY_RANGE:
+                raise
+            return done
+        if not moved:  # also what some file systems say that cannot do it
+            return done
+        done += moved
+    return done
+
+
+def _copy_through_memory(source: int, offset: int, size: int, target: int) -> None:
+    end = offset + size
+    while offset < end:
+        piece = os.pread(source, min(_COPY_BYTES, end - offset), offset)
+        if not piece:
+            raise OSError(errno.EINVAL, "the source ends before the range to copy")
+        _write_rest(target, [piece], 0)
+        offset += len(piece)

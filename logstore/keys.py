@@ -1,0 +1,128 @@
+"""Every key of the object store, spelled here and nowhere else.
+
+Names are encoded (`logstore.names`), so no name can leave its prefix. `prefix` is the
+setting of where run texts live. A pipeline's deletion is `.pipeline` beside those of
+its runs, since a local store cannot hold both an object `x` and objects below `x/`;
+no encoded run begins with a dot.
+"""
+
+from __future__ import annotations
+
+import re
+
+from logstore.batch import RunKey
+from logstore.names import decode, encode
+
+PREFIX = "pipeline-logs"
+RUNS = "runs/"
+SEGMENTS = "segments/"
+ASIDE = "segments/.aside/"
+TABLE = "table"
+COORDINATION = "coordination/"
+NODES = "coordination/nodes/"
+TEXT_MARKS = "coordination/text/"
+DELETED = "coordination/deleted/"
+
+_SEGMENT = re.compile(r"segments/([^/]+)/([0-9]{20})\.parquet")
+_MANIFEST = re.compile(r"runs/([^/]+)/([^/]+)\.json")
+
+
+def run_manifest(key: RunKey) -> str:
+    """The run's manifest."""
+    return f"{manifests_of(key.fqn)}{encode(key.run)}.json"
+
+
+def manifests_of(fqn: str) -> str:
+    """The prefix of the manifests of a pipeline's runs."""
+    return f"{RUNS}{encode(fqn)}/"
+
+
+def run_texts(prefix: str, key: RunKey) -> str:
+    """The prefix of all that readers of plain text see of a run."""
+    return f"{prefix}/{encode(key.fqn)}/{encode(key.run)}/"
+
+
+def chunks_of(prefix: str, key: RunKey) -> str:
+    """The prefix of a run's chunks and their indexes."""
+    return f"{run_texts(prefix, key)}chunks/"
+
+
+def chunk_text(prefix: str, key: RunKey, ulid_text: str) -> str:
+    """The text of a chunk."""
+    return f"{chunks_of(prefix, key)}{ulid_text}.txt"
+
+
+def chunk_index(prefix: str, key: RunKey, ulid_text: str) -> str:
+    """The index of a chunk."""
+    return f"{chunks_of(prefix, key)}{ulid_text}.idx"
+
+
+def partial(prefix: str, key: RunKey) -> str:
+    """The text so far of a run in progress."""
+    return f"{run_texts(prefix, key)}partial.txt"
+
+
+def logs(prefix: str, key: RunKey) -> str:
+    """The text of a closed run."""
+    return f"{run_texts(prefix, key)}logs.txt"
+
+
+def active(prefix: str, key: RunKey, node: str) -> str:
+    """Says that `node` holds lines of the run that its chunks have not."""
+    return f"{active_nodes(prefix, key)}{encode(node)}"
+
+
+def active_nodes(prefix: str, key: RunKey) -> str:
+    """The prefix of a run's `active` objects."""
+    return f"{prefix}/.active/{encode(key.fqn)}/{encode(key.run)}/"
+
+
+def segment(node: str, seq: int) -> str:
+    """A segment; `seq` counts from 1."""
+    return f"{segments_of(node)}{seq:020d}.parquet"
+
+
+def segments_of(node: str) -> str:
+    """The prefix of a node's segments."""
+    return f"{SEGMENTS}{encode(node)}/"
+
+
+def aside(node: str, seq: int) -> str:
+    """Says why a segment cannot be read."""
+    return f"{ASIDE}{encode(node)}/{seq:020d}"
+
+
+def text_mark(node: str) -> str:
+    """Up to which segment a node's lines are in their runs' chunks."""
+    return f"{TEXT_MARKS}{encode(node)}"
+
+
+def node_registration(node: str) -> str:
+    """That a node exists, with its address."""
+    return f"{NODES}{encode(node)}"
+
+
+def deleted_run(key: RunKey) -> str:
+    """The deletion of a run."""
+    return f"{DELETED}{encode(key.fqn)}/{encode(key.run)}"
+
+
+def deleted_pipeline(fqn: str) -> str:
+    """The deletion of all runs of a pipeline."""
+    return f"{DELETED}{encode(fqn)}/.pipeline"
+
+
+def parse_segment(key: str) -> tuple[str, int] | None:
+    """Node and seq of a segment's key; None for any other key."""
+    found = _SEGMENT.fullmatch(key)
+    node = decode(found[1]) if found else None
+    return (node, int(found[2])) if found and node else None
+
+
+def parse_run_manifest(key: str) -> RunKey | None:
+    """The run of a manifest's key; None for other keys, and for names that were cut."""
+    found = _MANIFEST.fullmatch(key)
+    if found is None:
+        return None
+    fqn, run = decode(found[1]), decode(found[2])
+    return RunKey(fqn, run) if fqn is not None and run is not None else None
