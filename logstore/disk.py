@@ -14,6 +14,8 @@ import stat
 from collections.abc import Iterator, Sequence
 
 from logstore.filesystem import File, Mode, Stat
+from logstore.syncer import Syncer as Syncer
+from logstore.syncer import syncer_for as syncer_for
 
 # POSIX promises 16; Linux takes 1,024.
 _IOV_MAX = min(os.sysconf("SC_IOV_MAX"), 1024)

@@ -1,0 +1,87 @@
+"""fdatasync without holding up the event loop.
+
+`AioSyncer` hands it to the kernel and hears of its end by an eventfd: no thread, no
+switch of the interpreter lock, which on two cores costs more than the disk does.
+`ThreadSyncer` is for kernels and file systems that cannot. A failed fdatasync is
+always an `OSError`, and the pages that it failed on count as lost: never sync again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import Awaitable
+from typing import Protocol
+
+from logstore.filesystem import File
+
+_ERRNO_OF_TEXT = {os.strerror(number): number for number in errno.errorcode}
+
+
+class Syncer(Protocol):
+    """Makes what was written to a file durable."""
+
+    async def sync(self, file: File) -> None:
+        """As `File.sync`: durable once it returns. Raises `OSError`."""
+        ...
+
+    def close(self) -> None:
+        """Gives back what it holds of the loop and the kernel."""
+        ...
+
+
+class ThreadSyncer:
+    """One thread per call, from the loop's pool."""
+
+    async def sync(self, file: File) -> None:
+        await asyncio.to_thread(file.sync)
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+
+class Fdsync(Protocol):
+    """What `AioSyncer` uses of caio's context."""
+
+    def fdsync(self, fd: int) -> Awaitable[None]:
+        """Waits for the end of an fdatasync; its failure is a `SystemError`."""
+        ...
+
+    def close(self) -> None:
+        """Leaves the loop."""
+        ...
+
+
+class AioSyncer:
+    """Linux AIO. The context belongs to one loop, and is used in it only."""
+
+    def __init__(self, context: Fdsync) -> None:
+        self._context = context
+        self._thread = ThreadSyncer()
+
+    async def sync(self, file: File) -> None:
+        try:
+            await self._context.fdsync(file.fileno())
+        except (OverflowError, ValueError):
+            # The kernel did not take the request (its queue is full, or this file system
+            # has no asynchronous sync): nothing failed yet, so ask the ordinary way.
+            await self._thread.sync(file)
+        except SystemError as error:
+            # caio gives the text of the errno only.
+            number = _ERRNO_OF_TEXT.get(str(error), errno.EIO)
+            raise OSError(number, os.strerror(number)) from error
+
+    def close(self) -> None:
+        self._context.close()
+
+
+def syncer_for(loop: asyncio.AbstractEventLoop) -> Syncer:
+    """The best there is on this machine; call it inside the running loop."""
+    try:
+        # Its import fails where the kernel has no AIO, so it cannot stand at the top.
+        from caio.linux_aio_asyncio import AsyncioContext
+
+        return AioSyncer(AsyncioContext(loop=loop))
+    except (ImportError, OSError, SystemError, NotImplementedError):
+        return ThreadSyncer()
