@@ -1,0 +1,8 @@
+"""The table: what flushed segments become, as a Delta log over Parquet files.
+
+snapshot.py   one version: files, marks, what a query or a compaction reads
+table.py      opening, creating, finding what nobody needs
+commit.py     taking segments in, exactly once
+stats.py      what a written Parquet file says of itself
+schema.py     columns and partitions
+"""

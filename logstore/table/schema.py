@@ -1,0 +1,41 @@
+"""The table's columns, in the types that Spark, DuckDB, Trino and Polars read alike.
+
+The columns of a segment, and the partition of the ULID's time in UTC: `date` (a date) and
+`hour` (an integer), written in paths as `date=YYYY-MM-DD/hour=HH`. Which file belongs to
+which partition is said by the Delta log; the path only repeats it for readers of plain
+Parquet.
+
+Application transactions are named `segments/{node}`: their version is the node's **mark**,
+the sequence of its last segment that is in the table.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pyarrow as pa
+
+PARTITIONS: Final = ("date", "hour")
+JOB: Final = "tailrace.job"
+"""Key of the job's ULID in the commit info."""
+
+COLUMNS: Final[Any] = pa.schema(
+    [
+        ("ulid", pa.string()),
+        ("ts", pa.timestamp("us", "UTC")),
+        ("fqn", pa.string()),
+        ("run_id", pa.string()),
+        ("pos", pa.int64()),
+        ("level", pa.string()),
+        ("connector_id", pa.string()),
+        ("message", pa.string()),
+        ("attributes", pa.map_(pa.string(), pa.string())),
+        ("date", pa.date32()),
+        ("hour", pa.int32()),
+    ]
+)
+
+
+def application(node: str) -> str:
+    """The application transaction that carries the node's mark."""
+    return f"segments/{node}"

@@ -1,0 +1,138 @@
+"""One version of the table, which never changes under its reader.
+
+A snapshot answers two questions at once, and only together are the answers right: which
+files hold the table's lines, and up to which sequence each node's segments are in them.
+
+`mark(node)` is 0 while no segment of the node is in. A table that does not exist yet is
+the empty snapshot of version -1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from logstore import ulid
+from logstore.table.schema import application
+from logstore.table.vendor import reading
+
+EMPTY = -1
+
+
+@dataclass(frozen=True, slots=True)
+class TableFile:
+    """A Parquet file of the table. Bounds are inclusive; None is unknown, so read the file."""
+
+    path: str  # below the table's folder
+    uri: str
+    size: int
+    rows: int
+    date: date
+    hour: int
+    ulids: tuple[str, str] | None
+    fqns: tuple[str, str] | None
+    runs: tuple[str, str] | None
+
+    def may_hold(
+        self,
+        lowest: int | None = None,
+        highest: int | None = None,
+        fqn: str | None = None,
+        run: str | None = None,
+    ) -> bool:
+        """False only if no line in it has such a ULID (inclusive), fqn and run."""
+        start = datetime(self.date.year, self.date.month, self.date.day, self.hour, tzinfo=UTC)
+        end = start + timedelta(hours=1)
+        if lowest is not None and ulid.time_ms(lowest) >= _ms(end):
+            return False
+        if highest is not None and ulid.time_ms(highest) < _ms(start):
+            return False
+        return (
+            _meets(self.ulids, _text(lowest), _text(highest))
+            and _meets(self.fqns, fqn, fqn)
+            and _meets(self.runs, run, run)
+        )
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A pinned version. Reading its log may take a request each, so call it off the loop."""
+
+    uri: str
+    version: int = EMPTY
+    _table: DeltaTable | None = field(default=None, repr=False, compare=False)
+
+    def mark(self, node: str) -> int:
+        """The last sequence of the node's segments in this version. Raises `StoreUnavailable`."""
+        if self._table is None:
+            return 0
+        with reading(self.uri):
+            return self._table.transaction_version(application(node)) or 0
+
+    def marks(self, nodes: Iterable[str]) -> Mapping[str, int]:
+        """`mark` of each."""
+        return {node: self.mark(node) for node in nodes}
+
+    @cached_property
+    def files(self) -> tuple[TableFile, ...]:
+        """All files of this version. Raises `StoreUnavailable`."""
+        if self._table is None:
+            return ()
+        with reading(self.uri):
+            actions = pa.table(self._table.get_add_actions(flatten=True))
+        return tuple(_file(self.uri, row) for row in actions.to_pylist())
+
+    def files_for(
+        self,
+        lowest: int | None = None,
+        highest: int | None = None,
+        fqn: str | None = None,
+        run: str | None = None,
+    ) -> list[TableFile]:
+        """Files that may hold lines with ULIDs between the two, inclusive, of the fqn and run."""
+        return [file for file in self.files if file.may_hold(lowest, highest, fqn, run)]
+
+    @property
+    def delta(self) -> DeltaTable | None:
+        """The table as delta-rs sees it at this version, for a commit planned from it."""
+        return self._table
+
+
+def _file(uri: str, row: Mapping[str, Any]) -> TableFile:
+    return TableFile(
+        path=row["path"],
+        uri=f"{uri}/{row['path']}",
+        size=row["size_bytes"],
+        rows=row["num_records"] or 0,
+        date=row["partition.date"],
+        hour=row["partition.hour"],
+        ulids=_bounds(row, "ulid"),
+        fqns=_bounds(row, "fqn"),
+        runs=_bounds(row, "run_id"),
+    )
+
+
+def _bounds(row: Mapping[str, Any], column: str) -> tuple[str, str] | None:
+    low, high = row.get(f"min.{column}"), row.get(f"max.{column}")
+    return None if low is None or high is None else (low, high)
+
+
+def _meets(bounds: tuple[str, str] | None, low: str | None, high: str | None) -> bool:
+    if bounds is None:
+        return True
+    # Parquet orders strings by their UTF-8 bytes, and so does Python by code point.
+    return (low is None or bounds[1] >= low) and (high is None or bounds[0] <= high)
+
+
+def _text(value: int | None) -> str | None:
+    return None if value is None else ulid.encode(value)
+
+
+def _ms(moment: datetime) -> int:
+    return int(moment.timestamp()) * 1000

@@ -1,0 +1,100 @@
+"""What a written Parquet file says of itself, as a file to be committed.
+
+The numbers come from the Parquet footer, never from the program that meant to write it. A
+bound that the footer lacks, or that is too long to be worth its place in the log, is left
+out, which readers take as "may hold anything".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import date, datetime
+from typing import Any, Final
+
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from logstore.errors import Damaged, StoreUnavailable
+
+_BOUNDED: Final = ("ulid", "fqn", "run_id", "ts")
+_LONGEST_BOUND: Final = 1_024  # characters
+
+
+@dataclass(frozen=True, slots=True)
+class NewFile:
+    """A Parquet file below the table that no version has yet. `stats` is Delta's JSON."""
+
+    path: str
+    size: int  # bytes
+    rows: int
+    date: date
+    hour: int
+    modified_ms: int
+    stats: str
+
+
+def describe(source: str, *, path: str, size: int, modified_ms: int) -> NewFile:
+    """The file at `source`, to be committed as `path` (`date=…/hour=…/name`, below the table).
+
+    Raises `Damaged` if it is no Parquet file, `StoreUnavailable` if it cannot be read.
+    """
+    day, hour = _partition(path)
+    try:
+        footer = pq.read_metadata(source)
+    except pa.ArrowInvalid as error:
+        raise Damaged(f"{source} is not a Parquet file: {error}") from error
+    except OSError as error:
+        raise StoreUnavailable(f"{source} cannot be read: {error}") from error
+    return NewFile(path, size, footer.num_rows, day, hour, modified_ms, _stats(footer))
+
+
+def _partition(path: str) -> tuple[date, int]:
+    values = dict(part.split("=", 1) for part in path.split("/")[:-1])
+    return date.fromisoformat(values["date"]), int(values["hour"])
+
+
+def _stats(footer: Any) -> str:
+    lows: dict[str, str] = {}
+    highs: dict[str, str] = {}
+    nulls: dict[str, int] = {}
+    for index in range(footer.num_columns):
+        name = footer.schema.column(index).path
+        if name in _BOUNDED:
+            _bounds(name, [g.column(index) for g in _groups(footer)], lows, highs, nulls)
+    return orjson.dumps(
+        {
+            "numRecords": footer.num_rows,
+            "minValues": lows,
+            "maxValues": highs,
+            "nullCount": nulls,
+        }
+    ).decode()
+
+
+def _groups(footer: Any) -> list[Any]:
+    return [footer.row_group(index) for index in range(footer.num_row_groups)]
+
+
+def _bounds(
+    name: str,
+    chunks: list[Any],
+    lows: dict[str, str],
+    highs: dict[str, str],
+    nulls: dict[str, int],
+) -> None:
+    every = [chunk.statistics for chunk in chunks]
+    if not every or any(s is None or not s.has_min_max for s in every):
+        return
+    low, high = min(s.min for s in every), max(s.max for s in every)
+    if isinstance(low, bytes) or len(str(low)) > _LONGEST_BOUND or len(str(high)) > _LONGEST_BOUND:
+        return
+    lows[name], highs[name] = _json(low), _json(high)
+    if all(s.has_null_count for s in every):
+        nulls[name] = sum(s.null_count for s in every)
+
+
+def _json(value: str | datetime) -> str:
+    if isinstance(value, datetime):
+        return value.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return value

@@ -1,0 +1,79 @@
+"""The table as a place: opening its newest version, making it, finding what nobody needs.
+
+All calls block on the store; from an event loop they belong in a thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from deltalake import CommitProperties, DeltaTable
+from deltalake.exceptions import DeltaError
+
+from logstore.errors import NotFound, StoreUnavailable
+from logstore.table.schema import COLUMNS, PARTITIONS
+from logstore.table.snapshot import Snapshot
+from logstore.table.vendor import reading
+
+# Checkpoints keep opening cheap: a reader replays at most this many commits.
+_CONFIGURATION = {"delta.checkpointInterval": "20"}
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The Delta table at `uri`, a path or an `s3://` address (`ObjectStore.uri`).
+
+    `options` are delta-rs's storage options, empty for a local folder.
+    """
+
+    uri: str
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def snapshot(self) -> Snapshot:
+        """The newest version, the empty one if there is no table. Raises `StoreUnavailable`."""
+        try:
+            with reading(self.uri):
+                delta = DeltaTable(self.uri, storage_options=dict(self.options) or None)
+        except NotFound:
+            return Snapshot(self.uri)
+        return Snapshot(self.uri, delta.version(), delta)
+
+    def create(self) -> Snapshot:
+        """The newest version, of a table that is made if need be; racing creators are safe."""
+        found = self.snapshot()
+        if found.delta is not None:
+            return found
+        failure = self._try_create()
+        found = self.snapshot()
+        if found.delta is None:
+            raise StoreUnavailable(f"no table could be made at {self.uri}: {failure}")
+        return found
+
+    def orphans(self, hours: int) -> list[str]:
+        """Paths below the table that no version of the last `hours` hours has, and as old.
+
+        Files of jobs that are still at work are younger, and kept. Raises `StoreUnavailable`.
+        """
+        delta = self.snapshot().delta
+        if delta is None:
+            return []
+        with reading(self.uri):
+            return delta.vacuum(hours, dry_run=True, enforce_retention_duration=False, full=True)
+
+    def _try_create(self) -> Exception | None:
+        try:
+            DeltaTable.create(
+                self.uri,
+                COLUMNS,
+                mode="error",
+                partition_by=list(PARTITIONS),
+                name="tailrace",
+                description="log lines, by the hour of their ULID",
+                configuration=dict(_CONFIGURATION),
+                storage_options=dict(self.options) or None,
+                commit_properties=CommitProperties(max_commit_retries=0),
+            )
+        except (DeltaError, OSError) as error:
+            return error  # somebody else may have made it: the caller looks
+        return None

@@ -1,0 +1,174 @@
+"""What exactness rests on: delta-rs's behaviour as pinned, and our refusals."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from logstore.errors import NotFound, OutcomeUnknown, PreconditionFailed, StoreUnavailable
+from logstore.table.commit import Advance, commit_segments
+from logstore.table.snapshot import Snapshot
+from logstore.table.stats import NewFile
+from logstore.table.table import Table
+from tests.logstore.table.conftest import HOUR, FixedClock, WriteFile
+
+
+def take_in(
+    table: Table,
+    snapshot: Snapshot,
+    clock: FixedClock,
+    *files: NewFile,
+    node: str = "n1",
+    first: int = 1,
+    last: int = 1,
+    job: str = "J",
+) -> Snapshot:
+    return commit_segments(
+        table, snapshot, files, [Advance(node, first, last)], job=job, clock=clock
+    )
+
+
+def test_the_mark_is_read_back_from_the_application_transaction(
+    table: Table, clock: FixedClock, write_file: WriteFile
+) -> None:
+    after = take_in(table, table.create(), clock, write_file("a"), last=7)
+    assert after.mark("n1") == 7
+    assert Table(table.uri).snapshot().mark("n1") == 7
+
+
+def test_a_stale_snapshot_is_refused_even_for_another_node(
+    table: Table, clock: FixedClock, write_file: WriteFile
+) -> None:
+    stale = table.create()
+    take_in(table, stale, clock, write_file("a"), job="J1")
+    with pytest.raises(PreconditionFailed):
+        take_in(table, stale, clock, write_file("b"), node="n2", job="J2")
+    newest = table.snapshot()
+    assert newest.marks(["n1", "n2"]) == {"n1": 1, "n2": 0}
+    assert len(newest.files) == 1
+
+
+@pytest.mark.parametrize(("first", "last"), [(1, 1), (1, 3), (3, 3), (4, 4), (2, 1)])
+def test_only_the_next_segments_are_taken_in(
+    table: Table, clock: FixedClock, write_file: WriteFile, first: int, last: int
+) -> None:
+    snapshot = take_in(table, table.create(), clock, write_file("a"))
+    with pytest.raises(PreconditionFailed):
+        take_in(table, snapshot, clock, write_file("b"), first=first, last=last, job="J2")
+    assert table.snapshot().version == snapshot.version
+
+
+def test_several_nodes_advance_in_one_version_or_not_at_all(
+    table: Table, clock: FixedClock, write_file: WriteFile
+) -> None:
+    base = table.create()
+    both = [Advance("n1", 1, 2), Advance("n2", 1, 5)]
+    after = commit_segments(table, base, [write_file("a")], both, job="J1", clock=clock)
+    assert after.marks(["n1", "n2"]) == {"n1": 2, "n2": 5}
+    one_wrong = [Advance("n1", 3, 3), Advance("n2", 1, 5)]
+    with pytest.raises(PreconditionFailed):
+        commit_segments(table, after, [write_file("b")], one_wrong, job="J2", clock=clock)
+    assert table.snapshot().mark("n1") == 2
+
+
+def test_segments_without_a_line_move_the_mark(table: Table, clock: FixedClock) -> None:
+    after = take_in(table, table.create(), clock, last=2)
+    assert after.mark("n1") == 2
+    assert after.files == ()
+
+
+def test_a_commit_that_failed_but_happened_is_recognised(
+    table: Table, clock: FixedClock, write_file: WriteFile
+) -> None:
+    """The answer was lost: the same job tries again on the snapshot that it still holds."""
+    planned = table.create()
+    take_in(table, planned, clock, write_file("a"), job="MINE")
+    take_in(table, table.snapshot(), clock, write_file("b"), first=2, last=2, job="OTHER")
+    again = take_in(table, planned, clock, write_file("a"), job="MINE")
+    assert again.mark("n1") == 2
+    assert len(again.files) == 2
+
+
+def test_files_that_the_vacuum_may_take_are_refused(
+    table: Table, clock: FixedClock, write_file: WriteFile
+) -> None:
+    file = write_file("a")
+    base = table.create()
+    clock.now += 12 * HOUR + 1
+    with pytest.raises(PreconditionFailed, match="older than 12 h"):
+        take_in(table, base, clock, file)
+    clock.now -= 1
+    assert take_in(table, base, clock, file).mark("n1") == 1
+
+
+def test_no_table_no_commit(table: Table, clock: FixedClock) -> None:
+    with pytest.raises(NotFound):
+        take_in(table, table.snapshot(), clock)
+
+
+def test_a_commit_that_cannot_be_looked_up_stays_unknown(
+    table: Table, clock: FixedClock, write_file: WriteFile
+) -> None:
+    base = table.create()
+    log = Path(table.uri) / "_delta_log"
+    (log / f"{1:020d}.json").write_text("{ this is not a commit")
+    with pytest.raises(OutcomeUnknown):
+        take_in(table, base, clock, write_file("a"))
+    with pytest.raises(StoreUnavailable):
+        table.snapshot()
+
+
+def test_racing_writers_each_take_in_their_segments_once(
+    table: Table, clock: FixedClock, write_file: WriteFile
+) -> None:
+    table.create()
+    files = {n: [write_file(f"{n}-{i}") for i in range(5)] for n in ("n1", "n2", "n3")}
+
+    def drive(node: str) -> None:
+        for index, file in enumerate(files[node]):
+            attempt = 0
+            while table.snapshot().mark(node) <= index:
+                attempt += 1
+                try:
+                    job = f"{node}-{index}-{attempt}"
+                    seq = index + 1
+                    snapshot = table.snapshot()
+                    take_in(table, snapshot, clock, file, node=node, first=seq, last=seq, job=job)
+                except PreconditionFailed:
+                    continue
+
+    threads = [threading.Thread(target=drive, args=(node,)) for node in files]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    newest = table.snapshot()
+    assert newest.marks(files) == {"n1": 5, "n2": 5, "n3": 5}
+    assert sorted(f.path for f in newest.files) == sorted(
+        f.path for group in files.values() for f in group
+    )
+
+
+def test_two_drivers_with_the_same_segments_commit_them_once(
+    table: Table, clock: FixedClock, write_file: WriteFile
+) -> None:
+    base = table.create()
+    files = [write_file(f"driver-{i}") for i in range(4)]
+    outcomes: list[str] = []
+
+    def drive(index: int) -> None:
+        try:
+            take_in(table, base, clock, files[index], job=f"J{index}")
+            outcomes.append("committed")
+        except PreconditionFailed:
+            outcomes.append("refused")
+
+    threads = [threading.Thread(target=drive, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(outcomes) == ["committed", "refused", "refused", "refused"]
+    assert len(table.snapshot().files) == 1
