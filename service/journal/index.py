@@ -32,6 +32,10 @@ class FileIndex:
         self._blocks: list[Rows] = []
         self._tail = array("Q")
 
+    def number(self, key: RunKey) -> int | None:
+        """The number of a run in the column `run`, None if it has no row."""
+        return self._run_numbers.get(key)
+
     def __len__(self) -> int:
         return sum(len(block) for block in self._blocks) + len(self._tail) // _WORDS
 

@@ -1,0 +1,72 @@
+"""The runs that are being written: what the append must remember of each.
+
+A run's state is small and can be made again from the journal and the store, so it is
+kept for the runs used last and forgotten for the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from logstore.batch import RunKey
+
+_KNOWN_BATCHES = 512
+
+
+@dataclass(slots=True)
+class KnownBatch:
+    """A batch that came under a client's id; `end` is one past its last position."""
+
+    digest: int
+    records: int
+    end: int
+    done: asyncio.Future[None] | None = None
+
+
+class ActiveRun:
+    """`last` is the highest ULID of a line that is known; `complete` says that it covers
+    the journal and the store, so that a higher id is certainly new."""
+
+    __slots__ = ("batches", "complete", "last", "last_append_ms")
+
+    def __init__(self, last: int = 0) -> None:
+        self.last = last
+        self.complete = False
+        self.last_append_ms = 0
+        self.batches: OrderedDict[int, KnownBatch] = OrderedDict()
+
+    def remember(self, ulid: int, batch: KnownBatch) -> None:
+        """Keeps a client's batch for the retries that may follow it."""
+        self.batches[ulid] = batch
+        if len(self.batches) > _KNOWN_BATCHES:
+            # Older ones are found in the journal and the chunks; `complete` stays true,
+            # because `last` is not forgotten.
+            self.batches.popitem(last=False)
+
+
+class ActiveRuns:
+    """The runs used last, at most `limit` of them."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._runs: OrderedDict[RunKey, ActiveRun] = OrderedDict()
+
+    def get(self, key: RunKey) -> ActiveRun:
+        """The run's state, a new one if it is not in memory."""
+        run = self._runs.get(key)
+        if run is None:
+            run = self._runs[key] = ActiveRun()
+            if len(self._runs) > self._limit:
+                self._runs.popitem(last=False)
+        else:
+            self._runs.move_to_end(key)
+        return run
+
+    def peek(self, key: RunKey) -> ActiveRun | None:
+        """The run's state, if it is in memory."""
+        return self._runs.get(key)
+
+    def __len__(self) -> int:
+        return len(self._runs)

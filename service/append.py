@@ -1,0 +1,238 @@
+"""Taking a batch: which id it gets, whether it is known, when it is safe.
+
+The same batch sent twice is stored once. A batch without an id gets one that was never
+given out. One with a client's id is looked for among the run's recent batches; only if
+its id is not above all that is known of the run, also in the journal and in the run's
+chunks. What was acknowledged once is acknowledged again, never refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from logstore import ulid as ulids
+from logstore.batch import RunKey, digest
+from logstore.clock import Clock
+from logstore.errors import (
+    BatchConflict,
+    BatchFromTheFuture,
+    BatchTooOld,
+    InvalidInput,
+    RunDeleted,
+    Unavailable,
+)
+from service.active import ActiveRun, ActiveRuns, KnownBatch
+from service.incoming import IncomingBatch, Receipt
+from service.journal.journal import Journal
+from service.journal.meta import encode_meta
+
+_DAY_MS = 86_400_000
+_LOOKUP_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class AppendLimits:
+    """How far a client's ULID may be from the node's clock, how many runs are in memory."""
+
+    max_age_days: int = 7
+    max_future_seconds: int = 600
+    active_runs: int = 10_000
+
+
+class Stored(Protocol):
+    """What the run's chunks know of batches."""
+
+    async def find_batch(self, key: RunKey, ulid: int) -> tuple[int, int] | None:
+        """Digest and records of a batch in the chunks; raises `Unavailable`."""
+        ...
+
+    async def last_ulid(self, key: RunKey) -> int:
+        """The highest ULID in the chunks, 0 if there are none; raises `Unavailable`."""
+        ...
+
+
+class Appender:
+    """The node's way in."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        stored: Stored,
+        clock: Clock,
+        minter: ulids.Minter,
+        limits: AppendLimits,
+        *,
+        horizon: Callable[[RunKey], int],
+        confirmed_through: Callable[[int], Awaitable[None]],
+    ) -> None:
+        self._journal = journal
+        self._stored = stored
+        self._now_ms = clock.now_ms
+        self._minter = minter
+        self._limits = limits
+        self._horizon = horizon
+        self._confirmed_through = confirmed_through
+        self.active = ActiveRuns(limits.active_runs)
+        self.batches = 0
+        self.lines = 0
+        self.duplicates = 0
+        self.echoes_ignored = 0
+
+    async def append(self, batch: IncomingBatch) -> Receipt:
+        """Stores a batch once and says so when it is as safe as it asked for.
+
+        Raises `BatchTooOld`, `BatchFromTheFuture`, `BatchConflict`, `RunDeleted`,
+        `InvalidInput`, `JournalFull`, `JournalFailed`, `NodeNotReady`.
+        """
+        run = self.active.get(batch.key)
+        chosen = batch.ulid
+        if chosen is None:
+            ulid = self._minter.mint(self._floor(batch, run))
+            checksum = digest(batch.text)
+        else:
+            checksum = digest(batch.text)
+            known = await self._known(batch, run, chosen, checksum)
+            if known is not None:
+                return await self._again(batch, chosen, known)
+            ulid = chosen
+        pos, done = self._journal.append(
+            batch.key,
+            ulid,
+            batch.text,
+            records=batch.records,
+            lines=batch.lines,
+            digest=checksum,
+            connector=batch.connector,
+            meta=encode_meta(batch.meta) if batch.meta is not None else b"",
+            fast=batch.durability == "fast",
+        )
+        last = ulid + batch.records - 1
+        if last > run.last:
+            run.last = last
+        if chosen is not None:
+            run.remember(ulid, KnownBatch(checksum, batch.records, pos + batch.records, done))
+            # Shielded: a client that goes away must not cancel what its retry waits for.
+            await self._stored_once(run, ulid, asyncio.shield(done))
+        else:
+            await done
+        if batch.durability == "bulk":
+            await self._confirmed_through(pos + batch.records)
+        self.batches += 1
+        self.lines += batch.records
+        return Receipt(ulid, batch.records, False, batch.durability, last)
+
+    async def _stored_once(
+        self, run: ActiveRun, ulid: int, done: asyncio.Future[None]
+    ) -> None:
+        try:
+            await done
+        except asyncio.CancelledError:
+            raise
+        except BaseException:
+            run.batches.pop(ulid, None)
+            raise
+
+    def _floor(self, batch: IncomingBatch, run: ActiveRun) -> int:
+        """What a minted id must be above: the run's last, the client's echo, a deletion."""
+        floor = run.last
+        if batch.above > floor:
+            ahead_ms = ulids.time_ms(batch.above) - self._now_ms()
+            if ahead_ms > self._limits.max_future_seconds * 1000:
+                self.echoes_ignored += 1
+            else:
+                floor = batch.above
+        deleted = self._horizon(batch.key)
+        return max(floor, deleted)
+
+    async def _known(
+        self, batch: IncomingBatch, run: ActiveRun, ulid: int, checksum: int
+    ) -> KnownBatch | None:
+        """The batch as it is known already. Raises what refuses it."""
+        if ulid <= self._horizon(batch.key):
+            raise RunDeleted(f"the run was deleted after batch {ulids.encode(ulid)}")
+        known = run.batches.get(ulid)
+        if known is None and (ulid <= run.last or not run.complete):
+            known = await self._look_up(batch.key, run, ulid)
+            # Another request with the same id may have come in while we looked.
+            known = run.batches.get(ulid, known)
+        if known is not None:
+            if (known.digest, known.records) != (checksum, batch.records):
+                raise BatchConflict(f"batch {ulids.encode(ulid)} is known with other bytes")
+            return known
+        self._check_time(ulid)
+        return None
+
+    def _check_time(self, ulid: int) -> None:
+        if ulid & ulids.LINE_MASK:
+            raise InvalidInput(
+                f"{ulids.encode(ulid)} is a line's id: the last five characters of a batch "
+                "id are 00000",
+                field="Tailrace-Batch",
+            )
+        age_ms = self._now_ms() - ulids.time_ms(ulid)
+        if age_ms > self._limits.max_age_days * _DAY_MS:
+            raise BatchTooOld(
+                f"batch {ulids.encode(ulid)} is older than {self._limits.max_age_days} days",
+                field="Tailrace-Batch",
+            )
+        if -age_ms > self._limits.max_future_seconds * 1000:
+            raise BatchFromTheFuture(
+                f"batch {ulids.encode(ulid)} is {-age_ms // 1000} s ahead of this node's clock",
+                field="Tailrace-Batch",
+            )
+
+    async def _look_up(self, key: RunKey, run: ActiveRun, ulid: int) -> KnownBatch | None:
+        """Searches the journal, then the run's chunks.
+
+        A store that does not answer does not stop the append: the run's text and the
+        table leave a second copy out later.
+        """
+        found = self._look_up_journal(key, run, ulid)
+        if found is not None:
+            return found
+        try:
+            async with asyncio.timeout(_LOOKUP_SECONDS):
+                if not run.complete:
+                    run.last = max(run.last, await self._stored.last_ulid(key))
+                    run.complete = True
+                if ulid > run.last:
+                    return None
+                stored = await self._stored.find_batch(key, ulid)
+        except (Unavailable, TimeoutError):
+            return None
+        return None if stored is None else KnownBatch(*stored, end=0)
+
+    def _look_up_journal(self, key: RunKey, run: ActiveRun, ulid: int) -> KnownBatch | None:
+        with self._journal.pin() as pin:
+            rows = pin.batches(run=key).rows
+        if len(rows) == 0:
+            return None
+        if not run.complete:
+            order = np.lexsort((rows["ulid_lo"], rows["ulid_hi"]))
+            top = rows[order[-1]]
+            high = int(top["ulid_hi"]) << 64 | int(top["ulid_lo"])
+            run.last = max(run.last, high + int(top["records"]) - 1)
+        same = (rows["ulid_hi"] == ulid >> 64) & (rows["ulid_lo"] == ulid & (1 << 64) - 1)
+        hits = np.flatnonzero(same)
+        if len(hits) == 0:
+            return None
+        row = rows[hits[0]]
+        return KnownBatch(
+            int(row["digest"]), int(row["records"]), int(row["pos"]) + int(row["records"])
+        )
+
+    async def _again(self, batch: IncomingBatch, ulid: int, known: KnownBatch) -> Receipt:
+        """Acknowledges a batch that is stored, once it is as safe as this request asks for."""
+        if known.done is not None and batch.durability != "fast":
+            await asyncio.shield(known.done)
+        if batch.durability == "bulk":
+            await self._confirmed_through(known.end)
+        self.duplicates += 1
+        return Receipt(
+            ulid, batch.records, True, batch.durability, ulid + batch.records - 1
+        )

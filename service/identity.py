@@ -1,0 +1,143 @@
+"""Who this node is: its data folder, its name, its incarnation.
+
+A node's id is `{name}-{incarnation}`. The incarnation is a ULID made with the data
+folder and kept in `node.json`; the folder is locked while the node runs. A node
+acknowledges nothing before its incarnation is registered in the store.
+
+A folder that was copied, or restored from an older copy, holds an incarnation under
+which somebody else went on. The node that finds that out **forks**: it takes a new
+incarnation that names its parent and the position from which its lines are its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import orjson
+
+from logstore import keys
+from logstore import ulid as ulids
+from logstore.clock import Clock
+from logstore.entropy import Entropy
+from logstore.errors import Damaged, FolderLocked, PreconditionFailed
+from logstore.filesystem import FileSystem, Lock
+from logstore.names import check_name
+from logstore.objects.store import ObjectStore
+
+_FILE = "node.json"
+_LOCK = "lock"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """An incarnation. `base` is its first position; lines below it are the parent's,
+    of which segments up to `parent_seq` were agreed with the store."""
+
+    name: str
+    incarnation: str
+    registered: bool = False
+    parent: str | None = None
+    parent_seq: int = 0
+    base: int = 0
+
+    @property
+    def node(self) -> str:
+        """The node's id."""
+        return f"{self.name}-{self.incarnation}"
+
+
+class DataFolder:
+    """The node's own folder: locked, with the identity in it. Raises `FolderLocked`."""
+
+    def __init__(self, fs: FileSystem, path: str, clock: Clock, entropy: Entropy) -> None:
+        self._fs = fs
+        self.path = path
+        self._clock = clock
+        self._entropy = entropy
+        fs.make_folders(path)
+        lock = fs.lock(f"{path}/{_LOCK}", wait=False)
+        if lock is None:
+            raise FolderLocked(f"another process holds the data folder {path}")
+        self._lock: Lock = lock
+
+    def identity(self, name: str) -> Identity:
+        """The identity that the folder holds, or a new one.
+
+        A folder whose node had another name goes on as a fork under the new one.
+        """
+        check_name(name, "node.id")
+        known = self._load()
+        if known is None:
+            made = Identity(name, self._incarnation())
+            self.save(made)
+            return made
+        return known
+
+    def forked(self, parent: Identity, *, base: int, seq: int) -> Identity:
+        """A new incarnation that goes on from `parent`'s position `base`; saved."""
+        fork = Identity(
+            parent.name, self._incarnation(), parent=parent.node, parent_seq=seq, base=base
+        )
+        self.save(fork)
+        return fork
+
+    def save(self, identity: Identity) -> None:
+        """Makes the identity durable."""
+        path = f"{self.path}/{_FILE}"
+        temporary = f"{path}.new"
+        if self._fs.stat(temporary) is not None:
+            self._fs.unlink(temporary)
+        file = self._fs.open(temporary, "create")
+        try:
+            file.write([orjson.dumps(asdict(identity))])
+            file.sync()
+        finally:
+            file.close()
+        self._fs.rename(temporary, path)
+        self._fs.sync_folder(self.path)
+
+    def release(self) -> None:
+        """Lets another process have the folder."""
+        self._lock.release()
+
+    def _incarnation(self) -> str:
+        return ulids.encode(ulids.fresh(self._clock, self._entropy))
+
+    def _load(self) -> Identity | None:
+        path = f"{self.path}/{_FILE}"
+        stat = self._fs.stat(path)
+        if stat is None:
+            return None
+        file = self._fs.open(path, "read")
+        try:
+            value: dict[str, Any] = orjson.loads(file.pread(stat.size, 0))
+            return Identity(**value)
+        except (ValueError, TypeError) as error:
+            raise Damaged(
+                f"{path} does not hold a node's identity: {error}",
+                hint="Restore the file from a copy. Deleting it makes this a new node "
+                "that takes over what the journal holds.",
+            ) from error
+        finally:
+            file.close()
+
+
+async def register(store: ObjectStore, identity: Identity, clock: Clock) -> Identity:
+    """Writes the incarnation's entry in the store, once. Raises as `ObjectStore.put`."""
+    entry = {
+        "node": identity.node,
+        "name": identity.name,
+        "incarnation": identity.incarnation,
+        "parent": identity.parent,
+        "parent_seq": identity.parent_seq,
+        "base": identity.base,
+        "registered_ms": clock.now_ms(),
+    }
+    try:
+        await store.put(
+            keys.node_registration(identity.node), orjson.dumps(entry), if_absent=True
+        )
+    except PreconditionFailed:
+        pass  # it is ours: nobody else has this incarnation's ULID
+    return replace(identity, registered=True)

@@ -1,0 +1,139 @@
+"""Reads a journal file back, whatever a crash or a disk did to it.
+
+Entries are read one after another. At the first bad one:
+
+- if a later mark, or the caller, says that bytes behind it had been synced, the disk lost
+  something that was promised: the stretch up to the next mark (or to the end) is
+  *damage*, and reading goes on;
+- else it is a *torn tail*: writes that no sync had covered. Reading ends there.
+
+A file is read in pieces; only one entry has to fit in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from logstore.errors import Damaged
+from logstore.filesystem import File
+from service.journal import format as wal
+
+_PIECE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A whole entry; `offset` is where its body begins in the file."""
+
+    kind: int
+    offset: int
+    body: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A stretch of bytes that cannot be read and had been synced."""
+
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class TornTail:
+    """Where the whole entries end; what follows was never synced."""
+
+    offset: int
+    size: int
+
+
+class _Window:
+    """The file as a sliding window of bytes."""
+
+    def __init__(self, file: File) -> None:
+        self._file = file
+        self._data = b""
+        self._at = 0
+        self.size = file.size()
+
+    def bytes(self, offset: int, size: int) -> memoryview:
+        """Up to `size` bytes from `offset`; fewer only at the end of the file."""
+        start = offset - self._at
+        if start < 0 or start + size > len(self._data):
+            self._data = self._file.pread(max(size, _PIECE), offset)
+            self._at, start = offset, 0
+        return memoryview(self._data)[start : start + size]
+
+
+def scan(
+    file: File, header: wal.FileHeader, *, synced: int = 0
+) -> Iterator[Entry | Damage | TornTail]:
+    """The file's entries without its marks, with what is wrong with it in its place.
+
+    `synced` is the offset up to which the file is known to have been synced.
+    """
+    window = _Window(file)
+    offset = header.size
+    while offset < window.size:
+        body = _body_at(window, offset)
+        if body is None:
+            resume = _resume_offset(window, header.secret, offset, synced)
+            if resume is None:
+                yield TornTail(offset, window.size - offset)
+                return
+            yield Damage(offset, resume - offset)
+            offset = resume
+            continue
+        if body[0] != wal.MARK:
+            yield Entry(body[0], offset + wal.PREFIX.size, body)
+        offset += wal.PREFIX.size + len(body)
+
+
+def _body_at(window: _Window, offset: int) -> memoryview | None:
+    prefix = window.bytes(offset, wal.PREFIX.size)
+    if len(prefix) < wal.PREFIX.size:
+        return None
+    length, crc = wal.PREFIX.unpack(prefix)
+    if length == 0 or offset + wal.PREFIX.size + length > window.size:
+        return None
+    body = window.bytes(offset + wal.PREFIX.size, length)
+    return body if len(body) == length and wal.crc_fits(body, crc) else None
+
+
+def _resume_offset(window: _Window, secret: bytes, bad: int, synced: int) -> int | None:
+    """Where reading goes on behind `bad`, None if nothing there was known to be synced."""
+    first: int | None = None
+    for offset, claimed in _marks(window, secret, bad + 1):
+        if first is None:
+            first = offset
+        if max(claimed, synced) > bad:
+            return first
+    return window.size if synced > bad else None
+
+
+def _marks(window: _Window, secret: bytes, start: int) -> Iterator[tuple[int, int]]:
+    """Offsets of whole marks from `start` on, and what each says was synced."""
+    pattern = bytes((wal.MARK,)) + secret
+    at = start
+    while at < window.size:
+        piece = window.bytes(at, min(_PIECE, window.size - at))
+        found = bytes(piece).find(pattern)
+        if found < 0:
+            at += max(len(piece) - len(pattern) + 1, 1)
+            continue
+        offset = at + found - wal.PREFIX.size
+        body = _body_at(window, offset) if offset >= start else None
+        if body is not None and len(body) == wal.MARK_BODY.size:
+            _, _, own, synced = wal.MARK_BODY.unpack(body)
+            if own == offset:
+                yield offset, synced
+        at += found + 1
+
+
+def read_header(file: File) -> wal.FileHeader:
+    """The file's header. Raises `Damaged`."""
+    head = file.pread(wal.HEADER.size, 0)
+    if len(head) < wal.HEADER.size:
+        raise Damaged("not a journal file: it has no header")
+    _, _, length, *_ = wal.HEADER.unpack(head)
+    return wal.decode_header(file.pread(min(length, 1 << 16), 0))

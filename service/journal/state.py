@@ -1,0 +1,108 @@
+"""What the node must know to go on, besides the batches themselves.
+
+It stands in full at the beginning of every journal file (`state`), and the entries
+`cut`, `close` and `tombstone` change it from there on. So the newest file's state and
+what follows it say everything, and older files hold nothing but batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from logstore import ulid as ulids
+from logstore.batch import RunKey
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A segment: its number and its range of positions, `end` exclusive."""
+
+    seq: int
+    first: int
+    end: int
+
+
+@dataclass(slots=True)
+class JournalState:
+    """The node's memory.
+
+    `base` is the first position that belongs to this incarnation: lines below it were
+    the parent's, and stand in the parent's segments.
+    `closes` are closes that are recorded and not finished: run to the position below
+    which everything was received before the close. `tombstones` are deletions that the
+    store may not know yet: (fqn, run or None) to T.
+    """
+
+    node: str
+    base: int = 0
+    last_ulid: int = 0
+    confirmed: Cut = field(default_factory=lambda: Cut(0, 0, 0))
+    cuts: list[Cut] = field(default_factory=list)
+    closes: dict[RunKey, int] = field(default_factory=dict)
+    tombstones: dict[tuple[str, str | None], int] = field(default_factory=dict)
+    files: list[str] = field(default_factory=list)
+
+    def last_cut(self) -> Cut:
+        """The newest segment that was cut, confirmed or not."""
+        return self.cuts[-1] if self.cuts else self.confirmed
+
+    def confirm(self, cut: Cut) -> None:
+        """Records that the oldest unconfirmed segment is in the store."""
+        self.cuts = [other for other in self.cuts if other.seq > cut.seq]
+        self.confirmed = cut
+
+    def reincarnate(self, node: str, base: int) -> None:
+        """Becomes another node's state, which has cut nothing yet."""
+        self.node, self.base = node, base
+        self.confirmed, self.cuts = Cut(0, base, base), []
+
+    def encoded(self, *, pos: int) -> dict[str, Any]:
+        """The JSON of a `state` entry; `pos` is the next line's number."""
+        return {
+            "node": self.node,
+            "base": self.base,
+            "pos": pos,
+            "ulid": ulids.encode(self.last_ulid),
+            "confirmed": _encode_cut(self.confirmed),
+            "cuts": [_encode_cut(cut) for cut in self.cuts],
+            "closes": [[key.fqn, key.run, end] for key, end in self.closes.items()],
+            "tombstones": [
+                [fqn, run, ulids.encode(t)] for (fqn, run), t in self.tombstones.items()
+            ],
+            "files": self.files,
+        }
+
+
+def decode_state(value: Mapping[str, Any]) -> JournalState:
+    """The state that a `state` entry holds."""
+    return JournalState(
+        node=value["node"],
+        base=value["base"],
+        last_ulid=ulids.decode(value["ulid"]),
+        confirmed=_decode_cut(value["confirmed"]),
+        cuts=[_decode_cut(cut) for cut in value["cuts"]],
+        closes={RunKey(fqn, run): end for fqn, run, end in value["closes"]},
+        tombstones={(fqn, run): ulids.decode(t) for fqn, run, t in value["tombstones"]},
+        files=list(value["files"]),
+    )
+
+
+def encode_cut_entry(node: str, cut: Cut) -> dict[str, Any]:
+    """The JSON of a `cut` entry."""
+    return {"node": node, "cut": _encode_cut(cut)}
+
+
+def decode_cut_entry(value: Mapping[str, Any]) -> tuple[str, Cut]:
+    """The node that cut, and the segment."""
+    return value["node"], _decode_cut(value["cut"])
+
+
+def _encode_cut(cut: Cut) -> list[int]:
+    return [cut.seq, cut.first, cut.end]
+
+
+def _decode_cut(value: list[int]) -> Cut:
+    seq, first, end = value
+    return Cut(seq, first, end)

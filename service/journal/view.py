@@ -1,0 +1,208 @@
+"""Reading what the journal holds: pins, and batches seen through them.
+
+A `Pin` is the hot part of the node as it was at one moment: everything synced by
+then. Files that it covers are not deleted while it is held, so whoever pins first and
+lists the store afterwards misses nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from logstore.batch import BATCH, Indexes, RecordMeta, Rows, RunKey
+from logstore.position import Position
+from service.journal import index as indexes
+from service.journal.file import JournalFile
+from service.journal.meta import decode_meta
+
+_SPAN_BYTES = 4 << 20
+_GAP_BYTES = 4096
+
+T = TypeVar("T")
+
+
+class JournalBatches:
+    """Rows of one or more journal files as one `Batches`."""
+
+    def __init__(
+        self,
+        node: str,
+        rows: Rows,
+        files: Sequence[JournalFile],
+        file_of: NDArray[np.int32],
+        runs: Sequence[RunKey],
+        connectors: Sequence[str | None],
+    ) -> None:
+        self.node = node
+        self.rows = rows
+        self.runs = runs
+        self.connectors = connectors
+        self._files = files
+        self._file_of = file_of
+
+    def text(self, indexes: Indexes) -> bytes:
+        if len(indexes) == 1:
+            row = self.rows[indexes[0]]
+            file = self._files[self._file_of[indexes[0]]]
+            return file.read(int(row["size"]), int(row["offset"]))
+        pieces: list[bytes | memoryview] = []
+        for low, high in self._spans(indexes):
+            chosen = indexes[low:high]
+            offsets = self.rows["offset"][chosen]
+            start = int(offsets[0])
+            ends = offsets + self.rows["size"][chosen]
+            file = self._files[self._file_of[chosen[0]]]
+            data = memoryview(file.read(int(ends[-1]) - start, start))
+            cuts = zip((offsets - start).tolist(), (ends - start).tolist(), strict=True)
+            pieces.extend([data[a:b] for a, b in cuts])
+        return b"".join(pieces)
+
+    def meta(self, index: int) -> RecordMeta | None:
+        row = self.rows[index]
+        if not row["meta"]:
+            return None
+        file = self._files[self._file_of[index]]
+        return decode_meta(file.read(int(row["meta"]), int(row["offset"]) + int(row["size"])))
+
+    def _spans(self, indexes: Indexes) -> list[tuple[int, int]]:
+        """Stretches of `indexes` that one read of one file serves."""
+        if len(indexes) == 0:
+            return []
+        offsets = self.rows["offset"][indexes].astype(np.int64)
+        ends = offsets + self.rows["size"][indexes].astype(np.int64)
+        files = self._file_of[indexes]
+        apart = offsets[1:] - ends[:-1]
+        breaks = (files[1:] != files[:-1]) | (apart < 0) | (apart > _GAP_BYTES)
+        spans = []
+        low = 0
+        edges = [*(np.flatnonzero(breaks) + 1).tolist(), len(indexes)]
+        for high in edges:
+            while low < high:
+                cut = int(np.searchsorted(ends[low:high], offsets[low] + _SPAN_BYTES, "right"))
+                step = max(cut, 1)
+                spans.append((low, min(low + step, high)))
+                low += step
+            low = high
+        return spans
+
+
+class JournalPin:
+    """The hot part of the node at one moment; a context manager.
+
+    `first_pos` is the lowest position that the journal still holds, all below
+    `confirmed_pos` stands in confirmed segments, `end_pos` is one past the last line
+    that was synced when the pin was taken: nothing beyond is ever shown.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        files: Sequence[JournalFile],
+        *,
+        first_pos: int,
+        confirmed_pos: int,
+        end_pos: int,
+    ) -> None:
+        self.node = node
+        self.first_pos = first_pos
+        self.confirmed_pos = confirmed_pos
+        self.end_pos = end_pos
+        self._files = files
+        for file in files:
+            file.pins += 1
+        self._held = True
+
+    def batches(
+        self, *, run: RunKey | None = None, start: int = 0, end: int | None = None
+    ) -> JournalBatches:
+        """Batches whose first position is in [`start`, `end`), of one run or of all."""
+        low = max(start, self.first_pos)
+        high = self.end_pos if end is None else min(end, self.end_pos)
+        parts: list[Rows] = []
+        owners: list[tuple[int, int]] = []
+        names = _Names(run)
+        for number, file in enumerate(self._files):
+            if file.first_pos >= high or file.end_pos <= low:
+                continue
+            rows = names.translated(file, indexes.select(file.index.blocks(), low, high))
+            if rows is not None:
+                parts.append(rows)
+                owners.append((number, len(rows)))
+        rows = np.concatenate(parts) if parts else np.empty(0, BATCH)
+        file_of = np.repeat(
+            np.array([n for n, _ in owners], np.int32), [count for _, count in owners]
+        )
+        return JournalBatches(self.node, rows, self._files, file_of, names.runs, names.connectors)
+
+    def position(self, pos: int) -> Position:
+        """The position of a line, for cursors."""
+        holder = ""
+        for file in self._files:
+            if file.first_pos > pos:
+                break
+            holder = file.ulid
+        return Position(holder, pos)
+
+    def release(self) -> None:
+        """Lets the files go."""
+        if self._held:
+            self._held = False
+            for file in self._files:
+                file.unpin()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+class _Names:
+    """Runs and connectors of several files under one numbering."""
+
+    def __init__(self, run: RunKey | None) -> None:
+        self._wanted = run
+        self.runs: list[RunKey] = [] if run is None else [run]
+        self.connectors: list[str | None] = [None]
+        self._run_numbers = {key: number for number, key in enumerate(self.runs)}
+        self._connector_numbers: dict[str | None, int] = {None: 0}
+
+    def translated(self, file: JournalFile, blocks: Sequence[Rows]) -> Rows | None:
+        """A copy of the file's rows in this numbering, of the wanted run only."""
+        if not blocks:
+            return None
+        if self._wanted is not None:
+            number = file.index.number(self._wanted)
+            if number is None:
+                return None
+            blocks = [block[block["run"] == number] for block in blocks]
+        rows = np.concatenate(blocks)
+        if len(rows) == 0:
+            return None
+        if self._wanted is not None:
+            rows["run"] = 0
+        else:
+            table = self._table(file.index.runs, self.runs, self._run_numbers)
+            rows["run"] = table[rows["run"]]
+        table = self._table(file.index.connectors, self.connectors, self._connector_numbers)
+        rows["connector"] = table[rows["connector"]]
+        return rows
+
+    def _table(
+        self, names: Sequence[T], known: list[T], numbers: dict[T, int]
+    ) -> NDArray[np.uint32]:
+        for name in names:
+            if name not in numbers:
+                numbers[name] = len(known)
+                known.append(name)
+        return np.array([numbers[name] for name in names], np.uint32)
