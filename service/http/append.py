@@ -1,0 +1,286 @@
+"""The append route: the hot path, so a bare ASGI callable without a framework.
+
+    POST /api/v1/services/ingestionPipelines/logs/{fqn...}/{runId}
+    POST …/close
+
+What is known of a path (run, cookies) is kept by its raw bytes, so a request costs one
+look-up instead of parsing. A body that came in one piece is decoded in place; what is
+large or compressed goes through the budget and a thread. Nothing here awaits more
+than the body, the node and the reply.
+
+Invariants: nothing of a body is stored unless all of it arrived and decoded. Never a
+redirect. Every error is a problem document with `code` and `message`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+from logstore import ulid as ulids
+from logstore.batch import RunKey
+from logstore.errors import InvalidInput, InvalidName, TooLarge
+from service.http.body import (
+    Budget,
+    Message,
+    Receive,
+    Resumed,
+    Scope,
+    Send,
+    declared_length,
+    drain,
+    read_rest,
+    too_large,
+)
+from service.http.decode import KINDS, Decoded, decode, kind_of
+from service.http.ids import echoed, parse_batch_id, request_id, run_tag, session_cookie
+from service.http.limits import HttpLimits
+from service.http.problems import HttpError, problem
+from service.http.targets import PREFIX, append_target
+from service.incoming import Durability, IncomingBatch, Receipt
+from service.metrics import HttpCounters
+
+_ROUTES_KEPT = 4096
+_ROUTE_BYTES = 1024
+_SMALL = 64 << 10
+_DURABILITIES: Final[dict[bytes | None, Durability]] = {
+    None: "durable",
+    b"fast": "fast",
+    b"durable": "durable",
+    b"bulk": "bulk",
+}
+_JSON = (b"content-type", b"application/json")
+_BOOLEANS = (b"false", b"true")
+
+
+class Route:
+    """What is the same for every request to one path."""
+
+    __slots__ = ("close", "key", "session", "tag")
+
+    def __init__(self, key: RunKey, close: bool) -> None:
+        self.key = key
+        self.close = close
+        self.tag = run_tag(key)
+        self.session = (b"set-cookie", session_cookie(key))
+
+
+class AppendRoutes:
+    """Answers appends and closes; gives None for a request that is neither."""
+
+    def __init__(
+        self,
+        append: Callable[[IncomingBatch], Awaitable[Receipt]],
+        close: Callable[[RunKey], Awaitable[str]],
+        *,
+        limits: HttpLimits,
+        counters: HttpCounters,
+        fresh_id: Callable[[], str],
+    ) -> None:
+        self._append = append
+        self._close = close
+        self._limits = limits
+        self._counters = counters
+        self._fresh_id = fresh_id
+        self._routes: dict[bytes, Route] = {}
+        self._threads = ThreadPoolExecutor(limits.decode_threads, thread_name_prefix="decode")
+        self.budget = Budget(limits.in_flight_bytes)
+
+    def answer(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None] | None:
+        """The answering coroutine, if `scope` is a POST below the logs' prefix."""
+        path = scope["raw_path"]
+        route = self._routes.get(path)
+        if route is None:
+            if not path.startswith(PREFIX):
+                return None
+            try:
+                route = self._learn(path)
+            except Exception as error:
+                return self._refuse(error, scope, receive, send)
+        if route.close:
+            return self._answer_close(route, scope, receive, send)
+        return self._answer_append(route, scope, receive, send)
+
+    def shut(self) -> None:
+        """Lets the decoding threads go."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _learn(self, path: bytes) -> Route:
+        target = append_target(path)
+        route = Route(target.key, target.close)
+        if len(path) <= _ROUTE_BYTES:
+            if len(self._routes) >= _ROUTES_KEPT:
+                self._routes.clear()
+            self._routes[path] = route
+        return route
+
+    async def _answer_append(
+        self, route: Route, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        counters = self._counters
+        counters.append_requests += 1
+        held = 0
+        try:
+            get = dict(scope["headers"]).get
+            content_type = get(b"content-type")
+            encoding = get(b"content-encoding")
+            receiving: Coroutine[Any, Any, Message] = receive()  # type: ignore[assignment]
+            try:
+                waits_for = receiving.send(None)
+            except StopIteration as done:
+                message = done.value
+            else:
+                message = await self._patiently(receiving, waits_for)
+            body = message.get("body", b"")
+            if message["type"] == "http.disconnect":
+                return
+            if message.get("more_body", False) or encoding is not None or len(body) > _SMALL:
+                held = await self._admit(get(b"content-length"), len(body))
+                whole = await read_rest(message, receive, self._limits)
+                if whole is None:
+                    counters.disconnects += 1
+                    return
+                decoded = await self._decode(whole, content_type, encoding)
+                counters.body_bytes += len(whole)
+                self.budget.charge(len(decoded.text))
+                held += len(decoded.text)
+                del whole
+            else:
+                counters.body_bytes += len(body)
+                kind = KINDS.get(content_type) or kind_of(content_type)
+                if kind == "text" and body.isascii() and body[-1:] == b"\n":
+                    lines = body.count(b"\n")
+                    decoded = Decoded(body, lines, lines)
+                else:
+                    decoded = decode(body, kind, None, self._limits.max_text_bytes)
+            batch_id = get(b"tailrace-batch")
+            cookies = get(b"cookie")
+            durability = _DURABILITIES.get(get(b"tailrace-durability")) or _durability(get)
+            batch = IncomingBatch(
+                route.key,
+                decoded.text,
+                decoded.records,
+                decoded.lines,
+                None if batch_id is None else parse_batch_id(batch_id),
+                0 if cookies is None else echoed(cookies, route.tag),
+                decoded.connector,
+                decoded.meta,
+                durability,
+            )
+            if not decoded.text:
+                await self._reply_nothing(route, durability, send)
+                return
+            receipt = await self._append(batch)
+            counters.replaced += decoded.replaced
+            last = ulids.encode(receipt.last).encode()
+            # A batch id is its last line's ULID with five zeros at the end.
+            reply = b'{"batch":"%b00000","lines":%d,"duplicate":%b,"durability":"%b","last":"%b"}' % (
+                last[:21],
+                receipt.records,
+                _BOOLEANS[receipt.duplicate],
+                receipt.durability.encode(),
+                last,
+            )
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": 200,
+                    "headers": [
+                        _JSON,
+                        (b"content-length", b"%d" % len(reply)),
+                        (b"tailrace-last", last),
+                        route.session,
+                        (
+                            b"set-cookie",
+                            b"tailrace=%b.%b; Path=/; Max-Age=86400" % (last, route.tag),
+                        ),
+                    ],
+                }
+            )
+            await send({"type": "http.response.body", "body": reply})
+        except Exception as error:
+            await self._refuse(error, scope, receive, send)
+        finally:
+            if held:
+                self.budget.release(held)
+
+    async def _patiently(self, receiving: Coroutine[Any, Any, Message], waits_for: Any) -> Message:
+        seconds = self._limits.body_timeout_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                return await Resumed(receiving, waits_for)
+        except TimeoutError as error:
+            raise HttpError(
+                408, f"no body within {seconds:g} s", headers=[("connection", "close")]
+            ) from error
+
+    async def _admit(self, length: bytes | None, arrived: int) -> int:
+        declared = declared_length(length)
+        if declared is None:
+            declared = self._limits.max_body_bytes
+        if max(declared, arrived) > self._limits.max_body_bytes:
+            raise too_large(self._limits)
+        await self.budget.admit(declared)
+        return declared
+
+    async def _decode(
+        self, body: bytes, content_type: bytes | None, encoding: bytes | None
+    ) -> Decoded:
+        kind = kind_of(content_type)
+        limit = self._limits.max_text_bytes
+        if len(body) < self._limits.offload_bytes and encoding is None:
+            return decode(body, kind, None, limit)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, decode, body, kind, encoding, limit)
+
+    async def _reply_nothing(self, route: Route, durability: str, send: Send) -> None:
+        """An append without lines: OpenMetadata's older clients open a run with one."""
+        reply = (
+            b'{"batch":null,"lines":0,"duplicate":false,"durability":"%b","last":null}'
+            % durability.encode()
+        )
+        await _reply(send, 200, [_JSON, route.session], reply)
+
+    async def _answer_close(
+        self, route: Route, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        self._counters.close_requests += 1
+        try:
+            state = await self._close(route.key)
+            reply = b'{"message":"Log stream closed successfully","state":"%b"}' % state.encode()
+            await _reply(send, 200, [_JSON, route.session], reply)
+        except Exception as error:
+            await self._refuse(error, scope, receive, send)
+
+    async def _refuse(
+        self, error: Exception, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        self._counters.append_refused += 1
+        if isinstance(error, InvalidName):
+            error.hint = error.hint or "POST to …/logs/{fqn}/{runId}."
+        refusal = problem(error, request_id(scope["headers"], self._fresh_id()))
+        if isinstance(error, TooLarge):
+            await drain(receive, self._limits.max_body_bytes)
+            refusal.headers.append((b"connection", b"close"))
+        await _reply(send, refusal.status, refusal.headers, refusal.body)
+
+
+def _durability(get: Callable[[bytes], bytes | None]) -> Durability:
+    given = (get(b"tailrace-durability") or b"").strip().lower()
+    durability = _DURABILITIES.get(given)
+    if durability is None:
+        raise InvalidInput(
+            f"Tailrace-Durability is {given.decode('latin-1')!r}",
+            field="Tailrace-Durability",
+            hint="One of fast, durable, bulk.",
+        )
+    return durability
+
+
+async def _reply(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+    if not any(name == b"content-length" for name, _ in headers):
+        headers = [*headers, (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

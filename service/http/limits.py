@@ -1,0 +1,31 @@
+"""Every limit that a client's request can touch, with its unit in its name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    """Limits of bodies, readers and pages. Sizes are bytes."""
+
+    max_body_bytes: int = 64 << 20
+    """A body as it is sent: compressed, escaped or in base64."""
+    max_text_bytes: int = 64 << 20
+    """The text of a batch, once decoded."""
+    in_flight_bytes: int = 128 << 20
+    """Bodies and texts of all requests at once; past it new bodies wait, none is refused."""
+    body_timeout_seconds: float = 60.0
+    """From the first byte of a body to its last."""
+    offload_bytes: int = 256 << 10
+    """Bodies from this size are decoded in a thread, so that others are not held up."""
+    decode_threads: int = 2
+    """Bodies decoded at the same time."""
+    page_lines: int = 1000
+    """Lines of a page when `limit` is not given."""
+    max_page_lines: int = 100_000
+    """Lines of a page at most, whatever `limit` says."""
+    max_stream_readers: int = 2000
+    """Live readers at once; the next one gets an `error` event."""
+    run_list: int = 10
+    """Runs listed when `limit` is not given."""

@@ -1,0 +1,163 @@
+"""Errors as `application/problem+json` (RFC 9457).
+
+Each carries `code` and `message` as well, because OpenMetadata's client takes an error
+without them for success and drops the batch. The class of an error decides its status
+and `type`; the table below is the whole mapping, and a subclass without a row of its
+own takes its parent's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any, NamedTuple
+
+import orjson
+
+from logstore import errors
+
+Headers = list[tuple[bytes, bytes]]
+log = logging.getLogger(__name__)
+
+# 507: a client that is told 503 by one node goes on to the next; a full disk is not that.
+_TABLE: dict[type[Exception], tuple[int, str]] = {
+    errors.InvalidInput: (400, "invalid-input"),
+    errors.InvalidName: (400, "invalid-name"),
+    errors.InvalidCursor: (400, "invalid-cursor"),
+    errors.BatchTooOld: (400, "batch-too-old"),
+    errors.BatchFromTheFuture: (400, "batch-from-the-future"),
+    errors.TooLarge: (413, "too-large"),
+    errors.Conflict: (409, "conflict"),
+    errors.BatchConflict: (409, "batch-conflict"),
+    errors.RunDeleted: (409, "run-deleted"),
+    errors.FolderLocked: (503, "folder-locked"),
+    errors.NotFound: (404, "not-found"),
+    errors.PreconditionFailed: (409, "precondition-failed"),
+    errors.Unavailable: (503, "unavailable"),
+    errors.StoreUnavailable: (503, "store-unavailable"),
+    errors.NodeNotReady: (503, "node-not-ready"),
+    errors.JournalFull: (507, "journal-full"),
+    errors.LimitReached: (422, "limit-reached"),
+    errors.OutcomeUnknown: (503, "outcome-unknown"),
+    errors.Damaged: (500, "damaged"),
+    errors.UnsupportedVersion: (500, "unsupported-version"),
+    errors.JournalFailed: (500, "journal-failed"),
+    errors.TailraceError: (500, "internal"),
+}
+_FRAMEWORK = {
+    400: ("bad-request", "Look at the message: a part of the request could not be read."),
+    404: ("not-found", "The routes are listed at /docs."),
+    405: ("method-not-allowed", "The methods of each route are listed at /docs."),
+    408: ("body-timeout", "Send the body without pauses, or in smaller batches."),
+    411: ("length-required", "Send Content-Length, or a chunked body."),
+    415: (
+        "unsupported-media-type",
+        "Send application/json, text/plain or application/x-ndjson, "
+        "with Content-Encoding gzip, zstd or none.",
+    ),
+    416: ("range-not-satisfiable", "Ask for a range that begins before the end of the text."),
+    500: ("internal", "This is a defect. The service's log has the request id beside the cause."),
+}
+
+
+class HttpError(Exception):
+    """A refusal that only HTTP knows: a wrong method, media type or range."""
+
+    def __init__(self, status: int, message: str, *, headers: Sequence[tuple[str, str]] = ()) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = headers
+
+
+class Problem(NamedTuple):
+    """A response ready to be sent."""
+
+    status: int
+    headers: Headers
+    body: bytes
+
+
+def classify(error: BaseException) -> tuple[int, str]:
+    """Status and type of an error of ours: its own row, or its nearest ancestor's."""
+    for cls in type(error).__mro__:
+        row = _TABLE.get(cls)
+        if row is not None:
+            return row
+    return 500, "internal"
+
+
+def problem(error: BaseException, request_id: str) -> Problem:
+    """The response to an error. What nobody expected is logged with its request id."""
+    if isinstance(error, HttpError):
+        kind, hint = _FRAMEWORK.get(error.status, ("error", ""))
+        built = _problem(error.status, kind, str(error), hint, request_id)
+        built.headers.extend((n.lower().encode(), v.encode("latin-1")) for n, v in error.headers)
+        return built
+    if not isinstance(error, errors.TailraceError):
+        log.error("request %s failed", request_id, exc_info=error)
+        kind, hint = _FRAMEWORK[500]
+        return _problem(500, kind, "the service failed to answer", hint, request_id)
+    status, kind = classify(error)
+    if status >= 500:
+        log.warning("request %s: %s: %s", request_id, kind, error)
+    extra: dict[str, Any] = {}
+    if isinstance(error, errors.InvalidInput) and error.field is not None:
+        extra["field"] = error.field
+    built = _problem(status, kind, str(error), error.hint, request_id, extra)
+    seconds = _retry_after(error)
+    if seconds is not None:
+        built.headers.append((b"retry-after", b"%d" % seconds))
+    return built
+
+
+def _retry_after(error: errors.TailraceError) -> int | None:
+    if isinstance(error, errors.Unavailable):
+        return error.retry_after_seconds
+    if isinstance(error, errors.OutcomeUnknown | errors.FolderLocked):
+        return errors.Unavailable.retry_after_seconds
+    return None
+
+
+def _problem(
+    status: int,
+    kind: str,
+    message: str,
+    hint: str,
+    request_id: str,
+    extra: dict[str, Any] | None = None,
+) -> Problem:
+    value = {
+        "type": kind,
+        "title": _title(status, kind),
+        "status": status,
+        "detail": message,
+        "hint": hint,
+        "request_id": request_id,
+        "code": status,
+        "message": message,
+        **(extra or {}),
+    }
+    body = _dumps(value)
+    return Problem(
+        status,
+        [
+            (b"content-type", b"application/problem+json"),
+            (b"content-length", b"%d" % len(body)),
+            (b"x-request-id", request_id.encode("latin-1", "replace")),
+        ],
+        body,
+    )
+
+
+def _dumps(value: dict[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except TypeError:  # a lone surrogate in a message that quotes the input
+        plain = {k: v.encode("utf-8", "replace").decode() if isinstance(v, str) else v for k, v in value.items()}
+        return orjson.dumps(plain)
+
+
+def _title(status: int, kind: str) -> str:
+    words = kind.replace("-", " ")
+    return words.capitalize() if words else HTTPStatus(status).phrase

@@ -1,0 +1,89 @@
+"""What a path names: parsed from the right, because real clients do not quote names.
+
+OpenMetadata's client puts the pipeline's name into the URL as it is. A `/` in it
+arrives as more path segments, everything else percent-encoded. So the run id is the
+last segment before the verb, and all that stands before it is the name:
+
+    /api/v1/services/ingestionPipelines/logs/<anything>/<run>[/close]
+
+A component is decoded only after the split, so a quoted `/` never splits, and a run
+that is really called `close` or `last` can still be named as `%63lose`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from urllib.parse import quote, unquote_to_bytes
+
+from logstore.batch import RunKey
+from logstore.errors import InvalidName, NotFound
+
+BASE = "/api/v1/services/ingestionPipelines/logs"
+PREFIX = BASE.encode() + b"/"
+_VERBS = (b"download", b"next", b"prev")
+MAX_NAME_BYTES = 4096
+
+
+class Target(NamedTuple):
+    """The run that a POST names, and whether it is to be closed."""
+
+    key: RunKey
+    close: bool
+
+
+def append_target(raw_path: bytes) -> Target:
+    """The run of an append or close. Raises `NotFound` (no run id) or `InvalidName`."""
+    parts = raw_path[len(PREFIX) :].split(b"/")
+    close = parts[-1] == b"close" and len(parts) > 2
+    if close:
+        parts.pop()
+    if len(parts) < 2:
+        raise NotFound(
+            "the path names no run",
+            hint="POST to …/logs/{fqn}/{runId}; a '#' in the name must be sent as %23.",
+        )
+    return Target(RunKey(name(b"/".join(parts[:-1]), "fqn"), name(parts[-1], "runId")), close)
+
+
+def name(component: bytes, field: str) -> str:
+    """A path component as the text it encodes. Raises `InvalidName`."""
+    try:
+        text = unquote_to_bytes(component).decode()
+    except UnicodeDecodeError as error:
+        raise InvalidName(
+            f"{field} is not UTF-8", field=field, hint="Percent-encode the name's UTF-8 bytes."
+        ) from error
+    if not text:
+        raise InvalidName(f"{field} is empty", field=field, hint="Name the pipeline and the run.")
+    if len(component) > MAX_NAME_BYTES and len(text.encode()) > MAX_NAME_BYTES:
+        raise InvalidName(f"{field} has more than {MAX_NAME_BYTES} bytes", field=field)
+    return text
+
+
+def canonical(raw_path: bytes, method: str) -> str:
+    """A path below `PREFIX` with each name as one quoted segment, for the router to match.
+
+    Two segments or more that end in no verb name a run, so the runs of a pipeline whose
+    name holds a `/` are listed (and deleted) under the name with that `/` quoted.
+    """
+    parts = raw_path[len(PREFIX) :].split(b"/")
+    last = parts[-1]
+    if method == "POST":
+        names, verb = (parts[:-1], [last]) if last == b"close" and len(parts) > 2 else (parts, [])
+        return _joined(names[:-1], [*names[-1:], *verb])
+    if len(parts) > 1 and last == b"last":
+        return _joined(parts[:-1], [last])
+    if len(parts) > 2 and last == b"download" and parts[-2] == b"last":
+        return _joined(parts[:-2], parts[-2:])
+    if len(parts) > 2 and (last in _VERBS or parts[-2] == b"stream"):
+        return _joined(parts[:-2], parts[-2:])
+    return _joined(parts[:-1], [last])
+
+
+def _joined(fqn: list[bytes], rest: list[bytes]) -> str:
+    segments = [b"/".join(fqn), *rest] if fqn else rest
+    return BASE + "/" + "/".join(_quoted(segment) for segment in segments)
+
+
+def _quoted(segment: bytes) -> str:
+    return quote(unquote_to_bytes(segment), safe="")

@@ -1,0 +1,38 @@
+"""Text as lines: valid UTF-8 that ends with a newline, and what had to be replaced.
+
+Bytes that are not UTF-8, and surrogates without their other half (JSON can write
+them), become U+FFFD and are counted. `\\r`, NUL and empty lines stay as they are.
+"""
+
+from __future__ import annotations
+
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_REPLACEMENT_BYTES = _REPLACEMENT.encode()
+
+
+def as_lines(raw: bytes) -> tuple[bytes, int]:
+    """`raw` as whole lines, and how many characters were replaced."""
+    replaced = 0
+    if not raw.isascii():
+        raw, replaced = valid_utf8(raw)
+    return (raw if raw.endswith(b"\n") or not raw else raw + b"\n"), replaced
+
+
+def valid_utf8(raw: bytes) -> tuple[bytes, int]:
+    """`raw` if it is UTF-8, else with U+FFFD for what is not, and their number."""
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        fixed = raw.decode("utf-8", "replace").encode()
+        return fixed, fixed.count(_REPLACEMENT_BYTES) - raw.count(_REPLACEMENT_BYTES)
+    return raw, 0
+
+
+def encode_text(text: str) -> tuple[bytes, int]:
+    """UTF-8 of a string that may hold lone surrogates, and how many were replaced."""
+    try:
+        return text.encode(), 0
+    except UnicodeEncodeError:
+        # UTF-16 joins the halves of a pair; what stays alone is replaced on the way back.
+        fixed = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        return fixed.encode(), fixed.count(_REPLACEMENT) - text.count(_REPLACEMENT)

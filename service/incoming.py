@@ -1,0 +1,42 @@
+"""What the doors (HTTP today) hand to the node, and what the node gives back.
+
+Both are made for every batch on the hot path, so they are plain slotted classes:
+freezing one costs a microsecond per instance.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from logstore.batch import RecordMeta, RunKey
+
+Durability = Literal["fast", "durable", "bulk"]
+
+
+@dataclass(slots=True)
+class IncomingBatch:
+    """A decoded batch: `text` is valid UTF-8, not empty, and ends with a newline."""
+
+    key: RunKey
+    text: bytes
+    records: int
+    lines: int
+    ulid: int | None = None
+    """The client's batch id, low 25 bits zero; None lets the node mint one."""
+    above: int = 0
+    """The run's last ULID as the client echoes it; 0 if it echoes none."""
+    connector: str | None = None
+    meta: RecordMeta | None = None
+    durability: Durability = "durable"
+
+
+@dataclass(slots=True)
+class Receipt:
+    """What an acknowledged batch became; `last` is the ULID of its last record."""
+
+    ulid: int
+    records: int
+    duplicate: bool
+    durability: str
+    last: int
