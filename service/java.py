@@ -1,0 +1,49 @@
+"""Whether this machine can run Spark, and if not, why: the one place that looks for Java.
+
+Compaction needs a Java of version 17 or newer, found by `JAVA_HOME` and then `PATH`,
+and pyspark in this environment. Nothing is installed and nothing is started but `java -version`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+
+OLDEST = 17
+_VERSION = re.compile(r'version "(?:1\.)?([0-9]+)')
+
+
+def java_version(command: str) -> int | None:
+    """The major version of a `java` command; None if it does not run or says nothing we know."""
+    try:
+        done = subprocess.run(
+            [command, "-version"], capture_output=True, text=True, timeout=30, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = _VERSION.search(done.stderr + done.stdout)
+    return int(found[1]) if found else None
+
+
+def find_java() -> str | None:
+    """The `java` that Spark would start."""
+    home = os.environ.get("JAVA_HOME")
+    if home:
+        return os.path.join(home, "bin", "java")
+    return shutil.which("java")
+
+
+def why_no_spark() -> str | None:
+    """A sentence that says what Spark misses here; None if it can run."""
+    command = find_java()
+    version = java_version(command) if command else None
+    if version is None:
+        return f"no Java {OLDEST} found"
+    if version < OLDEST:
+        return f"no Java {OLDEST} found, only Java {version} ({command})"
+    if importlib.util.find_spec("pyspark") is None:
+        return "pyspark is not installed; `make setup` installs it where Java is found"
+    return None

@@ -1,0 +1,1 @@
+"""The command line: composes the programs, and speaks to a running service."""
