@@ -14,8 +14,9 @@ import stat
 from collections.abc import Iterator, Sequence
 
 from logstore.filesystem import File, Mode, Stat
-from logstore.syncer import Syncer as Syncer
-from logstore.syncer import syncer_for as syncer_for
+from logstore.syncer import Syncer, syncer_for
+
+__all__ = ["Disk", "Syncer", "syncer_for"]
 
 # POSIX promises 16; Linux takes 1,024.
 _IOV_MAX = min(os.sysconf("SC_IOV_MAX"), 1024)
@@ -37,6 +38,9 @@ class DiskFile:
 
     def __init__(self, path: str, mode: Mode) -> None:
         self._fd = os.open(path, _FLAGS[mode] | os.O_CLOEXEC, 0o666)
+        if stat.S_ISDIR(os.fstat(self._fd).st_mode):  # Linux opens folders for reading
+            self.close()
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
 
     def write(self, pieces: Sequence[bytes | bytearray | memoryview]) -> int:
         fd, total = self._fd, 0

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from logstore.filesystem import File
@@ -82,6 +82,7 @@ def syncer_for(loop: asyncio.AbstractEventLoop) -> Syncer:
         # Its import fails where the kernel has no AIO, so it cannot stand at the top.
         from caio.linux_aio_asyncio import AsyncioContext
 
-        return AioSyncer(AsyncioContext(loop=loop))
+        make: Callable[..., Fdsync] = AsyncioContext
+        return AioSyncer(make(loop=loop))
     except (ImportError, OSError, SystemError, NotImplementedError):
         return ThreadSyncer()

@@ -1,0 +1,1 @@
+"""The object store: the seam, and what stands behind it."""

@@ -1,0 +1,68 @@
+"""Where the local store keeps an object: which keys it takes, and their paths.
+
+    {root}/{key}               the object's bytes
+    {root}/.meta/{key}.json    ETag and user metadata (`logstore.objects.sidecar`)
+    {root}/.locks/{00..ff}     flock files; a key's is chosen by its hash, none is ever removed
+    {root}/.tmp/{ULID}         what is being written
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+import xxhash
+
+from logstore.errors import InvalidName
+
+META, LOCKS, TEMPORARIES = ".meta", ".locks", ".tmp"
+OWN = frozenset({META, LOCKS, TEMPORARIES})
+MAX_KEY_BYTES = 1024
+MAX_COMPONENT_BYTES = 245  # of the 255 of a file name; the sidecar's adds five
+
+_FOLDER_LIKE_SIDECAR = re.compile(r"(\.json%*)/")
+_HINT = "Encode names with logstore.names and spell keys with logstore.keys."
+
+
+class KeyPaths:
+    """Paths of keys below one root folder."""
+
+    def __init__(self, root: str) -> None:
+        self.root = os.path.abspath(root)
+        self.temporaries = f"{self.root}/{TEMPORARIES}"
+        self.locks = f"{self.root}/{LOCKS}"
+        self.meta = f"{self.root}/{META}"
+
+    def object(self, key: str) -> str:
+        """Of the object's bytes. Raises `InvalidName` for a key that no object has."""
+        check_key(key)
+        return f"{self.root}/{key}"
+
+    def sidecar(self, key: str) -> str:
+        """Of what is known of the object.
+
+        A folder's name that ends in `.json` gets a `%`, so that the sidecar of `a` does not
+        stand in the way of those of `a.json/b`.
+        """
+        spelled = _FOLDER_LIKE_SIDECAR.sub(r"\1%/", key)
+        return f"{self.meta}/{spelled}.json"
+
+    def lock(self, key: str) -> str:
+        """Of the lock that every writer of the key holds while it decides and renames."""
+        stripe = xxhash.xxh3_64_intdigest(os.fsencode(key)) & 0xFF
+        return f"{self.locks}/{stripe:02x}"
+
+
+def check_key(key: str) -> None:
+    """Raises `InvalidName` unless it is relative, clean and short enough."""
+    components = key.split("/")
+    if any(part in ("", ".", "..") or "\0" in part for part in components):
+        raise InvalidName(f"{key!r} is not a key", field="key", hint=_HINT)
+    if components[0] in OWN:
+        raise InvalidName(f"{components[0]} belongs to the store itself", field="key", hint=_HINT)
+    if len(os.fsencode(key)) > MAX_KEY_BYTES:
+        raise InvalidName(f"a key has at most {MAX_KEY_BYTES} bytes", field="key", hint=_HINT)
+    if any(len(os.fsencode(part)) > MAX_COMPONENT_BYTES for part in components):
+        raise InvalidName(
+            f"a key's component has at most {MAX_COMPONENT_BYTES} bytes", field="key", hint=_HINT
+        )

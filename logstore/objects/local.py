@@ -1,0 +1,119 @@
+"""The object store in a folder: plain files that Spark, DuckDB and people read as they are.
+
+`logstore.objects.local_files` says what happens on the disk, `…keypath` where it lies.
+Several processes of one machine may share the folder. A local store cannot hold both
+an object `x` and objects below `x/`: the later put is a `Conflict`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Protocol, TypeVar
+
+from logstore.clock import Clock
+from logstore.entropy import Entropy
+from logstore.filesystem import FileSystem
+from logstore.objects.local_files import Condition, LocalFiles
+from logstore.objects.store import Body, ObjectInfo, Part
+
+T = TypeVar("T")
+
+_LIST_COUNT = 256
+
+
+class Runner(Protocol):
+    """How a blocking call is made from a coroutine."""
+
+    async def __call__(self, work: Callable[[], T], /) -> T:
+        """What `work` returns or raises."""
+        ...
+
+
+async def in_thread(work: Callable[[], T], /) -> T:
+    """For a real disk: the event loop goes on meanwhile."""
+    return await asyncio.to_thread(work)
+
+
+async def inline(work: Callable[[], T], /) -> T:
+    """For a simulated disk: the order of calls is the same in every run."""
+    return work()
+
+
+class LocalStore:
+    """`ObjectStore` below `root`. Makes the folder; raises `StoreUnavailable` if it cannot."""
+
+    def __init__(
+        self,
+        root: str,
+        fs: FileSystem,
+        clock: Clock,
+        entropy: Entropy,
+        *,
+        run: Runner = in_thread,
+    ) -> None:
+        self._files = LocalFiles(root, fs, clock, entropy)
+        self._run = run
+
+    async def put(
+        self,
+        key: str,
+        body: Body,
+        *,
+        if_absent: bool = False,
+        if_match: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> ObjectInfo:
+        condition = Condition(if_absent, if_match)
+        return await self._run(partial(self._files.put, key, body, condition, metadata or {}))
+
+    async def get(
+        self, key: str, *, offset: int = 0, size: int | None = None, if_match: str | None = None
+    ) -> tuple[ObjectInfo, bytes]:
+        return await self._run(partial(self._files.read, key, offset, size, if_match))
+
+    async def stream(
+        self, key: str, *, offset: int = 0, size: int | None = None, if_match: str | None = None
+    ) -> AsyncIterator[bytes]:
+        source = await self._run(partial(self._files.open, key, offset, size, if_match))
+        try:
+            while piece := await self._run(source.next_piece):
+                yield piece
+        finally:
+            source.close()
+
+    async def head(self, key: str) -> ObjectInfo:
+        return await self._run(partial(self._files.head, key))
+
+    async def compose(
+        self,
+        key: str,
+        parts: Sequence[Part | bytes],
+        *,
+        if_absent: bool = False,
+        if_match: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> ObjectInfo:
+        condition = Condition(if_absent, if_match)
+        return await self._run(partial(self._files.compose, key, parts, condition, metadata or {}))
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
+        async for keys in self._taken(self._files.keys(prefix, after)):
+            for info in await self._run(partial(self._files.listed, keys)):
+                yield info
+
+    async def folders(self, prefix: str, *, after: str = "") -> AsyncIterator[str]:
+        async for names in self._taken(self._files.folders(prefix, after)):
+            for name in names:
+                yield name
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        await self._run(partial(self._files.delete, keys))
+
+    def uri(self, key: str) -> str:
+        return self._files.paths.object(key)
+
+    async def _taken(self, names: Iterator[str]) -> AsyncIterator[Sequence[str]]:
+        while taken := await self._run(partial(self._files.take, names, _LIST_COUNT)):
+            yield taken

@@ -1,0 +1,407 @@
+"""The local store's blocking half: what each operation does to the disk.
+
+Writes. Bytes go to a temporary file, which is synced; then, under the key's lock,
+the condition is checked, the file renamed to its key, and the folder synced. Every
+writer takes the lock, or a put without a condition could slip in between another's
+check and rename. Programs other than ours (Spark, deltalake) write `table/` without it.
+
+Folders are made and synced before a name is put into them. This process remembers
+which it knows to be durable. Deleting the last object of a folder removes it; a put that
+loses its folder that way makes it again.
+
+Reads hold the file open: what they see is one object, whole, however often the key is
+rewritten meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from itertools import islice
+from typing import NamedTuple
+
+import xxhash
+
+from logstore.clock import Clock
+from logstore.entropy import Entropy
+from logstore.errors import InvalidInput, NotFound, OutcomeUnknown, PreconditionFailed
+from logstore.filesystem import File, FileSystem, Stat
+from logstore.objects.keypath import KeyPaths
+from logstore.objects.oserrors import translated, unknown_outcome
+from logstore.objects.sidecar import Known, Sidecars
+from logstore.objects.store import Body, ObjectInfo, Part
+from logstore.objects.walk import Walk
+
+PIECE_BYTES = 1 << 20
+STALE_TEMPORARY_MS = 24 * 3600 * 1000
+MAX_METADATA_BYTES = 2048  # S3's limit, kept here so that nobody relies on more
+
+_ATTEMPTS = 100
+_ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+
+
+class Condition(NamedTuple):
+    """What must hold of the key for a write to happen."""
+
+    if_absent: bool
+    if_match: str | None
+
+
+class Written(NamedTuple):
+    """A synced temporary file that is to become an object."""
+
+    path: str
+    stat: Stat
+    known: Known
+
+
+class LocalFiles:
+    """Every operation of the store as one blocking call. Lets out no `OSError`."""
+
+    def __init__(self, root: str, fs: FileSystem, clock: Clock, entropy: Entropy) -> None:
+        self._fs = fs
+        self._clock = clock
+        self.paths = KeyPaths(root)
+        self._sidecars = Sidecars(fs, self.paths, clock, entropy)
+        self._walk = Walk(fs, self.paths.root)
+        self._durable_folders: set[str] = set()
+        with translated(f"opening the store {root}"):
+            fs.make_folders(self.paths.temporaries)
+            fs.make_folders(self.paths.locks)
+            fs.make_folders(self.paths.meta)
+            self._remove_stale_temporaries()
+
+    def put(
+        self, key: str, body: Body, condition: Condition, metadata: Mapping[str, str]
+    ) -> ObjectInfo:
+        """As `ObjectStore.put`."""
+        self.paths.object(key)
+        check_metadata(metadata)
+        with translated(f"put {key}"):
+            known = Known(xxhash.xxh3_128_hexdigest(body), metadata)
+            with self._new_file() as (path, file):
+                file.write([body])
+                file.sync()
+                written = Written(path, file.stat(), known)
+            return self._publish(key, written, condition)
+
+    def compose(
+        self,
+        key: str,
+        parts: Sequence[Part | bytes],
+        condition: Condition,
+        metadata: Mapping[str, str],
+    ) -> ObjectInfo:
+        """As `ObjectStore.compose`."""
+        self.paths.object(key)
+        check_metadata(metadata)
+        with translated(f"compose {key}"):
+            with self._new_file() as (path, file):
+                for part in parts:
+                    self._append(part, file)
+                file.sync()
+                written = Written(path, file.stat(), Known(_hash(file), metadata))
+            return self._publish(key, written, condition)
+
+    def read(
+        self, key: str, offset: int, size: int | None, if_match: str | None
+    ) -> tuple[ObjectInfo, bytes]:
+        """As `ObjectStore.get`."""
+        _check_range(offset, size)
+        with translated(f"get {key}"), self._opened(key) as file:
+            info = self._info(key, file)
+            _check_match(info, if_match)
+            return info, file.pread(_length(info.size, offset, size), offset)
+
+    def open(self, key: str, offset: int, size: int | None, if_match: str | None) -> OpenRange:
+        """A range that is read in pieces; the caller closes it."""
+        _check_range(offset, size)
+        with translated(f"get {key}"):
+            file = self._open(key)
+            try:
+                if if_match is not None:
+                    _check_match(self._info(key, file), if_match)
+                return OpenRange(key, file, offset, _length(file.size(), offset, size))
+            except BaseException:
+                file.close()
+                raise
+
+    def head(self, key: str) -> ObjectInfo:
+        """As `ObjectStore.head`."""
+        with translated(f"head {key}"), self._opened(key) as file:
+            return self._info(key, file)
+
+    def keys(self, prefix: str, after: str) -> Iterator[str]:
+        """Keys in order; take them with `take`."""
+        return self._walk.keys(prefix, after)
+
+    def folders(self, prefix: str, after: str) -> Iterator[str]:
+        """Components in order; take them with `take`."""
+        return self._walk.folders(prefix, after)
+
+    def take(self, names: Iterator[str], count: int) -> list[str]:
+        """The next `count` of `keys` or `folders`; fewer at the end."""
+        with translated("list"):
+            return list(islice(names, count))
+
+    def listed(self, keys: Sequence[str]) -> list[ObjectInfo]:
+        """What is known of the keys, without those that are gone by now."""
+        found = []
+        for key in keys:
+            with suppress(NotFound), translated(f"list {key}"), self._opened(key) as file:
+                info = self._info(key, file)
+                found.append(ObjectInfo(key, info.size, info.etag, info.modified_ms))
+        return found
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """As `ObjectStore.delete`."""
+        paths = [self.paths.object(key) for key in keys]
+        with translated("delete"):
+            for key, path in zip(keys, paths, strict=True):
+                self._unlink(key, path)
+            folders = {os.path.dirname(path) for path in paths}
+            for folder in sorted(folders):
+                # Also when nothing was unlinked: an earlier try may have got no further.
+                with suppress(*_ABSENT):
+                    self._fs.sync_folder(folder)
+            sidecars = {os.path.dirname(self.paths.sidecar(key)) for key in keys}
+            for folder in sorted(folders | sidecars, reverse=True):
+                self._remove_empty(folder)
+
+    # -- writing
+
+    @contextmanager
+    def _new_file(self) -> Iterator[tuple[str, File]]:
+        path = self._sidecars.new_temporary()
+        file = self._fs.open(path, "create")
+        try:
+            yield path, file
+        except Exception:
+            self._discard(path)
+            raise
+        finally:
+            file.close()
+
+    def _append(self, part: Part | bytes, target: File) -> None:
+        if isinstance(part, bytes):
+            target.write([part])
+            return
+        _check_range(part.offset, part.size)
+        with self._opened(part.key) as source:
+            if part.if_match is not None:
+                _check_match(self._info(part.key, source), part.if_match)
+            size = _length(source.size(), part.offset, part.size)
+            if size:
+                self._fs.copy(source, part.offset, size, target)
+
+    def _publish(self, key: str, written: Written, condition: Condition) -> ObjectInfo:
+        try:
+            with self._locked(key):
+                self._check(key, condition)
+                self._sidecars.write(key, written.stat, written.known)
+                self._place(key, written.path)
+        except OutcomeUnknown:
+            raise
+        except Exception:
+            self._discard(written.path)
+            raise
+        return _info_of(key, written.stat, written.known)
+
+    def _check(self, key: str, condition: Condition) -> None:
+        if not condition.if_absent and condition.if_match is None:
+            return
+        try:
+            self._check_present(key, condition)
+        except PreconditionFailed:
+            # The writer that came first may have died between its rename and its sync. Whoever
+            # hears that its object is there must be able to rely on it.
+            with suppress(*_ABSENT):
+                self._fs.sync_folder(os.path.dirname(self.paths.object(key)))
+            raise
+
+    def _check_present(self, key: str, condition: Condition) -> None:
+        try:
+            with self._opened(key) as file:
+                if condition.if_absent:
+                    raise PreconditionFailed(f"{key} exists")
+                _check_match(self._info(key, file), condition.if_match)
+        except NotFound:
+            if condition.if_match is not None:
+                raise PreconditionFailed(f"{key} does not exist") from None
+
+    def _place(self, key: str, source: str) -> None:
+        path, what = self.paths.object(key), f"put {key}"
+        folder = os.path.dirname(path)
+        for _ in range(_ATTEMPTS):
+            self._make_durable(folder)
+            try:
+                with unknown_outcome(what, started=False):
+                    self._fs.rename(source, path)
+                break
+            except FileNotFoundError:  # somebody removed the folder that seemed empty
+                self._forget(folder)
+        else:
+            raise FileNotFoundError(source)
+        with unknown_outcome(what, started=True):
+            self._fs.sync_folder(folder)
+
+    def _make_durable(self, folder: str) -> None:
+        """Makes the folder; then syncs all above it, since another may have made them just now."""
+        if folder in self._durable_folders:
+            return
+        self._fs.make_folders(folder)
+        chain = [folder]
+        while chain[-1] != self.paths.root:
+            chain.append(os.path.dirname(chain[-1]))
+        for parent in reversed(chain[1:]):
+            self._fs.sync_folder(parent)
+        self._durable_folders.update(chain)
+
+    def _forget(self, folder: str) -> None:
+        while folder != self.paths.root:
+            self._durable_folders.discard(folder)
+            folder = os.path.dirname(folder)
+
+    def _unlink(self, key: str, path: str) -> None:
+        with self._locked(key), suppress(*_ABSENT):
+            self._fs.unlink(path)
+            self._sidecars.remove(key)
+
+    def _remove_empty(self, folder: str) -> None:
+        while folder not in (self.paths.root, self.paths.meta):
+            self._durable_folders.discard(folder)
+            try:
+                self._fs.remove_folder(folder)
+            except FileNotFoundError:
+                pass
+            except OSError:  # not empty, or somebody's mount point: then it stays
+                return
+            folder = os.path.dirname(folder)
+
+    @contextmanager
+    def _locked(self, key: str) -> Iterator[None]:
+        lock = self._fs.lock(self.paths.lock(key), wait=True)
+        try:
+            yield
+        finally:
+            if lock is not None:
+                lock.release()
+
+    def _discard(self, path: str) -> None:
+        # The failure that led here is what the caller must hear of. A file that stays is
+        # removed at a later start.
+        with suppress(OSError):
+            self._fs.unlink(path)
+
+    def _remove_stale_temporaries(self) -> None:
+        oldest = self._clock.now_ms() - STALE_TEMPORARY_MS
+        for name, _ in list(self._fs.scan(self.paths.temporaries)):
+            path = f"{self.paths.temporaries}/{name}"
+            found = self._fs.stat(path)
+            if found is not None and found.modified_ns // 1_000_000 < oldest:
+                with suppress(FileNotFoundError):
+                    self._fs.unlink(path)
+
+    # -- reading
+
+    def _open(self, key: str) -> File:
+        try:
+            return self._fs.open(self.paths.object(key), "read")
+        except _ABSENT:
+            raise NotFound(f"there is no object {key}") from None
+
+    @contextmanager
+    def _opened(self, key: str) -> Iterator[File]:
+        file = self._open(key)
+        try:
+            yield file
+        finally:
+            file.close()
+
+    def _info(self, key: str, file: File) -> ObjectInfo:
+        stat = file.stat()
+        known = self._sidecars.read(key, stat)
+        if known is None:
+            known = Known(_hash(file), {})
+            self._remember(key, stat, known)
+        return _info_of(key, stat, known)
+
+    def _remember(self, key: str, stat: Stat, known: Known) -> None:
+        """Saves the next reader the hash, unless a writer is at it.
+
+        Without waiting for the lock, since the caller may hold it. And a full disk must not
+        stop reads: the sidecar is only a cache here.
+        """
+        with suppress(OSError):
+            lock = self._fs.lock(self.paths.lock(key), wait=False)
+            if lock is None:
+                return
+            try:
+                if self._fs.stat(self.paths.object(key)) == stat:
+                    self._sidecars.write(key, stat, known)
+            finally:
+                lock.release()
+
+
+class OpenRange:
+    """A range of an open object, read piece by piece."""
+
+    def __init__(self, key: str, file: File, offset: int, size: int) -> None:
+        self._key = key
+        self._file = file
+        self._offset = offset
+        self._end = offset + size
+
+    def next_piece(self) -> bytes:
+        """About 1 MiB; nothing at the end."""
+        with translated(f"get {self._key}"):
+            size = min(PIECE_BYTES, self._end - self._offset)
+            piece = self._file.pread(size, self._offset) if size > 0 else b""
+            self._offset += len(piece)
+            return piece
+
+    def close(self) -> None:
+        """Gives the file back."""
+        self._file.close()
+
+
+def check_metadata(metadata: Mapping[str, str]) -> None:
+    """Raises `InvalidInput` if it is not text or above 2 KB."""
+    try:
+        size = sum(len(name.encode()) + len(value.encode()) for name, value in metadata.items())
+    except UnicodeEncodeError as error:
+        raise InvalidInput("metadata is not text", field="metadata") from error
+    if size > MAX_METADATA_BYTES:
+        raise InvalidInput(
+            f"metadata has {size} bytes of {MAX_METADATA_BYTES}",
+            field="metadata",
+            hint="Put it into an object of its own.",
+        )
+
+
+def _check_range(offset: int, size: int | None) -> None:
+    if offset < 0 or (size is not None and size < 0):
+        raise InvalidInput("offset and size are not negative", field="offset")
+
+
+def _check_match(info: ObjectInfo, if_match: str | None) -> None:
+    if if_match is not None and info.etag != if_match:
+        raise PreconditionFailed(f"{info.key} has ETag {info.etag}, not {if_match}")
+
+
+def _length(total: int, offset: int, size: int | None) -> int:
+    rest = max(0, total - offset)
+    return rest if size is None else min(rest, size)
+
+
+def _info_of(key: str, stat: Stat, known: Known) -> ObjectInfo:
+    return ObjectInfo(key, stat.size, known.etag, stat.modified_ns // 1_000_000, known.metadata)
+
+
+def _hash(file: File) -> str:
+    digest, offset = xxhash.xxh3_128(), 0
+    while piece := file.pread(PIECE_BYTES, offset):
+        digest.update(piece)
+        offset += len(piece)
+    return digest.hexdigest()

@@ -1,0 +1,115 @@
+"""What the local store remembers of an object beside its bytes: `.meta/{key}.json`.
+
+    {"etag": …, "size": …, "mtime_ns": …, "inode": …, "metadata": {…}}
+
+It holds for the file of just that size, time and inode; of any other file it says
+nothing, and the ETag is computed from the bytes. It is written without a sync, and
+nothing but user metadata is lost with it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import orjson
+
+from logstore import ulid
+from logstore.clock import Clock
+from logstore.entropy import Entropy
+from logstore.filesystem import FileSystem, Stat
+from logstore.objects.keypath import KeyPaths
+
+_ATTEMPTS = 100
+_MAX_BYTES = 1 << 16
+
+
+class Known(NamedTuple):
+    """ETag and user metadata of one object."""
+
+    etag: str
+    metadata: Mapping[str, str]
+
+
+class Sidecars:
+    """Reads and writes them."""
+
+    def __init__(self, fs: FileSystem, paths: KeyPaths, clock: Clock, entropy: Entropy) -> None:
+        self._fs = fs
+        self._paths = paths
+        self._clock = clock
+        self._entropy = entropy
+
+    def read(self, key: str, stat: Stat) -> Known | None:
+        """What is known of the file of that `stat`, None if nothing."""
+        try:
+            file = self._fs.open(self._paths.sidecar(key), "read")
+        except OSError:  # absent, or a name too long: then nothing is known
+            return None
+        try:
+            return _parse(file.pread(_MAX_BYTES, 0), stat)
+        finally:
+            file.close()
+
+    def write(self, key: str, stat: Stat, known: Known) -> None:
+        """Remembers it for the file of that `stat`. Raises `OSError`."""
+        temporary = self.new_temporary()
+        file = self._fs.open(temporary, "create")
+        try:
+            file.write([_spell(stat, known)])
+        finally:
+            file.close()
+        move(self._fs, temporary, self._paths.sidecar(key))
+
+    def remove(self, key: str) -> None:
+        """Forgets it, if there is anything."""
+        try:
+            self._fs.unlink(self._paths.sidecar(key))
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return
+
+    def new_temporary(self) -> str:
+        """A path for a file that is not an object yet."""
+        name = ulid.encode(ulid.fresh(self._clock, self._entropy))
+        return f"{self._paths.temporaries}/{name}"
+
+
+def move(fs: FileSystem, source: str, target: str) -> None:
+    """Renames into a folder that is made if need be, and again if someone removes it meanwhile."""
+    folder = os.path.dirname(target)
+    for attempt in range(_ATTEMPTS):
+        try:
+            if attempt:
+                fs.make_folders(folder)
+            fs.rename(source, target)
+        except FileNotFoundError:
+            continue
+        return
+    raise FileNotFoundError(source)
+
+
+def _spell(stat: Stat, known: Known) -> bytes:
+    return orjson.dumps(
+        {
+            "etag": known.etag,
+            "size": stat.size,
+            "mtime_ns": stat.modified_ns,
+            "inode": stat.inode,
+            "metadata": dict(known.metadata),
+        }
+    )
+
+
+def _parse(text: bytes, stat: Stat) -> Known | None:
+    try:
+        found = orjson.loads(text)
+        if (found["size"], found["mtime_ns"], found["inode"]) != (
+            stat.size,
+            stat.modified_ns,
+            stat.inode,
+        ):
+            return None
+        return Known(str(found["etag"]), dict(found["metadata"]))
+    except (ValueError, KeyError, TypeError):  # torn by a power cut
+        return None
