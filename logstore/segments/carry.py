@@ -1,0 +1,99 @@
+"""Times and levels of lines that have none of their own.
+
+A traceback's lines carry the time and level of the line before them from the same
+writer and run. `Carry` remembers the last ones of each run from segment to segment, for
+at most `limit` runs (the least recently written are forgotten; their next line without
+a time then has its ULID's). Its state is lost with the process, and nothing else depends on it.
+
+Within slices everything is a forward fill over arrays: first from line to line of a
+batch, then from batch to batch of a run.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from logstore.batch import RunKey
+from logstore.segments.levels import NO_LEVEL
+from logstore.segments.times import NO_TIME
+
+Ints = NDArray[np.int64]
+
+
+class Carry:
+    """The last time and level of each run of one writer."""
+
+    def __init__(self, limit: int = 100_000) -> None:
+        self._limit = limit
+        self._last: OrderedDict[RunKey, tuple[int, int]] = OrderedDict()
+
+    def load(self, runs: Sequence[RunKey]) -> Last:
+        """The state of these runs as arrays, to be changed."""
+        known = [self._last.get(run, (NO_TIME, NO_LEVEL)) for run in runs]
+        array = np.array(known, dtype=np.int64).reshape(len(known), 2)
+        return Last(array[:, 0].copy(), array[:, 1].copy())
+
+    def save(self, runs: Sequence[RunKey], last: Last) -> None:
+        """Remembers the state of these runs."""
+        states = zip(runs, last.times.tolist(), last.levels.tolist(), strict=True)
+        for run, time, level in states:
+            if time == NO_TIME and level == NO_LEVEL:
+                continue
+            self._last[run] = (time, level)
+            self._last.move_to_end(run)
+        while len(self._last) > self._limit:
+            self._last.popitem(last=False)
+
+
+@dataclass(slots=True)
+class Last:
+    """The last time and level of each run, by its index."""
+
+    times: Ints
+    levels: Ints
+
+
+def last_of_batches(values: Ints, none: int, counts: Ints) -> Ints:
+    """The last value that is not `none` in each batch of `counts` lines."""
+    ends = np.cumsum(counts)
+    latest = np.maximum.accumulate(np.where(values != none, np.arange(len(values)), -1))
+    last = latest[ends - 1]
+    return np.where(last >= ends - counts, values[np.maximum(last, 0)], none)
+
+
+def chain(last: Ints, none: int, runs: Ints, state: Ints) -> Ints:
+    """What each batch begins with: the last value of the batch before it in its run.
+
+    `last` is each batch's own last value, `runs` its run, `state` the values of the runs
+    before the first batch; `state` is moved on behind the last batch.
+    """
+    order = np.argsort(runs, kind="stable")
+    run, value = runs[order], last[order]
+    head = np.ones(len(run), dtype=np.bool_)
+    head[1:] = run[1:] != run[:-1]
+    first = np.maximum.accumulate(np.where(head, np.arange(len(run)), 0))
+    latest = np.maximum.accumulate(np.where(value != none, np.arange(len(run)), -1))
+    after = np.where(latest >= first, value[np.maximum(latest, 0)], state[run])
+    before = np.empty_like(after)
+    before[1:] = after[:-1]
+    before[head] = state[run[head]]
+    tail = np.append(head[1:], True)
+    state[run[tail]] = after[tail]
+    result = np.empty_like(before)
+    result[order] = before
+    return result
+
+
+def fill(values: Ints, none: int, counts: Ints, before: Ints) -> Ints:
+    """`values` without gaps: the line before's within a batch, else what it begins with."""
+    if not (values == none).any():
+        return values
+    starts = np.repeat(np.cumsum(counts) - counts, counts)
+    latest = np.maximum.accumulate(np.where(values != none, np.arange(len(values)), -1))
+    own = latest >= starts
+    return np.where(own, values[np.maximum(latest, 0)], np.repeat(before, counts))

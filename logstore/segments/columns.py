@@ -1,0 +1,136 @@
+"""From batches to Arrow record batches of `schema.SCHEMA`, without touching a line in Python.
+
+Rows come in order of (ULID, fqn, run): batches are sorted, and only where batches share an
+id are their records sorted, too. Memory is that of one slice at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from logstore.batch import Batches
+from logstore.errors import TooLarge
+from logstore.segments.carry import Carry
+from logstore.segments.detection import Detection
+from logstore.segments.levels import NO_LEVEL
+from logstore.segments.ordering import by_ulid
+from logstore.segments.schema import ATTRIBUTES, LEVELS, SCHEMA
+from logstore.segments.slices import Limits, Slice, slices
+from logstore.segments.ulids import line_ulids
+
+Ints = NDArray[np.int64]
+_LEVELS = pa.array(LEVELS, pa.string())
+_LARGEST = (1 << 31) - 1
+
+
+def record_batches(
+    batches: Batches, carry: Carry, *, save: bool = False, limits: Limits | None = None
+) -> Iterator[pa.RecordBatch]:
+    """The rows of the batches, in order of (ULID, fqn, run), exact duplicates once.
+
+    `carry` is what the writer's runs ended with before these batches. It is moved on only if
+    `save` is set, and only once the last row was taken. Raises `Damaged` if a text is not
+    what its batch says.
+    """
+    order = by_ulid(batches.rows, batches.runs)
+    detection = Detection(batches, order, carry)
+    for piece in slices(batches, order, limits):
+        yield _record_batch(batches, piece, detection)
+    if save:
+        detection.save()
+
+
+def _record_batch(batches: Batches, piece: Slice, detection: Detection) -> pa.RecordBatch:
+    rows = batches.rows[piece.batches]
+    numbers = _numbers(piece)
+    times, levels = detection.of(piece)
+    pos = np.repeat(rows["pos"].astype(np.int64), piece.counts) + numbers
+    runs, connectors = batches.runs, batches.connectors
+    columns = [
+        line_ulids(rows, piece.counts, numbers),
+        pa.array(times, pa.timestamp("us", tz="UTC")),
+        _names(rows["run"], lambda run: runs[run].fqn, piece.counts),
+        _names(rows["run"], lambda run: runs[run].run, piece.counts),
+        pa.array(pos),
+        _levels(levels),
+        _names(rows["connector"], lambda connector: connectors[connector], piece.counts),
+        _messages(piece),
+        _attributes(batches, piece),
+    ]
+    batch = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+    return batch.take(_row_order(rows, piece, numbers)) if piece.shared else batch
+
+
+def _numbers(piece: Slice) -> Ints:
+    """The number of each record within its batch."""
+    starts = np.cumsum(piece.counts) - piece.counts
+    return np.arange(len(piece.ends)) + np.repeat(piece.firsts - starts, piece.counts)
+
+
+def _row_order(rows: NDArray[np.void], piece: Slice, numbers: Ints) -> pa.Array:
+    """Where batches share an id: by id, record number, and the order of the batches."""
+    new = np.ones(len(rows), dtype=np.int64)
+    for part in range(1, len(rows)):
+        new[part] = rows[["ulid_hi", "ulid_lo"]][part] != rows[["ulid_hi", "ulid_lo"]][part - 1]
+    ids = np.repeat(np.cumsum(new), piece.counts)
+    places = np.repeat(np.arange(len(rows)), piece.counts)
+    return pa.array(np.lexsort((places, numbers, ids)))
+
+
+def _names(
+    indexes: NDArray[np.uint32], name: Callable[[int], str | None], counts: Ints
+) -> pa.DictionaryArray:
+    """A dictionary column of a value per batch, with only the names that occur."""
+    used, inverse = np.unique(indexes, return_inverse=True)
+    texts = [name(index) for index in used.tolist()]
+    codes: dict[str, int] = {}
+    code = [-1 if text is None else codes.setdefault(text, len(codes)) for text in texts]
+    lines = np.repeat(np.array(code, dtype=np.int32)[inverse], counts)
+    missing = lines < 0 if -1 in code else None
+    return pa.DictionaryArray.from_arrays(
+        pa.array(lines, mask=missing), pa.array(list(codes), pa.string())
+    )
+
+
+def _levels(levels: Ints) -> pa.DictionaryArray:
+    missing = levels == NO_LEVEL
+    codes = pa.array(levels.astype(np.int32), mask=missing if missing.any() else None)
+    return pa.DictionaryArray.from_arrays(codes, _LEVELS)
+
+
+def _messages(piece: Slice) -> pa.StringArray:
+    """The texts without the newline behind each record."""
+    count = len(piece.ends)
+    if len(piece.text) > _LARGEST:
+        raise TooLarge(f"a record of {len(piece.text)} bytes is more than 2 GiB")
+    offsets = np.zeros(count + 1, dtype=np.int32)
+    offsets[1:] = piece.ends - np.arange(1, count + 1)
+    data = piece.text.replace(b"\n", b"") if piece.plain else _without_ends(piece)
+    return pa.StringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(data))
+
+
+def _without_ends(piece: Slice) -> NDArray[np.uint8]:
+    """The text without the bytes that end records, but with the newlines in them."""
+    text = np.frombuffer(piece.text, dtype=np.uint8)
+    kept = np.ones(len(text), dtype=np.bool_)
+    kept[piece.ends - 1] = False
+    return text[kept]
+
+
+def _attributes(batches: Batches, piece: Slice) -> pa.Array:
+    if piece.plain:
+        return pa.nulls(len(piece.ends), ATTRIBUTES)
+    values: list[Sequence[tuple[str, str]] | None] = []
+    for index, count, first in zip(piece.batches, piece.counts, piece.firsts, strict=True):
+        meta = batches.meta(int(index)) if batches.rows["meta"][index] else None
+        given = [None] * int(count) if meta is None else meta.attributes[first : first + count]
+        values += [_items(value) for value in given]
+    return pa.array(values, ATTRIBUTES)
+
+
+def _items(attributes: Mapping[str, str] | None) -> list[tuple[str, str]] | None:
+    return None if attributes is None else list(attributes.items())

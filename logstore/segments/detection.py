@@ -1,0 +1,125 @@
+"""Time and level of every record: its own, or those it carries.
+
+A record without a time carries the time of the record before it. A record with neither
+time nor level carries the level, too; one with a time of its own begins something new, and
+has no level if it names none.
+
+Slices come in order of ULID, but a line carries what the line before it in order of `pos`
+had. Almost always the two are one order within a run, and what a batch begins with is
+known when its turn comes. For the other runs `Detection` looks through their text once
+beforehand, and keeps what each of their batches begins with.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from logstore.batch import Batches, Indexes, RecordMeta
+from logstore.segments import carry as carrying
+from logstore.segments.carry import Carry
+from logstore.segments.levels import NAMES, NO_LEVEL, find_levels
+from logstore.segments.ordering import out_of_order
+from logstore.segments.prefixes import prefixes
+from logstore.segments.slices import Slice, slices
+from logstore.segments.times import NO_TIME, find_times, in_range
+from logstore.segments.ulids import times_ms
+
+Ints = NDArray[np.int64]
+_UNSAID = NO_LEVEL - 1  # no level, and none is carried
+_FIELDS = ((0, NO_TIME), (1, NO_LEVEL))
+
+
+class Detection:
+    """Finds times and levels slice by slice; `save` when all slices are through."""
+
+    def __init__(self, batches: Batches, order: Indexes, carry: Carry) -> None:
+        self._batches = batches
+        self._carry = carry
+        self._last = carry.load(batches.runs)
+        self._known = np.zeros(len(batches.rows), dtype=np.bool_)
+        self._begins = np.zeros((2, len(batches.rows)), dtype=np.int64)
+        self._look_ahead(order)
+
+    def of(self, piece: Slice) -> tuple[Ints, Ints]:
+        """Microseconds since the epoch and level (`NO_LEVEL` for none) of each record."""
+        found = own(self._batches, piece)
+        begins = self._chained(piece, found)
+        known = self._known[piece.batches] & (piece.firsts == 0)
+        for field, none in _FIELDS:
+            begins[field] = np.where(known, self._begins[field, piece.batches], begins[field])
+            found[field] = carrying.fill(found[field], none, piece.counts, begins[field])
+        return self._with_ulid_times(piece, found[0]), np.maximum(found[1], NO_LEVEL)
+
+    def save(self) -> None:
+        """Tells the carry what the runs ended with."""
+        self._carry.save(self._batches.runs, self._last)
+
+    def _chained(self, piece: Slice, found: list[Ints]) -> list[Ints]:
+        """What each batch of the slice begins with; moves the state of its runs on."""
+        runs = self._batches.rows["run"][piece.batches].astype(np.int64)
+        states = (self._last.times, self._last.levels)
+        begins = []
+        for field, none in _FIELDS:
+            last = carrying.last_of_batches(found[field], none, piece.counts)
+            begins.append(carrying.chain(last, none, runs, states[field]))
+        return begins
+
+    def _with_ulid_times(self, piece: Slice, times: Ints) -> Ints:
+        """The ULID's time for what has still none."""
+        if not (times == NO_TIME).any():
+            return times
+        minted = times_ms(self._batches.rows[piece.batches]) * 1000
+        return np.where(times == NO_TIME, np.repeat(minted, piece.counts), times)
+
+    def _look_ahead(self, order: Indexes) -> None:
+        """Fills `_begins` for the batches of runs whose order is not that of `pos`."""
+        rows = self._batches.rows
+        if len(order) == 0:
+            return
+        marks = out_of_order(rows, order)
+        chosen = np.sort(order[marks[rows["run"][order]]])
+        if len(chosen) == 0:
+            return
+        before = self._last.times.copy(), self._last.levels.copy()
+        for piece in slices(self._batches, chosen):
+            begins = self._chained(piece, own(self._batches, piece))
+            heads = piece.firsts == 0
+            self._begins[:, piece.batches[heads]] = np.stack(begins)[:, heads]
+        self._known[chosen] = True
+        self._ends = self._last
+        self._last = carrying.Last(*before)
+
+
+def own(batches: Batches, piece: Slice) -> list[Ints]:
+    """Times and levels that the records themselves have: given, or found in their text."""
+    look = prefixes(piece.text, piece.ends)
+    times, levels = find_times(look), find_levels(look).astype(np.int64)
+    if not piece.plain:
+        _put_given(batches, piece, times, levels)
+    levels[(levels == NO_LEVEL) & (times != NO_TIME)] = _UNSAID
+    return [times, levels]
+
+
+def _put_given(batches: Batches, piece: Slice, times: Ints, levels: Ints) -> None:
+    """Replaces what was found by what the records say."""
+    stop = 0
+    for index, count, first in zip(piece.batches, piece.counts, piece.firsts, strict=True):
+        start, stop = stop, stop + int(count)
+        meta = batches.meta(int(index)) if batches.rows["meta"][index] else None
+        if meta is not None:
+            part = slice(int(first), int(first + count))
+            _given_times(meta, part, times[start:stop])
+            _given_levels(meta, part, levels[start:stop])
+
+
+def _given_times(meta: RecordMeta, part: slice, times: Ints) -> None:
+    given = np.array([NO_TIME if t is None else t for t in meta.ts[part]], dtype=np.int64)
+    good = in_range(given)
+    times[good] = given[good]
+
+
+def _given_levels(meta: RecordMeta, part: slice, levels: Ints) -> None:
+    names = [NO_LEVEL if n is None else NAMES.get(n.upper(), NO_LEVEL) for n in meta.levels[part]]
+    given = np.array(names, dtype=np.int64)
+    levels[given != NO_LEVEL] = given[given != NO_LEVEL]

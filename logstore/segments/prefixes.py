@@ -1,0 +1,72 @@
+"""The first bytes of every record as a matrix, where levels and times are looked for.
+
+A row is `WIDTH` bytes that begin one byte before the record, so column 0 is the newline
+before it (or one that is put there), and column `1 + i` is byte `i` of the record. A row
+goes on into the next record where this one is shorter: whoever finds something compares
+its column with `lengths`. Matches are positions in the flattened matrix, which NumPy
+searches at memory speed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+WIDTH = 96
+Bytes = NDArray[np.uint8]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+_PAD = b"\n" * WIDTH
+
+
+@dataclass(frozen=True)
+class Prefixes:
+    """The matrix (`rows`), and the length of each record with its newline, in bytes."""
+
+    rows: Bytes
+    lengths: Ints
+
+    @cached_property
+    def flat(self) -> Bytes:
+        """All rows as one array."""
+        return self.rows.reshape(-1)
+
+    @cached_property
+    def words(self) -> NDArray[np.uint64]:
+        """The eight bytes from each position, first byte lowest; 8 fewer than `flat`."""
+        count = max(self.flat.size - 8, 0)
+        return np.ndarray((count,), dtype="<u8", buffer=self.flat.data, strides=(1,))
+
+    def place(self, found: Ints) -> tuple[Ints, Ints]:
+        """Row and column of flat positions."""
+        row = found // WIDTH
+        return row, found - row * WIDTH
+
+
+def prefixes(text: bytes, ends: Ints) -> Prefixes:
+    """The prefixes of the records of `text` that end (behind their newline) at `ends`."""
+    padded = b"".join((b"\n", text, _PAD))
+    starts = np.empty_like(ends)
+    starts[:1] = 0
+    starts[1:] = ends[:-1]
+    windows = np.ndarray((len(text) + 1,), dtype=f"V{WIDTH}", buffer=padded, strides=(1,))
+    rows = windows[starts].view(np.uint8).reshape(len(ends), WIDTH)
+    return Prefixes(rows, ends - starts)
+
+
+def first_of_rows(row: Ints) -> Bools:
+    """For ascending row numbers: which entries are the first of their row."""
+    first = np.ones(len(row), dtype=np.bool_)
+    first[1:] = row[1:] != row[:-1]
+    return first
+
+
+def is_word(byte: Bytes) -> Bools:
+    """Whether each byte is a letter, a digit or `_`."""
+    return _WORD[byte]
+
+
+_WORD: Bools = np.array([chr(b).isalnum() and b < 128 or b == 95 for b in range(256)])

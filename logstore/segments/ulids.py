@@ -1,0 +1,52 @@
+"""ULIDs of lines and the times in them, for many lines at once.
+
+Line `i` of a batch has the batch's 26 characters with the last five replaced by `i`
+in base 32: a batch id's low 25 bits are zero (`logstore.ulid`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from logstore.batch import Rows
+from logstore.ulid import ALPHABET
+
+_DIGITS = np.frombuffer(ALPHABET.encode(), dtype=np.uint8)
+_NUMBERS = np.arange(1 << 15)
+# The last three characters of every number below 2^15, as items of three bytes.
+_LAST = np.stack([_DIGITS[_NUMBERS >> shift & 31] for shift in (10, 5, 0)], axis=1)
+
+
+def times_ms(rows: Rows) -> NDArray[np.int64]:
+    """The time of each batch, in milliseconds since the epoch."""
+    times: NDArray[np.int64] = (rows["ulid_hi"] >> np.uint64(16)).astype(np.int64)
+    return times
+
+
+def texts(rows: Rows) -> NDArray[np.uint8]:
+    """The ULID of each batch as a row of 26 characters."""
+    matrix = np.empty((len(rows), 26), dtype=np.uint8)
+    high, low = rows["ulid_hi"], rows["ulid_lo"]
+    for column in range(26):
+        shift = 5 * (25 - column)
+        if shift >= 64:
+            digit = high >> np.uint64(shift - 64)
+        elif shift > 59:
+            digit = high << np.uint64(64 - shift) | low >> np.uint64(shift)
+        else:
+            digit = low >> np.uint64(shift)
+        matrix[:, column] = _DIGITS[(digit & np.uint64(31)).astype(np.intp)]
+    return matrix
+
+
+def line_ulids(rows: Rows, counts: NDArray[np.int64], numbers: NDArray[np.int64]) -> pa.Array:
+    """`counts[b]` ULIDs of batch `b`, in order, for lines with these `numbers`."""
+    matrix = np.repeat(texts(rows), counts, axis=0)
+    matrix[:, 23:] = _LAST[numbers & 0x7FFF]
+    if len(numbers) and int(numbers.max()) >> 15:
+        matrix[:, 22] = _DIGITS[numbers >> 15 & 31]
+        matrix[:, 21] = _DIGITS[numbers >> 20 & 31]
+    offsets = np.arange(len(matrix) + 1, dtype=np.int32) * np.int32(26)
+    return pa.StringArray.from_buffers(len(matrix), pa.py_buffer(offsets), pa.py_buffer(matrix))

@@ -1,0 +1,158 @@
+"""Batches into the bytes of a segment.
+
+Rows are sorted by ULID, one slice of about 8 MiB of text is one row group, and only one
+slice is in memory beside the bytes that are ready. Equal batches, numbers and carry give
+equal bytes. The layout is `schema`, `footer` and `seal`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from logstore.batch import Batches, Rows, RunKey
+from logstore.segments import footer as footers
+from logstore.segments import seal
+from logstore.segments.carry import Carry
+from logstore.segments.columns import record_batches
+from logstore.segments.footer import Footer, SegmentRun
+from logstore.segments.schema import DICTIONARIES, ENCODINGS, SCHEMA, STATISTICS
+from logstore.segments.slices import Limits
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedSegment:
+    """A segment ready to be put. `text_bytes` is the size of its messages with newlines."""
+
+    body: bytes
+    footer: Footer
+    text_bytes: int
+
+    @property
+    def rows(self) -> int:
+        """Its records."""
+        return self.footer.rows
+
+    @property
+    def low(self) -> str:
+        """The ULID of its first row, empty without rows."""
+        return self.footer.low
+
+    @property
+    def high(self) -> str:
+        """The ULID of its last row, empty without rows."""
+        return self.footer.high
+
+
+def encode_segment(
+    batches: Batches,
+    *,
+    node: str,
+    seq: int,
+    carry: Carry,
+    ranges: Sequence[tuple[int, int]] | None = None,
+    limits: Limits | None = None,
+) -> EncodedSegment:
+    """The batches as segment `seq` of `node`.
+
+    `ranges` are the journal's, as [first, end) of `pos`; without them, the one from the
+    first to the last batch. `carry` is moved on when all is encoded. Raises `Damaged` if
+    a text is not what its batch says.
+    """
+    sink = pa.BufferOutputStream()
+    tally = _Tally()
+    with _parquet_writer(sink) as writer:
+        for batch in record_batches(batches, carry, save=True, limits=limits):
+            # Rows of a group go down in one piece: a group is what a reader takes at once.
+            writer.write_table(pa.Table.from_batches([batch]), row_group_size=batch.num_rows)
+            tally.add(batch)
+        about = tally.footer(node, seq, _ranges(batches.rows) if ranges is None else ranges)
+        writer.add_key_value_metadata(footers.encode(about))
+    return EncodedSegment(seal.sealed(memoryview(sink.getvalue())), about, tally.text_bytes)
+
+
+def _parquet_writer(sink: pa.BufferOutputStream) -> pq.ParquetWriter:
+    return pq.ParquetWriter(
+        sink,
+        SCHEMA,
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=DICTIONARIES,
+        column_encoding=ENCODINGS,
+        write_statistics=STATISTICS,
+        write_page_checksum=True,
+        coerce_timestamps="us",
+    )
+
+
+def _ranges(rows: Rows) -> list[tuple[int, int]]:
+    if len(rows) == 0:
+        return []
+    return [(int(rows["pos"].min()), int((rows["pos"] + rows["records"]).max()))]
+
+
+class _Tally:
+    """What the footer says of the rows, gathered row group by row group."""
+
+    def __init__(self) -> None:
+        self.text_bytes = 0
+        self._rows = 0
+        self._low = self._high = ""
+        self._checksums: list[str] = []
+        self._runs: dict[RunKey, SegmentRun] = {}
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Counts a row group."""
+        ulid = batch.column("ulid")
+        self._low = self._low or ulid[0].as_py()
+        self._high = ulid[-1].as_py()
+        self._add_runs(batch)
+        self._checksums.append(footers.rows_checksum(batch))
+        self._rows += batch.num_rows
+        self.text_bytes += _text_bytes(batch.column("message")) + batch.num_rows
+
+    def _add_runs(self, batch: pa.RecordBatch) -> None:
+        fqn, run = batch.column("fqn"), batch.column("run_id")
+        fqns, runs = fqn.dictionary.to_pylist(), run.dictionary.to_pylist()
+        pair = fqn.indices.to_numpy().astype(np.int64) * len(runs) + run.indices.to_numpy()
+        order = np.argsort(pair, kind="stable")
+        heads = np.flatnonzero(np.diff(pair[order], prepend=-1))
+        pos = batch.column("pos").to_numpy()[order]
+        shares = zip(
+            pair[order][heads].tolist(),
+            np.diff(heads, append=len(pair)).tolist(),
+            np.minimum.reduceat(pos, heads).tolist(),
+            np.maximum.reduceat(pos, heads).tolist(),
+            strict=True,
+        )
+        for code, rows, first, last in shares:
+            key = RunKey(fqns[code // len(runs)], runs[code % len(runs)])
+            self._add_run(SegmentRun(key, rows, first, last, (len(self._checksums),)))
+
+    def _add_run(self, more: SegmentRun) -> None:
+        known = self._runs.get(more.key)
+        if known is not None:
+            more = SegmentRun(
+                more.key,
+                known.rows + more.rows,
+                min(known.first, more.first),
+                max(known.last, more.last),
+                known.groups + more.groups,
+            )
+        self._runs[more.key] = more
+
+    def footer(self, node: str, seq: int, ranges: Sequence[tuple[int, int]]) -> Footer:
+        """The footer of all row groups."""
+        runs = tuple(sorted(self._runs.values(), key=lambda run: run.key))
+        spans = tuple((first, end) for first, end in ranges)
+        checksums = tuple(self._checksums)
+        return Footer(node, seq, spans, self._rows, self._low, self._high, checksums, runs)
+
+
+def _text_bytes(messages: pa.StringArray) -> int:
+    offsets = np.frombuffer(messages.buffers()[1], dtype=np.int32)
+    return int(offsets[messages.offset + len(messages)] - offsets[messages.offset])
