@@ -67,6 +67,8 @@ class DiskFile:
         return b"".join(pieces)
 
     def sync(self) -> None:
+        if self._fd < 0:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         os.fdatasync(self._fd)
 
     def truncate(self, size: int) -> None:

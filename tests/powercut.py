@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from random import Random
 
@@ -73,9 +74,10 @@ class PowerCutFileSystem:
                 copies[inode.number] = inode.after_power_cut(dice)
             return copies[inode.number]
 
-        self._root.decide(dice)
+        root = deepcopy(self._root)  # so that another seed throws the dice anew
+        root.decide(dice)
         after = PowerCutFileSystem(capacity_bytes=self.capacity_bytes)
-        after._root = self._root.after_power_cut(copy_of)
+        after._root = root.after_power_cut(copy_of)
         after._now_ns = self._now_ns + 3600 * 1_000_000_000
         return after
 
@@ -222,9 +224,7 @@ class PowerCutFileSystem:
 
     def _used(self, folder: Folder) -> int:
         nodes = [node for _, node in folder.entries()]
-        return sum(
-            [len(n.current) if isinstance(n, Inode) else self._used(n) for n in nodes]
-        )
+        return sum([len(n.current) if isinstance(n, Inode) else self._used(n) for n in nodes])
 
     def _parent(self, path: str) -> tuple[Folder, str]:
         folder, _, name = path.rpartition("/")

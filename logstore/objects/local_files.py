@@ -29,11 +29,11 @@ from logstore.errors import InvalidInput, NotFound, OutcomeUnknown, Precondition
 from logstore.filesystem import File, FileSystem, Stat
 from logstore.objects.keypath import KeyPaths
 from logstore.objects.oserrors import translated, unknown_outcome
+from logstore.objects.ranges import PIECE_BYTES, OpenRange, check_range, length_of
 from logstore.objects.sidecar import Known, Sidecars
 from logstore.objects.store import Body, ObjectInfo, Part
 from logstore.objects.walk import Walk
 
-PIECE_BYTES = 1 << 20
 STALE_TEMPORARY_MS = 24 * 3600 * 1000
 MAX_METADATA_BYTES = 2048  # S3's limit, kept here so that nobody relies on more
 
@@ -108,21 +108,21 @@ class LocalFiles:
         self, key: str, offset: int, size: int | None, if_match: str | None
     ) -> tuple[ObjectInfo, bytes]:
         """As `ObjectStore.get`."""
-        _check_range(offset, size)
+        check_range(offset, size)
         with translated(f"get {key}"), self._opened(key) as file:
             info = self._info(key, file)
             _check_match(info, if_match)
-            return info, file.pread(_length(info.size, offset, size), offset)
+            return info, file.pread(length_of(info.size, offset, size), offset)
 
     def open(self, key: str, offset: int, size: int | None, if_match: str | None) -> OpenRange:
         """A range that is read in pieces; the caller closes it."""
-        _check_range(offset, size)
+        check_range(offset, size)
         with translated(f"get {key}"):
             file = self._open(key)
             try:
                 if if_match is not None:
                     _check_match(self._info(key, file), if_match)
-                return OpenRange(key, file, offset, _length(file.size(), offset, size))
+                return OpenRange(key, file, offset, length_of(file.size(), offset, size))
             except BaseException:
                 file.close()
                 raise
@@ -187,11 +187,11 @@ class LocalFiles:
         if isinstance(part, bytes):
             target.write([part])
             return
-        _check_range(part.offset, part.size)
+        check_range(part.offset, part.size)
         with self._opened(part.key) as source:
             if part.if_match is not None:
                 _check_match(self._info(part.key, source), part.if_match)
-            size = _length(source.size(), part.offset, part.size)
+            size = length_of(source.size(), part.offset, part.size)
             if size:
                 self._fs.copy(source, part.offset, size, target)
 
@@ -344,28 +344,6 @@ class LocalFiles:
                 lock.release()
 
 
-class OpenRange:
-    """A range of an open object, read piece by piece."""
-
-    def __init__(self, key: str, file: File, offset: int, size: int) -> None:
-        self._key = key
-        self._file = file
-        self._offset = offset
-        self._end = offset + size
-
-    def next_piece(self) -> bytes:
-        """About 1 MiB; nothing at the end."""
-        with translated(f"get {self._key}"):
-            size = min(PIECE_BYTES, self._end - self._offset)
-            piece = self._file.pread(size, self._offset) if size > 0 else b""
-            self._offset += len(piece)
-            return piece
-
-    def close(self) -> None:
-        """Gives the file back."""
-        self._file.close()
-
-
 def check_metadata(metadata: Mapping[str, str]) -> None:
     """Raises `InvalidInput` if it is not text or above 2 KB."""
     try:
@@ -380,19 +358,9 @@ def check_metadata(metadata: Mapping[str, str]) -> None:
         )
 
 
-def _check_range(offset: int, size: int | None) -> None:
-    if offset < 0 or (size is not None and size < 0):
-        raise InvalidInput("offset and size are not negative", field="offset")
-
-
 def _check_match(info: ObjectInfo, if_match: str | None) -> None:
     if if_match is not None and info.etag != if_match:
         raise PreconditionFailed(f"{info.key} has ETag {info.etag}, not {if_match}")
-
-
-def _length(total: int, offset: int, size: int | None) -> int:
-    rest = max(0, total - offset)
-    return rest if size is None else min(rest, size)
 
 
 def _info_of(key: str, stat: Stat, known: Known) -> ObjectInfo:

@@ -1,0 +1,43 @@
+"""Ranges of a stored file, and reading one piece by piece."""
+
+from __future__ import annotations
+
+from logstore.errors import InvalidInput
+from logstore.filesystem import File
+from logstore.objects.oserrors import translated
+
+PIECE_BYTES = 1 << 20
+
+
+def check_range(offset: int, size: int | None) -> None:
+    """Raises `InvalidInput` for a negative offset or size."""
+    if offset < 0 or (size is not None and size < 0):
+        raise InvalidInput("offset and size are not negative", field="offset")
+
+
+def length_of(total: int, offset: int, size: int | None) -> int:
+    """Bytes that the range has in a file of `total` bytes."""
+    rest = max(0, total - offset)
+    return rest if size is None else min(rest, size)
+
+
+class OpenRange:
+    """A range of an open object, read piece by piece."""
+
+    def __init__(self, key: str, file: File, offset: int, size: int) -> None:
+        self._key = key
+        self._file = file
+        self._offset = offset
+        self._end = offset + size
+
+    def next_piece(self) -> bytes:
+        """About 1 MiB; nothing at the end."""
+        with translated(f"get {self._key}"):
+            size = min(PIECE_BYTES, self._end - self._offset)
+            piece = self._file.pread(size, self._offset) if size > 0 else b""
+            self._offset += len(piece)
+            return piece
+
+    def close(self) -> None:
+        """Gives the file back."""
+        self._file.close()

@@ -1,0 +1,141 @@
+"""The machine's disk and the simulated one keep one contract; syncs report failures."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from logstore.disk import Disk, syncer_for
+from logstore.filesystem import FileSystem
+from logstore.syncer import AioSyncer, ThreadSyncer
+from tests.contracts.filesystem import FileSystemContract
+from tests.powercut import DirectSyncer, PowerCutFileSystem
+from tests.refusals import refused
+
+pytestmark = pytest.mark.anyio
+
+
+class TestDisk(FileSystemContract):
+    @pytest.fixture
+    def fs(self) -> FileSystem:
+        return Disk()
+
+    @pytest.fixture
+    def root(self, tmp_path: Path) -> str:
+        return str(tmp_path)
+
+
+class TestPowerCutFileSystem(FileSystemContract):
+    @pytest.fixture
+    def fs(self) -> FileSystem:
+        return PowerCutFileSystem()
+
+    @pytest.fixture
+    def root(self, fs: FileSystem) -> str:
+        fs.make_folders("/data")
+        return "/data"
+
+
+def test_no_descriptor_is_inherited(tmp_path: Path) -> None:
+    disk = Disk()
+    file = disk.open(str(tmp_path / "f"), "create")
+    disk.lock(str(tmp_path / "lock"), wait=True)
+    assert not os.get_inheritable(file.fileno())
+    child = "import os; print(*[os.readlink(f'/proc/self/fd/{n}') for n in (3, 4, 5, 6) "
+    child += "if os.path.exists(f'/proc/self/fd/{n}')])"
+    shown = subprocess.run(
+        [sys.executable, "-c", child], capture_output=True, text=True, close_fds=False, check=True
+    ).stdout
+    assert str(tmp_path) not in shown
+
+
+def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
+    path = str(tmp_path / "lock")
+    code = "from logstore.disk import Disk\n"
+    code += f"l = Disk().lock({path!r}, wait=True); print('held'); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "held\n"
+        assert Disk().lock(path, wait=False) is None
+        child.kill()
+        child.wait()
+    assert Disk().lock(path, wait=True) is not None
+
+
+class RefusingContext:
+    """A kernel that answers every request with `error`."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    async def fdsync(self, fd: int) -> None:
+        raise self._error
+
+    def close(self) -> None:
+        return None
+
+
+async def test_syncs_through_the_kernel(tmp_path: Path) -> None:
+    syncer = syncer_for(asyncio.get_running_loop())
+    files = [Disk().open(str(tmp_path / str(i)), "create") for i in range(40)]
+    for file in files:
+        file.write([b"x" * 10_000])
+    await asyncio.gather(*[syncer.sync(file) for file in files])
+    syncer.close()
+
+
+async def test_syncs_in_a_thread(tmp_path: Path) -> None:
+    file = Disk().open(str(tmp_path / "f"), "create")
+    syncer = ThreadSyncer()
+    await syncer.sync(file)
+    syncer.close()
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+async def test_a_failed_sync_is_an_oserror(number: int, tmp_path: Path) -> None:
+    file = Disk().open(str(tmp_path / "f"), "create")
+    syncer = AioSyncer(RefusingContext(SystemError(os.strerror(number))))
+    with refused(number):
+        await syncer.sync(file)
+
+
+async def test_a_failure_without_a_name_is_an_input_output_error(tmp_path: Path) -> None:
+    file = Disk().open(str(tmp_path / "f"), "create")
+    syncer = AioSyncer(RefusingContext(SystemError("unheard of")))
+    with refused(errno.EIO):
+        await syncer.sync(file)
+
+
+@pytest.mark.parametrize("error", [OverflowError("queue full"), ValueError("cannot")])
+async def test_a_request_that_was_not_taken_is_made_in_a_thread(
+    error: Exception, tmp_path: Path
+) -> None:
+    file = Disk().open(str(tmp_path / "f"), "create")
+    await AioSyncer(RefusingContext(error)).sync(file)
+    file.close()
+    with refused(errno.EBADF):
+        await AioSyncer(RefusingContext(error)).sync(file)
+
+
+@pytest.mark.parametrize("make", [lambda: syncer_for(asyncio.get_running_loop()), ThreadSyncer])
+async def test_a_file_that_cannot_be_synced(make: type[ThreadSyncer], tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    pipe = Disk().open(str(tmp_path / "pipe"), "append")
+    with refused(errno.EINVAL):
+        await make().sync(pipe)
+
+
+async def test_the_simulated_sync_fails_as_told() -> None:
+    fs = PowerCutFileSystem()
+    file = fs.open("/f", "create")
+    fs.fail_with(errno.EIO, at=2, once=True)
+    with refused(errno.EIO):
+        await DirectSyncer().sync(file)
