@@ -1,0 +1,10 @@
+"""Search over all runs: hot lines, segments and the table, each record once.
+
+request.py   what is asked, validated          times.py, cursor.py   parts of it
+view.py      what is searched, pinned in the one right order
+hot.py       the journal's part as Arrow        tiles.py   time, cut into pieces of work
+database.py  DuckDB with its limits             sql.py     the statements
+search.py    one search: ordered, deduplicated, cut at the limit
+engine.py    many searches: slots, time limits, cancelling
+output.py    ndjson, text, Parquet              route.py   `GET /query`
+"""

@@ -1,0 +1,51 @@
+"""Where a search stopped: the last record that was given, (ulid, fqn, run).
+
+Opaque to clients: `q1.` and base64url of a JSON list, so that it is never mistaken for
+a cursor of positions or a line number.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import NamedTuple
+
+import orjson
+
+from logstore import ulid
+from logstore.errors import InvalidCursor, InvalidInput
+
+_PREFIX = "q1."
+
+
+class RecordKey(NamedTuple):
+    """What makes a record the same record; `ulid` is its text."""
+
+    ulid: str
+    fqn: str
+    run: str
+
+    def encode(self) -> str:
+        """The cursor that stands behind this record."""
+        return _PREFIX + base64.urlsafe_b64encode(orjson.dumps(list(self))).decode().rstrip("=")
+
+
+def decode(text: str, field: str = "after") -> RecordKey:
+    """The record that the cursor stands behind. Raises `InvalidCursor`."""
+    body = text.removeprefix(_PREFIX)
+    try:
+        if body == text:
+            raise ValueError("another kind of cursor")
+        value = orjson.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
+        return _record_key(value)
+    except (ValueError, TypeError, binascii.Error, InvalidInput) as error:
+        raise InvalidCursor(f"not a cursor of a query: {text[:80]!r}", field=field) from error
+
+
+def _record_key(value: object) -> RecordKey:
+    if not isinstance(value, list) or len(value) != 3:
+        raise ValueError("a cursor has three parts")
+    text, fqn, run = value
+    if not (isinstance(text, str) and isinstance(fqn, str) and isinstance(run, str)):
+        raise TypeError("the parts are strings")
+    return RecordKey(ulid.encode(ulid.decode(text)), fqn, run)

@@ -1,0 +1,137 @@
+"""DuckDB with limits: one in-memory database for one search.
+
+It reads below the given folders and nothing else: no other files, no network, no
+extensions that are not part of it, and no setting can be changed afterwards. What it
+cannot hold within its memory goes to a spill folder of limited size, which goes when the
+database is closed. All calls block; only `interrupt` may come from another thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import duckdb
+import pyarrow as pa
+
+from logstore.errors import Damaged, InvalidInput, LimitReached, TailraceError
+from service.query.limits import QueryLimits
+
+PIECE_ROWS: Final = 8_192
+_VENDOR: Final = (duckdb.Error, OSError, pa.ArrowException)
+_NARROW: Final = "Narrow the search: a shorter time, one fqn or run, a limit."
+
+
+class Database:
+    """Statements over Parquet files below `folders` and over registered Arrow data."""
+
+    def __init__(self, limits: QueryLimits, folders: Sequence[str], spill_folder: str) -> None:
+        self._limits = limits
+        self._folders = [f"{folder}/" for folder in folders]
+        self._stopped: TailraceError | None = None
+        self._feed_failure: TailraceError | None = None
+        self._connection = duckdb.connect(
+            ":memory:",
+            config={
+                "threads": limits.threads,
+                "memory_limit": f"{limits.memory_bytes}B",
+                "temp_directory": spill_folder,
+                "max_temp_directory_size": f"{limits.spill_bytes}B",
+                "autoinstall_known_extensions": "false",
+                "autoload_known_extensions": "false",
+                "python_enable_replacements": "false",
+                "allow_persistent_secrets": "false",
+            },
+        )
+        run = self._connection.execute
+        run("SET TimeZone = 'UTC'")
+        run("SET allowed_directories = $folders", {"folders": self._folders})
+        run("SET enable_external_access = false")
+        run("SET lock_configuration = true")
+
+    def check_regex(self, pattern: str) -> None:
+        """Raises `InvalidInput` if RE2 does not take the pattern."""
+        try:
+            self._connection.execute("SELECT regexp_matches('', $q)", {"q": pattern}).fetchall()
+        except duckdb.Error as error:
+            reason = str(error).removeprefix("Invalid Input Error: ")
+            raise InvalidInput(
+                f"q is not a regular expression: {reason[:200]}",
+                field="q",
+                hint="RE2 syntax: no look-around and no back references.",
+            ) from error
+
+    def hold(self, name: str, table: pa.Table) -> None:
+        """Makes a small table known as `name`."""
+        self._connection.register(name, table)
+
+    def feed(self, name: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
+        """Makes a stream known as `name`, for one statement."""
+        self._connection.register(
+            name, pa.RecordBatchReader.from_batches(schema, self._watched(batches))
+        )
+
+    def run(self, statement: str, parameters: Mapping[str, Any]) -> Generator[pa.RecordBatch]:
+        """The statement's rows, streamed.
+
+        Raises `LimitReached` (memory, spill, or interrupted), `Damaged` (a file cannot be
+        read) or what a feed raised.
+        """
+        self._check()
+        try:
+            result = self._connection.execute(statement, dict(parameters))
+            for batch in result.to_arrow_reader(PIECE_ROWS):
+                yield batch
+                self._check()
+        except _VENDOR as error:
+            raise self._translated(error) from error
+
+    def number(self, statement: str, parameters: Mapping[str, Any]) -> int:
+        """The one number that the statement gives. Raises as `run`."""
+        for batch in self.run(statement, parameters):
+            return int(batch.column(0)[0].as_py())
+        return 0
+
+    def interrupt(self, reason: TailraceError) -> None:
+        """Ends the running statement, and every later one, with `reason`.
+
+        An interrupt that meets DuckDB between two statements is forgotten by it: call
+        again until the work has ended.
+        """
+        self._stopped = self._stopped or reason
+        self._connection.interrupt()
+
+    def close(self) -> None:
+        """Gives back memory and spill folder."""
+        self._connection.close()
+
+    def _check(self) -> None:
+        if self._stopped is not None:
+            raise self._stopped
+
+    def _watched(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """DuckDB turns an error in a feed into text; this keeps it."""
+        try:
+            for batch in batches:
+                self._check()
+                yield batch
+        except TailraceError as error:
+            self._feed_failure = error
+            raise
+
+    def _translated(self, error: Exception) -> TailraceError:
+        if self._stopped is not None:
+            return self._stopped
+        if self._feed_failure is not None:
+            return self._feed_failure
+        if isinstance(error, duckdb.OutOfMemoryException) or "Out of Memory" in str(error):
+            mib = self._limits.memory_bytes >> 20
+            spill = self._limits.spill_bytes >> 20
+            return LimitReached(
+                f"the search needs more than {mib} MiB of memory and {spill} MiB of disk",
+                hint=_NARROW,
+            )
+        reason = str(error)
+        for folder in self._folders:
+            reason = reason.replace(folder, "")
+        return Damaged(f"what is stored cannot be read: {reason[:500]}")

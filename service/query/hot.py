@@ -1,0 +1,119 @@
+"""The journal's part of a search: pinned batches, by time, as a stream of Arrow.
+
+A batch has one time (its lines differ in the low 25 bits of the ULID only), so each
+belongs to exactly one tile. Rows are 72 bytes a batch and are held for the length of
+the search; texts are read, encoded and let go as DuckDB asks for them, whatever the
+hot part's size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from logstore.batch import Batches, Indexes, RecordMeta, Rows, RunKey
+from logstore.table.schema import COLUMNS, PARTITIONS
+from service.query.tiles import HOUR_MS, Tile
+
+SCHEMA: Final = pa.schema([field for field in COLUMNS if field.name not in PARTITIONS])
+_TIME_SHIFT: Final = 16  # ulid_hi is 48 bits of time over 16 of the batch
+
+
+class Pin(Protocol):
+    """The hot part of a node at one moment; its files stay until `release`."""
+
+    @property
+    def node(self) -> str:
+        """The node."""
+        ...
+
+    @property
+    def confirmed_pos(self) -> int:
+        """All below it is in confirmed segments."""
+        ...
+
+    def batches(
+        self, *, run: RunKey | None = None, start: int = 0, end: int | None = None
+    ) -> Batches:
+        """Batches from `start`, of one run or of all."""
+        ...
+
+    def release(self) -> None:
+        """Lets the files go."""
+        ...
+
+
+Encode = Callable[[Batches], Iterator[pa.RecordBatch]]
+"""Records of batches with at least the columns of `SCHEMA`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """Some rows of batches, as batches."""
+
+    base: Batches
+    indexes: Indexes
+    rows: Rows
+
+    @property
+    def node(self) -> str:
+        return self.base.node
+
+    @property
+    def runs(self) -> list[RunKey]:
+        return list(self.base.runs)
+
+    @property
+    def connectors(self) -> list[str | None]:
+        return list(self.base.connectors)
+
+    def text(self, indexes: Indexes) -> bytes:
+        return self.base.text(self.indexes[indexes])
+
+    def meta(self, index: int) -> RecordMeta | None:
+        return self.base.meta(int(self.indexes[index]))
+
+
+class HotRecords:
+    """What the journal held beyond its confirmed segments when it was pinned."""
+
+    def __init__(self, pin: Pin, encode: Encode, fqn: str | None, run: str | None) -> None:
+        exact = RunKey(fqn, run) if fqn is not None and run is not None else None
+        self._batches = pin.batches(run=exact, start=pin.confirmed_pos)
+        self._encode = encode
+        wanted = [
+            number
+            for number, key in enumerate(self._batches.runs)
+            if fqn in (None, key.fqn) and run in (None, key.run)
+        ]
+        rows = self._batches.rows
+        self._kept = np.flatnonzero(np.isin(rows["run"], wanted))
+        self._times = (rows["ulid_hi"][self._kept] >> _TIME_SHIFT).astype(np.int64)
+
+    def weights(self, bounds: Tile) -> Mapping[int, int]:
+        """Bytes of text by hour, within the bounds."""
+        chosen = self._within(bounds)
+        hours = self._times[chosen] // HOUR_MS
+        sizes = self._batches.rows["size"][self._kept[chosen]]
+        found, places = np.unique(hours, return_inverse=True)
+        totals = np.bincount(places, weights=sizes, minlength=len(found))
+        return {int(h): int(t) for h, t in zip(found, totals, strict=True)}
+
+    def size(self, tile: Tile) -> int:
+        """Bytes of text in the tile; 0 if there is nothing."""
+        return int(self._batches.rows["size"][self._kept[self._within(tile)]].sum())
+
+    def records(self, tile: Tile) -> Iterator[pa.RecordBatch]:
+        """Records of the tile's milliseconds, a slice at a time."""
+        indexes = self._kept[self._within(tile)]
+        part = Selected(self._batches, indexes, self._batches.rows[indexes])
+        for batch in self._encode(part):
+            yield batch.select(SCHEMA.names).cast(SCHEMA)
+
+    def _within(self, tile: Tile) -> Indexes:
+        low, high = tile.low >> 80, tile.high >> 80
+        return np.flatnonzero((self._times >= low) & (self._times <= high))

@@ -1,0 +1,163 @@
+"""What a search asks for, validated: `QueryRequest.parse` takes the parameters of the URL.
+
+`q` is plain text that the message must hold; with `regex=true` it is one regular
+expression (RE2, linear time). The query language will take the place of
+`Matcher` and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from logstore import ulid
+from logstore.errors import InvalidInput, TooLarge
+from logstore.names import check_name
+from logstore.segments.schema import LEVELS
+from service.query import cursor
+from service.query.cursor import RecordKey
+from service.query.limits import QueryLimits
+from service.query.times import parse_moment
+
+PARAMETERS: Final = frozenset(
+    (
+        *("q", "regex", "from", "to", "fqn", "run", "level"),
+        *("limit", "order", "after", "format", "stats_only"),
+    )
+)
+_BOOLEANS: Final = {"true": True, "1": True, "": True, "false": False, "0": False}
+_DEFAULT_FROM: Final = "now-1h"
+_HIGHEST: Final = (1 << 128) - 1
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Matcher:
+    """What the message must look like; an empty text matches everything."""
+
+    text: str = ""
+    regex: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class QueryRequest:
+    """`low` and `high` bound the ULID, inclusive. `limit` None means all."""
+
+    low: int = 0
+    high: int = _HIGHEST
+    matcher: Matcher = Matcher()
+    fqn: str | None = None
+    run: str | None = None
+    levels: tuple[str, ...] = ()
+    limit: int | None = None
+    descending: bool = True
+    after: RecordKey | None = None
+    stats_only: bool = False
+
+    @staticmethod
+    def parse(
+        parameters: Mapping[str, str], *, now_ms: int, limits: QueryLimits | None = None
+    ) -> QueryRequest:
+        """The request that the parameters make. Raises `InvalidInput` with the field."""
+        _refuse_unknown(parameters)
+        low, high = _bounds(parameters, now_ms)
+        return QueryRequest(
+            low=low,
+            high=high,
+            matcher=_matcher(parameters, (limits or QueryLimits()).expression_chars),
+            fqn=_name(parameters, "fqn"),
+            run=_name(parameters, "run"),
+            levels=_given(parameters, "level", _levels) or (),
+            limit=_given(parameters, "limit", _limit),
+            descending=_given(parameters, "order", _descending) is not False,
+            after=_given(parameters, "after", cursor.decode),
+            stats_only=_boolean(parameters, "stats_only"),
+        )
+
+
+def _refuse_unknown(parameters: Mapping[str, str]) -> None:
+    for name in parameters:
+        if name not in PARAMETERS:
+            raise InvalidInput(
+                f"there is no parameter {name[:80]!r}",
+                field=name[:80],
+                hint=f"Parameters are {', '.join(sorted(PARAMETERS))}.",
+            )
+
+
+def _given(parameters: Mapping[str, str], name: str, read: Callable[[str], T]) -> T | None:
+    """The parameter as `read` understands it; None if it is missing or empty."""
+    value = parameters.get(name)
+    return read(value) if value else None
+
+
+def _bounds(parameters: Mapping[str, str], now_ms: int) -> tuple[int, int]:
+    start = parse_moment(parameters.get("from") or _DEFAULT_FROM, now_ms=now_ms, field="from")
+    to = parameters.get("to")
+    if not to:
+        return ulid.lowest_at(start), _HIGHEST
+    end = parse_moment(to, now_ms=now_ms, field="to")
+    if end < start:
+        raise InvalidInput(
+            "from is after to",
+            field="from",
+            hint="from is the earlier end, also with order=desc. Without it, it is 1 h ago.",
+        )
+    return ulid.lowest_at(start), ulid.highest_at(end)
+
+
+def _matcher(parameters: Mapping[str, str], most_chars: int) -> Matcher:
+    text = parameters.get("q", "")
+    if len(text) > most_chars:
+        raise TooLarge(
+            f"q has {len(text)} characters", field="q", hint=f"Use at most {most_chars}."
+        )
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise InvalidInput("q is not text", field="q", hint="Send q as valid UTF-8.")
+    return Matcher(text, _boolean(parameters, "regex"))
+
+
+def _boolean(parameters: Mapping[str, str], name: str) -> bool:
+    """A bare `name` is true, as in OK Log; `name=false` is false, unlike there."""
+    text = parameters.get(name, "false")
+    found = _BOOLEANS.get(text.lower())
+    if found is None:
+        raise InvalidInput(f"{name} is {text[:80]!r}", field=name, hint="Write true or false.")
+    return found
+
+
+def _name(parameters: Mapping[str, str], field: str) -> str | None:
+    name = parameters.get(field)
+    if name is not None:
+        check_name(name, field)
+    return name
+
+
+def _levels(text: str) -> tuple[str, ...]:
+    levels = tuple(level.strip().upper() for level in text.split(","))
+    for level in levels:
+        if level not in LEVELS:
+            raise InvalidInput(
+                f"there is no level {level[:80]!r}",
+                field="level",
+                hint=f"Levels are {', '.join(LEVELS)}; several are separated by commas.",
+            )
+    return levels
+
+
+def _limit(text: str) -> int:
+    if not (text.isascii() and text.isdigit()) or len(text) > 15 or int(text) == 0:
+        raise InvalidInput(
+            f"limit is {text[:80]!r}",
+            field="limit",
+            hint="Write a whole number above zero, or leave it out to get everything.",
+        )
+    return int(text)
+
+
+def _descending(text: str) -> bool:
+    if text not in ("asc", "desc"):
+        raise InvalidInput(f"order is {text[:80]!r}", field="order", hint="Write asc or desc.")
+    return text == "desc"

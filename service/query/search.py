@@ -1,0 +1,206 @@
+"""One search, as a blocking iterator: each record once, in order, cut at the limit.
+
+Tiles of time are worked through from the nearest end. Within a tile DuckDB gives the
+matches in order and this drops a record that equals the one before it: copies of a
+record (a batch that was sent to two nodes, a segment that is still listed and already
+hot) come out side by side, so nothing has to be remembered, and only matches are
+compared. If a cut tile turns out to have held copies, it is read on from the last record.
+
+A segment that turns out unreadable midway is left out, named in the report, and the
+tile is read on from the last record: the rest is still given, and said to be partial.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from logstore import ulid
+from logstore.errors import Damaged
+from service.query.cursor import RecordKey
+from service.query.database import Database
+from service.query.hot import SCHEMA
+from service.query.limits import QueryLimits
+from service.query.request import QueryRequest
+from service.query.sql import READABLE, Statement
+from service.query.tiles import Tile, Tiles
+from service.query.view import Deletion, View
+
+_KEYS: Final = ("ulid", "fqn", "run_id")
+_GROWTH: Final = 4
+
+
+class Search:
+    """The records of `request` in `view`. `matches` and `last` follow what was given out."""
+
+    def __init__(
+        self, request: QueryRequest, view: View, database: Database, limits: QueryLimits
+    ) -> None:
+        self._request = request
+        self._view = view
+        self._database = database
+        self._limits = limits
+        self._statement = Statement(request, deletions=bool(view.deletions))
+        self.matches = 0
+        self.bytes = 0
+        self.last: RecordKey | None = None
+        if request.matcher.regex:
+            database.check_regex(request.matcher.text)
+        if view.deletions:
+            _hold(database, view.deletions)
+
+    @property
+    def next(self) -> str | None:
+        """Where the next page begins; None if everything was given."""
+        if self._request.limit is None or self.matches < self._request.limit or not self.last:
+            return None
+        return self.last.encode()
+
+    def batches(self) -> Generator[pa.RecordBatch]:
+        """The matches in order. Raises `LimitReached`, `Damaged`, `StoreUnavailable`."""
+        after, budget = self._request.after, self._limits.first_tile_bytes
+        tiles = self._tiles()
+        while not self._done() and (tile := tiles.take(budget)) is not None:
+            before = self.matches
+            yield from self._tile(tile, after)
+            quiet = self.matches - before < self._limits.busy_tile_rows
+            budget = self._grown(budget) if quiet else self._limits.first_tile_bytes
+
+    def count(self) -> int:
+        """How many records match, whatever the limit; sets `matches`."""
+        tiles = self._tiles()
+        while (tile := tiles.take(self._limits.largest_tile_bytes)) is not None:
+            self.matches += self._count(tile)
+        return self.matches
+
+    def _tiles(self) -> Tiles:
+        request = self._request
+        bounds = Tile(request.low, request.high)
+        if request.after is not None:
+            edge = ulid.decode(request.after.ulid)
+            low = max(bounds.low, 0 if request.descending else edge)
+            high = min(bounds.high, edge if request.descending else bounds.high)
+            bounds = Tile(low, high)
+        if bounds.low > bounds.high:
+            return Tiles({}, bounds, descending=request.descending)
+        return Tiles(self._view.weights(bounds), bounds, descending=request.descending)
+
+    def _grown(self, budget: int) -> int:
+        return min(budget * _GROWTH, self._limits.largest_tile_bytes)
+
+    def _done(self) -> bool:
+        return self._request.limit is not None and self.matches >= self._request.limit
+
+    def _tile(self, tile: Tile, after: RecordKey | None) -> Iterator[pa.RecordBatch]:
+        """The tile's matches, however many statements they take."""
+        self.bytes += self._view.size(tile)
+        while not self._done():
+            limit = None if self._request.limit is None else self._request.limit - self.matches
+            given = 0
+            try:
+                with closing(self._select(tile, after, limit)) as selected:
+                    for batch in selected:
+                        given += batch.num_rows
+                        fresh = self._fresh(batch)
+                        if fresh.num_rows:
+                            yield fresh
+            except Damaged:
+                if not self._leave_out_unreadable(tile):
+                    raise
+            else:
+                if limit is None or given < limit:
+                    return
+            after = self.last or after
+
+    def _select(
+        self, tile: Tile, after: RecordKey | None, limit: int | None
+    ) -> Generator[pa.RecordBatch]:
+        sources = self._sources(tile)
+        if not sources:
+            return _nothing()
+        statement = self._statement.records(list(sources), after, limit)
+        return self._database.run(statement, self._bound(sources, tile, after))
+
+    def _count(self, tile: Tile) -> int:
+        while True:
+            sources = self._sources(tile)
+            if not sources:
+                return 0
+            after = self._request.after
+            try:
+                return self._database.number(
+                    self._statement.count(list(sources), after),
+                    self._bound(sources, tile, after),
+                )
+            except Damaged:
+                if not self._leave_out_unreadable(tile):
+                    raise
+
+    def _sources(self, tile: Tile) -> dict[str, list[str]]:
+        """What lies in the tile, by source, as names of files."""
+        view = self._view
+        found = {"table": view.table_files(tile), "segments": view.segment_files(tile)}
+        sources = {name: files for name, files in found.items() if files}
+        if view.hot.size(tile):
+            sources["hot"] = []
+        return sources
+
+    def _bound(
+        self, sources: dict[str, list[str]], tile: Tile, after: RecordKey | None
+    ) -> dict[str, Any]:
+        if "hot" in sources:
+            self._database.feed("hot", SCHEMA, self._view.hot.records(tile))
+        files = {name: names for name, names in sources.items() if names}
+        return self._statement.parameters(tile, after) | files
+
+    def _leave_out_unreadable(self, tile: Tile) -> bool:
+        """Finds segments of the tile that cannot be read and goes on without them."""
+        found = False
+        for file in self._view.segment_files(tile):
+            try:
+                self._database.number(READABLE, {"segments": [file]})
+            except Damaged as error:
+                self._view.leave_out(file, str(error))
+                found = True
+        return found
+
+    def _fresh(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The batch without records that equal the one before them."""
+        if batch.num_rows == 0:
+            return batch
+        columns = [batch.column(name) for name in _KEYS]
+        same = [pc.equal(column[1:], column[:-1]) for column in columns]
+        repeated = pc.and_(pc.and_(same[0], same[1]), same[2])
+        first = RecordKey(*(column[0].as_py() for column in columns)) == self.last
+        self.last = RecordKey(*(column[-1].as_py() for column in columns))
+        keep = pa.concat_arrays([pa.array([not first]), pc.invert(repeated)])
+        fresh = batch if pc.all(keep).as_py() else batch.filter(keep)
+        self.matches += fresh.num_rows
+        return fresh
+
+
+def _hold(database: Database, deletions: Sequence[Deletion]) -> None:
+    runs = [(fqn, run, ulid.encode(t)) for fqn, run, t in deletions if run is not None]
+    pipelines = [(fqn, ulid.encode(t)) for fqn, run, t in deletions if run is None]
+    text = pa.string()
+    database.hold(
+        "deleted_runs",
+        pa.table(
+            [pa.array([row[i] for row in runs], text) for i in range(3)],
+            names=["fqn", "run_id", "t"],
+        ),
+    )
+    database.hold(
+        "deleted_pipelines",
+        pa.table(
+            [pa.array([row[i] for row in pipelines], text) for i in range(2)], names=["fqn", "t"]
+        ),
+    )
+
+
+def _nothing() -> Generator[pa.RecordBatch]:
+    yield from ()

@@ -1,0 +1,87 @@
+"""Segments that a search must read: those above the table's marks, by what their footers say."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from logstore import keys, ulid
+from logstore.batch import RunKey
+from logstore.objects.store import ObjectInfo, ObjectStore
+from logstore.segments.footer import Footer
+from logstore.segments.reader import read_footer
+from service.query.tiles import Tile
+
+_REMEMBERED: Final = 4_096
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stored segment; `low` and `high` bound its ULIDs, inclusive."""
+
+    key: str
+    uri: str
+    size: int
+    low: int
+    high: int
+    runs: tuple[RunKey, ...]
+
+    def meets(self, tile: Tile) -> bool:
+        """False only if it has no record in the tile."""
+        return self.low <= tile.high and self.high >= tile.low
+
+    def may_hold(self, fqn: str | None, run: str | None) -> bool:
+        """False only if it has no record of such a run."""
+        return any(fqn in (None, f) and run in (None, r) for f, r in self.runs)
+
+
+class SegmentCatalog:
+    """Footers by key. A key is never used again, so what was read once stays true."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, Segment] = OrderedDict()
+
+    async def segment(self, store: ObjectStore, info: ObjectInfo) -> Segment:
+        """The segment at a listed key. Raises `Damaged`, `NotFound`, `StoreUnavailable`."""
+        known = self._known.get(info.key)
+        if known is None:
+            footer = await read_footer(store, info.key)
+            known = self._known[info.key] = _segment(store, info, footer)
+        self._known.move_to_end(info.key)
+        if len(self._known) > _REMEMBERED:
+            self._known.popitem(last=False)
+        return known
+
+
+def above_marks(
+    listed: Iterable[ObjectInfo], marks: Mapping[str, int], missing: list[str]
+) -> list[ObjectInfo]:
+    """The listed segments above each node's mark, but for those that were set aside.
+
+    A node's numbers have no gaps. Behind one nothing is read: the number goes to `missing`.
+    """
+    found = {key: info for info in listed for key in [keys.parse_segment(info.key)] if key}
+    markers = {info.key for info in listed if info.key.startswith(keys.ASIDE)}
+    fresh = []
+    expected = {node: mark + 1 for node, mark in marks.items()}
+    for node, seq in sorted(found):
+        if seq < expected[node]:
+            continue
+        if seq > expected[node]:
+            gap = keys.segment(node, expected[node])
+            if gap not in missing:
+                missing.append(gap)
+            continue
+        expected[node] = seq + 1
+        if keys.aside(node, seq) not in markers:
+            fresh.append(found[node, seq])
+    return fresh
+
+
+def _segment(store: ObjectStore, info: ObjectInfo, footer: Footer) -> Segment:
+    # A segment without rows meets no tile.
+    low, high = (ulid.decode(footer.low), ulid.decode(footer.high)) if footer.rows else (1, 0)
+    runs = tuple(run.key for run in footer.runs)
+    return Segment(info.key, store.uri(info.key), info.size, low, high, runs)

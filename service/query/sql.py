@@ -1,0 +1,123 @@
+"""The statements of a search. User input is bound, never spelled into them.
+
+    SELECT … FROM (
+        (SELECT … FROM read_parquet($table)    WHERE … ORDER BY … LIMIT n)
+        UNION ALL
+        (SELECT … FROM read_parquet($segments) WHERE … ORDER BY … LIMIT n)
+        UNION ALL
+        (SELECT … FROM hot                     WHERE … ORDER BY … LIMIT n))
+    ORDER BY ulid, fqn, run_id, source LIMIT n
+
+With a limit each source is cut on its own, since DuckDB skips row groups that cannot
+reach a Top-N only right above a scan. Copies of a record come out beside one another,
+the one that is stored longest first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from logstore import ulid
+from service.query.cursor import RecordKey
+from service.query.request import QueryRequest
+from service.query.tiles import Tile
+
+COLUMNS: Final = "ulid, ts, fqn, run_id, pos, level, connector_id, message, attributes"
+KEY: Final = "ulid, fqn, run_id"
+
+# Oldest copy first: what the table says of a record does not change any more.
+_SOURCES: Final = {
+    "table": "read_parquet($table, hive_partitioning = false)",
+    "segments": "read_parquet($segments, hive_partitioning = false)",
+    "hot": "hot",
+}
+_LIVE: Final = (
+    " AND NOT EXISTS (SELECT 1 FROM deleted_runs d"
+    " WHERE d.fqn = r.fqn AND d.run_id = r.run_id AND r.ulid <= d.t)"
+    " AND NOT EXISTS (SELECT 1 FROM deleted_pipelines d WHERE d.fqn = r.fqn AND r.ulid <= d.t)"
+)
+
+
+READABLE: Final = (
+    f"SELECT count(*) FROM (SELECT hash({COLUMNS}) AS h FROM {_SOURCES['segments']})"  # noqa: S608
+    " WHERE h IS NOT NULL"
+)
+"""Reads every byte of `$segments`."""
+
+
+class Statement:
+    """Builds the statements of one request; `parameters` are what they bind."""
+
+    def __init__(self, request: QueryRequest, *, deletions: bool) -> None:
+        self._request = request
+        self._live = _LIVE if deletions else ""
+
+    def records(self, sources: Sequence[str], after: RecordKey | None, limit: int | None) -> str:
+        """Records of the sources behind `after`, in order."""
+        where = self._where(after)
+        cut = "" if limit is None else f" LIMIT {limit:d}"
+        each = self._order("ulid", "fqn", "run_id") + cut if limit is not None else ""
+        parts = [
+            f"(SELECT {COLUMNS}, {number} AS source FROM {_SOURCES[source]} r{where}{each})"  # noqa: S608
+            for number, source in enumerate(_SOURCES)
+            if source in sources
+        ]
+        union = " UNION ALL ".join(parts)
+        order = self._order("ulid", "fqn", "run_id") + (", source" if len(parts) > 1 else "")
+        return f"SELECT {COLUMNS} FROM ({union}){order}{cut}"  # noqa: S608
+
+    def count(self, sources: Sequence[str], after: RecordKey | None) -> str:
+        """How many different records match."""
+        where = self._where(after)
+        parts = [
+            f"SELECT {KEY} FROM {source} r{where}"  # noqa: S608
+            for name, source in _SOURCES.items()
+            if name in sources
+        ]
+        # Only the table is free of copies by itself.
+        union = " UNION ALL ".join(parts) if list(sources) == ["table"] else " UNION ".join(parts)
+        if list(sources) in (["segments"], ["hot"]):
+            union = f"SELECT DISTINCT {KEY} FROM ({union})"  # noqa: S608
+        return f"SELECT count(*) FROM ({union})"  # noqa: S608
+
+    def parameters(self, tile: Tile, after: RecordKey | None) -> dict[str, Any]:
+        """Values for all but the names of files."""
+        request = self._request
+        values: dict[str, Any] = {"low": ulid.encode(tile.low), "high": ulid.encode(tile.high)}
+        if request.matcher.text:
+            values["q"] = request.matcher.text
+        if request.fqn is not None:
+            values["fqn"] = request.fqn
+        if request.run is not None:
+            values["run"] = request.run
+        values |= {f"level{number}": level for number, level in enumerate(request.levels)}
+        if after is not None:
+            values |= {"after_ulid": after.ulid, "after_fqn": after.fqn, "after_run": after.run}
+        return values
+
+    def _where(self, after: RecordKey | None) -> str:
+        request = self._request
+        terms = ["r.ulid >= $low", "r.ulid <= $high"]
+        if request.fqn is not None:
+            terms.append("r.fqn = $fqn")
+        if request.run is not None:
+            terms.append("r.run_id = $run")
+        if request.levels:
+            names = ", ".join(f"$level{number}" for number in range(len(request.levels)))
+            terms.append(f"r.level IN ({names})")
+        if request.matcher.text:
+            terms.append(self._matches())
+        if after is not None:
+            sign = "<" if request.descending else ">"
+            terms.append(f"(r.ulid, r.fqn, r.run_id) {sign} ($after_ulid, $after_fqn, $after_run)")
+        return " WHERE " + " AND ".join(terms) + self._live
+
+    def _matches(self) -> str:
+        if self._request.matcher.regex:
+            return "regexp_matches(r.message, $q)"
+        return "contains(r.message, $q)"
+
+    def _order(self, *columns: str) -> str:
+        direction = " DESC" if self._request.descending else ""
+        return " ORDER BY " + ", ".join(column + direction for column in columns)

@@ -1,0 +1,69 @@
+"""Time cut into tiles: the pieces that a search works through one after another.
+
+Hours of the table are disjoint in ULID time, so tiles that are worked through in order
+give all records in order, with a sort of one tile at a time: the newest 1,000 records
+of a year are found in its last hour, and an unlimited search holds one tile.
+
+A tile reaches from one hour's edge to another's and tiles leave no gap, so what lies
+where nobody expected it (a segment with records of many hours) falls into one as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from logstore import ulid
+
+HOUR_MS = 3_600_000
+
+
+class Tile(NamedTuple):
+    """A range of ULIDs, both ends inclusive."""
+
+    low: int
+    high: int
+
+
+def hour_of(value: int) -> int:
+    """Hours since the epoch of a ULID's time."""
+    return ulid.time_ms(value) // HOUR_MS
+
+
+class Tiles:
+    """The tiles of `bounds`, nearest end first. `weights` are stored bytes by hour."""
+
+    def __init__(self, weights: Mapping[int, int], bounds: Tile, *, descending: bool) -> None:
+        first, last = hour_of(bounds.low), hour_of(bounds.high)
+        kept = {min(max(hour, first), last) for hour in weights}
+        self._weights = dict.fromkeys(kept, 0)
+        for hour, weight in weights.items():
+            self._weights[min(max(hour, first), last)] += weight
+        # The next hour is at the end of the list.
+        self._hours = sorted(kept, reverse=not descending)
+        self._rest = bounds
+        self._descending = descending
+
+    def take(self, budget: int) -> Tile | None:
+        """The next tile: at least one hour, and more while they are within `budget` bytes."""
+        if not self._hours:
+            return None
+        taken = self._hours.pop()
+        total = self._weights[taken]
+        while self._hours and total + self._weights[self._hours[-1]] <= budget:
+            taken = self._hours.pop()
+            total += self._weights[taken]
+        return self._cut(taken)
+
+    def _cut(self, hour: int) -> Tile:
+        """Everything up to the far edge of `hour`; the last tile takes all that is left."""
+        tile = self._rest
+        if not self._hours:
+            return tile
+        if self._descending:
+            edge = ulid.lowest_at(hour * HOUR_MS)
+            self._rest = Tile(tile.low, edge - 1)
+            return Tile(edge, tile.high)
+        edge = ulid.lowest_at((hour + 1) * HOUR_MS)
+        self._rest = Tile(edge, tile.high)
+        return Tile(tile.low, edge - 1)

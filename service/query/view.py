@@ -1,0 +1,198 @@
+"""What a search reads, pinned in the one order that misses nothing.
+
+    1 pin the hot part      all that was not in a confirmed segment before the request
+    2 list the segments     what was confirmed since is in both: copies are dropped later
+    3 open the snapshot     its marks say which of the listed segments it holds
+    4 read                  segments above the marks, and the snapshot's files
+
+Segments at or below a mark stay for a grace longer than any search, so what was listed
+is there when it is read; if one is not, the report says so. A segment that was set
+aside is left out and counted. Behind a missing number nothing is read of that node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from typing import Final, TypeAlias
+
+from logstore import keys
+from logstore.errors import Damaged, NotFound
+from logstore.objects.store import ObjectInfo, ObjectStore
+from logstore.table.snapshot import TableFile
+from logstore.table.table import Table
+from service.query.hot import Encode, HotRecords, Pin
+from service.query.request import QueryRequest
+from service.query.segments import Segment, SegmentCatalog, above_marks
+from service.query.tiles import Tile, hour_of
+
+Deletion: TypeAlias = "tuple[str, str | None, int]"
+"""(fqn, run or None for the whole pipeline, highest deleted ULID)."""
+
+_DAY_HOURS: Final = 24
+_EPOCH_DAY: Final = date(1970, 1, 1).toordinal()
+
+
+@dataclass
+class Report:
+    """What a search covers; what is `missing` or `unreadable` makes it partial."""
+
+    nodes: set[str] = field(default_factory=set)
+    segments: int = 0
+    files: int = 0
+    aside: list[str] = field(default_factory=list)  # keys of markers
+    missing: list[str] = field(default_factory=list)  # keys
+    unreadable: dict[str, str] = field(default_factory=dict)  # key: reason
+
+    @property
+    def complete(self) -> bool:
+        """Whether all was read. What somebody set aside counts as empty."""
+        return not (self.missing or self.unreadable)
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where a node's searches look: its journal, the store, the table, deletions."""
+
+    store: ObjectStore
+    table: Table
+    pin: Callable[[], Pin]
+    encode: Encode
+    deletions: Callable[[], Awaitable[Sequence[Deletion]]]
+    catalog: SegmentCatalog
+
+
+class View:
+    """The pinned sources of one search; `release` it."""
+
+    def __init__(
+        self,
+        pin: Pin,
+        hot: HotRecords,
+        segments: Iterable[Segment],
+        files: Sequence[TableFile],
+        deletions: Sequence[Deletion],
+        report: Report,
+    ) -> None:
+        self.hot = hot
+        self.deletions = deletions
+        self.report = report
+        self._pin = pin
+        self._segments = {segment.uri: segment for segment in segments}
+        self._files: dict[int, list[TableFile]] = {}
+        for file in files:
+            self._files.setdefault(_hour(file), []).append(file)
+
+    def weights(self, bounds: Tile) -> Mapping[int, int]:
+        """Stored bytes by hour: where tiles are cut."""
+        weights = {hour: _size(files) for hour, files in self._files.items()}
+        for hour, size in self.hot.weights(bounds).items():
+            weights[hour] = weights.get(hour, 0) + size
+        for segment in self._segments.values():
+            for edge in (segment.low, segment.high):
+                hour = hour_of(edge)
+                weights[hour] = weights.get(hour, 0) + segment.size // 2
+        return weights
+
+    def table_files(self, tile: Tile) -> list[str]:
+        """Files of the table that may hold records of the tile."""
+        return [file.uri for file in self._table_files(tile)]
+
+    def segment_files(self, tile: Tile) -> list[str]:
+        """Segments that may hold records of the tile."""
+        return [s.uri for s in self._segments.values() if s.meets(tile)]
+
+    def size(self, tile: Tile) -> int:
+        """Stored bytes that the tile may have to read."""
+        segments = sum(s.size for s in self._segments.values() if s.meets(tile))
+        return _size(self._table_files(tile)) + segments + self.hot.size(tile)
+
+    def leave_out(self, uri: str, reason: str) -> None:
+        """Goes on without a segment, and says so in the report."""
+        segment = self._segments.pop(uri)
+        self.report.unreadable[segment.key] = reason
+
+    def release(self) -> None:
+        """Lets the journal's files go."""
+        self._pin.release()
+
+    def _table_files(self, tile: Tile) -> list[TableFile]:
+        first, last = hour_of(tile.low), hour_of(tile.high)
+        return [
+            file
+            for hour, files in self._files.items()
+            if first <= hour <= last
+            for file in files
+            if file.may_hold(tile.low, tile.high)
+        ]
+
+
+async def open_view(sources: Sources, request: QueryRequest) -> View:
+    """Pins, lists, opens, in this order. Raises `StoreUnavailable`."""
+    pin = sources.pin()
+    try:
+        return await _open(sources, request, pin)
+    except BaseException:
+        pin.release()
+        raise
+
+
+async def _open(sources: Sources, request: QueryRequest, pin: Pin) -> View:
+    report = Report(nodes={pin.node})
+    listed = [info async for info in sources.store.list(keys.SEGMENTS)]
+    nodes = {found[0] for info in listed if (found := keys.parse_segment(info.key))}
+    report.nodes |= nodes
+    marks, files = await asyncio.to_thread(_snapshot, sources.table, request, sorted(nodes))
+    report.aside = [info.key for info in listed if info.key.startswith(keys.ASIDE)]
+    fresh = above_marks(listed, marks, report.missing)
+    segments = await _segments(sources, fresh, request, report)
+    deletions = [d for d in await sources.deletions() if _concerns(d, request)]
+    hot = await asyncio.to_thread(HotRecords, pin, sources.encode, request.fqn, request.run)
+    report.segments, report.files = len(segments), len(files)
+    return View(pin, hot, segments, files, deletions, report)
+
+
+def _snapshot(
+    table: Table, request: QueryRequest, nodes: Sequence[str]
+) -> tuple[Mapping[str, int], list[TableFile]]:
+    snapshot = table.snapshot()
+    files = snapshot.files_for(request.low, request.high, request.fqn, request.run)
+    return snapshot.marks(nodes), files
+
+
+async def _segments(
+    sources: Sources, fresh: Sequence[ObjectInfo], request: QueryRequest, report: Report
+) -> list[Segment]:
+    """The segments that may hold something, by their footers."""
+    bounds = Tile(request.low, request.high)
+    found = []
+    for info in fresh:
+        try:
+            segment = await sources.catalog.segment(sources.store, info)
+        except NotFound:
+            report.missing.append(info.key)
+        except Damaged as error:
+            report.unreadable[info.key] = str(error)
+        else:
+            if segment.meets(bounds) and segment.may_hold(request.fqn, request.run):
+                found.append(segment)
+    return found
+
+
+def _concerns(deletion: Deletion, request: QueryRequest) -> bool:
+    fqn, run, t = deletion
+    return (
+        t >= request.low
+        and request.fqn in (None, fqn)
+        and (run is None or request.run in (None, run))
+    )
+
+
+def _hour(file: TableFile) -> int:
+    return (file.date.toordinal() - _EPOCH_DAY) * _DAY_HOURS + file.hour
+
+
+def _size(files: Iterable[TableFile]) -> int:
+    return sum(file.size for file in files)
