@@ -49,17 +49,13 @@ class MemoryBatches:
         """The batches whose first `pos` is in [start, end)."""
         pos = self.rows["pos"]
         kept = self.rows[(pos >= start) & (pos < end)]
-        return MemoryBatches(
-            self.node, kept, self.runs, self.connectors, self.content, self.metas
-        )
+        return MemoryBatches(self.node, kept, self.runs, self.connectors, self.content, self.metas)
 
     def of(self, key: RunKey) -> MemoryBatches:
         """The batches of one run."""
         wanted = [i for i, run in enumerate(self.runs) if run == key]
         kept = self.rows[np.isin(self.rows["run"], wanted)]
-        return MemoryBatches(
-            self.node, kept, self.runs, self.connectors, self.content, self.metas
-        )
+        return MemoryBatches(self.node, kept, self.runs, self.connectors, self.content, self.metas)
 
 
 def make_batches(node: str, entries: Sequence[Entry], first_pos: int = 0) -> MemoryBatches:

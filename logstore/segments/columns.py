@@ -68,7 +68,8 @@ def _record_batch(batches: Batches, piece: Slice, detection: Detection) -> pa.Re
 def _numbers(piece: Slice) -> Ints:
     """The number of each record within its batch."""
     starts = np.cumsum(piece.counts) - piece.counts
-    return np.arange(len(piece.ends)) + np.repeat(piece.firsts - starts, piece.counts)
+    numbers: Ints = np.arange(len(piece.ends)) + np.repeat(piece.firsts - starts, piece.counts)
+    return numbers
 
 
 def _row_order(rows: NDArray[np.void], piece: Slice, numbers: Ints) -> pa.Array:

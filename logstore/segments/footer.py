@@ -25,6 +25,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 import xxhash
+from numpy.typing import NDArray
 
 from logstore.batch import RunKey
 from logstore.errors import Damaged, UnsupportedVersion
@@ -114,8 +115,8 @@ def rows_checksum(batch: pa.RecordBatch | pa.Table) -> str:
     _, characters = _text_buffers(ulid)
     lengths, texts = _text_buffers(message)
     state.update(characters)
-    state.update(np.ascontiguousarray(_whole(batch.column("pos")).to_numpy(), dtype="<i8"))
-    state.update(lengths)
+    state.update(_whole(batch.column("pos")).to_numpy().astype("<i8").data)
+    state.update(lengths.data)
     state.update(texts)
     return state.hexdigest()
 
@@ -124,7 +125,7 @@ def _whole(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
-def _text_buffers(array: pa.Array) -> tuple[np.ndarray, memoryview]:
+def _text_buffers(array: pa.Array) -> tuple[NDArray[np.int32], memoryview]:
     """Lengths as `<i4` and the bytes of a string array."""
     _, offsets, data = array.buffers()
     if offsets is None or len(array) == 0:

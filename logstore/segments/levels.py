@@ -108,7 +108,8 @@ def _capitals(prefixes: Prefixes) -> tuple[Ints, Levels]:
 def _all_capitals(words: Words, sizes: NDArray[np.intp]) -> Bools:
     """Whether none of the first `sizes` letters of each word is in lower case."""
     mask = _LOWER >> (np.uint64(64) - sizes.astype(np.uint64) * np.uint64(8))
-    return (words & mask) == 0
+    pure: Bools = (words & mask) == 0
+    return pure
 
 
 def _marked(prefixes: Prefixes) -> tuple[Ints, Levels]:
@@ -136,10 +137,11 @@ def _has_key(prefixes: Prefixes, found: Ints) -> Bools:
     missing = np.maximum(7 - last, 0).astype(np.uint64) * np.uint64(8)
     words = (prefixes.words[np.maximum(last - 7, 0)] << missing) | _LOWER
     column = last % WIDTH
-    key = ((words >> np.uint64(24)) == _LEVEL) & (column >= 5)
+    key: Bools = ((words >> np.uint64(24)) == _LEVEL) & (column >= 5)
     key |= ((words >> np.uint64(40)) == _LVL) & (column >= 3)
     key |= (words == _SEVERITY) & (column >= 8)
-    return key & (last > 0) & (column < found % WIDTH)
+    key &= (last > 0) & (column < found % WIDTH)
+    return key
 
 
 def _logcat(prefixes: Prefixes, levels: Levels) -> None:

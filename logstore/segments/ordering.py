@@ -26,7 +26,8 @@ def by_ulid(rows: Rows, runs: Sequence[RunKey]) -> Indexes:
     for column in ("ulid_lo", "ulid_hi", "digest", "size", "records"):
         same &= sorted_rows[column][1:] == sorted_rows[column][:-1]
     same &= run[order][1:] == run[order][:-1]
-    return order[np.concatenate((np.ones(min(len(order), 1), dtype=np.bool_), ~same))]
+    kept: Indexes = order[np.concatenate((np.ones(min(len(order), 1), dtype=np.bool_), ~same))]
+    return kept
 
 
 def out_of_order(rows: Rows, order: Indexes) -> NDArray[np.bool_]:

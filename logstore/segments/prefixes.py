@@ -69,4 +69,4 @@ def is_word(byte: Bytes) -> Bools:
     return _WORD[byte]
 
 
-_WORD: Bools = np.array([chr(b).isalnum() and b < 128 or b == 95 for b in range(256)])
+_WORD: Bools = np.array([(chr(b).isalnum() and b < 128) or b == 95 for b in range(256)])

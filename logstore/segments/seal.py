@@ -36,7 +36,7 @@ def sealed(parquet: bytes | memoryview) -> bytes:
 
 def footer_start(view: memoryview) -> int:
     """The offset of the footer in a Parquet file, or in its end. Raises `Damaged`."""
-    if len(view) < 12 or view[-4:] != _PARQUET:
+    if len(view) < 12 or bytes(view[-4:]) != _PARQUET:
         raise Damaged("not a whole segment: it does not end as Parquet does")
     start = len(view) - 8 - int.from_bytes(view[-8:-4], "little")
     if start < 0:
@@ -58,7 +58,7 @@ def check_tail(tail: memoryview, *, whole: bool = False) -> None:
     cut = footer_start(tail) - SIZE
     if cut < (len(_PARQUET) if whole else 0):
         raise Damaged("the segment has no seal")
-    seal = tail[cut : cut + SIZE]
+    seal = bytes(tail[cut : cut + SIZE])
     if seal[:8] != MAGIC:
         if seal[:6] == _FAMILY and _intact(seal):
             raise UnsupportedVersion("the seal of the segment is of a newer kind")
@@ -74,6 +74,6 @@ def _seal(pages: memoryview, footer: memoryview) -> bytes:
     return head + _NUMBER.pack(xxhash.xxh3_64_intdigest(head))
 
 
-def _intact(seal: memoryview) -> bool:
+def _intact(seal: bytes) -> bool:
     """Whether the seal's own checksum is right."""
     return bool(xxhash.xxh3_64_intdigest(seal[:24]) == _NUMBER.unpack_from(seal, 24)[0])

@@ -145,5 +145,3 @@ def _offset(texts: Bytes, digits: Bytes, place: Ints) -> Ints:
     ahead = np.where(good, (hours * 60 + minutes) * 60 * _SECOND, 0)
     offset[which] = np.where(sign[which] == 45, -ahead, ahead)
     return offset
-
-

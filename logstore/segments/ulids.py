@@ -13,8 +13,11 @@ from numpy.typing import NDArray
 from logstore.batch import Rows
 from logstore.ulid import ALPHABET
 
+LINE_CHARACTERS = 5
 _DIGITS = np.frombuffer(ALPHABET.encode(), dtype=np.uint8)
 _NUMBERS = np.arange(1 << 15)
+_VALUES = np.zeros(256, dtype=np.uint8)
+_VALUES[_DIGITS] = np.arange(32)
 # The last three characters of every number below 2^15, as items of three bytes.
 _LAST = np.stack([_DIGITS[_NUMBERS >> shift & 31] for shift in (10, 5, 0)], axis=1)
 
@@ -39,6 +42,25 @@ def texts(rows: Rows) -> NDArray[np.uint8]:
             digit = low >> np.uint64(shift)
         matrix[:, column] = _DIGITS[(digit & np.uint64(31)).astype(np.intp)]
     return matrix
+
+
+def parse(
+    matrix: NDArray[np.uint8],
+) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.int64]]:
+    """Of ULIDs as rows of characters: their batch's upper and lower 64 bits, the line number."""
+    values = _VALUES[matrix].astype(np.uint64)
+    high = np.zeros(len(matrix), dtype=np.uint64)
+    low = np.zeros(len(matrix), dtype=np.uint64)
+    for column in range(26 - LINE_CHARACTERS):
+        high = high << np.uint64(5) | low >> np.uint64(59)
+        low = low << np.uint64(5) | values[:, column]
+    for _ in range(LINE_CHARACTERS):
+        high = high << np.uint64(5) | low >> np.uint64(59)
+        low = low << np.uint64(5)
+    number = np.zeros(len(matrix), dtype=np.int64)
+    for column in range(26 - LINE_CHARACTERS, 26):
+        number = number << 5 | values[:, column].astype(np.int64)
+    return high, low, number
 
 
 def line_ulids(rows: Rows, counts: NDArray[np.int64], numbers: NDArray[np.int64]) -> pa.Array:

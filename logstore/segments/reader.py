@@ -1,0 +1,140 @@
+"""Segments out of their bytes and out of the store.
+
+Nothing here gives rows that were not written: a whole body is checked against its seal
+first, a footer that was fetched alone against the seal's second half, and each row group
+against its pages' CRCs and its checksum. A newer format stops with `UnsupportedVersion`,
+everything else that is wrong with `Damaged`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from logstore.batch import RunKey
+from logstore.errors import Damaged
+from logstore.objects.store import Body, ObjectStore
+from logstore.segments import footer as footers
+from logstore.segments import seal
+from logstore.segments.footer import Footer
+from logstore.segments.schema import DICTIONARIES, SCHEMA
+from logstore.segments.sparse import SparseFile
+
+_TAIL = 64 << 10  # holds the footer of most segments
+
+
+@dataclass(frozen=True)
+class SegmentFile:
+    """An opened segment: its footer, and its row groups as far as their bytes are there."""
+
+    footer: Footer
+    parquet: pq.ParquetFile
+
+    def group(self, index: int, columns: list[str] | None = None) -> pa.Table:
+        """A row group; whole ones are checked by checksum. Raises `Damaged`."""
+        try:
+            table = self.parquet.read_row_group(index, columns=columns, use_threads=False)
+        except (OSError, pa.ArrowException) as error:
+            raise Damaged(f"row group {index} does not read: {error}") from error
+        if columns is None and footers.rows_checksum(table) != self.footer.checksums[index]:
+            raise Damaged(f"the rows of row group {index} do not match their checksum")
+        return table
+
+    def groups(self, indexes: Iterable[int] | None = None) -> Iterator[pa.Table]:
+        """The row groups, one at a time."""
+        chosen = range(len(self.footer.checksums)) if indexes is None else indexes
+        return (self.group(index) for index in chosen)
+
+
+def open_segment(body: Body) -> SegmentFile:
+    """A segment whose whole body is at hand. Raises `Damaged`, `UnsupportedVersion`."""
+    seal.check(memoryview(body))
+    return _opened(pa.BufferReader(body))
+
+
+def verify_segment(body: Body) -> Footer:
+    """Reads every row of the body once. Raises `Damaged`, `UnsupportedVersion`."""
+    segment = open_segment(body)
+    rows = sum(table.num_rows for table in segment.groups())
+    if rows != segment.footer.rows:
+        raise Damaged(f"{rows} rows where the footer says {segment.footer.rows}")
+    return segment.footer
+
+
+async def read_footer(store: ObjectStore, key: str) -> Footer:
+    """The footer of a stored segment, in two or three requests.
+
+    Raises `NotFound`, `StoreUnavailable`, `Damaged`, `UnsupportedVersion`.
+    """
+    size = (await store.head(key)).size
+    return _opened(await _tail(store, key, size)).footer
+
+
+async def fetch_segment(store: ObjectStore, key: str, *, run: RunKey | None = None) -> SegmentFile:
+    """A stored segment; with `run`, only the row groups that hold rows of it are fetched.
+
+    Raises `NotFound`, `StoreUnavailable`, `Damaged`, `UnsupportedVersion`.
+    """
+    if run is None:
+        return open_segment((await store.get(key))[1])
+    size = (await store.head(key)).size
+    sparse = await _tail(store, key, size)
+    segment = _opened(sparse)
+    share = segment.footer.run(run)
+    for start, end in _spans(segment, () if share is None else share.groups):
+        sparse.add(start, (await store.get(key, offset=start, size=end - start))[1])
+    return segment
+
+
+async def _tail(store: ObjectStore, key: str, size: int) -> SparseFile:
+    """The footer and its seal, checked."""
+    start = max(size - _TAIL, 0)
+    tail = (await store.get(key, offset=start))[1]
+    if len(tail) < 12:
+        raise Damaged(f"{key} has {size} bytes, too few for a segment")
+    need = int.from_bytes(tail[-8:-4], "little") + 8 + seal.SIZE
+    if need > len(tail) and tail[-4:] == b"PAR1" and need <= size:
+        tail = (await store.get(key, offset=size - need))[1]
+    seal.check_tail(memoryview(tail))
+    return SparseFile(size, size - len(tail), tail)
+
+
+def _opened(source: pa.NativeFile | SparseFile) -> SegmentFile:
+    try:
+        parquet = pq.ParquetFile(
+            source, read_dictionary=DICTIONARIES, page_checksum_verification=True
+        )
+        footer = footers.decode(parquet.metadata.metadata)
+        _check_shape(parquet, footer)
+    except (OSError, pa.ArrowException) as error:
+        raise Damaged(f"not a segment: {error}") from error
+    return SegmentFile(footer, parquet)
+
+
+def _check_shape(parquet: pq.ParquetFile, footer: Footer) -> None:
+    """Raises `Damaged` unless schema, row groups and footer belong together."""
+    if not parquet.schema_arrow.equals(SCHEMA, check_metadata=False):
+        raise Damaged("the columns are not those of a segment")
+    if parquet.num_row_groups != len(footer.checksums) or parquet.metadata.num_rows != footer.rows:
+        raise Damaged("the footer speaks of other row groups than there are")
+
+
+def _spans(segment: SegmentFile, groups: Iterable[int]) -> list[tuple[int, int]]:
+    """Where the row groups stand in the object; neighbours are one span."""
+    spans: list[tuple[int, int]] = []
+    for index in groups:
+        start, end = _span(segment.parquet.metadata.row_group(index))
+        if spans and spans[-1][1] == start:
+            start = spans.pop()[0]
+        spans.append((start, end))
+    return spans
+
+
+def _span(group: pq.RowGroupMetaData) -> tuple[int, int]:
+    chunks = [group.column(index) for index in range(group.num_columns)]
+    starts = [c.dictionary_page_offset or c.data_page_offset for c in chunks]
+    ends = [start + c.total_compressed_size for start, c in zip(starts, chunks, strict=True)]
+    return min(starts), max(ends)
