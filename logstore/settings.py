@@ -1,0 +1,169 @@
+"""Reading settings: flags over environment over `tailrace.yaml` over defaults.
+
+A program's settings are one frozen pydantic-settings class whose fields have a default
+and a description; sections are frozen models inside it. From that one table come the
+environment's names (`TAILRACE_` and, between section and field, `__`), the keys of the
+file, the reference page and the refusal of keys that nobody knows.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource
+
+from logstore.errors import InvalidInput
+
+PREFIX = "TAILRACE_"
+FILE = "tailrace.yaml"
+S = TypeVar("S", bound=BaseSettings)
+
+# Variables with our prefix that are not settings: of the command line, of the benchmarks, and
+# what Kubernetes tells every container about a Service that is called `tailrace`.
+_OTHER_VARIABLES = re.compile(
+    r"TAILRACE_(CONFIG|URL|CORPUS(_CACHE)?|(\w+_)?SERVICE_(HOST|PORT(_\w+)?)|PORT(_[0-9]+_(TCP|UDP)(_\w+)?)?)"
+)
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
+_SIZE = re.compile(r"\s*([0-9]+)\s*([kmg]i?|)b?\s*", re.IGNORECASE)
+
+
+def _bytes(value: object) -> object:
+    """`64MiB`, `64 MiB` and `64000000` are sizes; all else is left to pydantic to refuse."""
+    found = _SIZE.fullmatch(value) if isinstance(value, str) else None
+    return int(found[1]) * _UNITS[found[2].lower()] if found else value
+
+
+Bytes = Annotated[int, BeforeValidator(_bytes), Field(ge=1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A row of the table: dotted name, default as text, help, and the environment's name."""
+
+    name: str
+    default: str
+    help: str
+
+    @property
+    def variable(self) -> str:
+        return PREFIX + self.name.upper().replace(".", "__")
+
+
+def table(model: type[BaseModel], prefix: str = "") -> Iterator[Setting]:
+    """All settings of a class, in the order of its text."""
+    kinds = get_type_hints(model)
+    for name, field in model.model_fields.items():
+        kind = kinds[name]
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from table(kind, f"{prefix}{name}.")
+        else:
+            default = field.get_default(call_default_factory=True, validated_data={})
+            yield Setting(prefix + name, _plain(default), field.description or "")
+
+
+def _plain(value: object) -> str:
+    """A default as one would write it in the file."""
+    return json.dumps(value) if isinstance(value, bool) or value is None else str(value)
+
+
+def read_file(path: str | None) -> dict[str, Any]:
+    """What a settings file says; without a path, `tailrace.yaml` of this folder if there is one.
+
+    Raises `InvalidInput` if the named file is not there or is no YAML mapping.
+    """
+    name = path or os.environ.get(PREFIX + "CONFIG") or FILE
+    try:
+        with open(name, encoding="utf-8") as file:
+            content = yaml.safe_load(file)
+    except FileNotFoundError:
+        if name == FILE and path is None:
+            return {}
+        raise InvalidInput(f"the settings file {name} does not exist") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InvalidInput(f"the settings file {name} cannot be read: {error}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise InvalidInput(f"the settings file {name} must hold keys and values")
+    return content
+
+
+def load(cls: type[S], *, flags: Mapping[str, Any], file: Mapping[str, Any], strict: bool) -> S:
+    """Settings from all sources; `flags` has the nested form of the file.
+
+    `strict` refuses keys that the class does not know; a program that reads only its part
+    of a shared file is not strict. Raises `InvalidInput` with a sentence naming the key.
+    """
+    if strict:
+        _refuse_unknown(cls, file)
+    try:
+        return _reading(cls, dict(file))(**flags)
+    except ValidationError as error:
+        raise InvalidInput(_sentence(error), field=_dotted(error.errors()[0]["loc"])) from None
+
+
+def _reading(cls: type[S], file: dict[str, Any]) -> type[S]:
+    """The same class with a file as its lowest source."""
+
+    class Loaded(cls):  # type: ignore[valid-type,misc]
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: PydanticBaseSettingsSource,
+            env_settings: PydanticBaseSettingsSource,
+            dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the shape is pydantic's
+            file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            return init_settings, env_settings, InitSettingsSource(settings_cls, file)
+
+    return Loaded
+
+
+def _refuse_unknown(cls: type[BaseModel], file: Mapping[str, Any]) -> None:
+    known = [row.name for row in table(cls)]
+    for name in _names(file):
+        _refuse(name, known, "in the settings file")
+    for variable in sorted(os.environ):
+        if variable.startswith(PREFIX) and not _OTHER_VARIABLES.fullmatch(variable):
+            _refuse(variable[len(PREFIX) :].lower().replace("__", "."), known, f"({variable})")
+
+
+def _refuse(name: str, known: list[str], where: str) -> None:
+    if name in known or any(k.startswith(f"{name}.") for k in known):
+        return
+    near = [k for k in known if k.endswith(f".{name}")]
+    near = near or difflib.get_close_matches(name, known, n=2, cutoff=0.6)
+    hint = (
+        f"Did you mean {' or '.join(near)}?"
+        if near
+        else "The settings are listed in docs/settings.md."
+    )
+    raise InvalidInput(f"unknown setting {name} {where}", field=name, hint=hint)
+
+
+def _names(content: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in content.items():
+        if isinstance(value, Mapping) and value:
+            yield from _names(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
+
+
+def _dotted(location: tuple[int | str, ...]) -> str:
+    return ".".join(str(part) for part in location)
+
+
+def _sentence(error: ValidationError) -> str:
+    first = error.errors()[0]
+    message = first["msg"].removeprefix("Value error, ")
+    message = message[:1].lower() + message[1:]
+    return f"setting {_dotted(first['loc'])}: {message} (it is {first['input']!r})"

@@ -1,0 +1,293 @@
+"""Every setting of the service: one table for the file, the environment, flags and the docs.
+
+A setting that a hostile or careless user can run into is a limit with its unit in its
+name. `docs/settings.md` is made from this file (`make docs`).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_settings import SettingsConfigDict
+
+from logstore.errors import InvalidInput
+from logstore.objects.settings import StoreSettings
+from logstore.settings import PREFIX, Bytes, load, read_file
+from service.log_storage import translate
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+
+class Section(BaseModel):
+    """A part of the table; nothing in it changes after start-up."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Server(Section):
+    """Where the service listens."""
+
+    host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on")
+    port: int = Field(
+        default=8790, ge=0, le=65535, description="Port to listen on; 0 takes a free one"
+    )
+    insecure: bool = Field(
+        default=False,
+        description="Listen on an address other machines can reach, without authentication",
+    )
+    stop_seconds: float = Field(
+        default=30, gt=0, description="How long a stop waits for requests and for the last flush"
+    )
+
+
+class Journal(Section):
+    """The node's own disk."""
+
+    file_bytes: Bytes = Field(
+        default=64 * MIB,
+        ge=MIB,
+        description="A journal file is ended at this size and a new one begun",
+    )
+    max_bytes: Bytes = Field(
+        default=8 * GIB,
+        ge=4 * MIB,
+        description="All journal files together; past it appends get 507",
+    )
+    fast_sync_seconds: float = Field(
+        default=1, gt=0, description="A batch sent as `fast` is synced after at most this time"
+    )
+
+    @model_validator(mode="after")
+    def _holds_two_files(self) -> Journal:
+        if self.max_bytes < 2 * self.file_bytes:
+            raise ValueError("journal.max_bytes must hold at least two files of journal.file_bytes")
+        return self
+
+
+class Ingest(Section):
+    """What is taken in, and how much at once."""
+
+    max_age_days: int = Field(
+        default=7,
+        ge=1,
+        description="A client's batch id older than this is refused as `batch-too-old`",
+    )
+    max_future_seconds: int = Field(
+        default=600, ge=0, description="A client's batch id further ahead of the clock is refused"
+    )
+    max_body_bytes: Bytes = Field(
+        default=64 * MIB, description="A request body as it is sent, compressed or not"
+    )
+    max_text_bytes: Bytes = Field(
+        default=64 * MIB, description="The text of one batch after decompression and decoding"
+    )
+    in_flight_bytes: Bytes = Field(
+        default=128 * MIB,
+        description="Bodies and texts of all requests at once; past it new ones wait",
+    )
+    body_timeout_seconds: float = Field(
+        default=60, gt=0, description="From the first byte of a body to its last"
+    )
+    offload_bytes: Bytes = Field(
+        default=256 * KIB, description="Bodies from this size on are decoded in a thread"
+    )
+    decode_threads: int = Field(
+        default=2, ge=1, le=64, description="Bodies decoded at the same time"
+    )
+
+
+class Flush(Section):
+    """When lines leave the node for the object store."""
+
+    segment_seconds: float = Field(
+        default=10, gt=0, description="A segment is cut when it is this old"
+    )
+    segment_bytes: Bytes = Field(
+        default=64 * MIB, description="A segment is cut when it holds this much text"
+    )
+    bulk_milliseconds: int = Field(
+        default=250,
+        ge=0,
+        description="A batch sent as `bulk` is cut into a segment within this time",
+    )
+
+
+class Runs(Section):
+    """The text of runs; OpenMetadata's names for the same things are accepted too."""
+
+    prefix: str = Field(
+        default="pipeline-logs",
+        pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$",
+        description="Key prefix of run texts",
+    )
+    expiration_days: int = Field(
+        default=30,
+        ge=0,
+        description="Runs are removed when their last line is this old; 0 keeps them for ever",
+    )
+    stream_timeout_minutes: float = Field(
+        default=1440,
+        gt=0,
+        description="A run that nobody closed is closed after so long without a line",
+    )
+    cleanup_interval_minutes: float = Field(
+        default=60, gt=0, description="How often abandoned and expired runs are looked for"
+    )
+    partial_flush_interval_minutes: float = Field(
+        default=2,
+        gt=0,
+        description="A run's news becomes a chunk and its partial text after this time",
+    )
+    early_flush_watermark_bytes: Bytes = Field(
+        default=5 * MIB,
+        description="A run with so much news becomes a chunk without waiting for the time",
+    )
+    pending_flush_alert_after_failures: int = Field(
+        default=10, ge=1, description="A flush that failed so often in a row is logged as an error"
+    )
+    max_concurrent_streams: int = Field(
+        default=100,
+        ge=1,
+        description="Runs with state in memory; others are served from the journal",
+    )
+    close_wait_seconds: float = Field(
+        default=5,
+        ge=0,
+        description="A close answers `closing` when finishing takes longer than this",
+    )
+    reopen_idle_seconds: float = Field(
+        default=60,
+        gt=0,
+        description="A run that a late batch reopened is closed again after so long without one",
+    )
+
+
+class Pages(Section):
+    """Limits of reading."""
+
+    default_lines: int = Field(
+        default=1000, ge=1, description="Lines of a page when `limit` is not given"
+    )
+    max_lines: int = Field(
+        default=100_000, ge=1, description="Lines of a page at most, whatever `limit` says"
+    )
+    run_list: int = Field(default=10, ge=1, description="Runs listed when `limit` is not given")
+
+
+class Sse(Section):
+    """The live tail."""
+
+    max_readers: int = Field(
+        default=2000, ge=1, description="Live readers at once; the next one gets an error event"
+    )
+    heartbeat_seconds: float = Field(
+        default=15, gt=0, description="A silent stream sends a comment this often"
+    )
+    ring_bytes: Bytes = Field(
+        default=4 * MIB,
+        description="Newest frames kept per watched run; readers further back read storage",
+    )
+    coalesce_milliseconds: float = Field(
+        default=5, ge=0, description="Lines that arrive within this time wake a reader once"
+    )
+
+
+class Query(Section):
+    """Limits of a search."""
+
+    threads: int = Field(default=2, ge=1, le=64, description="Threads of one search")
+    memory_bytes: Bytes = Field(default=512 * MIB, ge=64 * MIB, description="Memory of one search")
+    spill_bytes: Bytes = Field(
+        default=4 * GIB, description="Disk that one search may use beyond its memory"
+    )
+    time_limit_seconds: float = Field(
+        default=60,
+        gt=0,
+        description="Work of one search; waiting for the client to read is not work",
+    )
+    stall_seconds: float = Field(
+        default=60, gt=0, description="A client that takes nothing for so long is let go"
+    )
+    max_concurrent: int = Field(default=4, ge=1, description="Searches at once")
+    max_waiting: int = Field(default=32, ge=0, description="Searches in the queue behind them")
+
+
+class Compaction(Section):
+    """The compactor that the service starts beside itself."""
+
+    enabled: bool = Field(default=True, description="Compact on a schedule, where Java is found")
+    every_seconds: float = Field(
+        default=300, ge=1, description="Time from the end of a compaction to the next"
+    )
+    grace_seconds: float = Field(
+        default=3600,
+        ge=0,
+        description="Consumed segments are kept this long; longer than any query takes",
+    )
+
+
+class Settings(StoreSettings):
+    """All of it. `warnings` of the loader are for the log, not part of it."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_nested_delimiter="__", frozen=True, extra="forbid"
+    )
+
+    node_id: str = Field(
+        default="",
+        max_length=100,
+        pattern=r"^[A-Za-z0-9._-]*$",
+        description="The node's name; empty: the host's name",
+    )
+    server: Server = Server()
+    journal: Journal = Journal()
+    ingest: Ingest = Ingest()
+    flush: Flush = Flush()
+    runs: Runs = Runs()
+    pages: Pages = Pages()
+    sse: Sse = Sse()
+    query: Query = Query()
+    compaction: Compaction = Compaction()
+
+    @property
+    def node_name(self) -> str:
+        """The configured name, or the host's."""
+        return self.node_id or socket.gethostname()
+
+
+def load_settings(
+    flags: Mapping[str, Any] | None = None, *, config: str | None = None
+) -> tuple[Settings, list[str]]:
+    """Settings from flags (nested, as in the file), environment and file, with warnings.
+
+    Raises `InvalidInput` for a key nobody knows, a value out of its bounds, and an
+    address that others can reach without `server.insecure`.
+    """
+    content, warnings = translate(read_file(config))
+    settings = load(Settings, flags=flags or {}, file=content, strict=True)
+    _refuse_open_door(settings.server)
+    return settings, warnings
+
+
+def _refuse_open_door(server: Server) -> None:
+    if server.insecure or is_loopback(server.host):
+        return
+    raise InvalidInput(
+        f"refusing to listen on {server.host}: there is no authentication",
+        field="server.host",
+        hint="Listen on 127.0.0.1, or say --insecure if the network in front of it is trusted.",
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

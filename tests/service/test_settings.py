@@ -1,0 +1,164 @@
+"""Settings: precedence, names, refusals, and OpenMetadata's section."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from logstore.errors import InvalidInput
+from logstore.settings import read_file
+from service.settings import Settings, load_settings
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def _file(folder: Path, text: str) -> str:
+    path = folder / "tailrace.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_defaults_serve_on_this_machine_only_with_a_store_in_the_data_folder(
+    empty_folder: Path,
+) -> None:
+    settings, warnings = load_settings()
+    assert (settings.server.host, settings.server.port) == ("127.0.0.1", 8790)
+    assert settings.store_folder == str(empty_folder / "data" / "store")
+    assert settings.node_name
+    assert warnings == []
+
+
+def test_flags_go_over_environment_over_file_over_defaults(
+    empty_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = _file(
+        empty_folder, "flush: {segment_seconds: 1, segment_bytes: 1MiB}\nnode_id: filed\n"
+    )
+    monkeypatch.setenv("TAILRACE_FLUSH__SEGMENT_SECONDS", "2")
+    monkeypatch.setenv("TAILRACE_NODE_ID", "from-env")
+    settings, _ = load_settings({"node_id": "flagged"}, config=config)
+    assert settings.flush.segment_seconds == 2
+    assert settings.flush.segment_bytes == 1 << 20
+    assert settings.flush.bulk_milliseconds == Settings().flush.bulk_milliseconds
+    assert settings.node_id == "flagged"
+
+
+def test_the_file_of_the_folder_and_the_file_of_the_environment_are_read(
+    empty_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _file(empty_folder, "node_id: here\n")
+    assert load_settings()[0].node_id == "here"
+    (empty_folder / "other.yaml").write_text("node_id: there\n")
+    monkeypatch.setenv("TAILRACE_CONFIG", "other.yaml")
+    assert load_settings()[0].node_id == "there"
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "hint"),
+    [
+        ("flush: {segment_secs: 1}", "flush.segment_secs", "flush.segment_seconds"),
+        ("segment_seconds: 1", "segment_seconds", "flush.segment_seconds"),
+        ("colour: blue", "colour", "docs/settings.md"),
+        ("logStorage: {prefxi: a}", "logStorage.prefxi", "prefix"),
+    ],
+)
+def test_an_unknown_key_is_named_with_what_was_meant(
+    empty_folder: Path, text: str, name: str, hint: str
+) -> None:
+    with pytest.raises(InvalidInput, match=f"unknown setting {name} ") as caught:
+        load_settings(config=_file(empty_folder, text))
+    assert caught.value.field == name
+    assert hint in caught.value.hint
+
+
+def test_an_unknown_variable_is_refused_but_not_those_of_kubernetes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TAILRACE_PORT", "tcp://10.0.0.1:8790")
+    monkeypatch.setenv("TAILRACE_PORT_8790_TCP_ADDR", "10.0.0.1")
+    monkeypatch.setenv("TAILRACE_SERVICE_HOST", "10.0.0.1")
+    load_settings()
+    monkeypatch.setenv("TAILRACE_FLUSH__SPEED", "1")
+    with pytest.raises(InvalidInput, match="TAILRACE_FLUSH__SPEED"):
+        load_settings()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("server: {port: 99999}", "server.port"),
+        ("flush: {segment_seconds: -1}", "greater than 0"),
+        ("flush: {segment_seconds: .inf}", "finite"),
+        ("journal: {max_bytes: 64MiB}", "at least two files"),
+        ("store: s3://bucket", "object storage is not supported"),
+        ("server: {host: 0.0.0.0}", "no authentication"),
+        ("runs: {prefix: ../up}", "runs.prefix"),
+        ("logStorage: {type: s3}", "logStorage.type"),
+        ("logStorage: {enabled: false}", "logStorage.enabled"),
+        ("logStorage: 3", "must hold keys"),
+        ("- a\n- b", "must hold keys"),
+        ("a: [", "cannot be read"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_by_name(
+    empty_folder: Path, text: str, message: str
+) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        load_settings(config=_file(empty_folder, text))
+
+
+def test_a_named_file_must_exist() -> None:
+    with pytest.raises(InvalidInput, match=r"nowhere\.yaml does not exist"):
+        read_file("nowhere.yaml")
+
+
+def test_insecure_opens_the_door() -> None:
+    settings, _ = load_settings({"server": {"host": "0.0.0.0", "insecure": True}})
+    assert settings.server.host == "0.0.0.0"
+
+
+@pytest.mark.parametrize(
+    "name", ["logStorageConfiguration", "LogStorageConfiguration", "logStorage"]
+)
+def test_openmetadatas_section_is_understood(empty_folder: Path, name: str) -> None:
+    config = _file(
+        empty_folder,
+        f"""
+{name}:
+  type: default
+  enabled: true
+  prefix: om-logs
+  streamTimeoutHours: 2
+  cleanupIntervalMinutes: 7
+  partialFlushIntervalMinutes: 3
+  earlyFlushWatermarkBytes: 1000
+  expirationDays: 0
+  maxConcurrentStreams: 5
+  pendingFlushAlertAfterFailures: 4
+  asyncBufferSizeMB: 5
+runs:
+  expiration_days: 9
+""",
+    )
+    settings, warnings = load_settings(config=config)
+    runs = settings.runs
+    assert (runs.prefix, runs.stream_timeout_minutes, runs.cleanup_interval_minutes) == (
+        "om-logs",
+        120,
+        7,
+    )
+    assert (runs.partial_flush_interval_minutes, runs.early_flush_watermark_bytes) == (3, 1000)
+    assert (runs.max_concurrent_streams, runs.pending_flush_alert_after_failures) == (5, 4)
+    assert runs.expiration_days == 9, "our own name wins"
+    assert warnings == [f"{name}.asyncBufferSizeMB is ignored: the journal is the buffer"]
+
+
+def test_settings_cannot_be_changed() -> None:
+    settings, _ = load_settings()
+    with pytest.raises(ValueError, match="frozen"):
+        settings.flush.segment_seconds = 1
