@@ -1,32 +1,112 @@
 """The node's HTTP door as one ASGI callable.
 
 Method and path prefix are looked at first: appends go to `AppendRoutes` without ever
-meeting a framework; everything else goes to FastAPI.
+meeting a framework; everything else goes to FastAPI, below the logs' prefix under a
+path whose names are quoted (`targets.canonical`), so that each is one segment.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import cast
 
+from fastapi import APIRouter, FastAPI
+from starlette.types import ASGIApp
+
+from logstore import ulid as ulids
+from logstore.clock import Clock, SystemClock
+from logstore.entropy import Entropy, system_entropy
+from service.http import failures, openapi
 from service.http.append import AppendRoutes
 from service.http.body import Receive, Scope, Send
+from service.http.download import download_routes
+from service.http.health import health_routes
+from service.http.limits import HttpLimits
+from service.http.listing import listing_routes
+from service.http.live import live_routes
+from service.http.node import NodeApi
+from service.http.pages import page_routes
 from service.http.targets import PREFIX, canonical
-from starlette.types import ASGIApp
+from service.metrics import HttpCounters
+from service.query.engine import QueryEngine
+from service.query.route import router as query_routes
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """What the app is made of, beside the node."""
+
+    limits: HttpLimits = field(default_factory=HttpLimits)
+    counters: HttpCounters = field(default_factory=HttpCounters)
+    clock: Clock = field(default_factory=SystemClock)
+    entropy: Entropy = field(default_factory=system_entropy)
+    scrape: Callable[[], bytes] = bytes
+    query: Callable[[], QueryEngine] | None = None
+    routers: tuple[APIRouter, ...] = ()
 
 
 class Application:
     """What uvicorn calls; not a coroutine function, to spare one coroutine per append."""
 
     def __init__(self, append: AppendRoutes, rest: ASGIApp) -> None:
-        self._append = append
+        self.append = append
         self._rest = rest
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] == "http":
             if scope["method"] == "POST":
-                answer = self._append.answer(scope, receive, send)
+                answer = self.append.answer(scope, receive, send)
                 if answer is not None:
                     return answer
             elif scope["raw_path"].startswith(PREFIX):
                 scope["path"] = canonical(scope["raw_path"], scope["method"])
         return self._rest(scope, receive, send)
+
+
+def build_app(node: NodeApi, door: Door) -> Application:
+    """The door of a node."""
+
+    def fresh_id() -> str:
+        return ulids.encode(ulids.fresh(door.clock, door.entropy))
+
+    # Asked late: a node that finds its folder copied starts again behind the same door.
+    append = AppendRoutes(
+        lambda batch: node.append(batch),
+        lambda key: node.close_run(key),
+        limits=door.limits,
+        counters=door.counters,
+        fresh_id=fresh_id,
+    )
+    return Application(append, _framework(node, door, fresh_id))
+
+
+def _framework(node: NodeApi, door: Door, fresh_id: Callable[[], str]) -> FastAPI:
+    app = FastAPI(
+        title="Tailrace",
+        version=version("tailrace"),
+        description="Keeps the logs of pipeline runs: append, live view, pages, search.",
+        redirect_slashes=False,
+        redoc_url=None,
+    )
+    failures.install(app, fresh_id)
+    for router in (
+        live_routes(node, door.limits, door.counters),
+        download_routes(node),
+        page_routes(node, door.limits),
+        listing_routes(node, door.limits),
+        health_routes(node, version("tailrace"), door.scrape),
+        *([query_routes(door.query)] if door.query is not None else []),
+        *door.routers,
+    ):
+        app.include_router(router)
+    app.openapi = lambda: openapi.complete(app)  # type: ignore[method-assign]
+    return app
+
+
+def documented() -> FastAPI:
+    """The app as openapi.yaml describes it: all routes, no node behind them."""
+    nobody = cast("NodeApi", None)
+    no_engine = cast("Callable[[], QueryEngine]", lambda: None)
+    return _framework(nobody, Door(query=no_engine), str)

@@ -17,12 +17,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from logstore import ulid as ulids
 from logstore.batch import RunKey
-from logstore.errors import InvalidInput, InvalidName, TooLarge
+from logstore.errors import InvalidInput, InvalidName
 from service.http.body import (
+    BodyTooLarge,
     Budget,
     Message,
     Receive,
@@ -32,7 +33,6 @@ from service.http.body import (
     declared_length,
     drain,
     read_rest,
-    too_large,
 )
 from service.http.decode import KINDS, Decoded, decode, kind_of
 from service.http.ids import echoed, parse_batch_id, request_id, run_tag, session_cookie
@@ -52,6 +52,7 @@ _DURABILITIES: Final[dict[bytes | None, Durability]] = {
     b"bulk": "bulk",
 }
 _JSON = (b"content-type", b"application/json")
+Get: TypeAlias = Callable[[bytes], bytes | None]
 _BOOLEANS = (b"false", b"true")
 
 
@@ -97,7 +98,7 @@ class AppendRoutes:
                 return None
             try:
                 route = self._learn(path)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001
                 return self._refuse(error, scope, receive, send)
         if route.close:
             return self._answer_close(route, scope, receive, send)
@@ -119,13 +120,9 @@ class AppendRoutes:
     async def _answer_append(
         self, route: Route, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        counters = self._counters
-        counters.append_requests += 1
-        held = 0
+        self._counters.append_requests += 1
         try:
             get = dict(scope["headers"]).get
-            content_type = get(b"content-type")
-            encoding = get(b"content-encoding")
             receiving: Coroutine[Any, Any, Message] = receive()  # type: ignore[assignment]
             try:
                 waits_for = receiving.send(None)
@@ -133,78 +130,83 @@ class AppendRoutes:
                 message = done.value
             else:
                 message = await self._patiently(receiving, waits_for)
-            body = message.get("body", b"")
             if message["type"] == "http.disconnect":
+                self._counters.disconnects += 1
                 return
-            if message.get("more_body", False) or encoding is not None or len(body) > _SMALL:
-                held = await self._admit(get(b"content-length"), len(body))
-                whole = await read_rest(message, receive, self._limits)
-                if whole is None:
-                    counters.disconnects += 1
-                    return
-                decoded = await self._decode(whole, content_type, encoding)
-                counters.body_bytes += len(whole)
-                self.budget.charge(len(decoded.text))
-                held += len(decoded.text)
-                del whole
+            body = message.get("body", b"")
+            if message.get("more_body", False) or len(body) > _SMALL or get(b"content-encoding"):
+                await self._store_large(route, get, message, receive, send)
             else:
-                counters.body_bytes += len(body)
-                kind = KINDS.get(content_type) or kind_of(content_type)
-                if kind == "text" and body.isascii() and body[-1:] == b"\n":
-                    lines = body.count(b"\n")
-                    decoded = Decoded(body, lines, lines)
-                else:
-                    decoded = decode(body, kind, None, self._limits.max_text_bytes)
-            batch_id = get(b"tailrace-batch")
-            cookies = get(b"cookie")
-            durability = _DURABILITIES.get(get(b"tailrace-durability")) or _durability(get)
-            batch = IncomingBatch(
-                route.key,
-                decoded.text,
-                decoded.records,
-                decoded.lines,
-                None if batch_id is None else parse_batch_id(batch_id),
-                0 if cookies is None else echoed(cookies, route.tag),
-                decoded.connector,
-                decoded.meta,
-                durability,
-            )
-            if not decoded.text:
-                await self._reply_nothing(route, durability, send)
-                return
-            receipt = await self._append(batch)
-            counters.replaced += decoded.replaced
-            last = ulids.encode(receipt.last).encode()
-            # A batch id is its last line's ULID with five zeros at the end.
-            reply = b'{"batch":"%b00000","lines":%d,"duplicate":%b,"durability":"%b","last":"%b"}' % (
-                last[:21],
-                receipt.records,
-                _BOOLEANS[receipt.duplicate],
-                receipt.durability.encode(),
-                last,
-            )
-            await send(
-                {
-                    "type": "http.response.start",
-                    "status": 200,
-                    "headers": [
-                        _JSON,
-                        (b"content-length", b"%d" % len(reply)),
-                        (b"tailrace-last", last),
-                        route.session,
-                        (
-                            b"set-cookie",
-                            b"tailrace=%b.%b; Path=/; Max-Age=86400" % (last, route.tag),
-                        ),
-                    ],
-                }
-            )
-            await send({"type": "http.response.body", "body": reply})
-        except Exception as error:
+                self._counters.body_bytes += len(body)
+                await self._store(route, get, self._decode_small(body, get(b"content-type")), send)
+        except Exception as error:  # noqa: BLE001 -- every error is an answer
             await self._refuse(error, scope, receive, send)
+
+    def _decode_small(self, body: bytes, content_type: bytes | None) -> Decoded:
+        kind = KINDS.get(content_type) or kind_of(content_type)
+        if kind == "text" and body.isascii() and body[-1:] == b"\n":
+            lines = body.count(b"\n")
+            return Decoded(body, lines, lines)
+        return decode(body, kind, None, self._limits.max_text_bytes)
+
+    async def _store_large(
+        self, route: Route, get: Get, first: Message, receive: Receive, send: Send
+    ) -> None:
+        """A body that is still arriving, is large, or may become so once inflated."""
+        held = await self._admit(get(b"content-length"), len(first.get("body", b"")))
+        try:
+            body = await read_rest(first, receive, self._limits)
+            if body is None:
+                self._counters.disconnects += 1
+                return
+            self._counters.body_bytes += len(body)
+            decoded = await self._decode(body, get(b"content-type"), get(b"content-encoding"))
+            del body
+            self.budget.charge(len(decoded.text))
+            held += len(decoded.text)
+            await self._store(route, get, decoded, send)
         finally:
-            if held:
-                self.budget.release(held)
+            self.budget.release(held)
+
+    async def _store(self, route: Route, get: Get, decoded: Decoded, send: Send) -> None:
+        batch_id = get(b"tailrace-batch")
+        cookies = get(b"cookie")
+        durability = _DURABILITIES.get(get(b"tailrace-durability")) or _durability(get)
+        batch = IncomingBatch(
+            route.key,
+            decoded.text,
+            decoded.records,
+            decoded.lines,
+            None if batch_id is None else parse_batch_id(batch_id),
+            0 if cookies is None else echoed(cookies, route.tag),
+            decoded.connector,
+            decoded.meta,
+            durability,
+        )
+        if not decoded.text:
+            await _reply_nothing(route, durability, send)
+            return
+        receipt = await self._append(batch)
+        self._counters.replaced += decoded.replaced
+        last = ulids.encode(receipt.last).encode()
+        # A batch id is its last line's ULID with five zeros at the end.
+        reply = b'{"batch":"%b00000","lines":%d,"duplicate":%b,"durability":"%b","last":"%b"}' % (
+            last[:21],
+            receipt.records,
+            _BOOLEANS[receipt.duplicate],
+            receipt.durability.encode(),
+            last,
+        )
+        cookie = b"tailrace=%b.%b; Path=/; Max-Age=86400" % (last, route.tag)
+        headers = [
+            _JSON,
+            (b"content-length", b"%d" % len(reply)),
+            (b"tailrace-last", last),
+            route.session,
+            (b"set-cookie", cookie),
+        ]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": reply})
 
     async def _patiently(self, receiving: Coroutine[Any, Any, Message], waits_for: Any) -> Message:
         seconds = self._limits.body_timeout_seconds
@@ -221,7 +223,7 @@ class AppendRoutes:
         if declared is None:
             declared = self._limits.max_body_bytes
         if max(declared, arrived) > self._limits.max_body_bytes:
-            raise too_large(self._limits)
+            raise BodyTooLarge(self._limits.max_body_bytes)
         await self.budget.admit(declared)
         return declared
 
@@ -235,39 +237,27 @@ class AppendRoutes:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, decode, body, kind, encoding, limit)
 
-    async def _reply_nothing(self, route: Route, durability: str, send: Send) -> None:
-        """An append without lines: OpenMetadata's older clients open a run with one."""
-        reply = (
-            b'{"batch":null,"lines":0,"duplicate":false,"durability":"%b","last":null}'
-            % durability.encode()
-        )
-        await _reply(send, 200, [_JSON, route.session], reply)
-
-    async def _answer_close(
-        self, route: Route, scope: Scope, receive: Receive, send: Send
-    ) -> None:
+    async def _answer_close(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
         self._counters.close_requests += 1
         try:
             state = await self._close(route.key)
             reply = b'{"message":"Log stream closed successfully","state":"%b"}' % state.encode()
             await _reply(send, 200, [_JSON, route.session], reply)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001
             await self._refuse(error, scope, receive, send)
 
-    async def _refuse(
-        self, error: Exception, scope: Scope, receive: Receive, send: Send
-    ) -> None:
+    async def _refuse(self, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
         self._counters.append_refused += 1
         if isinstance(error, InvalidName):
             error.hint = error.hint or "POST to …/logs/{fqn}/{runId}."
         refusal = problem(error, request_id(scope["headers"], self._fresh_id()))
-        if isinstance(error, TooLarge):
+        if isinstance(error, BodyTooLarge):
             await drain(receive, self._limits.max_body_bytes)
             refusal.headers.append((b"connection", b"close"))
         await _reply(send, refusal.status, refusal.headers, refusal.body)
 
 
-def _durability(get: Callable[[bytes], bytes | None]) -> Durability:
+def _durability(get: Get) -> Durability:
     given = (get(b"tailrace-durability") or b"").strip().lower()
     durability = _DURABILITIES.get(given)
     if durability is None:
@@ -277,6 +267,15 @@ def _durability(get: Callable[[bytes], bytes | None]) -> Durability:
             hint="One of fast, durable, bulk.",
         )
     return durability
+
+
+async def _reply_nothing(route: Route, durability: str, send: Send) -> None:
+    """An append without lines: OpenMetadata's older clients open a run with one."""
+    reply = (
+        b'{"batch":null,"lines":0,"duplicate":false,"durability":"%b","last":null}'
+        % durability.encode()
+    )
+    await _reply(send, 200, [_JSON, route.session], reply)
 
 
 async def _reply(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:

@@ -96,6 +96,13 @@ class Resumed:
             return done.value  # type: ignore[no-any-return]
 
 
+class BodyTooLarge(TooLarge):
+    """Refused before all of it was read: the connection cannot be used again."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"the body has more than {limit} bytes", field="body")
+
+
 def declared_length(value: bytes | None) -> int | None:
     """Content-Length as a number. Raises `InvalidInput`."""
     if value is None:
@@ -108,7 +115,7 @@ def declared_length(value: bytes | None) -> int | None:
 async def read_rest(first: Message, receive: Receive, limits: HttpLimits) -> bytes | None:
     """The whole body that begins with `first`; None if the client went away.
 
-    Raises `TooLarge`, or `HttpError` 408 when it takes longer than its time.
+    Raises `BodyTooLarge`, or `HttpError` 408 when it takes longer than its time.
     """
     pieces: list[bytes] = []
     size = 0
@@ -121,7 +128,7 @@ async def read_rest(first: Message, receive: Receive, limits: HttpLimits) -> byt
                 piece = message.get("body", b"")
                 size += len(piece)
                 if size > limits.max_body_bytes:
-                    raise too_large(limits)
+                    raise BodyTooLarge(limits.max_body_bytes)
                 pieces.append(piece)
                 if not message.get("more_body", False):
                     return b"".join(pieces) if len(pieces) > 1 else piece
@@ -131,11 +138,6 @@ async def read_rest(first: Message, receive: Receive, limits: HttpLimits) -> byt
         raise HttpError(
             408, f"the body took longer than {seconds:g} s", headers=[("connection", "close")]
         ) from error
-
-
-def too_large(limits: HttpLimits) -> TooLarge:
-    """What a body past its limit is answered with."""
-    return TooLarge(f"the body has more than {limits.max_body_bytes} bytes", field="body")
 
 
 async def drain(receive: Receive, limit: int) -> None:

@@ -63,7 +63,7 @@ def decode(body: bytes, kind: str, encoding: bytes | None, limit: int) -> Decode
     return _decode_json(body, limit, announced=kind == "json")
 
 
-KINDS = {
+KINDS: dict[bytes | None, str] = {
     b"application/json": "json",
     b"application/json; charset=utf-8": "json",
     b"text/plain": "text",
@@ -109,7 +109,9 @@ def _decode_json(body: bytes, limit: int, *, announced: bool) -> Decoded:
     if type(value) is dict:
         return _decode_object(value, replaced, limit)
     if type(value) is not str:
-        raise InvalidInput("the body is neither a string nor an object", field="body", hint=_JSON_HINT)
+        raise InvalidInput(
+            "the body is neither a string nor an object", field="body", hint=_JSON_HINT
+        )
     return _decode_text(value, replaced, limit, None)
 
 
@@ -161,7 +163,9 @@ def _connector(value: object) -> str | None:
     if value is None or value == "":
         return None
     if not isinstance(value, str) or len(value) > 1024:
-        raise InvalidInput("`connectorId` is not a string of up to 1024 characters", field="connectorId")
+        raise InvalidInput(
+            "`connectorId` is not a string of up to 1024 characters", field="connectorId"
+        )
     return encode_text(value)[0].decode()
 
 

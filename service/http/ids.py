@@ -22,7 +22,7 @@ _COOKIE = b"tailrace="
 _ULID_CHARACTERS = 26
 # int() takes base 32 in C, but with other digits, and with spaces, signs and underscores.
 _TO_BASE_32 = bytes(
-    "0123456789abcdefghijklmnopqrstuv".encode()[ulids.ALPHABET.index(chr(c).upper())]
+    b"0123456789abcdefghijklmnopqrstuv"[ulids.ALPHABET.index(chr(c).upper())]
     if chr(c).upper() in ulids.ALPHABET
     else ord("!")
     for c in range(256)

@@ -27,5 +27,7 @@ class HttpLimits:
     """Lines of a page at most, whatever `limit` says."""
     max_stream_readers: int = 2000
     """Live readers at once; the next one gets an `error` event."""
+    replay_lines: int = 100
+    """Lines that a live stream begins with when it is given no cursor."""
     run_list: int = 10
     """Runs listed when `limit` is not given."""

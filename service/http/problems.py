@@ -53,8 +53,7 @@ _FRAMEWORK = {
     411: ("length-required", "Send Content-Length, or a chunked body."),
     415: (
         "unsupported-media-type",
-        "Send application/json, text/plain or application/x-ndjson, "
-        "with Content-Encoding gzip, zstd or none.",
+        "Send application/json, text/plain or application/x-ndjson, Content-Encoding gzip or zstd.",
     ),
     416: ("range-not-satisfiable", "Ask for a range that begins before the end of the text."),
     500: ("internal", "This is a defect. The service's log has the request id beside the cause."),
@@ -64,7 +63,9 @@ _FRAMEWORK = {
 class HttpError(Exception):
     """A refusal that only HTTP knows: a wrong method, media type or range."""
 
-    def __init__(self, status: int, message: str, *, headers: Sequence[tuple[str, str]] = ()) -> None:
+    def __init__(
+        self, status: int, message: str, *, headers: Sequence[tuple[str, str]] = ()
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.headers = headers
@@ -154,7 +155,10 @@ def _dumps(value: dict[str, Any]) -> bytes:
     try:
         return orjson.dumps(value)
     except TypeError:  # a lone surrogate in a message that quotes the input
-        plain = {k: v.encode("utf-8", "replace").decode() if isinstance(v, str) else v for k, v in value.items()}
+        plain = {
+            k: v.encode("utf-8", "replace").decode() if isinstance(v, str) else v
+            for k, v in value.items()
+        }
         return orjson.dumps(plain)
 
 

@@ -17,11 +17,11 @@ from urllib.parse import quote, unquote_to_bytes
 
 from logstore.batch import RunKey
 from logstore.errors import InvalidName, NotFound
+from logstore.names import check_name
 
 BASE = "/api/v1/services/ingestionPipelines/logs"
 PREFIX = BASE.encode() + b"/"
 _VERBS = (b"download", b"next", b"prev")
-MAX_NAME_BYTES = 4096
 
 
 class Target(NamedTuple):
@@ -45,6 +45,11 @@ def append_target(raw_path: bytes) -> Target:
     return Target(RunKey(name(b"/".join(parts[:-1]), "fqn"), name(parts[-1], "runId")), close)
 
 
+def run_key(fqn: str, run: str) -> RunKey:
+    """The run that two quoted segments of a canonical path name. Raises `InvalidName`."""
+    return RunKey(name(fqn.encode(), "fqn"), name(run.encode(), "runId"))
+
+
 def name(component: bytes, field: str) -> str:
     """A path component as the text it encodes. Raises `InvalidName`."""
     try:
@@ -53,10 +58,7 @@ def name(component: bytes, field: str) -> str:
         raise InvalidName(
             f"{field} is not UTF-8", field=field, hint="Percent-encode the name's UTF-8 bytes."
         ) from error
-    if not text:
-        raise InvalidName(f"{field} is empty", field=field, hint="Name the pipeline and the run.")
-    if len(component) > MAX_NAME_BYTES and len(text.encode()) > MAX_NAME_BYTES:
-        raise InvalidName(f"{field} has more than {MAX_NAME_BYTES} bytes", field=field)
+    check_name(text, field)
     return text
 
 

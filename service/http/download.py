@@ -1,0 +1,127 @@
+"""`GET /logs/{fqn}/{runId}/download`: the whole text of a run, at any moment of it.
+
+Bytes that are in the store have a strong ETag and can be had by ranges; an open run's
+total is not known, so its Content-Range ends in `*`. A text that breaks off on the way
+ends the connection, so nobody takes a part for the whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Mapping
+from typing import NamedTuple
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response, StreamingResponse
+from isal import isal_zlib
+
+from logstore.batch import RunKey
+from service.http.node import NodeApi, TextSize
+from service.http.ranges import Span, accepts_gzip, matches, parse_range
+from service.http.targets import BASE, run_key
+
+_GZIP = 16 + isal_zlib.MAX_WBITS
+_TYPE = "text/plain; charset=utf-8"
+_BYTES = {"content": {"text/plain": {"schema": {"type": "string"}}}}
+
+
+class _Validators(NamedTuple):
+    """The ETags of the text as it stands, plain and compressed."""
+
+    plain: str | None
+    gzip: str | None
+
+
+def download_routes(node: NodeApi) -> APIRouter:
+    """The download route, for GET and HEAD."""
+    router = APIRouter(prefix=BASE, tags=["runs"])
+
+    @router.get(
+        "/{fqn}/{runId}/download",
+        summary="The whole text of a run",
+        response_class=StreamingResponse,
+        responses={
+            200: {"description": "All lines.", **_BYTES},
+            206: {"description": "The bytes that Range asked for.", **_BYTES},
+            304: {"description": "If-None-Match names the text as it is."},
+            416: {"description": "The range begins past the end."},
+        },
+    )
+    @router.head("/{fqn}/{runId}/download", include_in_schema=False)
+    async def download(fqn: str, runId: str, request: Request) -> Response:  # noqa: N803
+        key = run_key(fqn, runId)
+        return answer(node, key, await node.text.size(key), request.headers)
+
+    return router
+
+
+def answer(node: NodeApi, key: RunKey, size: TextSize, headers: Mapping[str, str]) -> Response:
+    """What the request's headers make of the text: all, a part, compressed, or nothing new."""
+    whole = size.stored_bytes == size.total_bytes
+    tags = _validators(size.etag)
+    common = {"accept-ranges": "bytes", "vary": "Accept-Encoding", "cache-control": "no-cache"}
+    if whole and tags.plain and tags.gzip:
+        if matches(headers.get("if-none-match"), [tags.plain, tags.gzip]):
+            return Response(status_code=304, headers={**common, "etag": tags.plain})
+        common["etag"] = tags.plain
+    span = _span(headers, size, tags)
+    if span is not None and tags.plain is not None:
+        total = str(size.total_bytes) if whole else "*"
+        common["etag"] = tags.plain
+        return _part(node, key, span, total, common)
+    common["content-disposition"] = f'attachment; filename="{_file_name(key)}"'
+    text = node.text.download(key)
+    if accepts_gzip(headers.get("accept-encoding")):
+        if "etag" in common and tags.gzip:
+            common["etag"] = tags.gzip
+        common["content-encoding"] = "gzip"
+        return StreamingResponse(_compressed(text), headers=common, media_type=_TYPE)
+    if whole:
+        common["content-length"] = str(size.total_bytes)
+    return StreamingResponse(text, headers=common, media_type=_TYPE)
+
+
+def _validators(etag: str | None) -> _Validators:
+    if etag is None:
+        return _Validators(None, None)
+    bare = etag.strip('"')
+    return _Validators(f'"{bare}"', f'"{bare}-gzip"')
+
+
+def _span(headers: Mapping[str, str], size: TextSize, tags: _Validators) -> Span | None:
+    wanted = headers.get("range")
+    if wanted is None or tags.plain is None:
+        return None
+    condition = headers.get("if-range")
+    if condition is not None and condition.strip() != tags.plain:
+        return None
+    return parse_range(wanted, size.stored_bytes)
+
+
+def _part(
+    node: NodeApi, key: RunKey, span: Span, total: str, common: dict[str, str]
+) -> StreamingResponse:
+    return StreamingResponse(
+        node.text.download(key, offset=span.first, size=span.size),
+        status_code=206,
+        headers={
+            **common,
+            "content-range": f"bytes {span.first}-{span.last}/{total}",
+            "content-length": str(span.size),
+        },
+        media_type=_TYPE,
+    )
+
+
+async def _compressed(text: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    stream = isal_zlib.compressobj(1, isal_zlib.DEFLATED, _GZIP)
+    async for piece in text:
+        packed = await asyncio.to_thread(stream.compress, piece)
+        if packed:
+            yield packed
+    yield stream.flush()
+
+
+def _file_name(key: RunKey) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]", "_", f"{key.fqn}_{key.run}")[:150] + ".txt"

@@ -1,0 +1,78 @@
+"""Server-sent events: how text and its cursor look on the wire.
+
+    id: <cursor>                      what `Last-Event-ID` and `after` take
+    event: logs | complete | error    upstream's Python client ends on these names
+    data: <one LogStreamEvent>        one line of JSON, extra fields forbidden
+
+With `format=text` each line is an event of its own, without a name:
+
+    id: <cursor before the group>+<lines of the group so far>, or <cursor>
+    data: <the line>
+
+No line of a log can begin or end a frame. In JSON everything that any client takes
+for a line end is escaped (Python's `splitlines` takes more than the standard does). In
+text they are shown as escapes (`\\r`, `\\u2028`), but for a `\\r` at the end, which goes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+HEARTBEAT = b": heartbeat\n\n"
+_JSON_ESCAPES = (
+    (b"\xc2\x85", b"\\u0085"),
+    (b"\xe2\x80\xa8", b"\\u2028"),
+    (b"\xe2\x80\xa9", b"\\u2029"),
+)
+_TEXT_ESCAPES = (
+    (b"\r", b"\\r"),
+    (b"\x0b", b"\\v"),
+    (b"\x0c", b"\\f"),
+    (b"\x1c", b"\\x1c"),
+    (b"\x1d", b"\\x1d"),
+    (b"\x1e", b"\\x1e"),
+    (b"\x00", b"\\0"),
+    (b"\xc2\x85", b"\\x85"),
+    (b"\xe2\x80\xa8", b"\\u2028"),
+    (b"\xe2\x80\xa9", b"\\u2029"),
+)
+
+
+def event(name: str, run: str, cursor: str | None, **fields: Any) -> bytes:
+    """One event of the JSON form; `fields` are those of a LogStreamEvent that are set."""
+    value: dict[str, Any] = {"eventType": name, "runId": run, **fields}
+    if cursor is not None:
+        value["after"] = cursor
+    data = orjson.dumps(value)
+    for separator, escape in _JSON_ESCAPES:
+        if separator in data:
+            data = data.replace(separator, escape)
+    head = b"" if cursor is None else b"id: %b\n" % cursor.encode()
+    return b"%bevent: %b\ndata: %b\n\n" % (head, name.encode(), data)
+
+
+def logs(run: str, text: bytes, cursor: str) -> bytes:
+    """Lines as one event."""
+    return event("logs", run, cursor, logs=text.decode())
+
+
+def text_lines(text: bytes, before: str, cursor: str, skipped: int = 0) -> bytes:
+    """Lines as one event each; the group follows `before`, and `skipped` of it are left out."""
+    body = text.replace(b"\r\n", b"\n")
+    for separator, escape in _TEXT_ESCAPES:
+        if separator in body:
+            body = body.replace(separator, escape)
+    lines = body[:-1].split(b"\n")
+    stem = before.encode()
+    frames = [
+        b"id: %b+%d\ndata: %b\n\n" % (stem, i, line) for i, line in enumerate(lines, skipped + 1)
+    ]
+    frames[-1] = b"id: %b\ndata: %b\n\n" % (cursor.encode(), lines[-1])
+    return b"".join(frames)
+
+
+def text_complete() -> bytes:
+    """The last event of the text form."""
+    return b"event: complete\ndata: \n\n"

@@ -1,0 +1,87 @@
+"""`GET /logs/{fqn}/{runId}`: a page of a run's lines, in OpenMetadata's shape with extra keys."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import orjson
+from fastapi import APIRouter, Query
+from fastapi.responses import Response
+from pydantic import BaseModel
+
+from logstore.batch import RunKey
+from logstore.errors import InvalidInput
+from service.http.limits import HttpLimits
+from service.http.node import NodeApi, Page
+from service.http.targets import BASE, run_key
+
+
+class LogPage(BaseModel):
+    """Lines joined by newlines, without one behind the last."""
+
+    logs: str
+    after: str | None
+    """Where the next page begins; null when there is no more for now."""
+    total: int
+    """Upstream's units: lines while the run is active, bytes once it is closed."""
+    streaming: bool | None = None
+    """True while the run is being written to; absent otherwise."""
+    totalLines: int  # noqa: N815 -- the wire's spelling
+    totalBytes: int  # noqa: N815
+    state: str
+
+
+def page_routes(node: NodeApi, limits: HttpLimits) -> APIRouter:
+    """The page route."""
+    router = APIRouter(prefix=BASE, tags=["runs"])
+
+    @router.get("/{fqn}/{runId}", summary="Lines of a run, page by page", response_model=LogPage)
+    async def page(
+        fqn: str,
+        runId: str,  # noqa: N803
+        after: Annotated[str | None, Query(description="Line offset or cursor.")] = None,
+        offset: Annotated[str | None, Query(description="Alias of after.")] = None,
+        before: Annotated[str | None, Query(description="Page backwards from here.")] = None,
+        tail: Annotated[int | None, Query(description="The last so many lines.", ge=1)] = None,
+        limit: Annotated[int, Query(description="Lines at most.", ge=1)] = limits.page_lines,
+    ) -> Response:
+        key = run_key(fqn, runId)
+        start = _only_one(after or offset or None, before or None, tail)
+        return _render(await _read(node, key, start, min(limit, limits.max_page_lines), limits))
+
+    return router
+
+
+Start = tuple[str | None, str | None, int | None]
+
+
+def _only_one(after: str | None, before: str | None, tail: int | None) -> Start:
+    if sum(value is not None for value in (after, before, tail)) > 1:
+        raise InvalidInput(
+            "a page begins in one place",
+            field="after",
+            hint="Give one of after (or offset), before, and tail.",
+        )
+    return after, before, tail
+
+
+async def _read(node: NodeApi, key: RunKey, start: Start, limit: int, limits: HttpLimits) -> Page:
+    after, before, tail = start
+    if tail is not None:
+        tail = min(tail, limits.max_page_lines)
+        return await node.text.page(key, after=None, limit=tail, tail=tail)
+    return await node.text.page(key, after=after, limit=limit, before=before)
+
+
+def _render(page: Page) -> Response:
+    value: dict[str, Any] = {
+        "logs": page.text.decode().removesuffix("\n"),
+        "after": page.after,
+        "total": page.total_bytes if page.state == "closed" else page.total_lines,
+        "totalLines": page.total_lines,
+        "totalBytes": page.total_bytes,
+        "state": page.state,
+    }
+    if page.streaming:
+        value["streaming"] = True
+    return Response(orjson.dumps(value), media_type="application/json")

@@ -1,0 +1,259 @@
+"""The live end of runs: what was just synced, for whoever is watching.
+
+The node publishes each synced batch of a watched run. What is published within a few
+milliseconds becomes one `Tick`: joined once, framed once, shared by all readers. A
+`Channel` keeps the newest ticks of a run in a bounded ring; readers pull, so a slow
+one holds nobody up and costs no memory: when the ring has moved on it reads storage
+until it is level again.
+
+Why no line is lost or repeated: a reader takes a mark (the number of the next tick),
+*then* reads storage until nothing is left beyond its cursor, then takes ticks from its
+mark on. Lines are in storage before they are published, so what was published before
+the mark was read; of what comes after the mark, ticks that the cursor has passed are
+left out by their positions, and one that it has passed in part is read from storage.
+
+The longer the list of readers, the longer a tick may gather: 200 readers of 1,000
+lines/s then cost 50 writes a second each, not 1,000.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from logstore.batch import RunKey
+from logstore.position import Cursor, Position
+
+EndReason = Literal["runFinished", "idleTimeout", "maxDuration", "maxBytes"]
+Woken = Literal["news", "heartbeat", "gone"]
+
+
+@dataclass(frozen=True, slots=True)
+class TailLimits:
+    """How much is kept for readers that are nearly level, and how long a tick gathers."""
+
+    ring_bytes: int = 2 << 20
+    """Text kept per watched run; a reader further behind reads storage."""
+    gather_seconds: float = 0.004
+    """Shortest time between two ticks of a run."""
+    gather_seconds_per_reader: float = 0.0001
+    """Added to it for each reader of the run."""
+    max_gather_seconds: float = 0.025
+    """Longest time between two ticks, whatever the number of readers."""
+    heartbeat_seconds: float = 25.0
+    """Between two comments on a silent stream."""
+
+
+class Tick:
+    """What was published of a run within one interval. `frames` is a cache of its readers'."""
+
+    __slots__ = ("first_pos", "frames", "last", "node", "text")
+
+    def __init__(self, node: str, first_pos: int, last: Position, text: bytes) -> None:
+        self.node = node
+        self.first_pos = first_pos
+        self.last = last
+        self.text = text
+        self.frames: dict[Hashable, bytes] = {}
+
+
+class Taken(NamedTuple):
+    """Ticks for a reader, the number of the next one, and whether it must read storage."""
+
+    ticks: list[Tick]
+    next_tick: int
+    behind: bool
+
+
+class Watcher:
+    """One reader's place in line: it waits here for news of its run."""
+
+    __slots__ = ("_wake", "channel", "gone")
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.gone = False
+        self._wake: asyncio.Future[Woken] | None = None
+
+    async def wait(self) -> Woken:
+        """Returns when there is news, a heartbeat is due, or the reader is to end."""
+        if self.gone:
+            return "gone"
+        self._wake = asyncio.get_running_loop().create_future()
+        return await self._wake
+
+    def wake(self, why: Woken) -> None:
+        """Ends the wait, if there is one."""
+        wake = self._wake
+        if wake is not None and not wake.done():
+            wake.set_result(why)
+
+    def leave(self) -> None:
+        """The reader went away, or the node stops."""
+        self.gone = True
+        self.wake("gone")
+
+
+class Channel:
+    """The ring of one watched run."""
+
+    def __init__(self, key: RunKey, limits: TailLimits) -> None:
+        self.key = key
+        self.watchers: set[Watcher] = set()
+        self.ended: EndReason | None = None
+        self._limits = limits
+        self._loop = asyncio.get_running_loop()
+        self._ticks: deque[Tick] = deque()
+        self._first = 0
+        self._bytes = 0
+        self._pending: list[bytes] = []
+        self._pending_from = 0
+        self._pending_last: tuple[str, Position] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._last_tick = float("-inf")
+
+    def mark(self) -> int:
+        """The number of the next tick: nothing published so far will be in it or later."""
+        self._tick()
+        return self._first + len(self._ticks)
+
+    def take(self, next_tick: int, cursor: Cursor | None) -> Taken:
+        """The ticks from `next_tick` on that `cursor` has not passed."""
+        if next_tick < self._first:
+            return Taken([], next_tick, behind=True)
+        ticks: list[Tick] = []
+        end = self._first + len(self._ticks)
+        for number in range(next_tick, end):
+            tick = self._ticks[number - self._first]
+            seen = -1 if cursor is None else cursor.seen(tick.node)
+            if seen >= tick.last.pos:
+                continue
+            if seen >= tick.first_pos:
+                return Taken([], next_tick, behind=True)
+            ticks.append(tick)
+        return Taken(ticks, end, behind=False)
+
+    def publish(self, node: str, text: bytes, records: int, position: Position) -> None:
+        """Adds a batch to the tick that is gathering."""
+        if self._pending_last is not None and self._pending_last[0] != node:
+            self._tick()
+        if self._pending_last is None:
+            self._pending_from = position.pos - records + 1
+        self._pending.append(text)
+        self._pending_last = (node, position)
+        if self._timer is None:
+            wait = self._last_tick + self._interval() - self._loop.time()
+            self._timer = self._loop.call_later(max(0.0, wait), self._tick)
+
+    def end(self, reason: EndReason) -> None:
+        """No more will be published here; readers finish with what there is."""
+        self._tick()
+        self.ended = reason
+        self._wake_all("news")
+
+    def _interval(self) -> float:
+        limits = self._limits
+        gather = limits.gather_seconds + len(self.watchers) * limits.gather_seconds_per_reader
+        return min(gather, limits.max_gather_seconds)
+
+    def _tick(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._pending_last is None:
+            return
+        node, last = self._pending_last
+        self._keep(Tick(node, self._pending_from, last, b"".join(self._pending)))
+        self._pending = []
+        self._pending_last = None
+        self._last_tick = self._loop.time()
+        self._wake_all("news")
+
+    def _keep(self, tick: Tick) -> None:
+        self._ticks.append(tick)
+        self._bytes += len(tick.text)
+        while self._bytes > self._limits.ring_bytes and self._ticks:
+            self._bytes -= len(self._ticks.popleft().text)
+            self._first += 1
+
+    def _wake_all(self, why: Woken) -> None:
+        for watcher in self.watchers:
+            watcher.wake(why)
+
+
+class Tail:
+    """The channels of all watched runs of a node."""
+
+    def __init__(self, node: str, limits: TailLimits | None = None) -> None:
+        self.node = node
+        self.limits = limits or TailLimits()
+        self.watched: dict[RunKey, Channel] = {}
+        self.stopped = False
+        self._everyone: set[Watcher] = set()
+        self._heartbeat: asyncio.TimerHandle | None = None
+
+    @property
+    def readers(self) -> int:
+        """How many watch now."""
+        return len(self._everyone)
+
+    def watch(self, key: RunKey) -> Watcher:
+        """Begins to watch a run; must be followed by `unwatch`."""
+        channel = self.watched.get(key)
+        if channel is None:
+            channel = self.watched[key] = Channel(key, self.limits)
+        watcher = Watcher(channel)
+        watcher.gone = self.stopped
+        channel.watchers.add(watcher)
+        self._everyone.add(watcher)
+        if self._heartbeat is None:
+            self._beat_later()
+        return watcher
+
+    def unwatch(self, watcher: Watcher) -> None:
+        """Ends it. The last one takes the channel along."""
+        channel = watcher.channel
+        channel.watchers.discard(watcher)
+        self._everyone.discard(watcher)
+        if not channel.watchers and self.watched.get(channel.key) is channel:
+            channel.mark()  # leaves no timer behind
+            del self.watched[channel.key]
+        if not self._everyone and self._heartbeat is not None:
+            self._heartbeat.cancel()
+            self._heartbeat = None
+
+    def publish(
+        self, key: RunKey, text: bytes, records: int, lines: int, position: Position
+    ) -> None:
+        """A batch is synced; `position` is its last record's. For `key in watched` only."""
+        del lines  # readers need only bytes and positions
+        channel = self.watched.get(key)
+        if channel is not None:
+            channel.publish(self.node, text, records, position)
+
+    def ended(self, key: RunKey, reason: EndReason = "runFinished") -> None:
+        """The run was closed, abandoned or deleted: its streams complete.
+
+        A later batch that reopens it finds a new channel.
+        """
+        channel = self.watched.pop(key, None)
+        if channel is not None:
+            channel.end(reason)
+
+    def stop(self) -> None:
+        """Ends all streams without `complete`, so that clients come back elsewhere or later."""
+        self.stopped = True
+        for watcher in self._everyone:
+            watcher.leave()
+
+    def _beat_later(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._heartbeat = loop.call_later(self.limits.heartbeat_seconds, self._beat)
+
+    def _beat(self) -> None:
+        for watcher in self._everyone:
+            watcher.wake("heartbeat")
+        self._beat_later()
