@@ -1,0 +1,1 @@
+"""Runs in the store: manifests, chunks with their indexes, text marks and deletions."""

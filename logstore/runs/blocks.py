@@ -1,0 +1,139 @@
+"""Blocks: the places of a chunk's text that can be found without reading it.
+
+A block is a batch, or a part of a large one: at most about 64 KiB that end with a line
+(one line may be longer). A batch whose records hold newlines has a block per record, so
+that in every block either line `i` is record `i`, or there is one record.
+
+A block knows where its bytes and lines begin, which writer took it at which position,
+its batch ULID, and of a batch's first block the digest of the whole batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from logstore.batch import Batches, Indexes, RecordMeta
+
+BLOCK = np.dtype(
+    [
+        ("offset", "<u8"),  # bytes from the beginning of the text
+        ("line", "<u8"),  # lines from the beginning of the text
+        ("pos", "<u8"),  # of its first record
+        ("ulid_hi", "<u8"),  # of its batch
+        ("ulid_lo", "<u8"),
+        ("digest", "<u8"),  # of its batch; 0 in a batch's later blocks
+        ("size", "<u8"),
+        ("lines", "<u4"),
+        ("records", "<u4"),
+        ("writer", "<u4"),  # index into the writers that go with the blocks
+        ("first", "<u4"),  # 1 if it begins its batch
+    ]
+)
+Blocks = NDArray[np.void]
+BLOCK_BYTES = 64 << 10
+_NEWLINE = 10
+
+
+def blocks_of(batches: Batches, indexes: Indexes, text: bytes) -> Blocks:
+    """The blocks of the rows at `indexes`, whose texts one after another are `text`.
+
+    The writer is 0: all rows are of one node.
+    """
+    rows = batches.rows[indexes]
+    plain = np.zeros(len(rows), BLOCK)
+    for name in ("pos", "ulid_hi", "ulid_lo", "digest", "size", "lines", "records"):
+        plain[name] = rows[name]
+    plain["first"] = 1
+    plain["offset"] = np.cumsum(rows["size"]) - rows["size"]
+    split = (rows["size"] > BLOCK_BYTES) | (rows["records"] != rows["lines"])
+    if split.any():
+        plain = _with_split(batches, indexes, text, plain, np.flatnonzero(split))
+    plain["line"] = np.cumsum(plain["lines"], dtype=np.uint64) - plain["lines"]
+    return plain
+
+
+def _with_split(
+    batches: Batches, indexes: Indexes, text: bytes, plain: Blocks, split: Indexes
+) -> Blocks:
+    parts: list[Blocks] = []
+    done = 0
+    for number in split.tolist():
+        parts.append(plain[done:number])
+        meta = batches.meta(int(indexes[number]))
+        parts.append(_split(plain[number], text, meta))
+        done = number + 1
+    parts.append(plain[done:])
+    return np.concatenate(parts)
+
+
+def _split(whole: np.void, text: bytes, meta: RecordMeta | None) -> Blocks:
+    """One batch as several blocks."""
+    offset, size = int(whole["offset"]), int(whole["size"])
+    data = np.frombuffer(text, np.uint8, size, offset)
+    ends = np.flatnonzero(data == _NEWLINE) + 1
+    if int(whole["records"]) == int(whole["lines"]):
+        cuts = _cuts(ends, size)
+        lines = np.searchsorted(ends, cuts, "right")
+        records = lines
+    elif meta is not None:
+        cuts = np.asarray(meta.ends, np.int64)
+        lines = np.searchsorted(ends, cuts, "right")
+        records = np.arange(1, len(cuts) + 1)
+    else:  # which line is which record is not known: all of it is one place
+        return whole.reshape(1).copy()
+    return _parts(whole, cuts, lines, records)
+
+
+def _cuts(ends: Indexes, size: int) -> Indexes:
+    """Line ends so that most parts are just below `BLOCK_BYTES`."""
+    cuts: list[int] = []
+    at = 0
+    while at < size:
+        last = int(np.searchsorted(ends, at + BLOCK_BYTES, "right")) - 1
+        if last < 0 or int(ends[last]) <= at:
+            last += 1
+        at = int(ends[last]) if last < len(ends) else size
+        cuts.append(at)
+    return np.array(cuts, np.int64)
+
+
+def _parts(
+    whole: np.void,
+    cuts: NDArray[np.int64],
+    lines: NDArray[np.int64],
+    records: NDArray[np.int64],
+) -> Blocks:
+    parts = np.repeat(whole.reshape(1), len(cuts))
+    parts["size"] = np.diff(cuts, prepend=0)
+    parts["offset"] = int(whole["offset"]) + cuts - parts["size"].astype(np.int64)
+    parts["lines"] = np.diff(lines, prepend=0)
+    parts["records"] = np.diff(records, prepend=0)
+    parts["pos"] = int(whole["pos"]) + records - parts["records"].astype(np.int64)
+    parts["digest"][1:] = 0
+    parts["first"][1:] = 0
+    return parts
+
+
+def lowest_and_highest(blocks: Blocks) -> tuple[int, int]:
+    """The lowest and the highest batch ULID, 0 and 0 of no blocks."""
+    if len(blocks) == 0:
+        return 0, 0
+    high, low = blocks["ulid_hi"], blocks["ulid_lo"]
+    least, most = int(high.min()), int(high.max())
+    return (
+        least << 64 | int(low[high == least].min()),
+        most << 64 | int(low[high == most].max()),
+    )
+
+
+def positions(blocks: Blocks, writers: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """Of each writer the lowest position and one past the highest."""
+    ends = blocks["pos"] + blocks["records"]
+    spans: dict[str, tuple[int, int]] = {}
+    for number in np.unique(blocks["writer"]).tolist():
+        chosen = blocks["writer"] == number
+        spans[writers[number]] = (int(blocks["pos"][chosen].min()), int(ends[chosen].max()))
+    return spans

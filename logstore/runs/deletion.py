@@ -1,0 +1,55 @@
+"""Deletions in the store: below which ULID a run, or all runs of a pipeline, do not exist.
+
+`coordination/deleted/{fqn}/{run}` and `coordination/deleted/{fqn}/.pipeline`, a JSON
+object: `fqn`, `run` (null for the whole pipeline), `t` (ULID text: ULIDs at or below it
+are deleted) and `version` (a fresh ULID in every write). `t` only ever rises.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import orjson
+
+from logstore import keys
+from logstore import ulid as ulids
+from logstore.batch import RunKey
+from logstore.errors import Damaged, InvalidInput
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    """All ULIDs of the run (or, without `run`, of the pipeline) up to `t` are gone."""
+
+    fqn: str
+    run: str | None
+    t: int
+    version: str = ""
+
+    @property
+    def key(self) -> str:
+        """Its key in the store."""
+        if self.run is None:
+            return keys.deleted_pipeline(self.fqn)
+        return keys.deleted_run(RunKey(self.fqn, self.run))
+
+
+def encode_deletion(deletion: Deletion) -> bytes:
+    """The bytes of a deletion."""
+    return orjson.dumps(
+        {
+            "fqn": deletion.fqn,
+            "run": deletion.run,
+            "t": ulids.encode(deletion.t),
+            "version": deletion.version,
+        }
+    )
+
+
+def decode_deletion(body: bytes) -> Deletion:
+    """The deletion that `body` holds. Raises `Damaged`."""
+    try:
+        value = orjson.loads(body)
+        return Deletion(value["fqn"], value["run"], ulids.decode(value["t"]), value["version"])
+    except (ValueError, TypeError, KeyError, InvalidInput) as error:
+        raise Damaged(f"not a deletion: {error}") from error

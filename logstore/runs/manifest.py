@@ -1,0 +1,237 @@
+"""The manifest of a run: what its text consists of, changed by compare-and-swap only.
+
+`runs/{fqn}/{run}.json`, a JSON object:
+
+    format      1; a reader that meets a higher one stops
+    version     a fresh ULID in every write, so that no two versions have equal bytes
+    fqn, run    in clear, since a long name's key holds a hash
+    state       open | closing | closed | deleted
+    generation  T of the last deletion, "" if there was none; ULIDs up to it do not exist
+    epoch       grows each time another process takes the run up; `owner` is that process
+    chunks      the text, in order: id, kind (chunk | logs), bytes, lines, records, first and
+                last (lowest and highest batch ULID), blocks, index_bytes, tail_bytes, etag
+                (of `logs.txt`), writers {node: [lowest pos, highest pos + 1]}
+    writers     {node: pos}: all batches of that node with a `pos` below are dealt with
+    closes      {node: pos}: batches of that node with a `pos` below came before the close
+    partial     what `partial.txt` was made from: bytes, lines, at_ms
+    closing     what `logs.txt` is about to become: put, bytes, chunks (ids)
+    first_ms, last_ms, flushed_ms   times of the first and last batch, and of the last flush
+
+Keys that this version does not know survive a rewrite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, cast
+
+import orjson
+
+from logstore import ulid as ulids
+from logstore.batch import RunKey
+from logstore.errors import Damaged, InvalidInput, UnsupportedVersion
+
+FORMAT = 1
+State = Literal["open", "closing", "closed", "deleted"]
+Kind = Literal["chunk", "logs"]
+
+_STATES = ("open", "closing", "closed", "deleted")
+_KNOWN = frozenset(
+    ("format", "version", "fqn", "run", "state", "generation", "epoch", "owner", "chunks")
+    + ("writers", "closes", "partial", "closing", "first_ms", "last_ms", "flushed_ms")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A stretch of the run's text. `first` and `last` are batch ULIDs, 0 if it has none."""
+
+    id: str
+    kind: Kind
+    bytes: int
+    lines: int
+    records: int
+    first: int
+    last: int
+    blocks: int
+    index_bytes: int
+    tail_bytes: int
+    writers: Mapping[str, tuple[int, int]]
+    etag: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """How much of the text `partial.txt` held when it was last published."""
+
+    bytes: int
+    lines: int
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """What `logs.txt` is about to become: the text of `chunks`, `bytes` long."""
+
+    put: str
+    bytes: int
+    chunks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """One version of a run's manifest."""
+
+    key: RunKey
+    state: State = "open"
+    generation: int = 0
+    epoch: int = 0
+    owner: str = ""
+    chunks: tuple[Chunk, ...] = ()
+    writers: Mapping[str, int] = field(default_factory=dict)
+    closes: Mapping[str, int] = field(default_factory=dict)
+    partial: Partial | None = None
+    closing: Closing | None = None
+    first_ms: int = 0
+    last_ms: int = 0
+    flushed_ms: int = 0
+    version: str = ""
+    others: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of text in the chunks."""
+        return sum([chunk.bytes for chunk in self.chunks])
+
+    @property
+    def lines(self) -> int:
+        """Lines of text in the chunks."""
+        return sum([chunk.lines for chunk in self.chunks])
+
+    @property
+    def last(self) -> int:
+        """The highest batch ULID in the chunks, or the generation if that is higher."""
+        return max([self.generation, *[chunk.last for chunk in self.chunks]])
+
+    @property
+    def logs(self) -> Chunk | None:
+        """The chunk that `logs.txt` is; always the first."""
+        return self.chunks[0] if self.chunks and self.chunks[0].kind == "logs" else None
+
+    @property
+    def sealed(self) -> bool:
+        """Whether `logs.txt` is the entire text."""
+        return self.logs is not None and len(self.chunks) == 1
+
+    def dealt_with(self, node: str) -> int:
+        """All batches of the node below this position are in the chunks or left out."""
+        return self.writers.get(node, 0)
+
+    def settled(self, chunks: int | None = None) -> bool:
+        """Whether all batches in the first `chunks` chunks (all, if None) came before the close."""
+        return bool(self.closes) and all(
+            [
+                end <= self.closes.get(node, 0)
+                for chunk in self.chunks[:chunks]
+                for node, (_, end) in chunk.writers.items()
+            ]
+        )
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """The bytes of a manifest."""
+    value: dict[str, Any] = {
+        **manifest.others,
+        "format": FORMAT,
+        "version": manifest.version,
+        "fqn": manifest.key.fqn,
+        "run": manifest.key.run,
+        "state": manifest.state,
+        "generation": ulids.encode(manifest.generation) if manifest.generation else "",
+        "epoch": manifest.epoch,
+        "owner": manifest.owner,
+        "chunks": [_encode_chunk(chunk) for chunk in manifest.chunks],
+        "writers": dict(manifest.writers),
+        "closes": dict(manifest.closes),
+        "partial": manifest.partial,
+        "closing": manifest.closing,
+        "first_ms": manifest.first_ms,
+        "last_ms": manifest.last_ms,
+        "flushed_ms": manifest.flushed_ms,
+    }
+    return orjson.dumps(value)
+
+
+def decode_manifest(body: bytes) -> Manifest:
+    """The manifest that `body` holds. Raises `UnsupportedVersion`, `Damaged`."""
+    try:
+        value = orjson.loads(body)
+        if value["format"] > FORMAT:
+            raise UnsupportedVersion(f"a run manifest of format {value['format']}")
+        return _decode(value)
+    except (ValueError, TypeError, KeyError, InvalidInput) as error:
+        raise Damaged(f"not a run manifest: {error}") from error
+
+
+def _decode(value: Mapping[str, Any]) -> Manifest:
+    if value["state"] not in _STATES:
+        raise ValueError(f"state {value['state']!r}")
+    partial, closing = value.get("partial"), value.get("closing")
+    return Manifest(
+        key=RunKey(value["fqn"], value["run"]),
+        state=cast(State, value["state"]),
+        generation=_ulid(value["generation"]),
+        epoch=value["epoch"],
+        owner=value.get("owner", ""),
+        chunks=tuple([_decode_chunk(chunk) for chunk in value["chunks"]]),
+        writers=value["writers"],
+        closes=value["closes"],
+        partial=None if partial is None else Partial(**partial),
+        closing=None
+        if closing is None
+        else Closing(closing["put"], closing["bytes"], tuple(closing["chunks"])),
+        first_ms=value["first_ms"],
+        last_ms=value["last_ms"],
+        flushed_ms=value["flushed_ms"],
+        version=value["version"],
+        others={name: kept for name, kept in value.items() if name not in _KNOWN},
+    )
+
+
+def _ulid(text: str) -> int:
+    return ulids.decode(text) if text else 0
+
+
+def _encode_chunk(chunk: Chunk) -> dict[str, Any]:
+    return {
+        "id": chunk.id,
+        "kind": chunk.kind,
+        "bytes": chunk.bytes,
+        "lines": chunk.lines,
+        "records": chunk.records,
+        "first": ulids.encode(chunk.first) if chunk.last else "",
+        "last": ulids.encode(chunk.last) if chunk.last else "",
+        "blocks": chunk.blocks,
+        "index_bytes": chunk.index_bytes,
+        "tail_bytes": chunk.tail_bytes,
+        "writers": {node: list(span) for node, span in chunk.writers.items()},
+        "etag": chunk.etag,
+    }
+
+
+def _decode_chunk(value: Mapping[str, Any]) -> Chunk:
+    return Chunk(
+        id=value["id"],
+        kind=value["kind"],
+        bytes=value["bytes"],
+        lines=value["lines"],
+        records=value["records"],
+        first=_ulid(value["first"]),
+        last=_ulid(value["last"]),
+        blocks=value["blocks"],
+        index_bytes=value["index_bytes"],
+        tail_bytes=value["tail_bytes"],
+        writers={node: (low, high) for node, (low, high) in value["writers"].items()},
+        etag=value.get("etag", ""),
+    )
