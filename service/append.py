@@ -126,9 +126,7 @@ class Appender:
         self.lines += batch.records
         return Receipt(ulid, batch.records, False, batch.durability, last)
 
-    async def _stored_once(
-        self, run: ActiveRun, ulid: int, done: asyncio.Future[None]
-    ) -> None:
+    async def _stored_once(self, run: ActiveRun, ulid: int, done: asyncio.Future[None]) -> None:
         try:
             await done
         except asyncio.CancelledError:
@@ -233,6 +231,4 @@ class Appender:
         if batch.durability == "bulk":
             await self._confirmed_through(known.end)
         self.duplicates += 1
-        return Receipt(
-            ulid, batch.records, True, batch.durability, ulid + batch.records - 1
-        )
+        return Receipt(ulid, batch.records, True, batch.durability, ulid + batch.records - 1)

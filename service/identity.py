@@ -11,6 +11,7 @@ incarnation that names its parent and the position from which its lines are its 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -62,10 +63,7 @@ class DataFolder:
         self._lock: Lock = lock
 
     def identity(self, name: str) -> Identity:
-        """The identity that the folder holds, or a new one.
-
-        A folder whose node had another name goes on as a fork under the new one.
-        """
+        """The identity that the folder holds, whatever its name, or a new one."""
         check_name(name, "node.id")
         known = self._load()
         if known is None:
@@ -74,11 +72,9 @@ class DataFolder:
             return made
         return known
 
-    def forked(self, parent: Identity, *, base: int, seq: int) -> Identity:
+    def forked(self, parent: Identity, *, name: str, base: int, seq: int) -> Identity:
         """A new incarnation that goes on from `parent`'s position `base`; saved."""
-        fork = Identity(
-            parent.name, self._incarnation(), parent=parent.node, parent_seq=seq, base=base
-        )
+        fork = Identity(name, self._incarnation(), parent=parent.node, parent_seq=seq, base=base)
         self.save(fork)
         return fork
 
@@ -134,10 +130,7 @@ async def register(store: ObjectStore, identity: Identity, clock: Clock) -> Iden
         "base": identity.base,
         "registered_ms": clock.now_ms(),
     }
-    try:
-        await store.put(
-            keys.node_registration(identity.node), orjson.dumps(entry), if_absent=True
-        )
-    except PreconditionFailed:
-        pass  # it is ours: nobody else has this incarnation's ULID
+    # it is ours: nobody else has this incarnation's ULID.
+    with suppress(PreconditionFailed):
+        await store.put(keys.node_registration(identity.node), orjson.dumps(entry), if_absent=True)
     return replace(identity, registered=True)

@@ -26,7 +26,7 @@ from logstore.errors import (
     StoreUnavailable,
 )
 from logstore.objects.store import ObjectStore
-from logstore.segments.columns import Carry
+from logstore.segments.carry import Carry
 from logstore.segments.reader import read_footer
 from logstore.segments.writer import EncodedSegment, encode_segment
 from service.journal.journal import Journal
@@ -167,8 +167,7 @@ class SegmentShipper:
                     batches,
                     node=node,
                     seq=cut.seq,
-                    first_pos=cut.first,
-                    end_pos=cut.end,
+                    ranges=[(cut.first, cut.end)],
                     carry=self._carry,
                 )
             )
@@ -206,7 +205,8 @@ class SegmentShipper:
             raise Forked(f"{key} was there and is gone: somebody consumed it") from error
         except Damaged as error:
             raise Forked(f"{key} exists and is not ours: {error}") from error
-        if (stored.rows, stored.checksum) != (segment.rows, segment.checksum):
+        ours = segment.footer
+        if (stored.rows, stored.checksums) != (ours.rows, ours.checksums):
             raise Forked(f"{key} exists with other rows")
 
     async def _check_lineage(self) -> None:
@@ -224,9 +224,7 @@ class SegmentShipper:
         consumed = await self._consumed_seq(node)
         if consumed > last:
             raise Forked(f"segments of {node} up to {consumed} were consumed, we cut {last}")
-        async for found in self._store.list(
-            keys.segments_of(node), after=keys.segment(node, last)
-        ):
+        async for found in self._store.list(keys.segments_of(node), after=keys.segment(node, last)):
             raise Forked(f"the store holds {found.key}, we cut up to {last}")
         self._lineage_checked = now
 

@@ -1,0 +1,358 @@
+"""A node: the journal and everything that moves lines out of it, as one thing to start and stop.
+
+    append ──► journal ──► tail (after the sync)
+                  └──► shipper: segments, in order ──► text: chunks, partial, logs
+                                                   └──► journal files go
+
+Start order: lock the folder, know who we are, recover the journal, register, then open
+the doors. Stop order: close the doors, sync, cut and ship what is left, bring it into
+the runs, let go. A node that finds that its folder is a copy (`Forked`) starts again as
+a new incarnation; batches wait meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from logstore import ulid as ulids
+from logstore.batch import RunKey
+from logstore.clock import Clock
+from logstore.entropy import Entropy
+from logstore.errors import JournalFailed, NodeNotReady, OutcomeUnknown, Unavailable
+from logstore.filesystem import FileSystem
+from logstore.objects.store import ObjectStore
+from logstore.position import Position
+from logstore.syncer import Syncer
+from service.append import Appender, AppendLimits
+from service.identity import DataFolder, Identity, register
+from service.incoming import IncomingBatch, Receipt
+from service.journal.journal import Journal, JournalLimits
+from service.journal.recovery import Found, recover
+from service.journal.state import Cut, JournalState
+from service.journal.view import JournalPin
+from service.journal.writer import Appended
+from service.offload import Offload, in_thread
+from service.segments import Forked, SegmentLimits, SegmentShipper
+from service.tail import Tail, TailLimits
+from service.text.text import Text, TextLimits
+
+_RETRY_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLimits:
+    """The limits of all parts."""
+
+    journal: JournalLimits = field(default_factory=JournalLimits)
+    segments: SegmentLimits = field(default_factory=SegmentLimits)
+    append: AppendLimits = field(default_factory=AppendLimits)
+    text: TextLimits = field(default_factory=TextLimits)
+    tail: TailLimits = field(default_factory=TailLimits)
+    start_seconds: float = 10.0
+    """How long a batch waits for a node that is starting again."""
+    stop_seconds: float = 30.0
+    """How long a stopping node tries to bring into the store what it holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seams:
+    """What the node stands on; `syncer` is called inside the running loop."""
+
+    store: ObjectStore
+    fs: FileSystem
+    clock: Clock
+    entropy: Entropy
+    syncer: Callable[[], Syncer]
+    offload: Offload = in_thread
+
+
+class Node:
+    """One node. `failed` is done when it cannot go on and the process should end."""
+
+    def __init__(
+        self,
+        seams: Seams,
+        *,
+        data: str,
+        name: str,
+        limits: NodeLimits,
+        table_mark: Callable[[str], int],
+    ) -> None:
+        self.seams = seams
+        self.store = seams.store
+        self._data = data
+        self._name = name
+        self._limits = limits
+        self._table_mark = table_mark
+        self._tasks: list[asyncio.Task[None]] = []
+        self._started = asyncio.Event()
+        self._stopping = False
+        self._registering: str | None = None
+        self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+        self.damage: list[Found] = []
+        self.forks = 0
+        self._folder: DataFolder
+        self.identity: Identity
+        self.journal: Journal
+        self.shipper: SegmentShipper
+        self.appender: Appender
+        self.text: Text
+        self.tail: Tail
+
+    # --- starting ------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Opens the folder and the journal; raises what makes that impossible.
+
+        Returns when reads work. Batches are taken once the node is registered, which
+        goes on behind this as long as the store is away.
+        """
+        seams = self.seams
+        self._folder = DataFolder(seams.fs, self._data, seams.clock, seams.entropy)
+        await self._open()
+
+    async def _open(self) -> None:
+        seams, limits = self.seams, self._limits
+        recovered = await seams.offload(lambda: recover(seams.fs, f"{self._data}/journal"))
+        self.damage = recovered.found
+        self.identity = self._identify(recovered.state)
+        state = recovered.state or JournalState(self.identity.node)
+        if state.node != self.identity.node:
+            state.reincarnate(self.identity.node, self.identity.base)
+        self._syncer = seams.syncer()
+        self.journal = Journal(
+            seams.fs,
+            f"{self._data}/journal",
+            self._syncer,
+            seams.clock,
+            seams.entropy,
+            limits.journal,
+            recovered,
+            state,
+            self._synced,
+        )
+        self.tail = Tail(self.identity.node, limits.tail)
+        self.shipper = SegmentShipper(
+            self.journal,
+            seams.store,
+            seams.clock,
+            limits.segments,
+            offload=seams.offload,
+            consumed_seq=self._consumed_seq,
+            on_confirmed=self._confirmed,
+        )
+        self.text = self._make_text()
+        minter = ulids.Minter(seams.clock, seams.entropy, last=state.last_ulid)
+        self.appender = Appender(
+            self.journal,
+            self.text,
+            seams.clock,
+            minter,
+            limits.append,
+            horizon=self.text.deletions.horizon,
+            confirmed_through=self._confirmed_through,
+        )
+        self._begin(self._serve(), "node")
+
+    def _identify(self, state: JournalState | None) -> Identity:
+        """Who this folder is; under another name it goes on as a fork of who it was."""
+        known = self._folder.identity(self._name)
+        if known.name == self._name:
+            return known
+        confirmed = Cut(0, 0, 0) if state is None else state.confirmed
+        return self._folder.forked(known, name=self._name, base=confirmed.end, seq=confirmed.seq)
+
+    async def _serve(self) -> None:
+        """Registers, then runs the parts until the node stops."""
+        await self._register()
+        await self.text.start()
+        self._started.set()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.shipper.cut_forever())
+            group.create_task(self.shipper.ship_forever())
+            group.create_task(self.text.run())
+
+    async def _register(self) -> None:
+        while not self.identity.registered:
+            try:
+                self.identity = await register(self.store, self.identity, self.seams.clock)
+                self._folder.save(self.identity)
+            except (Unavailable, OutcomeUnknown) as error:
+                self._registering = f"not registered yet: {error}"
+                await self.seams.clock.sleep(_RETRY_SECONDS)
+        self._registering = None
+
+    def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks = [other for other in self._tasks if not other.done()]
+        self._tasks.append(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled() or task.exception() is None:
+            return
+        error = task.exception()
+        forked = _forked_in(error)
+        if forked is not None and not self._stopping:
+            self._begin(self._fork(), "fork")
+        elif not self.failed.done():
+            assert error is not None
+            self.failed.set_result(error)
+
+    async def _fork(self) -> None:
+        """Goes on as a new incarnation, after the store has shown that this one is taken."""
+        self.forks += 1
+        self._started.clear()
+        confirmed = self.journal.state.confirmed
+        self.tail.stop()
+        await self._let_go()
+        self._folder.forked(self.identity, name=self._name, base=confirmed.end, seq=confirmed.seq)
+        await self._open()
+
+    # --- the doors -----------------------------------------------------------------
+
+    @property
+    def ready(self) -> bool:
+        """Whether batches are taken now."""
+        return self._started.is_set() and not self._stopping and self.journal.failure is None
+
+    def problems(self) -> list[str]:
+        """What keeps it from being ready, or worries it, as sentences."""
+        found = [] if self._registering is None else [self._registering]
+        if self._stopping:
+            found.append("the node is stopping")
+        elif not self._started.is_set():
+            found.append("the node is starting")
+        if self.journal.failure is not None:
+            found.append(str(self.journal.failure))
+        if self.shipper.last_error is not None:
+            found.append(f"segments wait in the journal: {self.shipper.last_error}")
+        found += [f"{d.file}: {d.size} bytes at {d.offset} {d.reason}" for d in self.damage]
+        return found + self.text.problems()
+
+    async def append(self, batch: IncomingBatch) -> Receipt:
+        """See `Appender.append`; waits while the node starts. Raises `NodeNotReady`."""
+        if not self.ready:
+            await self._until_ready()
+        return await self.appender.append(batch)
+
+    async def close_run(self, key: RunKey) -> str:
+        """Finalises a run: `closed`, or `closing` if that takes longer. Raises `NodeNotReady`."""
+        if not self.ready:
+            await self._until_ready()
+        state = await self.text.close_run(key)
+        if state == "closed":
+            self.tail.ended(key)
+        return state
+
+    async def delete_run(self, key: RunKey) -> None:
+        """Deletes a run for good. Raises `Unavailable`."""
+        if not self.ready:
+            await self._until_ready()
+        await self.text.delete_run(key)
+        self.tail.ended(key)
+
+    async def delete_pipeline(self, fqn: str) -> list[str]:
+        """Deletes all runs of a pipeline, giving their ids. Raises `Unavailable`."""
+        if not self.ready:
+            await self._until_ready()
+        runs = await self.text.delete_pipeline(fqn)
+        for run in runs:
+            self.tail.ended(RunKey(fqn, run))
+        return runs
+
+    async def _until_ready(self) -> None:
+        if self.journal.failure is not None:
+            raise self.journal.failure
+        if self._stopping:
+            raise NodeNotReady("the node is stopping", hint="Send it to another node, or later.")
+        try:
+            async with asyncio.timeout(self._limits.start_seconds):
+                await self._started.wait()
+        except TimeoutError as error:
+            raise NodeNotReady(
+                self._registering or "the node is starting", hint="Try again in a moment."
+            ) from error
+
+    # --- between the parts ---------------------------------------------------------
+
+    def pin(self) -> JournalPin:
+        """The hot part of now."""
+        return self.journal.pin()
+
+    def _synced(self, batches: Sequence[Appended]) -> None:
+        self.shipper.added()
+        watched = self.tail.watched
+        if not watched:
+            return
+        file = self.journal.files[-1].ulid
+        for batch in batches:
+            if batch.key in watched:
+                last = Position(file, batch.pos + batch.records - 1)
+                self.tail.publish(batch.key, batch.text, batch.records, batch.lines, last)
+
+    def _confirmed(self, cut: Cut) -> None:
+        self.text.confirmed(cut)
+        self._release()
+
+    def _release(self) -> None:
+        """Lets journal files go that neither the segments nor the texts need."""
+        confirmed = self.journal.state.confirmed.end
+        needed = min(confirmed, self.text.flushed_pos)
+        if self.journal.bytes > self._limits.journal.max_bytes // 2:
+            # The texts can be made from the segments; room for new batches cannot.
+            needed = confirmed
+        self.journal.release(needed)
+
+    async def _confirmed_through(self, pos: int) -> None:
+        await self.shipper.confirmed_through(pos)
+
+    async def _consumed_seq(self, node: str) -> int:
+        """The highest segment of `node` that table or texts say they have taken."""
+        table = await self.seams.offload(lambda: self._table_mark(node))
+        return max(table, await self.text.mark_seq(node))
+
+    # --- stopping ------------------------------------------------------------------
+
+    async def stop(self) -> None:
+        """Takes no more batches, brings into the store what it can in its time, lets go.
+
+        What the store does not take stays in the journal for the next start.
+        """
+        self._stopping = True
+        self.tail.stop()
+        try:
+            async with asyncio.timeout(self._limits.stop_seconds):
+                if self._started.is_set() and self.journal.failure is None:
+                    await self.shipper.confirmed_through(self.journal.next_pos)
+                    await self.text.drain()
+                    self._release()
+        except (TimeoutError, JournalFailed, Unavailable, OutcomeUnknown):
+            pass  # the journal has it all
+        await self._let_go()
+        self._folder.release()
+
+    async def _let_go(self) -> None:
+        self.shipper.stop()
+        await self.text.stop()
+        current = asyncio.current_task()
+        tasks = [task for task in self._tasks if task is not current]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.journal.close()
+        self._syncer.close()
+
+
+def _forked_in(error: BaseException | None) -> Forked | None:
+    if isinstance(error, Forked):
+        return error
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            found = _forked_in(inner)
+            if found is not None:
+                return found
+    return None

@@ -1,0 +1,105 @@
+"""The service as a real process: started, killed, stopped, started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+
+BASE = "/api/v1/services/ingestionPipelines/logs"
+_READY_SECONDS = 60.0
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class ServiceProcess:
+    """`tailrace serve` on a folder; the port stays the same over restarts."""
+
+    def __init__(self, data: Path, *, store: Path | None = None, **settings: str) -> None:
+        self.data = data
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._environment = {
+            **os.environ,
+            "TAILRACE_COMPACTION__ENABLED": "false",
+            **({"TAILRACE_STORE": str(store)} if store else {}),
+            **settings,
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log = data.with_name(data.name + ".log")
+
+    def start(self) -> None:
+        """Starts it and waits until it is ready."""
+        self.data.parent.mkdir(parents=True, exist_ok=True)
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "tailrace",
+                    "serve",
+                    "--data",
+                    str(self.data),
+                    "--port",
+                    str(self.port),
+                ],
+                env=self._environment,
+                stdout=log,
+                stderr=log,
+            )
+        self._wait_ready()
+
+    def kill(self) -> None:
+        """kill -9."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> int:
+        """Asks it to stop, and waits: the exit status."""
+        return self._end(signal.SIGTERM)
+
+    def output(self) -> str:
+        """What it wrote to stdout and stderr."""
+        return self._log.read_text(errors="replace")
+
+    @property
+    def pid(self) -> int:
+        """The running process."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    def _end(self, how: signal.Signals) -> int:
+        assert self._process is not None
+        self._process.send_signal(how)
+        status = self._process.wait(timeout=120)
+        self._process = None
+        return status
+
+    def _wait_ready(self) -> None:
+        assert self._process is not None
+        deadline = time.monotonic() + _READY_SECONDS
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                raise RuntimeError(f"the service ended:\n{self.output()[-4000:]}")
+            try:
+                if httpx.get(f"{self.url}/health/ready", timeout=2).status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            time.sleep(0.05)
+        raise RuntimeError(f"the service was not ready in time:\n{self.output()[-4000:]}")
