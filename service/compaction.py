@@ -1,0 +1,135 @@
+"""The compactor beside the service: a child process that is started, watched and stopped.
+
+The service and the compactor meet in the object store only, so the child is found as a
+file beside this package and never imported. A child that ends is started again after a
+pause that doubles; a child does not outlive the service, not even one that was killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from logstore.clock import Clock
+from service.settings import Settings
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionLimits:
+    """Pauses between a child's end and the next start, and patience with a stop."""
+
+    first_pause_seconds: float = 1.0
+    longest_pause_seconds: float = 300.0
+    healthy_seconds: float = 60.0
+    """A child that lived so long begins again with the first pause."""
+    stop_seconds: float = 10.0
+
+
+def job_path() -> str:
+    """The compactor's program."""
+    house = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    return os.path.join(house, "compactor", "job.py")
+
+
+def job_command(settings: Settings) -> list[str]:
+    """What starts the compactor for the store of these settings."""
+    every = f"{settings.compaction.every_seconds:g}s"
+    return [sys.executable, job_path(), "--data", os.path.abspath(settings.data), "--every", every]
+
+
+def job_environment(settings: Settings) -> dict[str, str]:
+    """What the compactor is told beyond its flags: the same settings by another way."""
+    grace = str(settings.compaction.grace_seconds)
+    extra = {"TAILRACE_COMPACTION__GRACE_SECONDS": grace}
+    return extra | ({"TAILRACE_STORE": settings.store_folder} if settings.store else {})
+
+
+class CompactionChild:
+    """Keeps one child running. `state` is a word, and after `: ` a reason, for people."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        clock: Clock,
+        *,
+        off: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        limits: CompactionLimits | None = None,
+    ) -> None:
+        self._command = list(command)
+        self._clock = clock
+        self._off = off
+        self._environment = {**os.environ, **(environment or {})}
+        self._limits = limits or CompactionLimits()
+        self._child: asyncio.subprocess.Process | None = None
+        self.state = f"off: {off}" if off else "starting"
+        self.starts = 0
+        self.failures = 0
+
+    async def run(self) -> None:
+        """Starts the child again and again until cancelled; stops it then. Returns if it is off."""
+        if self._off:
+            log.warning("compaction is off: %s", self._off)
+            return
+        pause = self._limits.first_pause_seconds
+        try:
+            while True:
+                began = self._clock.monotonic()
+                reason = await self._live()
+                if self._clock.monotonic() - began >= self._limits.healthy_seconds:
+                    pause = self._limits.first_pause_seconds
+                self.failures += 1
+                self.state = f"waiting: {reason}, next start in {pause:g} s"
+                log.error("the compactor ended: %s; starting it again in %g s", reason, pause)
+                await self._clock.sleep(pause)
+                pause = min(pause * 2, self._limits.longest_pause_seconds)
+        finally:
+            await self._stop()
+            self.state = "off: stopped"
+
+    async def _live(self) -> str:
+        """One life of the child, from start to end; why it ended."""
+        try:
+            self._child = await asyncio.create_subprocess_exec(
+                *_dying_with_us(),
+                *self._command,
+                stdin=asyncio.subprocess.DEVNULL,
+                env=self._environment,
+                start_new_session=True,
+            )
+        except OSError as error:
+            return f"it cannot be started: {error}"
+        self.starts += 1
+        self.state = "running"
+        code = await self._child.wait()
+        return f"exit status {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+
+    async def _stop(self) -> None:
+        child = self._child
+        if child is None:
+            return
+        _signal_group(child.pid, signal.SIGTERM)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(child.wait(), self._limits.stop_seconds)
+        _signal_group(child.pid, signal.SIGKILL)
+        await child.wait()
+
+
+def _dying_with_us() -> list[str]:
+    """A prefix by which the kernel ends the child when the service dies, where there is one."""
+    setpriv = shutil.which("setpriv")
+    return [setpriv, "--pdeathsig", "TERM", "--"] if setpriv else []
+
+
+def _signal_group(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, number)

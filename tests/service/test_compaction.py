@@ -1,0 +1,107 @@
+"""The compactor's keeper, with real children."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from logstore.clock import SystemClock
+from service.compaction import CompactionChild, CompactionLimits, job_command, job_environment
+from service.settings import Settings
+
+pytestmark = pytest.mark.anyio
+QUICK = CompactionLimits(first_pause_seconds=0.01, longest_pause_seconds=0.05, stop_seconds=5)
+
+
+def _python(text: str) -> list[str]:
+    return [sys.executable, "-S", "-c", text]
+
+
+@contextlib.asynccontextmanager
+async def running(child: CompactionChild) -> AsyncIterator[asyncio.Task[None]]:
+    task = asyncio.create_task(child.run())
+    try:
+        yield task
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_it_says_why_it_is_off_and_starts_nothing() -> None:
+    child = CompactionChild(_python(""), SystemClock(), off="no Java 17 found", limits=QUICK)
+    await child.run()
+    assert (child.state, child.starts) == ("off: no Java 17 found", 0)
+
+
+async def test_a_child_that_ends_is_started_again() -> None:
+    child = CompactionChild(_python("raise SystemExit(3)"), SystemClock(), limits=QUICK)
+    async with running(child):
+        await until(lambda: child.starts >= 3)
+        await until(lambda: "exit status 3" in child.state)
+    assert child.failures >= 2
+    assert child.state == "off: stopped"
+
+
+async def test_a_program_that_is_not_there_is_reported() -> None:
+    child = CompactionChild(["/nowhere/job"], SystemClock(), limits=QUICK)
+    async with running(child):
+        await until(lambda: child.failures >= 1)
+        await until(lambda: child.state.startswith("waiting: "))
+
+
+async def test_a_stop_ends_the_child_and_its_children(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    text = (
+        "import os, subprocess, sys, time\n"
+        "other = subprocess.Popen([sys.executable, '-S', '-c', 'import time; time.sleep(600)'])\n"
+        f"open({str(pids)!r} + '.new', 'w').write(f'{{os.getpid()}} {{other.pid}}')\n"
+        f"os.rename({str(pids)!r} + '.new', {str(pids)!r})\n"
+        "time.sleep(600)\n"
+    )
+    child = CompactionChild(_python(text), SystemClock(), limits=QUICK)
+    async with running(child):
+        await until(pids.exists)
+        assert child.state == "running"
+    for pid in pids.read_text().split():
+        await until(lambda pid=pid: not _alive(int(pid)))  # type: ignore[misc]
+
+
+def _alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+async def test_a_child_is_told_of_a_store_elsewhere(tmp_path: Path) -> None:
+    settings = Settings(data=str(tmp_path), store=str(tmp_path / "elsewhere"))
+    out = tmp_path / "seen"
+    text = (
+        f"import os; open({str(out)!r} + '.new', 'w').write(os.environ['TAILRACE_STORE'])\n"
+        f"os.rename({str(out)!r} + '.new', {str(out)!r})"
+    )
+    environment = job_environment(settings)
+    child = CompactionChild(_python(text), SystemClock(), environment=environment, limits=QUICK)
+    async with running(child):
+        await until(out.exists)
+    assert out.read_text() == str(tmp_path / "elsewhere")
+
+
+def test_the_command_names_a_program_that_exists() -> None:
+    command = job_command(Settings(data="somewhere"))
+    assert os.path.exists(command[1])
+    assert command[2:] == ["--data", os.path.abspath("somewhere"), "--every", "300s"]
