@@ -118,16 +118,16 @@ class Disk:
     def make_folders(self, path: str) -> None:
         missing = []
         while not os.path.isdir(path):
-            if os.path.lexists(path):
-                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
             missing.append(path)
             path = os.path.dirname(path)
         for folder in reversed(missing):
             try:
                 os.mkdir(folder)
-            except FileExistsError:
-                if not os.path.isdir(folder):
-                    raise
+            except FileExistsError:  # a file, or somebody was quicker
+                if not stat.S_ISDIR(os.stat(folder).st_mode):
+                    raise NotADirectoryError(
+                        errno.ENOTDIR, os.strerror(errno.ENOTDIR), folder
+                    ) from None
             self.sync_folder(os.path.dirname(folder))
 
     def remove_folder(self, path: str) -> None:

@@ -23,7 +23,7 @@ from tests.inodes import Folder, Inode, Node, Rename
 
 EPOCH_NS = 1_700_000_000_000_000_000
 TICK_NS = 1_000_000
-_GROWING = frozenset({"open", "write", "copy", "mkdir", "lock"})
+_GROWING = frozenset({"create", "write", "copy", "mkdir"})
 
 
 class PowerCut(BaseException):
@@ -59,6 +59,11 @@ class PowerCutFileSystem:
         """Lets call `at` (counted from the first of all) fail, and later ones unless `once`."""
         self._fault = Fault(number, at, once)
 
+    @property
+    def fault_pending(self) -> bool:
+        """Whether a fault is set that no call has met, or that lasts."""
+        return self._fault is not None
+
     def heal(self) -> None:
         """No more faults; the power stays as it is."""
         self._fault = None
@@ -92,7 +97,7 @@ class PowerCutFileSystem:
             raise _error(errno.EEXIST, path)
         if found is None and mode == "read":
             raise _error(errno.ENOENT, path)
-        with self.call("open", path):
+        with self.call("open" if found is not None else "create", path):
             if found is None:
                 found = Inode(modified_ns=self.tick())
                 folder.set(name, found)

@@ -99,7 +99,7 @@ def test_power_fails_at_the_call_and_for_ever() -> None:
     with pytest.raises(PowerCut):
         fs.stat("/f")
     file.close()
-    assert fs.calls == ["open /f", "write /f"]
+    assert fs.calls == ["create /f", "write /f"]
     assert fs.reboot(1).fail_at is None
 
 

@@ -1,9 +1,10 @@
 """Where the local store keeps an object: which keys it takes, and their paths.
 
-    {root}/{key}               the object's bytes
-    {root}/.meta/{key}.json    ETag and user metadata (`logstore.objects.sidecar`)
-    {root}/.locks/{00..ff}     flock files; a key's is chosen by its hash, none is ever removed
-    {root}/.tmp/{ULID}         what is being written
+{root}/{key}               the object's bytes
+{root}/.meta/{key}.json    ETag and user metadata (`logstore.objects.sidecar`)
+{root}/.locks/{00..3f}     flock files; a key's is chosen by its hash. All are made at the
+                               start, so that deleting works on a full disk; none is ever removed
+{root}/.tmp/{ULID}         what is being written
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from logstore.errors import InvalidName
 
 META, LOCKS, TEMPORARIES = ".meta", ".locks", ".tmp"
 OWN = frozenset({META, LOCKS, TEMPORARIES})
+LOCKS_COUNT = 64
 MAX_KEY_BYTES = 1024
 MAX_COMPONENT_BYTES = 245  # of the 255 of a file name; the sidecar's adds five
 
@@ -49,8 +51,12 @@ class KeyPaths:
 
     def lock(self, key: str) -> str:
         """Of the lock that every writer of the key holds while it decides and renames."""
-        stripe = xxhash.xxh3_64_intdigest(os.fsencode(key)) & 0xFF
+        stripe = xxhash.xxh3_64_intdigest(os.fsencode(key)) % LOCKS_COUNT
         return f"{self.locks}/{stripe:02x}"
+
+    def all_locks(self) -> list[str]:
+        """Of every lock that `lock` gives."""
+        return [f"{self.locks}/{stripe:02x}" for stripe in range(LOCKS_COUNT)]
 
 
 def check_key(key: str) -> None:

@@ -70,6 +70,7 @@ class LocalFiles:
             fs.make_folders(self.paths.temporaries)
             fs.make_folders(self.paths.locks)
             fs.make_folders(self.paths.meta)
+            self._make_locks()
             self._remove_stale_temporaries()
 
     def put(
@@ -234,12 +235,12 @@ class LocalFiles:
         path, what = self.paths.object(key), f"put {key}"
         folder = os.path.dirname(path)
         for _ in range(_ATTEMPTS):
-            self._make_durable(folder)
             try:
+                self._make_durable(folder)
                 with unknown_outcome(what, started=False):
                     self._fs.rename(source, path)
                 break
-            except FileNotFoundError:  # somebody removed the folder that seemed empty
+            except FileNotFoundError:  # somebody removed the folder while it was empty
                 self._forget(folder)
         else:
             raise FileNotFoundError(source)
@@ -293,6 +294,12 @@ class LocalFiles:
         # removed at a later start.
         with suppress(OSError):
             self._fs.unlink(path)
+
+    def _make_locks(self) -> None:
+        found = {name for name, _ in self._fs.scan(self.paths.locks)}
+        for path in self.paths.all_locks():
+            if os.path.basename(path) not in found:
+                self._fs.open(path, "append").close()
 
     def _remove_stale_temporaries(self) -> None:
         oldest = self._clock.now_ms() - STALE_TEMPORARY_MS

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from logstore.clock import SystemClock
+from logstore.disk import Disk
+from logstore.entropy import system_entropy
+from logstore.errors import Conflict, InvalidName, PreconditionFailed
+from logstore.objects.local import LocalStore, inline
+from logstore.objects.store import ObjectStore
+from tests.contracts.object_races import ObjectRacesContract, OpenStore
+from tests.contracts.object_store import (
+    FolderStoreContract,
+    LargeObjectContract,
+    ObjectStoreContract,
+    keys_of,
+)
+from tests.faulty_store import FaultyStore, Schedule
+from tests.powercut import PowerCutFileSystem
+
+pytestmark = pytest.mark.anyio
+
+
+def open_local_store(root: str) -> ObjectStore:
+    return LocalStore(root, Disk(), SystemClock(), system_entropy())
+
+
+class TestLocalStore(LargeObjectContract, FolderStoreContract, ObjectStoreContract):
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> ObjectStore:
+        return open_local_store(str(tmp_path / "store"))
+
+
+class TestLocalStoreRaces(ObjectRacesContract):
+    @pytest.fixture
+    def open_store(self, tmp_path: Path) -> OpenStore:
+        return partial(open_local_store, str(tmp_path / "store"))
+
+
+class TestLocalStoreInMemory(FolderStoreContract, ObjectStoreContract):
+    @pytest.fixture
+    def store(self) -> ObjectStore:
+        return LocalStore("/store", PowerCutFileSystem(), SystemClock(), Random(1), run=inline)
+
+
+class TestFaultyStore(ObjectStoreContract):
+    @pytest.fixture
+    def store(self) -> ObjectStore:
+        inner = LocalStore("/store", PowerCutFileSystem(), SystemClock(), Random(1), run=inline)
+        return FaultyStore(inner, Schedule.none())
+
+
+# -- what only the local store has
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def local(root: Path) -> ObjectStore:
+    return open_local_store(str(root))
+
+
+async def test_objects_are_plain_files(local: ObjectStore, root: Path) -> None:
+    await local.put("a/b.txt", b"text")
+    assert (root / "a" / "b.txt").read_bytes() == b"text"
+    assert local.uri("a/b.txt") == str(root / "a" / "b.txt")
+    assert list((root / ".tmp").iterdir()) == []
+
+
+async def test_files_that_others_wrote_are_objects(local: ObjectStore, root: Path) -> None:
+    names = ["_delta_log/0.json", ".0.json.crc", "_temporary/0/x", "date=2026-01-01/p.parquet"]
+    for name in names:
+        (root / "table" / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / "table" / name).write_bytes(name.encode())
+    assert await keys_of(local.list("table/")) == sorted([f"table/{name}" for name in names])
+    body = b"table says nothing"
+    ours = await local.put("same", body)
+    (root / "table" / "same").write_bytes(body)
+    assert (await local.head("table/same")).etag == ours.etag
+
+
+async def test_a_file_changed_behind_our_back_has_another_etag(
+    local: ObjectStore, root: Path
+) -> None:
+    old = await local.put("k", b"one", metadata={"a": "b"})
+    (root / "k").write_bytes(b"two")
+    info, body = await local.get("k")
+    assert (body, info.etag, info.metadata) == (b"two", (await local.put("x", b"two")).etag, {})
+    with pytest.raises(PreconditionFailed):
+        await local.put("k", b"three", if_match=old.etag)
+    await local.put("k", b"three", if_match=info.etag)
+
+
+@pytest.mark.parametrize("sidecar", [b"", b"{", b"[]", b"null", b"\0" * 99, b'{"etag":1}', None])
+async def test_nothing_depends_on_what_is_remembered(
+    local: ObjectStore, root: Path, sidecar: bytes | None
+) -> None:
+    put = await local.put("a/k", b"one")
+    path = root / ".meta" / "a" / "k.json"
+    if sidecar is None:
+        path.unlink()
+    else:
+        path.write_bytes(sidecar)
+    assert (await local.head("a/k")).etag == put.etag
+    assert path.read_bytes().startswith(b'{"etag":"')
+    await local.put("a/k", b"two", if_match=put.etag)
+
+
+async def test_what_is_remembered_never_stands_in_anothers_way(local: ObjectStore) -> None:
+    for key in ("a", "a.json/b", "a.json%/c", "a.json%/c.json/d", "a.json.json/e"):
+        await local.put(key, key.encode(), metadata={"key": key})
+    for key in await keys_of(local.list("")):
+        assert (await local.head(key)).metadata == {"key": key}
+
+
+@pytest.mark.parametrize(
+    "key", [".meta/x.json", ".locks/00", ".tmp/x", "x" * 246, "x/" * 600 + "x"]
+)
+async def test_keys_that_the_store_keeps_to_itself(local: ObjectStore, key: str) -> None:
+    with pytest.raises(InvalidName):
+        await local.put(key, b"")
+
+
+async def test_no_trace_is_left_of_what_was_deleted(local: ObjectStore, root: Path) -> None:
+    await local.put("a/b/c", b"")
+    await local.delete(["a/b/c"])
+    assert sorted(path.name for path in root.iterdir()) == [".locks", ".meta", ".tmp"]
+    assert list((root / ".meta").iterdir()) == []
+
+
+async def test_what_a_crash_left_is_removed_after_a_day(root: Path) -> None:
+    (root / ".tmp").mkdir(parents=True)
+    for name, age_hours in (("old", 25), ("young", 23)):
+        path = root / ".tmp" / name
+        path.write_bytes(b"x")
+        then = SystemClock().now_ms() / 1000 - age_hours * 3600
+        os.utime(path, (then, then))
+    local = open_local_store(str(root))
+    assert [path.name for path in (root / ".tmp").iterdir()] == ["young"]
+    assert await keys_of(local.list("")) == []
+
+
+async def test_a_read_sees_one_object_while_it_is_replaced(local: ObjectStore) -> None:
+    await local.put("k", b"a" * 3_000_000)
+    pieces = local.stream("k")
+    read = await anext(pieces)
+    await local.put("k", b"b" * 10)
+    assert read + b"".join([piece async for piece in pieces]) == b"a" * 3_000_000
+
+
+async def test_a_root_that_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(Conflict):
+        open_local_store(str(tmp_path / "file"))

@@ -1,0 +1,202 @@
+"""The local store on a disk that fails at any one of its calls.
+
+Whatever the call: afterwards an object is the whole old one or the whole new one, and if
+the operation had returned, the new one. Full and failing disks are errors of ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Awaitable, Callable
+from copy import deepcopy
+from functools import cache
+from random import Random
+
+import pytest
+
+from logstore.clock import SystemClock
+from logstore.errors import (
+    NotFound,
+    OutcomeUnknown,
+    PreconditionFailed,
+    StoreUnavailable,
+    TailraceError,
+)
+from logstore.objects.local import LocalStore, inline
+from logstore.objects.store import ObjectStore, Part
+from tests.powercut import PowerCut, PowerCutFileSystem
+
+OLD, NEW = b"old" * 3000, b"new!" * 5000
+SEEDS = range(6)
+Operation = Callable[[ObjectStore], Awaitable[object]]
+
+
+def _open(fs: PowerCutFileSystem) -> LocalStore:
+    return LocalStore("/data/store", fs, SystemClock(), Random(1), run=inline)
+
+
+@cache
+def _template() -> PowerCutFileSystem:
+    fs = PowerCutFileSystem()
+    store = _open(fs)
+    asyncio.run(store.put("a/k", OLD))
+    asyncio.run(store.put("parts/one", NEW[:7000]))
+    return fs
+
+
+def _prepared() -> PowerCutFileSystem:
+    return deepcopy(_template())
+
+
+def _found(fs: PowerCutFileSystem, key: str) -> bytes | None:
+    store = _open(fs)
+    try:
+        info, body = asyncio.run(store.get(key))
+    except NotFound:
+        return None
+    assert asyncio.run(store.put("again", body)).etag == info.etag
+    return body
+
+
+async def _put(store: ObjectStore) -> None:
+    await store.put("a/k", NEW, metadata={"x": "y"})
+
+
+async def _put_elsewhere(store: ObjectStore) -> None:
+    await store.put("b/c/k", NEW)
+
+
+async def _swap(store: ObjectStore) -> None:
+    info = await store.head("a/k")
+    await store.put("a/k", NEW, if_match=info.etag)
+
+
+async def _create(store: ObjectStore) -> None:
+    await store.put("b/c/k", NEW, if_absent=True)
+
+
+async def _compose(store: ObjectStore) -> None:
+    await store.compose("a/k", [Part("parts/one"), NEW[7000:]])
+
+
+async def _delete(store: ObjectStore) -> None:
+    await store.delete(["a/k"])
+
+
+CASES = [
+    pytest.param(_put, "a/k", OLD, NEW, id="put"),
+    pytest.param(_put_elsewhere, "b/c/k", None, NEW, id="put in a new folder"),
+    pytest.param(_swap, "a/k", OLD, NEW, id="compare and swap"),
+    pytest.param(_create, "b/c/k", None, NEW, id="create"),
+    pytest.param(_compose, "a/k", OLD, NEW, id="compose"),
+    pytest.param(_delete, "a/k", OLD, None, id="delete"),
+]
+
+
+@pytest.mark.parametrize(("operation", "key", "old", "new"), CASES)
+def test_a_power_cut_at_any_call(
+    operation: Operation, key: str, old: bytes | None, new: bytes | None
+) -> None:
+    found = set()
+    for step in range(1, 200):
+        for seed in SEEDS:
+            fs = _prepared()
+            store = _open(fs)
+            last = fs.fail_at = len(fs.calls) + step
+            try:
+                asyncio.run(_run(operation, store))
+            except PowerCut:
+                after = _found(fs.reboot(seed), key)
+                assert after in (old, new), fs.calls[-1]
+                found.add(after)
+                continue
+            assert _found(fs.reboot(seed), key) == new
+        if len(fs.calls) < last:
+            break
+    else:
+        pytest.fail("the operation never ended")
+    assert found == {old, new}
+
+
+async def _run(operation: Operation, store: ObjectStore) -> None:
+    await operation(store)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS])
+@pytest.mark.parametrize(("operation", "key", "old", "new"), CASES)
+def test_a_disk_that_fails_at_any_call(
+    operation: Operation, key: str, old: bytes | None, new: bytes | None, number: int
+) -> None:
+    for step in range(1, 200):
+        fs = _prepared()
+        store = _open(fs)
+        fs.fail_with(number, at=len(fs.calls) + step, once=True)
+        failure = asyncio.run(_failure_of(operation, store))
+        ended = fs.fault_pending
+        fs.heal()
+        if failure is not None:
+            assert failure.hint
+            assert number != errno.ENOSPC or isinstance(failure, StoreUnavailable)
+            may_be_done = isinstance(failure, OutcomeUnknown) or operation is _delete
+            assert _found(fs, key) in ((old, new) if may_be_done else (old,)), fs.calls[-1]
+            asyncio.run(_again(operation, store))
+        assert _found(fs, key) == new
+        assert _found(fs.reboot(step), key) == new
+        if ended:
+            return
+    pytest.fail("the operation never ended")
+
+
+async def _failure_of(operation: Operation, store: ObjectStore) -> TailraceError | None:
+    try:
+        await operation(store)
+    except (StoreUnavailable, OutcomeUnknown) as error:
+        return error
+    return None
+
+
+async def _again(operation: Operation, store: ObjectStore) -> None:
+    """What a caller does after a failure: the same again; `create` may find its own object."""
+    try:
+        await operation(store)
+    except PreconditionFailed:
+        assert operation is _create
+
+
+def test_a_full_disk_still_reads_lists_and_deletes() -> None:
+    fs = _prepared()
+    store = _open(fs)
+    fs.fail_with(errno.ENOSPC, at=1)
+
+    async def run() -> None:
+        with pytest.raises(StoreUnavailable) as caught:
+            await store.put("x", b"x")
+        assert "space" in caught.value.hint
+        assert (await store.get("a/k"))[1] == OLD
+        assert [info.key async for info in store.list("")] == ["a/k", "parts/one"]
+        await store.delete(["a/k", "parts/one"])
+        assert [info.key async for info in store.list("")] == []
+
+    asyncio.run(run())
+
+
+def test_an_object_that_was_found_in_the_way_stays_there() -> None:
+    """Its writer died between the rename and the sync; the next one relies on it."""
+    for seed in range(30):
+        fs = _prepared()
+        store = _open(fs)
+        fs.fail_with(errno.EIO, at=_call_of(fs, store, "sync_folder /data/store/b/c"), once=True)
+        with pytest.raises(OutcomeUnknown):
+            asyncio.run(_run(_create, store))
+        with pytest.raises(PreconditionFailed):
+            asyncio.run(_run(_create, store))
+        assert _found(fs.reboot(seed), "b/c/k") == NEW
+
+
+def _call_of(fs: PowerCutFileSystem, store: ObjectStore, call: str) -> int:
+    """The number that the call would have, found by a rehearsal on another disk."""
+    other = _prepared()
+    rehearsal = _open(other)
+    asyncio.run(_run(_create, rehearsal))
+    return other.calls.index(call) + 1
