@@ -1,0 +1,64 @@
+"""A running service as the command line sees it: its address, and its errors as ours."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import quote
+
+import httpx
+
+from logstore.errors import InvalidInput, NotFound, TailraceError, Unavailable
+
+DEFAULT_URL = "http://127.0.0.1:8790"
+RUNS = "/api/v1/services/ingestionPipelines/logs"
+
+
+def add_url(parser: argparse.ArgumentParser) -> None:
+    """The flag that names the service."""
+    parser.add_argument(
+        "--url",
+        metavar="U",
+        default=os.environ.get("TAILRACE_URL", DEFAULT_URL),
+        help=f"address of the service (default: $TAILRACE_URL, else {DEFAULT_URL})",
+    )
+
+
+def component(name: str) -> str:
+    """A name as one part of a path."""
+    return quote(name, safe="")
+
+
+@contextmanager
+def errors_as_ours(url: str) -> Iterator[None]:
+    """Turns the HTTP client's errors into `Unavailable` and `InvalidInput`."""
+    try:
+        yield
+    except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+        raise InvalidInput(f"{url} is not the address of a service: {error}") from error
+    except httpx.TransportError as error:
+        reason = str(error) or type(error).__name__
+        raise Unavailable(
+            f"no answer from {url}: {reason}", hint="Is the service running? See `tailrace serve`."
+        ) from error
+
+
+def check(response: httpx.Response) -> None:
+    """Raises what a problem+json answer says; its body must have been read."""
+    if response.is_success:
+        return
+    try:
+        problem = json.loads(response.content)
+        message, hint = str(problem["detail"]), str(problem.get("hint") or "")
+    except (ValueError, KeyError, TypeError):
+        message, hint = f"the service answered {response.status_code}", ""
+    if response.status_code == 404:
+        raise NotFound(message, hint=hint)
+    if response.status_code in (429, 500, 502, 503, 504, 507):
+        raise Unavailable(message, hint=hint)
+    if response.status_code < 500:
+        raise InvalidInput(message, hint=hint)
+    raise TailraceError(message, hint=hint)

@@ -1,0 +1,91 @@
+"""The command `tailrace`: a verb, its flags, and errors as two lines that help.
+
+A verb is a module with `configure(parser)` and `run(arguments) -> exit status`. It is
+imported only when it is asked for, so that `tailrace tail` does not load the service.
+Exit status: 0 done, 1 an error that was said, 2 a command line that cannot be, 130
+interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from logstore.errors import TailraceError
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """A subcommand: the module that does it, and one line that says what it does."""
+
+    module: str
+    help: str
+
+    def parser(self, name: str) -> argparse.ArgumentParser:
+        """The verb's own command line."""
+        parser = argparse.ArgumentParser(
+            prog=f"tailrace {name}", description=self.help, allow_abbrev=False
+        )
+        importlib.import_module(self.module).configure(parser)
+        return parser
+
+
+VERBS = {
+    "serve": Verb("tailrace.serve", "Run the service."),
+    "compact": Verb("tailrace.compact", "Bring flushed segments into the table."),
+    "query": Verb("tailrace.query", "Search across all runs."),
+    "tail": Verb("tailrace.tail", "Follow a run, or the newest of a pipeline."),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a verb and gives the exit status."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    verb = VERBS.get(words[0]) if words else None
+    if verb is None:
+        return _without_verb(words)
+    parsed = verb.parser(words[0]).parse_args(words[1:])
+    try:
+        status: int = importlib.import_module(verb.module).run(parsed)
+    except TailraceError as error:
+        complain(str(error), error.hint)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # whoever read our output has seen enough
+        sys.stderr.close()
+        return 0
+    return status
+
+
+def complain(message: str, hint: str = "") -> None:
+    """Says on stderr what went wrong and what to do."""
+    print(f"error: {message}", file=sys.stderr)
+    if hint:
+        print(f"hint: {hint}", file=sys.stderr)
+
+
+def overview() -> argparse.ArgumentParser:
+    """The command line without a verb: for its help."""
+    width = max(map(len, VERBS))
+    verbs = "\n".join(f"  {name:<{width}}  {verb.help}" for name, verb in VERBS.items())
+    parser = argparse.ArgumentParser(
+        prog="tailrace",
+        description="Keeps the logs of pipeline runs.",
+        epilog=f"verbs:\n{verbs}\n\n`tailrace VERB --help` lists the flags of a verb.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"tailrace {version('tailrace')}")
+    parser.add_argument("verb", nargs="?", metavar="VERB", choices=list(VERBS), help="what to do")
+    return parser
+
+
+def _without_verb(words: list[str]) -> int:
+    parser = overview()
+    parser.parse_args(words[:1])  # answers --help and --version, refuses an unknown verb
+    parser.print_help(sys.stderr)
+    return 2
