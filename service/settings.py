@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from logstore.errors import InvalidInput
-from logstore.objects.settings import StoreSettings
+from logstore.objects.settings import CompactionSettings, StoreSettings
 from logstore.settings import PREFIX, Bytes, load, read_file
 from service.log_storage import translate
 
@@ -216,17 +216,12 @@ class Query(Section):
     max_waiting: int = Field(default=32, ge=0, description="Searches in the queue behind them")
 
 
-class Compaction(Section):
+class Compaction(CompactionSettings):
     """The compactor that the service starts beside itself."""
 
     enabled: bool = Field(default=True, description="Compact on a schedule, where Java is found")
     every_seconds: float = Field(
         default=300, ge=1, description="Time from the end of a compaction to the next"
-    )
-    grace_seconds: float = Field(
-        default=3600,
-        ge=0,
-        description="Consumed segments are kept this long; longer than any query takes",
     )
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from typing import Any
+
+from logstore.settings import PREFIX
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +31,8 @@ def run(arguments: argparse.Namespace) -> int:
     settings, warnings = load_settings(flags(arguments), config=arguments.config)
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
+    if arguments.config:  # the compactor, a child of the service, reads the same file
+        os.environ[f"{PREFIX}CONFIG"] = os.path.abspath(arguments.config)
     from service.main import serve  # after a refusal, which need not wait for it
 
     return serve(settings)

@@ -1,13 +1,16 @@
-"""Where durable things are: the settings that the service and the compactor share."""
+"""Where durable things are: the settings that the service and the compactor share;
+and how they are compacted, since both read that section of one file."""
 
 from __future__ import annotations
 
 import os
 
-from pydantic import Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from logstore.settings import PREFIX
+from logstore.settings import PREFIX, Bytes
+
+MIB = 1 << 20
 
 
 class StoreSettings(BaseSettings):
@@ -39,3 +42,32 @@ class StoreSettings(BaseSettings):
     def store_folder(self) -> str:
         """The absolute path of the local store."""
         return os.path.abspath(self.store or os.path.join(self.data, "store"))
+
+
+class CompactionSettings(BaseModel):
+    """How much is compacted at once, and how long things are kept."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    grace_seconds: float = Field(
+        default=3600,
+        ge=0,
+        description="Consumed segments are kept this long; longer than any query takes",
+    )
+    batch_bytes: Bytes = Field(
+        default=256 * MIB, description="Segments that are taken into the table by one commit"
+    )
+    bucket_bytes: Bytes = Field(
+        default=128 * MIB, description="Text that one Spark task sorts; about one table file"
+    )
+    gap_alarm_seconds: float = Field(
+        default=600, ge=0, description="A missing segment is an alarm after this long"
+    )
+    driver_memory: str = Field(
+        default="2g",
+        pattern=r"^[0-9]+[mg]$",
+        description="Heap of the Spark driver, unless spark-submit set one",
+    )
+    idle_seconds: float = Field(
+        default=900, ge=0, description="With --every: Spark is stopped after so long without work"
+    )

@@ -1,0 +1,28 @@
+"""The compactor's settings: the store's, and its own part of the shared file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ConfigDict
+
+from logstore.objects.settings import CompactionSettings, StoreSettings
+from logstore.settings import load, read_file
+
+
+class Compaction(CompactionSettings):
+    """The service has keys of its own in this section."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class CompactorSettings(StoreSettings):
+    """Where the store is, and how it is compacted."""
+
+    compaction: Compaction = Compaction()
+
+
+def load_settings(flags: Mapping[str, Any], config: str | None) -> CompactorSettings:
+    """Settings from flags, environment and file. Raises `InvalidInput`."""
+    return load(CompactorSettings, flags=flags, file=read_file(config), strict=False)
