@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import shutil
 from collections.abc import AsyncGenerator, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
@@ -52,6 +53,7 @@ class QueryEngine:
         self._threads = ThreadPoolExecutor(self.limits.concurrent, thread_name_prefix="query")
         # What a killed process spilled is of no use to anybody.
         shutil.rmtree(scratch, ignore_errors=True)
+        os.makedirs(scratch, exist_ok=True)
 
     async def open(self, request: QueryRequest) -> RunningSearch:
         """Starts a search; close it. Waits for a slot if all are taken.

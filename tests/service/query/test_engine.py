@@ -1,0 +1,224 @@
+"""Searches against a model: each record once, in order, whatever lies where."""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from logstore import keys, ulid
+from logstore.errors import InvalidInput
+from service.query.request import Matcher, QueryRequest
+from tests.batches import Entry
+from tests.service.query.world import HOUR_MS, NODE, NOW_MS, RUNS, World, engine_of, entry, search
+
+pytestmark = pytest.mark.anyio
+
+ALL = QueryRequest()
+
+
+async def scattered(root: Path, seed: int) -> World:
+    """Batches in the table, in segments of two nodes and hot, many of them in several."""
+    rng = random.Random(seed)
+    world = World(root)
+    entries: list[Entry] = [entry(rng) for _ in range(90)]
+    # The same batch id in two runs: nobody hides another run's lines.
+    entries += [(RUNS[0], entries[0][1], b"mine\n"), (RUNS[5], entries[0][1], b"yours\n")]
+
+    def some(share: float) -> list[Entry]:
+        return sorted((e for e in entries if rng.random() < share), key=lambda e: e[1])
+
+    merged = some(0.5)
+    await world.segment(merged[:20])
+    await world.segment(merged[20:])
+    if seed % 3:
+        world.merge(merged, {NODE: 2})
+    for _ in range(rng.randrange(3)):
+        await world.segment(some(0.3))
+    await world.segment(some(0.3), "node-02")
+    world.hot(some(0.2))
+    return world
+
+
+def some_requests(rng: random.Random) -> list[QueryRequest]:
+    low = NOW_MS - rng.randrange(5 * HOUR_MS)
+    high = low + rng.randrange(3 * HOUR_MS)
+    within = replace(ALL, low=ulid.lowest_at(low), high=ulid.highest_at(high))
+    run = rng.choice(RUNS)
+    return [
+        ALL,
+        replace(ALL, matcher=Matcher("ERROR")),
+        replace(ALL, matcher=Matcher("späße 🎉 1")),
+        replace(ALL, matcher=Matcher("100% not' there;--")),
+        within,
+        replace(within, limit=7),
+        replace(ALL, limit=rng.randrange(1, 60), fqn=run.fqn),
+        replace(ALL, run=run.run, matcher=Matcher("x=1")),
+        replace(ALL, fqn=run.fqn, run=run.run, limit=3),
+    ]
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_a_search_gives_what_the_model_gives(tmp_path: Path, seed: int) -> None:
+    world = await scattered(tmp_path, seed)
+    # Tiles of one hour, so that every edge between tiles is met.
+    async with engine_of(world, first_tile_bytes=1, largest_tile_bytes=1) as engine:
+        for request in some_requests(random.Random(seed)):
+            for asked in (request, replace(request, descending=False)):
+                found, stats = await search(engine, asked)
+                assert found == world.expected(asked)
+                assert stats["matches"] == len(found)
+                assert stats["complete"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_pages_are_the_unlimited_search_in_pieces(tmp_path: Path, seed: int) -> None:
+    world = await scattered(tmp_path, seed)
+    async with engine_of(world) as engine:
+        for descending in (True, False):
+            asked = replace(ALL, limit=17, descending=descending)
+            pages = []
+            while True:
+                found, stats = await search(engine, asked)
+                pages += found
+                if stats["next"] is None:
+                    break
+                after = QueryRequest.parse({"after": stats["next"]}, now_ms=NOW_MS).after
+                asked = replace(asked, after=after)
+            assert pages == world.expected(replace(ALL, descending=descending))
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_counting_counts_each_record_once(tmp_path: Path, seed: int) -> None:
+    world = await scattered(tmp_path, seed)
+    async with engine_of(world) as engine:
+        for request in some_requests(random.Random(seed)):
+            async with await engine.open(replace(request, stats_only=True)) as running:
+                assert await running.count() == len(world.expected(replace(request, limit=None)))
+
+
+async def test_copies_do_not_shorten_a_limited_search(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    rng = random.Random(1)
+    entries = [entry(rng, at_ms=NOW_MS + i, lines=1) for i in range(40)]
+    for node in ("a", "b", "c"):
+        await world.segment(entries, node)
+    world.hot(entries)
+    async with engine_of(world) as engine:
+        found, _ = await search(engine, replace(ALL, limit=30))
+        assert found == world.expected(replace(ALL, limit=30))
+
+
+async def test_deleted_records_are_left_out(tmp_path: Path) -> None:
+    world = await scattered(tmp_path, 4)
+    middle = ulid.lowest_at(NOW_MS - 2 * HOUR_MS)
+    world.deletions = [
+        (RUNS[0].fqn, RUNS[0].run, middle),
+        (RUNS[5].fqn, None, middle),
+        ("another", None, middle),
+    ]
+    async with engine_of(world) as engine:
+        for request in (ALL, replace(ALL, limit=40), replace(ALL, fqn=RUNS[0].fqn)):
+            found, _ = await search(engine, request)
+            assert found == world.expected(request)
+        assert len(world.expected(ALL)) < len(world.records)
+
+
+async def test_a_level_is_found_where_it_stands(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    lines = b"ERROR one\nINFO two\nERROR three\n"
+    batches: list[Entry] = [
+        (RUNS[0], ulid.lowest_at(NOW_MS - i * HOUR_MS), lines) for i in range(3)
+    ]
+    world.merge(batches[:1], {})
+    await world.segment(batches[1:2])
+    world.hot(batches[2:])
+    async with engine_of(world) as engine:
+        found, _ = await search(engine, replace(ALL, levels=("ERROR",)))
+        assert len(found) == 6
+        found, _ = await search(engine, replace(ALL, levels=("INFO", "FATAL")))
+        assert len(found) == 3
+
+
+async def test_a_segment_that_was_set_aside_is_reported(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    rng = random.Random(1)
+    await world.segment([entry(rng)])
+    await world.store.put(keys.aside(NODE, 1), b"checksum")
+    kept = [entry(rng)]
+    world.records.clear()
+    await world.segment(kept)
+    async with engine_of(world) as engine:
+        found, stats = await search(engine, ALL)
+        assert found == world.expected(ALL)
+        assert stats["set_aside"] == [keys.aside(NODE, 1)]
+
+
+async def test_behind_a_missing_segment_the_result_is_partial(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    rng = random.Random(1)
+    await world.segment([entry(rng)])
+    first = world.expected(ALL)
+    gone = await world.segment([entry(rng)])
+    await world.segment([entry(rng)])
+    await world.store.delete([gone])
+    async with engine_of(world) as engine:
+        found, stats = await search(engine, ALL)
+        assert found == first
+        assert stats["missing"] == [gone]
+        assert not stats["complete"]
+
+
+@pytest.mark.parametrize("harm", ["footer", "page", "vanished"])
+async def test_an_unreadable_segment_is_named_and_the_rest_given(tmp_path: Path, harm: str) -> None:
+    world = World(tmp_path)
+    rng = random.Random(1)
+    world.hot([entry(rng)])
+    await world.segment([entry(rng)])
+    kept = world.expected(ALL)
+    bad = await world.segment([entry(rng, lines=400)])
+    path = Path(world.store.uri(bad))
+    body = bytearray(path.read_bytes())
+    async with engine_of(world) as engine:
+        if harm == "footer":
+            path.write_bytes(body[:-5])
+        async with await engine.open(ALL) as running:
+            if harm == "page":
+                path.write_bytes(bytes(len(body) // 2) + body[len(body) // 2 :])
+            elif harm == "vanished":
+                path.unlink()
+            rows = [batch.num_rows async for batch in running.batches()]
+            assert sum(rows) == len(kept)
+            assert running.stats()["unreadable"] == [bad]
+            assert not running.stats()["complete"]
+
+
+async def test_a_regex_that_explodes_elsewhere_is_linear(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.hot([(RUNS[0], ulid.lowest_at(NOW_MS), b"a" * 200_000 + b"!\nERROR 42\n")])
+    async with engine_of(world) as engine:
+        for pattern in ("(a+)+$", "(a|aa)+$", "(.*a){12}$"):
+            found, _ = await search(engine, replace(ALL, matcher=Matcher(pattern, regex=True)))
+            assert found == world.expected(ALL, lambda text, p=pattern: len(text) < 99 and re.search(p, text))
+        found, _ = await search(engine, replace(ALL, matcher=Matcher(r"^ERROR \d+$", regex=True)))
+        assert len(found) == 1
+
+
+@pytest.mark.parametrize("pattern", ["(", "a{1000000}", "(?<=a)b", r"(a)\1", "[[:nope:]]"])
+async def test_a_bad_regex_is_refused_with_its_field(tmp_path: Path, pattern: str) -> None:
+    world = World(tmp_path)
+    async with engine_of(world) as engine:
+        with pytest.raises(InvalidInput) as caught:
+            await engine.open(replace(ALL, matcher=Matcher(pattern, regex=True)))
+        assert caught.value.field == "q"
+        assert caught.value.hint
+
+
+async def test_nothing_stored_is_an_empty_result(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    async with engine_of(world) as engine:
+        found, stats = await search(engine, replace(ALL, limit=5))
+        assert (found, stats["next"], stats["complete"]) == ([], None, True)

@@ -1,0 +1,228 @@
+"""A small installation with hot lines, segments and a table that overlap, and its model.
+
+`World` holds what was acknowledged as `records`: every search is compared with a plain
+loop over them. A batch is put into any of the sources, or several: that is what flushes,
+retries to another node and a lagging compactor leave behind.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from deltalake import CommitProperties, Transaction, write_deltalake
+
+from logstore import keys, ulid
+from logstore.batch import Batches, RunKey
+from logstore.clock import SystemClock
+from logstore.disk import Disk
+from logstore.objects.local import LocalStore
+from logstore.segments.carry import Carry
+from logstore.segments.columns import record_batches
+from logstore.segments.writer import encode_segment
+from logstore.table.schema import COLUMNS
+from logstore.table.table import Table
+from service.query.cursor import RecordKey
+from service.query.engine import QueryEngine
+from service.query.hot import Encode
+from service.query.limits import QueryLimits
+from service.query.request import QueryRequest
+from service.query.segments import SegmentCatalog
+from service.query.view import Deletion, Sources
+from tests.batches import Entry, MemoryBatches, make_batches
+
+NOW_MS = 1_795_255_200_000
+HOUR_MS = 3_600_000
+NODE = "node-01"
+RUNS = [RunKey(f"svc.pipe{i}", f"run{j}") for i in range(3) for j in range(2)]
+WORDS = ["INFO start", "ERROR failed to read", "WARN slow", "DEBUG x=1", "plain line", "späße 🎉"]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One acknowledged record."""
+
+    key: RecordKey
+    message: str
+
+
+class FakePin:
+    """The journal's hot part over batches in memory; counts who holds it."""
+
+    def __init__(self, world: World, batches: MemoryBatches) -> None:
+        self.node = batches.node
+        self.confirmed_pos = 0
+        self._batches = batches
+        self._world = world
+        world.pins += 1
+
+    def batches(
+        self, *, run: RunKey | None = None, start: int = 0, end: int | None = None
+    ) -> Batches:
+        part = self._batches.part(start, 1 << 62 if end is None else end)
+        return part if run is None else part.of(run)
+
+    def release(self) -> None:
+        self._world.pins -= 1
+
+
+def _encode(batches: Batches) -> Iterator[pa.RecordBatch]:
+    return record_batches(batches, Carry())
+
+
+@dataclass
+class World:
+    """Sources below `root`, and the model of what they hold."""
+
+    root: Path
+    records: dict[RecordKey, Record] = field(default_factory=dict)
+    deletions: list[Deletion] = field(default_factory=list)
+    pins: int = 0
+    encode: Encode = _encode
+    _hot: list[Entry] = field(default_factory=list)
+    _seqs: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.store = LocalStore(
+            str(self.root / "store"), Disk(), SystemClock(), random.Random(1)
+        )
+        self.table = Table(self.store.uri(keys.TABLE))
+
+    def hot(self, entries: Iterable[Entry]) -> None:
+        """Puts batches into the journal."""
+        for entry in entries:
+            self._hot.append(entry)
+            self.know(entry)
+
+    async def segment(self, entries: Sequence[Entry], node: str = NODE) -> str:
+        """Puts batches into the node's next segment, giving its key."""
+        seq = self._seqs[node] = self._seqs.get(node, 0) + 1
+        encoded = encode_segment(make_batches(node, entries), node=node, seq=seq, carry=Carry())
+        await self.store.put(keys.segment(node, seq), encoded.body)
+        for entry in entries:
+            self.know(entry)
+        return keys.segment(node, seq)
+
+    def merge(self, entries: Sequence[Entry], marks: dict[str, int]) -> None:
+        """Puts batches into the table, each record once, with the nodes' marks."""
+        for entry in entries:
+            self.know(entry)
+        batches = make_batches(NODE, entries)
+        rows = pa.Table.from_batches(record_batches(batches, Carry()))
+        self.write_table(rows, marks)
+
+    def write_table(self, rows: pa.Table, marks: dict[str, int]) -> None:
+        """Appends rows of a segment's schema to the table."""
+        times = [
+            datetime.fromtimestamp(ulid.time_ms(ulid.decode(text)) / 1000, UTC)
+            for text in rows.column("ulid").to_pylist()
+        ]
+        rows = rows.append_column("date", pa.array([t.date() for t in times], pa.date32()))
+        rows = rows.append_column("hour", pa.array([t.hour for t in times], pa.int32()))
+        order = [("fqn", "ascending"), ("run_id", "ascending"), ("ulid", "ascending")]
+        self.table.create()
+        write_deltalake(
+            self.table.uri,
+            rows.cast(COLUMNS).sort_by(order),
+            mode="append",
+            partition_by=["date", "hour"],
+            commit_properties=CommitProperties(
+                app_transactions=[Transaction(f"segments/{n}", s) for n, s in marks.items()]
+            ),
+        )
+
+    def know(self, entry: Entry) -> None:
+        """Adds a batch's records to the model."""
+        run, batch, text = entry[:3]
+        for number, line in enumerate(text.decode().split("\n")[:-1]):
+            key = RecordKey(ulid.encode(batch + number), run.fqn, run.run)
+            self.records[key] = Record(key, line)
+
+    def pin(self) -> FakePin:
+        return FakePin(self, make_batches(NODE, self._hot))
+
+    async def deleted(self) -> Sequence[Deletion]:
+        return self.deletions
+
+    def sources(self) -> Sources:
+        return Sources(
+            store=self.store,
+            table=self.table,
+            pin=self.pin,
+            encode=self.encode,
+            deletions=self.deleted,
+            catalog=SegmentCatalog(),
+        )
+
+    def expected(self, request: QueryRequest, matches: Any = None) -> list[RecordKey]:
+        """The model's answer: a plain loop, with `matches` deciding on messages."""
+        found = [
+            record.key
+            for record in self.records.values()
+            if request.low <= ulid.decode(record.key.ulid) <= request.high
+            and request.fqn in (None, record.key.fqn)
+            and request.run in (None, record.key.run)
+            and (matches(record.message) if matches else request.matcher.text in record.message)
+            and not any(
+                fqn == record.key.fqn
+                and run in (None, record.key.run)
+                and ulid.decode(record.key.ulid) <= t
+                for fqn, run, t in self.deletions
+            )
+            and (request.after is None or _behind(record.key, request))
+        ]
+        return sorted(found, reverse=request.descending)[: request.limit]
+
+
+def _behind(key: RecordKey, request: QueryRequest) -> bool:
+    assert request.after is not None
+    return key < request.after if request.descending else key > request.after
+
+
+def entry(
+    rng: random.Random, *, at_ms: int | None = None, lines: int | None = None
+) -> Entry:
+    """A batch of some lines of some run, within the last five hours."""
+    time = NOW_MS - rng.randrange(5 * HOUR_MS) if at_ms is None else at_ms
+    batch = ulid.lowest_at(time) | rng.getrandbits(55) << 25
+    text = "".join(f"{rng.choice(WORDS)} {rng.randrange(50)}\n" for _ in range(lines or rng.randrange(1, 6)))
+    return rng.choice(RUNS), batch, text.encode()
+
+
+@asynccontextmanager
+async def engine_of(
+    world: World, clock: Any = None, **limits: Any
+) -> AsyncIterator[QueryEngine]:
+    """An engine that has given everything back at the end, or the test fails."""
+    engine = QueryEngine(
+        world.sources(),
+        clock=clock or SystemClock(),
+        scratch=str(world.root / "scratch"),
+        limits=QueryLimits(**limits),
+    )
+    try:
+        yield engine
+    finally:
+        engine.close()
+        assert engine.running == 0
+        assert engine.waiting == 0
+        assert world.pins == 0
+        assert not list((world.root / "scratch").glob("*"))
+
+
+async def search(
+    engine: QueryEngine, request: QueryRequest
+) -> tuple[list[RecordKey], dict[str, Any]]:
+    """All keys in the order that they came in, and the stats."""
+    found: list[RecordKey] = []
+    async with await engine.open(request) as running:
+        async for batch in running.batches():
+            columns = [batch.column(name).to_pylist() for name in ("ulid", "fqn", "run_id")]
+            found += [RecordKey(*key) for key in zip(*columns, strict=True)]
+        return found, running.stats()
