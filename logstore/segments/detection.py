@@ -36,7 +36,8 @@ class Detection:
     def __init__(self, batches: Batches, order: Indexes, carry: Carry) -> None:
         self._batches = batches
         self._carry = carry
-        self._last = carry.load(batches.runs)
+        self._last = self._ends = carry.load(batches.runs)
+        self._ahead = np.empty(0, dtype=np.int64)  # the runs that were looked through
         self._known = np.zeros(len(batches.rows), dtype=np.bool_)
         self._begins = np.zeros((2, len(batches.rows)), dtype=np.int64)
         self._look_ahead(order)
@@ -44,26 +45,32 @@ class Detection:
     def of(self, piece: Slice) -> tuple[Ints, Ints]:
         """Microseconds since the epoch and level (`NO_LEVEL` for none) of each record."""
         found = own(self._batches, piece)
-        begins = self._chained(piece, found)
-        known = self._known[piece.batches] & (piece.firsts == 0)
+        known = self._known[piece.batches]
         for field, none in _FIELDS:
-            begins[field] = np.where(known, self._begins[field, piece.batches], begins[field])
-            found[field] = carrying.fill(found[field], none, piece.counts, begins[field])
+            last = carrying.last_of_batches(found[field], none, piece.counts)
+            begins = np.where(
+                known,
+                self._begins[field, piece.batches],
+                carrying.chain(last, none, self._runs(piece), self._state(field)),
+            )
+            found[field] = carrying.fill(found[field], none, piece.counts, begins)
+            # A known batch may go on in the next slice, where it begins with what it has now.
+            self._begins[field, piece.batches] = np.where(last == none, begins, last)
         return self._with_ulid_times(piece, found[0]), np.maximum(found[1], NO_LEVEL)
 
     def save(self) -> None:
         """Tells the carry what the runs ended with."""
+        ahead = self._ahead
+        self._last.times[ahead] = self._ends.times[ahead]
+        self._last.levels[ahead] = self._ends.levels[ahead]
         self._carry.save(self._batches.runs, self._last)
 
-    def _chained(self, piece: Slice, found: list[Ints]) -> list[Ints]:
-        """What each batch of the slice begins with; moves the state of its runs on."""
-        runs = self._batches.rows["run"][piece.batches].astype(np.int64)
-        states = (self._last.times, self._last.levels)
-        begins = []
-        for field, none in _FIELDS:
-            last = carrying.last_of_batches(found[field], none, piece.counts)
-            begins.append(carrying.chain(last, none, runs, states[field]))
-        return begins
+    def _runs(self, piece: Slice) -> Ints:
+        runs: Ints = self._batches.rows["run"][piece.batches].astype(np.int64)
+        return runs
+
+    def _state(self, field: int) -> Ints:
+        return self._last.levels if field else self._last.times
 
     def _with_ulid_times(self, piece: Slice, times: Ints) -> Ints:
         """The ULID's time for what has still none."""
@@ -81,14 +88,17 @@ class Detection:
         chosen = np.sort(order[marks[rows["run"][order]]])
         if len(chosen) == 0:
             return
-        before = self._last.times.copy(), self._last.levels.copy()
+        before = self._carry.load(self._batches.runs)
         for piece in slices(self._batches, chosen):
-            begins = self._chained(piece, own(self._batches, piece))
-            heads = piece.firsts == 0
-            self._begins[:, piece.batches[heads]] = np.stack(begins)[:, heads]
+            found, heads = own(self._batches, piece), piece.firsts == 0
+            for field, none in _FIELDS:
+                last = carrying.last_of_batches(found[field], none, piece.counts)
+                begins = carrying.chain(last, none, self._runs(piece), self._state(field))
+                self._begins[field, piece.batches[heads]] = begins[heads]
         self._known[chosen] = True
+        self._ahead = np.flatnonzero(marks)
         self._ends = self._last
-        self._last = carrying.Last(*before)
+        self._last = before
 
 
 def own(batches: Batches, piece: Slice) -> list[Ints]:

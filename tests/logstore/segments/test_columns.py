@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from logstore.batch import RunKey
+from logstore.segments.carry import Carry
+from logstore.segments.columns import record_batches
+from logstore.segments.levels import find_levels
+from logstore.segments.prefixes import prefixes
+from logstore.segments.schema import LEVELS, SCHEMA
+from logstore.segments.slices import Limits
+from logstore.segments.times import NO_TIME, find_times
+from tests.batches import MemoryBatches, make_batches
+from tests.logstore.segments.corpora import LINES, many_batches
+from tests.logstore.segments.model import Row, by_identity, level_of, rows_of, time_of
+
+A = RunKey("svc.a", "1")
+LIMITS = st.builds(Limits, st.sampled_from([1, 40, 1 << 20]), st.sampled_from([1, 3, 1 << 18]))
+
+
+def rows_from(table: pa.Table) -> list[Row]:
+    columns = [table[name].to_pylist() for name in table.column_names if name != "ts"]
+    columns.insert(1, table["ts"].cast(pa.int64()).to_pylist())
+    columns[7] = [message.encode() for message in columns[7]]
+    columns[8] = [None if a is None else dict(a) for a in columns[8]]
+    return [Row(*values) for values in zip(*columns, strict=True)]
+
+
+def table_of(batches: MemoryBatches, limits: Limits | None = None) -> pa.Table:
+    found = list(record_batches(batches, Carry(), limits=limits))
+    return pa.Table.from_batches(found, SCHEMA)
+
+
+@settings(deadline=None)
+@given(many_batches(), LIMITS)
+def test_rows_are_those_of_the_plain_model(batches: MemoryBatches, limits: Limits) -> None:
+    table = table_of(batches, limits)
+    table.validate(full=True)
+    assert rows_from(table) == rows_of(batches)
+
+
+@settings(deadline=None)
+@given(many_batches(repeat=False), st.integers(0, 12))
+def test_the_carry_takes_times_and_levels_over_a_cut(batches: MemoryBatches, cut: int) -> None:
+    pos = int(batches.rows["pos"][cut]) if cut < len(batches.rows) else 1 << 40
+    carry, rows = Carry(), []
+    for part in (batches.part(0, pos), batches.part(pos, 1 << 41)):
+        for found in record_batches(part, carry, save=True):
+            rows += rows_from(pa.Table.from_batches([found]))
+    assert sorted(rows, key=by_identity) == rows_of(batches)
+
+
+@settings(deadline=None)
+@given(st.lists(LINES, min_size=1, max_size=20))
+def test_detection_is_that_of_the_plain_model(lines: list[str]) -> None:
+    texts = [line.encode() + b"\n" for line in lines]
+    ends = pa.array([sum(map(len, texts[: k + 1])) for k in range(len(texts))]).to_numpy()
+    look = prefixes(b"".join(texts), ends)
+    times = [None if t == NO_TIME else t for t in find_times(look).tolist()]
+    assert times == [time_of(text) for text in texts]
+    levels = [None if n < 0 else LEVELS[n] for n in find_levels(look).tolist()]
+    assert levels == [level_of(text) for text in texts]
+
+
+def test_a_traceback_carries_time_and_level_of_the_line_before_it() -> None:
+    first = b"2024-05-06 07:08:09,010 ERROR failed\nTraceback:\n"
+    second, third = b"  File x\n", b"2024-05-06 07:08:10 done\nmore\n"
+    texts = [(A, (k + 1) << 80, text) for k, text in enumerate((first, second, third))]
+    table = table_of(make_batches("n", texts))
+    assert table["level"].to_pylist() == ["ERROR", "ERROR", "ERROR", None, None]
+    assert [str(t)[11:23] for t in table["ts"].to_pylist()] == [
+        *["07:08:09.010"] * 3,
+        *["07:08:10+00:"] * 2,
+    ]
+
+
+def test_another_run_between_them_does_not_matter_nor_do_slices() -> None:
+    texts = [(A, 1 << 80, b"2024-05-06 07:08:09 WARN x\n"), (RunKey("b", "1"), 2 << 80, b"y\n")]
+    batches = make_batches("n", [*texts, (A, 3 << 80, b"z\n")])
+    for limits in (Limits(), Limits(1, 1)):
+        assert table_of(batches, limits)["level"].to_pylist() == ["WARN", None, "WARN"]
+
+
+def test_the_carry_forgets_the_least_recently_written_run() -> None:
+    carry = Carry(limit=1)
+    runs = [RunKey("svc.a", str(k)) for k in range(2)]
+    entries = [(run, (k + 1) << 80, b"[error] x\n") for k, run in enumerate(runs)]
+    list(record_batches(make_batches("n", entries), carry, save=True))
+    after = [(run, (k + 5) << 80, b"y\n") for k, run in enumerate(runs)]
+    found = pa.Table.from_batches(record_batches(make_batches("n", after), carry))
+    assert found["level"].to_pylist() == [None, "ERROR"]
+
+
+def test_looking_does_not_move_the_carry() -> None:
+    carry = Carry()
+    for _ in range(2):
+        found = list(record_batches(make_batches("n", [(A, 1 << 80, b"x\nFATAL y\n")]), carry))
+        assert found[0]["level"].to_pylist() == [None, "FATAL"]
+
+
+def test_a_line_number_of_more_than_fifteen_bits() -> None:
+    table = table_of(make_batches("n", [(A, 1 << 80, b"\n" * 40_000)]), Limits(rows=1 << 14))
+    assert table["ulid"][-1].as_py() == "00000000010000000000001" + "71Z"
+    assert table["ulid"].to_pylist() == sorted(set(table["ulid"].to_pylist()))
