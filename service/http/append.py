@@ -86,6 +86,7 @@ class AppendRoutes:
         self._counters = counters
         self._fresh_id = fresh_id
         self._routes: dict[bytes, Route] = {}
+        self._small = min(_SMALL, limits.max_body_bytes)
         self._threads = ThreadPoolExecutor(limits.decode_threads, thread_name_prefix="decode")
         self.budget = Budget(limits.in_flight_bytes)
 
@@ -134,7 +135,11 @@ class AppendRoutes:
                 self._counters.disconnects += 1
                 return
             body = message.get("body", b"")
-            if message.get("more_body", False) or len(body) > _SMALL or get(b"content-encoding"):
+            if (
+                message.get("more_body", False)
+                or len(body) > self._small
+                or get(b"content-encoding")
+            ):
                 await self._store_large(route, get, message, receive, send)
             else:
                 self._counters.body_bytes += len(body)

@@ -60,6 +60,19 @@ _FRAMEWORK = {
 }
 
 
+# For errors that bring none of their own.
+_HINTS = {
+    400: "Correct what the message names; what each route takes is at /docs.",
+    404: "Look at the lists: GET /api/v1/services/ingestionPipelines/logs.",
+    409: "Look at the state of the thing, then decide again.",
+    413: "Send it in smaller batches.",
+    422: "Ask for less: a shorter time, one run, a smaller limit.",
+    500: "See the service's log under the request id, and /health/ready.",
+    503: "Try again after the time in Retry-After; sending a batch again under its id is safe.",
+    507: "Try again after the time in Retry-After; sending a batch again under its id is safe.",
+}
+
+
 class HttpError(Exception):
     """A refusal that only HTTP knows: a wrong method, media type or range."""
 
@@ -105,7 +118,8 @@ def problem(error: BaseException, request_id: str) -> Problem:
     extra: dict[str, Any] = {}
     if isinstance(error, errors.InvalidInput) and error.field is not None:
         extra["field"] = error.field
-    built = _problem(status, kind, str(error), error.hint, request_id, extra)
+    hint = error.hint or _HINTS.get(status, "")
+    built = _problem(status, kind, str(error), hint, request_id, extra)
     seconds = _retry_after(error)
     if seconds is not None:
         built.headers.append((b"retry-after", b"%d" % seconds))

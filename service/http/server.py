@@ -1,0 +1,75 @@
+"""uvicorn as we run it: one process, one loop, nothing on the way that an append pays for."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import cast
+
+import uvicorn
+from uvicorn.config import Config
+
+from service.http.app import Application
+
+_BACKLOG = 2048
+
+
+class Server(uvicorn.Server):
+    """A server that leaves signals to whoever runs it: a stop has more to do than uvicorn's."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A bound socket; port 0 takes a free one. Raises `OSError`."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, port))
+    except OSError:
+        bound.close()
+        raise
+    return bound
+
+
+def address(bound: socket.socket) -> str:
+    """The URL under which a socket listens."""
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+@asynccontextmanager
+async def serving(
+    app: Application, bound: socket.socket, *, stop_seconds: float
+) -> AsyncIterator[asyncio.Task[None]]:
+    """Serves while the block runs, and then until the requests at work are answered."""
+    config = Config(
+        cast("uvicorn._types.ASGIApplication", app),
+        loop="none",
+        http="httptools",
+        ws="none",
+        interface="asgi3",
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        proxy_headers=False,
+        server_header=False,
+        backlog=_BACKLOG,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=max(1, round(stop_seconds)),
+    )
+    server = Server(config)
+    task = asyncio.create_task(server.serve(sockets=[bound]), name="http")
+    try:
+        while not server.started and not task.done():
+            await asyncio.sleep(0.001)
+        yield task
+    finally:
+        server.should_exit = True
+        await task
+        app.append.shut()

@@ -1,0 +1,240 @@
+"""A node in memory: the double behind the HTTP doors. It keeps, counts and publishes for real.
+
+Each record has a running number, a run's text is its batches in order of arrival, and
+cursors name the last record seen, as the real node's do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+
+from logstore.batch import RunKey
+from logstore.clock import SystemClock
+from logstore.entropy import system_entropy
+from logstore.errors import BatchConflict, InvalidCursor, NodeNotReady, TailraceError
+from logstore.position import Cursor, Position
+from logstore.ulid import Minter
+from service.incoming import IncomingBatch, Receipt
+from service.tail import Tail, TailLimits
+
+NODE = "node-01"
+FILE = "01HZZZZZZZZZZZZZZZZZZZZZZZ"
+
+
+@dataclass
+class Held:
+    ulid: int
+    pos: int
+    batch: IncomingBatch
+
+
+@dataclass
+class MemoryPage:
+    text: bytes
+    after: str | None
+    total_lines: int
+    total_bytes: int
+    state: str
+    streaming: bool
+
+
+@dataclass
+class MemoryPiece:
+    text: bytes
+    cursor: Cursor
+
+
+@dataclass
+class MemorySize:
+    stored_bytes: int
+    total_bytes: int
+    etag: str | None
+    state: str
+
+
+@dataclass
+class MemorySummary:
+    run: str
+    state: str
+    lines: int
+    bytes: int
+    first_ms: int | None
+    last_ms: int | None
+
+
+def after_record(pos: int) -> Cursor:
+    return Cursor({NODE: Position(FILE, pos)})
+
+
+class MemoryText:
+    """The texts of all runs."""
+
+    def __init__(self) -> None:
+        self.held: dict[RunKey, list[Held]] = {}
+        self.closed: set[RunKey] = set()
+        self.failures: list[TailraceError] = []
+        self.reads = 0
+
+    def whole(self, key: RunKey) -> bytes:
+        return b"".join(held.batch.text for held in self.held.get(key, []))
+
+    def state(self, key: RunKey) -> str:
+        if key in self.closed:
+            return "closed"
+        return "open" if key in self.held else "none"
+
+    async def page(
+        self,
+        key: RunKey,
+        *,
+        after: str | None,
+        limit: int,
+        tail: int | None = None,
+        before: str | None = None,
+    ) -> MemoryPage:
+        lines = (
+            self.whole(key).splitlines(keepends=True)
+            if self.whole(key).isascii()
+            else ([line + b"\n" for line in self.whole(key).split(b"\n")[:-1]])
+        )
+        start = self._start(len(lines), after, limit, tail, before)
+        end = min(start + limit, len(lines))
+        return MemoryPage(
+            text=b"".join(lines[start:end]),
+            after=str(end) if end < len(lines) else None,
+            total_lines=len(lines),
+            total_bytes=len(self.whole(key)),
+            state=self.state(key),
+            streaming=self.state(key) == "open",
+        )
+
+    @staticmethod
+    def _start(
+        total: int, after: str | None, limit: int, tail: int | None, before: str | None
+    ) -> int:
+        if tail is not None:
+            return max(0, total - tail)
+        if before is not None:
+            return max(0, int(before) - limit)
+        if after is not None and not after.isdigit():
+            raise InvalidCursor(f"not a cursor: {after}", field="after")
+        return min(int(after or 0), total)
+
+    async def batches_after(
+        self, key: RunKey, cursor: Cursor | int | None, *, max_bytes: int
+    ) -> Sequence[MemoryPiece]:
+        self.reads += 1
+        if self.failures:
+            raise self.failures.pop(0)
+        held = list(self.held.get(key, []))
+        await asyncio.sleep(0)
+        if not isinstance(cursor, Cursor):
+            return self._from_line(held, cursor or 0)
+        seen = cursor.seen(NODE)
+        news = [h for h in held if h.pos > seen][:3]
+        if not news:
+            return []
+        last = news[-1].pos + news[-1].batch.records - 1
+        return [MemoryPiece(b"".join(h.batch.text for h in news), after_record(last))]
+
+    @staticmethod
+    def _from_line(held: list[Held], line: int) -> Sequence[MemoryPiece]:
+        at = 0
+        for entry in held:
+            lines = entry.batch.text.split(b"\n")[:-1]
+            if at + len(lines) > line:
+                text = b"".join(piece + b"\n" for piece in lines[max(0, line - at) :])
+                return [MemoryPiece(text, after_record(entry.pos + entry.batch.records - 1))]
+            at += len(lines)
+        return []
+
+    async def tail_start(self, key: RunKey, lines: int) -> Cursor | int | None:
+        return max(0, self.whole(key).count(b"\n") - lines)
+
+    async def download(
+        self, key: RunKey, *, offset: int = 0, size: int | None = None
+    ) -> AsyncIterator[bytes]:
+        text = self.whole(key)[offset : None if size is None else offset + size]
+        for start in range(0, len(text), 1000):
+            yield text[start : start + 1000]
+
+    async def size(self, key: RunKey) -> MemorySize:
+        total = len(self.whole(key))
+        closed = key in self.closed
+        # Open, the store holds the first half: what a flush would have brought there.
+        return MemorySize(total if closed else total // 2, total, f"e{total}", self.state(key))
+
+    async def runs(self, fqn: str, limit: int) -> Sequence[MemorySummary]:
+        keys = [key for key in reversed(self.held) if key.fqn == fqn]
+        return [self._summary(key) for key in keys[:limit]]
+
+    def _summary(self, key: RunKey) -> MemorySummary:
+        text = self.whole(key)
+        return MemorySummary(key.run, self.state(key), text.count(b"\n"), len(text), 1, 2)
+
+    async def pipelines(self) -> Sequence[str]:
+        return sorted({key.fqn for key in self.held})
+
+
+@dataclass
+class MemoryNode:
+    """Takes batches at once, or after `delay` (set by a test) is done."""
+
+    limits: TailLimits = field(default_factory=TailLimits)
+    text: MemoryText = field(default_factory=MemoryText)
+    ready: bool = True
+    refusal: Exception | None = None
+    gate: asyncio.Event | None = None
+
+    def __post_init__(self) -> None:
+        self.tail = Tail(NODE, self.limits)
+        self.batches: list[IncomingBatch] = []
+        self.next_pos = 0
+        self._minter = Minter(SystemClock(), system_entropy())
+        self._known: dict[tuple[RunKey, int], Held] = {}
+
+    def problems(self) -> Sequence[str]:
+        return [] if self.ready else ["the node is starting"]
+
+    async def append(self, batch: IncomingBatch) -> Receipt:
+        if self.gate is not None:
+            await self.gate.wait()
+        if not self.ready:
+            raise NodeNotReady("the node is stopping")
+        if self.refusal is not None:
+            raise self.refusal
+        ulid = self._minter.mint(batch.above) if batch.ulid is None else batch.ulid
+        known = self._known.get((batch.key, ulid))
+        if known is not None and known.batch.text != batch.text:
+            raise BatchConflict("known with other bytes")
+        last = ulid + batch.records - 1
+        if known is not None:
+            return Receipt(ulid, batch.records, True, batch.durability, last)
+        self._keep(batch, ulid)
+        return Receipt(ulid, batch.records, False, batch.durability, last)
+
+    def _keep(self, batch: IncomingBatch, ulid: int) -> None:
+        held = self._known[batch.key, ulid] = Held(ulid, self.next_pos, batch)
+        self.next_pos += batch.records
+        self.batches.append(batch)
+        self.text.held.setdefault(batch.key, []).append(held)
+        if batch.key in self.tail.watched:
+            last = Position(FILE, self.next_pos - 1)
+            self.tail.publish(batch.key, batch.text, batch.records, batch.lines, last)
+
+    async def close_run(self, key: RunKey) -> str:
+        self.text.closed.add(key)
+        self.tail.ended(key)
+        return "closed"
+
+    async def delete_run(self, key: RunKey) -> None:
+        self.text.held.pop(key, None)
+        self.tail.ended(key)
+
+    async def delete_pipeline(self, fqn: str) -> Sequence[str]:
+        gone = [key for key in self.text.held if key.fqn == fqn]
+        for key in gone:
+            await self.delete_run(key)
+        return [key.run for key in gone]

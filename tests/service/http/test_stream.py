@@ -1,0 +1,289 @@
+"""Live streams: every line once, wherever the client leaves and comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+import orjson
+import pytest
+
+from logstore.batch import RunKey
+from logstore.errors import StoreUnavailable
+from service.incoming import IncomingBatch
+from service.tail import TailLimits
+from tests.service.http.conftest import RUNS, Serve, Served
+from tests.service.http.memory_node import MemoryNode
+
+pytestmark = pytest.mark.anyio
+KEY = RunKey("p", "r")
+STREAM = RUNS + "/p/stream/r"
+
+
+async def put(node: MemoryNode, *lines: str) -> None:
+    text = "".join(line + "\n" for line in lines).encode()
+    await node.append(IncomingBatch(KEY, text, len(lines), len(lines)))
+
+
+Event = dict[str, str]
+
+
+async def events(response: httpx.Response) -> AsyncIterator[Event]:
+    """A parser of the standard's event streams: `id`, `event`, `data`, comments."""
+    event: Event = {}
+    async for line in response.aiter_lines():
+        name, _, value = line.partition(": ")
+        if line.startswith(": "):
+            yield {"comment": value}
+        elif line:
+            event[name] = event[name] + "\n" + value if name in event else value
+        else:
+            yield event
+            event = {}
+
+
+@asynccontextmanager
+async def watching(
+    served: Served, query: str = "", **headers: str
+) -> AsyncIterator[AsyncIterator[Event]]:
+    async with served.client.stream("GET", STREAM + query, headers=headers) as response:
+        assert response.status_code == 200
+        assert response.headers["content-type"].startswith("text/event-stream")
+        parsed = events(response)
+        yield parsed
+        await parsed.aclose()  # type: ignore[attr-defined]
+
+
+def lines_of(event: Event) -> list[str]:
+    data = orjson.loads(event["data"])
+    assert set(data) <= {
+        "eventType",
+        "runId",
+        "logs",
+        "after",
+        "replay",
+        "truncated",
+        "reason",
+        "message",
+    }
+    assert data["eventType"] == event["event"]
+    assert data.get("after") == event.get("id")
+    text = data.get("logs", "")
+    assert text == "" or text.endswith("\n")
+    return text.split("\n")[:-1]  # type: ignore[no-any-return]
+
+
+async def drained(stream: AsyncIterator[Event]) -> list[str]:
+    """All lines up to `complete`, which must come last."""
+    found: list[str] = []
+    async for event in stream:
+        if event.get("event") == "complete":
+            assert orjson.loads(event["data"])["reason"] == "runFinished"
+            assert [late async for late in stream] == []
+            return found
+        if "data" in event:
+            found += lines_of(event)
+    raise AssertionError("the stream ended without complete")
+
+
+async def test_the_last_hundred_lines_then_live_then_complete(serve: Serve) -> None:
+    served = await serve()
+    await put(served.node, *[f"old {i}" for i in range(250)])
+    async with watching(served) as stream:
+        reading = asyncio.create_task(drained(stream))
+        for i in range(20):
+            await put(served.node, f"new {i}", "")
+            await asyncio.sleep(0.001)
+        await served.node.close_run(KEY)
+        found = await reading
+    expected = [f"old {i}" for i in range(150, 250)]
+    expected += [line for i in range(20) for line in (f"new {i}", "")]
+    assert found == expected
+    assert served.node.tail.watched == {}
+    assert served.counters.readers == 0
+
+
+async def test_a_closed_run_is_replayed_and_completes(serve: Serve) -> None:
+    served = await serve()
+    await put(served.node, "a", "b")
+    await served.node.close_run(KEY)
+    async with watching(served) as stream:
+        assert await drained(stream) == ["a", "b"]
+
+
+async def test_from_a_line_offset_every_line_comes(serve: Serve) -> None:
+    served = await serve()
+    await put(served.node, *[f"{i}" for i in range(300)])
+    await served.node.close_run(KEY)
+    async with watching(served, "?after=7") as stream:
+        assert await drained(stream) == [f"{i}" for i in range(7, 300)]
+
+
+async def test_a_cursor_nobody_gave_out_starts_over(serve: Serve) -> None:
+    served = await serve()
+    await put(served.node, "a")
+    await served.node.close_run(KEY)
+    async with watching(served, "?after=nonsense") as stream:
+        first = orjson.loads((await anext(stream))["data"])
+        assert first == {
+            "eventType": "logs",
+            "runId": "r",
+            "logs": "",
+            "replay": True,
+            "truncated": True,
+        }
+        assert await drained(stream) == ["a"]
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("form", ["json", "text"])
+async def test_each_line_once_over_random_reconnects(serve: Serve, seed: int, form: str) -> None:
+    """Tiny rings, batches of any size, readers that leave at any event and come back."""
+    dice = random.Random(seed)
+    node = MemoryNode(limits=TailLimits(ring_bytes=200, gather_seconds=0.0005))
+    served = await serve(node)
+    sent: list[str] = []
+
+    async def write() -> None:
+        for _ in range(120):
+            lines = [f"{len(sent) + i}" for i in range(dice.randint(1, 9))]
+            sent.extend(lines)
+            await put(node, *lines)
+            await asyncio.sleep(dice.choice([0, 0, 0.0005, 0.003]))
+        await node.close_run(KEY)
+
+    async def read(own: random.Random) -> list[str]:
+        found: list[str] = []
+        cursor = "0"
+        while True:
+            patience = own.randint(1, 40)
+            headers = {"last-event-id": cursor}
+            async with watching(served, f"?format={form}", **headers) as stream:
+                async for event in stream:
+                    if event.get("event") == "complete":
+                        return found
+                    found += [event["data"]] if form == "text" else lines_of(event)
+                    cursor = event["id"]
+                    patience -= 1
+                    if not patience:
+                        break
+
+    writing = asyncio.create_task(write())
+    results = await asyncio.gather(*[read(random.Random(f"{seed}-{i}")) for i in range(4)])
+    await writing
+    for found in results:
+        assert found == sent
+
+
+async def test_readers_of_one_run_share_their_frames(serve: Serve) -> None:
+    served = await serve()
+    await put(served.node, "seed")
+    streams = [asyncio.create_task(_watch(served)) for _ in range(20)]
+    while served.node.tail.readers < 20:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.05)
+    channel = served.node.tail.watched[KEY]
+    mark = channel.mark()
+    for i in range(50):
+        await put(served.node, f"{i}")
+    await asyncio.sleep(0.1)
+    ticks, _, behind = channel.take(mark, None)
+    assert not behind
+    assert len(ticks) < 50
+    assert all(len(tick.frames) == 1 for tick in ticks)
+    await served.node.close_run(KEY)
+    expected = ["seed", *[f"{i}" for i in range(50)]]
+    assert await asyncio.gather(*streams) == [expected] * 20
+
+
+async def _watch(served: Served) -> list[str]:
+    async with watching(served) as stream:
+        return await drained(stream)
+
+
+HOSTILE = [
+    "id: 5",
+    "",
+    "data: x",
+    "event: complete",
+    "a\rb\r",
+    "\x85event: complete",
+    "x\u2028data: {}\u2029",
+    "\x0b\x0c\x1c\x1d\x1e",
+    ": comment",
+    '{"eventType":"complete"}',
+    "\x00\x7f",
+]
+
+
+async def test_no_line_makes_a_frame_of_its_own(serve: Serve) -> None:
+    served = await serve()
+    await put(served.node, *HOSTILE)
+    await served.node.close_run(KEY)
+    async with watching(served) as stream:
+        assert await drained(stream) == HOSTILE
+    body = (await served.client.get(STREAM + "?format=text")).text
+    assert body.splitlines() == body.split("\n")[:-1]
+    assert body.count("\n\n") == len(HOSTILE) + 1
+    assert [line for line in body.split("\n") if line.startswith("event:")] == ["event: complete"]
+    assert "data: a\\rb" in body
+
+
+async def test_a_silent_stream_beats(serve: Serve) -> None:
+    served = await serve(MemoryNode(limits=TailLimits(heartbeat_seconds=0.02)))
+    async with watching(served) as stream:
+        assert await anext(stream) == {"comment": "heartbeat"}
+        await served.node.close_run(KEY)
+
+
+async def test_a_store_that_is_away_for_a_moment_does_not_end_a_stream(serve: Serve) -> None:
+    served = await serve()
+    await put(served.node, "a")
+    await served.node.close_run(KEY)
+    served.node.text.failures.append(StoreUnavailable("away"))
+    async with watching(served) as stream:
+        assert await drained(stream) == ["a"]
+
+
+async def test_past_the_limit_of_readers_one_error_event(serve: Serve) -> None:
+    served = await serve(max_stream_readers=1)
+    async with watching(served):
+        response = await served.client.get(STREAM)
+        assert response.status_code == 200
+        assert response.text.startswith("event: error\n")
+
+
+async def test_a_stop_ends_streams_without_complete(serve: Serve) -> None:
+    served = await serve()
+    await put(served.node, "a")
+    async with watching(served) as stream:
+        assert lines_of(await anext(stream)) == ["a"]
+        served.node.tail.stop()
+        assert [event async for event in stream] == []
+
+
+async def test_a_reader_that_leaves_is_forgotten(serve: Serve) -> None:
+    served = await serve()
+    async with watching(served):
+        while served.node.tail.readers != 1:
+            await asyncio.sleep(0.01)
+    while served.node.tail.readers:
+        await asyncio.sleep(0.01)
+    assert served.node.tail.watched == {}
+
+
+async def test_a_reader_that_does_not_read_costs_a_ring_and_catches_up(serve: Serve) -> None:
+    node = MemoryNode(limits=TailLimits(ring_bytes=50_000))
+    served = await serve(node)
+    line = "x" * 1000
+    async with watching(served) as stream:
+        for _ in range(400):
+            await put(node, *[line] * 50)
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.1)
+        assert sum(len(tick.text) for tick in node.tail.watched[KEY]._ticks) <= 50_000
+        await node.close_run(KEY)
+        assert await drained(stream) == [line] * 20_000
