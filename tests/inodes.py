@@ -46,6 +46,13 @@ class Inode:
         self._durable = bytearray(durable)
         self._pending: list[Write | Cut] = []
 
+    def __deepcopy__(self, memo: dict[int, object]) -> Inode:
+        twin = Inode(bytes(self._durable), self.modified_ns, self.number)
+        twin.current = self.current.copy()
+        twin._pending = self._pending.copy()
+        memo[id(self)] = twin
+        return twin
+
     def append(self, data: bytes) -> None:
         change = Write(len(self.current), data)
         _apply(change, self.current)
