@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 from deltalake import CommitProperties, DeltaTable
 from deltalake.exceptions import DeltaError
@@ -38,6 +39,21 @@ class Table:
         except NotFound:
             return Snapshot(self.uri)
         return Snapshot(self.uri, delta.version(), delta)
+
+    def snapshot_at(self, now_ms: int) -> Snapshot:
+        """The version that was the newest at `now_ms` (by the committers' clocks).
+
+        The empty one if there was none yet. Raises `StoreUnavailable`.
+        """
+        found = self.snapshot()
+        if found.delta is None:
+            return found
+        with reading(self.uri):
+            found.delta.load_as_version(datetime.fromtimestamp(now_ms / 1000, UTC))
+            made = found.delta.history(1)[0]["timestamp"]
+        if made > now_ms:  # before its first version delta-rs gives the first
+            return Snapshot(self.uri)
+        return Snapshot(self.uri, found.delta.version(), found.delta)
 
     def create(self) -> Snapshot:
         """The newest version, of a table that is made if need be; racing creators are safe."""

@@ -56,6 +56,6 @@ def test_partitions_read_as_date_and_number_from_the_path(
     )
     pattern = f"{table.uri}/date=*/hour=*/*.parquet"
     rows = duckdb.sql(
-        f"SELECT DISTINCT date, CAST(hour AS INT) FROM read_parquet('{pattern}')"  # noqa: S608
+        f"SELECT DISTINCT date, CAST(hour AS INT) FROM read_parquet('{pattern}')"
     ).fetchall()
     assert rows == [(date(2026, 11, 21), 12)]

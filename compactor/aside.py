@@ -1,0 +1,33 @@
+"""Segments that cannot be read, marked so that every reader takes them as empty.
+
+`segments/.aside/{node}/{seq}`: JSON with `reason` and the ULID `version`. The segment stays
+at its key: `verify --repair` brings it back by removing the marker.
+"""
+
+from __future__ import annotations
+
+import orjson
+
+from logstore import keys
+from logstore.errors import OutcomeUnknown, PreconditionFailed
+from logstore.objects.store import ObjectStore
+
+
+async def markers(store: ObjectStore, node: str) -> set[int]:
+    """Sequences of the node's segments that are set aside. Raises `StoreUnavailable`."""
+    prefix = keys.aside(node, 0).rsplit("/", 1)[0] + "/"
+    names = [info.key.rsplit("/", 1)[1] async for info in store.list(prefix)]
+    return {int(name) for name in names if name.isdecimal()}
+
+
+async def set_aside(store: ObjectStore, node: str, seq: int, *, reason: str, version: str) -> None:
+    """Marks the segment; an older marker keeps its reason. Raises `StoreUnavailable`."""
+    body = orjson.dumps({"reason": reason, "version": version})
+    while True:
+        try:
+            await store.put(keys.aside(node, seq), body, if_absent=True)
+        except PreconditionFailed:
+            return
+        except OutcomeUnknown:
+            continue  # the next put says whether it is there
+        return

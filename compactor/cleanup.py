@@ -1,0 +1,81 @@
+"""Removing what nobody needs any more: consumed segments, orphans, what crashed jobs left.
+
+A segment goes when the table has held it for the grace, which is longer than any query,
+and its lines are in their runs' texts. `low` in the node's text mark is raised first, so
+that whoever comes late sees that it is late. Lowest first: a crash leaves no hole. A
+segment that is set aside stays, since it may be repaired.
+
+Files of the table go when they are 24 h old and no version of the last 24 h has them; no
+job commits files half as old.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from compactor.compaction import Compactor
+from compactor.place import STAGING
+from compactor.plan import StoredSegment, nodes_of, segments_of
+from compactor.report import Report
+from logstore import keys, ulid
+from logstore.errors import InvalidInput
+from logstore.runs.textmark import raise_text_mark, read_text_mark
+
+ORPHAN_HOURS = 24
+_STAGING = f"{keys.TABLE}/{STAGING}/"
+
+
+async def clean_up(compactor: Compactor, report: Report) -> None:
+    """All of it. Raises `StoreUnavailable`, `Damaged`."""
+    with report.timed("cleanup", compactor.clock):
+        report.segments_removed += await remove_segments(compactor)
+        report.orphans_removed += await remove_orphans(compactor)
+
+
+async def remove_segments(compactor: Compactor) -> int:
+    """Removes segments that table and texts have, and gives their number."""
+    since = compactor.clock.now_ms() - int(compactor.limits.grace_seconds * 1000)
+    settled = await asyncio.to_thread(compactor.table.snapshot_at, since)
+    removed = 0
+    for node in await nodes_of(compactor.store):
+        mark = min(settled.mark(node), (await read_text_mark(compactor.store, node)).seq)
+        segments = await segments_of(compactor.store, node)
+        consumed = [s for s in segments if s.seq <= mark and not s.aside]
+        if consumed:
+            await _remove(compactor, node, mark, consumed)
+        removed += len(consumed)
+    return removed
+
+
+async def _remove(
+    compactor: Compactor, node: str, mark: int, consumed: Sequence[StoredSegment]
+) -> None:
+    def fresh_id() -> str:
+        return ulid.encode(ulid.fresh(compactor.clock, compactor.entropy))
+
+    await raise_text_mark(compactor.store, node, fresh_id=fresh_id, low=mark + 1)
+    compactor.reached("low raised")
+    for segment in consumed:
+        await compactor.store.delete([segment.key])
+        compactor.reached("segment removed")
+
+
+async def remove_orphans(compactor: Compactor) -> int:
+    """Removes files of no version and of jobs that are long dead, and gives their number."""
+    paths = await asyncio.to_thread(compactor.table.orphans, ORPHAN_HOURS)
+    gone = [f"{keys.TABLE}/{path}" for path in paths]
+    oldest = compactor.clock.now_ms() - ORPHAN_HOURS * 3_600_000
+    async for job in compactor.store.folders(_STAGING):
+        if _time_ms(job) < oldest:
+            gone += [info.key async for info in compactor.store.list(f"{_STAGING}{job}/")]
+    await compactor.store.delete(gone)
+    return len(gone)
+
+
+def _time_ms(job: str) -> int:
+    """When the job began; a folder that no job made is as old as time."""
+    try:
+        return ulid.time_ms(ulid.decode(job))
+    except InvalidInput:
+        return 0

@@ -1,0 +1,96 @@
+"""The Spark job: segments in, one sorted file per time bucket out, each record once.
+
+Lines are shuffled once, by bucket. A comparison of the ULID with the bounds gives the
+bucket; there is no sampling pass and no Python in the executors. Inside a bucket one sort
+by (fqn, run_id, ulid) serves both the removal of duplicates and the order of the file.
+Duplicates fall to an aggregation over that order, which looks at one record at a time: a
+window function would buffer a whole run.
+
+What the table already holds is read as keys only (`held`), from the files whose ULID
+bounds meet the input's, goes through the same shuffle, and takes its copies with it.
+
+Output is `part-{bucket:05d}-….parquet` in a folder of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's users know
+
+from compactor.merge_input import MergeInput
+from logstore import ulid
+from logstore.runs.deletion import Deletion
+
+KEY = ("fqn", "run_id", "ulid")
+_SCHEMA = (
+    "ulid string, ts timestamp, fqn string, run_id string, pos long, level string,"
+    " connector_id string, message string, attributes map<string,string>"
+)
+_COLUMNS = [column.split()[0] for column in _SCHEMA.split(", ")]
+_REST = [name for name in _COLUMNS if name not in KEY]
+
+
+def merge(spark: SparkSession, work: MergeInput, folder: str) -> int:
+    """Writes the merged lines below `folder` and gives the number of those left out as deleted."""
+    lines = spark.read.schema(_SCHEMA).parquet(*work.segments)
+    kept = _without(spark, lines, work.deletions)
+    deleted = lines.count() - kept.count() if work.deletions else 0
+    merged = _with_held(spark, kept, work) if work.held else _once(_spread(kept, work.bounds))
+    merged.select(_COLUMNS).write.parquet(folder)
+    return deleted
+
+
+def _once(spread: DataFrame) -> DataFrame:
+    return spread.groupBy(*KEY, "bucket").agg(*_firsts())
+
+
+def _with_held(spark: SparkSession, lines: DataFrame, work: MergeInput) -> DataFrame:
+    """The lines that the table has not."""
+    low, high = ulid.encode(work.low), ulid.encode(work.high)
+    keys = spark.read.schema(_SCHEMA).parquet(*work.held).where(F.col("ulid").between(low, high))
+    both = lines.withColumn("held", F.lit(False)).unionByName(
+        keys.select(*KEY, F.lit(True).alias("held")),
+        allowMissingColumns=True,
+    )
+    grouped = _spread(both, work.bounds).groupBy(*KEY, "bucket")
+    return grouped.agg(F.max("held").alias("held"), *_firsts()).where(~F.col("held"))
+
+
+def _firsts() -> list[Column]:
+    return [F.first(name).alias(name) for name in _REST]
+
+
+def _spread(lines: DataFrame, bounds: Sequence[int]) -> DataFrame:
+    texts = [ulid.encode(bound) for bound in bounds]
+    bucket = _bucket(F.col("ulid"), texts, 0, len(texts) - 1)
+    return lines.withColumn("bucket", bucket).repartitionById(len(texts), "bucket")
+
+
+def _bucket(column: Column, bounds: Sequence[str], low: int, high: int) -> Column:
+    """The index of the last bound at or below the column, by halving."""
+    if low == high:
+        return F.lit(low)
+    middle = (low + high + 1) // 2
+    below = _bucket(column, bounds, low, middle - 1)
+    return F.when(column < bounds[middle], below).otherwise(_bucket(column, bounds, middle, high))
+
+
+def _without(spark: SparkSession, lines: DataFrame, deletions: Sequence[Deletion]) -> DataFrame:
+    """The lines without those at or below the deletion of their run or pipeline."""
+    runs = [(d.fqn, d.run, ulid.encode(d.t)) for d in deletions if d.run is not None]
+    pipelines = [(d.fqn, ulid.encode(d.t)) for d in deletions if d.run is None]
+    if runs:
+        gone = spark.createDataFrame(runs, "fqn string, run_id string, t string")
+        lines = _anti(lines, gone, ["fqn", "run_id"])
+    if pipelines:
+        lines = _anti(lines, spark.createDataFrame(pipelines, "fqn string, t string"), ["fqn"])
+    return lines
+
+
+def _anti(lines: DataFrame, gone: DataFrame, names: Sequence[str]) -> DataFrame:
+    match = lines["ulid"] <= gone["t"]
+    for name in names:
+        match = match & (lines[name] == gone[name])
+    return lines.join(F.broadcast(gone), match, "left_anti")

@@ -1,0 +1,24 @@
+"""What a merge is given: plain values, so that planning one needs no Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from logstore.runs.deletion import Deletion
+
+
+@dataclass(frozen=True, slots=True)
+class MergeInput:
+    """One merge.
+
+    `segments` are addresses of segments, `held` of table files that may hold the same
+    records, `bounds` the lowest ULID of each bucket, `low` and `high` the input's ULIDs.
+    """
+
+    segments: Sequence[str]
+    held: Sequence[str]
+    bounds: Sequence[int]
+    deletions: Sequence[Deletion]
+    low: int
+    high: int

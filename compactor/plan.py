@@ -1,0 +1,133 @@
+"""Which segments are next: those above the table's marks, each node's in sequence.
+
+A missing number ends a node's turn: what is behind it waits. If what is behind it has
+waited for long, that is an alarm, and still never skipped. Segments are taken in order
+of their upload over all nodes, so that copies of a batch mostly meet in one merge, and
+only as many at once as the limit allows, so that a backlog of any size needs no more
+memory than a small one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from compactor import aside
+from logstore import keys
+from logstore.errors import UnsupportedVersion
+from logstore.names import decode
+from logstore.objects.store import ObjectStore
+from logstore.table.snapshot import Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSegment:
+    """A segment as it stands in the listing; `size` in bytes."""
+
+    node: str
+    seq: int
+    key: str
+    size: int
+    modified_ms: int
+    aside: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to take in next, planned from `snapshot`; each node's segments begin at its mark."""
+
+    snapshot: Snapshot
+    segments: tuple[StoredSegment, ...]
+    alarms: tuple[str, ...]
+
+
+async def nodes_of(store: ObjectStore) -> list[str]:
+    """Nodes that have segments in the store. Raises `StoreUnavailable`, `UnsupportedVersion`."""
+    found = [name async for name in store.folders(keys.SEGMENTS) if not name.startswith(".")]
+    return [_node(name) for name in found]
+
+
+async def segments_of(store: ObjectStore, node: str) -> list[StoredSegment]:
+    """The node's segments, lowest first. Raises `StoreUnavailable`."""
+    set_aside = await aside.markers(store, node)
+    found = []
+    async for info in store.list(keys.segments_of(node)):
+        parsed = keys.parse_segment(info.key)
+        if parsed is not None:
+            seq = parsed[1]
+            marked = seq in set_aside
+            found.append(StoredSegment(node, seq, info.key, info.size, info.modified_ms, marked))
+    return sorted(found, key=lambda segment: segment.seq)
+
+
+def choose(
+    snapshot: Snapshot,
+    listed: Mapping[str, Sequence[StoredSegment]],
+    *,
+    batch_bytes: int,
+    gap_before_ms: int,
+) -> Plan:
+    """The next segments of all nodes, at least one and then at most `batch_bytes`.
+
+    A gap is an alarm if the segment behind it was uploaded before `gap_before_ms`.
+    """
+    ready: list[StoredSegment] = []
+    alarms: list[str] = []
+    for node, segments in listed.items():
+        mark = snapshot.mark(node)
+        waiting = [segment for segment in segments if segment.seq > mark]
+        run = _unbroken(waiting, mark)
+        ready += run
+        if len(run) < len(waiting) and waiting[len(run)].modified_ms < gap_before_ms:
+            alarms.append(_gap(node, mark + len(run), waiting[len(run)]))
+    return Plan(snapshot, tuple(_within(ready, batch_bytes)), tuple(alarms))
+
+
+def _unbroken(waiting: Sequence[StoredSegment], mark: int) -> list[StoredSegment]:
+    """The first of them that follow the mark one by one."""
+    return [s for index, s in enumerate(waiting) if s.seq == mark + index + 1]
+
+
+def _within(ready: list[StoredSegment], batch_bytes: int) -> list[StoredSegment]:
+    ready.sort(key=_upload_order(ready))
+    total, taken = 0, 0
+    for segment in ready:
+        total += segment.size
+        if taken and total > batch_bytes:
+            break
+        taken += 1
+    return ready[:taken]
+
+
+def _upload_order(ready: Sequence[StoredSegment]) -> Order:
+    """By time of upload, yet never a node's segment before the one below it."""
+    latest: dict[str, int] = {}
+    place: dict[tuple[str, int], int] = {}
+    for segment in ready:
+        at = max(latest.get(segment.node, 0), segment.modified_ms)
+        latest[segment.node] = place[segment.node, segment.seq] = at
+    return Order(place)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A sort key that keeps each node's sequence."""
+
+    place: Mapping[tuple[str, int], int]
+
+    def __call__(self, segment: StoredSegment) -> tuple[int, str, int]:
+        return self.place[segment.node, segment.seq], segment.node, segment.seq
+
+
+def _gap(node: str, last: int, behind: StoredSegment) -> str:
+    return (
+        f"segment {last + 1} of {node} is missing, so {behind.seq} and what follows cannot be"
+        " taken in; if the node's disk still has it, start the node"
+    )
+
+
+def _node(component: str) -> str:
+    node = decode(component)
+    if node is None:
+        raise UnsupportedVersion(f"segments/{component} does not name a node")
+    return node

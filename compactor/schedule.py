@@ -1,0 +1,44 @@
+"""Passes: one, or one after another with a Spark that stays warm.
+
+Between passes Spark is kept for `idle_seconds` without work and then stopped, so that a
+quiet store costs no memory.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from compactor.cleanup import clean_up
+from compactor.compaction import Compactor
+from compactor.report import Report
+from logstore.errors import Unavailable
+
+log = logging.getLogger("tailrace.compactor")
+
+
+async def once(compactor: Compactor) -> Report:
+    """Takes in what there is, cleans up, and reports. Raises `Unavailable`, `Damaged`."""
+    report = Report()
+    await compactor.take_in_all(report)
+    await clean_up(compactor, report)
+    return report
+
+
+async def repeat(compactor: Compactor, every: float, emit: Callable[[Report], None]) -> None:
+    """Passes for ever, `every` seconds from the end of one to the start of the next.
+
+    A store that does not answer is tried again at the next pass; other errors end it.
+    """
+    worked = compactor.clock.monotonic()
+    while True:
+        try:
+            report = await once(compactor)
+        except Unavailable as error:
+            log.warning("this pass broke off: %s", error)
+        else:
+            emit(report)
+            worked = compactor.clock.monotonic() if report.commits else worked
+        if compactor.clock.monotonic() - worked >= compactor.limits.idle_seconds:
+            compactor.session.stop()
+        await compactor.clock.sleep(every)
