@@ -54,6 +54,7 @@ async def test_what_a_fault_leaves(
 
 @pytest.mark.parametrize("fault", [Fault.UNKNOWN_DONE, Fault.UNKNOWN_NOT_DONE])
 async def test_a_read_is_never_of_unknown_outcome(inner: ObjectStore, fault: Fault) -> None:
+    await inner.put("k", b"1")
     store = FaultyStore(inner, Schedule({1: fault}))
     with pytest.raises(StoreUnavailable):
         await store.get("k")
