@@ -20,7 +20,7 @@ from logstore.objects.store import Body, ObjectStore
 from logstore.segments import footer as footers
 from logstore.segments import seal
 from logstore.segments.footer import Footer
-from logstore.segments.schema import DICTIONARIES, SCHEMA
+from logstore.segments.schema import SCHEMA
 from logstore.segments.sparse import SparseFile
 
 _TAIL = 64 << 10  # holds the footer of most segments
@@ -104,9 +104,7 @@ async def _tail(store: ObjectStore, key: str, size: int) -> SparseFile:
 
 def _opened(source: pa.NativeFile | SparseFile) -> SegmentFile:
     try:
-        parquet = pq.ParquetFile(
-            source, read_dictionary=DICTIONARIES, page_checksum_verification=True
-        )
+        parquet = pq.ParquetFile(source, page_checksum_verification=True)
         footer = footers.decode(parquet.metadata.metadata)
         _check_shape(parquet, footer)
     except (OSError, pa.ArrowException) as error:

@@ -11,11 +11,11 @@ from tests.batches import Entry, MemoryBatches, make_batches
 
 PIECES = (
     "2024-02-29 12:34:56", "2023-02-29T12:34:56", "2024-13-01 00:00:00", "0000-01-01 00:00:00",
-    "2024/01/02 03:04:05", "9999-12-31 23:59:59", ".123", ",123456789", ".9", "Z", "+01:00", "-0530",
-    "+99:99", "INFO", "WARN", "WARNING", "ERROR", "error", "[info]", "[Error", "level=", "debug",
-    '"level": "', '"', "severity:", "CRITICAL", "FATAL", "TRACES", "XDEBUG", "SEVERE", "notice",
-    ", Info", "\r", " ", "  ", ":", "[", "]", "=", "\t", "x", "é", "🙂", "\x00", "lorem ipsum dolor ",
-    "03-17 16:13:38.811  1702  2395 D ", "\x85", "\u2028", "0", "_", "x" * 90,
+    "2024/01/02 03:04:05", "9999-12-31 23:59:59", ".123", ",123456789", ".9", "Z", "+01:00",
+    "-0530", "+99:99", "INFO", "WARN", "WARNING", "ERROR", "error", "[info]", "[Error", "level=",
+    "debug", '"level": "', '"', "severity:", "CRITICAL", "FATAL", "TRACES", "XDEBUG", "SEVERE",
+    "notice", ", Info", "\r", " ", "  ", ":", "[", "]", "=", "\t", "x", "é", "🙂", "\x00",
+    "lorem ipsum dolor ", "03-17 16:13:38.811  1702  2395 D ", "\x85", "\u2028", "0", "_", "x" * 90,
 )  # fmt: skip
 LINES = st.lists(st.sampled_from(PIECES), max_size=6).map("".join)
 KEYS = st.sampled_from([RunKey("svc.a", "1"), RunKey("svc.a", "2"), RunKey("svc.b/é", "1")])

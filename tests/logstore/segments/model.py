@@ -14,7 +14,8 @@ from tests.batches import MemoryBatches
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 TIME = re.compile(
-    rb"(\d{4})([-/])(\d\d)\2(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?(?:([+-])(\d\d):?(\d\d))?"
+    rb"(\d{4})([-/])(\d\d)\2(\d\d)[ T](\d\d):(\d\d):(\d\d)"
+    rb"(?:[.,](\d{1,9}))?(?:([+-])(\d\d):?(\d\d))?"
 )
 WORD = re.compile(rb"[A-Za-z0-9_]")
 KEY = re.compile(rb'(level|lvl|severity)"?[:=]? ?"?$', re.IGNORECASE)
@@ -117,7 +118,8 @@ def rows_of(batches: MemoryBatches) -> list[Row]:
                 Row(
                     ulid.encode(first + number),
                     times.get(key, (first >> 80) * 1000),
-                    *key,
+                    key.fqn,
+                    key.run,
                     int(batch["pos"]) + number,
                     levels.get(key),
                     batches.connectors[batch["connector"]],
