@@ -1,0 +1,154 @@
+"""What a URL may ask: moments, cursors, parameters, and the refusal of everything else."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from logstore import ulid
+from logstore.errors import InvalidCursor, InvalidInput
+from logstore.position import Cursor, Position
+from service.query import cursor
+from service.query.cursor import RecordKey
+from service.query.request import Matcher, QueryRequest
+from service.query.times import parse_moment
+
+NOW = 1_795_255_200_000
+
+
+def moment(text: str) -> int:
+    return parse_moment(text, now_ms=NOW, field="from")
+
+
+def parse(**parameters: str) -> QueryRequest:
+    start = {"from": parameters.pop("start")} if "start" in parameters else {}
+    return QueryRequest.parse(parameters | start, now_ms=NOW)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0", 0),
+        ("1795255200", NOW),
+        ("1795255200.25", NOW + 250),
+        ("1795255200000", NOW),
+        ("now", NOW),
+        ("now-1h", NOW - 3_600_000),
+        ("now-1d+30m", NOW - 86_400_000 + 1_800_000),
+        ("now+10ms", NOW + 10),
+        ("now 2w", NOW + 1_209_600_000),  # a `+` that nobody quoted
+        ("2026-11-21T10:00:00Z", NOW),
+        ("2026-11-21t10:00:00z", NOW),
+        ("2026-11-21T11:00:00+01:00", NOW),
+        ("2026-11-21T11:00:00 01:00", NOW),
+        ("2026-11-21T04:30:00.1239-05:30", NOW + 123),
+        ("2026-11-21", NOW - 36_000_000),
+        ("0001-01-01", 0),
+        ("now-99999999999w", 0),
+        ("now+99999999999w", ulid.MAX_TIME_MS),
+        (ulid.encode(NOW << 80 | 12345), NOW),
+        (ulid.encode(NOW << 80).lower(), NOW),
+    ],
+)
+def test_moments(text: str, expected: int) -> None:
+    assert moment(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "x", "-5", "1e9", "yesterday", "now-1", "now-1y", "now--1h", "2026-13-01", "2026-02-30",
+     "2026-11-21T10:00:00", "2026-11-21T24:00:00Z", "2026-11-21T10:00:60Z", "2026-11-21 10:00",
+     "2026-11-21T10:00:00+99:00", "01KAJ", "8" * 26, "٣", "2026-11-21T10:00:00Z\n1"],
+)  # fmt: skip
+def test_what_is_no_moment_is_refused_with_its_field(text: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        moment(text)
+    assert caught.value.field == "from"
+    assert caught.value.hint
+
+
+@given(
+    st.datetimes(datetime(1970, 1, 2), datetime(9999, 1, 1)),
+    st.integers(-23 * 60, 23 * 60),
+)
+def test_rfc3339_is_what_python_writes(naive: datetime, minutes: int) -> None:
+    written = naive.replace(tzinfo=UTC).astimezone(timezone(timedelta(minutes=minutes)))
+    passed = written - datetime(1970, 1, 1, tzinfo=UTC)
+    assert moment(written.isoformat()) == passed // timedelta(milliseconds=1)
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_a_moment_or_invalid_input(text: str) -> None:
+    try:
+        assert 0 <= moment(text) <= ulid.MAX_TIME_MS
+    except InvalidInput as error:
+        assert error.field == "from"
+
+
+@given(st.integers(0, (1 << 128) - 1), st.text(), st.text())
+def test_a_cursor_comes_back(value: int, fqn: str, run: str) -> None:
+    key = RecordKey(ulid.encode(value), fqn, run)
+    assert cursor.decode(key.encode()) == key
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["q1.", "q1.AAAA", "q1.W10", "q1.é", "5", "null", Cursor({"n": Position("f", 3)}).encode(),
+     RecordKey("nonsense", "a", "b").encode(), RecordKey("0" * 26, "a", "b").encode()[:-6]],
+)  # fmt: skip
+def test_a_bad_cursor_is_refused(text: str) -> None:
+    with pytest.raises(InvalidCursor) as caught:
+        parse(after=text)
+    assert caught.value.field == "after"
+    assert caught.value.hint
+
+
+def test_without_parameters_the_last_hour_newest_first() -> None:
+    asked = parse()
+    assert asked.low == ulid.lowest_at(NOW - 3_600_000)
+    assert asked.high == (1 << 128) - 1  # ULIDs may lawfully be ahead of now
+    assert asked.descending
+    assert asked.limit is None
+
+
+def test_both_ends_are_inclusive() -> None:
+    asked = parse(start="1795255200000", to="1795255200000")
+    assert (asked.low, asked.high) == (ulid.lowest_at(NOW), ulid.highest_at(NOW))
+
+
+def test_all_parameters() -> None:
+    key = RecordKey("0" * 26, "a", "b")
+    asked = parse(
+        start="0", q="(a+)+$", regex="true", fqn="svc/../p", run="r\0", level="error, fatal",
+        limit="7", order="asc", after=key.encode(), format="text", stats_only="1",
+    )  # fmt: skip
+    assert asked == QueryRequest(
+        matcher=Matcher("(a+)+$", regex=True), fqn="svc/../p", run="r\0",
+        levels=("ERROR", "FATAL"), limit=7, descending=False, after=key, stats_only=True,
+    )  # fmt: skip
+    assert parse(regex="").matcher.regex  # bare, as in OK Log
+    assert not parse(regex="false").matcher.regex
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("level", "LOUD"), ("level", "INFO,"), ("limit", "0"), ("limit", "-1"), ("limit", "x"),
+     ("limit", "9" * 40), ("limit", "²"), ("order", "up"), ("regex", "maybe"), ("fqn", ""),
+     ("run", "x" * 5_000), ("fqn", "\ud800"), ("q", "\udfff"), ("q", "x" * 20_000),
+     ("stats_only", "2"), ("lvl", "INFO")],
+)  # fmt: skip
+def test_bad_values_are_refused_with_field_and_hint(name: str, value: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        parse(**{name: value})
+    assert caught.value.field == name
+    assert caught.value.hint
+
+
+def test_from_after_to_is_refused() -> None:
+    with pytest.raises(InvalidInput) as caught:
+        parse(start="now", to="now-1ms")
+    assert caught.value.field == "from"
+    assert caught.value.hint

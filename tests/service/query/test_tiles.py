@@ -1,0 +1,46 @@
+"""Tiles: no gap, no overlap, in order, and no larger than their budget."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from logstore import ulid
+from service.query.tiles import HOUR_MS, Tile, Tiles, hour_of
+
+BOUNDS = Tile(ulid.lowest_at(5 * HOUR_MS + 17), ulid.highest_at(40 * HOUR_MS + 3))
+
+
+def all_tiles(tiles: Tiles, budget: int) -> list[Tile]:
+    found = []
+    while (tile := tiles.take(budget)) is not None:
+        found.append(tile)
+    return found
+
+
+@given(
+    st.dictionaries(st.integers(0, 60), st.integers(0, 100), min_size=1),
+    st.integers(0, 300),
+    st.booleans(),
+)
+def test_tiles_cover_the_bounds_once_in_order(
+    weights: dict[int, int], budget: int, descending: bool
+) -> None:
+    tiles = all_tiles(Tiles(weights, BOUNDS, descending=descending), budget)
+    forward = tiles[::-1] if descending else tiles
+    assert forward[0].low == BOUNDS.low
+    assert forward[-1].high == BOUNDS.high
+    for earlier, later in zip(forward, forward[1:], strict=False):
+        assert later.low == earlier.high + 1
+        assert earlier.low <= earlier.high
+
+
+@given(st.dictionaries(st.integers(6, 39), st.integers(1, 100), min_size=1), st.integers(0, 300))
+def test_a_tile_is_one_hour_or_within_its_budget(weights: dict[int, int], budget: int) -> None:
+    for tile in all_tiles(Tiles(weights, BOUNDS, descending=True), budget):
+        hours = [h for h in weights if hour_of(tile.low) <= h <= hour_of(tile.high)]
+        assert len(hours) == 1 or sum(weights[h] for h in hours) <= budget
+
+
+def test_where_nothing_is_there_is_no_tile() -> None:
+    assert Tiles({}, BOUNDS, descending=True).take(1) is None
