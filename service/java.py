@@ -36,14 +36,20 @@ def find_java() -> str | None:
     return shutil.which("java")
 
 
-def why_no_spark() -> str | None:
-    """A sentence that says what Spark misses here; None if it can run."""
+def why_no_java() -> str | None:
+    """A sentence that says which Java is missing here; None if there is one for Spark."""
     command = find_java()
     version = java_version(command) if command else None
     if version is None:
         return f"no Java {OLDEST} found"
     if version < OLDEST:
         return f"no Java {OLDEST} found, only Java {version} ({command})"
-    if importlib.util.find_spec("pyspark") is None:
-        return "pyspark is not installed; `make setup` installs it where Java is found"
     return None
+
+
+def why_no_spark() -> str | None:
+    """A sentence that says what Spark misses here; None if it can run."""
+    reason = why_no_java()
+    if reason is None and importlib.util.find_spec("pyspark") is None:
+        return "pyspark is not installed; `make setup` installs it where Java is found"
+    return reason

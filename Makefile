@@ -1,0 +1,66 @@
+# The command list: `make` prints it, CI runs the same commands.
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.PHONY: help setup run dev test check bench demo torture sim lock docs openapi clean
+
+PY := .venv/bin/python
+DATA ?= data
+KILLS ?= 20
+SEED ?=
+BENCH ?=
+ARGS ?=
+
+help: ## This list
+	@awk 'BEGIN {FS = ":.*## "} \
+		/^##@ / {printf "\n%s\n", substr($$0, 5); next} \
+		/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+##@ Use
+setup: ## Make .venv with what running needs, pyspark too where Java 17 is found
+	@.ci/setup run
+
+run: setup ## Serve on 127.0.0.1:8790 with a store under ./data, compacting on a schedule
+	@exec $(PY) -m tailrace serve --data $(DATA) $(ARGS)
+
+demo: setup ## Post 13 logs, kill -9, restart, close, compact twice, compare every byte
+	@$(PY) -m tests.e2e.demo $(ARGS)
+
+##@ Develop
+dev: ## Make .venv with the tools for tests and checks
+	@.ci/setup dev
+
+test: dev ## All tests that this machine can run; CI=true: leaving one out is a failure
+	@$(PY) -m pytest $(ARGS)
+
+check: dev ## Lint, types, layers, Dockerfile, compose file
+	@$(PY) -m ruff check .
+	@$(PY) -m mypy
+	@.venv/bin/lint-imports --no-logo
+	@.venv/bin/hadolint Dockerfile
+	@.venv/bin/yamllint --strict docker-compose.yml
+	@.venv/bin/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
+
+torture: dev ## kill -9 at random moments under load: KILLS=20, SEED=
+	@$(PY) -m tests.e2e.torture --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+sim: dev ## Power cuts at every call of a simulated disk; SEED= picks what the disk kept
+	@$(if $(SEED),TAILRACE_SIM_SEED=$(SEED)) $(PY) -m pytest $(ARGS) \
+		$$(grep -rlE 'import.*PowerCut' tests --include='test_*.py')
+
+bench: dev ## Every figure of the README, or one: BENCH=ingest
+	@for name in $(or $(BENCH),ingest outage live pages compaction query); do \
+		echo "== $$name"; $(PY) -m benchmarks.$$name $(ARGS) || exit 1; done
+
+##@ Maintain
+docs: dev ## Write the reference pages that are made from code
+	@$(PY) -m docs.generate
+
+openapi: dev ## Write openapi.yaml from the app
+	@$(PY) -m service.http.openapi > openapi.yaml.new && mv openapi.yaml.new openapi.yaml
+
+lock: ## Resolve pyproject.toml into requirements/*.txt, with hashes (needs uv)
+	@.ci/lock
+
+clean: ## Remove caches and .venv; data stays
+	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
