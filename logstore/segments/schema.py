@@ -12,7 +12,7 @@ import pyarrow as pa
 
 VERSION: Final = 1
 MAX_TEXT: Final = 8 << 20  # bytes of text in a row group, unless one line is longer
-MAX_ROWS: Final = 1 << 18  # rows in a row group: short lines must not make it large
+MAX_ROWS: Final = 1 << 17  # rows in a row group: short lines must not make it large
 
 LEVELS: Final = ("TRACE", "DEBUG", "INFO", "WARN", "ERROR", "FATAL")
 NAME: Final = pa.dictionary(pa.int32(), pa.string())
