@@ -51,7 +51,8 @@ def download_routes(node: NodeApi) -> APIRouter:
     @router.head("/{fqn}/{runId}/download", include_in_schema=False)
     async def download(fqn: str, runId: str, request: Request) -> Response:  # noqa: N803
         key = run_key(fqn, runId)
-        return answer(node, key, await node.text.size(key), request.headers)
+        response = answer(node, key, await node.text.size(key), request.headers)
+        return _head(response) if request.method == "HEAD" else response
 
     return router
 
@@ -80,6 +81,13 @@ def answer(node: NodeApi, key: RunKey, size: TextSize, headers: Mapping[str, str
     if whole:
         common["content-length"] = str(size.total_bytes)
     return StreamingResponse(text, headers=common, media_type=_TYPE)
+
+
+def _head(response: Response) -> Response:
+    """The same status and headers without reading the text."""
+    head = Response(status_code=response.status_code)
+    head.raw_headers = response.raw_headers
+    return head
 
 
 def _validators(etag: str | None) -> _Validators:

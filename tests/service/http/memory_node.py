@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from logstore.batch import RunKey
 from logstore.clock import SystemClock
 from logstore.entropy import system_entropy
-from logstore.errors import BatchConflict, InvalidCursor, NodeNotReady, TailraceError
+from logstore.errors import BatchConflict, InvalidCursor, NodeNotReady
 from logstore.position import Cursor, Position
 from logstore.ulid import Minter
 from service.incoming import IncomingBatch, Receipt
@@ -74,7 +74,7 @@ class MemoryText:
     def __init__(self) -> None:
         self.held: dict[RunKey, list[Held]] = {}
         self.closed: set[RunKey] = set()
-        self.failures: list[TailraceError] = []
+        self.failures: list[Exception] = []
         self.reads = 0
 
     def whole(self, key: RunKey) -> bytes:
@@ -94,11 +94,9 @@ class MemoryText:
         tail: int | None = None,
         before: str | None = None,
     ) -> MemoryPage:
-        lines = (
-            self.whole(key).splitlines(keepends=True)
-            if self.whole(key).isascii()
-            else ([line + b"\n" for line in self.whole(key).split(b"\n")[:-1]])
-        )
+        if self.failures:
+            raise self.failures.pop(0)
+        lines = [line + b"\n" for line in self.whole(key).split(b"\n")[:-1]]
         start = self._start(len(lines), after, limit, tail, before)
         end = min(start + limit, len(lines))
         return MemoryPage(
