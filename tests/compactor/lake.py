@@ -1,0 +1,155 @@
+"""A store with segments, and a plain model of what its table must hold."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import orjson
+import pyarrow.parquet as pq
+
+from compactor.compaction import Compactor
+from compactor.report import Report
+from compactor.schedule import once
+from compactor.session import Session
+from compactor.settings import Compaction
+from logstore import keys, ulid
+from logstore.batch import RunKey
+from logstore.clock import SystemClock
+from logstore.disk import Disk
+from logstore.entropy import system_entropy
+from logstore.objects.local import LocalStore
+from logstore.runs.deletion import Deletion, encode_deletion
+from logstore.segments.carry import Carry
+from logstore.segments.writer import encode_segment
+from logstore.table.snapshot import Snapshot
+from tests.batches import make_batches
+
+T = TypeVar("T")
+NOON = 1_795_262_400_000  # 2026-11-21T12:00:00Z
+HOUR = 3_600_000
+
+Batch = tuple[RunKey, int, bytes]
+Record = tuple[str, str, str, str]  # fqn, run, ulid, message
+
+
+@dataclass
+class ShiftedClock(SystemClock):
+    """The machine's clock, moved by some milliseconds."""
+
+    shift_ms: int = 0
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self.shift_ms
+
+
+def batch(fqn: str, run: str, at_ms: int, lines: int, *, salt: int = 0, tag: str = "") -> Batch:
+    """A batch of numbered lines; equal arguments give an equal batch."""
+    text = "".join(f"{fqn} {run} {at_ms} {tag}{i}\n" for i in range(lines))
+    return RunKey(fqn, run), ulid.lowest_at(at_ms) | salt << ulid.LINE_BITS, text.encode()
+
+
+def records(batches: Iterable[Batch]) -> set[Record]:
+    """The records of the batches, each once."""
+    return {
+        (key.fqn, key.run, ulid.encode(first + i), line)
+        for key, first, text in batches
+        for i, line in enumerate(text.decode().split("\n")[:-1])
+    }
+
+
+@dataclass
+class Lake:
+    """The store below `data`, as service and compactor lay it out."""
+
+    data: Path
+    clock: ShiftedClock = field(default_factory=ShiftedClock)
+    limits: Compaction = field(default_factory=Compaction)
+    session: Session = field(default_factory=lambda: Session("1g"))
+    reached: Callable[[str], None] = lambda _step: None
+    taken: list[Batch] = field(default_factory=list)
+    _next: dict[str, int] = field(default_factory=dict)
+    _pos: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        root = str(self.data / "store")
+        self.store = LocalStore(root, Disk(), self.clock, system_entropy())
+
+    @property
+    def compactor(self) -> Compactor:
+        return Compactor(
+            self.store,
+            Disk(),
+            self.clock,
+            system_entropy(),
+            self.limits,
+            self.session,
+            self.reached,
+        )
+
+    def put(self, node: str, batches: Sequence[Batch], *, seq: int | None = None) -> str:
+        """Cuts and uploads a segment; gives its key."""
+        number = self._next.get(node, 1) if seq is None else seq
+        self._next[node] = number + 1
+        first = self._pos.get(node, 0)
+        entries = make_batches(node, list(batches), first_pos=first)
+        self._pos[node] = first + sum(text.count(b"\n") for _, _, text in batches)
+        body = encode_segment(entries, node=node, seq=number, carry=Carry()).body
+        key = keys.segment(node, number)
+        self.run(self.store.put(key, body))
+        self.taken += batches
+        return key
+
+    def put_bytes(self, key: str, body: bytes) -> None:
+        self.run(self.store.put(key, body))
+
+    def delete(self, fqn: str, run: str | None, t: int) -> None:
+        deletion = Deletion(fqn, run, t, ulid.encode(1))
+        self.run(self.store.put(deletion.key, encode_deletion(deletion)))
+
+    def text_mark(self, node: str, seq: int) -> None:
+        body = orjson.dumps({"seq": seq, "pos": 0, "low": 0, "version": ulid.encode(1)})
+        self.run(self.store.put(keys.text_mark(node), body))
+
+    def compact(self) -> Report:
+        return self.run(once(self.compactor))
+
+    def run(self, work: Awaitable[T]) -> T:
+        async def awaited() -> T:
+            return await work
+
+        return asyncio.run(awaited())
+
+    def keys(self, prefix: str) -> list[str]:
+        async def listed() -> list[str]:
+            return [info.key async for info in self.store.list(prefix)]
+
+        return self.run(listed())
+
+    def snapshot(self) -> Snapshot:
+        return self.compactor.table.snapshot()
+
+    def table(self) -> list[Record]:
+        """All records of the table, after checking that each file is as it must be."""
+        found: list[Record] = []
+        for file in self.snapshot().files:
+            rows = pq.ParquetFile(file.uri).read(["fqn", "run_id", "ulid", "message"]).to_pylist()
+            content = [(r["fqn"], r["run_id"], r["ulid"], r["message"]) for r in rows]
+            assert [r[:3] for r in content] == sorted(r[:3] for r in content)
+            assert file.rows == len(content) > 0
+            assert file.path.startswith(f"date={file.date}/hour={file.hour:02}/")
+            ids = sorted(r[2] for r in content)
+            assert file.ulids == (ids[0], ids[-1])
+            hours = {ulid.time_ms(ulid.decode(i)) // HOUR % 24 for i in ids}
+            assert hours == {file.hour}
+            found += content
+        return found
+
+    def holds(self, expected: Iterable[Batch]) -> None:
+        """The table has each record of the batches once and nothing else."""
+        found = self.table()
+        assert len(found) == len(set(found))
+        assert set(found) == records(expected)

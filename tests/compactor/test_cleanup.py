@@ -1,0 +1,111 @@
+"""What is removed, when, and in which order. No Spark: the table is moved by hand."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from compactor.cleanup import remove_orphans, remove_segments
+from compactor.settings import Compaction
+from logstore import keys, ulid
+from logstore.clock import SystemClock
+from logstore.runs.textmark import read_text_mark
+from logstore.table.commit import Advance, commit_segments
+from tests.compactor.lake import HOUR, NOON, Lake, batch
+
+
+def consumed(lake: Lake, *, segments: int, mark: int, text: int) -> Lake:
+    for i in range(segments):
+        lake.put("n", [batch("f", "r", NOON + i, 3)])
+    table = lake.compactor.table
+    clock = SystemClock()
+    commit_segments(table, table.create(), [], [Advance("n", 1, mark)], job="J", clock=clock)
+    lake.text_mark("n", text)
+    return lake
+
+
+def left(lake: Lake) -> list[int]:
+    parsed = [keys.parse_segment(key) for key in lake.keys(keys.segments_of("n"))]
+    return [seq for _, seq in filter(None, parsed)]
+
+
+def test_segments_stay_until_the_grace_is_over(lake: Lake) -> None:
+    consumed(lake, segments=3, mark=3, text=3)
+    assert lake.run(remove_segments(lake.compactor)) == 0
+    lake.clock.shift_ms = HOUR - 60_000
+    assert lake.run(remove_segments(lake.compactor)) == 0
+    assert left(lake) == [1, 2, 3]
+    lake.clock.shift_ms = HOUR + 1_000
+    assert lake.run(remove_segments(lake.compactor)) == 3
+    assert left(lake) == []
+
+
+def test_the_grace_counts_from_the_commit_not_from_the_upload(lake: Lake) -> None:
+    consumed(lake, segments=2, mark=1, text=2)
+    lake.clock.shift_ms = 2 * HOUR
+    assert lake.run(remove_segments(lake.compactor)) == 1
+    assert left(lake) == [2]
+
+
+def test_both_marks_must_be_past_a_segment(lake: Lake) -> None:
+    consumed(lake, segments=3, mark=3, text=1)
+    lake.clock.shift_ms = 2 * HOUR
+    assert lake.run(remove_segments(lake.compactor)) == 1
+    assert left(lake) == [2, 3]
+
+
+def test_without_a_text_mark_nothing_goes(lake: Lake) -> None:
+    consumed(lake, segments=1, mark=1, text=0)
+    lake.clock.shift_ms = 2 * HOUR
+    assert lake.run(remove_segments(lake.compactor)) == 0
+
+
+def test_low_is_raised_before_the_first_goes_and_lowest_go_first(lake: Lake) -> None:
+    consumed(lake, segments=3, mark=3, text=3)
+    lake.limits = Compaction(grace_seconds=0)
+    lake.clock.shift_ms = 1_000
+    seen: list[tuple[str, int, list[int]]] = []
+
+    def look(step: str) -> None:
+        path = Path(lake.store.uri(keys.text_mark("n")))
+        low = int(path.read_text().split('"low":')[1].split(",")[0])
+        folder = Path(lake.store.uri(keys.segments_of("n")[:-1]))
+        names = sorted(folder.glob("*.parquet")) if folder.exists() else []
+        seen.append((step, low, [int(name.stem) for name in names]))
+
+    lake.reached = look
+    lake.run(remove_segments(lake.compactor))
+    assert seen == [
+        ("low raised", 4, [1, 2, 3]),
+        ("segment removed", 4, [2, 3]),
+        ("segment removed", 4, [3]),
+        ("segment removed", 4, []),
+    ]
+    assert lake.run(read_text_mark(lake.store, "n")).seq == 3
+
+
+def test_a_segment_that_is_set_aside_stays_for_repair(lake: Lake) -> None:
+    consumed(lake, segments=3, mark=3, text=3)
+    lake.put_bytes(keys.aside("n", 2), b"{}")
+    lake.clock.shift_ms = 2 * HOUR
+    assert lake.run(remove_segments(lake.compactor)) == 2
+    assert left(lake) == [2]
+
+
+def test_what_dead_jobs_left_goes_after_a_day(lake: Lake) -> None:
+    consumed(lake, segments=1, mark=1, text=1)
+    now = lake.clock.now_ms()
+    old, young = (ulid.encode(ulid.lowest_at(now - hours * HOUR)) for hours in (25, 23))
+    for job in (old, young):
+        lake.put_bytes(f"table/_staging/{job}/part-00000-x.parquet", b"x")
+    stale = "table/date=2026-11-21/hour=12/orphan.parquet"
+    lake.put_bytes(stale, b"x")
+    moment = now / 1000 - 25 * 3_600
+    os.utime(lake.store.uri(stale), (moment, moment))
+    lake.put_bytes("table/date=2026-11-21/hour=12/fresh.parquet", b"x")
+    assert lake.run(remove_orphans(lake.compactor)) == 2
+    kept = [key for key in lake.keys("table/") if "_delta_log" not in key]
+    assert kept == [
+        f"table/_staging/{young}/part-00000-x.parquet",
+        "table/date=2026-11-21/hour=12/fresh.parquet",
+    ]
