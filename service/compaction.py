@@ -42,7 +42,7 @@ def job_path() -> str:
 
 def job_command(settings: Settings) -> list[str]:
     """What starts the compactor for the store of these settings."""
-    every = f"{settings.compaction.every_seconds:g}s"
+    every = f"{round(settings.compaction.every_seconds)}s"
     return [sys.executable, job_path(), "--data", os.path.abspath(settings.data), "--every", every]
 
 

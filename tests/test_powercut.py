@@ -9,8 +9,9 @@ import pytest
 from logstore.filesystem import FileSystem
 from tests.powercut import PowerCut, PowerCutFileSystem
 from tests.refusals import refused
+from tests.seeds import seeds
 
-SEEDS = range(60)
+SEEDS = seeds(60)
 
 
 def _text(fs: FileSystem, path: str) -> bytes | None:

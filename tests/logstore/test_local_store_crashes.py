@@ -27,9 +27,10 @@ from logstore.errors import (
 from logstore.objects.local import LocalStore, inline
 from logstore.objects.store import ObjectStore, Part
 from tests.powercut import PowerCut, PowerCutFileSystem
+from tests.seeds import seeds
 
 OLD, NEW = b"old" * 3000, b"new!" * 5000
-SEEDS = range(6)
+SEEDS = seeds(6)
 Operation = Callable[[ObjectStore], Awaitable[object]]
 
 
