@@ -1,0 +1,101 @@
+"""Real processes, really killed, and two at once: the table is the same in the end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import orjson
+import pytest
+
+from logstore import keys
+from tests.compactor.lake import HOUR, NOON, Lake, batch
+
+ROOT = Path(__file__).parents[2]
+JOB = str(ROOT / "compactor" / "job.py")
+
+pytestmark = pytest.mark.spark
+
+
+def start(lake: Lake, *flags: str, submit: bool = False) -> subprocess.Popen[str]:
+    environment = {
+        **os.environ,
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "TAILRACE_COMPACTION__DRIVER_MEMORY": "1g",
+    }
+    environment.pop("PYTHONPATH", None)
+    submitter = [str(Path(sys.executable).parent / "spark-submit"), JOB]
+    command = submitter if submit else [sys.executable, JOB]
+    return subprocess.Popen(
+        [*command, "--data", str(lake.data), *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        cwd="/",
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> dict[str, object]:
+    out, errors = process.communicate(timeout=180)
+    assert process.returncode == 0, errors
+    report: dict[str, object] = orjson.loads(out.splitlines()[-1])
+    return report
+
+
+def kill_at(lake: Lake, step: str) -> None:
+    process = start(lake, "--kill-at", step)
+    process.communicate(timeout=180)
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_killed_between_any_two_steps_the_lines_are_there_once(warm: Lake) -> None:
+    first = [batch("f", f"r{i}", NOON + i * HOUR, 30) for i in range(3)]
+    warm.put("a", first)
+    warm.put("b", first[:2])
+    kill_at(warm, "written")
+    assert warm.snapshot().mark("a") == 0
+    kill_at(warm, "placed")
+    assert warm.table() == []
+    assert len([key for key in warm.keys("table/date") if key.endswith(".parquet")]) == 3
+    kill_at(warm, "committed")
+    warm.holds(first)
+    report = warm.compact()
+    assert (report.commits, report.segments_removed) == (0, 0)
+    second = [batch("f", "r0", NOON + 5, 30), first[2]]
+    warm.put("b", second)
+    warm.compact()
+    warm.holds([*first, *second])
+
+
+def test_killed_while_it_cleans_up_it_goes_on(warm: Lake) -> None:
+    sent = [batch("f", "r", NOON + i, 10) for i in range(3)]
+    for one in sent:
+        warm.put("a", [one])
+    warm.text_mark("a", 3)
+    warm.compact()
+    os.environ["TAILRACE_COMPACTION__GRACE_SECONDS"] = "0"
+    try:
+        kill_at(warm, "low raised")
+        assert len(warm.keys(keys.segments_of("a"))) == 3
+        kill_at(warm, "segment removed")
+        assert len(warm.keys(keys.segments_of("a"))) == 2
+        assert finish(start(warm))["segments_removed"] == 2
+    finally:
+        del os.environ["TAILRACE_COMPACTION__GRACE_SECONDS"]
+    warm.holds(sent)
+    assert warm.compact().alarms == []
+
+
+def test_two_drivers_at_once_one_of_them_submitted(warm: Lake) -> None:
+    sent = [batch("f", f"r{i % 3}", NOON + i * 1_000, 40) for i in range(8)]
+    for i, one in enumerate(sent):
+        warm.put("ab"[i % 2], [one, sent[0]])
+    reports = [finish(p) for p in (start(warm, submit=True), start(warm))]
+    warm.holds(sent)
+    assert warm.snapshot().marks("ab") == {"a": 4, "b": 4}
+    assert sum(int(str(report["rows_out"])) for report in reports) == 320
