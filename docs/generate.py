@@ -1,0 +1,136 @@
+"""The reference pages, made from the code they describe: `make docs`.
+
+`tests/test_docs.py` fails when a page is not what this module makes of the code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from logstore import errors
+from logstore.settings import table
+from service.http.problems import classify
+from service.metrics import METRICS
+from service.settings import Settings
+from tailrace.cli import VERBS
+
+FOLDER = Path(__file__).parent
+
+
+def pages() -> dict[str, str]:
+    """Every made page by its file name."""
+    return {
+        "settings.md": _settings(),
+        "cli.md": _cli(),
+        "metrics.md": _metrics(),
+        "errors.md": _errors(),
+    }
+
+
+def error_classes() -> Iterator[type[errors.TailraceError]]:
+    """The tree of `logstore.errors`, depth first."""
+
+    def below(cls: type[errors.TailraceError]) -> Iterator[type[errors.TailraceError]]:
+        yield cls
+        for child in cls.__subclasses__():
+            if child.__module__ == errors.__name__:
+                yield from below(child)
+
+    return below(errors.TailraceError)
+
+
+def _page(title: str, text: str, header: str, rows: Iterator[tuple[str, ...]]) -> str:
+    return "\n".join([_head(title, text), *_table(header, rows)]) + "\n"
+
+
+def _head(title: str, text: str) -> str:
+    paragraphs = [textwrap.fill(paragraph, 100) for paragraph in text.split("\n")]
+    return "\n\n".join([f"# {title}", "<!-- Made by `make docs`. -->", *paragraphs]) + "\n"
+
+
+def _table(header: str, rows: Iterable[tuple[str, ...]]) -> list[str]:
+    lines = [f"| {header} |", "|" + " --- |" * (header.count("|") + 1)]
+    return lines + [
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows
+    ]
+
+
+def _code(text: str) -> str:
+    return f"`{text}`" if text else ""
+
+
+def _settings() -> str:
+    text = (
+        "Flags of `tailrace serve` go over the environment, that over `tailrace.yaml` (or what "
+        "`--config` or `TAILRACE_CONFIG` names), that over the defaults. A dot is a section of "
+        "the file and `__` in the environment: `TAILRACE_FLUSH__SEGMENT_SECONDS=5`. Bytes may be "
+        "written as `64MiB`. A key that is not listed refuses to start.\n"
+        "OpenMetadata's section `logStorageConfiguration` (also `logStorage`) is accepted in the "
+        "file; the settings under `runs.` are its names in this project's spelling."
+    )
+    rows = (
+        (_code(row.name), _code(row.default), row.help, _code(row.variable))
+        for row in table(Settings)
+    )
+    return _page("Settings", text, "setting | default | what it does | variable", rows)
+
+
+def _cli() -> str:
+    text = (
+        "Exit status: 0 done, 1 an error that was said on stderr as `error:` and `hint:`, 2 a "
+        "command line that cannot be (`query`: a partial result), 130 interrupted. `compact` exits "
+        "as the compactor does: 1 done with alarms, 3 nothing could be done, 4 something stored "
+        "is damaged."
+    )
+    lines = [_head("Command line", text)]
+    for name, verb in VERBS.items():
+        lines += [f"## tailrace {name}", "", verb.help, ""]
+        lines += [*_table("argument | what it says", _arguments(verb.parser(name))), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _arguments(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
+    # Not `format_help()`: its layout differs between versions of Python.
+    for action in parser._actions:
+        value = action.metavar or ("" if action.choices is None else "|".join(action.choices))
+        if action.help != argparse.SUPPRESS:
+            names = ", ".join(action.option_strings)
+            yield _code(f"{names} {value}".strip()), action.help or ""
+
+
+def _metrics() -> str:
+    text = (
+        "`GET /metrics`, in the text format of Prometheus. Counters end in `_total` there, "
+        "histograms in `_bucket`, `_sum` and `_count`."
+    )
+    rows = ((_code(m.name), m.kind, _code(m.label), m.help) for m in METRICS)
+    return _page("Metrics", text, "metric | kind | label | what it says", rows)
+
+
+def _errors() -> str:
+    text = (
+        "Every error is `application/problem+json` (RFC 9457): `type`, `title`, `status`, "
+        "`detail`, `hint`, `request_id`, and for OpenMetadata's client `code` and `message`. "
+        "429, 503 and 507 carry `Retry-After`. Programs act on `type`."
+    )
+    return _page("Errors", text, "type | status | when | what to do", _error_rows())
+
+
+def _error_rows() -> Iterator[tuple[str, ...]]:
+    for cls in error_classes():
+        status, kind = classify(cls(""))
+        when = (cls.__doc__ or "").partition("\n")[0]
+        yield _code(kind), str(status), when, cls.hint
+
+
+def main() -> None:
+    """Writes the pages."""
+    for name, text in pages().items():
+        (FOLDER / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

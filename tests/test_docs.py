@@ -1,0 +1,95 @@
+"""Nothing public is undocumented: settings, metrics, routes, verbs, errors, and the README."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from docs import generate
+from logstore.settings import table
+from service.http.app import documented
+from service.http.problems import classify
+from service.metrics import METRICS
+from service.settings import Settings
+from tailrace.cli import VERBS
+
+ROOT = Path(__file__).parents[1]
+PAGES = generate.pages()
+
+
+@pytest.mark.parametrize("name", sorted(PAGES))
+def test_a_made_page_is_current(name: str) -> None:
+    assert (ROOT / "docs" / name).read_text() == PAGES[name], "run `make docs`"
+
+
+@pytest.mark.parametrize(
+    ("page", "names"),
+    [
+        ("settings.md", [row.name for row in table(Settings)]),
+        ("settings.md", [row.variable for row in table(Settings)]),
+        ("metrics.md", [metric.name for metric in METRICS]),
+        ("errors.md", [classify(cls(""))[1] for cls in generate.error_classes()]),
+        ("cli.md", [f"tailrace {verb}" for verb in VERBS]),
+    ],
+)
+def test_the_page_names_each(page: str, names: list[str]) -> None:
+    text = (ROOT / "docs" / page).read_text()
+    assert [name for name in names if name not in text] == []
+
+
+def test_every_setting_metric_verb_and_error_says_what_it_is() -> None:
+    assert [row.name for row in table(Settings) if len(row.help) < 10] == []
+    assert [metric.name for metric in METRICS if not metric.help] == []
+    assert [name for name, verb in VERBS.items() if not verb.help] == []
+    assert [cls.__name__ for cls in generate.error_classes() if not cls.__doc__] == []
+
+
+def test_every_error_class_is_in_the_drawing_of_the_tree() -> None:
+    from logstore import errors
+
+    drawing = errors.__doc__ or ""
+    assert [c.__name__ for c in generate.error_classes() if c.__name__ not in drawing] == []
+
+
+def test_every_route_is_in_openapi_yaml() -> None:
+    written = yaml.safe_load((ROOT / "openapi.yaml").read_text())["paths"]
+    routes = documented().openapi()["paths"]
+    assert {path: sorted(verbs) for path, verbs in routes.items()} == {
+        path: sorted(verbs) for path, verbs in written.items()
+    }
+    for path, verbs in written.items():
+        for verb, operation in verbs.items():
+            assert operation.get("summary") or operation.get("description"), f"{verb} {path}"
+
+
+def test_the_readme_is_short_and_its_links_lead_somewhere() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert text.count("\n") <= 150
+    for link in re.findall(r"\]\(([^)#:]+)\)", text):
+        assert (ROOT / link).exists(), link
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for page in (ROOT / "docs").rglob("*.md"):
+        for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def test_commands_that_the_readme_names_exist() -> None:
+    text = (ROOT / "README.md").read_text()
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"\bmake ([a-z]+)", text)) <= targets
+    assert set(re.findall(r"\btailrace (serve|compact|query|tail|\w+ --)", text)) <= set(VERBS)
+
+
+def test_decisions_are_numbered_and_say_what_was_rejected() -> None:
+    numbers = []
+    for page in sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md")):
+        numbers.append(int(page.name[:3]))
+        text = page.read_text()
+        for part in ("## Decision", "## Reasons", "## Rejected"):
+            assert part in text, f"{page.name} has no {part}"
+    assert numbers == list(range(len(numbers)))

@@ -1,0 +1,60 @@
+"""The house keeps its shape: imports point one way, files stay small, seams are not gone round."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ["logstore", "service", "compactor", "tailrace"]
+SOURCES = [path for name in PACKAGES for path in sorted((ROOT / name).rglob("*.py"))]
+ALL = [
+    *SOURCES,
+    *sorted((ROOT / "tests").rglob("*.py")),
+    *sorted((ROOT / "benchmarks").rglob("*.py")),
+]
+FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "misc"}
+GOES_ROUND = re.compile(
+    r"\b(datetime\.now|datetime\.utcnow|time\.time|time\.time_ns|os\.rename|os\.replace)\(|"
+    r"^\s*(import random|from random import)\b",
+    re.MULTILINE,
+)
+ADAPTERS = {"logstore/clock.py", "logstore/entropy.py", "logstore/disk.py"}
+
+
+def test_imports_point_one_way() -> None:
+    command = [str(Path(sys.executable).with_name("lint-imports")), "--no-logo", "--no-cache"]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def _name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def test_files_are_about_one_concept() -> None:
+    lines = {_name(path): path.read_text().count("\n") for path in ALL}
+    assert {name: count for name, count in lines.items() if count > 400} == {}
+
+
+def test_the_median_file_is_short() -> None:
+    lines = sorted(path.read_text().count("\n") for path in SOURCES)
+    assert lines[len(lines) // 2] <= 150
+
+
+def test_no_file_is_named_after_nothing() -> None:
+    assert [_name(path) for path in ALL if path.stem in FORBIDDEN_NAMES] == []
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=_name)
+def test_a_module_says_what_it_is_for_and_keeps_to_the_seams(path: Path) -> None:
+    text = path.read_text()
+    assert text.lstrip().startswith('"""')
+    if _name(path) not in ADAPTERS:
+        assert [found.group().strip() for found in GOES_ROUND.finditer(text)] == []
