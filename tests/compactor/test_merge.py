@@ -17,7 +17,7 @@ from logstore.segments.carry import Carry
 from logstore.segments.writer import encode_segment
 from logstore.table.schema import COLUMNS
 from tests.batches import make_batches
-from tests.compactor.lake import HOUR, NOON, Lake, batch
+from tests.compactor.lake import HOUR, NOON, Batch, Lake, batch
 
 pytestmark = pytest.mark.spark
 
@@ -121,7 +121,7 @@ def newer(body: bytearray) -> bytes:
 
 
 def test_every_column_arrives_as_it_was(warm: Lake) -> None:
-    text = "first\nsecond\nwith\nlines\n".encode()
+    text = b"first\nsecond\nwith\nlines\n"
     meta = RecordMeta(
         ends=(6, 13, len(text)),
         ts=(1_700_000_000_123_456, None, 5),
@@ -190,7 +190,7 @@ def run_elsewhere(work: Callable[[], object]) -> None:
 
 def test_random_histories_end_as_the_model_says(warm: Lake) -> None:
     dice = random.Random(20261121)
-    sent = []
+    sent: list[Batch] = []
     for _round in range(4):
         for node in ("a", "b", "c"):
             for _segment in range(dice.randrange(3)):

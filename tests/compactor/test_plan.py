@@ -60,9 +60,7 @@ def test_order_is_of_upload_yet_never_against_a_nodes_sequence() -> None:
 def test_only_what_is_above_the_tables_mark(lake: Lake) -> None:
     table = lake.compactor.table
     clock = SystemClock()
-    after = commit_segments(
-        table, table.create(), [], [Advance("a", 1, 2)], job="J", clock=clock
-    )
+    after = commit_segments(table, table.create(), [], [Advance("a", 1, 2)], job="J", clock=clock)
     plan = plan_of(stored("a", 1), stored("a", 2), stored("a", 3), snapshot=after)
     assert chosen(plan) == [("a", 3)]
 
