@@ -17,6 +17,7 @@ from fastapi.responses import Response, StreamingResponse
 from isal import isal_zlib
 
 from logstore.batch import RunKey
+from logstore.errors import NotFound
 from service.http.node import NodeApi, TextSize
 from service.http.ranges import Span, accepts_gzip, matches, parse_range
 from service.http.targets import BASE, run_key
@@ -51,7 +52,10 @@ def download_routes(node: NodeApi) -> APIRouter:
     @router.head("/{fqn}/{runId}/download", include_in_schema=False)
     async def download(fqn: str, runId: str, request: Request) -> Response:  # noqa: N803
         key = run_key(fqn, runId)
-        response = answer(node, key, await node.text.size(key), request.headers)
+        size = await node.text.size(key)
+        if size.state in ("none", "deleted"):
+            raise NotFound(f"no run {key.run!r} of {key.fqn!r}")
+        response = answer(node, key, size, request.headers)
         return _head(response) if request.method == "HEAD" else response
 
     return router

@@ -22,6 +22,8 @@ class Page(Protocol):
     @property
     def after(self) -> str | None: ...
     @property
+    def before(self) -> str | None: ...
+    @property
     def total_lines(self) -> int: ...
     @property
     def total_bytes(self) -> int: ...
@@ -82,7 +84,10 @@ class RunText(Protocol):
         tail: int | None = None,
         before: str | None = None,
     ) -> Page:
-        """At most `limit` lines after a cursor, before one, or the last `tail`."""
+        """At most `limit` lines after a cursor, before one, or the last `tail`.
+
+        Raises `NotFound`, `InvalidCursor`, `StoreUnavailable`.
+        """
         ...
 
     async def batches_after(

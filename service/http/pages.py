@@ -10,7 +10,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 
 from logstore.batch import RunKey
-from logstore.errors import InvalidInput
+from logstore.errors import InvalidInput, NotFound
 from service.http.limits import HttpLimits
 from service.http.node import NodeApi, Page
 from service.http.targets import BASE, run_key
@@ -29,6 +29,8 @@ class LogPage(BaseModel):
     totalLines: int  # noqa: N815 -- the wire's spelling
     totalBytes: int  # noqa: N815
     state: str
+    before: str | None
+    """Pass it as `before` for the page in front of this one; null at the beginning."""
 
 
 def page_routes(node: NodeApi, limits: HttpLimits) -> APIRouter:
@@ -47,7 +49,12 @@ def page_routes(node: NodeApi, limits: HttpLimits) -> APIRouter:
     ) -> Response:
         key = run_key(fqn, runId)
         start = _only_one(after or offset or None, before or None, tail)
-        return _render(await _read(node, key, start, min(limit, limits.max_page_lines), limits))
+        try:
+            found = await _read(node, key, start, min(limit, limits.max_page_lines), limits)
+        except NotFound:
+            # As upstream: a reader may come before the first line.
+            return _json(_EMPTY)
+        return _render(found)
 
     return router
 
@@ -81,7 +88,23 @@ def _render(page: Page) -> Response:
         "totalLines": page.total_lines,
         "totalBytes": page.total_bytes,
         "state": page.state,
+        "before": page.before,
     }
     if page.streaming:
         value["streaming"] = True
+    return _json(value)
+
+
+def _json(value: dict[str, Any]) -> Response:
     return Response(orjson.dumps(value), media_type="application/json")
+
+
+_EMPTY = {
+    "logs": "",
+    "after": None,
+    "total": 0,
+    "totalLines": 0,
+    "totalBytes": 0,
+    "state": "none",
+    "before": None,
+}

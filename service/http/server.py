@@ -66,7 +66,7 @@ async def serving(
     server = Server(config)
     task = asyncio.create_task(server.serve(sockets=[bound]), name="http")
     try:
-        while not server.started and not task.done():
+        while not server.started and not task.done():  # noqa: ASYNC110 -- it is a plain flag
             await asyncio.sleep(0.001)
         yield task
     finally:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from logstore.batch import RunKey
 from logstore.clock import SystemClock
 from logstore.entropy import system_entropy
-from logstore.errors import BatchConflict, InvalidCursor, NodeNotReady
+from logstore.errors import BatchConflict, InvalidCursor, NodeNotReady, NotFound
 from logstore.position import Cursor, Position
 from logstore.ulid import Minter
 from service.incoming import IncomingBatch, Receipt
@@ -34,6 +34,7 @@ class Held:
 class MemoryPage:
     text: bytes
     after: str | None
+    before: str | None
     total_lines: int
     total_bytes: int
     state: str
@@ -96,12 +97,15 @@ class MemoryText:
     ) -> MemoryPage:
         if self.failures:
             raise self.failures.pop(0)
+        if key not in self.held:
+            raise NotFound("no such run")
         lines = [line + b"\n" for line in self.whole(key).split(b"\n")[:-1]]
         start = self._start(len(lines), after, limit, tail, before)
         end = min(start + limit, len(lines))
         return MemoryPage(
             text=b"".join(lines[start:end]),
             after=str(end) if end < len(lines) else None,
+            before=str(start) if start else None,
             total_lines=len(lines),
             total_bytes=len(self.whole(key)),
             state=self.state(key),

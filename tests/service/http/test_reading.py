@@ -33,6 +33,7 @@ async def test_a_page_has_upstreams_shape_and_more(direct: Serve) -> None:
         "totalBytes": 7,
         "state": "open",
         "streaming": True,
+        "before": None,
     }
     rest = (await served.get("/p/r?after=2")).json()
     assert (rest["logs"], rest["after"]) == ("cü", None)
@@ -45,6 +46,8 @@ async def test_a_run_that_never_was_is_an_empty_page(direct: Serve) -> None:
     served = await direct()
     page = (await served.get("/p/r")).json()
     assert (page["logs"], page["after"], page["total"]) == ("", None, 0)
+    missing = await served.get("/p/r/download")
+    assert (missing.status_code, missing.json()["type"]) == (404, "not-found")
 
 
 @pytest.mark.parametrize(

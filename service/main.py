@@ -1,0 +1,123 @@
+"""`tailrace serve`: the node, its door, and the compactor beside it, from start to stop.
+
+A stop has an order: the node refuses new batches (503, so clients go elsewhere) while
+the door still answers, brings what it holds into the store, ends live streams, and
+only then the door closes. A second signal ends the process at once; the journal has
+everything that was acknowledged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+
+import uvloop
+
+from logstore.errors import Unavailable
+from service.compaction import CompactionChild, job_command, job_environment
+from service.http.server import address, listen, serving
+from service.java import why_no_spark
+from service.settings import Settings
+from service.wiring import Machine, make_app, make_engine, make_node
+
+log = logging.getLogger(__name__)
+
+
+def serve(settings: Settings) -> int:
+    """Runs until SIGTERM or SIGINT; the exit status. Raises what makes a start impossible."""
+    logging.basicConfig(
+        level=logging.INFO,
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_until_signalled(settings))
+
+
+async def _until_signalled(settings: Settings) -> int:
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+
+    def on_signal() -> None:
+        stop.set()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    return await run(settings, stop, on_listening=_announce)
+
+
+def _announce(url: str) -> None:
+    log.info("listening on %s", url)
+
+
+async def run(
+    settings: Settings, stop: asyncio.Event, *, on_listening: Callable[[str], None]
+) -> int:
+    """Serves until `stop`: 0, or 1 if the node failed. Raises `FolderLocked`, `Unavailable`."""
+    machine = Machine()
+    node = make_node(settings, machine)
+    async with AsyncExitStack() as stack:
+        bound = _listen(settings)
+        stack.callback(bound.close)
+        await node.start()
+        engine = make_engine(settings, machine, node)
+        stack.callback(engine.close)
+        app = make_app(settings, machine, node, lambda: engine)
+        seconds = settings.server.stop_seconds
+        http = await stack.enter_async_context(serving(app, bound, stop_seconds=seconds))
+        # Registered after the door, so stopped before it: it answers meanwhile.
+        stack.push_async_callback(node.stop)
+        await stack.enter_async_context(_compacting(settings, machine))
+        on_listening(address(bound))
+        return await _until_over(stop, http, node.failed)
+
+
+def _listen(settings: Settings) -> socket.socket:
+    host, port = settings.server.host, settings.server.port
+    try:
+        return listen(host, port)
+    except OSError as error:
+        raise Unavailable(
+            f"cannot listen on {host}:{port}: {error.strerror}",
+            hint="Stop what listens there, or choose another port with --port.",
+        ) from error
+
+
+@asynccontextmanager
+async def _compacting(settings: Settings, machine: Machine) -> AsyncIterator[None]:
+    """The compactor runs beside the block, or its absence is said."""
+    off = why_no_spark() if settings.compaction.enabled else "compaction.enabled is false"
+    child = CompactionChild(
+        job_command(settings),
+        machine.clock,
+        off=off,
+        environment=job_environment(settings),
+    )
+    task = asyncio.create_task(child.run(), name="compaction")
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def _until_over(
+    stop: asyncio.Event, http: asyncio.Task[None], failed: asyncio.Future[BaseException]
+) -> int:
+    stopped = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({stopped, http, failed}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopped.cancel()
+    if failed.done():
+        log.error("the node cannot go on: %s", failed.result(), exc_info=failed.result())
+        return 1
+    return 0

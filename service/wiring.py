@@ -1,0 +1,180 @@
+"""From settings to the parts of a service: the one place that knows both.
+
+The parts know their own limits and nothing of settings, so that tests make them as they
+need them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from logstore import keys
+from logstore.batch import Batches
+from logstore.clock import Clock, SystemClock
+from logstore.disk import Disk
+from logstore.entropy import Entropy, system_entropy
+from logstore.filesystem import FileSystem
+from logstore.objects.local import LocalStore
+from logstore.segments.carry import Carry
+from logstore.segments.columns import record_batches
+from logstore.syncer import Syncer, syncer_for
+from logstore.table.table import Table
+from service.append import AppendLimits
+from service.http.app import Application, Door, build_app
+from service.http.limits import HttpLimits
+from service.journal.journal import JournalLimits
+from service.metered import MeteredStore, MeteredSyncer
+from service.metrics import Durations, HttpCounters, Sources, StoreCounters, scraper
+from service.node import Node, NodeLimits, Seams
+from service.query.engine import QueryEngine
+from service.query.limits import QueryLimits
+from service.query.segments import SegmentCatalog
+from service.query.view import Sources as QuerySources
+from service.segments import SegmentLimits
+from service.settings import Settings
+from service.tail import TailLimits
+from service.text.text import TextLimits
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The outside world, and what is counted at its borders."""
+
+    fs: FileSystem = field(default_factory=Disk)
+    clock: Clock = field(default_factory=SystemClock)
+    entropy: Entropy = field(default_factory=system_entropy)
+    http: HttpCounters = field(default_factory=HttpCounters)
+    store: StoreCounters = field(default_factory=StoreCounters)
+    fsync: Durations = field(default_factory=Durations)
+
+
+def make_node(settings: Settings, machine: Machine) -> Node:
+    """The node, not started. Call it inside the running loop."""
+    store = LocalStore(settings.store_folder, machine.fs, machine.clock, machine.entropy)
+    table = Table(store.uri(keys.TABLE))
+
+    def syncer() -> Syncer:
+        inner = syncer_for(asyncio.get_running_loop())
+        return MeteredSyncer(inner, machine.clock, machine.fsync)
+
+    return Node(
+        Seams(
+            store=MeteredStore(store, machine.clock, machine.store),
+            fs=machine.fs,
+            clock=machine.clock,
+            entropy=machine.entropy,
+            syncer=syncer,
+        ),
+        data=os.path.abspath(settings.data),
+        name=settings.node_name,
+        limits=node_limits(settings),
+        table_mark=lambda node: table.snapshot().mark(node),
+    )
+
+
+def make_engine(settings: Settings, machine: Machine, node: Node) -> QueryEngine:
+    """Searches of a started node: its folder must be locked, for the scratch is emptied."""
+
+    async def deletions() -> Sequence[tuple[str, str | None, int]]:
+        return node.text.deletions.all()
+
+    sources = QuerySources(
+        store=node.store,
+        table=Table(node.store.uri(keys.TABLE)),
+        pin=node.pin,
+        encode=_encode,
+        deletions=deletions,
+        catalog=SegmentCatalog(),
+    )
+    scratch = os.path.join(os.path.abspath(settings.data), "scratch")
+    return QueryEngine(sources, clock=machine.clock, scratch=scratch, limits=query_limits(settings))
+
+
+def _encode(batches: Batches) -> Iterator[pa.RecordBatch]:
+    return record_batches(batches, Carry())
+
+
+def make_app(
+    settings: Settings, machine: Machine, node: Node, engine: Callable[[], QueryEngine]
+) -> Application:
+    """The HTTP door of the node."""
+    sources = Sources(node, engine(), machine.http, machine.store, machine.fsync)
+    return build_app(
+        node,
+        Door(
+            limits=http_limits(settings),
+            counters=machine.http,
+            clock=machine.clock,
+            entropy=machine.entropy,
+            scrape=scraper(sources),
+            query=engine,
+        ),
+    )
+
+
+def node_limits(settings: Settings) -> NodeLimits:
+    """What the settings say of the node's parts."""
+    journal, flush, ingest, sse = settings.journal, settings.flush, settings.ingest, settings.sse
+    return NodeLimits(
+        journal=JournalLimits(
+            file_bytes=journal.file_bytes,
+            max_bytes=journal.max_bytes,
+            fast_sync_seconds=journal.fast_sync_seconds,
+        ),
+        segments=SegmentLimits(
+            seconds=flush.segment_seconds,
+            bytes=flush.segment_bytes,
+            wanted_seconds=flush.bulk_milliseconds / 1000,
+        ),
+        append=AppendLimits(
+            max_age_days=ingest.max_age_days, max_future_seconds=ingest.max_future_seconds
+        ),
+        text=text_limits(settings),
+        tail=TailLimits(
+            ring_bytes=sse.ring_bytes,
+            gather_seconds=sse.coalesce_milliseconds / 1000,
+            heartbeat_seconds=sse.heartbeat_seconds,
+        ),
+        stop_seconds=settings.server.stop_seconds,
+    )
+
+
+def http_limits(settings: Settings) -> HttpLimits:
+    """What the settings say of requests."""
+    ingest, pages = settings.ingest, settings.pages
+    return HttpLimits(
+        max_body_bytes=ingest.max_body_bytes,
+        max_text_bytes=ingest.max_text_bytes,
+        in_flight_bytes=ingest.in_flight_bytes,
+        body_timeout_seconds=ingest.body_timeout_seconds,
+        offload_bytes=ingest.offload_bytes,
+        decode_threads=ingest.decode_threads,
+        page_lines=pages.default_lines,
+        max_page_lines=pages.max_lines,
+        max_stream_readers=settings.sse.max_readers,
+        run_list=pages.run_list,
+    )
+
+
+def query_limits(settings: Settings) -> QueryLimits:
+    """What the settings say of searches."""
+    query = settings.query
+    return QueryLimits(
+        threads=query.threads,
+        memory_bytes=query.memory_bytes,
+        spill_bytes=query.spill_bytes,
+        max_seconds=query.time_limit_seconds,
+        stall_seconds=query.stall_seconds,
+        concurrent=query.max_concurrent,
+        waiting=query.max_waiting,
+    )
+
+
+def text_limits(settings: Settings) -> TextLimits:
+    """What the settings say of the runs' texts."""
+    return TextLimits()
