@@ -74,6 +74,7 @@ class Search:
         """How many records match, whatever the limit; sets `matches`."""
         tiles = self._tiles()
         while (tile := tiles.take(self._limits.largest_tile_bytes)) is not None:
+            self.bytes += self._view.size(tile)
             self.matches += self._count(tile)
         return self.matches
 

@@ -202,7 +202,9 @@ async def test_a_regex_that_explodes_elsewhere_is_linear(tmp_path: Path) -> None
     async with engine_of(world) as engine:
         for pattern in ("(a+)+$", "(a|aa)+$", "(.*a){12}$"):
             found, _ = await search(engine, replace(ALL, matcher=Matcher(pattern, regex=True)))
-            assert found == world.expected(ALL, lambda text, p=pattern: len(text) < 99 and re.search(p, text))
+            assert found == world.expected(
+                ALL, lambda text, p=pattern: len(text) < 99 and re.search(p, text)
+            )
         found, _ = await search(engine, replace(ALL, matcher=Matcher(r"^ERROR \d+$", regex=True)))
         assert len(found) == 1
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,7 +32,7 @@ def test_tiles_cover_the_bounds_once_in_order(
     forward = tiles[::-1] if descending else tiles
     assert forward[0].low == BOUNDS.low
     assert forward[-1].high == BOUNDS.high
-    for earlier, later in zip(forward, forward[1:], strict=False):
+    for earlier, later in pairwise(forward):
         assert later.low == earlier.high + 1
         assert earlier.low <= earlier.high
 

@@ -89,9 +89,7 @@ class World:
     _seqs: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.store = LocalStore(
-            str(self.root / "store"), Disk(), SystemClock(), random.Random(1)
-        )
+        self.store = LocalStore(str(self.root / "store"), Disk(), SystemClock(), random.Random(1))
         self.table = Table(self.store.uri(keys.TABLE))
 
     def hot(self, entries: Iterable[Entry]) -> None:
@@ -185,23 +183,23 @@ def _behind(key: RecordKey, request: QueryRequest) -> bool:
     return key < request.after if request.descending else key > request.after
 
 
-def entry(
-    rng: random.Random, *, at_ms: int | None = None, lines: int | None = None
-) -> Entry:
+def entry(rng: random.Random, *, at_ms: int | None = None, lines: int | None = None) -> Entry:
     """A batch of some lines of some run, within the last five hours."""
     time = NOW_MS - rng.randrange(5 * HOUR_MS) if at_ms is None else at_ms
     batch = ulid.lowest_at(time) | rng.getrandbits(55) << 25
-    text = "".join(f"{rng.choice(WORDS)} {rng.randrange(50)}\n" for _ in range(lines or rng.randrange(1, 6)))
+    text = "".join(
+        f"{rng.choice(WORDS)} {rng.randrange(50)}\n" for _ in range(lines or rng.randrange(1, 6))
+    )
     return rng.choice(RUNS), batch, text.encode()
 
 
 @asynccontextmanager
 async def engine_of(
-    world: World, clock: Any = None, **limits: Any
+    world: World, clock: Any = None, *, sources: Sources | None = None, **limits: Any
 ) -> AsyncIterator[QueryEngine]:
     """An engine that has given everything back at the end, or the test fails."""
     engine = QueryEngine(
-        world.sources(),
+        sources or world.sources(),
         clock=clock or SystemClock(),
         scratch=str(world.root / "scratch"),
         limits=QueryLimits(**limits),

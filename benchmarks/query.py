@@ -1,0 +1,247 @@
+"""Search beside plain DuckDB over the same Parquet files, in one run.
+
+    python -m benchmarks.query [--gigabytes 1] [--hours 24] [--rounds 5] [--logs FOLDER]
+
+Builds a table of at least that much text (`FOLDER/*.log`, shuffled; made-up lines without
+it), as the compactor leaves it: by hour, sorted by fqn, run, ULID, zstd. Then each
+search runs through the engine to ndjson bytes, as over HTTP, and as bare SQL through
+DuckDB to Arrow. Prints the medians in ms and engine/bare. Both are warm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import glob
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+from deltalake import WriterProperties, write_deltalake
+
+from logstore import keys, ulid
+from logstore.batch import BATCH, Indexes, RecordMeta, Rows, RunKey
+from logstore.clock import SystemClock
+from logstore.disk import Disk
+from logstore.objects.local import LocalStore
+from logstore.table.schema import COLUMNS
+from logstore.table.table import Table
+from service.query.engine import QueryEngine
+from service.query.limits import QueryLimits
+from service.query.output import Ndjson
+from service.query.request import Matcher, QueryRequest
+from service.query.segments import SegmentCatalog
+from service.query.sql import COLUMNS as SELECTED
+from service.query.view import Deletion, Sources
+
+START_MS = 1_795_219_200_000
+HOUR_MS = 3_600_000
+BATCH_LINES = 1_000
+RUNS = [RunKey(f"warehouse.ingest_{i:02d}", f"run-{j}") for i in range(20) for j in range(3)]
+NEEDLE = "needle 7f3a9c51"
+
+
+@dataclass(frozen=True)
+class Search:
+    """One search in both languages."""
+
+    name: str
+    request: QueryRequest
+    where: str
+    tail: str = "ORDER BY ulid DESC"
+
+
+ALL = QueryRequest()
+SEARCHES = [
+    Search(
+        "rare substring", replace(ALL, matcher=Matcher(NEEDLE)), f"contains(message, '{NEEDLE}')"
+    ),
+    Search("word", replace(ALL, matcher=Matcher("Exception")), "contains(message, 'Exception')"),
+    Search(
+        "regex",
+        replace(ALL, matcher=Matcher(r"blk_-?\d+7f?\d*99 ", regex=True)),
+        r"regexp_matches(message, 'blk_-?\d+7f?\d*99 ')",
+    ),
+    Search(
+        "one run plus word",
+        replace(ALL, fqn=RUNS[7].fqn, run=RUNS[7].run, matcher=Matcher("Exception")),
+        f"fqn = '{RUNS[7].fqn}' AND run_id = '{RUNS[7].run}' AND contains(message, 'Exception')",
+    ),
+    Search("newest 1,000", replace(ALL, limit=1_000), "true", "ORDER BY ulid DESC LIMIT 1000"),
+]
+
+
+class EmptyPin:
+    """A node without hot lines."""
+
+    node = "bench"
+    confirmed_pos = 0
+
+    def batches(self, *, run: RunKey | None = None, start: int = 0, end: int | None = None) -> Any:
+        return self
+
+    rows: Rows
+    runs: Sequence[RunKey] = ()
+    connectors: Sequence[str | None] = ()
+
+    def __init__(self) -> None:
+        import numpy as np
+
+        self.rows = np.empty(0, BATCH)
+
+    def text(self, indexes: Indexes) -> bytes:
+        return b""
+
+    def meta(self, index: int) -> RecordMeta | None:
+        return None
+
+    def release(self) -> None:
+        pass
+
+
+def lines_of(folder: str | None) -> list[str]:
+    """Real lines, or made-up ones."""
+    found = [
+        line
+        for path in sorted(glob.glob(f"{folder}/*.log"))
+        if folder
+        for line in Path(path).read_text(errors="replace").splitlines()
+    ]
+    rng = random.Random(1)
+    words = ["block", "blk_-1608999687919862906", "Exception", "received", "INFO", "10.0.0.7"]
+    return found or [" ".join(rng.choices(words, k=14)) for _ in range(20_000)]
+
+
+def hour_of_text(hour: int, size: int, lines: Sequence[str], rng: random.Random) -> pa.Table:
+    """About `size` bytes of text in one hour, sorted as the compactor sorts."""
+    suffixes = [ulid.encode(i)[-5:] for i in range(BATCH_LINES)]
+    average = sum(map(len, lines)) / len(lines)
+    count = max(1, round(size / average / BATCH_LINES))
+    batches = sorted(
+        (rng.choice(RUNS), START_MS + hour * HOUR_MS + i * HOUR_MS // count) for i in range(count)
+    )
+    ids, messages = [], []
+    for _, at in batches:
+        prefix = ulid.encode(at << 80 | rng.getrandbits(55) << 25)[:21]
+        ids += [prefix + suffix for suffix in suffixes]
+        messages += rng.choices(lines, k=BATCH_LINES)
+    messages[rng.randrange(len(messages))] = NEEDLE
+    rows = len(ids)
+    moment = datetime.fromtimestamp(START_MS / 1000 + hour * 3600, UTC)
+    each = [value for batch in batches for value in [batch] * BATCH_LINES]
+    columns = {
+        "ulid": ids,
+        "ts": pa.array([at * 1000 for _, at in each], pa.timestamp("us", "UTC")),
+        "fqn": [run.fqn for run, _ in each],
+        "run_id": [run.run for run, _ in each],
+        "pos": pa.array(range(rows), pa.int64()),
+        "level": pa.array(rng.choices(["INFO", "WARN", "ERROR", None], k=rows), pa.string()),
+        "connector_id": pa.nulls(rows, pa.string()),
+        "message": messages,
+        "attributes": pa.nulls(rows, COLUMNS.field("attributes").type),
+        "date": pa.array([moment.date()] * rows, pa.date32()),
+        "hour": pa.array([moment.hour] * rows, pa.int32()),
+    }
+    return pa.table(columns, schema=COLUMNS)
+
+
+def build(table: Table, gigabytes: float, hours: int, lines: Sequence[str]) -> int:
+    """Fills the table; the bytes of text in it."""
+    table.create()
+    rng, total = random.Random(1), 0
+    for hour in range(hours):
+        rows = hour_of_text(hour, int(gigabytes * 1e9 / hours) + 1, lines, rng)
+        total += rows.column("message").nbytes
+        write_deltalake(
+            table.uri,
+            rows,
+            mode="append",
+            partition_by=["date", "hour"],
+            writer_properties=WriterProperties(compression="ZSTD", compression_level=1),
+        )
+    return total
+
+
+async def no_deletions() -> Sequence[Deletion]:
+    return []
+
+
+async def through_engine(engine: QueryEngine, request: QueryRequest) -> int:
+    output, size = Ndjson(), 0
+    async with await engine.open(request) as running:
+        async for batch in running.batches():
+            size += sum(map(len, output.records(batch)))
+        return running.stats()["matches"] if size else 0
+
+
+def through_duckdb(connection: duckdb.DuckDBPyConnection, files: list[str], search: Search) -> int:
+    statement = f"SELECT {SELECTED} FROM read_parquet($files) WHERE {search.where} {search.tail}"
+    result = connection.execute(statement, {"files": files}).to_arrow_table()
+    return int(result.num_rows)
+
+
+async def timed(rounds: int, work: Callable[[], Awaitable[int]]) -> tuple[float, int]:
+    """Median ms of `rounds` after one to warm up, and what `work` gives."""
+    found = await work()
+    taken = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        await work()
+        taken.append((time.perf_counter() - began) * 1000)
+    return statistics.median(taken), found
+
+
+async def measure(root: str, arguments: argparse.Namespace) -> None:
+    store = LocalStore(f"{root}/store", Disk(), SystemClock(), random.Random(1))
+    table = Table(store.uri(keys.TABLE))
+    size = build(table, arguments.gigabytes, arguments.hours, lines_of(arguments.logs))
+    files = [file.uri for file in table.snapshot().files]
+    stored = sum(file.size for file in table.snapshot().files)
+    print(f"{size / 1e9:.2f} GB of text, {stored / 1e6:.0f} MB in {len(files)} files")
+    sources = Sources(
+        store=store, table=table, pin=EmptyPin, encode=lambda _: iter(()),
+        deletions=no_deletions, catalog=SegmentCatalog(),
+    )  # fmt: skip
+    engine = QueryEngine(
+        sources, clock=SystemClock(), scratch=f"{root}/scratch", limits=QueryLimits(threads=2)
+    )
+    connection = duckdb.connect(config={"threads": 2})
+    print(f"{'search':<18} {'engine ms':>10} {'bare ms':>9} {'ratio':>6} {'records':>9}")
+    for search in SEARCHES:
+        request = search.request
+
+        async def bare(search: Search = search) -> int:
+            return through_duckdb(connection, files, search)
+
+        ours, found = await timed(arguments.rounds, lambda r=request: through_engine(engine, r))
+        theirs, expected = await timed(arguments.rounds, bare)
+        if found != expected:
+            raise SystemExit(f"{search.name}: {found} records, bare SQL gives {expected}")
+        print(f"{search.name:<18} {ours:>10.0f} {theirs:>9.0f} {ours / theirs:>6.2f} {found:>9,}")
+    engine.close()
+    connection.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Search beside plain DuckDB.")
+    parser.add_argument("--gigabytes", type=float, default=1.0, help="text in the table")
+    parser.add_argument("--hours", type=int, default=24, help="hours that it is spread over")
+    parser.add_argument("--rounds", type=int, default=5, help="measured rounds of each search")
+    parser.add_argument("--logs", metavar="FOLDER", help="folder of *.log files to take lines from")
+    arguments = parser.parse_args()
+    with ExitStack() as stack:
+        root = stack.enter_context(tempfile.TemporaryDirectory())
+        asyncio.run(measure(root, arguments))
+
+
+if __name__ == "__main__":
+    main()
