@@ -185,14 +185,14 @@ class Sse(Section):
         default=2000, ge=1, description="Live readers at once; the next one gets an error event"
     )
     heartbeat_seconds: float = Field(
-        default=15, gt=0, description="A silent stream sends a comment this often"
+        default=25, gt=0, description="A silent stream sends a comment this often"
     )
     ring_bytes: Bytes = Field(
-        default=4 * MIB,
+        default=2 * MIB,
         description="Newest frames kept per watched run; readers further back read storage",
     )
     coalesce_milliseconds: float = Field(
-        default=5, ge=0, description="Lines that arrive within this time wake a reader once"
+        default=4, ge=0, description="Lines that arrive within this time wake a reader once"
     )
 
 

@@ -47,6 +47,14 @@ def test_every_setting_metric_verb_and_error_says_what_it_is() -> None:
     assert [cls.__name__ for cls in generate.error_classes() if not cls.__doc__] == []
 
 
+def test_every_setting_is_read_somewhere() -> None:
+    programs = [*(ROOT / "service").rglob("*.py"), *(ROOT / "compactor").rglob("*.py")]
+    code = "".join(p.read_text() for p in programs if p.name != "settings.py")
+    inside = {"data", "store", "node_id", "server.insecure"}  # read by properties of Settings
+    names = [row.name for row in table(Settings) if row.name not in inside]
+    assert [name for name in names if f".{name.rpartition('.')[2]}" not in code] == []
+
+
 def test_every_error_class_is_in_the_drawing_of_the_tree() -> None:
     from logstore import errors
 
