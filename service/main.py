@@ -15,6 +15,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Any
 
 import uvloop
 
@@ -113,8 +114,9 @@ async def _until_over(
     stop: asyncio.Event, http: asyncio.Task[None], failed: asyncio.Future[BaseException]
 ) -> int:
     stopped = asyncio.ensure_future(stop.wait())
+    ends: set[asyncio.Future[Any]] = {stopped, http, failed}
     try:
-        await asyncio.wait({stopped, http, failed}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     finally:
         stopped.cancel()
     if failed.done():

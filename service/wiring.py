@@ -71,7 +71,8 @@ def make_node(settings: Settings, machine: Machine) -> Node:
             syncer=syncer,
         ),
         data=os.path.abspath(settings.data),
-        name=settings.node_name,
+        name=settings.node_id,
+        default_name=settings.node_name,
         limits=node_limits(settings),
         table_mark=lambda node: table.snapshot().mark(node),
     )

@@ -1,0 +1,106 @@
+"""Channels: what a reader is given, decided by marks and positions alone."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from logstore.batch import RunKey
+from logstore.position import Cursor, Position
+from service.tail import Channel, Tail, TailLimits
+
+pytestmark = pytest.mark.anyio
+KEY = RunKey("p", "r")
+QUICK = TailLimits(gather_seconds=0, gather_seconds_per_reader=0)
+
+
+def seen(pos: int, node: str = "n") -> Cursor:
+    return Cursor({node: Position("f", pos)})
+
+
+def channel_with(*batches: tuple[int, int]) -> Channel:
+    """A channel with one tick for each (last position, records)."""
+    channel = Channel(KEY, QUICK)
+    for last, records in batches:
+        channel.publish("n", b"x\n" * records, records, Position("f", last))
+        channel.mark()
+    return channel
+
+
+async def test_what_the_cursor_has_passed_is_left_out() -> None:
+    channel = channel_with((4, 5), (9, 5), (14, 5))
+    taken = channel.take(0, seen(9))
+    assert [tick.last.pos for tick in taken.ticks] == [14]
+    assert (taken.next_tick, taken.behind) == (3, False)
+    assert channel.take(3, seen(14)).ticks == []
+
+
+async def test_a_tick_that_was_passed_in_part_is_read_from_storage() -> None:
+    channel = channel_with((4, 5), (9, 5))
+    assert channel.take(0, seen(6)).behind
+    assert not channel.take(0, seen(4)).behind
+
+
+async def test_another_nodes_positions_say_nothing() -> None:
+    channel = channel_with((4, 5))
+    assert len(channel.take(0, seen(100, node="other")).ticks) == 1
+    assert len(channel.take(0, None).ticks) == 1
+
+
+async def test_the_ring_forgets_the_oldest_and_says_so() -> None:
+    limits = TailLimits(ring_bytes=10)
+    channel = Channel(KEY, limits)
+    for last in range(5):
+        channel.publish("n", b"xxx\n", 1, Position("f", last))
+        channel.mark()
+    assert channel.take(0, None).behind
+    assert [tick.last.pos for tick in channel.take(3, None).ticks] == [3, 4]
+    channel.publish("n", b"x" * 50, 1, Position("f", 5))
+    mark = channel.mark()
+    assert channel.take(mark - 1, None).behind
+    assert not channel.take(mark, None).behind
+
+
+async def test_what_comes_within_one_interval_is_one_tick() -> None:
+    tail = Tail("n", TailLimits(gather_seconds=0.01))
+    watcher = tail.watch(KEY)
+    for last in range(50):
+        tail.publish(KEY, b"x\n", 1, 1, Position("f", last))
+    assert await watcher.wait() == "news"
+    [tick] = watcher.channel.take(0, None).ticks
+    assert (tick.text, tick.first_pos, tick.last.pos) == (b"x\n" * 50, 0, 49)
+    tail.unwatch(watcher)
+
+
+async def test_a_node_that_starts_anew_begins_a_new_tick() -> None:
+    channel = Channel(KEY, QUICK)
+    channel.publish("a", b"x\n", 1, Position("f", 9))
+    channel.publish("b", b"y\n", 1, Position("g", 3))
+    channel.mark()
+    ticks = channel.take(0, None).ticks
+    assert [(tick.node, tick.first_pos) for tick in ticks] == [("a", 9), ("b", 3)]
+
+
+async def test_an_end_wakes_and_the_next_watcher_has_a_channel_of_its_own() -> None:
+    tail = Tail("n", QUICK)
+    first = tail.watch(KEY)
+    waiting = asyncio.create_task(first.wait())
+    await asyncio.sleep(0)
+    tail.ended(KEY)
+    assert await waiting == "news"
+    assert first.channel.ended == "runFinished"
+    second = tail.watch(KEY)
+    assert second.channel is not first.channel
+    tail.unwatch(first)
+    assert tail.watched == {KEY: second.channel}
+    tail.unwatch(second)
+    assert (tail.watched, tail.readers) == ({}, 0)
+
+
+async def test_nobody_waits_once_it_is_stopped() -> None:
+    tail = Tail("n", QUICK)
+    before = tail.watch(KEY)
+    tail.stop()
+    assert await before.wait() == "gone"
+    assert await tail.watch(KEY).wait() == "gone"
