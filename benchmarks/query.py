@@ -17,19 +17,17 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import pyarrow as pa
 from deltalake import WriterProperties, write_deltalake
 
 from logstore import keys, ulid
-from logstore.batch import BATCH, Indexes, RecordMeta, Rows, RunKey
+from logstore.batch import Batches, RunKey
 from logstore.clock import SystemClock
 from logstore.disk import Disk
 from logstore.objects.local import LocalStore
@@ -42,6 +40,7 @@ from service.query.request import Matcher, QueryRequest
 from service.query.segments import SegmentCatalog
 from service.query.sql import COLUMNS as SELECTED
 from service.query.view import Deletion, Sources
+from tests.batches import make_batches
 
 START_MS = 1_795_219_200_000
 HOUR_MS = 3_600_000
@@ -86,26 +85,15 @@ class EmptyPin:
     node = "bench"
     confirmed_pos = 0
 
-    def batches(self, *, run: RunKey | None = None, start: int = 0, end: int | None = None) -> Any:
-        return self
-
-    rows: Rows
-    runs: Sequence[RunKey] = ()
-    connectors: Sequence[str | None] = ()
-
-    def __init__(self) -> None:
-        import numpy as np
-
-        self.rows = np.empty(0, BATCH)
-
-    def text(self, indexes: Indexes) -> bytes:
-        return b""
-
-    def meta(self, index: int) -> RecordMeta | None:
-        return None
+    def batches(self, **_: object) -> Batches:
+        return make_batches(self.node, [])
 
     def release(self) -> None:
         pass
+
+
+def no_records(_: Batches) -> Iterator[pa.RecordBatch]:
+    return iter(())
 
 
 def lines_of(folder: str | None) -> list[str]:
@@ -208,7 +196,7 @@ async def measure(root: str, arguments: argparse.Namespace) -> None:
     stored = sum(file.size for file in table.snapshot().files)
     print(f"{size / 1e9:.2f} GB of text, {stored / 1e6:.0f} MB in {len(files)} files")
     sources = Sources(
-        store=store, table=table, pin=EmptyPin, encode=lambda _: iter(()),
+        store=store, table=table, pin=EmptyPin, encode=no_records,
         deletions=no_deletions, catalog=SegmentCatalog(),
     )  # fmt: skip
     engine = QueryEngine(
@@ -219,10 +207,13 @@ async def measure(root: str, arguments: argparse.Namespace) -> None:
     for search in SEARCHES:
         request = search.request
 
+        async def engined(request: QueryRequest = request) -> int:
+            return await through_engine(engine, request)
+
         async def bare(search: Search = search) -> int:
             return through_duckdb(connection, files, search)
 
-        ours, found = await timed(arguments.rounds, lambda r=request: through_engine(engine, r))
+        ours, found = await timed(arguments.rounds, engined)
         theirs, expected = await timed(arguments.rounds, bare)
         if found != expected:
             raise SystemExit(f"{search.name}: {found} records, bare SQL gives {expected}")
@@ -238,8 +229,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="measured rounds of each search")
     parser.add_argument("--logs", metavar="FOLDER", help="folder of *.log files to take lines from")
     arguments = parser.parse_args()
-    with ExitStack() as stack:
-        root = stack.enter_context(tempfile.TemporaryDirectory())
+    with tempfile.TemporaryDirectory() as root:
         asyncio.run(measure(root, arguments))
 
 

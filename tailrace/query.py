@@ -26,7 +26,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """What to look for, and where."""
     add_url(parser)
     parser.add_argument(
-        "--from", dest="start", metavar="T", help="earliest time: RFC 3339, now-1d, 0 (default: now-1h)"
+        "--from",
+        dest="start",
+        metavar="T",
+        help="earliest time: RFC 3339, now-1d, 0 (default: now-1h)",
     )
     parser.add_argument("--to", dest="end", metavar="T", help="latest time (default: no bound)")
     parser.add_argument("--fqn", metavar="F", help="only this pipeline")

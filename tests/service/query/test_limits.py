@@ -10,6 +10,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -26,6 +27,7 @@ from tests.service.query.world import NOW_MS, RUNS, World, engine_of, search
 pytestmark = pytest.mark.anyio
 
 ALL = QueryRequest()
+TIGHT: dict[str, Any] = {"memory_bytes": 16 << 20, "spill_bytes": 1 << 20}
 
 
 class HandClock:
@@ -129,8 +131,7 @@ async def test_a_client_that_takes_nothing_is_let_go(tmp_path: Path) -> None:
 
 async def test_memory_is_limited(tmp_path: Path) -> None:
     world = big(tmp_path, 300, 1_000)
-    limits = {"memory_bytes": 16 << 20, "spill_bytes": 1 << 20}
-    async with engine_of(world, **limits) as engine:
+    async with engine_of(world, **TIGHT) as engine:
         with pytest.raises(LimitReached, match="16 MiB of memory") as caught:
             await search(engine, ALL)
         assert caught.value.hint

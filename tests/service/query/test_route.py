@@ -21,7 +21,7 @@ from service.http import failures
 from service.query.engine import QueryEngine
 from service.query.request import QueryRequest
 from service.query.route import router
-from tests.service.query.test_limits import HandClock, big, endless
+from tests.service.query.test_limits import TIGHT, HandClock, big, endless
 from tests.service.query.world import NOW_MS, RUNS, World, engine_of, entry
 
 pytestmark = pytest.mark.anyio
@@ -142,8 +142,7 @@ async def test_bad_input_is_a_problem_that_names_the_field(
 
 async def test_a_search_past_its_limit_is_a_problem_while_nothing_was_sent(tmp_path: Path) -> None:
     world = big(tmp_path, 300, 1_000)
-    limits = {"memory_bytes": 16 << 20, "spill_bytes": 1 << 20}
-    async with engine_of(world, **limits) as engine, client_of(engine) as client:
+    async with engine_of(world, **TIGHT) as engine, client_of(engine) as client:
         response = await client.get("/query?from=0")
         assert response.status_code == 422
         assert response.json()["type"] == "limit-reached"
