@@ -1,14 +1,19 @@
-"""One journal file: its bytes, its rows, and the read handle that views share."""
+"""One journal file: its bytes, its rows, and the read handle that views share.
+
+Readers pin and unpin from any thread; a file goes when it is released and unpinned.
+"""
 
 from __future__ import annotations
 
-import os
+import contextlib
+import threading
 from collections.abc import Iterator
 
 import numpy as np
 
 from logstore.batch import BATCH, Rows
 from logstore.filesystem import File, FileSystem
+from service.journal import format as wal
 from service.journal import index as indexes
 from service.journal.index import FileIndex
 
@@ -16,63 +21,74 @@ from service.journal.index import FileIndex
 class JournalFile:
     """A file of the journal. `end` is one past its last `pos`, `size` its whole bytes."""
 
-    def __init__(
-        self,
-        fs: FileSystem,
-        path: str,
-        *,
-        ulid: str,
-        secret: bytes,
-        node: str,
-        first_pos: int,
-        size: int,
-        index: FileIndex,
-    ) -> None:
+    def __init__(self, fs: FileSystem, path: str, *, header: wal.FileHeader, size: int) -> None:
         self._fs = fs
         self.path = path
-        self.ulid = ulid
-        self.secret = secret
-        self.node = node
-        self.first_pos = first_pos
-        self.end_pos = first_pos
+        self.ulid = header.file
+        self.secret = header.secret
+        self.node = header.node
+        self.first_pos = header.first_pos
+        self.end_pos = header.first_pos
         self.size = size
-        self.index = index
+        self.index = FileIndex()
         self.pins = 0
         self.released = False
         self._reader: File | None = None
+        self._lock = threading.Lock()
 
     def read(self, size: int, offset: int) -> bytes:
         """Bytes of the file, through one handle that stays open until the file goes."""
-        if self._reader is None:
-            self._reader = self._fs.open(self.path, "read")
-        return self._reader.pread(size, offset)
+        reader = self._reader
+        if reader is None:
+            with self._lock:
+                if self._reader is None:
+                    self._reader = self._fs.open(self.path, "read")
+                reader = self._reader
+        return reader.pread(size, offset)
 
     def spill_index(self) -> None:
-        """Moves the rows out of memory; for files that will not grow."""
+        """Moves the rows out of memory; for files that will not grow.
+
+        The side file is a cache: on a disk that does not take it the rows stay where
+        they are.
+        """
         if len(self.index):
-            self.index.spill(self._write_rows, self._load_rows)
+            try:
+                self.index.spill(self._write_rows, self._load_rows)
+            except OSError:
+                discard(self._fs, self._index_path)
 
     def release(self) -> None:
         """Deletes the file when nobody reads it any more."""
-        self.released = True
-        if self.pins == 0:
+        with self._lock:
+            self.released = True
+            gone = self.pins == 0
+        if gone:
             self._remove()
+
+    def pin(self) -> None:
+        """Begins one reader's hold."""
+        with self._lock:
+            self.pins += 1
 
     def unpin(self) -> None:
         """Ends one reader's hold."""
-        self.pins -= 1
-        if self.released and self.pins == 0:
+        with self._lock:
+            self.pins -= 1
+            gone = self.released and self.pins == 0
+        if gone:
             self._remove()
 
     def close(self) -> None:
         """Gives the read handle back."""
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
+        with self._lock:
+            reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
 
     @property
     def _index_path(self) -> str:
-        return self.path.removesuffix(".wal") + indexes.SUFFIX
+        return self.path.removesuffix(wal.SUFFIX) + indexes.SUFFIX
 
     def _write_rows(self, pieces: Iterator[bytes]) -> None:
         if self._fs.stat(self._index_path) is not None:
@@ -94,8 +110,39 @@ class JournalFile:
             source.close()
 
     def _remove(self) -> None:
+        # Not synced: a file that a power cut brings back is let go again.
         self.close()
         for path in (self._index_path, self.path):
-            if self._fs.stat(path) is not None:
-                self._fs.unlink(path)
-        self._fs.sync_folder(os.path.dirname(self.path))
+            discard(self._fs, path)
+
+
+def make_file(
+    fs: FileSystem, folder: str, *, header: wal.FileHeader, state: bytes
+) -> tuple[JournalFile, File]:
+    """A new file with its first entry, synced; its name is not, before the folder is.
+
+    Until it is whole it has another name, so a failure leaves nothing that a later start
+    could take for a journal file. Raises `OSError`.
+    """
+    path = f"{folder}/{header.file}{wal.SUFFIX}"
+    making = f"{folder}/{header.file}{wal.MAKING_SUFFIX}"
+    out = fs.open(making, "create")
+    try:
+        head = wal.encode_header(
+            file=header.file, secret=header.secret, first_pos=header.first_pos, node=header.node
+        )
+        size = out.write([head, state])
+        out.sync()
+        fs.rename(making, path)
+    except OSError:
+        out.close()
+        discard(fs, making)
+        raise
+    return JournalFile(fs, path, header=header, size=size), out
+
+
+def discard(fs: FileSystem, path: str) -> None:
+    """Removes a file that nothing depends on: what stays is found and let go at the next start."""
+    with contextlib.suppress(OSError):
+        if fs.stat(path) is not None:
+            fs.unlink(path)

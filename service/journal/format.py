@@ -15,9 +15,15 @@ All numbers are little-endian. A file is named `{ULID}.wal`:
     kind 4   close      JSON: fqn, run, and the position below which all came before it
     kind 5   tombstone  JSON: fqn, run (or null for all runs), T
     kind 6   mark       secret 8 | own offset u64 | offset synced when it was written u64
+    kind 7   confirm    JSON: as a cut; the segment is in the store
+
+A file is made under `{ULID}.wal.new` and gets its name when header and state are synced.
+`{ULID}.idx` beside it is a cache of its rows (`index`).
 
 Invariants:
 
+- Every version of the format has magic, version and length where they are, and its
+  header ends in the checksum of the rest.
 - Entries follow one another without gaps, in the order in which they were appended;
   `pos` never falls and is never reused.
 - A mark stands before the first entry behind every `MARK_EVERY` bytes. Its secret is
@@ -44,10 +50,12 @@ from logstore.errors import Damaged, UnsupportedVersion
 MAGIC = b"TRLRWAL\n"
 VERSION = 1
 SUFFIX = ".wal"
+MAKING_SUFFIX = ".wal.new"
 MARK_EVERY = 256 * 1024
 MAX_ENTRY_BYTES = (1 << 32) - 1
+MAX_NAME_BYTES = (1 << 16) - 1
 
-STATE, BATCH, CUT, CLOSE, TOMBSTONE, MARK = range(1, 7)
+STATE, BATCH, CUT, CLOSE, TOMBSTONE, MARK, CONFIRM = range(1, 8)
 
 HEADER = struct.Struct("<8sII16s8sQH")
 PREFIX = struct.Struct("<II")
@@ -85,13 +93,15 @@ def decode_header(data: bytes) -> FileHeader:
     if len(data) < HEADER.size or data[: len(MAGIC)] != MAGIC:
         raise Damaged("not a journal file: it has no header")
     _, version, length, identity, secret, first_pos, name_length = HEADER.unpack_from(data)
-    if version > VERSION:
-        raise UnsupportedVersion(f"journal format {version}, this program knows {VERSION}")
-    end = HEADER.size + name_length
-    if length != end + _CRC.size or len(data) < length:
+    end = length - _CRC.size
+    if end < HEADER.size or len(data) < length:
         raise Damaged("the journal file's header is cut")
     if _CRC.unpack_from(data, end)[0] != _checksum(data[:end]):
         raise Damaged("the journal file's header fails its checksum")
+    if version > VERSION:
+        raise UnsupportedVersion(f"journal format {version}, this program knows {VERSION}")
+    if end != HEADER.size + name_length:
+        raise Damaged("the journal file's header has lengths that do not add up")
     file = ulids.encode(int.from_bytes(identity, "big"))
     return FileHeader(file, secret, first_pos, data[HEADER.size : end].decode(), length)
 
@@ -106,7 +116,7 @@ def encode_batch(
     digest: int,
     meta: bytes,
 ) -> bytes:
-    """What stands before the text of a batch entry: prefix, head and names (fqn, run, connector)."""
+    """What stands before the text of a batch entry. `names` are fqn, run, connector."""
     fqn, run, connector = names
     head = (
         BATCH_HEAD.pack(
@@ -166,7 +176,7 @@ class BatchEntry:
 
 
 def decode_batch(body: bytes | memoryview) -> BatchEntry:
-    """The head of a batch body whose checksum fits. Raises `Damaged` if lengths do not add up."""
+    """The head of a batch body whose checksum fits. Raises `Damaged` if it makes no sense."""
     if len(body) < BATCH_HEAD.size:
         raise Damaged("a batch entry is shorter than its head")
     _, _, fqn_size, run_size, connector_size, records, lines, meta_size, pos, digest, raw = (
@@ -178,10 +188,13 @@ def decode_batch(body: bytes | memoryview) -> BatchEntry:
     text_size = len(body) - text_at - meta_size
     if text_size < 0:
         raise Damaged("a batch entry's lengths do not add up")
-    key = RunKey(
-        str(body[BATCH_HEAD.size : run_at], "utf-8"), str(body[run_at:connector_at], "utf-8")
-    )
-    connector = str(body[connector_at:text_at], "utf-8") if connector_size else None
+    try:
+        key = RunKey(
+            str(body[BATCH_HEAD.size : run_at], "utf-8"), str(body[run_at:connector_at], "utf-8")
+        )
+        connector = str(body[connector_at:text_at], "utf-8") if connector_size else None
+    except UnicodeDecodeError as error:
+        raise Damaged(f"a batch entry's names are not text: {error}") from error
     ulid = int.from_bytes(raw, "big")
     return BatchEntry(
         key, connector, ulid, pos, records, lines, digest, text_at, text_size, meta_size

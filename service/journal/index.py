@@ -5,11 +5,14 @@ reader takes the blocks as they are and copies at most one block's worth. When a
 is full its rows go to `{ULID}.idx` beside it and are mapped from there: memory stays
 flat however much of the journal is pending. The side file is a cache: it is not
 synced, and made again from the journal at each start.
+
+One thread appends; others may read meanwhile: frozen blocks and the growing tail are
+exchanged together, by one assignment.
 """
 
 from __future__ import annotations
 
-from array import array
+import struct
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -17,8 +20,11 @@ import numpy as np
 from logstore.batch import BATCH, Rows, RunKey
 
 BLOCK_ROWS = 4096
-_WORDS = BATCH.itemsize // 8
 SUFFIX = ".idx"
+
+_ROW = struct.Struct("<6Q6I")
+_BLOCK_BYTES = BLOCK_ROWS * BATCH.itemsize
+_LOW_BITS = (1 << 64) - 1
 
 
 class FileIndex:
@@ -29,15 +35,15 @@ class FileIndex:
         self.connectors: list[str | None] = [None]
         self._run_numbers: dict[RunKey, int] = {}
         self._connector_numbers: dict[str | None, int] = {None: 0}
-        self._blocks: list[Rows] = []
-        self._tail = array("Q")
+        self._held: tuple[list[Rows], bytearray] = ([], bytearray())
 
     def number(self, key: RunKey) -> int | None:
         """The number of a run in the column `run`, None if it has no row."""
         return self._run_numbers.get(key)
 
     def __len__(self) -> int:
-        return sum(len(block) for block in self._blocks) + len(self._tail) // _WORDS
+        blocks, tail = self._held
+        return sum(len(block) for block in blocks) + len(tail) // BATCH.itemsize
 
     def add(
         self,
@@ -56,43 +62,36 @@ class FileIndex:
         """Appends the row of a batch whose text stands at `offset` of the file."""
         run = self._run_numbers.get(key)
         if run is None:
-            run = self._run_numbers[key] = len(self.runs)
+            # Listed before it has a number: a reader that sees the number finds the name.
             self.runs.append(key)
-        number = self._connector_numbers.get(connector)
-        if number is None:
-            number = self._connector_numbers[connector] = len(self.connectors)
+            run = self._run_numbers[key] = len(self.runs) - 1
+        sender = self._connector_numbers.get(connector)
+        if sender is None:
             self.connectors.append(connector)
-        tail = self._tail
-        tail.extend(
-            (
-                offset,
-                pos,
-                ulid >> 64,
-                ulid & 0xFFFF_FFFF_FFFF_FFFF,
-                digest,
-                size,
-                records | lines << 32,
-                run | number << 32,
-                meta,
-            )
+            sender = self._connector_numbers[connector] = len(self.connectors) - 1
+        high, low = ulid >> 64, ulid & _LOW_BITS
+        blocks, tail = self._held
+        tail += _ROW.pack(
+            offset, pos, high, low, digest, size, records, lines, run, sender, meta, 0
         )
-        if len(tail) >= BLOCK_ROWS * _WORDS:
-            self._blocks.append(self._frozen_tail())
-            self._tail = array("Q")
-
-    def _frozen_tail(self) -> Rows:
-        return np.frombuffer(self._tail.tobytes(), dtype=BATCH)
+        if len(tail) >= _BLOCK_BYTES:
+            self._held = ([*blocks, _rows(tail)], bytearray())
 
     def blocks(self) -> list[Rows]:
         """All rows in order, as immutable arrays."""
-        return [*self._blocks, self._frozen_tail()] if self._tail else list(self._blocks)
+        blocks, tail = self._held
+        return [*blocks, _rows(tail)] if tail else list(blocks)
 
     def spill(self, write: Callable[[Iterator[bytes]], None], load: Callable[[], Rows]) -> None:
-        """Writes the rows to the side file and maps them from there."""
+        """Writes the rows to the side file and maps them from there. Raises `OSError`."""
         write(block.tobytes() for block in self.blocks())
         rows = load()
-        self._blocks = [rows[i : i + BLOCK_ROWS] for i in range(0, len(rows), BLOCK_ROWS)]
-        self._tail = array("Q")
+        pieces = [rows[i : i + BLOCK_ROWS] for i in range(0, len(rows), BLOCK_ROWS)]
+        self._held = (pieces, bytearray())
+
+
+def _rows(tail: bytearray) -> Rows:
+    return np.frombuffer(bytes(tail), dtype=BATCH)
 
 
 def select(blocks: Sequence[Rows], start: int, end: int) -> list[Rows]:

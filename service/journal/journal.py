@@ -9,41 +9,51 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.clock import Clock
-from logstore.syncer import Syncer
 from logstore.entropy import Entropy
-from logstore.errors import JournalFailed, JournalFull, NodeNotReady
-from logstore.filesystem import FileSystem
+from logstore.errors import InvalidName, JournalFailed, JournalFull, NodeNotReady, TooLarge
+from logstore.filesystem import File, FileSystem
+from logstore.syncer import Syncer
 from service.journal import format as wal
-from service.journal.file import JournalFile
-from service.journal.index import FileIndex
+from service.journal.file import JournalFile, make_file
 from service.journal.recovery import Recovered
 from service.journal.state import Cut, JournalState, encode_cut_entry
 from service.journal.view import JournalPin
-from service.journal.writer import Appended, Control, GroupWriter
+from service.journal.writer import FULL, Appended, Control, GroupWriter
 
-_ENTRY_OVERHEAD = 256
+# Inside the class, `bytes` is the journal's size.
+_Raw: TypeAlias = bytes
+
+_MAX_BATCH_BYTES = wal.MAX_ENTRY_BYTES - (1 << 20)
+_CONTROL_ROOM = 1 << 20
 _NAME_CACHE = 4096
 _FILE_CHAIN = 1000
+_DISK_CHECK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class JournalLimits:
-    """When a file is full, how much all files may take, how long `fast` waits for its sync."""
+    """When a file is full, how much all files may take, how long `fast` waits for its sync.
+
+    While less than `min_free_bytes` is left on the disk no batch is taken, so that there
+    is room for the cuts without which nothing could be shipped and let go.
+    """
 
     file_bytes: int = 64 << 20
     max_bytes: int = 8 << 30
+    min_free_bytes: int = 64 << 20
     fast_sync_seconds: float = 1.0
 
 
 class Journal:
     """Used from one event loop. Begins a new file when it is made.
 
-    `taken_bytes` counts the text that was appended since then.
+    `taken_bytes` counts the text that was appended since then. Raises `JournalFull` or
+    `JournalFailed` if the file cannot be made.
     """
 
     def __init__(
@@ -67,8 +77,15 @@ class Journal:
         self.files = list(recovered.files)
         self._closing = False
         self.taken_bytes = 0
-        self._names: dict[tuple[RunKey, str | None], tuple[bytes, bytes, bytes]] = {}
+        self._names: dict[tuple[RunKey, str | None], tuple[_Raw, _Raw, _Raw]] = {}
         self._older_bytes = sum(file.size for file in self.files)
+        # A journal that holds only one file could never let anything go.
+        self._file_bytes = min(limits.file_bytes, limits.max_bytes // 4)
+        self._roll_at = self._file_bytes
+        self._release_pos = 0
+        self._confirmed_on_disk = 0
+        self._unchecked_bytes = 0
+        self._scarce = False
         pos = max(recovered.next_pos, state.last_cut().end)
         self._writer = GroupWriter(
             state,
@@ -124,18 +141,19 @@ class Journal:
         self,
         key: RunKey,
         ulid: int,
-        text: bytes,
+        text: _Raw,
         *,
         records: int,
         lines: int,
         digest: int,
         connector: str | None = None,
-        meta: bytes = b"",
+        meta: _Raw = b"",
         fast: bool = False,
     ) -> tuple[int, asyncio.Future[None]]:
         """Takes a batch: its first position, and a future that is done when it is safe.
 
-        Raises `JournalFull`, `JournalFailed`, `NodeNotReady`; the future raises the first two.
+        Raises `JournalFull`, `JournalFailed`, `NodeNotReady`, `TooLarge`, `InvalidName`; the
+        future raises the first two.
         """
         self._check_room(len(text) + len(meta))
         names = self._names.get((key, connector)) or self._encode_names(key, connector)
@@ -178,29 +196,70 @@ class Journal:
         entry = {"fqn": fqn, "run": run, "t": ulids.encode(t)}
         await self._record(wal.TOMBSTONE, entry, apply)
 
+    async def synced(self, pos: int) -> None:
+        """Returns when all lines below `pos` are on the disk. Raises `JournalFailed`.
+
+        For whoever wants more of a `fast` batch than it asked for itself.
+        """
+        if pos > self.synced_pos:
+            self._check_open()
+            await self._submit(b"", _nothing)
+
     async def _record(
         self, kind: int, value: Mapping[str, Any], apply: Callable[[JournalState], None]
     ) -> None:
-        self._check_room(_ENTRY_OVERHEAD)
-        done = self._loop.create_future()
-        self._writer.submit(Control(wal.encode_json(kind, value), apply, done))
-        await done
+        """An entry of the state: small, and taken beyond `max_bytes`, which it helps to leave."""
+        self._check_open()
+        if self.bytes > self._limits.max_bytes + _CONTROL_ROOM and kind != wal.CUT:
+            raise self._full()
+        await self._submit(wal.encode_json(kind, value), apply)
 
-    def _check_room(self, size: int) -> None:
+    def _submit(
+        self, entry: _Raw, apply: Callable[[JournalState], None]
+    ) -> asyncio.Future[None]:
+        done: asyncio.Future[None] = self._loop.create_future()
+        self._writer.submit(Control(entry, apply, done))
+        return done
+
+    def _check_open(self) -> None:
         if self._writer.failure is not None:
             raise self._writer.failure
         if self._closing:
             raise NodeNotReady("the node is stopping")
-        if self.bytes + size + _ENTRY_OVERHEAD > self._limits.max_bytes:
+
+    def _check_room(self, size: int) -> None:
+        if self._writer.failure is not None or self._closing:
+            self._check_open()
+        if self._older_bytes + self.files[-1].size + size > self._limits.max_bytes:
+            raise self._full()
+        if size > _MAX_BATCH_BYTES:
+            raise TooLarge(f"a batch of {size} bytes; an entry holds {_MAX_BATCH_BYTES}")
+        self._unchecked_bytes += size
+        if self._scarce or self._unchecked_bytes >= _DISK_CHECK_BYTES:
+            self._check_disk(size)
+
+    def _check_disk(self, size: int) -> None:
+        free = self._fs.free_bytes(self._folder)
+        self._unchecked_bytes = 0
+        self._scarce = free - size < self._limits.min_free_bytes
+        if self._scarce:
             raise JournalFull(
-                f"the journal holds {self.bytes} bytes of at most {self._limits.max_bytes}: "
-                "the object store has not taken what it holds"
+                f"{free} bytes are free on the disk of the journal, "
+                f"{self._limits.min_free_bytes} are kept free"
             )
 
-    def _encode_names(self, key: RunKey, connector: str | None) -> tuple[bytes, bytes, bytes]:
+    def _full(self) -> JournalFull:
+        return JournalFull(
+            f"the journal holds {self.bytes} bytes of at most {self._limits.max_bytes}: "
+            "the object store has not taken what it holds"
+        )
+
+    def _encode_names(self, key: RunKey, connector: str | None) -> tuple[_Raw, _Raw, _Raw]:
         if len(self._names) >= _NAME_CACHE:
             self._names.clear()
         names = (key.fqn.encode(), key.run.encode(), (connector or "").encode())
+        if max(map(len, names)) > wal.MAX_NAME_BYTES:
+            raise InvalidName(f"a name has more than {wal.MAX_NAME_BYTES} bytes of UTF-8")
         self._names[key, connector] = names
         return names
 
@@ -209,66 +268,101 @@ class Journal:
     def roll(self) -> None:
         """Begins a new file whose first entry is the state of now, synced.
 
-        Only when nothing is unsynced: at the start, and behind a sync.
+        Only when nothing is unsynced: at the start, and behind a sync. Raises
+        `JournalFull`, which leaves everything as it was, or `JournalFailed`.
         """
-        pos = self._writer.written_pos
-        ulid = ulids.encode(self._next_file_ulid())
-        self.state.files = [*self.state.files, ulid][-_FILE_CHAIN:]
-        secret = self._entropy.getrandbits(64).to_bytes(8, "big")
-        path = f"{self._folder}/{ulid}{wal.SUFFIX}"
-        out = self._fs.open(path, "create")
-        header = wal.encode_header(file=ulid, secret=secret, first_pos=pos, node=self.state.node)
-        size = out.write([header, wal.encode_json(wal.STATE, self.state.encoded(pos=pos))])
-        out.sync()
-        self._fs.sync_folder(self._folder)
-        file = JournalFile(
-            self._fs,
-            path,
-            ulid=ulid,
-            secret=secret,
-            node=self.state.node,
-            first_pos=pos,
-            size=size,
-            index=FileIndex(),
-        )
+        file, out = self._make_file()
+        try:
+            self._fs.sync_folder(self._folder)
+        except OSError as error:
+            raise JournalFailed(f"syncing the journal's folder failed: {error}") from error
+        self.state.files = [*self.state.files, file.ulid][-_FILE_CHAIN:]
         self._older_bytes = sum(older.size for older in self.files)
         self.files.append(file)
+        self._roll_at = self._file_bytes
         self._writer.begin(file, out)
+        self._confirmed_on_disk = self.state.confirmed.end
         if len(self.files) > 1:
             self.files[-2].spill_index()
+        self._let_go()
+
+    def _make_file(self) -> tuple[JournalFile, File]:
+        pos = self._writer.written_pos
+        ulid = ulids.encode(self._next_file_ulid())
+        secret = self._entropy.getrandbits(64).to_bytes(8, "big")
+        header = wal.FileHeader(ulid, secret, pos, self.state.node, size=0)
+        state = self.state.encoded(pos=pos)
+        state["files"] = [*self.state.files, ulid][-_FILE_CHAIN:]
+        entry = wal.encode_json(wal.STATE, state)
+        try:
+            return make_file(self._fs, self._folder, header=header, state=entry)
+        except OSError as error:
+            if error.errno in FULL:
+                raise JournalFull(f"no room for a new journal file: {error}") from error
+            raise JournalFailed(f"beginning a journal file failed: {error}") from error
 
     def _next_file_ulid(self) -> int:
         """Above every older file's, so that order of names is order of files."""
         fresh = ulids.fresh(self._clock, self._entropy)
-        newest = ulids.decode(self.files[-1].ulid) if self.files else 0
-        return max(fresh, newest + 1)
+        known = [file.ulid for file in self.files[-1:]] + self.state.files[-1:]
+        return max([fresh, *[ulids.decode(ulid) + 1 for ulid in known]])
 
     def _roll_if_full(self) -> None:
-        if self.files[-1].size >= self._limits.file_bytes and not self._closing:
+        if self.files[-1].size < self._roll_at or self._closing:
+            return
+        try:
             self.roll()
+        except JournalFull:
+            # The file at hand goes on; a new one is tried again when that has grown.
+            self._roll_at = self.files[-1].size + self._file_bytes // 16
+
+    def confirm(self, cut: Cut) -> None:
+        """The oldest unconfirmed segment is in the store."""
+        self.state.confirm(cut)
+        if self._writer.failure is not None or self._closing:
+            return
+        entry = encode_cut_entry(self.state.node, cut)
+        done = self._submit(wal.encode_json(wal.CONFIRM, entry), _nothing)
+        done.add_done_callback(lambda done: self._confirmed(cut, done))
+
+    def _confirmed(self, cut: Cut, done: asyncio.Future[None]) -> None:
+        """Lets go what had to stay until the confirmation was on the disk.
+
+        On a full disk it goes without: if the node dies before the next file begins, it
+        finds a segment that it cannot encode again, and ships what it holds as a fork.
+        """
+        if done.cancelled() or isinstance(done.exception(), JournalFailed):
+            return
+        self._confirmed_on_disk = max(self._confirmed_on_disk, cut.end)
+        self._let_go()
 
     def release(self, pos: int) -> None:
-        """Lets every file go, oldest first, whose lines are all below `pos`."""
+        """Lets every file go, oldest first, whose lines are all below `pos`.
+
+        Not before a synced entry says that their segments are confirmed.
+        """
+        self._release_pos = max(self._release_pos, pos)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        pos = min(self._release_pos, self._confirmed_on_disk)
         while len(self.files) > 1 and self.files[0].end_pos <= pos:
             file = self.files.pop(0)
             self._older_bytes -= file.size
             file.release()
 
-    def confirm(self, cut: Cut) -> None:
-        """The oldest unconfirmed segment is in the store."""
-        self.state.confirm(cut)
-
-    def reincarnate(self, node: str, base: int) -> None:
-        """Goes on as another node, to which all lines from `base` on belong.
-
-        What was cut before is void. The caller sees to it that nothing is being appended.
-        """
-        self.state.reincarnate(node, base)
-        self.roll()
-
     async def close(self) -> None:
-        """Syncs what was taken, then takes nothing more."""
+        """Syncs what was taken, then takes nothing more. Raises `JournalFailed` if it cannot."""
         self._closing = True
-        await self._writer.close()
-        for file in self.files:
-            file.close()
+        known = self.failure
+        try:
+            await self._writer.close()
+        finally:
+            for file in self.files:
+                file.close()
+        if self.failure is not None and known is None:
+            raise self.failure
+
+
+def _nothing(_: JournalState) -> None:
+    """What an entry does to the state that was changed already."""

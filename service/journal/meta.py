@@ -1,4 +1,4 @@
-"""What structured records carry beside their text, as it stands behind the text of a batch entry."""
+"""What structured records carry beside their text: the bytes behind a batch entry's text."""
 
 from __future__ import annotations
 

@@ -1,8 +1,16 @@
 """Opens a journal folder after any kind of end: stop, kill -9, power cut, damaged disk.
 
 Every file is read through once. Torn tails are cut off, damage is copied to `aside/`
-and reported, a file whose making was interrupted is moved there whole. What comes out
-is what the journal goes on from; a new file is begun by `Journal.open`.
+and reported, a file that cannot be made sense of is moved there whole. What comes out is
+what the journal goes on from; `Journal` begins a new file. Recovery may be interrupted
+anywhere and begun again.
+
+Invariants:
+
+- Whatever is taken from the newest file is synced before anybody hears of it: kill -9
+  leaves bytes in the page cache that no sync has covered.
+- Positions of lines that were lost are not given out again: a stretch of n bytes holds
+  at most n lines.
 """
 
 from __future__ import annotations
@@ -10,17 +18,15 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-import orjson
-
-from logstore import ulid as ulids
-from logstore.batch import RunKey
-from logstore.errors import Damaged, UnsupportedVersion
-from logstore.filesystem import FileSystem
+from logstore.errors import Damaged, InvalidInput, JournalFailed, JournalFull, UnsupportedVersion
+from logstore.filesystem import File, FileSystem
 from service.journal import format as wal
-from service.journal.file import JournalFile
-from service.journal.index import FileIndex
-from service.journal.scan import Damage, Entry, TornTail, read_header, scan
-from service.journal.state import JournalState, decode_cut_entry, decode_state
+from service.journal import index as indexes
+from service.journal.file import JournalFile, discard
+from service.journal.replay import Replay
+from service.journal.scan import Damage, Entry, TornTail, read_header, salvage_header, scan
+from service.journal.state import JournalState
+from service.journal.writer import FULL
 
 ASIDE = "aside"
 
@@ -38,155 +44,209 @@ class Found:
 
 @dataclass(slots=True)
 class Recovered:
-    """A journal as it was found. `state` is None for a folder without one."""
+    """A journal as it was found. `state` is None for a folder without one.
+
+    `found` is damage: something that was promised is not there. `torn` is what no sync
+    had covered when the power went.
+    """
 
     files: list[JournalFile] = field(default_factory=list)
     state: JournalState | None = None
     next_pos: int = 0
     found: list[Found] = field(default_factory=list)
+    torn: list[Found] = field(default_factory=list)
 
 
 def recover(fs: FileSystem, folder: str) -> Recovered:
     """Reads all files of `folder`, oldest first.
 
-    Raises `UnsupportedVersion` for a file of a newer format, `OSError` if the disk fails.
+    Raises `UnsupportedVersion` for a file of a newer format, `JournalFull` or
+    `JournalFailed` if the disk is full or fails.
     """
-    fs.make_folders(folder)
-    names = sorted(name for name, is_folder in fs.scan(folder) if _is_journal(name, is_folder))
-    result = Recovered()
-    for number, name in enumerate(names):
-        _recover_file(fs, folder, name, newest=number == len(names) - 1, into=result)
-    return result
-
-
-def _is_journal(name: str, is_folder: bool) -> bool:
-    return not is_folder and name.endswith(wal.SUFFIX)
-
-
-def _recover_file(
-    fs: FileSystem, folder: str, name: str, *, newest: bool, into: Recovered
-) -> None:
-    path = f"{folder}/{name}"
-    source = fs.open(path, "read")
     try:
-        header = read_header(source)
-    except UnsupportedVersion:
-        raise
-    except Damaged as error:
-        source.close()
-        _move_aside(fs, folder, name, str(error), into)
-        return
-    file = JournalFile(
-        fs,
-        path,
-        ulid=header.file,
-        secret=header.secret,
-        node=header.node,
-        first_pos=header.first_pos,
-        size=source.size(),
-        index=FileIndex(),
-    )
-    into.next_pos = max(into.next_pos, header.first_pos)
-    # An older file was synced whole before the next one was begun.
-    known = 0 if newest else source.size()
-    try:
+        return _Recovery(fs, folder).run()
+    except OSError as error:
+        if error.errno in FULL:
+            raise JournalFull(f"the disk of the journal is full: {error}") from error
+        raise JournalFailed(f"reading the journal failed: {error}") from error
+
+
+class _Recovery:
+    def __init__(self, fs: FileSystem, folder: str) -> None:
+        self._fs = fs
+        self._folder = folder
+        self._result = Recovered()
+        self._replay = Replay()
+        self._gaps: list[tuple[int, Found]] = []
+        self._whole_aside = False
+        self._lost_whole = 0
+
+    def run(self) -> Recovered:
+        self._fs.make_folders(self._folder)
+        present = [name for name, is_folder in self._fs.scan(self._folder) if not is_folder]
+        names = sorted(name for name in present if name.endswith(wal.SUFFIX))
+        self._remove_leftovers(present)
+        for name in names:
+            self._file(name, newest=name == names[-1])
+        result = self._result
+        result.next_pos = max([file.end_pos for file in result.files], default=0) + self._lost_whole
+        state = result.state = self._replay.state
+        shipped = 0 if state is None else state.confirmed.end
+        result.found += [gap for end, gap in self._gaps if end > shipped]
+        return result
+
+    def _remove_leftovers(self, present: list[str]) -> None:
+        """Files whose making was interrupted, and indexes: those are made again."""
+        for name in present:
+            if name.endswith((wal.MAKING_SUFFIX, indexes.SUFFIX)):
+                discard(self._fs, f"{self._folder}/{name}")
+
+    def _file(self, name: str, *, newest: bool) -> None:
+        path = f"{self._folder}/{name}"
+        source = self._fs.open(path, "read")
+        try:
+            header = self._header(source, name)
+            if header is None:
+                self._lost_whole = source.size() if newest else 0
+                return
+            file = JournalFile(self._fs, path, header=header, size=source.size())
+            self._admit(file)
+            self._read(source, header, file, newest=newest)
+        finally:
+            source.close()
+        if newest:
+            _sync(self._fs, file.path)
+        self._result.files.append(file)
+        file.spill_index()
+
+    def _header(self, source: File, name: str) -> wal.FileHeader | None:
+        ulid = name.removesuffix(wal.SUFFIX)
+        try:
+            header = read_header(source)
+            if header.file == ulid:
+                return header
+            reason = f"it is a copy of {header.file}{wal.SUFFIX}"
+        except UnsupportedVersion:
+            raise
+        except Damaged as error:
+            salvaged = salvage_header(source, ulid)
+            if salvaged is not None:
+                path = f"{self._folder}/{name}"
+                self._result.found.append(Found(path, 0, salvaged.size, "", str(error)))
+                return salvaged
+            reason = str(error)
+        self._move_aside(name, source.size(), reason)
+        return None
+
+    def _admit(self, file: JournalFile) -> None:
+        """Compares where the file begins with where the one before it ended."""
+        files = self._result.files
+        if not files:
+            self._replay.low_pos = file.first_pos
+        elif file.first_pos < files[-1].end_pos:
+            # What was lost of the one before is known not to reach so far.
+            files[-1].end_pos = file.first_pos
+        elif file.first_pos > files[-1].end_pos and not self._whole_aside:
+            missing = file.first_pos - files[-1].end_pos
+            reason = f"{missing} lines before this file are gone"
+            self._gaps.append((file.first_pos, Found(file.path, 0, 0, "", reason)))
+        self._whole_aside = False
+
+    def _read(
+        self, source: File, header: wal.FileHeader, file: JournalFile, *, newest: bool
+    ) -> None:
+        # An older file was synced whole before the next one was begun.
+        known = 0 if newest else source.size()
+        lost = 0
+        stated = False
         for item in scan(source, header, synced=known):
+            damage = item if isinstance(item, Damage) else None
+            if isinstance(item, TornTail):
+                self._cut_tail(file, item)
+                break
             if isinstance(item, Entry):
-                _apply(item, file, into)
-            elif isinstance(item, Damage):
-                _copy_aside(fs, folder, file, item, into)
-            else:
-                _cut_tail(fs, file, item)
-    finally:
-        source.close()
-    file.end_pos = max(into.next_pos, file.end_pos)
-    into.files.append(file)
-    file.spill_index()
+                if not stated and item.kind != wal.STATE:
+                    stated = self._without_state(header)
+                damage = self._apply(item, file)
+                stated = stated or damage is None
+                lost = 0 if damage is None and item.kind == wal.BATCH else lost
+            if damage is not None:
+                self._damaged(file, damage)
+                lost += damage.size
+        if not stated:
+            self._without_state(header)
+        file.end_pos += lost
+
+    def _without_state(self, header: wal.FileHeader) -> bool:
+        self._replay.without_state(header.node)
+        return True
+
+    def _apply(self, entry: Entry, file: JournalFile) -> Damage | None:
+        try:
+            self._replay.apply(entry, file)
+        except (Damaged, InvalidInput, ValueError, KeyError, TypeError) as error:
+            return Damage(
+                entry.offset - wal.PREFIX.size, wal.PREFIX.size + len(entry.body), str(error)
+            )
+        return None
+
+    def _cut_tail(self, file: JournalFile, tail: TornTail) -> None:
+        reason = "the end was never synced"
+        aside = self._copy_aside(file, tail.offset, tail.size)
+        self._result.torn.append(Found(file.path, tail.offset, tail.size, aside, reason))
+        target = self._fs.open(file.path, "append")
+        try:
+            target.truncate(tail.offset)
+        finally:
+            target.close()
+        file.size = tail.offset
+
+    def _damaged(self, file: JournalFile, damage: Damage) -> None:
+        aside = self._copy_aside(file, damage.offset, damage.size)
+        self._result.found.append(
+            Found(file.path, damage.offset, damage.size, aside, damage.reason)
+        )
+
+    def _copy_aside(self, file: JournalFile, offset: int, size: int) -> str:
+        """Where the bytes are copied to; nowhere if the disk has no room for them."""
+        path = f"{self._folder}/{ASIDE}/{file.ulid}-{offset}.bin"
+        try:
+            self._fs.make_folders(os.path.dirname(path))
+            if self._fs.stat(path) is not None:
+                self._fs.unlink(path)
+            self._copy(file.path, offset, size, path)
+            self._fs.sync_folder(os.path.dirname(path))
+        except OSError:
+            # What matters stays readable without the copy; where the bytes stood is reported.
+            return ""
+        return path
+
+    def _copy(self, path: str, offset: int, size: int, aside: str) -> None:
+        source = self._fs.open(path, "read")
+        try:
+            target = self._fs.open(aside, "create")
+            try:
+                self._fs.copy(source, offset, size, target)
+                target.sync()
+            finally:
+                target.close()
+        finally:
+            source.close()
+
+    def _move_aside(self, name: str, size: int, reason: str) -> None:
+        aside = f"{self._folder}/{ASIDE}"
+        path = f"{self._folder}/{name}"
+        self._fs.make_folders(aside)
+        self._fs.rename(path, f"{aside}/{name}")
+        self._fs.sync_folder(aside)
+        self._fs.sync_folder(self._folder)
+        self._whole_aside = True
+        self._result.found.append(Found(path, 0, size, f"{aside}/{name}", reason))
 
 
-def _apply(entry: Entry, file: JournalFile, into: Recovered) -> None:
-    if entry.kind == wal.BATCH:
-        _apply_batch(entry, file, into)
-        return
-    value = orjson.loads(entry.body[1:])
-    if entry.kind == wal.STATE:
-        into.state = decode_state(value)
-        into.next_pos = max(into.next_pos, value["pos"])
-    elif into.state is not None:
-        _apply_change(entry.kind, value, into.state)
-
-
-def _apply_batch(entry: Entry, file: JournalFile, into: Recovered) -> None:
-    batch = wal.decode_batch(entry.body)
-    file.index.add(
-        batch.key,
-        batch.connector,
-        offset=entry.offset + batch.text_at,
-        pos=batch.pos,
-        ulid=batch.ulid,
-        digest=batch.digest,
-        size=batch.text_size,
-        records=batch.records,
-        lines=batch.lines,
-        meta=batch.meta_size,
-    )
-    into.next_pos = max(into.next_pos, batch.pos + batch.records)
-    if into.state is not None:
-        into.state.last_ulid = max(into.state.last_ulid, batch.ulid)
-
-
-def _apply_change(kind: int, value: dict[str, object], state: JournalState) -> None:
-    if kind == wal.CUT:
-        node, cut = decode_cut_entry(value)
-        if node == state.node:
-            state.cuts.append(cut)
-    elif kind == wal.CLOSE:
-        pos = value["pos"]
-        assert isinstance(pos, int)
-        state.closes[RunKey(str(value["fqn"]), str(value["run"]))] = pos
-    elif kind == wal.TOMBSTONE:
-        run = value["run"]
-        key = (str(value["fqn"]), None if run is None else str(run))
-        state.tombstones[key] = max(state.tombstones.get(key, 0), ulids.decode(str(value["t"])))
-
-
-def _cut_tail(fs: FileSystem, file: JournalFile, tail: TornTail) -> None:
-    target = fs.open(file.path, "append")
+def _sync(fs: FileSystem, path: str) -> None:
+    target = fs.open(path, "append")
     try:
-        target.truncate(tail.offset)
         target.sync()
     finally:
         target.close()
-    file.size = tail.offset
-
-
-def _copy_aside(
-    fs: FileSystem, folder: str, file: JournalFile, damage: Damage, into: Recovered
-) -> None:
-    fs.make_folders(f"{folder}/{ASIDE}")
-    path = f"{folder}/{ASIDE}/{file.ulid}-{damage.offset}.bin"
-    if fs.stat(path) is not None:
-        fs.unlink(path)
-    target = fs.open(path, "create")
-    source = fs.open(file.path, "read")
-    try:
-        fs.copy(source, damage.offset, damage.size, target)
-        target.sync()
-    finally:
-        source.close()
-        target.close()
-    fs.sync_folder(os.path.dirname(path))
-    into.found.append(
-        Found(file.path, damage.offset, damage.size, path, "entries fail their checksum")
-    )
-
-
-def _move_aside(fs: FileSystem, folder: str, name: str, reason: str, into: Recovered) -> None:
-    fs.make_folders(f"{folder}/{ASIDE}")
-    path = f"{folder}/{name}"
-    aside = f"{folder}/{ASIDE}/{name}"
-    stat = fs.stat(path)
-    fs.rename(path, aside)
-    fs.sync_folder(f"{folder}/{ASIDE}")
-    fs.sync_folder(folder)
-    into.found.append(Found(path, 0, stat.size if stat else 0, aside, reason))

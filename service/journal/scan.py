@@ -15,11 +15,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import orjson
+
 from logstore.errors import Damaged
 from logstore.filesystem import File
 from service.journal import format as wal
 
 _PIECE = 1 << 20
+_LONGEST_HEADER = 1 << 13
+_SECRET_AT = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,7 @@ class Damage:
 
     offset: int
     size: int
+    reason: str = "entries fail their checksum"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,3 +142,31 @@ def read_header(file: File) -> wal.FileHeader:
         raise Damaged("not a journal file: it has no header")
     _, _, length, *_ = wal.HEADER.unpack(head)
     return wal.decode_header(file.pread(min(length, 1 << 16), 0))
+
+
+def salvage_header(file: File, ulid: str) -> wal.FileHeader | None:
+    """What a damaged header of file `ulid` must have said, None if nothing tells.
+
+    The `state` behind it names file, node and position, and stands where a header of that
+    node's length ends. The secret is not said again: if it is damaged as well, marks are
+    not found, and reading ends at the first bad entry.
+    """
+    window = _Window(file)
+    for offset in range(wal.HEADER.size, min(_LONGEST_HEADER, window.size)):
+        body = _body_at(window, offset)
+        if body is not None and body[0] == wal.STATE:
+            return _header_before(file, ulid, offset, body)
+    return None
+
+
+def _header_before(
+    file: File, ulid: str, offset: int, body: memoryview
+) -> wal.FileHeader | None:
+    try:
+        state = orjson.loads(body[1:])
+        node, first_pos, name = str(state["node"]), int(state["pos"]), state["files"][-1]
+    except (ValueError, KeyError, TypeError, IndexError):
+        return None
+    header = wal.FileHeader(ulid, file.pread(8, _SECRET_AT), first_pos, node, offset)
+    fits = len(wal.encode_header(file=ulid, secret=header.secret, first_pos=0, node=node))
+    return header if name == ulid and fits == offset else None

@@ -48,7 +48,7 @@ class JournalBatches:
     def text(self, indexes: Indexes) -> bytes:
         if len(indexes) == 1:
             row = self.rows[indexes[0]]
-            file = self._files[self._file_of[indexes[0]]]
+            file: JournalFile = self._files[self._file_of[indexes[0]]]
             return file.read(int(row["size"]), int(row["offset"]))
         pieces: list[bytes | memoryview] = []
         for low, high in self._spans(indexes):
@@ -114,7 +114,7 @@ class JournalPin:
         self.end_pos = end_pos
         self._files = files
         for file in files:
-            file.pins += 1
+            file.pin()
         self._held = True
 
     def batches(

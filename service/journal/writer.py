@@ -7,12 +7,14 @@ event loop takes further batches for the next group.
 Invariants:
 
 - A `durable` batch's future is done after a sync that covers it; a `fast` one's after
-  the write, and its sync follows within `fast_sync_seconds`.
+  the write, and its sync follows within `fast_sync_seconds` or `_UNSYNCED_BYTES`.
 - Changes of the state are applied with the sync of their entry, before a file may roll,
   so the `state` entry of a new file never misses what stands in an older one.
 - A failed write is undone: the file is cut back to its last whole entry, nothing of the
   group is acknowledged, and its positions are given out again.
 - A failed sync is never retried (the kernel may have dropped the pages).
+- However the task ends, everybody who waits is told; what fails in a listener is
+  reported to the loop and touches nobody's batch.
 """
 
 from __future__ import annotations
@@ -23,9 +25,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from logstore.batch import RunKey
-from logstore.syncer import Syncer
 from logstore.errors import JournalFailed, JournalFull
 from logstore.filesystem import File
+from logstore.syncer import Syncer
 from service.journal import format as wal
 from service.journal.file import JournalFile
 from service.journal.state import JournalState
@@ -49,7 +51,10 @@ class Appended(NamedTuple):
 
 
 class Control(NamedTuple):
-    """An entry without lines, and the change of the state that it stands for."""
+    """An entry without lines, and what is to be done once it is synced.
+
+    With an empty entry it waits for the sync of all that was submitted before it.
+    """
 
     entry: bytes
     apply: Callable[[JournalState], None]
@@ -57,6 +62,11 @@ class Control(NamedTuple):
 
 
 Item: TypeAlias = Appended | Control
+
+# What waits for its sync is held in memory for the listeners.
+_UNSYNCED_BYTES = 8 << 20
+# What a full disk or a quota answers.
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class GroupWriter:
@@ -80,6 +90,7 @@ class GroupWriter:
         self._loop = asyncio.get_running_loop()
         self._submitted: list[Item] = []
         self._unsynced: list[Item] = []
+        self._unsynced_bytes = 0
         self._sync_due = False
         self._next_mark = 0
         self._synced_size = 0
@@ -92,6 +103,7 @@ class GroupWriter:
         self.written_pos = pos
         self.synced_pos = pos
         self.syncs = 0
+        self.listener_failures = 0
         self.failure: JournalFailed | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -111,16 +123,18 @@ class GroupWriter:
         self._awake()
 
     async def close(self) -> None:
-        """Writes and syncs what was submitted, then ends."""
+        """Writes and syncs what was submitted, then ends. Raises what broke the task."""
         self._closing = True
-        self._sync_due = True
         self._awake()
-        if self._task is not None:
-            await self._task
-        if self._fast_timer is not None:
-            self._fast_timer.cancel()
+        if self._task is None:
+            return
+        # Not awaited itself: cancelling the caller must not cancel a sync.
+        await asyncio.wait((self._task,))
+        self._stop_timer()
         if self._out is not None:
             self._out.close()
+        if not self._task.cancelled():
+            self._task.result()
 
     def _awake(self) -> None:
         if self._wake is not None and not self._wake.done():
@@ -128,17 +142,19 @@ class GroupWriter:
 
     async def _work(self) -> None:
         try:
-            while not self._closing or self._submitted or self._unsynced:
-                if not self._submitted and not self._sync_due:
-                    await self._sleep()
+            while self._submitted or self._unsynced or not self._closing:
                 if self._submitted:
                     self._write()
-                if self._sync_due:
+                if self._unsynced and (self._sync_due or self._closing):
                     await self._sync()
+                elif not self._submitted and not self._closing:
+                    await self._sleep()
         except OSError as error:
             self._fail(JournalFailed(f"the journal's disk failed: {error}"))
-        except Exception as error:
-            self._fail(JournalFailed(f"the journal's writer failed: {error!r}"))
+        except JournalFailed as failure:
+            self._fail(failure)
+        except BaseException as error:
+            self._fail(JournalFailed(f"the journal's writer was stopped: {error!r}"))
             raise
 
     async def _sleep(self) -> None:
@@ -156,21 +172,33 @@ class GroupWriter:
         start, mark = self._file.size, self._next_mark
         pieces, offsets = self._layout(group, start)
         try:
-            self._file.size = start + self._out.write(pieces)
-        except OSError as error:
-            self._out.truncate(start)
+            size = self._out.write(pieces)
+        except BaseException as error:  # noqa: BLE001 -- raised again, unless the disk is full
             self._next_mark = mark
-            self.next_pos = self.written_pos
-            _fail_all(group, _write_error(error))
-            if error.errno not in _FULL:
-                raise
+            self._refuse(group, error, self._out)
             return
+        self._file.size = start + size
+        self._unsynced_bytes += size
         for item, offset in zip(group, offsets, strict=True):
             self._account(item, offset)
         self._file.end_pos = self.written_pos
         self._unsynced += group
+        if self._unsynced_bytes >= _UNSYNCED_BYTES:
+            self._sync_due = True
         if not self._sync_due and self._fast_timer is None:
             self._fast_timer = self._loop.call_later(self._fast_sync_seconds, self._fast_due)
+
+    def _refuse(self, group: Sequence[Item], error: BaseException, out: File) -> None:
+        """Undoes a write that found the disk full; after any other failure the task ends."""
+        try:
+            if not (isinstance(error, OSError) and error.errno in FULL):
+                raise error
+            out.truncate(self._file.size)
+        except BaseException as fatal:
+            _fail_all(group, JournalFailed(f"writing the journal failed: {fatal!r}"))
+            raise
+        self.next_pos = self.written_pos
+        _fail_all(group, JournalFull(f"the disk of the journal is full: {error}"))
 
     def _layout(self, group: Sequence[Item], offset: int) -> tuple[list[bytes], list[int]]:
         """The bytes to write, and the offset of each item's first byte."""
@@ -210,7 +238,8 @@ class GroupWriter:
         if item.ulid > self._state.last_ulid:
             self._state.last_ulid = item.ulid
         if item.fast:
-            _finish(item.done)
+            if not item.done.done():
+                item.done.set_result(None)
         else:
             self._sync_due = True
 
@@ -219,45 +248,47 @@ class GroupWriter:
         self._sync_due = True
         self._awake()
 
+    def _stop_timer(self) -> None:
+        if self._fast_timer is not None:
+            self._fast_timer.cancel()
+            self._fast_timer = None
+
     async def _sync(self) -> None:
         self._sync_due = False
-        size, pos = self._file.size, self.written_pos
-        count = len(self._unsynced)
+        self._stop_timer()
         assert self._out is not None
         await self._syncer.sync(self._out)
-        items = self._unsynced[:count]
-        del self._unsynced[:count]
+        # Nobody else writes, so all that is written is synced now.
+        items, self._unsynced = self._unsynced, []
+        self._unsynced_bytes = 0
         self.syncs += 1
-        self._synced_size = size
-        self.synced_pos = pos
+        self._synced_size = self._file.size
+        self.synced_pos = self.written_pos
         batches = []
         for item in items:
             if isinstance(item, Appended):
                 batches.append(item)
             else:
                 item.apply(self._state)
-            _finish(item.done)
-        self._on_synced(batches)
+            if not item.done.done():
+                item.done.set_result(None)
+        if batches:
+            self._tell(batches)
         self._after_sync()
+
+    def _tell(self, batches: Sequence[Appended]) -> None:
+        try:
+            self._on_synced(batches)
+        except Exception as error:  # noqa: BLE001 -- what is synced does not hang on listeners
+            self.listener_failures += 1
+            self._loop.call_exception_handler(
+                {"message": "a listener of the journal failed", "exception": error}
+            )
 
     def _fail(self, failure: JournalFailed) -> None:
         self.failure = failure
         _fail_all([*self._unsynced, *self._submitted], failure)
         self._unsynced, self._submitted = [], []
-
-
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
-def _write_error(error: OSError) -> JournalFull | JournalFailed:
-    if error.errno in _FULL:
-        return JournalFull(f"the disk of the journal is full: {error}")
-    return JournalFailed(f"writing the journal failed: {error}")
-
-
-def _finish(done: asyncio.Future[None]) -> None:
-    if not done.done():
-        done.set_result(None)
 
 
 def _fail_all(items: Iterable[Item], error: JournalFull | JournalFailed) -> None:

@@ -1,0 +1,117 @@
+"""Entries of a journal, applied one after another to what the node knows.
+
+A file's `state` replaces what was known. If it cannot be read, the older state and all
+that changed it since say no less: what was confirmed meanwhile is found in the store
+again. Where segments are missing between two cuts, or no older state is there, nobody
+can tell any more how the lines were cut: the state then claims no segment at all, and
+the node, finding its own segments in the store, goes on as a fork that ships all it
+holds again. Readers know those lines by their ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from logstore import ulid as ulids
+from logstore.batch import RunKey
+from logstore.errors import Damaged
+from service.journal import format as wal
+from service.journal.file import JournalFile
+from service.journal.scan import Entry
+from service.journal.state import Cut, JournalState, decode_cut_entry, decode_state
+
+
+class Replay:
+    """What the files read so far say. `low_pos` is the first position of the oldest."""
+
+    def __init__(self) -> None:
+        self.state: JournalState | None = None
+        self.low_pos = 0
+        self._cuts_known = True
+
+    def apply(self, entry: Entry, file: JournalFile) -> None:
+        """Applies an entry whose checksum fits.
+
+        Raises `Damaged`, `InvalidInput`, `ValueError`, `KeyError` or `TypeError`, having
+        changed nothing, if it makes no sense all the same.
+        """
+        if entry.kind == wal.BATCH:
+            self._batch(entry, file)
+            return
+        if entry.kind not in (wal.STATE, wal.CUT, wal.CLOSE, wal.TOMBSTONE, wal.CONFIRM):
+            raise Damaged(f"an entry of the unknown kind {entry.kind}")
+        value = orjson.loads(entry.body[1:])
+        if entry.kind == wal.STATE:
+            self.state = decode_state(value)
+            self._cuts_known = True
+        elif self.state is not None:
+            self._change(entry.kind, value, self.state)
+
+    def without_state(self, node: str) -> None:
+        """Goes on in a file of `node` whose `state` cannot be read."""
+        if self.state is None:
+            self.state = JournalState(node, base=self.low_pos)
+            self._forget_cuts(self.state)
+        elif self.state.node != node:
+            self.state.reincarnate(node, self.low_pos)
+            self._forget_cuts(self.state)
+
+    def _batch(self, entry: Entry, file: JournalFile) -> None:
+        batch = wal.decode_batch(entry.body)
+        if batch.pos < file.end_pos:
+            raise Damaged(f"positions fall from {file.end_pos} to {batch.pos}")
+        file.index.add(
+            batch.key,
+            batch.connector,
+            offset=entry.offset + batch.text_at,
+            pos=batch.pos,
+            ulid=batch.ulid,
+            digest=batch.digest,
+            size=batch.text_size,
+            records=batch.records,
+            lines=batch.lines,
+            meta=batch.meta_size,
+        )
+        file.end_pos = batch.pos + batch.records
+        if self.state is not None:
+            self.state.last_ulid = max(self.state.last_ulid, batch.ulid)
+
+    def _change(self, kind: int, value: Mapping[str, Any], state: JournalState) -> None:
+        if kind in (wal.CUT, wal.CONFIRM):
+            node, cut = decode_cut_entry(value)
+            if node == state.node and self._cuts_known:
+                self._cut(cut, state) if kind == wal.CUT else _confirm(cut, state)
+        elif kind == wal.CLOSE:
+            pos = value["pos"]
+            if not isinstance(pos, int):
+                raise Damaged("a close without a position")
+            state.closes[RunKey(str(value["fqn"]), str(value["run"]))] = pos
+        else:
+            run = value["run"]
+            key = (str(value["fqn"]), None if run is None else str(run))
+            t = ulids.decode(str(value["t"]))
+            state.tombstones[key] = max(state.tombstones.get(key, 0), t)
+
+    def _cut(self, cut: Cut, state: JournalState) -> None:
+        last = state.last_cut()
+        if cut.seq == last.seq + 2:
+            # The one between is damaged, but its ends are those of its neighbours.
+            state.cuts.append(Cut(last.seq + 1, last.end, cut.first))
+        elif cut.seq > last.seq + 2:
+            self._forget_cuts(state)
+            return
+        if cut.seq > last.seq:
+            state.cuts.append(cut)
+
+    def _forget_cuts(self, state: JournalState) -> None:
+        low = max(state.base, self.low_pos)
+        state.confirmed, state.cuts = Cut(0, low, low), []
+        self._cuts_known = False
+
+
+def _confirm(cut: Cut, state: JournalState) -> None:
+    if cut.seq > state.confirmed.seq:
+        state.confirm(cut)
