@@ -37,10 +37,11 @@ State = Literal["open", "closing", "closed", "deleted"]
 Kind = Literal["chunk", "logs"]
 
 _STATES = ("open", "closing", "closed", "deleted")
-_KNOWN = frozenset(
-    ("format", "version", "fqn", "run", "state", "generation", "epoch", "owner", "chunks")
-    + ("writers", "closes", "partial", "closing", "first_ms", "last_ms", "flushed_ms")
+_NAMES = (
+    "format version fqn run state generation epoch owner chunks writers closes partial closing "
+    "first_ms last_ms flushed_ms"
 )
+_KNOWN = frozenset(_NAMES.split(" "))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +129,28 @@ class Manifest:
         """All batches of the node below this position are in the chunks or left out."""
         return self.writers.get(node, 0)
 
+    def deleted_through(self, t: int) -> Manifest:
+        """This manifest after a deletion up to `t`; itself if it knows of that already."""
+        if self.generation >= t:
+            return self
+        return replace(
+            self,
+            state="deleted",
+            generation=t,
+            chunks=(),
+            closes={},
+            closing=None,
+            partial=None,
+            first_ms=0,
+            last_ms=0,
+        )
+
     def settled(self, chunks: int | None = None) -> bool:
         """Whether all batches in the first `chunks` chunks (all, if None) came before the close."""
         return bool(self.closes) and all(
-            [
-                end <= self.closes.get(node, 0)
-                for chunk in self.chunks[:chunks]
-                for node, (_, end) in chunk.writers.items()
-            ]
+            end <= self.closes.get(node, 0)
+            for chunk in self.chunks[:chunks]
+            for node, (_, end) in chunk.writers.items()
         )
 
 

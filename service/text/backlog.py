@@ -1,0 +1,114 @@
+"""Segments whose lines are not all in chunks yet: what the journal may hold no more.
+
+Those of this node come as they are confirmed and go with the text mark. Those of a parent
+incarnation are found in the store at the start. A run's news stand in this order, which is
+also the order in which they become chunks: segments of parents, segments of this node that
+the journal has let go, the journal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from logstore import keys
+from logstore.batch import RunKey
+from logstore.errors import Damaged, NotFound, UnsupportedVersion
+from logstore.objects.store import ObjectStore
+from logstore.runs.manifest import Manifest
+from logstore.runs.textmark import read_text_mark
+from logstore.segments.footer import SegmentRun
+from logstore.segments.reader import fetch_segment, read_footer
+from logstore.segments.stored import SegmentBatches
+from service.offload import Offload
+from service.text.pin import Pin
+from service.text.selection import Source
+
+
+@dataclass(slots=True)
+class StoredSegment:
+    """A confirmed segment; `runs` is known once its footer was read, empty if it is unreadable."""
+
+    node: str
+    seq: int
+    first: int
+    end: int
+    runs: dict[RunKey, SegmentRun] | None = None
+
+
+class Backlog:
+    """Of this node and its parents."""
+
+    def __init__(self, store: ObjectStore, node: str, offload: Offload) -> None:
+        self._store = store
+        self._node = node
+        self._offload = offload
+        self.parents: list[StoredSegment] = []
+        self.own: list[StoredSegment] = []
+        self.unreadable = 0
+
+    async def find(self, node: str) -> list[StoredSegment]:
+        """Segments of `node` above its text mark, in order."""
+        mark = await read_text_mark(self._store, node)
+        found: list[StoredSegment] = []
+        after = keys.segment(node, mark.seq)
+        pos = mark.pos
+        async for info in self._store.list(keys.segments_of(node), after=after):
+            parsed = keys.parse_segment(info.key)
+            if parsed is not None:
+                segment = StoredSegment(node, parsed[1], pos, pos)
+                await self._describe(segment)
+                pos = segment.end
+                found.append(segment)
+        return found
+
+    def now(self) -> list[StoredSegment]:
+        """The segments of this moment; taken before the manifest is read."""
+        return [*self.parents, *self.own]
+
+    async def sources(
+        self, key: RunKey, pin: Pin, segments: Sequence[StoredSegment], manifest: Manifest, end: int
+    ) -> list[Source]:
+        """Where news of the run stand, below position `end` of this node, in order."""
+        found: list[Source] = []
+        for segment in segments:
+            own = segment.node == self._node
+            limit = min(segment.end, end, pin.first_pos) if own else segment.end
+            start = max(segment.first, manifest.dealt_with(segment.node))
+            if start < limit:
+                found += await self._open(segment, key, limit)
+        start = max(manifest.dealt_with(self._node), pin.first_pos)
+        found.append(Source(pin.batches(run=key, start=start, end=end), min(end, pin.end_pos)))
+        return found
+
+    async def runs_of(self, segment: StoredSegment) -> Sequence[SegmentRun]:
+        """The runs of which the segment holds lines."""
+        if segment.runs is None:
+            await self._describe(segment)
+        return list((segment.runs or {}).values())
+
+    async def _open(self, segment: StoredSegment, key: RunKey, limit: int) -> list[Source]:
+        if all(run.key != key for run in await self.runs_of(segment)):
+            return []
+        try:
+            where = keys.segment(segment.node, segment.seq)
+            file = await fetch_segment(self._store, where, run=key)
+            batches = await self._offload(lambda: SegmentBatches(file, key))
+        except NotFound:
+            return []  # consumed by all and deleted: its lines are in the chunks
+        return [Source(batches, limit)]
+
+    async def _describe(self, segment: StoredSegment) -> None:
+        try:
+            footer = await read_footer(self._store, keys.segment(segment.node, segment.seq))
+        except UnsupportedVersion:
+            raise
+        except (NotFound, Damaged) as error:
+            # A segment that fails its checks is set aside by the compactor; its place
+            # is empty for every reader until `verify --repair` brings it back.
+            self.unreadable += isinstance(error, Damaged)
+            segment.runs = {}
+            return
+        segment.runs = {run.key: run for run in footer.runs}
+        if footer.ranges:
+            segment.first, segment.end = footer.ranges[0][0], footer.ranges[-1][1]

@@ -1,0 +1,36 @@
+"""A cache of immutable things, bounded by their bytes: the last used ones stay."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Cache(Generic[T]):
+    """At most `limit_bytes` of values, as their callers tell the size."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit = limit_bytes
+        self._held: OrderedDict[Hashable, tuple[T, int]] = OrderedDict()
+        self.bytes = 0
+
+    def get(self, key: Hashable) -> T | None:
+        """The value, if it is held."""
+        found = self._held.get(key)
+        if found is None:
+            return None
+        self._held.move_to_end(key)
+        return found[0]
+
+    def put(self, key: Hashable, value: T, size: int) -> None:
+        """Holds the value; one that is larger than the cache is not held."""
+        if size > self._limit or key in self._held:
+            return
+        self._held[key] = (value, size)
+        self.bytes += size
+        while self.bytes > self._limit:
+            _, (_, gone) = self._held.popitem(last=False)
+            self.bytes -= gone

@@ -1,0 +1,269 @@
+"""The flusher: confirmed lines into their runs' chunks, in the background.
+
+    confirmed(segment) ──► pending (per run: position, bytes, since)
+                              │  5 MiB, 2 minutes, or a close
+                              ▼
+                    at most `parallel` flushes at once ──► text mark
+
+A run that fails waits its back-off without holding a place, and holds back no other run;
+it does hold back the text mark, so that nothing is forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from logstore.batch import RunKey
+from logstore.clock import Clock
+from logstore.errors import NotFound, OutcomeUnknown, TailraceError, Unavailable
+from logstore.objects.store import ObjectStore
+from logstore.runs.manifest import Manifest
+from logstore.runs.textmark import raise_text_mark, read_text_mark
+from service.text.backlog import Backlog, StoredSegment
+from service.text.flush import RunFlush
+from service.text.locks import RunLocks
+from service.text.pending import FlushRules, Pending
+from service.text.pin import Pin
+
+_LOOK_SECONDS = 0.5
+_UNKNOWN_BYTES_PER_ROW = 100
+
+
+@dataclass(frozen=True, slots=True)
+class FlushLimits:
+    """When a run is flushed and how much at once; bytes are of text."""
+
+    early_bytes: int = 5 << 20
+    seconds: float = 120.0
+    parallel: int = 4
+    chunk_bytes: int = 32 << 20
+    mark_seconds: float = 10.0
+
+
+class TextFlusher:
+    """Of one node. `after_flush` is called with every manifest that a flush left behind."""
+
+    def __init__(
+        self,
+        node: str,
+        parents: list[str],
+        store: ObjectStore,
+        clock: Clock,
+        limits: FlushLimits,
+        *,
+        pin: Callable[[], Pin],
+        backlog: Backlog,
+        run_flush: RunFlush,
+        locks: RunLocks,
+        fresh_id: Callable[[], str],
+        after_flush: Callable[[Manifest], Awaitable[None]],
+    ) -> None:
+        self._node = node
+        self._parents = parents
+        self._store = store
+        self._clock = clock
+        self._limits = limits
+        self._pin = pin
+        self._backlog = backlog
+        self._run_flush = run_flush
+        self._locks = locks
+        self._fresh_id = fresh_id
+        self._after_flush = after_flush
+        self._pending = Pending(FlushRules(limits.early_bytes, limits.seconds))
+        self._wake = asyncio.Event()
+        self._stopping = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._confirmed_pos = 0
+        self._mark_pos = -1
+        self._mark_due = 0.0
+        self._barriers: dict[RunKey, int] = {}
+        self.flushes = 0
+        self.failures = 0
+        self.last_error: str | None = None
+
+    @property
+    def flushed_pos(self) -> int:
+        """All lines of this node below are in chunks, or left out for good."""
+        return self._pending.low(self._confirmed_pos)
+
+    @property
+    def pending(self) -> Pending:
+        """What waits."""
+        return self._pending
+
+    # --- what comes in -------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Finds out from store and journal what waits. Raises `StoreUnavailable`."""
+        mark = await read_text_mark(self._store, self._node)
+        segments = await self._backlog.find(self._node)
+        parents = []
+        for parent in self._parents:
+            parents += await self._backlog.find(parent)
+        self._backlog.parents = parents
+        now = self._clock.monotonic()
+        with self._pin() as pin:
+            known = {segment.seq: segment for segment in self._backlog.own}
+            self._backlog.own = [
+                known.get(s.seq, s) for s in segments if s.end <= pin.confirmed_pos
+            ]
+            start = max(mark.pos, pin.first_pos)
+            self._pending.add_batches(pin.batches(start=start, end=pin.confirmed_pos), now)
+            self._confirmed_pos = max(self._confirmed_pos, pin.confirmed_pos)
+            released = [s for s in self._backlog.own if s.first < pin.first_pos]
+        self._mark_pos = mark.pos
+        for segment in [*released, *parents]:
+            await self._add_segment(segment, now)
+
+    async def _add_segment(self, segment: StoredSegment, now: float) -> None:
+        for run in await self._backlog.runs_of(segment):
+            first = run.first if segment.node == self._node else self.flushed_pos
+            self._pending.add(run.key, first, run.rows * _UNKNOWN_BYTES_PER_ROW, now)
+
+    def confirmed(self, seq: int, first: int, end: int) -> None:
+        """A segment of this node is in the store."""
+        if end <= self._confirmed_pos:
+            return
+        self._backlog.own.append(StoredSegment(self._node, seq, first, end))
+        with self._pin() as pin:
+            start = max(self._confirmed_pos, first)
+            batches = pin.batches(start=start, end=end)
+            self._pending.add_batches(batches, self._clock.monotonic())
+        self._confirmed_pos = end
+        self._wake.set()
+
+    def hold_at(self, key: RunKey, pos: int) -> None:
+        """Until `let_go`, no chunk of the run holds lines from both sides of `pos`."""
+        self._barriers[key] = pos
+
+    def let_go(self, key: RunKey) -> None:
+        """Ends `hold_at`."""
+        self._barriers.pop(key, None)
+
+    # --- what goes out -------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Flushes what is due until stopped."""
+        while not self._stopping:
+            self._begin_due()
+            await self.raise_marks()
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(_LOOK_SECONDS):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+
+    def _begin_due(self) -> None:
+        free = self._limits.parallel - len(self._tasks)
+        for key in self._pending.due(self._clock.monotonic())[: max(free, 0)]:
+            task = asyncio.get_running_loop().create_task(self._try(key))
+            self._tasks.add(task)
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._wake.set()
+
+    async def _try(self, key: RunKey) -> None:
+        # Counted in `flush`; the run waits its back-off.
+        with contextlib.suppress(TailraceError):
+            await self.flush(key)
+
+    async def flush(self, key: RunKey, *, end: int | None = None) -> Manifest | None:
+        """Everything confirmed of the run, below `end` if given. Raises `TailraceError`."""
+        async with self._locks.of(key):
+            limit = self._confirmed_pos if end is None else min(end, self._confirmed_pos)
+            waiting = self._pending.get(key)
+            if waiting is None:
+                return None
+            waiting.flushing, taken = True, waiting.bytes
+            try:
+                manifest = await self._flush_through(key, limit)
+            except BaseException as error:
+                self._failed(key, error)
+                raise
+            if limit < self._confirmed_pos and end is not None:
+                taken = 0 if self._news_above(key, limit) else taken
+            self._pending.done(key, taken, limit, self._clock.monotonic())
+            self.flushes += 1
+            self.last_error = None
+        try:
+            await self._after_flush(manifest)
+        except TailraceError as error:  # folding and publishing come again with the next flush
+            self.last_error = f"{key.fqn}/{key.run}: after the flush: {error}"
+        return manifest
+
+    async def _flush_through(self, key: RunKey, limit: int) -> Manifest:
+        """In two chunks if a close stands between."""
+        with self._pin() as pin:
+            barrier = self._barriers.get(key)
+            if barrier is not None and barrier < limit:
+                await self._run_flush.flush(key, pin, barrier)
+            return await self._run_flush.flush(key, pin, limit)
+
+    def _news_above(self, key: RunKey, limit: int) -> bool:
+        with self._pin() as pin:
+            return len(pin.batches(run=key, start=limit, end=self._confirmed_pos).rows) > 0
+
+    def _failed(self, key: RunKey, error: BaseException) -> None:
+        self._pending.failed(key, self._clock.monotonic())
+        if isinstance(error, Exception):
+            self.failures += 1
+            self.last_error = f"{key.fqn}/{key.run}: {error}"
+
+    async def drain(self) -> None:
+        """Flushes everything confirmed, once. Raises the first `TailraceError` after trying all."""
+        failure: TailraceError | None = None
+        for key in self._pending.waiting():
+            try:
+                await self.flush(key)
+            except TailraceError as error:
+                failure = failure or error
+        await self.raise_marks(force=True)
+        if failure is not None:
+            raise failure
+
+    async def stop(self) -> None:
+        """Ends what is under way; it is done again after the next start."""
+        self._stopping = True
+        self._wake.set()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # --- text marks ----------------------------------------------------------------
+
+    async def raise_marks(self, *, force: bool = False) -> None:
+        """Writes down how far the segments are in chunks, every `mark_seconds`."""
+        now = self._clock.monotonic()
+        low = self.flushed_pos
+        if now < self._mark_due and not force:
+            return
+        done = [segment for segment in self._backlog.own if segment.end <= low]
+        try:
+            if done:
+                await self._raise(done[-1])
+                self._backlog.own = [s for s in self._backlog.own if s.end > done[-1].end]
+            if not len(self._pending):
+                for segment in list(self._backlog.parents):
+                    await self._raise(segment)
+                    self._backlog.parents.remove(segment)
+        except (Unavailable, OutcomeUnknown, NotFound) as error:
+            self.last_error = f"the text mark: {error}"
+            if force:
+                raise
+        self._mark_due = now + self._limits.mark_seconds
+
+    async def _raise(self, segment: StoredSegment) -> None:
+        await raise_text_mark(
+            self._store,
+            segment.node,
+            fresh_id=self._fresh_id,
+            seq=segment.seq,
+            pos=segment.end,
+        )

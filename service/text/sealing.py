@@ -1,0 +1,166 @@
+"""Sealing: the settled beginning of a run's text becomes `logs.txt`.
+
+    intent (manifest) ──► logs.txt composed under a condition ──► index ──► manifest ──► read back
+
+The intent carries a ULID that `logs.txt` gets as metadata, so an answer that was lost is
+resolved by looking. Whatever stands at `logs.txt` within a generation begins with the text
+that the manifest names, because it was composed from a longer beginning of the same run:
+a reader between composing and swapping still reads right. The chunks stay; the sweeper
+takes them after a day.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from logstore import keys
+from logstore.batch import RunKey
+from logstore.errors import Damaged, NotFound, OutcomeUnknown, PreconditionFailed
+from logstore.objects.store import ObjectInfo, ObjectStore, Part
+from logstore.runs.manifest import FORMAT, Chunk, Closing, Manifest
+from logstore.runs.manifests import Manifests
+from service.text.chunks import Chunks
+from service.text.fold import Folder
+
+_PUT = "tailrace-put"
+
+
+class Sealer:
+    """Seals one run at a time; its caller holds the run's lock."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        manifests: Manifests,
+        chunks: Chunks,
+        folder: Folder,
+        *,
+        prefix: str,
+    ) -> None:
+        self._store = store
+        self._manifests = manifests
+        self._chunks = chunks
+        self._folder = folder
+        self._prefix = prefix
+
+    async def seal(self, key: RunKey, node: str, pos: int) -> Manifest:
+        """Records that the node's lines below `pos` came before a close, and seals them.
+
+        Raises `StoreUnavailable`, `OutcomeUnknown`, `Damaged`; calling it again goes on.
+        """
+        while True:
+            put = self._manifests.fresh_id()
+            intend = partial(_intended, node=node, pos=pos, put=put)
+            seen = await self._manifests.update(key, intend)
+            manifest = seen.manifest
+            if manifest.closing is None or manifest.closing.put != put:
+                break
+            await self._build(manifest, manifest.closing)
+        if manifest.sealed:
+            await self._read_back(manifest)
+            await self._store.delete([keys.partial(self._prefix, key)])
+        return manifest
+
+    async def _build(self, manifest: Manifest, closing: Closing) -> None:
+        group = manifest.chunks[: len(closing.chunks)]
+        info = await self._compose(manifest, closing, group)
+        if info is None:
+            return  # somebody else's intent stands: look again
+        chunk_id = self._manifests.fresh_id()
+        sealed = await self._folder.joined(manifest.key, group, chunk_id, etag=info.etag)
+
+        def change(newest: Manifest) -> Manifest | None:
+            return _sealed(newest, closing, sealed)
+
+        await self._manifests.update(manifest.key, change)
+
+    async def _compose(
+        self, manifest: Manifest, closing: Closing, group: tuple[Chunk, ...]
+    ) -> ObjectInfo | None:
+        where = keys.logs(self._prefix, manifest.key)
+        while True:
+            there = await self._head(where)
+            if there is not None and there.metadata.get(_PUT) == closing.put:
+                return there
+            newest = (await self._manifests.get(manifest.key)).manifest
+            if newest.closing != closing:
+                return None
+            parts = [self._part(manifest, chunk, there) for chunk in group]
+            try:
+                return await self._store.compose(
+                    where,
+                    parts,
+                    if_absent=there is None,
+                    if_match=None if there is None else there.etag,
+                    metadata=_metadata(manifest, group, closing),
+                )
+            except (PreconditionFailed, OutcomeUnknown):
+                continue
+
+    def _part(self, manifest: Manifest, chunk: Chunk, there: ObjectInfo | None) -> Part:
+        where = self._chunks.text_key(manifest.key, chunk)
+        if chunk.kind == "chunk":
+            return Part(where)
+        if there is None or there.size < chunk.bytes:
+            raise Damaged(f"{where} is gone or cut, and the manifest names it")
+        return Part(where, 0, chunk.bytes, if_match=there.etag)
+
+    async def _head(self, key: str) -> ObjectInfo | None:
+        try:
+            return await self._store.head(key)
+        except NotFound:
+            return None
+
+    async def _read_back(self, manifest: Manifest) -> None:
+        logs = manifest.logs
+        there = await self._head(keys.logs(self._prefix, manifest.key))
+        if logs is None or there is None or (there.size, there.etag) != (logs.bytes, logs.etag):
+            raise Damaged(f"logs.txt of {manifest.key} is not what its manifest says")
+
+
+def _intended(manifest: Manifest, node: str, pos: int, put: str) -> Manifest | None:
+    """The manifest with the close and, if there is something to seal, the intent."""
+    if not manifest.chunks or (manifest.closing is not None and manifest.closing.put == put):
+        return None
+    closes = {**manifest.closes, node: max(manifest.closes.get(node, 0), pos)}
+    closed = replace(manifest, closes=closes, closing=None)
+    count = _settled_count(closed)
+    if count > (1 if manifest.logs is not None else 0):
+        group = closed.chunks[:count]
+        size = sum([chunk.bytes for chunk in group])
+        ids = tuple([chunk.id for chunk in group])
+        state = "closing" if count == len(closed.chunks) and not manifest.logs else closed.state
+        return replace(closed, state=state, closing=Closing(put, size, ids))
+    state = "closed" if closed.sealed and closed.settled() else "open"
+    changed = replace(closed, state=state)
+    return None if changed == manifest else changed
+
+
+def _settled_count(manifest: Manifest) -> int:
+    """How many of the first chunks hold only batches from before the close."""
+    count = 0
+    while count < len(manifest.chunks) and manifest.settled(count + 1):
+        count += 1
+    return count
+
+
+def _sealed(manifest: Manifest, closing: Closing, sealed: Chunk) -> Manifest | None:
+    """The manifest with `logs.txt` in the place of what it was made from."""
+    if manifest.closing != closing:
+        return None
+    rest = manifest.chunks[len(closing.chunks) :]
+    changed = replace(manifest, chunks=(sealed, *rest), closing=None, partial=None)
+    return replace(changed, state="closed" if changed.settled() else "open")
+
+
+def _metadata(
+    manifest: Manifest, group: tuple[Chunk, ...], closing: Closing
+) -> dict[str, str]:
+    return {
+        "last-flushed-line": str(sum([chunk.lines for chunk in group])),
+        "total-bytes": str(closing.bytes),
+        "writer-epoch": str(manifest.epoch),
+        "writer-version": str(FORMAT),
+        _PUT: closing.put,
+    }

@@ -1,0 +1,172 @@
+"""Sweeping: what nobody did. Run by every node; doing it twice does no harm.
+
+- A run that nobody closed is closed after `stream_timeout_seconds` without a line, also
+  one that this process has never seen: runs are found from their manifests.
+- Chunks that no manifest names go when they are older than `orphan_seconds`: folded away,
+  sealed, or written by a flush that did not live to swap its manifest.
+- Runs whose last line is older than `expiration_days` go; their manifest says deleted,
+  and goes too after as long again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+
+from logstore import keys
+from logstore import ulid as ulids
+from logstore.batch import RunKey
+from logstore.clock import Clock
+from logstore.errors import Damaged, NotFound, TailraceError
+from logstore.objects.store import ObjectInfo, ObjectStore
+from logstore.runs.manifest import Manifest, decode_manifest
+from logstore.runs.manifests import Manifests
+from service.text.deletions import Deletions
+from service.text.pin import Pin
+
+_DAY_MS = 86_400_000
+_LOOK_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SweepLimits:
+    """How often, and when what goes; `expiration_days` None keeps for ever."""
+
+    interval_seconds: float = 3600.0
+    stream_timeout_seconds: float = 86_400.0
+    orphan_seconds: float = 86_400.0
+    expiration_days: int | None = None
+
+
+class Sweeper:
+    """Of one node."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        manifests: Manifests,
+        deletions: Deletions,
+        clock: Clock,
+        limits: SweepLimits,
+        *,
+        prefix: str,
+        pin: Callable[[], Pin],
+        close: Callable[[RunKey], Awaitable[str]],
+        expire: Callable[[RunKey], Awaitable[None]],
+    ) -> None:
+        self._store = store
+        self._manifests = manifests
+        self._deletions = deletions
+        self._clock = clock
+        self._limits = limits
+        self._prefix = prefix
+        self._pin = pin
+        self._close = close
+        self._remove_objects = expire
+        self._clean: dict[str, str] = {}
+        self._stopping = False
+        self.finalised = 0
+        self.orphans = 0
+        self.expired = 0
+        self.damaged = 0
+        self.last_error: str | None = None
+
+    async def run(self) -> None:
+        """Sweeps at once, then every interval, until stopped."""
+        while not self._stopping:
+            try:
+                await self.sweep()
+                self.last_error = None
+            except TailraceError as error:
+                self.last_error = str(error)
+            await self._pause(self._clock.monotonic() + self._limits.interval_seconds)
+
+    async def _pause(self, due: float) -> None:
+        while not self._stopping and self._clock.monotonic() < due:
+            await self._clock.sleep(_LOOK_SECONDS)
+
+    def stop(self) -> None:
+        """Ends `run`."""
+        self._stopping = True
+
+    async def sweep(self) -> None:
+        """Looks at every run once. Raises `StoreUnavailable`."""
+        await self._deletions.load()
+        self.damaged = 0
+        clean: dict[str, str] = {}
+        async for info in self._store.list(keys.RUNS):
+            try:
+                await self._sweep_run(info, clean)
+            except NotFound:
+                continue
+            except Damaged as error:  # this run waits for `verify`; the others go on
+                self.damaged += 1
+                self.last_error = f"{info.key}: {error}"
+        self._clean = clean
+
+    async def _sweep_run(self, info: ObjectInfo, clean: dict[str, str]) -> None:
+        manifest = decode_manifest((await self._store.get(info.key))[1])
+        if self._has_hot(manifest):
+            return
+        idle_ms = self._clock.now_ms() - max(manifest.flushed_ms, manifest.last_ms)
+        days = self._limits.expiration_days
+        if days is not None and idle_ms > days * _DAY_MS:
+            await self._expire(info, manifest, days)
+        elif _unfinished(manifest) and idle_ms >= self._limits.stream_timeout_seconds * 1000:
+            await self._finalise(manifest)
+        if self._clean.get(info.key) == manifest.version or await self._sweep_chunks(manifest):
+            clean[info.key] = manifest.version
+
+    def _has_hot(self, manifest: Manifest) -> bool:
+        with self._pin() as pin:
+            start = max(manifest.dealt_with(pin.node), pin.first_pos)
+            return len(pin.batches(run=manifest.key, start=start).rows) > 0
+
+    async def _finalise(self, manifest: Manifest) -> None:
+        """Closes it, unless somebody appended since we looked."""
+        newest = (await self._manifests.get(manifest.key)).manifest
+        if newest.flushed_ms == manifest.flushed_ms and not self._has_hot(newest):
+            await self._close(manifest.key)
+            self.finalised += 1
+
+    async def _sweep_chunks(self, manifest: Manifest) -> bool:
+        """Whether nothing is left to sweep until the manifest changes."""
+        prefix = keys.chunks_of(self._prefix, manifest.key)
+        found = [info async for info in self._store.list(prefix)]
+        # Read after the list: what a newer manifest names must not go.
+        newest = (await self._manifests.get(manifest.key)).manifest
+        named = {chunk.id for chunk in newest.chunks}
+        unnamed = [info for info in found if _chunk_id(info.key) not in named]
+        limit = self._clock.now_ms() - self._limits.orphan_seconds * 1000
+        old = [info.key for info in unnamed if info.modified_ms < limit]
+        if old:
+            await self._store.delete(old)
+            self.orphans += len(old)
+        return len(old) == len(unnamed)
+
+    async def _expire(self, info: ObjectInfo, manifest: Manifest, days: int) -> None:
+        if manifest.state == "deleted":
+            if self._clock.now_ms() - info.modified_ms > days * _DAY_MS:
+                await self._store.delete([info.key])
+            return
+        top = manifest.last | ulids.LINE_MASK
+
+        def change(newest: Manifest) -> Manifest | None:
+            if newest.flushed_ms != manifest.flushed_ms:
+                return None  # somebody appended since
+            return replace(
+                newest, state="deleted", generation=top, chunks=(), closes={}, closing=None
+            )
+
+        swapped = (await self._manifests.update(manifest.key, change)).manifest
+        if swapped.state == "deleted":
+            await self._remove_objects(manifest.key)
+            self.expired += 1
+
+
+def _unfinished(manifest: Manifest) -> bool:
+    return bool(manifest.chunks) and not (manifest.state == "closed" and manifest.sealed)
+
+
+def _chunk_id(key: str) -> str:
+    return key.rsplit("/", 1)[-1].split(".", 1)[0]

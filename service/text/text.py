@@ -1,0 +1,260 @@
+"""The texts of a node's runs, as one thing: flushing, closing, deleting, reading.
+
+The node wires it to its journal with functions; nothing here knows the journal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from logstore.batch import RunKey
+from logstore.clock import Clock
+from logstore.entropy import Entropy
+from logstore.keys import PREFIX
+from logstore.objects.store import ObjectStore
+from logstore.runs.manifest import Manifest
+from logstore.runs.manifests import Manifests
+from logstore.runs.textmark import read_text_mark
+from service.offload import Offload
+from service.text.backlog import Backlog
+from service.text.chunks import Chunks, Moved
+from service.text.closer import CloseLimits, Closer
+from service.text.deleter import Deleter
+from service.text.deletions import Deletions
+from service.text.flush import RunFlush
+from service.text.flusher import FlushLimits, TextFlusher
+from service.text.fold import Folder, FoldLimits
+from service.text.listing import Listing
+from service.text.locks import RunLocks
+from service.text.partial import PartialPublisher
+from service.text.pin import Pin
+from service.text.reader import TextReader
+from service.text.snapshots import Snapshots
+from service.text.sweeper import Sweeper, SweepLimits
+from service.text.writing import ChunkWriter
+
+
+@dataclass(frozen=True, slots=True)
+class TextLimits:
+    """The limits of all parts; `prefix` is where run texts live in the store."""
+
+    prefix: str = PREFIX
+    flush: FlushLimits = field(default_factory=FlushLimits)
+    fold: FoldLimits = field(default_factory=FoldLimits)
+    close: CloseLimits = field(default_factory=CloseLimits)
+    sweep: SweepLimits = field(default_factory=SweepLimits)
+    partial_seconds: float = 120.0
+    cache_bytes: int = 32 << 20
+    alert_after_failures: int = 10
+
+
+class Text(TextReader, Listing):
+    """Of one node. `start` before anything else; `run` until `stop`."""
+
+    def __init__(
+        self,
+        node: str,
+        parents: Sequence[str],
+        store: ObjectStore,
+        clock: Clock,
+        entropy: Entropy,
+        limits: TextLimits,
+        *,
+        pin: Callable[[], Pin],
+        offload: Offload,
+        record_close: Callable[[RunKey], Awaitable[int]],
+        record_tombstone: Callable[[str, str | None, int], Awaitable[None]],
+        flushed_through: Callable[[int], Awaitable[None]],
+        last_ulid: Callable[[RunKey], int],
+        closes: Mapping[RunKey, int],
+        tombstones: Mapping[tuple[str, str | None], int],
+        close_done: Callable[[RunKey, int], None],
+        on_ended: Callable[[RunKey], None],
+    ) -> None:
+        self._store = store
+        self._limits = limits
+        self._manifests = Manifests(store, clock, entropy)
+        self._chunks = Chunks(store, limits.prefix, cache_bytes=limits.cache_bytes)
+        self.deletions = Deletions(store)
+        locks = self._locks = RunLocks()
+        backlog = Backlog(store, node, offload)
+        writer = ChunkWriter(store, self._chunks, offload)
+        run_flush = RunFlush(
+            self._manifests,
+            self._chunks,
+            writer,
+            backlog,
+            self.deletions,
+            clock,
+            owner=node,
+            chunk_bytes=limits.flush.chunk_bytes,
+        )
+        self.folder = Folder(store, self._manifests, self._chunks, locks, limits.fold)
+        self.partials = PartialPublisher(
+            store, self._chunks, limits.prefix, clock, seconds=limits.partial_seconds
+        )
+        self.flusher = TextFlusher(
+            node,
+            list(parents),
+            store,
+            clock,
+            limits.flush,
+            pin=pin,
+            backlog=backlog,
+            run_flush=run_flush,
+            locks=locks,
+            fresh_id=self._manifests.fresh_id,
+            after_flush=self._after_flush,
+        )
+        self.run_flush = run_flush
+        self.backlog = backlog
+        self.closer = Closer(
+            node,
+            store,
+            self._manifests,
+            self._chunks,
+            self.folder,
+            self.flusher,
+            locks,
+            clock,
+            limits.close,
+            prefix=limits.prefix,
+            record_close=record_close,
+            flushed_through=flushed_through,
+            close_done=close_done,
+            on_ended=on_ended,
+        )
+        self.deleter = Deleter(
+            store,
+            self._manifests,
+            self.deletions,
+            locks,
+            clock,
+            prefix=limits.prefix,
+            pin=pin,
+            last_ulid=last_ulid,
+            record_tombstone=record_tombstone,
+            forget=self._forget,
+        )
+        self.sweeper = Sweeper(
+            store,
+            self._manifests,
+            self.deletions,
+            clock,
+            limits.sweep,
+            prefix=limits.prefix,
+            pin=pin,
+            close=self.closer.close,
+            expire=self.deleter.remove_objects,
+        )
+        self._closes = closes
+        self._tombstones = tombstones
+        snapshots = Snapshots(pin, backlog, self._manifests, self._chunks, self.deletions)
+        TextReader.__init__(self, snapshots)
+        Listing.__init__(self, store, self._manifests, pin, self.deletions, snapshots)
+
+    # --- life ----------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Finds out what waits. Raises `StoreUnavailable`: try again later."""
+        for (fqn, run), t in self._tombstones.items():
+            self.deletions.note(fqn, run, t)
+        await self.deletions.load()
+        await self.flusher.start()
+        for key, pos in self._closes.items():
+            self.closer.resume(key, pos)
+        for (fqn, run), t in self._tombstones.items():
+            self.deleter.resume(fqn, run, t)
+
+    async def run(self) -> None:
+        """Flushes, closes, folds, publishes and sweeps until stopped."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.flusher.run())
+            group.create_task(self.closer.run())
+            group.create_task(self.deleter.run())
+            group.create_task(self.sweeper.run())
+
+    async def drain(self) -> None:
+        """Brings all that is confirmed into the runs. Raises `TailraceError`."""
+        await self.flusher.drain()
+
+    async def stop(self) -> None:
+        """Ends what is under way; all of it is done again after the next start."""
+        self.closer.stop()
+        self.deleter.stop()
+        self.sweeper.stop()
+        await self.flusher.stop()
+
+    # --- what the node tells and asks ----------------------------------------------
+
+    def confirmed(self, seq: int, first: int, end: int) -> None:
+        """A segment of this node is in the store."""
+        self.flusher.confirmed(seq, first, end)
+        self.closer.noticed()
+
+    @property
+    def flushed_pos(self) -> int:
+        """All lines of this node below are in chunks, or left out for good."""
+        return self.flusher.flushed_pos
+
+    async def mark_seq(self, node: str) -> int:
+        """The text mark of a node. Raises `StoreUnavailable`."""
+        return (await read_text_mark(self._store, node)).seq
+
+    async def find_batch(self, key: RunKey, ulid: int) -> tuple[int, int] | None:
+        """Digest and records of a batch in the run's chunks. Raises `StoreUnavailable`."""
+        while True:
+            manifest = (await self._manifests.get(key)).manifest
+            try:
+                return await self._chunks.find(manifest, ulid)
+            except Moved:
+                continue
+
+    async def last_ulid(self, key: RunKey) -> int:
+        """The highest batch ULID in the run's chunks, 0 if there is none."""
+        return (await self._manifests.get(key)).manifest.last
+
+    async def close_run(self, key: RunKey) -> str:
+        """`closed`, or `closing` if that takes longer. Raises what recording it raises."""
+        return await self.closer.close(key)
+
+    async def delete_run(self, key: RunKey) -> None:
+        """Deletes a run. Raises `StoreUnavailable`, `OutcomeUnknown`."""
+        await self.deleter.delete_run(key)
+
+    async def delete_pipeline(self, fqn: str) -> list[str]:
+        """Deletes all runs of a pipeline, giving their ids."""
+        return await self.deleter.delete_pipeline(fqn)
+
+    def problems(self) -> list[str]:
+        """What worries it, as sentences."""
+        found = []
+        worst = self.flusher.pending.worst
+        if worst >= self._limits.alert_after_failures:
+            found.append(
+                f"{self.flusher.pending.failing} runs cannot be flushed, one for {worst} times: "
+                f"{self.flusher.last_error}"
+            )
+        if self.backlog.unreadable:
+            count = self.backlog.unreadable
+            found.append(f"{count} segments cannot be read; see `tailrace verify`")
+        return found
+
+    def _forget(self, key: RunKey) -> None:
+        self.closer.forget(key)
+        self.partials.forget(key)
+
+    async def _after_flush(self, manifest: Manifest) -> None:
+        self.closer.flushed(manifest)
+        manifest = await self.folder.fold(manifest)
+        if self.partials.due(manifest):
+            await self._publish(manifest.key)
+
+    async def _publish(self, key: RunKey) -> None:
+        # Under the lock, so that it cannot come after the close that removes it.
+        async with self._locks.of(key):
+            manifest = (await self._manifests.get(key)).manifest
+            if self.partials.due(manifest):
+                await self.partials.publish(manifest)
