@@ -1,0 +1,50 @@
+"""What the machine cannot run is left out, named, and a failure where CI=true."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TESTS = """
+import pytest
+
+@pytest.mark.spark
+def test_with_spark(): pass
+
+def test_without(): pass
+
+@pytest.mark.skipif(True, reason="no such disk")
+def test_skipped(): pass
+"""
+
+
+def _run(folder: Path, *, ci: str) -> subprocess.CompletedProcess[str]:
+    (folder / "conftest.py").write_text("from tests.conftest import *\n")
+    (folder / "test_it.py").write_text(TESTS)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
+    command += ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(folder), str(folder)]
+    environment = {**os.environ, "JAVA_HOME": "/nowhere", "PYTHONPATH": str(ROOT), "CI": ci}
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(("ci", "status"), [("", 0), ("true", 1)])
+def test_it_is_named_with_its_reason_and_fails_ci(tmp_path: Path, ci: str, status: int) -> None:
+    done = _run(tmp_path, ci=ci)
+    assert done.returncode == status, done.stdout + done.stderr
+    assert "1 tests: no Spark here: no Java 17 found" in done.stdout
+    assert "test_it.py::test_with_spark" in done.stdout
+    assert "1 tests: no such disk" in done.stdout
+    assert "1 passed" in done.stdout
