@@ -1,0 +1,315 @@
+"""Taking a batch: ids, duplicates, conflicts, and what is promised when."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from dataclasses import dataclass, field
+
+import pytest
+
+from logstore import ulid as ulids
+from logstore.batch import RunKey, digest
+from logstore.errors import (
+    BatchConflict,
+    BatchFromTheFuture,
+    BatchTooOld,
+    InvalidInput,
+    JournalFull,
+    RunDeleted,
+    StoreUnavailable,
+)
+from logstore.filesystem import File
+from service.append import Appender, AppendLimits
+from service.incoming import Durability, IncomingBatch
+from service.journal.journal import Journal, JournalLimits
+from tests.powercut import PowerCutFileSystem
+from tests.service.journal.rig import RUN, START_MS, Rig, held
+
+pytestmark = pytest.mark.anyio
+
+MINUTE = 60_000
+DAY = 86_400_000
+
+
+@dataclass
+class FakeStored:
+    """The run's chunks, as a dictionary."""
+
+    batches: dict[tuple[RunKey, int], bytes] = field(default_factory=dict)
+    away: bool = False
+    asked: int = 0
+
+    async def find_batch(self, key: RunKey, ulid: int) -> tuple[int, int] | None:
+        await self._answer()
+        text = self.batches.get((key, ulid))
+        return None if text is None else (digest(text), text.count(b"\n"))
+
+    async def last_ulid(self, key: RunKey) -> int:
+        await self._answer()
+        return max([ulid for run, ulid in self.batches if run == key], default=0)
+
+    async def _answer(self) -> None:
+        self.asked += 1
+        await asyncio.sleep(0)
+        if self.away:
+            raise StoreUnavailable("the store is away")
+
+
+class GatedSyncer:
+    """Syncs while its gate is open."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def sync(self, file: File) -> None:
+        await self.gate.wait()
+        file.sync()
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+
+class Door:
+    """An appender over a journal on a simulated disk."""
+
+    def __init__(self) -> None:
+        self.fs = PowerCutFileSystem()
+        self.syncer = GatedSyncer()
+        self.rig = Rig(
+            fs=self.fs, syncer=self.syncer, limits=JournalLimits(fast_sync_seconds=3600)
+        )
+        self.stored = FakeStored()
+        self.deleted: dict[RunKey, int] = {}
+        self.confirmed: list[int] = []
+        self.journal: Journal
+        self.appender: Appender
+        self.open()
+
+    def open(self) -> None:
+        self.journal = self.rig.open()
+        self.appender = Appender(
+            self.journal,
+            self.stored,
+            self.rig.clock,
+            ulids.Minter(self.rig.clock, self.rig.dice, last=self.journal.state.last_ulid),
+            AppendLimits(),
+            horizon=lambda key: self.deleted.get(key, 0),
+            confirmed_through=self._confirm,
+        )
+
+    async def restart(self) -> None:
+        await self.journal.close()
+        self.open()
+
+    async def _confirm(self, pos: int) -> None:
+        self.confirmed.append(pos)
+
+    def texts(self) -> list[bytes]:
+        return [text for _, _, text in held(self.journal)]
+
+
+def batch(
+    text: bytes = b"one\ntwo\n",
+    *,
+    ulid: int | None = None,
+    above: int = 0,
+    durability: Durability = "durable",
+    key: RunKey = RUN,
+) -> IncomingBatch:
+    lines = text.count(b"\n")
+    return IncomingBatch(key, text, lines, lines, ulid, above, durability=durability)
+
+
+def at(offset_ms: int = 0) -> int:
+    """A batch id of a moment seen from the rig's clock."""
+    return ulids.lowest_at(START_MS + offset_ms) | 5 << ulids.LINE_BITS
+
+
+async def test_a_batch_without_an_id_gets_one_above_all_that_is_known() -> None:
+    door = Door()
+    first = await door.appender.append(batch())
+    assert ulids.time_ms(first.ulid) == START_MS
+    assert first.ulid & ulids.LINE_MASK == 0
+    assert (first.records, first.last, first.duplicate) == (2, first.ulid + 1, False)
+    second = await door.appender.append(batch())
+    assert second.ulid > first.last
+    door.rig.clock.ms -= 5 * MINUTE
+    assert (await door.appender.append(batch())).ulid > second.last
+    assert len(door.texts()) == 3
+    await door.journal.close()
+
+
+async def test_a_minted_id_rises_above_echo_run_and_deletion() -> None:
+    door = Door()
+    echo = at(5 * MINUTE) + 3
+    assert (await door.appender.append(batch(above=echo))).ulid > echo
+    other = RunKey("other", "run")
+    client = at(9 * MINUTE)
+    await door.appender.append(batch(ulid=client, key=other))
+    assert (await door.appender.append(batch(key=other))).ulid > client
+    third = RunKey("third", "run")
+    door.deleted[third] = at(11 * MINUTE)
+    assert (await door.appender.append(batch(key=third))).ulid > door.deleted[third]
+    assert door.appender.echoes_ignored == 0
+    await door.journal.close()
+
+
+async def test_an_echo_far_ahead_is_ignored_and_counted() -> None:
+    door = Door()
+    receipt = await door.appender.append(batch(above=at(11 * MINUTE)))
+    assert ulids.time_ms(receipt.ulid) == START_MS
+    assert door.appender.echoes_ignored == 1
+    await door.journal.close()
+
+
+async def test_ids_go_on_rising_after_a_restart_with_a_clock_that_stepped_back() -> None:
+    door = Door()
+    before = await door.appender.append(batch())
+    door.rig.clock.ms -= DAY
+    await door.restart()
+    assert (await door.appender.append(batch())).ulid > before.last
+    await door.journal.close()
+
+
+@pytest.mark.parametrize(
+    ("ulid", "error"),
+    [
+        (at(11 * MINUTE), BatchFromTheFuture),
+        (at(-31 * DAY), BatchTooOld),
+        (at() + 1, InvalidInput),
+        (at() | ulids.LINE_MASK, InvalidInput),
+    ],
+)
+async def test_ids_that_are_refused_leave_nothing(ulid: int, error: type[Exception]) -> None:
+    door = Door()
+    with pytest.raises(error):
+        await door.appender.append(batch(ulid=ulid))
+    await door.appender.append(batch(b"fine\n", ulid=at(9 * MINUTE)))
+    await door.appender.append(batch(b"fine\n", ulid=at(-6 * DAY)))
+    assert door.texts() == [b"fine\n", b"fine\n"]
+    await door.journal.close()
+
+
+async def test_the_same_batch_again_is_stored_once() -> None:
+    door = Door()
+    first = await door.appender.append(batch(ulid=at()))
+    again = await door.appender.append(batch(ulid=at()))
+    assert (again.ulid, again.records, again.last) == (first.ulid, 2, first.last)
+    assert (first.duplicate, again.duplicate) == (False, True)
+    # Acknowledged once, never refused later.
+    door.rig.clock.ms += 30 * DAY
+    assert (await door.appender.append(batch(ulid=at()))).duplicate
+    assert len(door.texts()) == 1
+    assert door.appender.duplicates == 2
+    await door.journal.close()
+
+
+async def test_the_same_batch_at_the_same_time_is_stored_once_and_both_wait_for_the_sync() -> None:
+    door = Door()
+    door.syncer.gate.clear()
+    tasks = [asyncio.create_task(door.appender.append(batch(ulid=at()))) for _ in range(5)]
+    await asyncio.sleep(0.01)
+    assert not any(task.done() for task in tasks)
+    door.syncer.gate.set()
+    receipts = await asyncio.gather(*tasks)
+    assert sorted(receipt.duplicate for receipt in receipts) == [False, True, True, True, True]
+    assert len(door.texts()) == 1
+    await door.journal.close()
+
+
+async def test_other_bytes_or_another_count_under_a_known_id_are_a_conflict() -> None:
+    door = Door()
+    await door.appender.append(batch(ulid=at()))
+    for text in (b"one\ntwo!\n", b"one\n"):
+        with pytest.raises(BatchConflict):
+            await door.appender.append(batch(text, ulid=at()))
+    await door.restart()
+    with pytest.raises(BatchConflict):
+        await door.appender.append(batch(b"one\n", ulid=at()))
+    # The id is the run's own: another run may use it.
+    await door.appender.append(batch(b"one\n", ulid=at(), key=RunKey("other", "run")))
+    assert len(door.texts()) == 2
+    await door.journal.close()
+
+
+async def test_a_known_batch_is_found_in_the_journal_after_a_restart() -> None:
+    door = Door()
+    await door.appender.append(batch(ulid=at()))
+    await door.appender.append(batch(ulid=at(1)))
+    await door.restart()
+    assert (await door.appender.append(batch(ulid=at()))).duplicate
+    assert not (await door.appender.append(batch(ulid=at(-1)))).duplicate
+    assert not (await door.appender.append(batch(ulid=at(2)))).duplicate
+    assert len(door.texts()) == 4
+    await door.journal.close()
+
+
+async def test_a_known_batch_is_found_in_the_chunks_after_the_journal_let_it_go() -> None:
+    door = Door()
+    door.stored.batches[RUN, at()] = b"one\ntwo\n"
+    assert (await door.appender.append(batch(ulid=at(), durability="bulk"))).duplicate
+    with pytest.raises(BatchConflict):
+        await door.appender.append(batch(b"other\n", ulid=at()))
+    # Above all that is known: certainly new, so nobody asks the store.
+    await door.appender.append(batch(b"new\n", ulid=at(1)))
+    asked = door.stored.asked
+    await door.appender.append(batch(b"newer\n", ulid=at(2)))
+    assert door.stored.asked == asked
+    assert door.texts() == [b"new\n", b"newer\n"]
+    await door.journal.close()
+
+
+async def test_a_store_that_is_away_stops_no_append() -> None:
+    door = Door()
+    door.stored.away = True
+    assert not (await door.appender.append(batch(ulid=at()))).duplicate
+    assert (await door.appender.append(batch(ulid=at()))).duplicate
+    await door.journal.close()
+
+
+async def test_ids_at_or_below_a_deletion_are_refused() -> None:
+    door = Door()
+    await door.appender.append(batch(ulid=at()))
+    door.deleted[RUN] = at(1)
+    for ulid in (at(), at(1)):
+        with pytest.raises(RunDeleted):
+            await door.appender.append(batch(ulid=ulid))
+    assert not (await door.appender.append(batch(ulid=at(2)))).duplicate
+    await door.journal.close()
+
+
+async def test_a_refused_batch_may_be_sent_again() -> None:
+    door = Door()
+    door.fs.fail_with(errno.ENOSPC, at=len(door.fs.calls) + 1, once=True)
+    with pytest.raises(JournalFull):
+        await door.appender.append(batch(ulid=at()))
+    assert not (await door.appender.append(batch(ulid=at()))).duplicate
+    assert (await door.appender.append(batch(ulid=at()))).duplicate
+    assert door.texts() == [b"one\ntwo\n"]
+    await door.journal.close()
+
+
+async def test_bulk_waits_for_a_confirmed_segment_also_when_it_is_a_duplicate() -> None:
+    door = Door()
+    await door.appender.append(batch(ulid=at(), durability="bulk"))
+    await door.appender.append(batch(ulid=at(), durability="bulk"))
+    assert door.confirmed == [2, 2]
+    await door.journal.close()
+
+
+async def test_a_client_that_goes_away_leaves_its_batch_for_the_retry() -> None:
+    door = Door()
+    door.syncer.gate.clear()
+    gone = asyncio.create_task(door.appender.append(batch(ulid=at())))
+    await asyncio.sleep(0.01)
+    gone.cancel()
+    await asyncio.sleep(0)
+    retry = asyncio.create_task(door.appender.append(batch(ulid=at())))
+    await asyncio.sleep(0.01)
+    assert not retry.done()
+    door.syncer.gate.set()
+    assert (await retry).duplicate
+    assert len(door.texts()) == 1
+    await door.journal.close()
