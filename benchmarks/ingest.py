@@ -24,8 +24,8 @@ from pathlib import Path
 
 import httpx
 import orjson
-from benchmarks.corpus import lines_of
 
+from benchmarks.corpus import lines_of
 from benchmarks.process import Load, Watched, load
 from tests.e2e.service_process import BASE, ServiceProcess, free_port
 
