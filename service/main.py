@@ -73,9 +73,9 @@ async def run(
         app = make_app(settings, machine, node, lambda: engine)
         seconds = settings.server.stop_seconds
         http = await stack.enter_async_context(serving(app, bound, stop_seconds=seconds))
-        # Registered after the door, so stopped before it: it answers meanwhile.
-        stack.push_async_callback(node.stop)
         await stack.enter_async_context(_compacting(settings, machine))
+        # The last to come is the first to stop; the door answers meanwhile.
+        stack.push_async_callback(node.stop)
         on_listening(address(bound))
         return await _until_over(stop, http, node.failed)
 

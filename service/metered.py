@@ -10,7 +10,7 @@ from logstore.errors import NotFound, PreconditionFailed
 from logstore.filesystem import File
 from logstore.objects.store import Body, ObjectInfo, ObjectStore, Part
 from logstore.syncer import Syncer
-from service.metrics import Durations, StoreCounters
+from service.counters import Durations, StoreCounters
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""Every metric of the service, declared once, and the counters that the HTTP doors keep.
+"""Every metric of the service, declared once.
 
 The hot path adds to plain integers on its own objects; a collector reads them when
 somebody scrapes, so a metric costs nothing in between. `METRICS` is the whole list:
@@ -7,7 +7,6 @@ name, kind, help, and where its value is read.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
@@ -21,58 +20,11 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from service.counters import Durations, HttpCounters, StoreCounters
+
 if TYPE_CHECKING:
     from service.node import Node
     from service.query.engine import QueryEngine
-
-_BOUNDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
-
-
-class Durations:
-    """A histogram of seconds: an observation is one search in a dozen numbers."""
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(_BOUNDS) + 1)
-        self.sum = 0.0
-
-    def observe(self, seconds: float) -> None:
-        """Counts one duration."""
-        self.counts[bisect_left(_BOUNDS, seconds)] += 1
-        self.sum += seconds
-
-    def buckets(self) -> list[tuple[str, float]]:
-        """Upper bounds with cumulative counts, as Prometheus wants them."""
-        total = 0
-        found = []
-        for bound, count in zip((*_BOUNDS, float("inf")), self.counts, strict=True):
-            total += count
-            found.append(("+Inf" if bound == float("inf") else str(bound), float(total)))
-        return found
-
-
-@dataclass(slots=True)
-class HttpCounters:
-    """What the HTTP doors count. All only grow, but `readers`."""
-
-    append_requests: int = 0
-    append_refused: int = 0
-    close_requests: int = 0
-    body_bytes: int = 0
-    replaced: int = 0
-    disconnects: int = 0
-    readers: int = 0
-    stream_events: int = 0
-    stream_bytes: int = 0
-
-
-@dataclass(slots=True)
-class StoreCounters:
-    """What the metered store counts, by operation."""
-
-    requests: dict[str, int] = field(default_factory=dict)
-    failures: dict[str, int] = field(default_factory=dict)
-    bytes: dict[str, int] = field(default_factory=dict)
-    seconds: dict[str, Durations] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +129,53 @@ METRICS: tuple[Declared, ...] = (
         "text_lag_lines",
         "Synced lines that are not yet in their runs' chunks.",
         lambda s: max(0, s.node.journal.synced_pos - s.node.text.flushed_pos),
+    ),
+    _counter("runs_closed", "Runs whose final text was made.", lambda s: s.node.text.closer.closes),
+    _counter(
+        "runs_finalised",
+        "Runs closed because nobody did it in time.",
+        lambda s: s.node.text.sweeper.finalised,
+    ),
+    _counter(
+        "runs_expired",
+        "Runs removed at the end of their retention.",
+        lambda s: s.node.text.sweeper.expired,
+    ),
+    _counter("runs_deleted", "Deletions of runs.", lambda s: s.node.text.deleter.deleted),
+    _counter(
+        "close_failures",
+        "Closes that failed and are tried again.",
+        lambda s: s.node.text.closer.failures,
+    ),
+    _counter(
+        "run_flushes",
+        "Flushes of a run's news into a chunk.",
+        lambda s: s.node.text.flusher.flushes,
+    ),
+    _counter(
+        "run_flush_failures",
+        "Flushes that failed and are tried again.",
+        lambda s: s.node.text.flusher.failures,
+    ),
+    _counter(
+        "chunks", "Chunks of run text written.", lambda s: s.node.text.run_flush.chunks_written
+    ),
+    _counter(
+        "chunk_bytes",
+        "Bytes of run text written in chunks.",
+        lambda s: s.node.text.run_flush.bytes_written,
+    ),
+    _counter(
+        "chunk_duplicates",
+        "Batches that a chunk left out because another copy was there.",
+        lambda s: s.node.text.run_flush.left_out,
+    ),
+    _counter("folds", "Folds of chunks into larger ones.", lambda s: s.node.text.folder.folds),
+    _counter("partials", "Partial texts published.", lambda s: s.node.text.partials.published),
+    _gauge(
+        "unreadable_segments",
+        "Segments whose bytes are not what was written.",
+        lambda s: s.node.text.backlog.unreadable,
     ),
     _counter("forks", "Times that the folder was found to be a copy.", lambda s: s.node.forks),
     _gauge("queries_running", "Searches at work.", lambda s: s.query.running),

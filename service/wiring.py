@@ -25,11 +25,12 @@ from logstore.segments.columns import record_batches
 from logstore.syncer import Syncer, syncer_for
 from logstore.table.table import Table
 from service.append import AppendLimits
+from service.counters import Durations, HttpCounters, StoreCounters
 from service.http.app import Application, Door, build_app
 from service.http.limits import HttpLimits
 from service.journal.journal import JournalLimits
 from service.metered import MeteredStore, MeteredSyncer
-from service.metrics import Durations, HttpCounters, Sources, StoreCounters, scraper
+from service.metrics import Sources, scraper
 from service.node import Node, NodeLimits, Seams
 from service.query.engine import QueryEngine
 from service.query.limits import QueryLimits
@@ -38,6 +39,9 @@ from service.query.view import Sources as QuerySources
 from service.segments import SegmentLimits
 from service.settings import Settings
 from service.tail import TailLimits
+from service.text.closer import CloseLimits
+from service.text.flusher import FlushLimits
+from service.text.sweeper import SweepLimits
 from service.text.text import TextLimits
 
 
@@ -178,4 +182,19 @@ def query_limits(settings: Settings) -> QueryLimits:
 
 def text_limits(settings: Settings) -> TextLimits:
     """What the settings say of the runs' texts."""
-    return TextLimits()
+    runs = settings.runs
+    flush_seconds = runs.partial_flush_interval_minutes * 60
+    return TextLimits(
+        prefix=runs.prefix,
+        flush=FlushLimits(early_bytes=runs.early_flush_watermark_bytes, seconds=flush_seconds),
+        close=CloseLimits(
+            wait_seconds=runs.close_wait_seconds, reopened_seconds=runs.reopen_idle_seconds
+        ),
+        sweep=SweepLimits(
+            interval_seconds=runs.cleanup_interval_minutes * 60,
+            stream_timeout_seconds=runs.stream_timeout_minutes * 60,
+            expiration_days=runs.expiration_days or None,
+        ),
+        partial_seconds=flush_seconds,
+        alert_after_failures=runs.pending_flush_alert_after_failures,
+    )

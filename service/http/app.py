@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 from logstore import ulid as ulids
 from logstore.clock import Clock, SystemClock
 from logstore.entropy import Entropy, system_entropy
+from service.counters import HttpCounters
 from service.http import failures, openapi
 from service.http.append import AppendRoutes
 from service.http.body import Receive, Scope, Send
@@ -29,7 +30,6 @@ from service.http.live import live_routes
 from service.http.node import NodeApi
 from service.http.pages import page_routes
 from service.http.targets import PREFIX, canonical
-from service.metrics import HttpCounters
 from service.query.engine import QueryEngine
 from service.query.route import router as query_routes
 

@@ -22,6 +22,7 @@ from typing import Any, Final, TypeAlias
 from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.errors import InvalidInput, InvalidName
+from service.counters import HttpCounters
 from service.http.body import (
     BodyTooLarge,
     Budget,
@@ -40,7 +41,6 @@ from service.http.limits import HttpLimits
 from service.http.problems import HttpError, problem
 from service.http.targets import PREFIX, append_target
 from service.incoming import Durability, IncomingBatch, Receipt
-from service.metrics import HttpCounters
 
 _ROUTES_KEPT = 4096
 _ROUTE_BYTES = 1024

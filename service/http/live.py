@@ -7,11 +7,11 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Header, Query
 from fastapi.responses import Response
 
+from service.counters import HttpCounters
 from service.http.limits import HttpLimits
 from service.http.node import NodeApi
 from service.http.stream import EventStream
 from service.http.targets import BASE, run_key
-from service.metrics import HttpCounters
 
 _EVENTS = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
 

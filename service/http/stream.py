@@ -17,11 +17,11 @@ from starlette.responses import Response
 from logstore.batch import RunKey
 from logstore.errors import InvalidCursor, TailraceError, Unavailable
 from logstore.position import Cursor
+from service.counters import HttpCounters
 from service.http import frames
 from service.http.body import Receive, Scope, Send
 from service.http.limits import HttpLimits
 from service.http.node import NodeApi
-from service.metrics import HttpCounters
 from service.tail import Tick, Watcher
 
 _CATCH_UP_BYTES = 256 << 10

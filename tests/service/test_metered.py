@@ -13,8 +13,8 @@ from logstore.errors import NotFound, OutcomeUnknown, PreconditionFailed, StoreU
 from logstore.objects.local import LocalStore
 from logstore.objects.store import ObjectStore
 from logstore.syncer import ThreadSyncer
+from service.counters import Durations, StoreCounters
 from service.metered import MeteredStore, MeteredSyncer
-from service.metrics import Durations, StoreCounters
 from tests.contracts.object_store import ObjectStoreContract
 from tests.faulty_store import Fault, FaultyStore, Schedule
 

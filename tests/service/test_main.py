@@ -1,0 +1,158 @@
+"""The service as it runs: start, serve, stop, start again, and what it counts meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from logstore.errors import FolderLocked, Unavailable
+from service.main import run
+from service.metrics import METRICS
+from service.settings import Settings
+
+pytestmark = pytest.mark.anyio
+RUN = "/api/v1/services/ingestionPipelines/logs/p/r"
+STREAM = "/api/v1/services/ingestionPipelines/logs/p/stream/r"
+PLAIN = {"content-type": "text/plain"}
+
+
+def settings_for(folder: Path, **sections: Any) -> Settings:
+    return Settings(
+        data=str(folder / "data"),
+        node_id="node-01",
+        **{"server": {"port": 0}, "compaction": {"enabled": False}, **sections},
+    )
+
+
+@asynccontextmanager
+async def service(settings: Settings) -> AsyncIterator[tuple[httpx.AsyncClient, asyncio.Event]]:
+    """A running service; it is stopped with the block, and must end with 0."""
+    stop = asyncio.Event()
+    listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(run(settings, stop, on_listening=listening.set_result))
+    ends: set[asyncio.Future[Any]] = {task, listening}
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    if task.done():
+        await task
+    async with httpx.AsyncClient(base_url=listening.result(), timeout=30) as client:
+        yield client, stop
+        stop.set()
+        assert await task == 0
+
+
+async def test_what_was_taken_is_there_after_a_stop_and_a_start(tmp_path: Path) -> None:
+    settings = settings_for(tmp_path)
+    async with service(settings) as (client, _):
+        assert (await client.post(RUN, content=b"a\nb\n", headers=PLAIN)).status_code == 200
+    assert list((tmp_path / "data" / "store").rglob("*.parquet"))
+    async with service(settings) as (client, _):
+        assert (await client.post(RUN, content=b"c\n", headers=PLAIN)).status_code == 200
+        assert (await client.get(RUN)).json()["logs"] == "a\nb\nc"
+
+
+async def test_a_stop_ends_live_streams_and_refuses_batches(tmp_path: Path) -> None:
+    async with service(settings_for(tmp_path)) as (client, stop):
+        await client.post(RUN, content=b"a\n", headers=PLAIN)
+        async with client.stream("GET", STREAM) as response:
+            pieces = response.aiter_text()
+            assert "event: logs" in await anext(pieces)
+            stop.set()
+            rest = "".join([piece async for piece in pieces])
+        assert "complete" not in rest
+        try:
+            late = await client.post(RUN, content=b"late\n", headers=PLAIN)
+        except httpx.TransportError:
+            return  # it was over already
+        assert late.status_code == 503
+        assert late.json()["type"] == "node-not-ready"
+        assert int(late.headers["retry-after"]) > 0
+
+
+async def test_two_services_do_not_share_a_folder(tmp_path: Path) -> None:
+    settings = settings_for(tmp_path)
+    async with service(settings):
+        with pytest.raises(FolderLocked):
+            async with service(settings):
+                pass
+
+
+async def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(Unavailable, match=f"127.0.0.1:{port}") as caught:
+            async with service(settings_for(tmp_path, server={"port": port})):
+                pass
+        assert "--port" in caught.value.hint
+
+
+async def scrape(client: httpx.AsyncClient) -> dict[str, float]:
+    """Every sample's value, summed over labels."""
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families((await client.get("/metrics")).text):
+        for sample in family.samples:
+            found[sample.name] = found.get(sample.name, 0) + sample.value
+    return found
+
+
+def sample_of(name: str, kind: str) -> str:
+    return {"counter": f"{name}_total", "gauge": name, "histogram": f"{name}_count"}[kind]
+
+
+async def test_every_metric_is_exported_and_the_doors_metrics_move(tmp_path: Path) -> None:
+    async with service(settings_for(tmp_path)) as (client, _):
+        before = await scrape(client)
+        await client.post(RUN, content=b"a\xff\nb\n", headers=PLAIN)
+        await client.post(RUN, content=b"{", headers={"content-type": "application/json"})
+        batch = {
+            "tailrace-batch": (await client.post(RUN, content=b"c", headers=PLAIN)).json()["batch"]
+        }
+        assert (await client.post(RUN, content=b"c", headers=PLAIN | batch)).json()["duplicate"]
+        async with client.stream("GET", STREAM) as response:
+            await anext(response.aiter_text())
+            during = await scrape(client)
+        await _half_a_body(str(client.base_url))
+        await client.post(RUN + "/close")
+        await client.get("/query?q=a")
+        await client.delete(RUN)
+        await asyncio.sleep(0.05)
+        after = await scrape(client)
+    names = {declared.name: sample_of(declared.name, declared.kind) for declared in METRICS}
+    for name, sample in names.items():
+        labelled = next(d for d in METRICS if d.name == name).label
+        assert sample in after or labelled, f"{name} is not exported"
+    assert during["tailrace_stream_readers"] == 1
+    moved = {sample for sample in after if after[sample] > before.get(sample, 0)}
+    assert {
+        names[f"tailrace_{name}"]
+        for name in (
+            *("append_requests", "append_refused", "close_requests", "body_bytes"),
+            *("replaced_characters", "disconnects", "stream_events", "stream_bytes"),
+            *("batches", "lines", "text_bytes", "duplicates", "journal_syncs"),
+            *("segments_cut", "segments_confirmed", "runs_closed", "runs_deleted"),
+            *("run_flushes", "chunks", "chunk_bytes", "fsync_seconds"),
+            *("store_requests", "store_bytes", "store_seconds"),
+        )
+    } <= moved
+
+
+async def _half_a_body(url: str) -> None:
+    host, port = url.removeprefix("http://").rstrip("/").split(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    writer.write(
+        f"POST {RUN} HTTP/1.1\r\nhost: x\r\ncontent-type: text/plain\r\n"
+        "content-length: 100\r\n\r\nhalf".encode()
+    )
+    await writer.drain()
+    await asyncio.sleep(0.05)
+    writer.close()
+    await writer.wait_closed()
