@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -105,3 +106,25 @@ def test_the_command_names_a_program_that_exists() -> None:
     command = job_command(Settings(data="somewhere"))
     assert os.path.exists(command[1])
     assert command[2:] == ["--data", os.path.abspath("somewhere"), "--every", "300s"]
+
+
+_KEEPER = """
+import asyncio, sys
+from logstore.clock import SystemClock
+from service.compaction import CompactionChild
+text = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+asyncio.run(CompactionChild([sys.executable, "-S", "-c", text], SystemClock()).run())
+"""
+
+
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="no setpriv (util-linux)")
+async def test_the_child_of_a_killed_service_ends() -> None:
+    service = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", _KEEPER, stdout=asyncio.subprocess.PIPE
+    )
+    assert service.stdout is not None
+    pid = int(await service.stdout.readline())
+    assert _alive(pid)
+    service.kill()
+    await service.wait()
+    await until(lambda: not _alive(pid))
