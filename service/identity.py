@@ -32,13 +32,16 @@ _LOCK = "lock"
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """An incarnation. `base` is its first position; lines below it are the parent's,
-    of which segments up to `parent_seq` were agreed with the store."""
+    """An incarnation. `parents` are those it goes on from, the last one first.
+
+    `base` is its first position; lines below it are the parent's, of which segments up
+    to `parent_seq` were agreed with the store.
+    """
 
     name: str
     incarnation: str
     registered: bool = False
-    parent: str | None = None
+    parents: tuple[str, ...] = ()
     parent_seq: int = 0
     base: int = 0
 
@@ -74,7 +77,13 @@ class DataFolder:
 
     def forked(self, parent: Identity, *, name: str, base: int, seq: int) -> Identity:
         """A new incarnation that goes on from `parent`'s position `base`; saved."""
-        fork = Identity(name, self._incarnation(), parent=parent.node, parent_seq=seq, base=base)
+        fork = Identity(
+            name,
+            self._incarnation(),
+            parents=(parent.node, *parent.parents),
+            parent_seq=seq,
+            base=base,
+        )
         self.save(fork)
         return fork
 
@@ -108,8 +117,8 @@ class DataFolder:
         file = self._fs.open(path, "read")
         try:
             value: dict[str, Any] = orjson.loads(file.pread(stat.size, 0))
-            return Identity(**value)
-        except (ValueError, TypeError) as error:
+            return Identity(**{**value, "parents": tuple(value["parents"])})
+        except (ValueError, TypeError, KeyError) as error:
             raise Damaged(
                 f"{path} does not hold a node's identity: {error}",
                 hint="Restore the file from a copy. Deleting it makes this a new node "
@@ -125,7 +134,7 @@ async def register(store: ObjectStore, identity: Identity, clock: Clock) -> Iden
         "node": identity.node,
         "name": identity.name,
         "incarnation": identity.incarnation,
-        "parent": identity.parent,
+        "parents": identity.parents,
         "parent_seq": identity.parent_seq,
         "base": identity.base,
         "registered_ms": clock.now_ms(),

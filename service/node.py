@@ -40,6 +40,7 @@ from service.tail import Tail, TailLimits
 from service.text.text import Text, TextLimits
 
 _RETRY_SECONDS = 1.0
+_RELEASE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,11 @@ class Seams:
 
 
 class Node:
-    """One node. `failed` is done when it cannot go on and the process should end."""
+    """One node. `failed` is done when it cannot go on and the process should end.
+
+    `name` is the configured one, empty if there is none: then the folder's name stays
+    what it is, and a new folder gets `default_name`.
+    """
 
     def __init__(
         self,
@@ -78,6 +83,7 @@ class Node:
         *,
         data: str,
         name: str,
+        default_name: str,
         limits: NodeLimits,
         table_mark: Callable[[str], int],
     ) -> None:
@@ -85,12 +91,13 @@ class Node:
         self.store = seams.store
         self._data = data
         self._name = name
+        self._default_name = default_name
         self._limits = limits
         self._table_mark = table_mark
         self._tasks: list[asyncio.Task[None]] = []
         self._started = asyncio.Event()
         self._stopping = False
-        self._registering: str | None = None
+        self._waiting: str | None = None
         self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self.damage: list[Found] = []
         self.forks = 0
@@ -144,7 +151,24 @@ class Node:
             consumed_seq=self._consumed_seq,
             on_confirmed=self._confirmed,
         )
-        self.text = self._make_text()
+        self.text = Text(
+            self.identity.node,
+            self.identity.parents,
+            seams.store,
+            seams.clock,
+            seams.entropy,
+            limits.text,
+            pin=self.journal.pin,
+            offload=seams.offload,
+            record_close=self.journal.record_close,
+            record_tombstone=self.journal.record_tombstone,
+            flushed_through=self._confirmed_through,
+            last_ulid=self._last_ulid,
+            closes=dict(state.closes),
+            tombstones=dict(state.tombstones),
+            close_done=self._close_done,
+            on_ended=self.tail.ended,
+        )
         minter = ulids.Minter(seams.clock, seams.entropy, last=state.last_ulid)
         self.appender = Appender(
             self.journal,
@@ -159,21 +183,39 @@ class Node:
 
     def _identify(self, state: JournalState | None) -> Identity:
         """Who this folder is; under another name it goes on as a fork of who it was."""
-        known = self._folder.identity(self._name)
-        if known.name == self._name:
+        known = self._folder.identity(self._name or self._default_name)
+        if not self._name or known.name == self._name:
             return known
         confirmed = Cut(0, 0, 0) if state is None else state.confirmed
         return self._folder.forked(known, name=self._name, base=confirmed.end, seq=confirmed.seq)
 
     async def _serve(self) -> None:
-        """Registers, then runs the parts until the node stops."""
+        """Registers, opens the doors, then runs the parts until the node stops."""
         await self._register()
-        await self.text.start()
         self._started.set()
         async with asyncio.TaskGroup() as group:
             group.create_task(self.shipper.cut_forever())
+            await self._start_text()
             group.create_task(self.shipper.ship_forever())
             group.create_task(self.text.run())
+            group.create_task(self._release_forever())
+
+    async def _release_forever(self) -> None:
+        while True:
+            await self.seams.clock.sleep(_RELEASE_SECONDS)
+            self._release()
+
+    async def _start_text(self) -> None:
+        """Waits for the store, while batches are taken already."""
+        while True:
+            try:
+                await self.text.start()
+            except (Unavailable, OutcomeUnknown) as error:
+                self._waiting = f"waiting for the object store: {error}"
+                await self.seams.clock.sleep(_RETRY_SECONDS)
+            else:
+                self._waiting = None
+                return
 
     async def _register(self) -> None:
         while not self.identity.registered:
@@ -181,9 +223,9 @@ class Node:
                 self.identity = await register(self.store, self.identity, self.seams.clock)
                 self._folder.save(self.identity)
             except (Unavailable, OutcomeUnknown) as error:
-                self._registering = f"not registered yet: {error}"
+                self._waiting = f"not registered yet: {error}"
                 await self.seams.clock.sleep(_RETRY_SECONDS)
-        self._registering = None
+        self._waiting = None
 
     def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.get_running_loop().create_task(work, name=name)
@@ -221,7 +263,7 @@ class Node:
 
     def problems(self) -> list[str]:
         """What keeps it from being ready, or worries it, as sentences."""
-        found = [] if self._registering is None else [self._registering]
+        found = [] if self._waiting is None else [self._waiting]
         if self._stopping:
             found.append("the node is stopping")
         elif not self._started.is_set():
@@ -274,7 +316,7 @@ class Node:
                 await self._started.wait()
         except TimeoutError as error:
             raise NodeNotReady(
-                self._registering or "the node is starting", hint="Try again in a moment."
+                self._waiting or "the node is starting", hint="Try again in a moment."
             ) from error
 
     # --- between the parts ---------------------------------------------------------
@@ -295,8 +337,7 @@ class Node:
                 self.tail.publish(batch.key, batch.text, batch.records, batch.lines, last)
 
     def _confirmed(self, cut: Cut) -> None:
-        self.text.confirmed(cut)
-        self._release()
+        self.text.confirmed(cut.seq, cut.first, cut.end)
 
     def _release(self) -> None:
         """Lets journal files go that neither the segments nor the texts need."""
@@ -306,6 +347,15 @@ class Node:
             # The texts can be made from the segments; room for new batches cannot.
             needed = confirmed
         self.journal.release(needed)
+
+    def _close_done(self, key: RunKey, pos: int) -> None:
+        closes = self.journal.state.closes
+        if closes.get(key) == pos:
+            del closes[key]
+
+    def _last_ulid(self, key: RunKey) -> int:
+        run = self.appender.active.peek(key)
+        return 0 if run is None else run.last
 
     async def _confirmed_through(self, pos: int) -> None:
         await self.shipper.confirmed_through(pos)

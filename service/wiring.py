@@ -42,6 +42,9 @@ from service.tail import TailLimits
 from service.text.closer import CloseLimits
 from service.text.flusher import FlushLimits
 from service.text.sweeper import SweepLimits
+from service.text.closer import CloseLimits
+from service.text.flusher import FlushLimits
+from service.text.sweeper import SweepLimits
 from service.text.text import TextLimits
 
 
@@ -183,10 +186,10 @@ def query_limits(settings: Settings) -> QueryLimits:
 def text_limits(settings: Settings) -> TextLimits:
     """What the settings say of the runs' texts."""
     runs = settings.runs
-    flush_seconds = runs.partial_flush_interval_minutes * 60
+    seconds = runs.partial_flush_interval_minutes * 60
     return TextLimits(
         prefix=runs.prefix,
-        flush=FlushLimits(early_bytes=runs.early_flush_watermark_bytes, seconds=flush_seconds),
+        flush=FlushLimits(early_bytes=runs.early_flush_watermark_bytes, seconds=seconds),
         close=CloseLimits(
             wait_seconds=runs.close_wait_seconds, reopened_seconds=runs.reopen_idle_seconds
         ),
@@ -195,6 +198,6 @@ def text_limits(settings: Settings) -> TextLimits:
             stream_timeout_seconds=runs.stream_timeout_minutes * 60,
             expiration_days=runs.expiration_days or None,
         ),
-        partial_seconds=flush_seconds,
+        partial_seconds=seconds,
         alert_after_failures=runs.pending_flush_alert_after_failures,
     )

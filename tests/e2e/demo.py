@@ -61,7 +61,7 @@ class Demo:
             self._folder / name,
             store=self._store,
             TAILRACE_FLUSH__SEGMENT_SECONDS="1",
-            TAILRACE_RUNS__PARTIAL_FLUSH_INTERVAL_SECONDS="2",
+            TAILRACE_RUNS__PARTIAL_FLUSH_INTERVAL_MINUTES="0.03",
         )
 
     async def play(self) -> None:

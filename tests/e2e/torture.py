@@ -43,9 +43,9 @@ class Torture:
             folder / "node",
             TAILRACE_FLUSH__SEGMENT_SECONDS="0.3",
             TAILRACE_FLUSH__SEGMENT_BYTES="200000",
-            TAILRACE_RUNS__PARTIAL_FLUSH_INTERVAL_SECONDS="0.5",
+            TAILRACE_RUNS__PARTIAL_FLUSH_INTERVAL_MINUTES="0.01",
             TAILRACE_RUNS__EARLY_FLUSH_WATERMARK_BYTES="100000",
-            TAILRACE_JOURNAL__FILE_BYTES="500000",
+            TAILRACE_JOURNAL__FILE_BYTES="1048576",
         )
         self.texts: dict[RunKey, bytes] = {}
         self.retries = 0
