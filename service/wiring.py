@@ -42,9 +42,6 @@ from service.tail import TailLimits
 from service.text.closer import CloseLimits
 from service.text.flusher import FlushLimits
 from service.text.sweeper import SweepLimits
-from service.text.closer import CloseLimits
-from service.text.flusher import FlushLimits
-from service.text.sweeper import SweepLimits
 from service.text.text import TextLimits
 
 
