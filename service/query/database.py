@@ -8,6 +8,7 @@ database is closed. All calls block; only `interrupt` may come from another thre
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -18,8 +19,14 @@ from logstore.errors import Damaged, InvalidInput, LimitReached, TailraceError
 from service.query.limits import QueryLimits
 
 PIECE_ROWS: Final = 8_192
+_PATTERN: Final = re.compile(r"[*?\[]")
 _VENDOR: Final = (duckdb.Error, OSError, pa.ArrowException)
 _NARROW: Final = "Narrow the search: a shorter time, one fqn or run, a limit."
+
+
+def literal(path: str) -> str:
+    """The path as `read_parquet` must be given it, which takes names for patterns."""
+    return _PATTERN.sub(r"[\g<0>]", path)
 
 
 class Database:

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from logstore import ulid
 from logstore.errors import Damaged
 from service.query.cursor import RecordKey
-from service.query.database import Database
+from service.query.database import Database, literal
 from service.query.hot import SCHEMA
 from service.query.limits import QueryLimits
 from service.query.request import QueryRequest
@@ -155,7 +155,7 @@ class Search:
     ) -> dict[str, Any]:
         if "hot" in sources:
             self._database.feed("hot", SCHEMA, self._view.hot.records(tile))
-        files = {name: names for name, names in sources.items() if names}
+        files = {name: [literal(n) for n in names] for name, names in sources.items() if names}
         return self._statement.parameters(tile, after) | files
 
     def _leave_out_unreadable(self, tile: Tile) -> bool:
@@ -163,7 +163,7 @@ class Search:
         found = False
         for file in self._view.segment_files(tile):
             try:
-                self._database.number(READABLE, {"segments": [file]})
+                self._database.number(READABLE, {"segments": [literal(file)]})
             except Damaged as error:
                 self._view.leave_out(file, str(error))
                 found = True

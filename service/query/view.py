@@ -32,6 +32,7 @@ Deletion: TypeAlias = "tuple[str, str | None, int]"
 """(fqn, run or None for the whole pipeline, highest deleted ULID)."""
 
 _DAY_HOURS: Final = 24
+_AT_ONCE: Final = 16  # footers
 _EPOCH_DAY: Final = date(1970, 1, 1).toordinal()
 
 
@@ -167,18 +168,21 @@ async def _segments(
 ) -> list[Segment]:
     """The segments that may hold something, by their footers."""
     bounds = Tile(request.low, request.high)
-    found = []
-    for info in fresh:
-        try:
-            segment = await sources.catalog.segment(sources.store, info)
-        except NotFound:
-            report.missing.append(info.key)
-        except Damaged as error:
-            report.unreadable[info.key] = str(error)
-        else:
-            if segment.meets(bounds) and segment.may_hold(request.fqn, request.run):
-                found.append(segment)
-    return found
+    found: list[Segment] = []
+    for few in (fresh[i : i + _AT_ONCE] for i in range(0, len(fresh), _AT_ONCE)):
+        segments = await asyncio.gather(*(_segment(sources, info, report) for info in few))
+        found += [segment for segment in segments if segment is not None]
+    return [s for s in found if s.meets(bounds) and s.may_hold(request.fqn, request.run)]
+
+
+async def _segment(sources: Sources, info: ObjectInfo, report: Report) -> Segment | None:
+    try:
+        return await sources.catalog.segment(sources.store, info)
+    except NotFound:
+        report.missing.append(info.key)
+    except Damaged as error:
+        report.unreadable[info.key] = str(error)
+    return None
 
 
 def _concerns(deletion: Deletion, request: QueryRequest) -> bool:

@@ -219,6 +219,14 @@ async def test_a_bad_regex_is_refused_with_its_field(tmp_path: Path, pattern: st
         assert caught.value.hint
 
 
+async def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
+    # Seed 3 makes no table: delta-rs does not write below such a folder.
+    world = await scattered(tmp_path / "od[d] *name?", 3)
+    await scattered(tmp_path / "odd my-names", 2)
+    async with engine_of(world) as engine:
+        assert (await search(engine, ALL))[0] == world.expected(ALL)
+
+
 async def test_nothing_stored_is_an_empty_result(tmp_path: Path) -> None:
     world = World(tmp_path)
     async with engine_of(world) as engine:

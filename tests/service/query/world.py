@@ -124,9 +124,10 @@ class World:
         rows = rows.append_column("date", pa.array([t.date() for t in times], pa.date32()))
         rows = rows.append_column("hour", pa.array([t.hour for t in times], pa.int32()))
         order = [("fqn", "ascending"), ("run_id", "ascending"), ("ulid", "ascending")]
-        self.table.create()
+        delta = self.table.create().delta
+        assert delta is not None
         write_deltalake(
-            self.table.uri,
+            delta,
             rows.cast(COLUMNS).sort_by(order),
             mode="append",
             partition_by=["date", "hour"],

@@ -1,0 +1,79 @@
+"""What a search's database may touch: files below its folders, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from logstore.errors import Damaged, StoreUnavailable, TailraceError
+from service.query.database import Database, literal
+from service.query.limits import QueryLimits
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    made = Database(QueryLimits(), [str(tmp_path / "store")], str(tmp_path / "spill"))
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "SELECT count(*) FROM read_parquet('{outside}')",
+        "SELECT count(*) FROM read_text('/etc/passwd')",
+        "SELECT count(*) FROM read_text('{inside}/../outside.parquet')",
+        "COPY (SELECT 1) TO '{outside}.copy'",
+        "ATTACH '{outside}.db'",
+        "INSTALL httpfs",
+        "LOAD httpfs",
+        "SELECT count(*) FROM read_parquet('http://127.0.0.1:9/x.parquet')",
+        "SET enable_external_access = true",
+        "SET memory_limit = '1TB'",
+    ],
+)
+def test_nothing_else_is_read_written_loaded_or_set(
+    database: Database, tmp_path: Path, statement: str
+) -> None:
+    (tmp_path / "store").mkdir()
+    outside = tmp_path / "outside.parquet"
+    pq.write_table(pa.table({"a": [1]}), outside)
+    filled = statement.format(outside=outside, inside=tmp_path / "store")
+    with pytest.raises(Damaged):
+        database.number(filled, {})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["outside.parquet", "store"]
+
+
+def test_names_of_files_are_not_patterns_of_others(database: Database, tmp_path: Path) -> None:
+    folder = tmp_path / "store" / "od[d] *name?"
+    folder.mkdir(parents=True)
+    path = folder / "a.parquet"
+    pq.write_table(pa.table({"a": [1, 2]}), path)
+    other = tmp_path / "store" / "odd my-names"
+    other.mkdir()
+    pq.write_table(pa.table({"a": [3]}), other / "a.parquet")
+    statement = "SELECT count(*) FROM read_parquet($files)"
+    assert database.number(statement, {"files": [literal(str(path))]}) == 2
+
+
+def test_an_error_of_a_feed_comes_out_as_it_was_raised(database: Database) -> None:
+    def broken() -> Iterator[pa.RecordBatch]:
+        yield pa.record_batch({"a": [1]})
+        raise StoreUnavailable("no disk", hint="buy one")
+
+    database.feed("hot", pa.schema([("a", pa.int64())]), broken())
+    with pytest.raises(StoreUnavailable) as caught:
+        database.number("SELECT count(*) FROM hot", {})
+    assert caught.value.hint == "buy one"
+
+
+def test_what_was_interrupted_stays_so(database: Database) -> None:
+    reason = TailraceError("enough")
+    database.interrupt(reason)
+    with pytest.raises(TailraceError) as caught:
+        database.number("SELECT 1", {})
+    assert caught.value is reason
