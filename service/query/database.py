@@ -52,7 +52,9 @@ class Database:
         )
         run = self._connection.execute
         run("SET TimeZone = 'UTC'")
-        run("SET allowed_directories = $folders", {"folders": self._folders})
+        # A name is checked both as it is given and as the file that it stands for.
+        allowed = [*self._folders, *map(literal, self._folders)]
+        run("SET allowed_directories = $folders", {"folders": allowed})
         run("SET enable_external_access = false")
         run("SET lock_configuration = true")
 
