@@ -103,7 +103,7 @@ def _validators(etag: str | None) -> _Validators:
 
 def _span(headers: Mapping[str, str], size: TextSize, tags: _Validators) -> Span | None:
     wanted = headers.get("range")
-    if wanted is None or tags.plain is None:
+    if wanted is None or tags.plain is None or not size.stored_bytes:
         return None
     condition = headers.get("if-range")
     if condition is not None and condition.strip() != tags.plain:

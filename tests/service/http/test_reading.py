@@ -165,6 +165,15 @@ async def test_an_open_run_downloads_whole_and_by_ranges_of_what_is_stored(serve
     assert part.content == TEXT[1:stored]
 
 
+async def test_a_range_of_a_run_of_which_nothing_is_stored_gives_everything(
+    direct: Serve,
+) -> None:
+    served = await direct()
+    await put(served.node, b"\n")
+    response = await served.get("/p/r/download", range="bytes=0-", **IDENTITY)
+    assert (response.status_code, response.content) == (200, b"\n")
+
+
 async def test_a_large_download_survives_gzip_over_the_wire(serve: Serve) -> None:
     served = await closed_run(serve, TEXT * 20)
     async with served.client.stream(
