@@ -67,17 +67,27 @@ class Backlog:
         return [*self.parents, *self.own]
 
     async def sources(
-        self, key: RunKey, pin: Pin, segments: Sequence[StoredSegment], manifest: Manifest, end: int
+        self,
+        key: RunKey,
+        pin: Pin,
+        segments: Sequence[StoredSegment],
+        manifest: Manifest,
+        low: int,
+        end: int,
     ) -> list[Source]:
-        """Where news of the run stand, below position `end` of this node, in order."""
+        """Where news of the run stand, in order: of this node positions from `low` to `end`.
+
+        `low` and `segments` are of before the manifest was read: what was dealt with by
+        then is in the manifest.
+        """
         found: list[Source] = []
         for segment in segments:
             own = segment.node == self._node
             limit = min(segment.end, end, pin.first_pos) if own else segment.end
-            start = max(segment.first, manifest.dealt_with(segment.node))
+            start = max(segment.first, manifest.dealt_with(segment.node), low if own else 0)
             if start < limit:
                 found += await self._open(segment, key, limit)
-        start = max(manifest.dealt_with(self._node), pin.first_pos)
+        start = max(manifest.dealt_with(self._node), pin.first_pos, low)
         found.append(Source(pin.batches(run=key, start=start, end=end), min(end, pin.end_pos)))
         return found
 

@@ -45,6 +45,7 @@ class Deleter:
         pin: Callable[[], Pin],
         last_ulid: Callable[[RunKey], int],
         record_tombstone: Callable[[str, str | None, int], Awaitable[None]],
+        flushed: Callable[[], int],
         forget: Callable[[RunKey], None],
     ) -> None:
         self._store = store
@@ -56,6 +57,7 @@ class Deleter:
         self._pin = pin
         self._last_ulid = last_ulid
         self._record_tombstone = record_tombstone
+        self._flushed = flushed
         self._forget = forget
         self._unfinished: list[tuple[str, str | None, int]] = []
         self._stopping = False
@@ -165,7 +167,7 @@ class Deleter:
     def _hot_runs(self, fqn: str) -> list[RunKey]:
         """Runs of the pipeline with undeleted lines in the journal."""
         with self._pin() as pin:
-            batches = pin.batches()
+            batches = pin.batches(start=self._flushed())
             numbers = np.unique(batches.rows["run"]).tolist()
             keys_ = [batches.runs[number] for number in numbers]
             return [

@@ -61,11 +61,14 @@ class RunFlush:
         self.bytes_written = 0
         self.left_out = 0
 
-    async def flush(self, key: RunKey, pin: Pin, end: int) -> Manifest:
-        """All news of the run below position `end`. Raises `Unavailable`, `OutcomeUnknown`."""
+    async def flush(self, key: RunKey, pin: Pin, low: int, end: int) -> Manifest:
+        """All news of the run below position `end`; there are none below `low`.
+
+        Raises `Unavailable`, `OutcomeUnknown`, `Damaged`.
+        """
         segments = self._backlog.now()
         seen = await self._manifests.get(key)
-        sources = await self._backlog.sources(key, pin, segments, seen.manifest, end)
+        sources = await self._backlog.sources(key, pin, segments, seen.manifest, low, end)
         for source in sources:
             seen = await self._flush_source(key, source)
         return seen.manifest

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from logstore.batch import RunKey
 from logstore.clock import Clock
-from logstore.errors import NotFound, OutcomeUnknown, TailraceError, Unavailable
+from logstore.errors import NodeNotReady, NotFound, OutcomeUnknown, TailraceError, Unavailable
 from logstore.objects.store import ObjectStore
 from logstore.runs.manifest import Manifest
 from logstore.runs.textmark import raise_text_mark, read_text_mark
@@ -29,6 +29,7 @@ from service.text.pending import FlushRules, Pending
 from service.text.pin import Pin
 
 _LOOK_SECONDS = 0.5
+_START_SECONDS = 5.0
 _UNKNOWN_BYTES_PER_ROW = 100
 
 
@@ -38,8 +39,8 @@ class FlushLimits:
 
     early_bytes: int = 5 << 20
     seconds: float = 120.0
-    parallel: int = 4
-    chunk_bytes: int = 32 << 20
+    parallel: int = 3
+    chunk_bytes: int = 8 << 20
     mark_seconds: float = 10.0
 
 
@@ -74,10 +75,10 @@ class TextFlusher:
         self._after_flush = after_flush
         self._pending = Pending(FlushRules(limits.early_bytes, limits.seconds))
         self._wake = asyncio.Event()
+        self._started = asyncio.Event()
         self._stopping = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._confirmed_pos = 0
-        self._mark_pos = -1
         self._mark_due = 0.0
         self._barriers: dict[RunKey, int] = {}
         self.flushes = 0
@@ -87,7 +88,17 @@ class TextFlusher:
     @property
     def flushed_pos(self) -> int:
         """All lines of this node below are in chunks, or left out for good."""
-        return self._pending.low(self._confirmed_pos)
+        return self._pending.low(self._confirmed_pos) if self._started.is_set() else 0
+
+    async def until_started(self) -> None:
+        """Waits until it is known what is flushed. Raises `NodeNotReady`."""
+        if self._started.is_set():
+            return
+        try:
+            async with asyncio.timeout(_START_SECONDS):
+                await self._started.wait()
+        except TimeoutError as error:
+            raise NodeNotReady("the node has not reached its object store yet") from error
 
     @property
     def pending(self) -> Pending:
@@ -114,13 +125,13 @@ class TextFlusher:
             self._pending.add_batches(pin.batches(start=start, end=pin.confirmed_pos), now)
             self._confirmed_pos = max(self._confirmed_pos, pin.confirmed_pos)
             released = [s for s in self._backlog.own if s.first < pin.first_pos]
-        self._mark_pos = mark.pos
         for segment in [*released, *parents]:
-            await self._add_segment(segment, now)
+            await self._add_segment(segment, now, mark.pos)
+        self._started.set()
 
-    async def _add_segment(self, segment: StoredSegment, now: float) -> None:
+    async def _add_segment(self, segment: StoredSegment, now: float, low: int) -> None:
         for run in await self._backlog.runs_of(segment):
-            first = run.first if segment.node == self._node else self.flushed_pos
+            first = run.first if segment.node == self._node else low
             self._pending.add(run.key, first, run.rows * _UNKNOWN_BYTES_PER_ROW, now)
 
     def confirmed(self, seq: int, first: int, end: int) -> None:
@@ -175,6 +186,7 @@ class TextFlusher:
 
     async def flush(self, key: RunKey, *, end: int | None = None) -> Manifest | None:
         """Everything confirmed of the run, below `end` if given. Raises `TailraceError`."""
+        await self.until_started()
         async with self._locks.of(key):
             limit = self._confirmed_pos if end is None else min(end, self._confirmed_pos)
             waiting = self._pending.get(key)
@@ -200,10 +212,11 @@ class TextFlusher:
     async def _flush_through(self, key: RunKey, limit: int) -> Manifest:
         """In two chunks if a close stands between."""
         with self._pin() as pin:
+            low = self.flushed_pos
             barrier = self._barriers.get(key)
             if barrier is not None and barrier < limit:
-                await self._run_flush.flush(key, pin, barrier)
-            return await self._run_flush.flush(key, pin, limit)
+                await self._run_flush.flush(key, pin, low, barrier)
+            return await self._run_flush.flush(key, pin, low, limit)
 
     def _news_above(self, key: RunKey, limit: int) -> bool:
         with self._pin() as pin:
@@ -217,15 +230,20 @@ class TextFlusher:
 
     async def drain(self) -> None:
         """Flushes everything confirmed, once. Raises the first `TailraceError` after trying all."""
-        failure: TailraceError | None = None
-        for key in self._pending.waiting():
-            try:
-                await self.flush(key)
-            except TailraceError as error:
-                failure = failure or error
+        failures: list[TailraceError] = []
+        waiting = iter(self._pending.waiting())
+
+        async def work() -> None:
+            for key in waiting:
+                try:
+                    await self.flush(key)
+                except TailraceError as error:
+                    failures.append(error)
+
+        await asyncio.gather(*[work() for _ in range(self._limits.parallel)])
         await self.raise_marks(force=True)
-        if failure is not None:
-            raise failure
+        if failures:
+            raise failures[0]
 
     async def stop(self) -> None:
         """Ends what is under way; it is done again after the next start."""

@@ -14,9 +14,9 @@ from logstore.errors import NotFound
 from logstore.names import decode
 from logstore.objects.store import ObjectStore
 from logstore.runs.manifest import Manifest, decode_manifest
-from logstore.runs.manifests import Manifests
 from service.text.chunks import extremes
 from service.text.deletions import Deletions
+from service.text.flusher import TextFlusher
 from service.text.pin import Pin
 from service.text.snapshot import Snapshot
 from service.text.snapshots import Snapshots
@@ -42,13 +42,13 @@ class Listing:
     def __init__(
         self,
         store: ObjectStore,
-        manifests: Manifests,
+        flusher: TextFlusher,
         pin: Callable[[], Pin],
         deletions: Deletions,
         snapshots: Snapshots,
     ) -> None:
         self._listed_store = store
-        self._listed_manifests = manifests
+        self._listed_flusher = flusher
         self._listing_pin = pin
         self._listing_deletions = deletions
         self._listing_snapshots = snapshots
@@ -113,7 +113,7 @@ class Listing:
     def _hot(self) -> list[RunKey]:
         """Runs with undeleted lines in the journal."""
         with self._listing_pin() as pin:
-            batches = pin.batches()
+            batches = pin.batches(start=self._listed_flusher.flushed_pos)
             rows = batches.rows
             found = []
             for number in np.unique(rows["run"]).tolist():

@@ -73,15 +73,11 @@ class Pending:
         rows = batches.rows
         if len(rows) == 0:
             return
-        numbers, heads, inverse = np.unique(
-            rows["run"], return_index=True, return_inverse=True
-        )
-        sizes = np.bincount(inverse, weights=rows["size"]).astype(np.int64)
-        firsts = rows["pos"][heads]  # rows are in order of `pos`
-        for number, first, size in zip(
-            numbers.tolist(), firsts.tolist(), sizes.tolist(), strict=True
-        ):
-            self.add(batches.runs[number], first, size, now)
+        sizes = np.bincount(rows["run"], weights=rows["size"])
+        firsts = np.zeros(len(sizes), np.int64)
+        firsts[rows["run"][::-1]] = rows["pos"][::-1]  # of each run the lowest comes last
+        for number in np.flatnonzero(sizes).tolist():
+            self.add(batches.runs[number], int(firsts[number]), int(sizes[number]), now)
 
     def add(self, key: RunKey, first: int, size: int, now: float) -> None:
         """Takes news of one run."""

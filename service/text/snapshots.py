@@ -12,6 +12,7 @@ from logstore.runs.manifests import Manifests
 from service.text.backlog import Backlog
 from service.text.chunks import Chunks, Moved
 from service.text.deletions import Deletions
+from service.text.flusher import TextFlusher
 from service.text.pin import Pin
 from service.text.selection import in_range, news
 from service.text.snapshot import Snapshot
@@ -30,22 +31,25 @@ class Snapshots:
         manifests: Manifests,
         chunks: Chunks,
         deletions: Deletions,
+        flusher: TextFlusher,
     ) -> None:
         self._pin = pin
         self._backlog = backlog
         self._manifests = manifests
         self._chunks = chunks
         self._deletions = deletions
+        self._flusher = flusher
 
     @asynccontextmanager
     async def take(self, key: RunKey) -> AsyncIterator[Snapshot]:
-        """The run as it is now. Raises `Moved`, `StoreUnavailable`, `Damaged`."""
+        """The run as it is now. Raises `Moved`, `Unavailable`, `Damaged`."""
+        await self._flusher.until_started()
         with self._pin() as pin:
-            segments = self._backlog.now()
+            segments, low = self._backlog.now(), self._flusher.flushed_pos
             horizon = self._deletions.horizon(key)
             manifest = (await self._manifests.get(key)).manifest.deleted_through(horizon)
             sources = await self._backlog.sources(
-                key, pin, segments, manifest, pin.end_pos
+                key, pin, segments, manifest, low, pin.end_pos
             )
             chosen = [in_range(s, key, manifest.dealt_with(s.node)) for s in sources]
             kept = await news(sources, chosen, manifest, self._chunks, horizon)

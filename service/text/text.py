@@ -136,6 +136,7 @@ class Text(TextReader, Listing):
             pin=pin,
             last_ulid=last_ulid,
             record_tombstone=record_tombstone,
+            flushed=lambda: self.flushed_pos,
             forget=self._forget,
         )
         self.sweeper = Sweeper(
@@ -151,16 +152,18 @@ class Text(TextReader, Listing):
         )
         self._closes = closes
         self._tombstones = tombstones
-        snapshots = Snapshots(pin, backlog, self._manifests, self._chunks, self.deletions)
+        for (fqn, run), t in tombstones.items():
+            self.deletions.note(fqn, run, t)
+        snapshots = Snapshots(
+            pin, backlog, self._manifests, self._chunks, self.deletions, self.flusher
+        )
         TextReader.__init__(self, snapshots)
-        Listing.__init__(self, store, self._manifests, pin, self.deletions, snapshots)
+        Listing.__init__(self, store, self.flusher, pin, self.deletions, snapshots)
 
     # --- life ----------------------------------------------------------------------
 
     async def start(self) -> None:
         """Finds out what waits. Raises `StoreUnavailable`: try again later."""
-        for (fqn, run), t in self._tombstones.items():
-            self.deletions.note(fqn, run, t)
         await self.deletions.load()
         await self.flusher.start()
         for key, pos in self._closes.items():

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from logstore import keys
 from logstore.batch import RunKey
-from logstore.errors import NotFound
+from logstore.errors import NotFound, StoreUnavailable
+from service.text.sweeper import SweepLimits
+from service.text.text import TextLimits
+from tests.faulty_store import Fault, FaultyStore, Schedule
 from tests.service.text.world import World
 
 pytestmark = pytest.mark.anyio
@@ -22,9 +26,9 @@ async def agree(world: World, key: RunKey, expected: bytes) -> None:
     """Download, pages and catching up give the same, and sizes say so."""
     assert await world.whole(key) == expected
     for limit in (1, 7, 1000):
-        if len(expected) < 5000 or limit > 1:
+        if len(expected) < 5000 or limit > 100:
             assert await world.paged(key, limit) == expected
-    assert await world.caught_up(key) == expected
+    assert await world.caught_up(key, max(len(expected) // 10, 20)) == expected
     size = await world.text.size(key)
     assert (size.total_bytes, size.total_lines) == (len(expected), expected.count(b"\n"))
 
@@ -150,3 +154,94 @@ async def test_copies_are_left_out() -> None:
     await agree(world, RUN, lines(0, 3))
     assert await world.text.find_batch(RUN, first) is not None
     assert await world.text.last_ulid(RUN) == first
+
+
+async def test_a_page_costs_the_manifest_and_one_ranged_get() -> None:
+    world = World()
+    world.store = FaultyStore(world.disk_store, Schedule.none())
+    await world.restart(world.store)
+    for number in range(200):
+        world.append(RUN, lines(number * 100, 100))
+    await world.text.close_run(RUN)
+    await world.text.page(RUN, after="5", limit=10)
+    world.store.calls.clear()
+    for start in (0, 9_990, 19_980):
+        page = await world.text.page(RUN, after=str(start), limit=10)
+        assert page.text == lines(start, 10)
+    assert len(world.store.calls) == 6
+
+
+async def test_a_store_that_is_away_costs_no_lines_and_no_memory() -> None:
+    world = World()
+    faulty = FaultyStore(world.disk_store, Schedule.none())
+    await world.restart(faulty)
+    faulty.schedule = Schedule(dict.fromkeys(range(1, 10_000), Fault.UNAVAILABLE))
+    for number in range(300):
+        world.append(RUN, lines(number, 1))
+        await world.confirm()
+        with pytest.raises(StoreUnavailable):
+            await world.text.flusher.flush(RUN)
+    assert len(world.text.flusher.pending) == 1
+    assert world.text.problems()
+    faulty.schedule = Schedule.none()
+    await world.text.drain()
+    assert not world.text.problems()
+    await agree(world, RUN, lines(0, 300))
+
+
+async def test_what_nobody_closed_is_closed_also_after_a_restart() -> None:
+    world = World()
+    await world.text.start()
+    world.append(RUN, lines(0, 3))
+    await world.confirm()
+    await world.text.drain()
+    await world.restart()
+    await world.text.sweeper.sweep()
+    assert (await world.text.size(RUN)).state == "open"
+    world.clock.pass_seconds(86_401)
+    await world.text.sweeper.sweep()
+    assert (await world.text.size(RUN)).state == "closed"
+    assert world.ended == [RUN]
+    await agree(world, RUN, lines(0, 3))
+
+
+async def test_partial_text_is_there_while_open_only() -> None:
+    world = World()
+    await world.text.start()
+    world.append(RUN, lines(0, 3))
+    await world.confirm()
+    await world.text.drain()
+    where = keys.partial(keys.PREFIX, RUN)
+    info, body = await world.store.get(where)
+    assert body == lines(0, 3)
+    metadata = (await world.store.head(where)).metadata
+    assert metadata["total-bytes"] == str(info.size)
+    await world.text.close_run(RUN)
+    with pytest.raises(NotFound):
+        await world.store.get(where)
+    assert (await world.store.get(keys.logs(keys.PREFIX, RUN)))[1] == lines(0, 3)
+
+
+async def test_a_pipeline_is_deleted_with_all_its_runs() -> None:
+    world = World()
+    await world.text.start()
+    world.append(RUN, lines(0, 3))
+    await world.confirm()
+    await world.text.drain()
+    world.append(OTHER, b"hot\n")
+    assert await world.text.delete_pipeline(RUN.fqn) == ["run-1", "run-2"]
+    assert await world.text.runs(RUN.fqn, 5) == []
+    assert await world.text.pipelines() == []
+    assert not await world.text.exists(OTHER)
+    assert [info.key async for info in world.store.list(keys.PREFIX)] == []
+
+
+async def test_expired_runs_go() -> None:
+    world = World(limits=TextLimits(sweep=SweepLimits(expiration_days=30)))
+    await world.text.start()
+    world.append(RUN, lines(0, 3))
+    await world.text.close_run(RUN)
+    world.clock.pass_seconds(31 * 86_400)
+    await world.text.sweeper.sweep()
+    assert await world.text.runs(RUN.fqn, 5) == []
+    assert (await world.text.size(RUN)).state == "deleted"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -12,7 +11,6 @@ from typing import Self
 from logstore import keys
 from logstore import ulid as ulids
 from logstore.batch import RunKey
-from logstore.disk import Disk
 from logstore.objects.local import LocalStore, inline
 from logstore.objects.store import ObjectStore
 from logstore.position import Position
@@ -21,6 +19,7 @@ from logstore.segments.writer import encode_segment
 from service.offload import in_place
 from service.text.text import Text, TextLimits
 from tests.batches import MemoryBatches, make_batches
+from tests.powercut import PowerCutFileSystem
 
 NODE = "node-A"
 START_MS = 1_750_000_000_000
@@ -119,8 +118,8 @@ class World:
         self.journal = journal or FakeJournal()
         self.parents = parents
         if store is None:
-            folder = tempfile.mkdtemp(prefix="tailrace-text-")
-            store = LocalStore(folder, Disk(), self.clock, self.random, run=inline)
+            files = PowerCutFileSystem()
+            store = LocalStore("/store", files, self.clock, self.random, run=inline)
         self.disk_store = store
         self.store = store
         self.limits = limits or TextLimits()
