@@ -1,0 +1,130 @@
+"""Manifests, marks and deletions: round trips, newer formats, races and lost answers."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from random import Random
+
+import orjson
+import pytest
+
+from logstore import keys
+from logstore.batch import RunKey
+from logstore.clock import SystemClock
+from logstore.errors import Damaged, UnsupportedVersion
+from logstore.objects.local import LocalStore, inline
+from logstore.runs.deletion import Deletion, decode_deletion, encode_deletion
+from logstore.runs.manifest import (
+    Chunk,
+    Closing,
+    Manifest,
+    Partial,
+    decode_manifest,
+    encode_manifest,
+)
+from logstore.runs.manifests import Manifests
+from logstore.runs.textmark import raise_text_mark, read_text_mark
+from tests.faulty_store import Fault, FaultyStore, Schedule
+from tests.powercut import PowerCutFileSystem
+
+pytestmark = pytest.mark.anyio
+
+RUN = RunKey("pipeline", "r/u n")
+CHUNK = Chunk("01C", "chunk", 10, 2, 2, 1 << 100, 2 << 100, 1, 50, 30, {"n": (3, 5)})
+FULL = Manifest(
+    RUN,
+    state="closing",
+    generation=5 << 90,
+    epoch=2,
+    owner="n",
+    chunks=(replace(CHUNK, kind="logs", etag="e"), CHUNK),
+    writers={"n": 5},
+    closes={"n": 5},
+    partial=Partial(10, 2, 7),
+    closing=Closing("put", 20, ("a", "b")),
+    first_ms=1,
+    last_ms=2,
+    flushed_ms=3,
+    version="v",
+    others={"later": [1]},
+)
+
+
+def make_store() -> LocalStore:
+    clock, random = SystemClock(), Random(1)
+    return LocalStore("/store", PowerCutFileSystem(), clock, random, run=inline)
+
+
+def test_round_trip_keeps_what_it_does_not_know() -> None:
+    assert decode_manifest(encode_manifest(FULL)) == FULL
+    assert orjson.loads(encode_manifest(FULL))["later"] == [1]
+
+
+def test_a_newer_format_is_not_guessed_at() -> None:
+    value = {**orjson.loads(encode_manifest(FULL)), "format": 2}
+    with pytest.raises(UnsupportedVersion):
+        decode_manifest(orjson.dumps(value))
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b"[]", b'{"format":1}', b"\xff"])
+def test_other_bytes_are_damage(body: bytes) -> None:
+    with pytest.raises(Damaged):
+        decode_manifest(body)
+
+
+def test_settled_is_what_came_before_the_close() -> None:
+    assert FULL.settled()
+    assert not replace(FULL, closes={"n": 4}).settled()
+    assert not replace(FULL, closes={}).settled()
+
+
+def test_a_deletion_empties_and_keeps_positions() -> None:
+    gone = FULL.deleted_through(9 << 90)
+    assert (gone.state, gone.chunks, gone.writers) == ("deleted", (), {"n": 5})
+    assert gone.deleted_through(1) is gone
+
+
+@pytest.mark.parametrize("fault", [None, Fault.UNKNOWN_DONE, Fault.UNKNOWN_NOT_DONE])
+async def test_racing_updates_are_all_kept(fault: Fault | None) -> None:
+    clock, random = SystemClock(), Random(2)
+    faults = {} if fault is None else {4: fault, 9: fault}
+    schedule = Schedule(faults, applies=lambda call: call.startswith("put"))
+    store = FaultyStore(make_store(), schedule)
+    manifests = Manifests(store, clock, random)
+
+    async def add(name: str) -> None:
+        def change(manifest: Manifest) -> Manifest | None:
+            if name in manifest.writers:
+                return None
+            return replace(manifest, writers={**manifest.writers, name: 1})
+
+        await manifests.update(RUN, change)
+
+    await asyncio.gather(*[add(f"node {n}") for n in range(8)])
+    assert len((await manifests.get(RUN)).manifest.writers) == 8
+
+
+async def test_every_write_has_its_own_version() -> None:
+    manifests = Manifests(make_store(), SystemClock(), Random(3))
+    first = await manifests.swap(await manifests.get(RUN), Manifest(RUN))
+    second = await manifests.swap(first, Manifest(RUN))
+    assert first.etag != second.etag
+
+
+async def test_text_marks_only_rise() -> None:
+    store = make_store()
+    fresh = iter("abcdef").__next__
+    assert (await read_text_mark(store, "n")).seq == 0
+    await raise_text_mark(store, "n", fresh_id=fresh, seq=5, pos=50)
+    await raise_text_mark(store, "n", fresh_id=fresh, seq=4, pos=40, low=2)
+    mark = await read_text_mark(store, "n")
+    assert (mark.seq, mark.pos, mark.low) == (5, 50, 2)
+
+
+def test_deletions_round_trip() -> None:
+    for deletion in (Deletion("f", "r", 1 << 99, "v"), Deletion("f", None, 1, "v")):
+        assert decode_deletion(encode_deletion(deletion)) == deletion
+        assert deletion.key.startswith(keys.DELETED)
+    with pytest.raises(Damaged):
+        decode_deletion(b"{}")
