@@ -191,11 +191,15 @@ def test_lost_positions_at_the_end_are_not_given_out_again() -> None:
     lines = [b"%04d " % number + b"x" * 900 + b"\n" for number in range(600)]
     fs = written(lines)
     data = read(fs, wals(fs)[0])
-    cut = data.index(b"0100 ")
-    flipped = data[:cut] + b"!" + data[cut + 1 : MARK + 60_000]
+    victim = data.index(b"0100 ")
+    mark = data.index(bytes((wal.MARK,)) + wal.decode_header(data).secret) - wal.PREFIX.size
+    lost_from = int(data[mark - 906 : mark - 902])  # the last line before the mark
+    flipped = data[:victim] + b"!" + data[victim + 1 : mark + wal.MARK_BYTES]
 
-    def ask(_: Rig, journal: Journal) -> None:
-        assert journal.next_pos > 300
+    def ask(rig: Rig, journal: Journal) -> None:
+        assert len(rig.recovered.found) == 1
+        assert len(held(journal)) == 100
+        assert journal.next_pos > lost_from > 200
 
     asyncio.run(opened(copy_with(fs, 0, flipped), ask))
 
