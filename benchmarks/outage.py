@@ -2,14 +2,15 @@
 
     python -m benchmarks.outage [--seconds 120] [--lines 100]
 
-The store's folder is taken away for `--seconds` while 8 connections post; then it comes
-back. Clients must see no error, memory must stay flat, and everything that was
+The store's folder is read-only for `--seconds` while 8 connections post; then it takes
+writes again. Clients must see no error, memory must stay flat, and everything that was
 acknowledged must arrive: the runs are closed, and their lines counted and compared.
 """
 
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 import tempfile
 import threading
@@ -24,21 +25,34 @@ from tests.e2e.service_process import ServiceProcess
 
 
 class Outage:
-    """Takes the store's folder away and brings it back."""
+    """Makes the store's folder read-only by a mount of its own; needs root on Linux."""
 
     def __init__(self, store: Path) -> None:
-        self._store = store
-        self._away = store.with_name("store.away")
+        self._store = str(store)
+        store.mkdir()
+        _mount("--bind", self._store, self._store)
 
     def begin(self) -> None:
-        """From here on no write succeeds: a file stands in the folder's place."""
-        self._store.rename(self._away)
-        self._store.write_bytes(b"")
+        """From here on no write succeeds. Repeated while a file is just being written."""
+        while True:
+            try:
+                _mount("-o", "remount,ro,bind", self._store)
+            except subprocess.CalledProcessError:
+                time.sleep(0.01)
+            else:
+                return
 
     def end(self) -> None:
-        """The store is back as it was."""
-        self._store.unlink()
-        self._away.rename(self._store)
+        """The store takes writes again."""
+        _mount("-o", "remount,rw,bind", self._store)
+
+    def remove(self) -> None:
+        """Takes the mount away."""
+        subprocess.run(["umount", "--lazy", self._store], check=True)
+
+
+def _mount(*arguments: str) -> None:
+    subprocess.run(["mount", *arguments], check=True, capture_output=True)
 
 
 def main() -> int:
@@ -57,8 +71,8 @@ def _run(folder: Path, seconds: float, lines: int) -> int:
     service = ServiceProcess(
         folder / "data", store=store, TAILRACE_JOURNAL__MAX_BYTES=str(60 << 30)
     )
-    service.start()
     outage = Outage(store)
+    service.start()
     before = 10.0
     threading.Timer(before, outage.begin).start()
     watched = Watched(service.pid)
@@ -82,6 +96,7 @@ def _run(folder: Path, seconds: float, lines: int) -> int:
         f"after its return, at least {expected} acknowledged"
     )
     service.stop()
+    outage.remove()
     # wrk leaves with up to one unanswered request a connection.
     right = 0 <= delivered - expected <= CONNECTIONS * lines
     return 0 if right and seen.errors == 0 else 1

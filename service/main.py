@@ -20,6 +20,7 @@ from typing import Any
 import uvloop
 
 from logstore.errors import Unavailable
+from service.allocator import give_back_freed_memory
 from service.compaction import CompactionChild, job_command, job_environment
 from service.http.server import address, listen, serving
 from service.java import why_no_spark
@@ -36,6 +37,7 @@ def serve(settings: Settings) -> int:
         stream=sys.stderr,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
+    give_back_freed_memory()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_until_signalled(settings))
 

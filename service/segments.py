@@ -71,7 +71,7 @@ class SegmentShipper:
         self._offload = offload
         self._consumed_seq = consumed_seq
         self._on_confirmed = on_confirmed
-        self._carry = Carry()
+        self.carry = Carry()
         self._wake = asyncio.Event()
         self._cut_ready = asyncio.Event()
         self._wanted = -1
@@ -168,7 +168,7 @@ class SegmentShipper:
                     node=node,
                     seq=cut.seq,
                     ranges=[(cut.first, cut.end)],
-                    carry=self._carry,
+                    carry=self.carry,
                 )
             )
         tries = 0

@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import pyarrow as pa
-
 from logstore import keys
-from logstore.batch import Batches
 from logstore.clock import Clock, SystemClock
 from logstore.disk import Disk
 from logstore.entropy import Entropy, system_entropy
 from logstore.filesystem import FileSystem
 from logstore.objects.local import LocalStore
-from logstore.segments.carry import Carry
 from logstore.segments.columns import record_batches
 from logstore.syncer import Syncer, syncer_for
 from logstore.table.table import Table
@@ -92,16 +88,12 @@ def make_engine(settings: Settings, machine: Machine, node: Node) -> QueryEngine
         store=node.store,
         table=Table(node.store.uri(keys.TABLE)),
         pin=node.pin,
-        encode=_encode,
+        encode=lambda batches: record_batches(batches, node.shipper.carry),
         deletions=deletions,
         catalog=SegmentCatalog(),
     )
     scratch = os.path.join(os.path.abspath(settings.data), "scratch")
     return QueryEngine(sources, clock=machine.clock, scratch=scratch, limits=query_limits(settings))
-
-
-def _encode(batches: Batches) -> Iterator[pa.RecordBatch]:
-    return record_batches(batches, Carry())
 
 
 def make_app(
@@ -137,7 +129,9 @@ def node_limits(settings: Settings) -> NodeLimits:
             wanted_seconds=flush.bulk_milliseconds / 1000,
         ),
         append=AppendLimits(
-            max_age_days=ingest.max_age_days, max_future_seconds=ingest.max_future_seconds
+            max_age_days=ingest.max_age_days,
+            max_future_seconds=ingest.max_future_seconds,
+            active_runs=settings.runs.max_concurrent_streams,
         ),
         text=text_limits(settings),
         tail=TailLimits(
