@@ -39,6 +39,8 @@ _DEFAULTS: Final = {
     "spark.sql.adaptive.enabled": "true",
     "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
+    # Rows of a batch and its copies that a window holds before it goes by way of a sorter.
+    "spark.sql.windowExec.buffer.in.memory.threshold": "65536",
     # A dictionary of messages or ULIDs never pays; level 1 is as small on sorted logs.
     "spark.hadoop.parquet.compression.codec.zstd.level": "1",
     "spark.hadoop.parquet.enable.dictionary#message": "false",
