@@ -24,6 +24,11 @@ class KnownBatch:
     end: int
     done: asyncio.Future[None] | None = None
 
+    @property
+    def refused(self) -> bool:
+        """Whether the journal took it and then could not write it."""
+        return self.done is not None and self.done.done() and self.done.exception() is not None
+
 
 class ActiveRun:
     """`last` is the highest ULID of a line that is known; `complete` says that it covers
@@ -36,6 +41,14 @@ class ActiveRun:
         self.complete = False
         self.last_append_ms = 0
         self.batches: OrderedDict[int, KnownBatch] = OrderedDict()
+
+    def known(self, ulid: int) -> KnownBatch | None:
+        """A client's batch that is stored or on its way; one that was refused is forgotten."""
+        batch = self.batches.get(ulid)
+        if batch is not None and batch.refused:
+            del self.batches[ulid]
+            return None
+        return batch
 
     def remember(self, ulid: int, batch: KnownBatch) -> None:
         """Keeps a client's batch for the retries that may follow it."""

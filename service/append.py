@@ -117,7 +117,7 @@ class Appender:
         if chosen is not None:
             run.remember(ulid, KnownBatch(checksum, batch.records, pos + batch.records, done))
             # Shielded: a client that goes away must not cancel what its retry waits for.
-            await self._stored_once(run, ulid, asyncio.shield(done))
+            await asyncio.shield(done)
         else:
             await done
         if batch.durability == "bulk":
@@ -125,15 +125,6 @@ class Appender:
         self.batches += 1
         self.lines += batch.records
         return Receipt(ulid, batch.records, False, batch.durability, last)
-
-    async def _stored_once(self, run: ActiveRun, ulid: int, done: asyncio.Future[None]) -> None:
-        try:
-            await done
-        except asyncio.CancelledError:
-            raise
-        except BaseException:
-            run.batches.pop(ulid, None)
-            raise
 
     def _floor(self, batch: IncomingBatch, run: ActiveRun) -> int:
         """What a minted id must be above: the run's last, the client's echo, a deletion."""
@@ -153,11 +144,11 @@ class Appender:
         """The batch as it is known already. Raises what refuses it."""
         if ulid <= self._horizon(batch.key):
             raise RunDeleted(f"the run was deleted after batch {ulids.encode(ulid)}")
-        known = run.batches.get(ulid)
+        known = run.known(ulid)
         if known is None and (ulid <= run.last or not run.complete):
             known = await self._look_up(batch.key, run, ulid)
             # Another request with the same id may have come in while we looked.
-            known = run.batches.get(ulid, known)
+            known = run.known(ulid) or known
         if known is not None:
             if (known.digest, known.records) != (checksum, batch.records):
                 raise BatchConflict(f"batch {ulids.encode(ulid)} is known with other bytes")
@@ -226,8 +217,11 @@ class Appender:
 
     async def _again(self, batch: IncomingBatch, ulid: int, known: KnownBatch) -> Receipt:
         """Acknowledges a batch that is stored, once it is as safe as this request asks for."""
-        if known.done is not None and batch.durability != "fast":
+        if known.done is not None:
+            # Also for `fast`: before this the first copy may not be written yet.
             await asyncio.shield(known.done)
+        if batch.durability != "fast":
+            await self._journal.synced(known.end)  # the first copy may have been `fast`
         if batch.durability == "bulk":
             await self._confirmed_through(known.end)
         self.duplicates += 1

@@ -20,6 +20,7 @@ from logstore.clock import Clock
 from logstore.errors import (
     Conflict,
     Damaged,
+    JournalFull,
     NotFound,
     OutcomeUnknown,
     PreconditionFailed,
@@ -118,7 +119,14 @@ class SegmentShipper:
         while not self._stopping:
             await self._until_due()
             if not self._stopping:
-                await self.cut()
+                await self._cut_if_room()
+
+    async def _cut_if_room(self) -> None:
+        try:
+            await self.cut()
+        except JournalFull as error:  # not even a cut fits on the disk: later, then
+            self._failed(error)
+            await self._pause(_BACKOFF_SECONDS[-1])
 
     async def cut(self) -> None:
         """Cuts what was taken since the last cut, if there is anything."""

@@ -57,6 +57,10 @@ class Journal(Section):
         ge=4 * MIB,
         description="All journal files together; past it appends get 507",
     )
+    min_free_bytes: Bytes = Field(
+        default=64 * MIB,
+        description="Below this much free disk no batch is taken; cuts and closes still are",
+    )
     fast_sync_seconds: float = Field(
         default=1, gt=0, description="A batch sent as `fast` is synced after at most this time"
     )

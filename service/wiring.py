@@ -121,6 +121,7 @@ def node_limits(settings: Settings) -> NodeLimits:
         journal=JournalLimits(
             file_bytes=journal.file_bytes,
             max_bytes=journal.max_bytes,
+            min_free_bytes=journal.min_free_bytes,
             fast_sync_seconds=journal.fast_sync_seconds,
         ),
         segments=SegmentLimits(

@@ -313,3 +313,44 @@ async def test_a_client_that_goes_away_leaves_its_batch_for_the_retry() -> None:
     assert (await retry).duplicate
     assert len(door.texts()) == 1
     await door.journal.close()
+
+
+async def test_a_refused_batch_of_a_client_that_went_away_may_be_sent_again() -> None:
+    door = Door()
+    gone = asyncio.create_task(door.appender.append(batch(ulid=at())))
+    while door.journal.next_pos == 0:
+        await asyncio.sleep(0)
+    gone.cancel()
+    door.fs.fail_with(errno.ENOSPC, at=len(door.fs.calls) + 1, once=True)
+    await asyncio.sleep(0.01)
+    assert not door.fs.fault_pending
+    assert not (await door.appender.append(batch(ulid=at()))).duplicate
+    assert door.texts() == [b"one\ntwo\n"]
+    await door.journal.close()
+
+
+async def test_a_fast_duplicate_is_not_acknowledged_before_the_first_copy_is_written() -> None:
+    door = Door()
+    door.syncer.gate.clear()
+    before = asyncio.create_task(door.appender.append(batch(b"before\n")))
+    await asyncio.sleep(0.01)  # its sync is under way: the next ones wait for their write
+    first = asyncio.create_task(door.appender.append(batch(ulid=at())))
+    again = asyncio.create_task(door.appender.append(batch(ulid=at(), durability="fast")))
+    await asyncio.sleep(0.01)
+    assert not again.done()
+    door.syncer.gate.set()
+    await asyncio.gather(before, first, again)
+    await door.journal.close()
+
+
+async def test_a_durable_duplicate_of_a_fast_batch_waits_for_the_sync() -> None:
+    door = Door()
+    door.syncer.gate.clear()
+    await door.appender.append(batch(ulid=at(), durability="fast"))
+    again = asyncio.create_task(door.appender.append(batch(ulid=at())))
+    await asyncio.sleep(0.01)
+    assert not again.done()
+    door.syncer.gate.set()
+    assert (await again).duplicate
+    assert len(door.texts()) == 1
+    await door.journal.close()
