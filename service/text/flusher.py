@@ -219,7 +219,10 @@ class TextFlusher:
             return await self._run_flush.flush(key, pin, low, limit)
 
     def _news_above(self, key: RunKey, limit: int) -> bool:
+        """Whether there may be more; yes if the journal has let go what would tell."""
         with self._pin() as pin:
+            if pin.first_pos > limit:
+                return True
             return len(pin.batches(run=key, start=limit, end=self._confirmed_pos).rows) > 0
 
     def _failed(self, key: RunKey, error: BaseException) -> None:

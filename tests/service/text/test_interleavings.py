@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -138,3 +139,33 @@ async def look(world: World, model: Model) -> None:
 @given(steps=st.lists(STEPS, max_size=25), seed=st.integers(0, 1000))
 def test_like_a_list_of_lines(steps: list[tuple[str, int]], seed: int) -> None:
     asyncio.run(play(steps, seed))
+
+
+NAMES = ["append"] * 6 + ["confirm"] * 3 + ["flush"] * 2
+NAMES += ["copy", "close", "delete", "restart", "release", "sweep"]
+NAMES += ["crash flush", "crash close", "fault", "token"]
+
+
+# 3 and 58: a close forgot lines that the journal had let go and only a segment held.
+@pytest.mark.parametrize("seed", [3, 58, *range(100, 106)])
+def test_long_lives(seed: int) -> None:
+    random = Random(seed)
+    steps = [(random.choice(NAMES), random.randint(1, 25)) for _ in range(60)]
+    asyncio.run(play([(n, (v - 1) % 6 + 1 if n == "append" else v) for n, v in steps], seed))
+
+
+def test_a_close_keeps_what_only_a_segment_holds() -> None:
+    async def live() -> None:
+        world = World(limits=LIMITS)
+        await world.text.start()
+        world.append(RUN, b"before\n")
+        pos = await world._record_close(RUN)
+        world.append(RUN, b"after\n")
+        await world.confirm()
+        world.journal.first = world.journal.confirmed
+        world.text.flusher.hold_at(RUN, pos)
+        await world.text.closer.finish(RUN, pos)
+        await world.text.drain()
+        assert await world.whole(RUN) == b"before\nafter\n"
+
+    asyncio.run(live())

@@ -165,7 +165,7 @@ class World:
         self.last[key] = max(self.last.get(key, 0), ulid + text.count(b"\n") - 1)
         return ulid
 
-    async def confirm(self, *, upload: bool = False) -> None:
+    async def confirm(self, *, upload: bool = True) -> None:
         """All lines so far are in a confirmed segment."""
         journal = self.journal
         if journal.end == journal.confirmed:
@@ -182,7 +182,7 @@ class World:
                 ranges=[(first, journal.end)],
                 carry=Carry(),
             )
-            await self.store.put(keys.segment(journal.node, journal.seq), segment.body)
+            await self.disk_store.put(keys.segment(journal.node, journal.seq), segment.body)
         self.text.confirmed(*journal.segments[-1])
 
     async def _record_close(self, key: RunKey) -> int:
