@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from random import Random
@@ -50,6 +50,7 @@ class PowerCutFileSystem:
         self.capacity_bytes = capacity_bytes
         self.calls: list[str] = []
         self.dead = False
+        self.at_cut_point: Callable[[int], None] | None = None
         self._fault: Fault | None = None
         self._root = Folder()
         self._locked: set[int] = set()
@@ -71,6 +72,14 @@ class PowerCutFileSystem:
     def reboot(self, seed: int) -> PowerCutFileSystem:
         """A file system as the disk may be after a power cut now; this one is dead."""
         self.dead = True
+        return self.after_power_cut(seed)
+
+    def after_power_cut(self, seed: int) -> PowerCutFileSystem:
+        """What `reboot` would give now; this one lives on.
+
+        Called from `at_cut_point`, which is told the number of each call at the moment
+        where the power may go, it spares telling a long story anew for every call.
+        """
         dice = Random(seed)
         copies: dict[int, Inode] = {}
 
@@ -211,6 +220,8 @@ class PowerCutFileSystem:
         raise _error(fault.number, path)
 
     def cut_power_if_due(self, name: str, path: str) -> None:
+        if self.at_cut_point is not None:
+            self.at_cut_point(len(self.calls))
         if self.fail_at is not None and len(self.calls) >= self.fail_at:
             self.dead = True
             raise PowerCut(f"{name} {path}")
