@@ -86,6 +86,15 @@ def test_links_between_pages_lead_somewhere() -> None:
             assert (page.parent / link).exists(), f"{page.name}: {link}"
 
 
+def test_every_proof_of_a_guarantee_exists() -> None:
+    text = (ROOT / "docs" / "guarantees.md").read_text()
+    proofs = re.findall(r"`((?:tests|benchmarks)/[\w/.-]+?\.py)(?:::(\w+))?`", text)
+    assert len(proofs) == len(re.findall(r"`(?:tests|benchmarks)/", text)) > 50
+    for path, name in proofs:
+        code = (ROOT / path).read_text()
+        assert not name or re.search(rf"^ *(?:async )?def {name}\(", code, re.MULTILINE), name
+
+
 def test_commands_that_the_readme_names_exist() -> None:
     text = (ROOT / "README.md").read_text()
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
