@@ -32,7 +32,8 @@ class PowerCut(BaseException):
 
 @dataclass(frozen=True)
 class Fault:
-    """Calls from number `at` on raise `OSError(number)`; only the first if `once`.
+    """Calls from number `at` on, to paths below `under`, raise `OSError(number)`; only the
+    first if `once`.
 
     A full disk (ENOSPC) fails only calls that need room; of a write, half is done.
     """
@@ -40,6 +41,7 @@ class Fault:
     number: int
     at: int
     once: bool
+    under: str
 
 
 class PowerCutFileSystem:
@@ -56,9 +58,9 @@ class PowerCutFileSystem:
         self._locked: set[int] = set()
         self._now_ns = EPOCH_NS
 
-    def fail_with(self, number: int, *, at: int, once: bool = False) -> None:
+    def fail_with(self, number: int, *, at: int, once: bool = False, under: str = "/") -> None:
         """Lets call `at` (counted from the first of all) fail, and later ones unless `once`."""
-        self._fault = Fault(number, at, once)
+        self._fault = Fault(number, at, once, under)
 
     @property
     def fault_pending(self) -> bool:
@@ -73,6 +75,10 @@ class PowerCutFileSystem:
         """A file system as the disk may be after a power cut now; this one is dead."""
         self.dead = True
         return self.after_power_cut(seed)
+
+    def end_processes(self) -> None:
+        """As kill -9: locks are free, files are as the programs left them."""
+        self._locked.clear()
 
     def after_power_cut(self, seed: int) -> PowerCutFileSystem:
         """What `reboot` would give now; this one lives on.
@@ -211,7 +217,7 @@ class PowerCutFileSystem:
             raise PowerCut(f"{name} {path}")
         self.calls.append(f"{name} {path}")
         fault = self._fault
-        if fault is None or len(self.calls) < fault.at:
+        if fault is None or len(self.calls) < fault.at or not path.startswith(fault.under):
             return
         if fault.number == errno.ENOSPC and name not in _GROWING:
             return

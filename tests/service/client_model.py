@@ -6,16 +6,21 @@ their batch, so any text can be read back as a list of batches.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from random import Random
+from typing import TypeVar
 
 from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.clock import Clock
-from logstore.errors import TailraceError
+from logstore.errors import OutcomeUnknown, TailraceError, Unavailable
 from service.incoming import Durability, IncomingBatch, Receipt
 from service.node import Node
+
+T = TypeVar("T")
+_TRIES = 200
 
 
 @dataclass
@@ -42,7 +47,7 @@ class Sent:
         )
 
 
-@dataclass
+@dataclass(eq=False)
 class Clients:
     """All clients of a story, over every life of the node."""
 
@@ -90,6 +95,10 @@ class Clients:
         self.deleting.discard(key)
         self.deleted[key] = number
 
+    async def close(self, node: Node, key: RunKey) -> str:
+        """Closes a run."""
+        return await node.close_run(key)
+
     async def go_on(self, node: Node) -> None:
         """What clients do that heard no answer: the same again, in the order of before."""
         for key in sorted(self.deleting):
@@ -126,6 +135,28 @@ class Clients:
         if key in self.deleting:
             return []
         return [s.number for s in self.sent if s.key == key and s.promised and not self.gone(s)]
+
+
+class PatientClients(Clients):
+    """Try again, as their libraries do, while the node says that it cannot now."""
+
+    async def repeat(self, node: Node, sent: Sent) -> None:
+        await _patiently(lambda: super(PatientClients, self).repeat(node, sent))
+
+    async def delete(self, node: Node, key: RunKey) -> None:
+        await _patiently(lambda: super(PatientClients, self).delete(node, key))
+
+    async def close(self, node: Node, key: RunKey) -> str:
+        return await _patiently(lambda: super(PatientClients, self).close(node, key))
+
+
+async def _patiently(work: Callable[[], Awaitable[T]]) -> T:
+    for _ in range(_TRIES):
+        try:
+            return await work()
+        except (Unavailable, OutcomeUnknown):
+            await asyncio.sleep(0.5)
+    return await work()
 
 
 def batches_in(text: bytes) -> list[int]:
