@@ -28,6 +28,7 @@ _FLAGS: dict[Mode, int] = {
     "read": os.O_RDONLY,
     "append": os.O_RDWR | os.O_CREAT | os.O_APPEND,
     "create": os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND,
+    "update": os.O_RDWR | os.O_CREAT,
 }
 
 
@@ -52,6 +53,17 @@ class DiskFile:
                 _write_rest(fd, some, written)
             total += size
         return total
+
+    def write_at(self, pieces: Sequence[bytes | bytearray | memoryview], offset: int) -> int:
+        fd, at = self._fd, offset
+        for start in range(0, len(pieces), _IOV_MAX):
+            some = pieces[start : start + _IOV_MAX]
+            size = sum([memoryview(piece).nbytes for piece in some])
+            written = os.pwritev(fd, some, at)
+            if written < size:
+                _write_rest_at(fd, some, written, at)
+            at += size
+        return at - offset
 
     def pread(self, size: int, offset: int) -> bytes:
         first = os.pread(self._fd, size, offset)
@@ -184,6 +196,14 @@ def _write_rest(fd: int, pieces: Sequence[bytes | bytearray | memoryview], writt
     rest = memoryview(b"".join(pieces))[written:]
     while rest:
         rest = rest[os.write(fd, rest) :]
+
+
+def _write_rest_at(
+    fd: int, pieces: Sequence[bytes | bytearray | memoryview], written: int, offset: int
+) -> None:
+    data = memoryview(b"".join(pieces))
+    while written < len(data):
+        written += os.pwrite(fd, data[written:], offset + written)
 
 
 def _copy(source: int, offset: int, size: int, target: int) -> None:

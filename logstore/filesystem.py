@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-Mode = Literal["read", "append", "create"]
+Mode = Literal["read", "append", "create", "update"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +26,22 @@ class Stat:
 
 
 class File(Protocol):
-    """An open file. `create` makes a new one (it must not exist), `append` opens or makes one."""
+    """An open file. `create` makes a new one (it must not exist), `append` opens or makes one.
+
+    `update` opens or makes one whose bytes are overwritten where they stand: it is written
+    by `write_at` alone, the others by `write` alone.
+    """
 
     def write(self, pieces: Sequence[bytes | bytearray | memoryview]) -> int:
         """Appends all pieces, giving the number of bytes. Raises `OSError` (ENOSPC, EIO)."""
+        ...
+
+    def write_at(self, pieces: Sequence[bytes | bytearray | memoryview], offset: int) -> int:
+        """Puts all pieces at `offset` and on, over what is there; past its end the file grows.
+
+        Gives the number of bytes. Until the next `sync` a power cut may leave old and new
+        bytes in any mixture. Raises `OSError` (ENOSPC, EIO).
+        """
         ...
 
     def pread(self, size: int, offset: int) -> bytes:

@@ -3,7 +3,8 @@
 After a power cut, of the changes since the last sync:
 
 - writes to a file: each is lost, kept, cut at any byte, or kept in some of its 4 KiB
-  pages with zeros in the others, independently of one another;
+  pages and in some sectors of others, independently of one another; elsewhere there is
+  what was there before, zeros where there was nothing;
 - changes of a folder's name: those up to any moment are kept, for each name on its
   own; but a rename that took away the old name did set the new one.
 """
@@ -17,6 +18,7 @@ from random import Random
 from typing import TypeAlias
 
 PAGE_BYTES = 4096
+SECTOR_BYTES = 512
 
 _numbers = itertools.count(2)
 
@@ -54,7 +56,10 @@ class Inode:
         return twin
 
     def append(self, data: bytes) -> None:
-        change = Write(len(self.current), data)
+        self.write_at(data, len(self.current))
+
+    def write_at(self, data: bytes, offset: int) -> None:
+        change = Write(offset, data)
         _apply(change, self.current)
         self._pending.append(change)
 
@@ -97,16 +102,21 @@ def _apply_some(change: Write | Cut, data: bytearray, dice: Random) -> None:
     elif fate == "cut":
         _apply(Write(change.offset, change.data[: dice.randrange(len(change.data) + 1)]), data)
     else:
-        _apply(Write(change.offset, _some_pages(change, dice)), data)
+        _apply(Write(change.offset, _some_pages(change, data, dice)), data)
 
 
-def _some_pages(change: Write, dice: Random) -> bytes:
-    kept = bytearray(change.data)
-    start = -(change.offset % PAGE_BYTES)
-    for page in range(start, len(kept), PAGE_BYTES):
-        low, high = max(page, 0), min(page + PAGE_BYTES, len(kept))
-        if dice.random() < 0.5:
-            kept[low:high] = bytes(high - low)
+def _some_pages(change: Write, old: bytearray, dice: Random) -> bytes:
+    """What stands in the place of a write: new, old or mixed content for each page."""
+    end = change.offset + len(change.data)
+    kept = old[change.offset : end]
+    kept.extend(bytes(len(change.data) - len(kept)))
+    for page in range(change.offset - change.offset % PAGE_BYTES, end, PAGE_BYTES):
+        fate = dice.choice(("old", "new", "mixed"))
+        step = SECTOR_BYTES if fate == "mixed" else PAGE_BYTES
+        for sector in range(page, page + PAGE_BYTES, step):
+            if fate == "new" or (fate == "mixed" and dice.random() < 0.5):
+                low, high = max(sector - change.offset, 0), max(sector + step - change.offset, 0)
+                kept[low:high] = change.data[low:high]
     return bytes(kept)
 
 

@@ -116,7 +116,7 @@ class PowerCutFileSystem:
             if found is None:
                 found = Inode(modified_ns=self.tick())
                 folder.set(name, found)
-        return SimulatedFile(self, path, found, writable=mode != "read")
+        return SimulatedFile(self, path, found, mode)
 
     def rename(self, source: str, target: str) -> None:
         old_folder, old_name = self._parent(source)
@@ -232,10 +232,11 @@ class PowerCutFileSystem:
             self.dead = True
             raise PowerCut(f"{name} {path}")
 
-    def grow(self, inode: Inode, data: bytes) -> None:
-        """Appends as far as there is room."""
-        room = self.free_bytes("/")
-        inode.append(data[:room])
+    def grow(self, inode: Inode, data: bytes, offset: int | None = None) -> None:
+        """Writes at `offset`, or appends, as far as there is room."""
+        at = len(inode.current) if offset is None else offset
+        room = self.free_bytes("/") + max(len(inode.current) - at, 0)
+        inode.write_at(data[:room], at)
         inode.modified_ns = self.tick()
         if len(data) > room:
             raise _error(errno.ENOSPC, "write")
@@ -288,22 +289,29 @@ class _Call:
 class SimulatedFile:
     """An open file; goes on working when its name is gone."""
 
-    def __init__(self, fs: PowerCutFileSystem, path: str, inode: Inode, *, writable: bool) -> None:
+    def __init__(self, fs: PowerCutFileSystem, path: str, inode: Inode, mode: Mode) -> None:
         self.path = path
         self.inode = inode
         self._fs = fs
-        self._writable = writable
+        self._mode = mode
         self._open = True
 
     def write(self, pieces: Sequence[bytes | bytearray | memoryview]) -> int:
+        assert self._mode != "update"
+        return self._write(b"".join(pieces), None)
+
+    def write_at(self, pieces: Sequence[bytes | bytearray | memoryview], offset: int) -> int:
+        assert self._mode in ("update", "read")
+        return self._write(b"".join(pieces), offset)
+
+    def _write(self, data: bytes, offset: int | None) -> int:
         self._check_writable()
-        data = b"".join(pieces)
         try:
             with self._fs.call("write", self.path):
-                self._fs.grow(self.inode, data)
+                self._fs.grow(self.inode, data, offset)
         except OSError as error:
             if error.errno == errno.ENOSPC and self._fs.free_bytes("/"):
-                self._fs.grow(self.inode, data[: len(data) // 2])
+                self._fs.grow(self.inode, data[: len(data) // 2], offset)
             raise
         return len(data)
 
@@ -347,7 +355,7 @@ class SimulatedFile:
 
     def _check_writable(self) -> None:
         self._check_open()
-        if not self._writable:
+        if self._mode == "read":
             raise _error(errno.EBADF, self.path)
 
 

@@ -48,6 +48,26 @@ def test_unsynced_bytes_are_lost_kept_cut_or_zeroed() -> None:
     assert len(found) > 6
 
 
+def test_an_unsynced_overwrite_leaves_old_new_or_mixed_pages() -> None:
+    fs = PowerCutFileSystem()
+    file = fs.open("/f", "update")
+    fs.sync_folder("/")
+    file.write_at([b"o" * 12_000], 0)
+    file.sync()
+    file.write_at([b"n" * 8_000], 3_000)
+    found = _after(fs, "/f")
+    assert {b"o" * 12_000, b"o" * 3_000 + b"n" * 8_000 + b"o" * 1_000} < found
+    for text in found:
+        assert text is not None
+        assert len(text) == 12_000
+        assert set(text) <= set(b"on")
+        assert set(text[:3_000] + text[11_000:]) == set(b"o")
+    pages = {(text[3_000:4_096], text[4_096:8_192]) for text in found if text is not None}
+    assert (b"o" * 1_096, b"n" * 4_096) in pages
+    assert (b"n" * 1_096, b"o" * 4_096) in pages
+    assert any(0 < text.count(b"n", 4_096, 8_192) < 4_096 for text in found if text is not None)
+
+
 def test_an_unsynced_name_may_be_lost() -> None:
     fs = PowerCutFileSystem()
     file = fs.open("/f", "create")

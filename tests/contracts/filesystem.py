@@ -65,7 +65,7 @@ class FileSystemContract:
             fs.open(f"{root}/absent/f", "create")
         with pytest.raises(NotADirectoryError):
             fs.open(f"{root}/file/f", "append")
-        modes: list[Mode] = ["read", "append"]
+        modes: list[Mode] = ["read", "append", "update"]
         for mode in modes:
             with pytest.raises(IsADirectoryError):
                 fs.open(f"{root}/folder", mode)
@@ -84,6 +84,24 @@ class FileSystemContract:
         assert file.pread(100, 0) == b"0123x"
         file.truncate(7)
         assert file.pread(100, 0) == b"0123x\0\0"
+
+    def test_update_overwrites_where_it_is_told_to(self, fs: FileSystem, root: str) -> None:
+        _file(fs, f"{root}/f", b"0123456789").close()
+        file = fs.open(f"{root}/f", "update")
+        assert file.write_at([b"a", bytearray(b"b"), memoryview(b"c")], 4) == 3
+        assert file.write_at([], 4) == 0
+        assert file.pread(100, 0) == b"0123abc789"
+        assert file.write_at([b"xy"], 9) == 2
+        assert file.write_at([b"z"], 13) == 1
+        assert file.pread(100, 0) == b"0123abc78xy\0\0z"
+        file.truncate(2)
+        file.write_at([b"!"], 1)
+        assert file.pread(100, 0) == b"0!"
+        pieces = [bytes([i % 251]) * (i % 7) for i in range(MORE_THAN_IOV_MAX)]
+        assert fs.open(f"{root}/new", "update").write_at(pieces, 5) == sum(map(len, pieces))
+        assert fs.open(f"{root}/new", "read").pread(1 << 20, 0) == bytes(5) + b"".join(pieces)
+        with refused(errno.EBADF):
+            fs.open(f"{root}/f", "read").write_at([b"x"], 0)
 
     def test_stat(self, fs: FileSystem, root: str) -> None:
         file = _file(fs, f"{root}/f", b"abc")
