@@ -140,6 +140,7 @@ class Node:
             recovered,
             state,
             self._synced,
+            offload=seams.offload,
         )
         self.tail = Tail(self.identity.node, limits.tail)
         self.shipper = SegmentShipper(

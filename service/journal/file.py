@@ -1,13 +1,14 @@
 """One journal file: its bytes, its rows, and the read handle that views share.
 
-Readers pin and unpin from any thread; a file goes when it is released and unpinned.
+Readers pin and unpin from any thread; a file goes when it is released and unpinned. Then
+its space may serve another one (`spares`), so nobody reads a file that he has not pinned.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -19,9 +20,14 @@ from service.journal.index import FileIndex
 
 
 class JournalFile:
-    """A file of the journal. `end` is one past its last `pos`, `size` its whole bytes."""
+    """A file of the journal. `end_pos` is one past its last `pos`.
 
-    def __init__(self, fs: FileSystem, path: str, *, header: wal.FileHeader, size: int) -> None:
+    `size` is where its entries end, `space` what it takes of the disk: no less.
+    """
+
+    def __init__(
+        self, fs: FileSystem, path: str, *, header: wal.FileHeader, size: int, space: int
+    ) -> None:
         self._fs = fs
         self.path = path
         self.ulid = header.file
@@ -30,9 +36,10 @@ class JournalFile:
         self.first_pos = header.first_pos
         self.end_pos = header.first_pos
         self.size = size
+        self.space = space
         self.index = FileIndex()
         self.pins = 0
-        self.released = False
+        self._give: Callable[[str, int], None] | None = None
         self._reader: File | None = None
         self._lock = threading.Lock()
 
@@ -58,13 +65,13 @@ class JournalFile:
             except OSError:
                 discard(self._fs, self._index_path)
 
-    def release(self) -> None:
-        """Deletes the file when nobody reads it any more."""
+    def release(self, give: Callable[[str, int], None]) -> None:
+        """Gives path and size away when nobody reads the file any more."""
         with self._lock:
-            self.released = True
+            self._give = give
             gone = self.pins == 0
         if gone:
-            self._remove()
+            self._go(give)
 
     def pin(self) -> None:
         """Begins one reader's hold."""
@@ -75,9 +82,9 @@ class JournalFile:
         """Ends one reader's hold."""
         with self._lock:
             self.pins -= 1
-            gone = self.released and self.pins == 0
-        if gone:
-            self._remove()
+            give = self._give if self.pins == 0 else None
+        if give is not None:
+            self._go(give)
 
     def close(self) -> None:
         """Gives the read handle back."""
@@ -109,36 +116,58 @@ class JournalFile:
         finally:
             source.close()
 
-    def _remove(self) -> None:
+    def _go(self, give: Callable[[str, int], None]) -> None:
         # Not synced: a file that a power cut brings back is let go again.
         self.close()
-        for path in (self._index_path, self.path):
-            discard(self._fs, path)
+        discard(self._fs, self._index_path)
+        give(self.path, self.size)
 
 
 def make_file(
-    fs: FileSystem, folder: str, *, header: wal.FileHeader, state: bytes
+    fs: FileSystem, folder: str, *, header: wal.FileHeader, state: bytes, spare: str | None
 ) -> tuple[JournalFile, File]:
     """A new file with its first entry, synced; its name is not, before the folder is.
 
-    Until it is whole it has another name, so a failure leaves nothing that a later start
-    could take for a journal file. Raises `OSError`.
+    It is written over `spare`, which is gone in any case. Until it is whole it has another
+    name, so a failure leaves nothing that a later start could take for a journal file.
+    Raises `OSError`.
     """
     path = f"{folder}/{header.file}{wal.SUFFIX}"
     making = f"{folder}/{header.file}{wal.MAKING_SUFFIX}"
-    out = fs.open(making, "create")
+    out: File | None = None
     try:
-        head = wal.encode_header(
-            file=header.file, secret=header.secret, first_pos=header.first_pos, node=header.node
-        )
-        size = out.write([head, state])
+        if spare is not None:
+            _take_over(fs, folder, spare, making)
+        out = fs.open(making, "update")
+        size, space = _begin(out, header, state)
         out.sync()
         fs.rename(making, path)
     except OSError:
-        out.close()
-        discard(fs, making)
+        if out is not None:
+            out.close()
+        for left in (making, spare):
+            if left is not None:
+                discard(fs, left)
         raise
-    return JournalFile(fs, path, header=header, size=size), out
+    return JournalFile(fs, path, header=header, size=size, space=space), out
+
+
+def _take_over(fs: FileSystem, folder: str, spare: str, making: str) -> None:
+    """Synced before the first byte changes: the names that the file had in its earlier
+    life must not come back with the bytes of the new one.
+    """
+    fs.rename(spare, making)
+    fs.sync_folder(folder)
+
+
+def _begin(out: File, header: wal.FileHeader, state: bytes) -> tuple[int, int]:
+    """Writes header and state; where they end, and the file."""
+    head = wal.encode_header(
+        file=header.file, secret=header.secret, first_pos=header.first_pos, node=header.node
+    )
+    size, space = len(head) + len(state), out.size()
+    out.write_at([head, state, wal.END] if size < space else [head, state], 0)
+    return size, max(size, space)
 
 
 def discard(fs: FileSystem, path: str) -> None:

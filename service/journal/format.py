@@ -4,10 +4,11 @@ All numbers are little-endian. A file is named `{ULID}.wal`:
 
     header   magic 8 | version u32 | length u32 | file ULID 16 | secret 8 | first pos u64
              | node length u16 | node, UTF-8 | crc32c of all before u32
-    entry    length u32 | crc32c u32 | body                     (both of the body)
+    entry    length u32 | crc32c u32 | body
     body     kind u8 | the kind's own bytes
+    end      length 0 u32 | 0 u32; then bytes that mean nothing, up to the file's size
 
-    kind 1   state      JSON; the first entry of every file
+    kind 1   state      JSON; the first entry of every file, and nowhere else
     kind 2   batch      flags u8 | fqn, run, connector length u16 each | records u32 | lines u32
                         | meta length u32 | pos u64 | digest u64 | ULID 16, big-endian
                         | fqn | run | connector | text | meta
@@ -17,8 +18,13 @@ All numbers are little-endian. A file is named `{ULID}.wal`:
     kind 6   mark       secret 8 | own offset u64 | offset synced when it was written u64
     kind 7   confirm    JSON: as a cut; the segment is in the store
 
+The length is the body's. The checksum is that of the body and, behind it, the secret;
+that of the state, which says the secret again, is of the body alone.
+
 A file is made under `{ULID}.wal.new` and gets its name when header and state are synced.
-`{ULID}.idx` beside it is a cache of its rows (`index`).
+It is made over a spare (`*.spare`) if there is one: a file whose space exists already and
+holds anything, mostly entries of an earlier life. `{ULID}.idx` beside a journal file is
+a cache of its rows (`index`).
 
 Invariants:
 
@@ -26,6 +32,7 @@ Invariants:
   header ends in the checksum of the rest.
 - Entries follow one another without gaps, in the order in which they were appended;
   `pos` never falls and is never reused.
+- No entry of an earlier life of the file fits: its checksum has another secret in it.
 - A mark stands before the first entry behind every `MARK_EVERY` bytes. Its secret is
   random for each file and never leaves the node, so no payload can fake one: whoever
   finds a bad entry searches for the next mark and goes on there.
@@ -51,6 +58,8 @@ MAGIC = b"TRLRWAL\n"
 VERSION = 1
 SUFFIX = ".wal"
 MAKING_SUFFIX = ".wal.new"
+SPARE_SUFFIX = ".spare"
+NEW_SPARE_SUFFIX = ".spare.new"
 MARK_EVERY = 256 * 1024
 MAX_ENTRY_BYTES = (1 << 32) - 1
 MAX_NAME_BYTES = (1 << 16) - 1
@@ -62,6 +71,9 @@ PREFIX = struct.Struct("<II")
 BATCH_HEAD = struct.Struct("<BBHHHIIIQQ16s")
 MARK_BODY = struct.Struct("<B8sQQ")
 MARK_BYTES = PREFIX.size + MARK_BODY.size
+END = bytes(PREFIX.size)
+# What seals the state: it must be readable when the header, which says the secret, is not.
+NO_SECRET = b""
 
 _CRC = struct.Struct("<I")
 _checksum = google_crc32c.value
@@ -115,8 +127,11 @@ def encode_batch(
     lines: int,
     digest: int,
     meta: bytes,
-) -> bytes:
-    """What stands before the text of a batch entry. `names` are fqn, run, connector."""
+) -> tuple[bytes, int]:
+    """What stands before the text in the body of a batch entry, and the body's checksum.
+
+    `names` are fqn, run, connector.
+    """
     fqn, run, connector = names
     head = (
         BATCH_HEAD.pack(
@@ -137,26 +152,36 @@ def encode_batch(
         + connector
     )
     crc = _extend(_checksum(head), text)
-    if meta:
-        crc = _extend(crc, meta)
-    return PREFIX.pack(len(head) + len(text) + len(meta), crc) + head
+    return head, _extend(crc, meta) if meta else crc
 
 
 def encode_json(kind: int, value: Mapping[str, Any]) -> bytes:
-    """A whole entry of one of the kinds that hold JSON."""
-    body = bytes((kind,)) + orjson.dumps(value)
-    return PREFIX.pack(len(body), _checksum(body)) + body
+    """The body of an entry of one of the kinds that hold JSON."""
+    return bytes((kind,)) + orjson.dumps(value)
 
 
 def encode_mark(secret: bytes, offset: int, synced: int) -> bytes:
     """A whole mark entry that stands at `offset`."""
-    body = MARK_BODY.pack(MARK, secret, offset, synced)
-    return PREFIX.pack(len(body), _checksum(body)) + body
+    return sealed(MARK_BODY.pack(MARK, secret, offset, synced), secret)
 
 
-def crc_fits(body: bytes | memoryview, crc: int) -> bool:
-    """Whether an entry's body is what was written."""
-    return bool(_checksum(bytes(body)) == crc)
+def sealed(body: bytes, secret: bytes) -> bytes:
+    """A whole entry of a file with this secret."""
+    return prefix(len(body), _checksum(body), secret) + body
+
+
+def prefix(size: int, crc: int, secret: bytes) -> bytes:
+    """What stands before a body of `size` bytes with the checksum `crc`.
+
+    The secret comes last in the sum, so that a batch is summed up before it is known
+    which file it goes to.
+    """
+    return PREFIX.pack(size, _extend(crc, secret))
+
+
+def seal_fits(body: bytes | memoryview, crc: int, secret: bytes) -> bool:
+    """Whether an entry's body is what was written, and to the file with this secret."""
+    return bool(_extend(_checksum(bytes(body)), secret) == crc)
 
 
 @dataclass(frozen=True, slots=True)

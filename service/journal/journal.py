@@ -21,9 +21,11 @@ from logstore.syncer import Syncer
 from service.journal import format as wal
 from service.journal.file import JournalFile, make_file
 from service.journal.recovery import Recovered
+from service.journal.spares import Spares
 from service.journal.state import Cut, JournalState, encode_cut_entry
 from service.journal.view import JournalPin
 from service.journal.writer import FULL, Appended, Control, GroupWriter
+from service.offload import Offload
 
 # Inside the class, `bytes` is the journal's size.
 _Raw: TypeAlias = bytes
@@ -41,19 +43,22 @@ class JournalLimits:
 
     While less than `min_free_bytes` is left on the disk no batch is taken, so that there
     is room for the cuts without which nothing could be shipped and let go.
+    `spare_files` is how many files that were let go stay to be written over.
     """
 
     file_bytes: int = 64 << 20
     max_bytes: int = 8 << 30
     min_free_bytes: int = 64 << 20
     fast_sync_seconds: float = 1.0
+    spare_files: int = 2
 
 
 class Journal:
     """Used from one event loop. Begins a new file when it is made.
 
-    `taken_bytes` counts the text that was appended since then. Raises `JournalFull` or
-    `JournalFailed` if the file cannot be made.
+    `taken_bytes` counts the text that was appended since then. With `offload`, spares are
+    filled by it when none was let go. Raises `JournalFull` or `JournalFailed` if the file
+    cannot be made.
     """
 
     def __init__(
@@ -67,6 +72,7 @@ class Journal:
         recovered: Recovered,
         state: JournalState,
         on_synced: Callable[[Sequence[Appended]], None],
+        offload: Offload | None = None,
     ) -> None:
         self._fs = fs
         self._folder = folder
@@ -82,6 +88,17 @@ class Journal:
         # A journal that holds only one file could never let anything go.
         self._file_bytes = min(limits.file_bytes, limits.max_bytes // 4)
         self._roll_at = self._file_bytes
+        self._offload = offload
+        self._spares = Spares(
+            fs,
+            folder,
+            clock,
+            file_bytes=self._file_bytes,
+            min_free_bytes=limits.min_free_bytes,
+            most=limits.spare_files,
+            found=recovered.spares,
+        )
+        self._filling: asyncio.Task[None] | None = None
         self._release_pos = 0
         self._confirmed_on_disk = 0
         self._unchecked_bytes = 0
@@ -93,7 +110,8 @@ class Journal:
             pos=pos,
             fast_sync_seconds=limits.fast_sync_seconds,
             on_synced=on_synced,
-            after_sync=self._roll_if_full,
+            after_sync=self._grown,
+            on_full=self._spares.drop,
         )
         self._loop = asyncio.get_running_loop()
         self.roll()
@@ -122,7 +140,7 @@ class Journal:
 
     @property
     def bytes(self) -> int:
-        """The size of all its files."""
+        """The size of all its entries and files; space not used yet, and spares, are not in it."""
         return self._older_bytes + self.files[-1].size
 
     def pin(self) -> JournalPin:
@@ -159,13 +177,14 @@ class Journal:
         names = self._names.get((key, connector)) or self._encode_names(key, connector)
         writer = self._writer
         pos = writer.next_pos
-        head = wal.encode_batch(names, ulid, pos, text, records, lines, digest, meta)
+        head, crc = wal.encode_batch(names, ulid, pos, text, records, lines, digest, meta)
         writer.next_pos = pos + records
         self.taken_bytes += len(text)
         done = self._loop.create_future()
         writer.submit(
             Appended(
-                head, text, meta, key, connector, ulid, pos, records, lines, digest, fast, done
+                head, crc, text, meta, key, connector, ulid, pos, records, lines, digest, fast,
+                done,
             )
         )
         return pos, done
@@ -215,10 +234,10 @@ class Journal:
         await self._submit(wal.encode_json(kind, value), apply)
 
     def _submit(
-        self, entry: _Raw, apply: Callable[[JournalState], None]
+        self, body: _Raw, apply: Callable[[JournalState], None]
     ) -> asyncio.Future[None]:
         done: asyncio.Future[None] = self._loop.create_future()
-        self._writer.submit(Control(entry, apply, done))
+        self._writer.submit(Control(body, apply, done))
         return done
 
     def _check_open(self) -> None:
@@ -239,9 +258,13 @@ class Journal:
             self._check_disk(size)
 
     def _check_disk(self, size: int) -> None:
+        least = self._limits.min_free_bytes + size
         free = self._fs.free_bytes(self._folder)
+        if free < least:
+            self._spares.drop()
+            free = self._fs.free_bytes(self._folder)
         self._unchecked_bytes = 0
-        self._scarce = free - size < self._limits.min_free_bytes
+        self._scarce = free < least
         if self._scarce:
             raise JournalFull(
                 f"{free} bytes are free on the disk of the journal, "
@@ -271,6 +294,11 @@ class Journal:
         Only when nothing is unsynced: at the start, and behind a sync. Raises
         `JournalFull`, which leaves everything as it was, or `JournalFailed`.
         """
+        try:
+            # Of an older file every byte counts as synced.
+            self._writer.trim()
+        except OSError as error:
+            raise JournalFailed(f"ending a journal file failed: {error}") from error
         file, out = self._make_file()
         try:
             self._fs.sync_folder(self._folder)
@@ -291,13 +319,15 @@ class Journal:
         ulid = ulids.encode(self._next_file_ulid())
         secret = self._entropy.getrandbits(64).to_bytes(8, "big")
         header = wal.FileHeader(ulid, secret, pos, self.state.node, size=0)
-        state = self.state.encoded(pos=pos)
+        state = self.state.encoded(pos=pos, secret=secret)
         state["files"] = [*self.state.files, ulid][-_FILE_CHAIN:]
-        entry = wal.encode_json(wal.STATE, state)
+        entry = wal.sealed(wal.encode_json(wal.STATE, state), wal.NO_SECRET)
+        spare = self._spares.take()
         try:
-            return make_file(self._fs, self._folder, header=header, state=entry)
+            return make_file(self._fs, self._folder, header=header, state=entry, spare=spare)
         except OSError as error:
             if error.errno in FULL:
+                self._spares.drop()
                 raise JournalFull(f"no room for a new journal file: {error}") from error
             raise JournalFailed(f"beginning a journal file failed: {error}") from error
 
@@ -307,9 +337,26 @@ class Journal:
         known = [file.ulid for file in self.files[-1:]] + self.state.files[-1:]
         return max([fresh, *[ulids.decode(ulid) + 1 for ulid in known]])
 
-    def _roll_if_full(self) -> None:
-        if self.files[-1].size < self._roll_at or self._closing:
-            return
+    def _grown(self) -> None:
+        size = self.files[-1].size
+        if size >= self._roll_at and not self._closing:
+            self._roll_if_possible()
+        elif size >= self._file_bytes // 4:
+            self._prepare()
+
+    def _prepare(self) -> None:
+        """Begins to fill a spare for the next file if none was let go for it.
+
+        Not at the start of a file, so that a node with little to do writes no zeros.
+        """
+        idle = self._filling is None or self._filling.done()
+        if self._offload is not None and idle and not self._closing and self._spares.lacking:
+            name = self.files[-1].ulid
+            self._filling = self._loop.create_task(
+                self._spares.fill(name, self._offload), name="spare"
+            )
+
+    def _roll_if_possible(self) -> None:
         try:
             self.roll()
         except JournalFull:
@@ -349,11 +396,14 @@ class Journal:
         while len(self.files) > 1 and self.files[0].end_pos <= pos:
             file = self.files.pop(0)
             self._older_bytes -= file.size
-            file.release()
+            file.release(self._spares.give)
 
     async def close(self) -> None:
         """Syncs what was taken, then takes nothing more. Raises `JournalFailed` if it cannot."""
         self._closing = True
+        if self._filling is not None:
+            self._filling.cancel()
+            await asyncio.wait((self._filling,))
         known = self.failure
         try:
             await self._writer.close()

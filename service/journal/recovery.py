@@ -1,9 +1,9 @@
 """Opens a journal folder after any kind of end: stop, kill -9, power cut, damaged disk.
 
-Every file is read through once. Torn tails are cut off, damage is copied to `aside/`
-and reported, a file that cannot be made sense of is moved there whole. What comes out is
-what the journal goes on from; `Journal` begins a new file. Recovery may be interrupted
-anywhere and begun again.
+Every file is read through once. Of the newest, unused space and a torn tail are cut off.
+Damage is copied to `aside/` and reported, a file that cannot be made sense of is moved
+there whole. What comes out is what the journal goes on from; `Journal` begins a new file.
+Recovery may be interrupted anywhere and begun again.
 
 Invariants:
 
@@ -24,11 +24,21 @@ from service.journal import format as wal
 from service.journal import index as indexes
 from service.journal.file import JournalFile, discard
 from service.journal.replay import Replay
-from service.journal.scan import Damage, Entry, TornTail, read_header, salvage_header, scan
+from service.journal.scan import (
+    Damage,
+    Entry,
+    TornTail,
+    Unused,
+    read_header,
+    salvage_header,
+    scan,
+)
 from service.journal.state import JournalState
 from service.journal.writer import FULL
 
 ASIDE = "aside"
+# Of a torn tail no more is copied: behind it may be all the space of a full file.
+_TORN_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +57,11 @@ class Recovered:
     """A journal as it was found. `state` is None for a folder without one.
 
     `found` is damage: something that was promised is not there. `torn` is what no sync
-    had covered when the power went.
+    had covered when the power went. `spares` are paths of files to be written over.
     """
 
     files: list[JournalFile] = field(default_factory=list)
+    spares: list[str] = field(default_factory=list)
     state: JournalState | None = None
     next_pos: int = 0
     found: list[Found] = field(default_factory=list)
@@ -86,6 +97,7 @@ class _Recovery:
         present = [name for name, is_folder in self._fs.scan(self._folder) if not is_folder]
         names = sorted(name for name in present if name.endswith(wal.SUFFIX))
         self._remove_leftovers(present)
+        self._find_spares(present, names)
         for name in names:
             self._file(name, newest=name == names[-1])
         result = self._result
@@ -98,8 +110,20 @@ class _Recovery:
     def _remove_leftovers(self, present: list[str]) -> None:
         """Files whose making was interrupted, and indexes: those are made again."""
         for name in present:
-            if name.endswith((wal.MAKING_SUFFIX, indexes.SUFFIX)):
+            if name.endswith((wal.MAKING_SUFFIX, wal.NEW_SPARE_SUFFIX, indexes.SUFFIX)):
                 discard(self._fs, f"{self._folder}/{name}")
+
+    def _find_spares(self, present: list[str], names: list[str]) -> None:
+        """A power cut may have kept both names of a file that was let go: the first counts."""
+        held = [self._fs.stat(f"{self._folder}/{name}") for name in names]
+        inodes = {stat.inode for stat in held if stat is not None}
+        for name in sorted(name for name in present if name.endswith(wal.SPARE_SUFFIX)):
+            path = f"{self._folder}/{name}"
+            stat = self._fs.stat(path)
+            if stat is not None and stat.inode in inodes:
+                self._fs.unlink(path)
+            elif stat is not None:
+                self._result.spares.append(path)
 
     def _file(self, name: str, *, newest: bool) -> None:
         path = f"{self._folder}/{name}"
@@ -109,7 +133,8 @@ class _Recovery:
             if header is None:
                 self._lost_whole = source.size() if newest else 0
                 return
-            file = JournalFile(self._fs, path, header=header, size=source.size())
+            size = source.size()
+            file = JournalFile(self._fs, path, header=header, size=size, space=size)
             self._admit(file)
             self._read(source, header, file, newest=newest)
         finally:
@@ -162,7 +187,9 @@ class _Recovery:
         for item in scan(source, header, synced=known):
             damage = item if isinstance(item, Damage) else None
             if isinstance(item, TornTail):
-                self._cut_tail(file, item)
+                self._torn(file, item)
+            if isinstance(item, TornTail | Unused):
+                self._cut(file, item.offset)
                 break
             if isinstance(item, Entry):
                 if not stated and item.kind != wal.STATE:
@@ -190,16 +217,18 @@ class _Recovery:
             )
         return None
 
-    def _cut_tail(self, file: JournalFile, tail: TornTail) -> None:
+    def _torn(self, file: JournalFile, tail: TornTail) -> None:
         reason = "the end was never synced"
-        aside = self._copy_aside(file, tail.offset, tail.size)
+        aside = self._copy_aside(file, tail.offset, min(tail.size, _TORN_BYTES))
         self._result.torn.append(Found(file.path, tail.offset, tail.size, aside, reason))
+
+    def _cut(self, file: JournalFile, size: int) -> None:
         target = self._fs.open(file.path, "append")
         try:
-            target.truncate(tail.offset)
+            target.truncate(size)
         finally:
             target.close()
-        file.size = tail.offset
+        file.size = file.space = size
 
     def _damaged(self, file: JournalFile, damage: Damage) -> None:
         aside = self._copy_aside(file, damage.offset, damage.size)

@@ -5,7 +5,9 @@ Entries are read one after another. At the first bad one:
 - if a later mark, or the caller, says that bytes behind it had been synced, the disk lost
   something that was promised: the stretch up to the next mark (or to the end) is
   *damage*, and reading goes on;
-- else it is a *torn tail*: writes that no sync had covered. Reading ends there.
+- else reading ends there. The file has *unused* space from there on if an end was
+  written there, or nothing ever; anything else is a *torn tail*: writes that no sync had
+  covered.
 
 A file is read in pieces; only one entry has to fit in memory.
 """
@@ -23,7 +25,6 @@ from service.journal import format as wal
 
 _PIECE = 1 << 20
 _LONGEST_HEADER = 1 << 13
-_SECRET_AT = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,13 @@ class TornTail:
     size: int
 
 
+@dataclass(frozen=True, slots=True)
+class Unused:
+    """Where the whole entries end; what follows is no entry of this file's present life."""
+
+    offset: int
+
+
 class _Window:
     """The file as a sliding window of bytes."""
 
@@ -72,7 +80,7 @@ class _Window:
 
 def scan(
     file: File, header: wal.FileHeader, *, synced: int = 0
-) -> Iterator[Entry | Damage | TornTail]:
+) -> Iterator[Entry | Damage | TornTail | Unused]:
     """The file's entries without its marks, with what is wrong with it in its place.
 
     `synced` is the offset up to which the file is known to have been synced.
@@ -80,11 +88,13 @@ def scan(
     window = _Window(file)
     offset = header.size
     while offset < window.size:
-        body = _body_at(window, offset)
+        first = offset == header.size
+        body = _body_at(window, offset, wal.NO_SECRET if first else header.secret)
         if body is None:
             resume = _resume_offset(window, header.secret, offset, synced)
             if resume is None:
-                yield TornTail(offset, window.size - offset)
+                unused = window.bytes(offset, len(wal.END)) == wal.END
+                yield Unused(offset) if unused else TornTail(offset, window.size - offset)
                 return
             yield Damage(offset, resume - offset)
             offset = resume
@@ -94,7 +104,7 @@ def scan(
         offset += wal.PREFIX.size + len(body)
 
 
-def _body_at(window: _Window, offset: int) -> memoryview | None:
+def _body_at(window: _Window, offset: int, secret: bytes) -> memoryview | None:
     prefix = window.bytes(offset, wal.PREFIX.size)
     if len(prefix) < wal.PREFIX.size:
         return None
@@ -102,7 +112,7 @@ def _body_at(window: _Window, offset: int) -> memoryview | None:
     if length == 0 or offset + wal.PREFIX.size + length > window.size:
         return None
     body = window.bytes(offset + wal.PREFIX.size, length)
-    return body if len(body) == length and wal.crc_fits(body, crc) else None
+    return body if len(body) == length and wal.seal_fits(body, crc, secret) else None
 
 
 def _resume_offset(window: _Window, secret: bytes, bad: int, synced: int) -> int | None:
@@ -127,7 +137,7 @@ def _marks(window: _Window, secret: bytes, start: int) -> Iterator[tuple[int, in
             at += max(len(piece) - len(pattern) + 1, 1)
             continue
         offset = at + found - wal.PREFIX.size
-        body = _body_at(window, offset) if offset >= start else None
+        body = _body_at(window, offset, secret) if offset >= start else None
         if body is not None and len(body) == wal.MARK_BODY.size:
             _, _, own, synced = wal.MARK_BODY.unpack(body)
             if own == offset:
@@ -147,26 +157,23 @@ def read_header(file: File) -> wal.FileHeader:
 def salvage_header(file: File, ulid: str) -> wal.FileHeader | None:
     """What a damaged header of file `ulid` must have said, None if nothing tells.
 
-    The `state` behind it names file, node and position, and stands where a header of that
-    node's length ends. The secret is not said again: if it is damaged as well, marks are
-    not found, and reading ends at the first bad entry.
+    The `state` behind it names file, secret, node and position, and stands where a header
+    of that node's length ends.
     """
     window = _Window(file)
     for offset in range(wal.HEADER.size, min(_LONGEST_HEADER, window.size)):
-        body = _body_at(window, offset)
+        body = _body_at(window, offset, wal.NO_SECRET)
         if body is not None and body[0] == wal.STATE:
-            return _header_before(file, ulid, offset, body)
+            return _header_before(ulid, offset, body)
     return None
 
 
-def _header_before(
-    file: File, ulid: str, offset: int, body: memoryview
-) -> wal.FileHeader | None:
+def _header_before(ulid: str, offset: int, body: memoryview) -> wal.FileHeader | None:
     try:
         state = orjson.loads(body[1:])
         node, first_pos, name = str(state["node"]), int(state["pos"]), state["files"][-1]
+        header = wal.FileHeader(ulid, bytes.fromhex(state["secret"]), first_pos, node, offset)
     except (ValueError, KeyError, TypeError, IndexError):
         return None
-    header = wal.FileHeader(ulid, file.pread(8, _SECRET_AT), first_pos, node, offset)
     fits = len(wal.encode_header(file=ulid, secret=header.secret, first_pos=0, node=node))
     return header if name == ulid and fits == offset else None

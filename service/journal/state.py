@@ -58,9 +58,10 @@ class JournalState:
         self.node, self.base = node, base
         self.confirmed, self.cuts = Cut(0, base, base), []
 
-    def encoded(self, *, pos: int) -> dict[str, Any]:
-        """The JSON of a `state` entry; `pos` is the next line's number."""
+    def encoded(self, *, pos: int, secret: bytes) -> dict[str, Any]:
+        """The JSON of a `state` entry; `pos` is the next line's number, `secret` the file's."""
         return {
+            "secret": secret.hex(),
             "node": self.node,
             "base": self.base,
             "pos": pos,

@@ -10,8 +10,12 @@ Invariants:
   the write, and its sync follows within `fast_sync_seconds` or `_UNSYNCED_BYTES`.
 - Changes of the state are applied with the sync of their entry, before a file may roll,
   so the `state` entry of a new file never misses what stands in an older one.
+- A file may have space behind its entries, full of old bytes. Whatever is written there
+  ends in an `END`, so that what follows is not taken for a torn entry; and nothing of the
+  file's present life ever stands behind its last entry.
 - A failed write is undone: the file is cut back to its last whole entry, nothing of the
-  group is acknowledged, and its positions are given out again.
+  group is acknowledged, and its positions are given out again. Overwriting its beginning
+  would not do: later groups may end where a refused entry begins.
 - A failed sync is never retried (the kernel may have dropped the pages).
 - However the task ends, everybody who waits is told; what fails in a listener is
   reported to the loop and touches nobody's batch.
@@ -34,9 +38,13 @@ from service.journal.state import JournalState
 
 
 class Appended(NamedTuple):
-    """A batch on its way into the file; what the tail publishes once it is synced."""
+    """A batch on its way into the file; what the tail publishes once it is synced.
+
+    `crc` is the checksum of head, text and meta, without the file's secret.
+    """
 
     head: bytes
+    crc: int
     text: bytes
     meta: bytes
     key: RunKey
@@ -53,10 +61,10 @@ class Appended(NamedTuple):
 class Control(NamedTuple):
     """An entry without lines, and what is to be done once it is synced.
 
-    With an empty entry it waits for the sync of all that was submitted before it.
+    With an empty body it waits for the sync of all that was submitted before it.
     """
 
-    entry: bytes
+    body: bytes
     apply: Callable[[JournalState], None]
     done: asyncio.Future[None]
 
@@ -81,12 +89,14 @@ class GroupWriter:
         fast_sync_seconds: float,
         on_synced: Callable[[Sequence[Appended]], None],
         after_sync: Callable[[], None],
+        on_full: Callable[[], None],
     ) -> None:
         self._state = state
         self._syncer = syncer
         self._fast_sync_seconds = fast_sync_seconds
         self._on_synced = on_synced
         self._after_sync = after_sync
+        self._on_full = on_full
         self._loop = asyncio.get_running_loop()
         self._submitted: list[Item] = []
         self._unsynced: list[Item] = []
@@ -116,6 +126,16 @@ class GroupWriter:
         self._next_mark = file.size + wal.MARK_EVERY
         if self._task is None:
             self._task = self._loop.create_task(self._work(), name="journal")
+
+    def trim(self) -> None:
+        """Gives unused space of the file back, synced; call it when nothing is unsynced.
+
+        Raises `OSError`.
+        """
+        if self._out is not None and self._file.space > self._file.size:
+            self._out.truncate(self._file.size)
+            self._out.sync()
+            self._file.space = self._file.size
 
     def submit(self, item: Item) -> None:
         """Takes an entry for the next group."""
@@ -170,15 +190,17 @@ class GroupWriter:
         group, self._submitted = self._submitted, []
         assert self._out is not None
         start, mark = self._file.size, self._next_mark
-        pieces, offsets = self._layout(group, start)
+        pieces, offsets, end = self._layout(group, start)
         try:
-            size = self._out.write(pieces)
+            self._out.write_at(pieces, start)
         except BaseException as error:  # noqa: BLE001 -- raised again, unless the disk is full
             self._next_mark = mark
             self._refuse(group, error, self._out)
             return
-        self._file.size = start + size
-        self._unsynced_bytes += size
+        self._file.size = end
+        if end > self._file.space:
+            self._file.space = end
+        self._unsynced_bytes += end - start
         for item, offset in zip(group, offsets, strict=True):
             self._account(item, offset)
         self._file.end_pos = self.written_pos
@@ -194,29 +216,42 @@ class GroupWriter:
             if not (isinstance(error, OSError) and error.errno in FULL):
                 raise error
             out.truncate(self._file.size)
+            self._file.space = self._file.size
         except BaseException as fatal:
             _fail_all(group, JournalFailed(f"writing the journal failed: {fatal!r}"))
             raise
         self.next_pos = self.written_pos
+        self._on_full()
         _fail_all(group, JournalFull(f"the disk of the journal is full: {error}"))
 
-    def _layout(self, group: Sequence[Item], offset: int) -> tuple[list[bytes], list[int]]:
-        """The bytes to write, and the offset of each item's first byte."""
+    def _layout(
+        self, group: Sequence[Item], offset: int
+    ) -> tuple[list[bytes], list[int], int]:
+        """The bytes to write, the offset of each item's body, and where the entries end."""
+        secret = self._file.secret
         pieces: list[bytes] = []
         offsets: list[int] = []
         for item in group:
             if offset >= self._next_mark:
-                pieces.append(wal.encode_mark(self._file.secret, offset, self._synced_size))
+                pieces.append(wal.encode_mark(secret, offset, self._synced_size))
                 self._next_mark = offset + wal.MARK_EVERY
                 offset += wal.MARK_BYTES
+            offset += wal.PREFIX.size
             offsets.append(offset)
             if isinstance(item, Appended):
-                pieces += (item.head, item.text, item.meta) if item.meta else (item.head, item.text)
-                offset += len(item.head) + len(item.text) + len(item.meta)
+                size = len(item.head) + len(item.text) + len(item.meta)
+                pieces += (wal.prefix(size, item.crc, secret), item.head, item.text)
+                if item.meta:
+                    pieces.append(item.meta)
+                offset += size
+            elif item.body:
+                pieces.append(wal.sealed(item.body, secret))
+                offset += len(item.body)
             else:
-                pieces.append(item.entry)
-                offset += len(item.entry)
-        return pieces, offsets
+                offset -= wal.PREFIX.size
+        if offset < self._file.space:
+            pieces.append(wal.END)
+        return pieces, offsets, offset
 
     def _account(self, item: Item, offset: int) -> None:
         if not isinstance(item, Appended):

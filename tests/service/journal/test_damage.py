@@ -205,7 +205,7 @@ def test_lost_positions_at_the_end_are_not_given_out_again() -> None:
 
 
 def test_a_payload_that_looks_like_entries_and_marks_is_text() -> None:
-    fake = wal.encode_json(wal.CLOSE, {"fqn": "x", "run": "y", "pos": 0})
+    fake = wal.sealed(wal.encode_json(wal.CLOSE, {"fqn": "x", "run": "y", "pos": 0}), b"guessed!")
     mark = wal.encode_mark(b"guessed!", 0, 1 << 40)
     lines = [b"first\n", fake + mark + b"\n", b"last\n"]
     fs = written(lines)
@@ -235,8 +235,9 @@ def test_a_payload_that_looks_like_entries_and_marks_is_text() -> None:
 def test_an_entry_that_makes_no_sense_is_set_aside_though_its_checksum_fits(body: bytes) -> None:
     fs = written([b"one\n"])
     path = wals(fs)[0]
-    entry = wal.PREFIX.pack(len(body), wal._checksum(body)) + body
-    data = read(fs, path) + entry
+    data = read(fs, path)
+    entry = wal.sealed(body, wal.decode_header(data).secret)
+    data += entry
     copy = copy_with(fs, 0, data)
 
     def ask(rig: Rig, journal: Journal) -> None:
@@ -377,12 +378,14 @@ def resealed(fs: PowerCutFileSystem, number: int, old: bytes, new: bytes) -> Pow
     data = bytearray(read(fs, wals(fs)[number]))
     at = data.rindex(old)
     data[at : at + len(old)] = new
-    offset = wal.decode_header(bytes(data)).size
+    header = wal.decode_header(bytes(data))
+    offset = header.size
     while True:
         length, _ = wal.PREFIX.unpack_from(data, offset)
         body = offset + wal.PREFIX.size
         if at < body + length:
-            crc = wal._checksum(bytes(data[body : body + length]))
-            wal.PREFIX.pack_into(data, offset, length, crc)
+            secret = wal.NO_SECRET if offset == header.size else header.secret
+            entry = wal.sealed(bytes(data[body : body + length]), secret)
+            data[offset : body + length] = entry
             return copy_with(fs, number, bytes(data))
         offset = body + length
