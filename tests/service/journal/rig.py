@@ -17,6 +17,7 @@ from service.journal.recovery import Recovered, recover
 from service.journal.state import JournalState
 from service.journal.view import JournalPin
 from service.journal.writer import Appended
+from service.offload import Offload
 from tests.powercut import DirectSyncer, PowerCutFileSystem
 
 NODE = "node-01J00000000000000000000000"
@@ -50,6 +51,7 @@ class Rig:
     clock: SetClock = field(default_factory=SetClock)
     syncer: Syncer = field(default_factory=DirectSyncer)
     dice: random.Random = field(default_factory=lambda: random.Random(7))
+    offload: Offload | None = None
     heard: list[Appended] = field(default_factory=list)
     recovered: Recovered = field(default_factory=Recovered)
     ids: int = 0
@@ -67,6 +69,7 @@ class Rig:
             self.recovered,
             self.recovered.state or JournalState(NODE),
             self._hear,
+            offload=self.offload,
         )
 
     def _hear(self, batches: Sequence[Appended]) -> None:
