@@ -204,9 +204,9 @@ class Node:
         if task.cancelled() or task.exception() is None:
             return
         error = task.exception()
-        forked = _forked_in(error)
-        if forked is not None and not self._stopping:
-            self._begin(self._fork(), "fork")
+        if _forked_in(error) is not None:
+            if not self._stopping:  # else the next start finds it out again
+                self._begin(self._fork(), "fork")
         elif not self.failed.done():
             assert error is not None
             self.failed.set_result(error)
