@@ -27,6 +27,7 @@ from tests.e2e.clients import run_path, stream_path
 from tests.e2e.service_process import ServiceProcess
 
 _KEY = RunKey("bench.live", "run")
+_UNWATCHED = RunKey("bench.live", "unwatched")
 _BATCH = 10
 
 
@@ -77,8 +78,8 @@ def _read(port: int, count: int, results: Connection) -> None:
     results.send((delays, [r.expected for r in readers], sum(r.faults for r in readers)))
 
 
-async def _post(url: str, rate: int, seconds: float) -> tuple[int, list[float]]:
-    """Posts at an even pace: lines, and seconds from POST to ack."""
+async def _post(url: str, key: RunKey, rate: int, seconds: float) -> tuple[int, list[float]]:
+    """Posts at an even pace, then closes: lines, and seconds from POST to ack."""
     acks: list[float] = []
     number = 0
     async with httpx.AsyncClient(base_url=url, timeout=30) as client:
@@ -88,13 +89,13 @@ async def _post(url: str, rate: int, seconds: float) -> tuple[int, list[float]]:
             lines = [f"{number + i} {now:.6f} {'x' * 80}" for i in range(_BATCH)]
             number += _BATCH
             await client.post(
-                run_path(_KEY),
+                run_path(key),
                 content="\n".join(lines) + "\n",
                 headers={"Content-Type": "text/plain"},
             )
             acks.append(time.monotonic() - now)
             await asyncio.sleep(begin + number / rate - time.monotonic())
-        await client.post(run_path(_KEY, verb="close"))
+        await client.post(run_path(key, verb="close"))
     return number, acks
 
 
@@ -113,20 +114,24 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="tailrace-bench-", dir=".") as temporary:
         service = ServiceProcess(Path(temporary).resolve() / "data")
         service.start()
+        _, alone = asyncio.run(
+            _post(service.url, _UNWATCHED, arguments.rate, arguments.seconds / 2)
+        )
         mine, theirs = multiprocessing.Pipe()
         readers = multiprocessing.Process(
             target=_read, args=(service.port, arguments.readers, theirs)
         )
         readers.start()
         mine.recv()
-        lines, acks = asyncio.run(_post(service.url, arguments.rate, arguments.seconds))
+        lines, acks = asyncio.run(_post(service.url, _KEY, arguments.rate, arguments.seconds))
         delays, ends, faults = mine.recv()
         readers.join()
         service.stop()
     lost = sum(end != lines for end in ends)
     print(
         f"{arguments.readers} readers, {arguments.rate} lines/s: POST to event "
-        f"{_percentiles(delays)}; POST to ack {_percentiles(acks)}; "
+        f"{_percentiles(delays)}; POST to ack {_percentiles(acks)}, without a reader "
+        f"{_percentiles(alone)}; "
         f"{faults} lines lost or repeated, {lost} readers without the last line"
     )
     return 1 if faults or lost else 0

@@ -56,6 +56,23 @@ def _measure(client: httpx.Client, lines: int) -> dict[str, float]:
     return {place: statistics.median(values) * 1000 for place, values in times.items()}
 
 
+def _measure_file(path: Path, size: int) -> dict[str, float]:
+    """Median milliseconds of reading as many bytes as a page has, at the same places."""
+    end = path.stat().st_size - size
+    places = {"start": 0, "middle": end // 2, "end": end}
+    found = {}
+    with path.open("rb", buffering=0) as file:
+        for place, offset in places.items():
+            times = []
+            for turn in range(_ROUNDS):
+                start = time.perf_counter()
+                file.seek(max(offset - turn * size, 0))
+                file.read(size)
+                times.append(time.perf_counter() - start)
+            found[place] = statistics.median(times) * 1000
+    return found
+
+
 def _report(state: str, measured: dict[str, float]) -> float:
     worst = max(measured.values()) / min(measured.values())
     row = ", ".join(f"{place} {ms:.2f} ms" for place, ms in measured.items())
@@ -69,7 +86,8 @@ def main() -> int:
     parser.add_argument("--megabytes", type=int, default=1000)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="tailrace-bench-", dir=".") as temporary:
-        service = ServiceProcess(Path(temporary).resolve() / "data")
+        folder = Path(temporary).resolve()
+        service = ServiceProcess(folder / "data")
         service.start()
         with httpx.Client(base_url=service.url, timeout=120) as client:
             lines = _fill(client, arguments.megabytes)
@@ -78,6 +96,8 @@ def main() -> int:
             while client.post(run_path(_KEY, verb="close")).json()["state"] != "closed":
                 time.sleep(0.5)
             worst = max(worst, _report("closed", _measure(client, lines)))
+        (text,) = folder.glob("data/store/pipeline-logs/*/*/logs.txt")
+        _report("file", _measure_file(text, text.stat().st_size * _LIMIT // lines))
         service.stop()
     return 0 if worst < 2 else 1
 

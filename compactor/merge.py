@@ -15,13 +15,17 @@ Output is `part-{bucket:05d}-….parquet` in a folder of its own.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's users know
 
 from compactor.merge_input import MergeInput
 from logstore import ulid
+from logstore.errors import Unavailable
 from logstore.runs.deletion import Deletion
 
 KEY = ("fqn", "run_id", "ulid")
@@ -34,8 +38,20 @@ _BATCH_CHARACTERS = 21  # of 26: the last five are the line number
 
 
 def merge(spark: SparkSession, work: MergeInput, folder: str) -> int:
-    """Writes the merged lines below `folder` and gives the number of those left out as deleted."""
-    lines = spark.read.schema(_SCHEMA).parquet(*work.segments)
+    """Writes the merged lines below `folder` and gives the number of those left out as deleted.
+
+    Raises `Unavailable` when Spark fails; then nothing but files in `folder` came of it.
+    """
+    try:
+        return _merge(spark, work, folder)
+    except (PySparkException, Py4JError) as error:
+        raise Unavailable(
+            f"Spark failed: {_reason(error)}", hint="Its own messages stand above this one."
+        ) from error
+
+
+def _merge(spark: SparkSession, work: MergeInput, folder: str) -> int:
+    lines = _read(spark, work.segments)
     kept = _without(spark, lines, work.deletions)
     deleted = lines.count() - kept.count() if work.deletions else 0
     if work.held:
@@ -44,6 +60,23 @@ def merge(spark: SparkSession, work: MergeInput, folder: str) -> int:
         merged = _once(kept, work.bounds, [F.col("ulid")])
     merged.select(_COLUMNS).write.parquet(folder)
     return deleted
+
+
+def _read(spark: SparkSession, files: Sequence[str]) -> DataFrame:
+    return spark.read.schema(_SCHEMA).parquet(*(_no_pattern(file) for file in files))
+
+
+def _no_pattern(path: str) -> str:
+    """The path as Spark finds exactly it: what it is given is a pattern (Hadoop's globs)."""
+    return re.sub(r"([\\*?\[\]{}])", r"\\\1", path)
+
+
+def _reason(error: PySparkException | Py4JError) -> str:
+    # Some of them fail to put themselves into words.
+    try:
+        return str(error).partition("\n")[0] or type(error).__name__
+    except Exception:  # noqa: BLE001
+        return type(error).__name__
 
 
 def _once(lines: DataFrame, bounds: Sequence[int], order: Sequence[Column]) -> DataFrame:
@@ -58,7 +91,7 @@ def _once(lines: DataFrame, bounds: Sequence[int], order: Sequence[Column]) -> D
 def _with_held(spark: SparkSession, lines: DataFrame, work: MergeInput) -> DataFrame:
     """The lines that the table has not."""
     low, high = ulid.encode(work.low), ulid.encode(work.high)
-    keys = spark.read.schema(_SCHEMA).parquet(*work.held).where(F.col("ulid").between(low, high))
+    keys = _read(spark, work.held).where(F.col("ulid").between(low, high))
     both = lines.withColumn("held", F.lit(False)).unionByName(
         keys.select(*KEY, F.lit(True).alias("held")),
         allowMissingColumns=True,

@@ -27,6 +27,8 @@ _NEEDED: Final = {
     "spark.sql.ansi.enabled": "true",
     # One file per bucket: coalescing would put two hours into one file.
     "spark.sql.adaptive.coalescePartitions.enabled": "false",
+    # It would look for a name with brackets as it stands and warn at length.
+    "spark.sql.streaming.fileStreamSink.ignoreMetadata": "true",
     "spark.sql.files.ignoreCorruptFiles": "false",
     "spark.sql.files.ignoreMissingFiles": "false",
     "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",

@@ -166,4 +166,6 @@ def _sentence(error: ValidationError) -> str:
     first = error.errors()[0]
     message = first["msg"].removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
+    if not first["loc"]:  # about several settings together
+        return message
     return f"setting {_dotted(first['loc'])}: {message} (it is {first['input']!r})"

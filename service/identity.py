@@ -11,7 +11,8 @@ incarnation that names its parent and the position from which its lines are its 
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -21,10 +22,17 @@ from logstore import keys
 from logstore import ulid as ulids
 from logstore.clock import Clock
 from logstore.entropy import Entropy
-from logstore.errors import Damaged, FolderLocked, PreconditionFailed
+from logstore.errors import (
+    Damaged,
+    FolderLocked,
+    JournalFailed,
+    JournalFull,
+    PreconditionFailed,
+)
 from logstore.filesystem import FileSystem, Lock
 from logstore.names import check_name
 from logstore.objects.store import ObjectStore
+from service.journal.writer import FULL
 
 _FILE = "node.json"
 _LOCK = "lock"
@@ -52,15 +60,20 @@ class Identity:
 
 
 class DataFolder:
-    """The node's own folder: locked, with the identity in it. Raises `FolderLocked`."""
+    """The node's own folder: locked, with the identity in it.
+
+    Raises `FolderLocked`; every call raises `JournalFull` on a full disk, `JournalFailed`
+    on one that fails.
+    """
 
     def __init__(self, fs: FileSystem, path: str, clock: Clock, entropy: Entropy) -> None:
         self._fs = fs
         self.path = path
         self._clock = clock
         self._entropy = entropy
-        fs.make_folders(path)
-        lock = fs.lock(f"{path}/{_LOCK}", wait=False)
+        with _translated(path):
+            fs.make_folders(path)
+            lock = fs.lock(f"{path}/{_LOCK}", wait=False)
         if lock is None:
             raise FolderLocked(f"another process holds the data folder {path}")
         self._lock: Lock = lock
@@ -89,7 +102,10 @@ class DataFolder:
 
     def save(self, identity: Identity) -> None:
         """Makes the identity durable."""
-        path = f"{self.path}/{_FILE}"
+        with _translated(self.path):
+            self._write(f"{self.path}/{_FILE}", identity)
+
+    def _write(self, path: str, identity: Identity) -> None:
         temporary = f"{path}.new"
         if self._fs.stat(temporary) is not None:
             self._fs.unlink(temporary)
@@ -111,12 +127,12 @@ class DataFolder:
 
     def _load(self) -> Identity | None:
         path = f"{self.path}/{_FILE}"
-        stat = self._fs.stat(path)
-        if stat is None:
+        with _translated(self.path):
+            body = self._read(path)
+        if body is None:
             return None
-        file = self._fs.open(path, "read")
         try:
-            value: dict[str, Any] = orjson.loads(file.pread(stat.size, 0))
+            value: dict[str, Any] = orjson.loads(body)
             return Identity(**{**value, "parents": tuple(value["parents"])})
         except (ValueError, TypeError, KeyError) as error:
             raise Damaged(
@@ -124,8 +140,26 @@ class DataFolder:
                 hint="Restore the file from a copy. Deleting it makes this a new node "
                 "that takes over what the journal holds.",
             ) from error
+
+    def _read(self, path: str) -> bytes | None:
+        stat = self._fs.stat(path)
+        if stat is None:
+            return None
+        file = self._fs.open(path, "read")
+        try:
+            return file.pread(stat.size, 0)
         finally:
             file.close()
+
+
+@contextmanager
+def _translated(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL:
+            raise JournalFull(f"the disk of {path} is full: {error}") from error
+        raise JournalFailed(f"the disk of {path} failed: {error}") from error
 
 
 async def register(store: ObjectStore, identity: Identity, clock: Clock) -> Identity:

@@ -13,7 +13,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
@@ -24,6 +24,8 @@ from service.allocator import give_back_freed_memory
 from service.compaction import CompactionChild, job_command, job_environment
 from service.http.server import address, listen, serving
 from service.java import why_no_spark
+from service.node import Node
+from service.problem_log import ProblemLog
 from service.settings import Settings
 from service.wiring import Machine, make_app, make_engine, make_node
 
@@ -76,10 +78,19 @@ async def run(
         seconds = settings.server.stop_seconds
         http = await stack.enter_async_context(serving(app, bound, stop_seconds=seconds))
         await stack.enter_async_context(_compacting(settings, machine))
+        watch = ProblemLog(node.problems, machine.clock)
+        await stack.enter_async_context(_beside(watch.run(), "problems"))
         # The last to come is the first to stop; the door answers meanwhile.
-        stack.push_async_callback(node.stop)
+        stack.push_async_callback(_stop, node)
         on_listening(address(bound))
         return await _until_over(stop, http, node.failed)
+
+
+async def _stop(node: Node) -> None:
+    await node.stop()
+    waiting = node.journal.next_pos - node.journal.state.confirmed.end
+    if waiting:
+        log.warning("%d lines wait in the journal: the next start brings them on", waiting)
 
 
 def _listen(settings: Settings) -> socket.socket:
@@ -103,7 +114,14 @@ async def _compacting(settings: Settings, machine: Machine) -> AsyncIterator[Non
         off=off,
         environment=job_environment(settings),
     )
-    task = asyncio.create_task(child.run(), name="compaction")
+    async with _beside(child.run(), "compaction"):
+        yield
+
+
+@asynccontextmanager
+async def _beside(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[None]:
+    """The work goes on while the block runs, and not longer."""
+    task = asyncio.create_task(work, name=name)
     try:
         yield
     finally:

@@ -14,60 +14,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from logstore import ulid as ulids
 from logstore.batch import RunKey
-from logstore.clock import Clock
-from logstore.entropy import Entropy
 from logstore.errors import JournalFailed, NodeNotReady, OutcomeUnknown, Unavailable
-from logstore.filesystem import FileSystem
-from logstore.objects.store import ObjectStore
 from logstore.position import Position
-from logstore.syncer import Syncer
-from service.append import Appender, AppendLimits
+from service.append import Appender
 from service.identity import DataFolder, Identity, register
 from service.incoming import IncomingBatch, Receipt
-from service.journal.journal import Journal, JournalLimits
+from service.journal.journal import Journal
 from service.journal.recovery import Found, recover
 from service.journal.state import Cut, JournalState
 from service.journal.view import JournalPin
 from service.journal.writer import Appended
-from service.offload import Offload, in_thread
-from service.segments import Forked, SegmentLimits, SegmentShipper
-from service.tail import Tail, TailLimits
-from service.text.text import Text, TextLimits
+from service.parts import NodeLimits, Seams
+from service.segments import Forked, SegmentShipper
+from service.tail import Tail
+from service.text.text import Text
 
 _RETRY_SECONDS = 1.0
 _RELEASE_SECONDS = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class NodeLimits:
-    """The limits of all parts."""
-
-    journal: JournalLimits = field(default_factory=JournalLimits)
-    segments: SegmentLimits = field(default_factory=SegmentLimits)
-    append: AppendLimits = field(default_factory=AppendLimits)
-    text: TextLimits = field(default_factory=TextLimits)
-    tail: TailLimits = field(default_factory=TailLimits)
-    start_seconds: float = 10.0
-    """How long a batch waits for a node that is starting again."""
-    stop_seconds: float = 30.0
-    """How long a stopping node tries to bring into the store what it holds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Seams:
-    """What the node stands on; `syncer` is called inside the running loop."""
-
-    store: ObjectStore
-    fs: FileSystem
-    clock: Clock
-    entropy: Entropy
-    syncer: Callable[[], Syncer]
-    offload: Offload = in_thread
 
 
 class Node:
@@ -238,9 +205,9 @@ class Node:
         if task.cancelled() or task.exception() is None:
             return
         error = task.exception()
-        forked = _forked_in(error)
-        if forked is not None and not self._stopping:
-            self._begin(self._fork(), "fork")
+        if _forked_in(error) is not None:
+            if not self._stopping:  # else the next start finds it out again
+                self._begin(self._fork(), "fork")
         elif not self.failed.done():
             assert error is not None
             self.failed.set_result(error)
@@ -252,7 +219,9 @@ class Node:
         confirmed = self.journal.state.confirmed
         self.tail.stop()
         await self._let_go()
-        self._folder.forked(self.identity, name=self._name, base=confirmed.end, seq=confirmed.seq)
+        self._folder.forked(
+            self.identity, name=self.identity.name, base=confirmed.end, seq=confirmed.seq
+        )
         await self._open()
 
     # --- the doors -----------------------------------------------------------------

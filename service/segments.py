@@ -131,8 +131,9 @@ class SegmentShipper:
     async def cut(self) -> None:
         """Cuts what was taken since the last cut, if there is anything."""
         last = self._journal.state.last_cut()
+        # Also without news: what a full disk refused was counted, and must not ask again.
+        self._cut_bytes = self._journal.taken_bytes
         if self._journal.next_pos > last.end:
-            self._cut_bytes = self._journal.taken_bytes
             await self._journal.record_cut(last.seq + 1, last.end)
             self._cut_ready.set()
 

@@ -27,7 +27,8 @@ from service.http.limits import HttpLimits
 from service.journal.journal import JournalLimits
 from service.metered import MeteredStore, MeteredSyncer
 from service.metrics import Sources, scraper
-from service.node import Node, NodeLimits, Seams
+from service.node import Node
+from service.parts import NodeLimits, Seams
 from service.query.engine import QueryEngine
 from service.query.limits import QueryLimits
 from service.query.segments import SegmentCatalog

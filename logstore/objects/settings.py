@@ -4,13 +4,17 @@ and how they are compacted, since both read that section of one file."""
 from __future__ import annotations
 
 import os
+import re
+from typing import Final, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from logstore.settings import PREFIX, Bytes
 
 MIB = 1 << 20
+# delta-rs takes a path for an address, and would read and write somewhere else.
+_NOT_IN_A_FOLDER: Final = re.compile(r"[?#%\\\x00-\x1f\x7f]")
 
 
 class StoreSettings(BaseSettings):
@@ -37,6 +41,16 @@ class StoreSettings(BaseSettings):
                 "this version keeps its store in a folder; object storage is not supported"
             )
         return value
+
+    @model_validator(mode="after")
+    def _is_a_place_for_a_table(self) -> Self:
+        found = _NOT_IN_A_FOLDER.search(self.store_folder)
+        if found is not None:
+            raise ValueError(
+                f"the store's folder {self.store_folder!r} has {found[0]!r} in its name; a table"
+                " cannot live there: choose a folder without ? # % \\ and control characters"
+            )
+        return self
 
     @property
     def store_folder(self) -> str:

@@ -7,6 +7,8 @@ path whose names are quoted (`targets.canonical`), so that each is one segment.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -32,6 +34,8 @@ from service.http.pages import page_routes
 from service.http.targets import PREFIX, canonical
 from service.query.engine import QueryEngine
 from service.query.route import router as query_routes
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,14 @@ class Application:
                     return answer
             elif scope["raw_path"].startswith(PREFIX):
                 scope["path"] = canonical(scope["raw_path"], scope["method"])
-        return self._rest(scope, receive, send)
+        return self._until_cut_off(scope, receive, send)
+
+    async def _until_cut_off(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A reader who is still there when a stop's time is over sees its connection end."""
+        try:
+            await self._rest(scope, receive, send)
+        except asyncio.CancelledError:
+            log.warning("%s was cut off by the stop", scope.get("path"))
 
 
 def build_app(node: NodeApi, door: Door) -> Application:

@@ -21,7 +21,7 @@ from typing import Any, Final, TypeAlias
 
 from logstore import ulid as ulids
 from logstore.batch import RunKey
-from logstore.errors import InvalidInput, InvalidName
+from logstore.errors import InvalidInput, InvalidName, NodeNotReady
 from service.counters import HttpCounters
 from service.http.body import (
     BodyTooLarge,
@@ -144,6 +144,8 @@ class AppendRoutes:
             else:
                 self._counters.body_bytes += len(body)
                 await self._store(route, get, self._decode_small(body, get(b"content-type")), send)
+        except asyncio.CancelledError:  # a stop waits no longer
+            await self._refuse(NodeNotReady("the node is stopping"), scope, receive, send)
         except Exception as error:  # noqa: BLE001 -- every error is an answer
             await self._refuse(error, scope, receive, send)
 

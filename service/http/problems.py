@@ -9,6 +9,7 @@ own takes its parent's.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any, NamedTuple
@@ -59,6 +60,9 @@ _FRAMEWORK = {
     500: ("internal", "This is a defect. The service's log has the request id beside the cause."),
 }
 
+_SAID_SINGLY = 10
+_SAID_EVERY = 1000
+_said: Counter[str] = Counter()
 
 # For errors that bring none of their own.
 _HINTS = {
@@ -114,7 +118,7 @@ def problem(error: BaseException, request_id: str) -> Problem:
         return _problem(500, kind, "the service failed to answer", hint, request_id)
     status, kind = classify(error)
     if status >= 500:
-        log.warning("request %s: %s: %s", request_id, kind, error)
+        _say(request_id, kind, error)
     extra: dict[str, Any] = {}
     if isinstance(error, errors.InvalidInput) and error.field is not None:
         extra["field"] = error.field
@@ -124,6 +128,14 @@ def problem(error: BaseException, request_id: str) -> Problem:
     if seconds is not None:
         built.headers.append((b"retry-after", b"%d" % seconds))
     return built
+
+
+def _say(request_id: str, kind: str, error: BaseException) -> None:
+    """The first of a kind, then every thousandth: clients that retry must not fill the disk."""
+    _said[kind] += 1
+    count = _said[kind]
+    if count <= _SAID_SINGLY or count % _SAID_EVERY == 0:
+        log.warning("request %s: %s: %s (%d so far)", request_id, kind, error, count)
 
 
 def _retry_after(error: errors.TailraceError) -> int | None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from logstore.batch import BATCH, Rows
+from logstore.errors import JournalFailed
 from logstore.filesystem import File, FileSystem
 from service.journal import format as wal
 from service.journal import index as indexes
@@ -44,14 +45,23 @@ class JournalFile:
         self._lock = threading.Lock()
 
     def read(self, size: int, offset: int) -> bytes:
-        """Bytes of the file, through one handle that stays open until the file goes."""
+        """Bytes of the file, through one handle that stays open until the file goes.
+
+        Raises `JournalFailed` if the disk does not give them.
+        """
+        try:
+            return self._opened().pread(size, offset)
+        except OSError as error:
+            raise JournalFailed(f"reading {self.path} failed: {error}") from error
+
+    def _opened(self) -> File:
         reader = self._reader
         if reader is None:
             with self._lock:
                 if self._reader is None:
                     self._reader = self._fs.open(self.path, "read")
                 reader = self._reader
-        return reader.pread(size, offset)
+        return reader
 
     def spill_index(self) -> None:
         """Moves the rows out of memory; for files that will not grow.

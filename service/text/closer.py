@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from logstore.batch import RunKey
@@ -46,6 +46,7 @@ class Closer:
     def __init__(
         self,
         node: str,
+        parents: Sequence[str],
         store: ObjectStore,
         manifests: Manifests,
         chunks: Chunks,
@@ -62,6 +63,7 @@ class Closer:
         on_ended: Callable[[RunKey], None],
     ) -> None:
         self._node = node
+        self._parents = parents
         self._flusher = flusher
         self._locks = locks
         self._clock = clock
@@ -132,7 +134,7 @@ class Closer:
         await self._flushed_through(pos)
         await self._flusher.flush(key, end=pos)
         async with self._locks.of(key):
-            await self._sealer.seal(key, self._node, pos)
+            await self._sealer.seal(key, self._node, pos, self._parents)
 
     def _finished(self, key: RunKey, pos: int) -> str:
         del self._wanted[key]

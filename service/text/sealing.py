@@ -11,6 +11,7 @@ takes them after a day.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -44,14 +45,17 @@ class Sealer:
         self._folder = folder
         self._prefix = prefix
 
-    async def seal(self, key: RunKey, node: str, pos: int) -> Manifest:
+    async def seal(self, key: RunKey, node: str, pos: int, parents: Sequence[str] = ()) -> Manifest:
         """Records that the node's lines below `pos` came before a close, and seals them.
+
+        So did all lines of its parents: without that a run which a parent began would
+        stay open for ever, since nobody closes for a parent any more.
 
         Raises `StoreUnavailable`, `OutcomeUnknown`, `Damaged`; calling it again goes on.
         """
         while True:
             put = self._manifests.fresh_id()
-            intend = partial(_intended, node=node, pos=pos, put=put)
+            intend = partial(_intended, node=node, pos=pos, parents=parents, put=put)
             seen = await self._manifests.update(key, intend)
             manifest = seen.manifest
             if manifest.closing is None or manifest.closing.put != put:
@@ -119,11 +123,15 @@ class Sealer:
             raise Damaged(f"logs.txt of {manifest.key} is not what its manifest says")
 
 
-def _intended(manifest: Manifest, node: str, pos: int, put: str) -> Manifest | None:
+def _intended(
+    manifest: Manifest, node: str, pos: int, parents: Sequence[str], put: str
+) -> Manifest | None:
     """The manifest with the close and, if there is something to seal, the intent."""
     if not manifest.chunks or (manifest.closing is not None and manifest.closing.put == put):
         return None
-    closes = {**manifest.closes, node: max(manifest.closes.get(node, 0), pos)}
+    ours = {parent: manifest.dealt_with(parent) for parent in parents} | {node: pos}
+    closes = {**manifest.closes}
+    closes |= {who: max(closes.get(who, 0), end) for who, end in ours.items() if end or who == node}
     closed = replace(manifest, closes=closes, closing=None)
     count = _settled_count(closed)
     if count > (1 if manifest.logs is not None else 0):
@@ -154,9 +162,7 @@ def _sealed(manifest: Manifest, closing: Closing, sealed: Chunk) -> Manifest | N
     return replace(changed, state="closed" if changed.settled() else "open")
 
 
-def _metadata(
-    manifest: Manifest, group: tuple[Chunk, ...], closing: Closing
-) -> dict[str, str]:
+def _metadata(manifest: Manifest, group: tuple[Chunk, ...], closing: Closing) -> dict[str, str]:
     return {
         "last-flushed-line": str(sum([chunk.lines for chunk in group])),
         "total-bytes": str(closing.bytes),

@@ -19,6 +19,7 @@ from logstore.batch import RunKey
 from logstore.clock import Clock
 from logstore.errors import Damaged, NotFound, TailraceError
 from logstore.objects.store import ObjectInfo, ObjectStore
+from logstore.runs.deletion import Deletion
 from logstore.runs.manifest import Manifest, decode_manifest
 from logstore.runs.manifests import Manifests
 from service.text.deletions import Deletions
@@ -146,6 +147,7 @@ class Sweeper:
 
     async def _expire(self, info: ObjectInfo, manifest: Manifest, days: int) -> None:
         if manifest.state == "deleted":
+            await self._record(manifest)
             if self._clock.now_ms() - info.modified_ms > days * _DAY_MS:
                 await self._store.delete([info.key])
             return
@@ -160,8 +162,16 @@ class Sweeper:
 
         swapped = (await self._manifests.update(manifest.key, change)).manifest
         if swapped.state == "deleted":
+            await self._record(swapped)
             await self._remove_objects(manifest.key)
             self.expired += 1
+
+    async def _record(self, manifest: Manifest) -> None:
+        """Lets searches and the compactor know, who do not read manifests."""
+        key, t = manifest.key, manifest.generation
+        if self._deletions.horizon(key) < t:
+            self._deletions.note(key.fqn, key.run, t)
+            await self._deletions.record(Deletion(key.fqn, key.run, t, self._manifests.fresh_id()))
 
 
 def _unfinished(manifest: Manifest) -> bool:

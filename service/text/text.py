@@ -112,6 +112,7 @@ class Text(TextReader, Listing):
         self.backlog = backlog
         self.closer = Closer(
             node,
+            parents,
             store,
             self._manifests,
             self._chunks,

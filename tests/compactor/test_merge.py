@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 import duckdb
 import orjson
 import pyarrow.parquet as pq
 import pytest
 
+from compactor.merge import merge
+from compactor.merge_input import MergeInput
+from compactor.session import Session
 from compactor.settings import Compaction
 from logstore import keys, ulid
 from logstore.batch import RecordMeta, RunKey
+from logstore.errors import Unavailable
 from logstore.segments.carry import Carry
 from logstore.segments.writer import encode_segment
 from logstore.table.schema import COLUMNS
@@ -43,6 +48,24 @@ def test_what_the_table_already_holds_is_not_taken_in_again(warm: Lake) -> None:
     report = warm.compact()
     warm.holds([*old, new])
     assert (report.rows_in, report.rows_out, report.duplicates) == (60, 20, 40)
+
+
+def test_a_folder_may_be_named_like_a_pattern(session: Session, tmp_path: Path) -> None:
+    lake = Lake(tmp_path / "my data [x] {a,b} *" / "data")
+    lake.session = session
+    old, new = (batch("f", "r", NOON + i, 20) for i in range(2))
+    lake.put("a", [old])
+    lake.compact()
+    lake.put("b", [old, new])
+    report = lake.compact()
+    lake.holds([old, new])
+    assert report.duplicates == 20
+
+
+def test_a_failure_of_spark_is_an_error_with_a_reason(session: Session, tmp_path: Path) -> None:
+    gone = MergeInput([str(tmp_path / "gone.parquet")], [], [0], [], 0, 1)
+    with pytest.raises(Unavailable, match=r"Spark failed: .*gone"):
+        merge(session.get(), gone, str(tmp_path / "out"))
 
 
 def test_the_same_id_in_another_run_is_another_record(warm: Lake) -> None:

@@ -44,6 +44,7 @@ async def first_life(life: Life, clients: Clients) -> None:
     """Everything that a node does, four clients at a time, up to its graceful stop."""
     node, clock = life.node, life.clock
     await node.start()
+    await clients.go_on(node)
 
     async def named() -> None:
         for count in range(7):
@@ -70,7 +71,6 @@ async def first_life(life: Life, clients: Clients) -> None:
             await clients.send(node, clock, DELETED)
             await clock.sleep(2.0)
         await clients.delete(node, DELETED)
-        await clock.sleep(0.1)
         await clients.send(node, clock, DELETED)
 
     await asyncio.gather(named(), mixed(), bulk(), deleted())

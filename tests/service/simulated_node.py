@@ -14,8 +14,9 @@ from logstore.entropy import Entropy
 from logstore.objects.local import LocalStore, inline
 from logstore.objects.store import ObjectStore
 from service.journal.journal import JournalLimits
-from service.node import Node, NodeLimits, Seams
+from service.node import Node
 from service.offload import in_place
+from service.parts import NodeLimits, Seams
 from service.segments import SegmentLimits
 from service.text.closer import CloseLimits
 from service.text.flusher import FlushLimits

@@ -76,6 +76,54 @@ async def test_a_stop_ends_live_streams_and_refuses_batches(tmp_path: Path) -> N
         assert int(late.headers["retry-after"]) > 0
 
 
+async def test_a_stop_does_not_wait_for_ever_for_clients_that_stand_still(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = settings_for(tmp_path, server={"port": 0, "stop_seconds": 1})
+    async with service(settings) as (client, stop):
+        await client.post(RUN, content=b"a" * 30_000_000, headers=PLAIN)
+        host, port = client.base_url.host, client.base_url.port
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(f"POST {RUN} HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nabc".encode())
+        _, deaf = await asyncio.open_connection(host, port, limit=1024)
+        deaf.write(f"GET {RUN}/download HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        await writer.drain()
+        await deaf.drain()
+        await client.get("/health/live")
+        stop.set()
+        assert (await reader.readline()).split()[1] == b"503"
+        writer.close()
+    deaf.close()
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+async def test_a_stop_says_what_it_could_not_bring_into_the_store(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = settings_for(tmp_path, server={"port": 0, "stop_seconds": 0.001})
+    async with service(settings) as (client, _):
+        await client.post(RUN, content=b"a\n" * 100_000, headers=PLAIN)
+    assert "100000 lines wait in the journal" in caplog.text
+    async with service(settings_for(tmp_path)) as (client, _):
+        assert (await client.get(RUN, params={"limit": 1})).json()["totalLines"] == 100_000
+
+
+async def test_damage_found_at_the_start_is_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = settings_for(tmp_path, server={"port": 0, "stop_seconds": 0.001})
+    async with service(settings) as (client, _):
+        for _ in range(5):
+            await client.post(RUN, content=b"a\n" * 100_000, headers=PLAIN)
+    (journal,) = (tmp_path / "data" / "journal").glob("*.wal")
+    with journal.open("r+b") as file:
+        file.seek(300_000)
+        file.write(b"?")
+    async with service(settings):
+        pass
+    assert f"{journal}: " in caplog.text
+
+
 async def test_two_services_do_not_share_a_folder(tmp_path: Path) -> None:
     settings = settings_for(tmp_path)
     async with service(settings):

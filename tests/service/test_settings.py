@@ -33,6 +33,14 @@ def test_defaults_serve_on_this_machine_only_with_a_store_in_the_data_folder(
     assert warnings == []
 
 
+@pytest.mark.parametrize("name", ["who?", "50%", "a#b", "a\\b", "a\nb"])
+def test_a_store_is_not_put_where_no_table_can_be(name: str, empty_folder: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"^the store's folder .* a table cannot live there"):
+        load_settings({"data": name})
+    settings, _ = load_settings({"data": name, "store": str(empty_folder / "my [data] *")})
+    assert settings.data == name
+
+
 def test_flags_go_over_environment_over_file_over_defaults(
     empty_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

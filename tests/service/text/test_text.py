@@ -7,6 +7,7 @@ import pytest
 from logstore import keys
 from logstore.batch import RunKey
 from logstore.errors import NotFound, StoreUnavailable
+from service.text.deletions import Deletions
 from service.text.sweeper import SweepLimits
 from service.text.text import TextLimits
 from tests.faulty_store import Fault, FaultyStore, Schedule
@@ -241,7 +242,12 @@ async def test_expired_runs_go() -> None:
     await world.text.start()
     world.append(RUN, lines(0, 3))
     await world.text.close_run(RUN)
+    last = await world.text.last_ulid(RUN)
     world.clock.pass_seconds(31 * 86_400)
     await world.text.sweeper.sweep()
     assert await world.text.runs(RUN.fqn, 5) == []
     assert (await world.text.size(RUN)).state == "deleted"
+    # Searches and the compactor learn it from the deletion that the store holds.
+    deletions = Deletions(world.store)
+    await deletions.load()
+    assert deletions.horizon(RUN) > last

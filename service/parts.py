@@ -1,0 +1,45 @@
+"""What a node is made from: its seams and its limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from logstore.clock import Clock
+from logstore.entropy import Entropy
+from logstore.filesystem import FileSystem
+from logstore.objects.store import ObjectStore
+from logstore.syncer import Syncer
+from service.append import AppendLimits
+from service.journal.journal import JournalLimits
+from service.offload import Offload, in_thread
+from service.segments import SegmentLimits
+from service.tail import TailLimits
+from service.text.text import TextLimits
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLimits:
+    """The limits of all parts."""
+
+    journal: JournalLimits = field(default_factory=JournalLimits)
+    segments: SegmentLimits = field(default_factory=SegmentLimits)
+    append: AppendLimits = field(default_factory=AppendLimits)
+    text: TextLimits = field(default_factory=TextLimits)
+    tail: TailLimits = field(default_factory=TailLimits)
+    start_seconds: float = 10.0
+    """How long a batch waits for a node that is starting again."""
+    stop_seconds: float = 30.0
+    """How long a stopping node tries to bring into the store what it holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seams:
+    """What the node stands on; `syncer` is called inside the running loop."""
+
+    store: ObjectStore
+    fs: FileSystem
+    clock: Clock
+    entropy: Entropy
+    syncer: Callable[[], Syncer]
+    offload: Offload = in_thread

@@ -1,0 +1,247 @@
+"""The shipper alone: order, lost answers, outages, patience, lineage."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+
+from logstore import keys
+from logstore.objects.local import LocalStore, inline
+from logstore.segments.reader import verify_segment
+from service.journal.state import Cut
+from service.offload import in_place
+from service.segments import Forked, SegmentLimits, SegmentShipper
+from tests.faulty_store import Fault, FaultyStore, Schedule
+from tests.powercut import PowerCutFileSystem
+from tests.service.journal.rig import NODE, Rig, put
+from tests.virtual_time import VirtualClock, simulate
+
+START_MS = 1_750_000_000_000
+
+
+def is_put(call: str) -> bool:
+    return call.startswith("put ")
+
+
+@dataclass
+class Ship:
+    """A shipper over a journal and a store, in leaping time."""
+
+    clock: VirtualClock
+    schedule: Schedule = field(default_factory=Schedule.none)
+    limits: SegmentLimits = field(default_factory=SegmentLimits)
+    files: PowerCutFileSystem = field(default_factory=PowerCutFileSystem)
+    confirmed: list[Cut] = field(default_factory=list)
+    consumed: int = 0
+    rig: Rig = field(default_factory=Rig)
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.store = FaultyStore(
+            LocalStore("/store", self.files, self.clock, Random(1), run=inline), self.schedule
+        )
+        self.journal = self.rig.open()
+        self.shipper = SegmentShipper(
+            self.journal,
+            self.store,
+            self.clock,
+            self.limits,
+            offload=in_place,
+            consumed_seq=self._consumed,
+            on_confirmed=self.confirmed.append,
+        )
+
+    async def _consumed(self, node: str) -> int:
+        assert node == NODE
+        return self.consumed
+
+    def run(self) -> None:
+        work = self.shipper.cut_forever(), self.shipper.ship_forever()
+        self.tasks = [asyncio.create_task(part) for part in work]
+
+    async def add(self, text: bytes = b"line\n") -> int:
+        """One batch; the position behind it."""
+        pos = await put(self.journal, text, self.rig.next_ulid())
+        self.shipper.added()
+        return pos + text.count(b"\n")
+
+    async def stored(self) -> list[tuple[int, tuple[tuple[int, int], ...]]]:
+        """Sequence number and ranges of all segments."""
+        found = []
+        async for info in self.store.inner.list(keys.SEGMENTS):
+            footer = verify_segment((await self.store.inner.get(info.key))[1])
+            found.append((footer.seq, footer.ranges))
+        return found
+
+
+def sail(story: Callable[[VirtualClock], Awaitable[None]]) -> None:
+    async def go(clock: VirtualClock) -> None:
+        await story(clock)
+
+    simulate(go, start_ms=START_MS)
+
+
+def test_segments_are_cut_by_age_and_shipped_in_order() -> None:
+    async def story(clock: VirtualClock) -> None:
+        ship = Ship(clock)
+        ship.run()
+        for _ in range(3):
+            await ship.add()
+            await clock.sleep(10.5)
+        assert await ship.stored() == [(1, ((0, 1),)), (2, ((1, 2),)), (3, ((2, 3),))]
+        assert [cut.seq for cut in ship.confirmed] == [1, 2, 3]
+        assert ship.journal.state.confirmed == Cut(3, 2, 3)
+
+    sail(story)
+
+
+def test_a_segment_is_cut_at_its_size_without_waiting() -> None:
+    async def story(clock: VirtualClock) -> None:
+        ship = Ship(clock, limits=SegmentLimits(seconds=3600.0, bytes=100))
+        ship.run()
+        await ship.add(b"x" * 99 + b"\n")
+        await clock.sleep(0.01)
+        assert len(await ship.stored()) == 1
+
+    sail(story)
+
+
+def test_whoever_waits_gets_a_segment_within_its_patience() -> None:
+    async def story(clock: VirtualClock) -> None:
+        ship = Ship(clock)
+        ship.run()
+        first = await ship.add()
+        began = clock.monotonic()
+        waiting = ship.shipper.confirmed_through(first)
+        await clock.sleep(0.2)
+        second = ship.shipper.confirmed_through(await ship.add())
+        await asyncio.gather(waiting, second)
+        assert 0.2 < clock.monotonic() - began <= 0.26
+        assert await ship.stored() == [(1, ((0, 2),))], "one segment serves both"
+        await ship.shipper.confirmed_through(first)
+
+    sail(story)
+
+
+@pytest.mark.parametrize("fault", [Fault.UNAVAILABLE, Fault.UNKNOWN_DONE, Fault.UNKNOWN_NOT_DONE])
+def test_a_lost_answer_is_resolved_by_what_is_stored(fault: Fault) -> None:
+    async def story(clock: VirtualClock) -> None:
+        ship = Ship(clock, schedule=Schedule({1: fault, 2: fault}, applies=is_put))
+        ship.run()
+        await ship.shipper.confirmed_through(await ship.add())
+        await ship.shipper.confirmed_through(await ship.add())
+        assert [seq for seq, _ in await ship.stored()] == [1, 2]
+        assert ship.shipper.uploads == 2
+        assert ship.shipper.consecutive_failures == 0
+        assert ship.shipper.last_error is None
+
+    sail(story)
+
+
+def test_an_outage_costs_cuts_and_nothing_else() -> None:
+    async def story(clock: VirtualClock) -> None:
+        away = dict.fromkeys(range(1, 10_000), Fault.UNAVAILABLE)
+        schedule = Schedule(away)
+        ship = Ship(clock, schedule=schedule)
+        ship.run()
+        for _ in range(100):
+            await ship.add()
+            await clock.sleep(11.0)
+        assert await ship.stored() == []
+        assert len(ship.journal.state.cuts) == 100
+        assert "list" in (ship.shipper.last_error or "")
+        # It asks again after 0.25 s, then ever less often, at last every 8 s.
+        assert 1100 / 8.5 <= ship.shipper.failures <= 1100 / 8 + 6
+        away.clear()
+        await ship.shipper.confirmed_through(ship.journal.next_pos)
+        assert [seq for seq, _ in await ship.stored()] == list(range(1, 101))
+
+    sail(story)
+
+
+def test_what_a_full_disk_refused_does_not_keep_the_cutter_busy() -> None:
+    """A refused batch was counted as text to cut: the loop never came to rest again."""
+
+    async def story(clock: VirtualClock) -> None:
+        ship = Ship(clock, limits=SegmentLimits(seconds=1.0, bytes=100))
+        ship.run()
+        ship.journal.taken_bytes += 1000
+        ship.shipper.added()
+        await clock.sleep(5.0)
+        await ship.shipper.confirmed_through(await ship.add())
+
+    sail(story)
+
+
+async def _ended_by(ship: Ship) -> BaseException | None:
+    await asyncio.wait([ship.tasks[1]])
+    return ship.tasks[1].exception()
+
+
+def test_a_later_segment_in_the_store_is_a_fork() -> None:
+    async def story(clock: VirtualClock) -> None:
+        ship = Ship(clock)
+        await ship.store.inner.put(keys.segment(NODE, 7), b"somebody else's")
+        ship.run()
+        await ship.add()
+        assert isinstance(await _ended_by(ship), Forked)
+        assert ship.confirmed == []
+
+    sail(story)
+
+
+def test_a_mark_above_the_own_number_is_a_fork() -> None:
+    async def story(clock: VirtualClock) -> None:
+        ship = Ship(clock, consumed=2)
+        ship.run()
+        await ship.add()
+        assert isinstance(await _ended_by(ship), Forked)
+        assert await ship.stored() == []
+
+    sail(story)
+
+
+def test_the_same_number_with_other_rows_is_a_fork() -> None:
+    async def story(clock: VirtualClock) -> None:
+        files = PowerCutFileSystem()
+        first = Ship(clock, files=files)
+        first.run()
+        await first.shipper.confirmed_through(await first.add(b"ours\n"))
+        other = Ship(clock, files=files)
+        other.run()
+        await other.add(b"theirs\n")
+        assert isinstance(await _ended_by(other), Forked)
+        assert len(await first.stored()) == 1
+
+    sail(story)
+
+
+def test_the_same_number_with_the_same_rows_is_an_earlier_try() -> None:
+    async def story(clock: VirtualClock) -> None:
+        files = PowerCutFileSystem()
+        for _ in range(2):
+            ship = Ship(clock, files=files)
+            ship.run()
+            await ship.shipper.confirmed_through(await ship.add(b"ours\n"))
+        assert len(await ship.stored()) == 1
+
+    sail(story)
+
+
+def test_lineage_is_looked_at_again_after_a_long_rest() -> None:
+    """A clone may have shipped and a consumer deleted meanwhile: only a mark tells."""
+
+    async def story(clock: VirtualClock) -> None:
+        ship = Ship(clock)
+        ship.run()
+        await ship.shipper.confirmed_through(await ship.add())
+        ship.consumed = 5
+        await clock.sleep(3600.0)
+        await ship.add()
+        assert isinstance(await _ended_by(ship), Forked)
+
+    sail(story)
