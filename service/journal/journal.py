@@ -408,6 +408,7 @@ class Journal:
         try:
             await self._writer.close()
         finally:
+            self._spares.close()
             for file in self.files:
                 file.close()
         if self.failure is not None and known is None:

@@ -59,6 +59,7 @@ class Spares:
         self._most = most
         self._lock = threading.Lock()
         self._paths: list[str] = []
+        self._closed = False
         for path in found:
             stat = fs.stat(path)
             self._keep(path, path, 0 if stat is None else stat.size)
@@ -69,7 +70,12 @@ class Spares:
         return self._most > 0 and not self._paths
 
     def give(self, path: str, size: int) -> None:
-        """Takes a journal file that nobody reads any more, or removes it."""
+        """Takes a journal file that nobody reads any more, or removes it.
+
+        Not once the journal is closed: the next one to open the folder may hold the file.
+        """
+        if self._closed:
+            return
         self._keep(path, path.removesuffix(wal.SUFFIX) + wal.SPARE_SUFFIX, size)
 
     def take(self) -> str | None:
@@ -81,6 +87,10 @@ class Spares:
         """Removes all of them: their room is needed."""
         while (path := self.take()) is not None:
             discard(self._fs, path)
+
+    def close(self) -> None:
+        """Leaves the folder as it is from now on."""
+        self._closed = True
 
     async def fill(self, ulid: str, offload: Offload) -> None:
         """Makes one of zeros, little by little; not on a disk that is scarce or fails."""

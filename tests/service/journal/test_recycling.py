@@ -20,6 +20,7 @@ from tests.powercut import PowerCutFileSystem
 from tests.seeds import seeds
 from tests.service.journal.rig import START_MS, Rig, held, put, texts
 from tests.service.journal.test_damage import read, wals, write
+from tests.service.journal.test_journal import fill
 from tests.service.journal.test_powercut import Promises, check
 
 pytestmark = pytest.mark.anyio
@@ -292,6 +293,22 @@ async def test_a_pinned_file_is_not_written_over() -> None:
     await journal.close()
 
 
+async def test_a_pin_that_outlives_the_journal_takes_no_file_from_the_next_one() -> None:
+    rig = Rig(limits=LIMITS)
+    journal, number = await recycled(rig)
+    while len(journal.files) < 2:
+        await put(journal, line(number), rig.next_ulid())
+        number += 1
+    pin = journal.pin()
+    await ship(journal)
+    await journal.close()
+    journal = rig.open()
+    shown = held(journal)
+    pin.release()
+    assert held(journal) == shown
+    await journal.close()
+
+
 async def test_spares_found_at_a_start_are_used_if_they_are_long_enough() -> None:
     rig = Rig(limits=LIMITS)
     rig.fs.make_folders(rig.folder)
@@ -335,12 +352,11 @@ async def test_a_spare_is_filled_when_none_was_let_go() -> None:
 async def test_no_spare_is_filled_or_kept_where_room_is_scarce() -> None:
     fs = PowerCutFileSystem(capacity_bytes=200_000)
     limits = JournalLimits(file_bytes=FILE, max_bytes=1 << 24, min_free_bytes=0)
-    journal, number = await recycled(Rig(fs=fs, limits=limits, offload=in_place))
+    rig = Rig(fs=fs, limits=limits, offload=in_place)
+    journal, _ = await recycled(rig)
     assert names(fs, wal.SPARE_SUFFIX)
     with pytest.raises(JournalFull):
-        while True:
-            await put(journal, line(number), number << 80)
-            number += 1
+        await fill(rig, journal, line(0))
     assert not names(fs, wal.SPARE_SUFFIX)
     assert not names(fs, wal.NEW_SPARE_SUFFIX)
     assert fs.free_bytes("/") < FILE
