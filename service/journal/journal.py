@@ -88,17 +88,13 @@ class Journal:
         # A journal that holds only one file could never let anything go.
         self._file_bytes = min(limits.file_bytes, limits.max_bytes // 4)
         self._roll_at = self._file_bytes
-        self._offload = offload
         self._spares = Spares(
-            fs,
-            folder,
-            clock,
+            fs, folder, clock, offload,
             file_bytes=self._file_bytes,
             min_free_bytes=limits.min_free_bytes,
             most=limits.spare_files,
             found=recovered.spares,
-        )
-        self._filling: asyncio.Task[None] | None = None
+        )  # fmt: skip
         self._release_pos = 0
         self._confirmed_on_disk = 0
         self._unchecked_bytes = 0
@@ -140,7 +136,7 @@ class Journal:
 
     @property
     def bytes(self) -> int:
-        """The size of all its entries and files; space not used yet, and spares, are not in it."""
+        """What all its files hold; space not used yet, and spares, are not in it."""
         return self._older_bytes + self.files[-1].size
 
     def pin(self) -> JournalPin:
@@ -183,8 +179,7 @@ class Journal:
         done = self._loop.create_future()
         writer.submit(
             Appended(
-                head, crc, text, meta, key, connector, ulid, pos, records, lines, digest, fast,
-                done,
+                head, crc, text, meta, key, connector, ulid, pos, records, lines, digest, fast, done
             )
         )
         return pos, done
@@ -341,20 +336,9 @@ class Journal:
         size = self.files[-1].size
         if size >= self._roll_at and not self._closing:
             self._roll_if_possible()
-        elif size >= self._file_bytes // 4:
-            self._prepare()
-
-    def _prepare(self) -> None:
-        """Begins to fill a spare for the next file if none was let go for it.
-
-        Not at the start of a file, so that a node with little to do writes no zeros.
-        """
-        idle = self._filling is None or self._filling.done()
-        if self._offload is not None and idle and not self._closing and self._spares.lacking:
-            name = self.files[-1].ulid
-            self._filling = self._loop.create_task(
-                self._spares.fill(name, self._offload), name="spare"
-            )
+        elif size >= self._file_bytes // 4 and self._spares.lacking:
+            # Not at the start of a file: a node with little to do writes no zeros.
+            self._spares.begin_to_fill(self.files[-1].ulid)
 
     def _roll_if_possible(self) -> None:
         try:
@@ -401,14 +385,11 @@ class Journal:
     async def close(self) -> None:
         """Syncs what was taken, then takes nothing more. Raises `JournalFailed` if it cannot."""
         self._closing = True
-        if self._filling is not None:
-            self._filling.cancel()
-            await asyncio.wait((self._filling,))
+        await self._spares.close()
         known = self.failure
         try:
             await self._writer.close()
         finally:
-            self._spares.close()
             for file in self.files:
                 file.close()
         if self.failure is not None and known is None:

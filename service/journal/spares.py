@@ -21,6 +21,7 @@ Files are given from any thread; the rest is used from the loop.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Sequence
 from functools import partial
@@ -45,6 +46,7 @@ class Spares:
         fs: FileSystem,
         folder: str,
         clock: Clock,
+        offload: Offload | None,
         *,
         file_bytes: int,
         min_free_bytes: int,
@@ -54,11 +56,14 @@ class Spares:
         self._fs = fs
         self._folder = folder
         self._clock = clock
+        self._offload = offload
         self._file_bytes = file_bytes
         self._min_free_bytes = min_free_bytes
         self._most = most
         self._lock = threading.Lock()
         self._paths: list[str] = []
+        self._filling: asyncio.Task[None] | None = None
+        self._tried_beside = ""
         self._closed = False
         for path in found:
             stat = fs.stat(path)
@@ -66,8 +71,10 @@ class Spares:
 
     @property
     def lacking(self) -> bool:
-        """Whether the next file would have to grow."""
-        return self._most > 0 and not self._paths
+        """Whether the next file would have to grow, and nothing is done about it."""
+        if self._offload is None or self._paths or self._closed or self._most == 0:
+            return False
+        return self._filling is None or self._filling.done()
 
     def give(self, path: str, size: int) -> None:
         """Takes a journal file that nobody reads any more, or removes it.
@@ -88,11 +95,20 @@ class Spares:
         while (path := self.take()) is not None:
             discard(self._fs, path)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Leaves the folder as it is from now on."""
         self._closed = True
+        if self._filling is not None:
+            self._filling.cancel()
+            await asyncio.wait((self._filling,))
 
-    async def fill(self, ulid: str, offload: Offload) -> None:
+    def begin_to_fill(self, ulid: str) -> None:
+        """Fills one with zeros beside the newest file, `ulid`: one try for each."""
+        if self._offload is not None and self.lacking and ulid != self._tried_beside:
+            self._tried_beside = ulid
+            self._filling = asyncio.create_task(self._fill(ulid, self._offload), name="spare")
+
+    async def _fill(self, ulid: str, offload: Offload) -> None:
         """Makes one of zeros, little by little; not on a disk that is scarce or fails."""
         path = f"{self._folder}/zeros-{ulid}{wal.SPARE_SUFFIX}"
         making = f"{self._folder}/zeros-{ulid}{wal.NEW_SPARE_SUFFIX}"
