@@ -31,6 +31,9 @@ from service.wiring import Machine, make_app, make_engine, make_node
 
 log = logging.getLogger(__name__)
 
+# By then the node has stopped: who still is at work is a client that does not read.
+_LAST_REPLIES_SECONDS = 5.0
+
 
 def serve(settings: Settings) -> int:
     """Runs until SIGTERM or SIGINT; the exit status. Raises what makes a start impossible."""
@@ -75,8 +78,9 @@ async def run(
         engine = make_engine(settings, machine, node)
         stack.callback(engine.close)
         app = make_app(settings, machine, node, lambda: engine)
-        seconds = settings.server.stop_seconds
-        http = await stack.enter_async_context(serving(app, bound, stop_seconds=seconds))
+        http = await stack.enter_async_context(
+            serving(app, bound, stop_seconds=_LAST_REPLIES_SECONDS)
+        )
         await stack.enter_async_context(_compacting(settings, machine))
         watch = ProblemLog(node.problems, machine.clock)
         await stack.enter_async_context(_beside(watch.run(), "problems"))
