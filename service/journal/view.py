@@ -50,7 +50,7 @@ class JournalBatches:
             row = self.rows[indexes[0]]
             file: JournalFile = self._files[self._file_of[indexes[0]]]
             return file.read(int(row["size"]), int(row["offset"]))
-        pieces: list[bytes | memoryview] = []
+        pieces: list[bytes] = []
         for low, high in self._spans(indexes):
             chosen = indexes[low:high]
             offsets = self.rows["offset"][chosen]
@@ -59,7 +59,8 @@ class JournalBatches:
             file = self._files[self._file_of[chosen[0]]]
             data = memoryview(file.read(int(ends[-1]) - start, start))
             cuts = zip((offsets - start).tolist(), (ends - start).tolist(), strict=True)
-            pieces.extend([data[a:b] for a, b in cuts])
+            # Copied out at once: what was read holds other runs' lines too, often most of it.
+            pieces.append(b"".join([data[a:b] for a, b in cuts]))
         return b"".join(pieces)
 
     def meta(self, index: int) -> RecordMeta | None:
