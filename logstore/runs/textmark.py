@@ -15,6 +15,7 @@ import orjson
 from logstore import keys
 from logstore.errors import Damaged, NotFound, OutcomeUnknown, PreconditionFailed
 from logstore.objects.store import ObjectStore
+from logstore.objects.unclear import Unclear
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,11 @@ async def raise_text_mark(
     pos: int = 0,
     low: int = 0,
 ) -> TextMark:
-    """Raises each number that is above the stored one; none ever falls."""
+    """Raises each number that is above the stored one; none ever falls.
+
+    Raises `Damaged`, `StoreUnavailable`, `OutcomeUnknown`.
+    """
+    unclear = Unclear()
     while True:
         mark, etag = await _read(store, node)
         raised = replace(
@@ -65,7 +70,10 @@ async def raise_text_mark(
                 await store.put(keys.text_mark(node), body, if_absent=True)
             else:
                 await store.put(keys.text_mark(node), body, if_match=etag)
-        except (PreconditionFailed, OutcomeUnknown):
+        except PreconditionFailed:
+            continue
+        except OutcomeUnknown as error:
+            unclear.bear(error)
             continue  # the next look says whether it is in
         return raised
 

@@ -9,6 +9,7 @@ from logstore import keys
 from logstore.batch import RunKey
 from logstore.errors import NotFound, OutcomeUnknown, PreconditionFailed
 from logstore.objects.store import ObjectStore
+from logstore.objects.unclear import Unclear
 from logstore.runs.deletion import Deletion, decode_deletion, encode_deletion
 
 _LOADERS = 8
@@ -58,7 +59,11 @@ class Deletions:
             return None
 
     async def record(self, deletion: Deletion) -> None:
-        """Makes sure that the store's entry is at least `deletion.t`."""
+        """Makes sure that the store's entry is at least `deletion.t`.
+
+        Raises `StoreUnavailable`, `OutcomeUnknown`, `Damaged`.
+        """
+        unclear = Unclear()
         while True:
             try:
                 info, body = await self._store.get(deletion.key)
@@ -75,6 +80,9 @@ class Deletions:
                     if_absent=etag is None,
                     if_match=etag,
                 )
-            except (PreconditionFailed, OutcomeUnknown):
+            except PreconditionFailed:
+                continue
+            except OutcomeUnknown as error:
+                unclear.bear(error)
                 continue  # the next look says what is there
             return

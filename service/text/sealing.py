@@ -19,6 +19,7 @@ from logstore import keys
 from logstore.batch import RunKey
 from logstore.errors import Damaged, NotFound, OutcomeUnknown, PreconditionFailed
 from logstore.objects.store import ObjectInfo, ObjectStore, Part
+from logstore.objects.unclear import Unclear
 from logstore.runs.manifest import FORMAT, Chunk, Closing, Manifest
 from logstore.runs.manifests import Manifests
 from service.text.chunks import Chunks
@@ -83,6 +84,7 @@ class Sealer:
         self, manifest: Manifest, closing: Closing, group: tuple[Chunk, ...]
     ) -> ObjectInfo | None:
         where = keys.logs(self._prefix, manifest.key)
+        unclear = Unclear()
         while True:
             there = await self._head(where)
             if there is not None and there.metadata.get(_PUT) == closing.put:
@@ -99,8 +101,10 @@ class Sealer:
                     if_match=None if there is None else there.etag,
                     metadata=_metadata(manifest, group, closing),
                 )
-            except (PreconditionFailed, OutcomeUnknown):
+            except PreconditionFailed:
                 continue
+            except OutcomeUnknown as error:
+                unclear.bear(error)
 
     def _part(self, manifest: Manifest, chunk: Chunk, there: ObjectInfo | None) -> Part:
         where = self._chunks.text_key(manifest.key, chunk)
