@@ -67,6 +67,7 @@ class Node:
         self._waiting: str | None = None
         self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self.damage: list[Found] = []
+        self.torn: list[Found] = []
         self.forks = 0
         self._folder: DataFolder
         self.identity: Identity
@@ -91,7 +92,7 @@ class Node:
     async def _open(self) -> None:
         seams, limits = self.seams, self._limits
         recovered = await seams.offload(lambda: recover(seams.fs, f"{self._data}/journal"))
-        self.damage = recovered.found
+        self.damage, self.torn = recovered.found, recovered.torn
         self.identity = self._identify(recovered.state)
         state = recovered.state or JournalState(self.identity.node)
         if state.node != self.identity.node:
