@@ -4,6 +4,10 @@ The same batch sent twice is stored once. A batch without an id gets one that wa
 given out. One with a client's id is looked for among the run's recent batches; only if
 its id is not above all that is known of the run, also in the journal and in the run's
 chunks. What was acknowledged once is acknowledged again, never refused.
+
+When more comes than the store takes, the journal fills. Long before it is full every
+append waits a little, and the longer the fuller it is: clients then send as fast as the
+store takes, and are refused only when it takes nothing for long.
 """
 
 from __future__ import annotations
@@ -32,6 +36,8 @@ from service.journal.journal import Journal
 from service.journal.meta import encode_meta
 
 _DAY_MS = 86_400_000
+_SLOW_FROM = 0.6
+_SLOWEST_SECONDS = 2.0
 _LOOKUP_SECONDS = 2.0
 
 
@@ -73,6 +79,7 @@ class Appender:
         self._journal = journal
         self._stored = stored
         self._now_ms = clock.now_ms
+        self._sleep = clock.sleep
         self._minter = minter
         self._limits = limits
         self._horizon = horizon
@@ -81,6 +88,7 @@ class Appender:
         self.batches = 0
         self.lines = 0
         self.duplicates = 0
+        self.slowed = 0
         self.echoes_ignored = 0
 
     async def append(self, batch: IncomingBatch) -> Receipt:
@@ -89,6 +97,8 @@ class Appender:
         Raises `BatchTooOld`, `BatchFromTheFuture`, `BatchConflict`, `RunDeleted`,
         `InvalidInput`, `JournalFull`, `JournalFailed`, `NodeNotReady`.
         """
+        if self._journal.fullness > _SLOW_FROM:
+            await self._slow_down()
         run = self.active.get(batch.key)
         chosen = batch.ulid
         if chosen is None:
@@ -125,6 +135,11 @@ class Appender:
         self.batches += 1
         self.lines += batch.records
         return Receipt(ulid, batch.records, False, batch.durability, last)
+
+    async def _slow_down(self) -> None:
+        excess = (self._journal.fullness - _SLOW_FROM) / (1 - _SLOW_FROM)
+        self.slowed += 1
+        await self._sleep(min(excess, 1.0) * _SLOWEST_SECONDS)
 
     def _floor(self, batch: IncomingBatch, run: ActiveRun) -> int:
         """What a minted id must be above: the run's last, the client's echo, a deletion."""

@@ -92,6 +92,11 @@ METRICS: tuple[Declared, ...] = (
         "duplicates", "Batches that were known already.", lambda s: s.node.appender.duplicates
     ),
     _counter(
+        "batches_slowed",
+        "Batches that waited because the store takes less than comes.",
+        lambda s: s.node.appender.slowed,
+    ),
+    _counter(
         "echoes_ignored",
         "Cookies with a ULID too far ahead.",
         lambda s: s.node.appender.echoes_ignored,

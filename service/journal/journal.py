@@ -139,6 +139,11 @@ class Journal:
         """What all its files hold; space not used yet, and spares, are not in it."""
         return self._older_bytes + self.files[-1].size
 
+    @property
+    def fullness(self) -> float:
+        """Its share of `max_bytes`; at 1 no batch is taken."""
+        return self.bytes / self._limits.max_bytes
+
     def pin(self) -> JournalPin:
         """The synced part of now; release it, or use it in a `with`."""
         return JournalPin(

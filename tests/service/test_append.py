@@ -354,3 +354,20 @@ async def test_a_durable_duplicate_of_a_fast_batch_waits_for_the_sync() -> None:
     assert (await again).duplicate
     assert len(door.texts()) == 1
     await door.journal.close()
+
+
+async def test_a_journal_that_fills_slows_its_clients_before_it_refuses_them() -> None:
+    door = Door()
+    door.rig.limits = JournalLimits(max_bytes=64 << 10, min_free_bytes=0)
+    await door.restart()
+    waits: list[int] = []
+    with pytest.raises(JournalFull):
+        while True:
+            before = door.rig.clock.now_ms()
+            await door.appender.append(batch(b"x" * 1000 + b"\n"))
+            waits.append(door.rig.clock.now_ms() - before)
+    assert waits == sorted(waits)
+    assert waits[: len(waits) // 2] == [0] * (len(waits) // 2)
+    assert waits[-1] > 1000
+    assert door.appender.slowed >= sum(wait > 0 for wait in waits)
+    await door.journal.close()
