@@ -23,7 +23,8 @@ from logstore.batch import RunKey, digest
 from logstore.clock import SystemClock
 from logstore.disk import Disk
 from logstore.syncer import Syncer, syncer_for
-from service.journal.journal import Journal, JournalLimits
+from service.journal.journal import Journal
+from service.journal.limits import JournalLimits
 from service.journal.recovery import recover
 from service.journal.state import JournalState
 from service.offload import in_thread

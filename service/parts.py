@@ -11,7 +11,7 @@ from logstore.filesystem import FileSystem
 from logstore.objects.store import ObjectStore
 from logstore.syncer import Syncer
 from service.append import AppendLimits
-from service.journal.journal import JournalLimits
+from service.journal.limits import JournalLimits
 from service.offload import Offload, in_thread
 from service.segments import SegmentLimits
 from service.tail import TailLimits

@@ -24,7 +24,7 @@ from service.append import AppendLimits
 from service.counters import Durations, HttpCounters, StoreCounters
 from service.http.app import Application, Door, build_app
 from service.http.limits import HttpLimits
-from service.journal.journal import JournalLimits
+from service.journal.limits import JournalLimits
 from service.metered import MeteredStore, MeteredSyncer
 from service.metrics import Sources, scraper
 from service.node import Node

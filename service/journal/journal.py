@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from logstore import ulid as ulids
@@ -20,6 +19,7 @@ from logstore.filesystem import File, FileSystem
 from logstore.syncer import Syncer
 from service.journal import format as wal
 from service.journal.file import JournalFile, make_file
+from service.journal.limits import JournalLimits
 from service.journal.recovery import Recovered
 from service.journal.spares import Spares
 from service.journal.state import Cut, JournalState, encode_cut_entry
@@ -35,22 +35,6 @@ _CONTROL_ROOM = 1 << 20
 _NAME_CACHE = 4096
 _FILE_CHAIN = 1000
 _DISK_CHECK_BYTES = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class JournalLimits:
-    """When a file is full, how much all files may take, how long `fast` waits for its sync.
-
-    While less than `min_free_bytes` is left on the disk no batch is taken, so that there
-    is room for the cuts without which nothing could be shipped and let go.
-    `spare_files` is how many files that were let go stay to be written over.
-    """
-
-    file_bytes: int = 64 << 20
-    max_bytes: int = 8 << 30
-    min_free_bytes: int = 64 << 20
-    fast_sync_seconds: float = 1.0
-    spare_files: int = 2
 
 
 class Journal:

@@ -13,7 +13,7 @@ from random import Random
 from logstore.entropy import Entropy
 from logstore.objects.local import LocalStore, inline
 from logstore.objects.store import ObjectStore
-from service.journal.journal import JournalLimits
+from service.journal.limits import JournalLimits
 from service.node import Node
 from service.offload import in_place
 from service.parts import NodeLimits, Seams

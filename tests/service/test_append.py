@@ -22,7 +22,8 @@ from logstore.errors import (
 from logstore.filesystem import File
 from service.append import Appender, AppendLimits
 from service.incoming import Durability, IncomingBatch
-from service.journal.journal import Journal, JournalLimits
+from service.journal.journal import Journal
+from service.journal.limits import JournalLimits
 from tests.powercut import PowerCutFileSystem
 from tests.service.journal.rig import RUN, START_MS, Rig, held
 

@@ -12,7 +12,8 @@ from logstore import ulid as ulids
 from logstore.batch import RunKey, digest, ulid_of
 from logstore.filesystem import FileSystem
 from logstore.syncer import Syncer
-from service.journal.journal import Journal, JournalLimits
+from service.journal.journal import Journal
+from service.journal.limits import JournalLimits
 from service.journal.recovery import Recovered, recover
 from service.journal.state import JournalState
 from service.journal.view import JournalPin

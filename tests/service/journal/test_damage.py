@@ -12,7 +12,8 @@ from logstore.batch import RunKey
 from logstore.errors import UnsupportedVersion
 from logstore.filesystem import FileSystem
 from service.journal import format as wal
-from service.journal.journal import Journal, JournalLimits
+from service.journal.journal import Journal
+from service.journal.limits import JournalLimits
 from service.journal.recovery import recover
 from service.journal.state import Cut
 from tests.powercut import PowerCutFileSystem

@@ -16,7 +16,8 @@ from logstore.disk import Disk
 from logstore.errors import InvalidName, JournalFailed, JournalFull, NodeNotReady
 from logstore.filesystem import File
 from logstore.syncer import syncer_for
-from service.journal.journal import Journal, JournalLimits
+from service.journal.journal import Journal
+from service.journal.limits import JournalLimits
 from service.journal.meta import encode_meta
 from service.journal.recovery import recover
 from service.journal.state import Cut, JournalState

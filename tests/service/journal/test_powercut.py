@@ -17,7 +17,8 @@ import pytest
 
 from logstore import ulid as ulids
 from logstore.errors import JournalFailed, JournalFull
-from service.journal.journal import Journal, JournalLimits
+from service.journal.journal import Journal
+from service.journal.limits import JournalLimits
 from service.journal.state import Cut
 from tests.powercut import PowerCut, PowerCutFileSystem
 from tests.service.journal.rig import RUN, START_MS, Rig, held, put

@@ -14,7 +14,8 @@ from logstore.errors import JournalFull
 from logstore.filesystem import FileSystem
 from logstore.syncer import ThreadSyncer
 from service.journal import format as wal
-from service.journal.journal import Journal, JournalLimits
+from service.journal.journal import Journal
+from service.journal.limits import JournalLimits
 from service.offload import in_place
 from tests.powercut import PowerCutFileSystem
 from tests.seeds import seeds
