@@ -26,9 +26,8 @@ from tests.service.journal.test_powercut import Promises, check
 
 pytestmark = pytest.mark.anyio
 FILE = 20_000
-LIMITS = JournalLimits(
-    file_bytes=FILE, max_bytes=1 << 24, min_free_bytes=0, fast_sync_seconds=3600
-)
+SIZES = {"file_bytes": FILE, "max_bytes": 1 << 24, "min_free_bytes": 0}
+LIMITS = JournalLimits(**SIZES, fast_sync_seconds=3600)
 
 
 def line(number: int, size: int = 1_000) -> bytes:
