@@ -34,12 +34,11 @@ class ActiveRun:
     """`last` is the highest ULID of a line that is known; `complete` says that it covers
     the journal and the store, so that a higher id is certainly new."""
 
-    __slots__ = ("batches", "complete", "last", "last_append_ms")
+    __slots__ = ("batches", "complete", "last")
 
     def __init__(self, last: int = 0) -> None:
         self.last = last
         self.complete = False
-        self.last_append_ms = 0
         self.batches: OrderedDict[int, KnownBatch] = OrderedDict()
 
     def known(self, ulid: int) -> KnownBatch | None:
