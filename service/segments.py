@@ -30,6 +30,7 @@ from logstore.objects.store import ObjectStore
 from logstore.segments.carry import Carry
 from logstore.segments.reader import read_footer
 from logstore.segments.writer import EncodedSegment, encode_segment
+from service.heartbeat import Heartbeat
 from service.journal.journal import Journal
 from service.journal.state import Cut
 from service.offload import Offload
@@ -80,6 +81,8 @@ class SegmentShipper:
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         self._lineage_checked: float | None = None
         self._stopping = False
+        self.cutting = Heartbeat(clock)
+        self.shipping = Heartbeat(clock)
         self.uploads = 0
         self.failures = 0
         self.consecutive_failures = 0
@@ -117,6 +120,7 @@ class SegmentShipper:
     async def cut_forever(self) -> None:
         """Cuts segments until stopped."""
         while not self._stopping:
+            self.cutting.turn()
             await self._until_due()
             if not self._stopping:
                 await self._cut_if_room()
@@ -135,6 +139,7 @@ class SegmentShipper:
         self._cut_bytes = self._journal.taken_bytes
         if self._journal.next_pos > last.end:
             await self._journal.record_cut(last.seq + 1, last.end)
+            self.cutting.success()
             self._cut_ready.set()
 
     async def _until_due(self) -> None:
@@ -160,8 +165,10 @@ class SegmentShipper:
     async def ship_forever(self) -> None:
         """Uploads what is cut, in order, until stopped. Raises `Forked`."""
         while not self._stopping:
+            self.shipping.turn()
             self._cut_ready.clear()
             if not self._journal.state.cuts:
+                self.shipping.rest()
                 await self._cut_ready.wait()
                 continue
             await self.ship(self._journal.state.cuts[0])
@@ -182,6 +189,7 @@ class SegmentShipper:
             )
         tries = 0
         while not self._stopping:
+            self.shipping.turn()
             try:
                 await self._check_lineage()
                 await self._put(node, cut.seq, segment)
@@ -244,6 +252,7 @@ class SegmentShipper:
 
     def _confirmed(self, cut: Cut) -> None:
         self.uploads += 1
+        self.shipping.success()
         self.consecutive_failures = 0
         self.last_error = None
         self._journal.confirm(cut)

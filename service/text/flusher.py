@@ -22,6 +22,7 @@ from logstore.errors import NodeNotReady, NotFound, OutcomeUnknown, TailraceErro
 from logstore.objects.store import ObjectStore
 from logstore.runs.manifest import Manifest
 from logstore.runs.textmark import raise_text_mark, read_text_mark
+from service.heartbeat import Heartbeat
 from service.text.backlog import Backlog, StoredSegment
 from service.text.flush import RunFlush
 from service.text.locks import RunLocks
@@ -81,6 +82,7 @@ class TextFlusher:
         self._confirmed_pos = 0
         self._mark_due = 0.0
         self._barriers: dict[RunKey, int] = {}
+        self.heartbeat = Heartbeat(clock)
         self.flushes = 0
         self.failures = 0
         self.last_error: str | None = None
@@ -159,6 +161,7 @@ class TextFlusher:
     async def run(self) -> None:
         """Flushes what is due until stopped."""
         while not self._stopping:
+            self.heartbeat.turn()
             self._begin_due()
             await self.raise_marks()
             self._wake.clear()
@@ -202,6 +205,7 @@ class TextFlusher:
                 taken = 0 if self._news_above(key, limit) else taken
             self._pending.done(key, taken, limit, self._clock.monotonic())
             self.flushes += 1
+            self.heartbeat.success()
             self.last_error = None
         try:
             await self._after_flush(manifest)

@@ -22,6 +22,7 @@ from logstore.objects.store import ObjectInfo, ObjectStore
 from logstore.runs.deletion import Deletion
 from logstore.runs.manifest import Manifest, decode_manifest
 from logstore.runs.manifests import Manifests
+from service.heartbeat import Heartbeat
 from service.text.deletions import Deletions
 from service.text.pin import Pin
 
@@ -66,6 +67,7 @@ class Sweeper:
         self._remove_objects = expire
         self._clean: dict[str, str] = {}
         self._stopping = False
+        self.heartbeat = Heartbeat(clock)
         self.finalised = 0
         self.orphans = 0
         self.expired = 0
@@ -84,6 +86,7 @@ class Sweeper:
 
     async def _pause(self, due: float) -> None:
         while not self._stopping and self._clock.monotonic() < due:
+            self.heartbeat.turn()
             await self._clock.sleep(_LOOK_SECONDS)
 
     def stop(self) -> None:
@@ -96,6 +99,7 @@ class Sweeper:
         self.damaged = 0
         clean: dict[str, str] = {}
         async for info in self._store.list(keys.RUNS):
+            self.heartbeat.turn()
             try:
                 await self._sweep_run(info, clean)
             except NotFound:
@@ -104,6 +108,7 @@ class Sweeper:
                 self.damaged += 1
                 self.last_error = f"{info.key}: {error}"
         self._clean = clean
+        self.heartbeat.success()
 
     async def _sweep_run(self, info: ObjectInfo, clean: dict[str, str]) -> None:
         manifest = decode_manifest((await self._store.get(info.key))[1])
