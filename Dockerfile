@@ -17,6 +17,7 @@ RUN /opt/tailrace/bin/pip install --no-cache-dir --require-hashes --no-build-iso
         -r requirements/spark.txt
 COPY pyproject.toml README.md ./
 COPY logstore logstore
+COPY coordination coordination
 COPY service service
 COPY compactor compactor
 COPY tailrace tailrace

@@ -6,6 +6,8 @@ import asyncio
 import time
 from typing import Protocol
 
+_RUNNING = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
 
 class Clock(Protocol):
     """Wall time, elapsed time and waiting."""
@@ -30,7 +32,8 @@ class SystemClock:
         return time.time_ns() // 1_000_000
 
     def monotonic(self) -> float:
-        return time.monotonic()
+        # Counts the time that the machine was suspended: leases run out meanwhile.
+        return time.clock_gettime(_RUNNING)
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

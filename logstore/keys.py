@@ -9,6 +9,7 @@ no encoded run begins with a dot.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from logstore.batch import RunKey
 from logstore.names import decode, encode
@@ -22,6 +23,10 @@ COORDINATION = "coordination/"
 NODES = "coordination/nodes/"
 TEXT_MARKS = "coordination/text/"
 DELETED = "coordination/deleted/"
+STATUS = "coordination/status/"
+PROGRESS = "coordination/progress/"
+METRICS = "coordination/metrics/"
+LEASES = "coordination/leases/"
 
 _SEGMENT = re.compile(r"segments/([^/]+)/([0-9]{20})\.parquet")
 _MANIFEST = re.compile(r"runs/([^/]+)/([^/]+)\.json")
@@ -97,6 +102,11 @@ def text_mark(node: str) -> str:
     return f"{TEXT_MARKS}{encode(node)}"
 
 
+def lease(source: str, parts: Sequence[str]) -> str:
+    """Who does a piece of work until when."""
+    return f"{LEASES}{source}/{'/'.join([encode(part) for part in parts])}"
+
+
 def node_registration(node: str) -> str:
     """That a node exists, with its address."""
     return f"{NODES}{encode(node)}"
@@ -110,6 +120,16 @@ def deleted_run(key: RunKey) -> str:
 def deleted_pipeline(fqn: str) -> str:
     """The deletion of all runs of a pipeline."""
     return f"{DELETED}{encode(fqn)}/.pipeline"
+
+
+def reports_of(folder: str, fqn: str) -> str:
+    """The prefix of what clients reported of a pipeline's runs; `folder` is STATUS or another."""
+    return f"{folder}{encode(fqn)}/"
+
+
+def run_report(folder: str, key: RunKey) -> str:
+    """The newest status or progress of a run; below it with a `/`, its metrics."""
+    return f"{reports_of(folder, key.fqn)}{encode(key.run)}"
 
 
 def parse_segment(key: str) -> tuple[str, int] | None:

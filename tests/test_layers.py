@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ["logstore", "service", "compactor", "tailrace"]
+PACKAGES = ["logstore", "coordination", "service", "compactor", "tailrace"]
 SOURCES = [path for name in PACKAGES for path in sorted((ROOT / name).rglob("*.py"))]
 ALL = [
     *SOURCES,
