@@ -14,8 +14,11 @@ import os
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
+from logstore.clock import Clock
 from logstore.filesystem import File
 
+_QUICK_RUN = 32
+_QUICK_SECONDS = 0.002
 _ERRNO_OF_TEXT = {os.strerror(number): number for number in errno.errorcode}
 
 
@@ -74,6 +77,32 @@ class AioSyncer:
 
     def close(self) -> None:
         self._context.close()
+
+
+class QuickSyncer:
+    """In place while the disk is quick, else by `inner`.
+
+    Handing a sync to the kernel and hearing of its end costs two switches of tasks, about
+    as much as a fast disk takes for it. So after `_QUICK_RUN` syncs in a row that each took
+    less than `_QUICK_SECONDS` the loop waits for the disk itself; one slow sync, and
+    the next ones are handed out again. The loop is held up by at most one slow sync.
+    """
+
+    def __init__(self, inner: Syncer, clock: Clock) -> None:
+        self._inner = inner
+        self._now = clock.monotonic
+        self._quick = 0
+
+    async def sync(self, file: File) -> None:
+        start = self._now()
+        if self._quick < _QUICK_RUN:
+            await self._inner.sync(file)
+        else:
+            file.sync()
+        self._quick = self._quick + 1 if self._now() - start < _QUICK_SECONDS else 0
+
+    def close(self) -> None:
+        self._inner.close()
 
 
 def syncer_for(loop: asyncio.AbstractEventLoop) -> Syncer:

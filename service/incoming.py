@@ -6,8 +6,9 @@ freezing one costs a microsecond per instance.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from logstore.batch import RecordMeta, RunKey
 
@@ -40,3 +41,10 @@ class Receipt:
     duplicate: bool
     durability: str
     last: int
+
+
+class Submitted(NamedTuple):
+    """A batch on its way to the disk: the ULID of its last record, and when it is safe."""
+
+    last: int
+    done: asyncio.Future[None]

@@ -22,7 +22,7 @@ from logstore.errors import JournalFailed, NodeNotReady, OutcomeUnknown, Unavail
 from logstore.position import Position
 from service.append import Appender
 from service.identity import DataFolder, Identity, register
-from service.incoming import IncomingBatch, Receipt
+from service.incoming import IncomingBatch, Receipt, Submitted
 from service.journal.journal import Journal
 from service.journal.recovery import Found, recover
 from service.journal.state import Cut, JournalState
@@ -245,6 +245,10 @@ class Node:
             found.append(f"segments wait in the journal: {self.shipper.last_error}")
         found += [f"{d.file}: {d.size} bytes at {d.offset} {d.reason}" for d in self.damage]
         return found + self.text.problems()
+
+    def submit(self, batch: IncomingBatch) -> Submitted | None:
+        """See `Appender.submit`."""
+        return self.appender.submit(batch) if self.ready else None
 
     async def append(self, batch: IncomingBatch) -> Receipt:
         """See `Appender.append`; waits while the node starts. Raises `NodeNotReady`."""

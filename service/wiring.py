@@ -18,7 +18,7 @@ from logstore.entropy import Entropy, system_entropy
 from logstore.filesystem import FileSystem
 from logstore.objects.local import LocalStore
 from logstore.segments.columns import record_batches
-from logstore.syncer import Syncer, syncer_for
+from logstore.syncer import QuickSyncer, Syncer, syncer_for
 from logstore.table.table import Table
 from service.append import AppendLimits
 from service.counters import Durations, HttpCounters, StoreCounters
@@ -60,7 +60,7 @@ def make_node(settings: Settings, machine: Machine) -> Node:
     table = Table(store.uri(keys.TABLE))
 
     def syncer() -> Syncer:
-        inner = syncer_for(asyncio.get_running_loop())
+        inner = QuickSyncer(syncer_for(asyncio.get_running_loop()), machine.clock)
         return MeteredSyncer(inner, machine.clock, machine.fsync)
 
     return Node(

@@ -85,6 +85,7 @@ def build_app(node: NodeApi, door: Door) -> Application:
     # Asked late: a node that finds its folder copied starts again behind the same door.
     append = AppendRoutes(
         lambda batch: node.append(batch),
+        lambda batch: node.submit(batch),
         lambda key: node.close_run(key),
         limits=door.limits,
         counters=door.counters,

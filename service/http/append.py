@@ -19,7 +19,6 @@ from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeAlias
 
-from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.errors import InvalidInput, InvalidName, NodeNotReady
 from service.counters import HttpCounters
@@ -38,9 +37,10 @@ from service.http.body import (
 from service.http.decode import KINDS, Decoded, decode, kind_of
 from service.http.ids import echoed, parse_batch_id, request_id, run_tag, session_cookie
 from service.http.limits import HttpLimits
-from service.http.problems import HttpError, problem
+from service.http.problems import HttpError, Problem, problem
+from service.http.receipt import JSON, receipt_reply
 from service.http.targets import PREFIX, append_target
-from service.incoming import Durability, IncomingBatch, Receipt
+from service.incoming import Durability, IncomingBatch, Receipt, Submitted
 
 _ROUTES_KEPT = 4096
 _ROUTE_BYTES = 1024
@@ -51,9 +51,7 @@ _DURABILITIES: Final[dict[bytes | None, Durability]] = {
     b"durable": "durable",
     b"bulk": "bulk",
 }
-_JSON = (b"content-type", b"application/json")
 Get: TypeAlias = Callable[[bytes], bytes | None]
-_BOOLEANS = (b"false", b"true")
 
 
 class Route:
@@ -74,6 +72,7 @@ class AppendRoutes:
     def __init__(
         self,
         append: Callable[[IncomingBatch], Awaitable[Receipt]],
+        submit: Callable[[IncomingBatch], Submitted | None],
         close: Callable[[RunKey], Awaitable[str]],
         *,
         limits: HttpLimits,
@@ -81,12 +80,16 @@ class AppendRoutes:
         fresh_id: Callable[[], str],
     ) -> None:
         self._append = append
+        self._submit = submit
         self._close = close
         self._limits = limits
         self._counters = counters
         self._fresh_id = fresh_id
         self._routes: dict[bytes, Route] = {}
-        self._small = min(_SMALL, limits.max_body_bytes)
+        self.known: dict[bytes, Route] = {}
+        """The runs that were appended to, by the path as it stands in the request."""
+        self.small = min(_SMALL, limits.max_body_bytes)
+        """Bodies up to this size are decoded in place."""
         self._threads = ThreadPoolExecutor(limits.decode_threads, thread_name_prefix="decode")
         self.budget = Budget(limits.in_flight_bytes)
 
@@ -115,7 +118,10 @@ class AppendRoutes:
         if len(path) <= _ROUTE_BYTES:
             if len(self._routes) >= _ROUTES_KEPT:
                 self._routes.clear()
+                self.known.clear()
             self._routes[path] = route
+            if not route.close:
+                self.known[path] = route
         return route
 
     async def _answer_append(
@@ -137,7 +143,7 @@ class AppendRoutes:
             body = message.get("body", b"")
             if (
                 message.get("more_body", False)
-                or len(body) > self._small
+                or len(body) > self.small
                 or get(b"content-encoding")
             ):
                 await self._store_large(route, get, message, receive, send)
@@ -176,44 +182,42 @@ class AppendRoutes:
             self.budget.release(held)
 
     async def _store(self, route: Route, get: Get, decoded: Decoded, send: Send) -> None:
-        batch_id = get(b"tailrace-batch")
-        cookies = get(b"cookie")
-        durability = _DURABILITIES.get(get(b"tailrace-durability")) or _durability(get)
-        batch = IncomingBatch(
-            route.key,
-            decoded.text,
-            decoded.records,
-            decoded.lines,
-            None if batch_id is None else parse_batch_id(batch_id),
-            0 if cookies is None else echoed(cookies, route.tag),
-            decoded.connector,
-            decoded.meta,
-            durability,
-        )
+        batch = _batch(route, get, decoded)
         if not decoded.text:
-            await _reply_nothing(route, durability, send)
+            await _reply_nothing(route, batch.durability, send)
             return
         receipt = await self._append(batch)
         self._counters.replaced += decoded.replaced
-        last = ulids.encode(receipt.last).encode()
-        # A batch id is its last line's ULID with five zeros at the end.
-        reply = b'{"batch":"%b00000","lines":%d,"duplicate":%b,"durability":"%b","last":"%b"}' % (
-            last[:21],
-            receipt.records,
-            _BOOLEANS[receipt.duplicate],
-            receipt.durability.encode(),
-            last,
-        )
-        cookie = b"tailrace=%b.%b; Path=/; Max-Age=86400" % (last, route.tag)
-        headers = [
-            _JSON,
-            (b"content-length", b"%d" % len(reply)),
-            (b"tailrace-last", last),
-            route.session,
-            (b"set-cookie", cookie),
-        ]
+        headers, reply = receipt_reply(receipt, route.tag, route.session)
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": reply})
+
+    def quick(self, path: bytes, headers: dict[bytes, bytes], body: bytes) -> QuickReply | None:
+        """Takes a small append to a known run, if the node takes it at once.
+
+        None, with nothing stored, for all that `answer` shall take, refusals included.
+        """
+        route, get = self.known[path], headers.get
+        try:
+            decoded = self._decode_small(body, get(b"content-type"))
+            if not decoded.text:
+                return None
+            batch = _batch(route, get, decoded)
+            submitted = self._submit(batch)
+        except Exception:  # noqa: BLE001 -- `answer` meets it again, and says it
+            return None
+        if submitted is None:
+            return None
+        counters = self._counters
+        counters.append_requests += 1
+        counters.body_bytes += len(body)
+        counters.replaced += decoded.replaced
+        return QuickReply(self, route, batch, submitted, headers)
+
+    def refusal(self, error: BaseException, headers: list[tuple[bytes, bytes]]) -> Problem:
+        """Counts an append that is refused, and says why."""
+        self._counters.append_refused += 1
+        return problem(error, request_id(headers, self._fresh_id()))
 
     async def _patiently(self, receiving: Coroutine[Any, Any, Message], waits_for: Any) -> Message:
         seconds = self._limits.body_timeout_seconds
@@ -249,19 +253,71 @@ class AppendRoutes:
         try:
             state = await self._close(route.key)
             reply = b'{"message":"Log stream closed successfully","state":"%b"}' % state.encode()
-            await _reply(send, 200, [_JSON, route.session], reply)
+            await _reply(send, 200, [JSON, route.session], reply)
         except Exception as error:  # noqa: BLE001
             await self._refuse(error, scope, receive, send)
 
     async def _refuse(self, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
-        self._counters.append_refused += 1
         if isinstance(error, InvalidName):
             error.hint = error.hint or "POST to …/logs/{fqn}/{runId}."
-        refusal = problem(error, request_id(scope["headers"], self._fresh_id()))
+        refusal = self.refusal(error, scope["headers"])
         if isinstance(error, BodyTooLarge):
             await drain(receive, self._limits.max_body_bytes)
             refusal.headers.append((b"connection", b"close"))
         await _reply(send, refusal.status, refusal.headers, refusal.body)
+
+
+class QuickReply:
+    """The answer to a batch that `quick` took, once its future is done."""
+
+    __slots__ = ("_batch", "_headers", "_route", "_routes", "_submitted")
+
+    def __init__(
+        self,
+        routes: AppendRoutes,
+        route: Route,
+        batch: IncomingBatch,
+        submitted: Submitted,
+        headers: dict[bytes, bytes],
+    ) -> None:
+        self._routes = routes
+        self._route = route
+        self._batch = batch
+        self._submitted = submitted
+        self._headers = headers
+
+    @property
+    def done(self) -> asyncio.Future[None]:
+        """Done when the batch is as safe as it asked for."""
+        return self._submitted.done
+
+    def response(self) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+        """Status, headers and body."""
+        done = self.done
+        error = NodeNotReady("stopping") if done.cancelled() else done.exception()
+        if error is not None:
+            refusal = self._routes.refusal(error, list(self._headers.items()))
+            return refusal.status, refusal.headers, refusal.body
+        batch, last = self._batch, self._submitted.last
+        receipt = Receipt(last + 1 - batch.records, batch.records, False, batch.durability, last)
+        headers, body = receipt_reply(receipt, self._route.tag, self._route.session)
+        return 200, headers, body
+
+
+def _batch(route: Route, get: Get, decoded: Decoded) -> IncomingBatch:
+    batch_id = get(b"tailrace-batch")
+    cookies = get(b"cookie")
+    return IncomingBatch(
+        route.key,
+        decoded.text,
+        decoded.records,
+        decoded.lines,
+        None if batch_id is None else parse_batch_id(batch_id),
+        0 if cookies is None else echoed(cookies, route.tag),
+        decoded.connector,
+        decoded.meta,
+        _DURABILITIES.get(get(b"tailrace-durability")) or _durability(get),
+    )
 
 
 def _durability(get: Get) -> Durability:
@@ -282,7 +338,7 @@ async def _reply_nothing(route: Route, durability: str, send: Send) -> None:
         b'{"batch":null,"lines":0,"duplicate":false,"durability":"%b","last":null}'
         % durability.encode()
     )
-    await _reply(send, 200, [_JSON, route.session], reply)
+    await _reply(send, 200, [JSON, route.session], reply)
 
 
 async def _reply(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from logstore.batch import RunKey
 from logstore.position import Cursor
-from service.incoming import IncomingBatch, Receipt
+from service.incoming import IncomingBatch, Receipt, Submitted
 from service.tail import Tail
 
 
@@ -133,6 +133,7 @@ class NodeApi(Protocol):
         """What keeps it from being ready, or worries it, as sentences."""
         ...
 
+    def submit(self, batch: IncomingBatch) -> Submitted | None: ...
     async def append(self, batch: IncomingBatch) -> Receipt: ...
     async def close_run(self, key: RunKey) -> str: ...
     async def delete_run(self, key: RunKey) -> None: ...

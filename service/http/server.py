@@ -12,6 +12,7 @@ import uvicorn
 from uvicorn.config import Config
 
 from service.http.app import Application
+from service.http.lane import lane
 
 _BACKLOG = 2048
 
@@ -51,7 +52,7 @@ async def serving(
     config = Config(
         cast("uvicorn._types.ASGIApplication", app),
         loop="none",
-        http="httptools",
+        http=cast("type[asyncio.Protocol]", lane(app.append)),
         ws="none",
         interface="asgi3",
         lifespan="off",

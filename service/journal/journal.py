@@ -341,17 +341,24 @@ class Journal:
         self.state.confirm(cut)
         if self._writer.failure is not None or self._closing:
             return
+        self._record_confirmed(cut, again=True)
+
+    def _record_confirmed(self, cut: Cut, *, again: bool) -> None:
         entry = encode_cut_entry(self.state.node, cut)
         done = self._submit(wal.encode_json(wal.CONFIRM, entry), _nothing)
-        done.add_done_callback(lambda done: self._confirmed(cut, done))
+        done.add_done_callback(lambda done: self._confirmed(cut, done, again=again))
 
-    def _confirmed(self, cut: Cut, done: asyncio.Future[None]) -> None:
+    def _confirmed(self, cut: Cut, done: asyncio.Future[None], *, again: bool) -> None:
         """Lets go what had to stay until the confirmation was on the disk.
 
-        On a full disk it goes without: if the node dies before the next file begins, it
-        finds a segment that it cannot encode again, and ships what it holds as a fork.
+        On a full disk it is tried once more, since spares were dropped by then; after that it
+        goes without: if the node dies before the next file begins, it finds a segment that
+        it cannot encode again, and ships what it holds as a fork.
         """
         if done.cancelled() or isinstance(done.exception(), JournalFailed):
+            return
+        if done.exception() is not None and again and not self._closing:
+            self._record_confirmed(cut, again=False)
             return
         self._confirmed_on_disk = max(self._confirmed_on_disk, cut.end)
         self._let_go()

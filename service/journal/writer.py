@@ -73,6 +73,7 @@ Item: TypeAlias = Appended | Control
 
 # What waits for its sync is held in memory for the listeners.
 _UNSYNCED_BYTES = 8 << 20
+_GATHERED = 64
 # What a full disk or a quota answers.
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -164,6 +165,7 @@ class GroupWriter:
         try:
             while self._submitted or self._unsynced or not self._closing:
                 if self._submitted:
+                    await self._gather()
                     self._write()
                 if self._unsynced and (self._sync_due or self._closing):
                     await self._sync()
@@ -176,6 +178,13 @@ class GroupWriter:
         except BaseException as error:
             self._fail(JournalFailed(f"the journal's writer was stopped: {error!r}"))
             raise
+
+    async def _gather(self) -> None:
+        """Lets the loop turn while each turn brings another entry: they share the sync."""
+        seen = 0
+        while seen < len(self._submitted) <= _GATHERED:
+            seen = len(self._submitted)
+            await asyncio.sleep(0)
 
     async def _sleep(self) -> None:
         self._wake = self._loop.create_future()

@@ -8,12 +8,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from logstore.disk import Disk, syncer_for
-from logstore.filesystem import FileSystem
-from logstore.syncer import AioSyncer, ThreadSyncer
+from logstore.filesystem import File, FileSystem
+from logstore.syncer import AioSyncer, QuickSyncer, ThreadSyncer
 from tests.contracts.filesystem import FileSystemContract
 from tests.powercut import DirectSyncer, PowerCutFileSystem
 from tests.refusals import refused
@@ -139,3 +140,75 @@ async def test_the_simulated_sync_fails_as_told() -> None:
     fs.fail_with(errno.EIO, at=2, once=True)
     with refused(errno.EIO):
         await DirectSyncer().sync(file)
+
+
+class SlowSyncs:
+    """A disk whose syncs take what a test says: as the inner syncer, and as the file."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0001
+        self.now = 0.0
+        self.handed_out = 0
+        self.in_place = 0
+        self.failure: OSError | None = None
+
+    def now_ms(self) -> int:
+        return int(self.now * 1000)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    async def handed(self, file: File) -> None:
+        self.handed_out += 1
+        self.now += self.seconds
+
+    def sync(self) -> None:
+        self.in_place += 1
+        self.now += self.seconds
+        if self.failure is not None:
+            raise self.failure
+
+
+class HandedOut:
+    def __init__(self, disk: SlowSyncs) -> None:
+        self.sync = disk.handed
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+async def test_a_disk_that_stays_quick_is_synced_in_place_until_it_is_slow_once() -> None:
+    disk = SlowSyncs()
+    inner = HandedOut(disk)
+    syncer = QuickSyncer(inner, disk)
+    file = cast("File", disk)
+    for _ in range(100):
+        await syncer.sync(file)
+    before = disk.handed_out
+    assert 0 < before < 100
+    assert disk.in_place == 100 - before
+    disk.seconds = 0.05
+    await syncer.sync(file)
+    assert disk.handed_out == before, "nobody can know that before"
+    await syncer.sync(file)
+    assert disk.handed_out == before + 1
+    disk.seconds = 0.0001
+    for _ in range(before):
+        await syncer.sync(file)
+    assert disk.handed_out == 2 * before + 1, "it has to be quick for as long again"
+    syncer.close()
+    assert inner.closed
+
+
+async def test_a_failure_in_place_is_the_same_oserror() -> None:
+    disk = SlowSyncs()
+    syncer = QuickSyncer(HandedOut(disk), disk)
+    file = cast("File", disk)
+    disk.failure = OSError(errno.EIO, "gone")
+    with refused(errno.EIO):
+        for _ in range(100):
+            await syncer.sync(file)

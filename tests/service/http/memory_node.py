@@ -16,7 +16,7 @@ from logstore.entropy import system_entropy
 from logstore.errors import BatchConflict, InvalidCursor, NodeNotReady, NotFound
 from logstore.position import Cursor, Position
 from logstore.ulid import Minter
-from service.incoming import IncomingBatch, Receipt
+from service.incoming import IncomingBatch, Receipt, Submitted
 from service.tail import Tail, TailLimits
 
 NODE = "node-01"
@@ -196,9 +196,33 @@ class MemoryNode:
         self.next_pos = 0
         self._minter = Minter(SystemClock(), system_entropy())
         self._known: dict[tuple[RunKey, int], Held] = {}
+        self.submitted = 0
+        self.lost: Exception | None = None
+        """What becomes of submitted batches in place of being stored."""
+        self._waiting: set[asyncio.Task[None]] = set()
 
     def problems(self) -> Sequence[str]:
         return [] if self.ready else ["the node is starting"]
+
+    def submit(self, batch: IncomingBatch) -> Submitted | None:
+        if batch.ulid is not None or not self.ready or self.refusal is not None:
+            return None
+        self.submitted += 1
+        ulid = self._minter.mint(batch.above)
+        done = asyncio.get_running_loop().create_future()
+        task = asyncio.create_task(self._settle(batch, ulid, done))
+        self._waiting.add(task)
+        task.add_done_callback(self._waiting.discard)
+        return Submitted(ulid + batch.records - 1, done)
+
+    async def _settle(self, batch: IncomingBatch, ulid: int, done: asyncio.Future[None]) -> None:
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.lost is not None:
+            done.set_exception(self.lost)
+        else:
+            self._keep(batch, ulid)
+            done.set_result(None)
 
     async def append(self, batch: IncomingBatch) -> Receipt:
         if self.gate is not None:
