@@ -10,11 +10,11 @@ from random import Random
 import pytest
 
 from logstore import keys
-from logstore.objects.local import LocalStore, inline
 from logstore.segments.reader import verify_segment
 from service.journal.state import Cut
 from service.offload import in_place
 from service.segments import Forked, SegmentLimits, SegmentShipper
+from tests.backing import open_store
 from tests.faulty_store import Fault, FaultyStore, Schedule
 from tests.powercut import PowerCutFileSystem
 from tests.service.journal.rig import NODE, Rig, put
@@ -42,9 +42,8 @@ class Ship:
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.store = FaultyStore(
-            LocalStore("/store", self.files, self.clock, Random(1), run=inline), self.schedule
-        )
+        inner = open_store(self.files, self.clock, Random(1))
+        self.store = FaultyStore(inner, self.schedule)
         self.journal = self.rig.open()
         self.shipper = SegmentShipper(
             self.journal,
