@@ -13,11 +13,17 @@ from pathlib import Path
 from logstore import errors
 from logstore.settings import table
 from service.http.problems import classify
-from service.metrics import METRICS
+from service.metrics.openmetadata import NOT_EXPORTED
+from service.metrics.scrape import METRICS
 from service.settings import Settings
 from tailrace.cli import VERBS
 
 FOLDER = Path(__file__).parent
+_NOT_EXPORTED = textwrap.fill(
+    "Names of OpenMetadata's that stand on some board, and have no meaning on this side or "
+    "a better one.",
+    100,
+)
 
 
 def pages() -> dict[str, str]:
@@ -60,6 +66,10 @@ def _table(header: str, rows: Iterable[tuple[str, ...]]) -> list[str]:
 
 def _code(text: str) -> str:
     return f"`{text}`" if text else ""
+
+
+def _codes(texts: Iterable[str]) -> str:
+    return " ".join([_code(text) for text in texts])
 
 
 def _settings() -> str:
@@ -106,8 +116,13 @@ def _metrics() -> str:
         "`GET /metrics`, in the text format of Prometheus. Counters end in `_total` there, "
         "histograms in `_bucket`, `_sum` and `_count`."
     )
-    rows = ((_code(m.name), m.kind, _code(m.label), m.help) for m in METRICS)
-    return _page("Metrics", text, "metric | kind | label | what it says", rows)
+    rows = ((_code(m.name), m.kind, _codes(m.labels), m.help) for m in METRICS)
+    own = _page("Metrics", text, "metric | kind | labels | what it says", rows)
+    others = ((_code(name), why) for name, why in NOT_EXPORTED.items())
+    return (
+        "\n".join([own, "## Not exported", "", _NOT_EXPORTED, "", *_table("name | why", others)])
+        + "\n"
+    )
 
 
 def _errors() -> str:

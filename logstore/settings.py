@@ -32,6 +32,7 @@ _OTHER_VARIABLES = re.compile(
     r"TAILRACE_(CONFIG|URL|CORPUS(_CACHE)?|SIM_SEED|(\w+_)?SERVICE_(HOST|PORT(_\w+)?)|PORT(_[0-9]+_(TCP|UDP)(_\w+)?)?)"
 )
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
+_SECRET = re.compile(r"secret|token|password", re.IGNORECASE)
 _SIZE = re.compile(r"\s*([0-9]+)\s*([kmg]i?|)b?\s*", re.IGNORECASE)
 
 
@@ -168,4 +169,6 @@ def _sentence(error: ValidationError) -> str:
     message = message[:1].lower() + message[1:]
     if not first["loc"]:  # about several settings together
         return message
-    return f"setting {_dotted(first['loc'])}: {message} (it is {first['input']!r})"
+    name = _dotted(first["loc"])
+    shown = "" if _SECRET.search(name) or isinstance(first["input"], Mapping) else first["input"]
+    return f"setting {name}: {message}" + (f" (it is {shown!r})" if shown != "" else "")

@@ -3,31 +3,66 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
-_BOUNDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+SECONDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+LINES = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1e3, 3e3, 1e4, 3e4, 1e5)
 
 
-class Durations:
-    """A histogram of seconds: an observation is one search in a dozen numbers."""
+class Distribution:
+    """A histogram: an observation is one search in a dozen numbers. Bounds are upper bounds."""
 
-    def __init__(self) -> None:
-        self.counts = [0] * (len(_BOUNDS) + 1)
+    def __init__(self, bounds: Sequence[float] = SECONDS) -> None:
+        self._bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
 
-    def observe(self, seconds: float) -> None:
-        """Counts one duration."""
-        self.counts[bisect_left(_BOUNDS, seconds)] += 1
-        self.sum += seconds
+    def observe(self, value: float) -> None:
+        """Counts one value."""
+        self.counts[bisect_left(self._bounds, value)] += 1
+        self.sum += value
+
+    def add(self, other: Distribution) -> None:
+        """Counts all that another of the same bounds has counted."""
+        self.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
+        self.sum += other.sum
 
     def buckets(self) -> list[tuple[str, float]]:
         """Upper bounds with cumulative counts, as Prometheus wants them."""
         total = 0
         found = []
-        for bound, count in zip((*_BOUNDS, float("inf")), self.counts, strict=True):
+        for bound, count in zip((*self._bounds, float("inf")), self.counts, strict=True):
             total += count
             found.append(("+Inf" if bound == float("inf") else str(bound), float(total)))
         return found
+
+
+class Throughput:
+    """Bytes per second over the last minute; times are monotonic seconds."""
+
+    SECONDS = 60.0
+
+    def __init__(self) -> None:
+        self._recent: deque[tuple[float, int]] = deque()
+        self._bytes = 0
+
+    def add(self, now: float, size: int) -> None:
+        """Counts bytes that went at `now`."""
+        self._recent.append((now, size))
+        self._bytes += size
+        self._forget(now)
+
+    def per_second(self, now: float) -> float:
+        """The mean of the last minute."""
+        self._forget(now)
+        return self._bytes / self.SECONDS
+
+    def _forget(self, now: float) -> None:
+        while self._recent and self._recent[0][0] <= now - self.SECONDS:
+            self._bytes -= self._recent.popleft()[1]
 
 
 @dataclass(slots=True)
@@ -43,13 +78,66 @@ class HttpCounters:
     readers: int = 0
     stream_events: int = 0
     stream_bytes: int = 0
+    stored: int = 0
+    not_stored: int = 0
+    append_seconds: Distribution = field(default_factory=Distribution)
+    batch_lines: Distribution = field(default_factory=lambda: Distribution(LINES))
+
+
+Outcome: TypeAlias = Literal["done", "refused", "failed", "unknown", "left"]
+"""Of a call of the store: `refused` is an answer (a condition, nothing there), `failed` is
+none, `unknown` may have happened, `left` was given up by whoever called."""
+
+WRITES = ("put", "compose")
+READS = ("get", "stream")
 
 
 @dataclass(slots=True)
 class StoreCounters:
-    """What the metered store counts, by operation."""
+    """What the metered store counts, by operation.
 
-    requests: dict[str, int] = field(default_factory=dict)
-    failures: dict[str, int] = field(default_factory=dict)
-    bytes: dict[str, int] = field(default_factory=dict)
-    seconds: dict[str, Durations] = field(default_factory=dict)
+    `sent` are bytes of bodies handed over, also to calls that failed; `composed` are bytes
+    that the store copied within itself. `running` are calls without an answer yet.
+    """
+
+    requests: dict[tuple[str, str], int] = field(default_factory=dict)
+    sent: dict[str, int] = field(default_factory=dict)
+    received: dict[str, int] = field(default_factory=dict)
+    composed: dict[str, int] = field(default_factory=dict)
+    running: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, Distribution] = field(default_factory=dict)
+    write_throughput: Throughput = field(default_factory=Throughput)
+
+    def calls(self, *operations: str) -> int:
+        """Calls that have ended, of some operations or of all."""
+        chosen = [n for (name, _), n in self.requests.items() if name in operations]
+        return sum(chosen if operations else self.requests.values())
+
+    def done(self, *operations: str) -> int:
+        """Calls of these operations that did what they were for."""
+        return sum([self.requests.get((name, "done"), 0) for name in operations])
+
+    @property
+    def errors(self) -> int:
+        """Calls that the store did not answer."""
+        wrong = ("failed", "unknown")
+        return sum([n for (_, outcome), n in self.requests.items() if outcome in wrong])
+
+    def all_seconds(self) -> Distribution:
+        """The time of all calls together."""
+        total = Distribution()
+        for seconds in self.seconds.values():
+            total.add(seconds)
+        return total
+
+
+@dataclass(slots=True)
+class SyncCounters:
+    """What the metered syncer counts. Syncs that hang are in no histogram: `begun` has them."""
+
+    seconds: Distribution = field(default_factory=Distribution)
+    begun: dict[object, float] = field(default_factory=dict)
+
+    def waiting_seconds(self, now: float) -> float:
+        """How long the oldest sync under way has taken by now; 0 if there is none."""
+        return max([now - start for start in self.begun.values()], default=0.0)

@@ -34,6 +34,7 @@ from service.heartbeat import Heartbeat
 from service.journal.journal import Journal
 from service.journal.state import Cut
 from service.offload import Offload
+from service.unshipped import Unshipped
 
 _BACKOFF_SECONDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 _LINEAGE_SECONDS = 600.0
@@ -83,6 +84,7 @@ class SegmentShipper:
         self._stopping = False
         self.cutting = Heartbeat(clock)
         self.shipping = Heartbeat(clock)
+        self.unshipped = Unshipped(journal, clock)
         self.uploads = 0
         self.failures = 0
         self.consecutive_failures = 0
@@ -92,6 +94,7 @@ class SegmentShipper:
 
     def added(self) -> None:
         """Tells that something was synced."""
+        self.unshipped.taken()
         if self._journal.taken_bytes - self._cut_bytes >= self._limits.bytes:
             self._wake.set()
 
@@ -138,7 +141,9 @@ class SegmentShipper:
         # Also without news: what a full disk refused was counted, and must not ask again.
         self._cut_bytes = self._journal.taken_bytes
         if self._journal.next_pos > last.end:
+            taken = self._cut_bytes
             await self._journal.record_cut(last.seq + 1, last.end)
+            self.unshipped.cut(last.seq + 1, taken)
             self.cutting.success()
             self._cut_ready.set()
 
@@ -256,6 +261,7 @@ class SegmentShipper:
         self.consecutive_failures = 0
         self.last_error = None
         self._journal.confirm(cut)
+        self.unshipped.confirmed(cut.seq)
         waiting, self._waiting = self._waiting, []
         for pos, done in waiting:
             if pos > cut.end:

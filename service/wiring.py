@@ -21,12 +21,13 @@ from logstore.segments.columns import record_batches
 from logstore.syncer import QuickSyncer, Syncer, syncer_for
 from logstore.table.table import Table
 from service.append import AppendLimits
-from service.counters import Durations, HttpCounters, StoreCounters
+from service.counters import HttpCounters, StoreCounters, SyncCounters
 from service.http.app import Application, Door, build_app
 from service.http.limits import HttpLimits
 from service.journal.limits import JournalLimits
 from service.metered import MeteredStore, MeteredSyncer
-from service.metrics import Sources, scraper
+from service.metrics.declared import Sources
+from service.metrics.scrape import scraper
 from service.node import Node
 from service.parts import NodeLimits, Seams
 from service.query.engine import QueryEngine
@@ -51,7 +52,7 @@ class Machine:
     entropy: Entropy = field(default_factory=system_entropy)
     http: HttpCounters = field(default_factory=HttpCounters)
     store: StoreCounters = field(default_factory=StoreCounters)
-    fsync: Durations = field(default_factory=Durations)
+    fsync: SyncCounters = field(default_factory=SyncCounters)
 
 
 def make_node(settings: Settings, machine: Machine) -> Node:

@@ -12,7 +12,7 @@ from docs import generate
 from logstore.settings import table
 from service.http.app import documented
 from service.http.problems import classify
-from service.metrics import METRICS
+from service.metrics.scrape import METRICS
 from service.settings import Settings
 from tailrace.cli import VERBS
 

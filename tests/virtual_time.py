@@ -7,17 +7,22 @@ When nothing is ready, time moves to the next timer at once. So hours of back-of
 flushing pass in milliseconds, and with blocking work done in place, calls come in the
 same order each time. `halted` is asked between any two steps; once it says yes the world
 stands still: `Halted` is raised and whatever was under way is thrown away.
+
+Where a step waits for something of the real world (`standing_still`), time does not leap
+until that has come: how long it took is nobody's business here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 _MAX_STEPS_WITHOUT_TIME = 100_000
+_OUTSIDE_SECONDS = 120.0
 
 
 class Halted(Exception):
@@ -35,11 +40,14 @@ class _LeapingSelector(selectors.SelectSelector):
         super().__init__()
         self.now = 0.0
         self.halted = halted
+        self.outside = 0
         self._steps = 0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if self.halted():
             raise Halted
+        if self.outside and timeout != 0:
+            return self._wait_outside()
         if timeout is None:
             raise Stuck("nothing is ready and no timer runs")
         self._steps = 0 if timeout > 0 else self._steps + 1
@@ -47,6 +55,13 @@ class _LeapingSelector(selectors.SelectSelector):
             raise Stuck(f"{self._steps} steps without time passing")
         self.now += max(timeout, 0.0)
         return []
+
+    def _wait_outside(self) -> list[tuple[selectors.SelectorKey, int]]:
+        self._steps = 0
+        events = super().select(_OUTSIDE_SECONDS)
+        if not events:
+            raise Stuck(f"the world outside gave no answer for {_OUTSIDE_SECONDS:.0f} s")
+        return events
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -58,6 +73,15 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self._leaping.now
+
+    @contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """Time stands still meanwhile: this step waits for another thread's answer."""
+        self._leaping.outside += 1
+        try:
+            yield
+        finally:
+            self._leaping.outside -= 1
 
     def revive(self) -> None:
         """Lets tasks run once more, to be cancelled."""

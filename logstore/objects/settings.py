@@ -5,16 +5,30 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from logstore.objects.s3_settings import S3Settings
 from logstore.settings import PREFIX, Bytes
 
 MIB = 1 << 20
 # delta-rs takes a path for an address, and would read and write somewhere else.
 _NOT_IN_A_FOLDER: Final = re.compile(r"[?#%\\\x00-\x1f\x7f]")
+_S3: Final = re.compile(r"s3a?://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/+(.*?))?/*", re.DOTALL)
+
+
+class Bucket(NamedTuple):
+    """A store's place on S3; `prefix` is empty or has no slash at its ends."""
+
+    name: str
+    prefix: str
+
+    @property
+    def uri(self) -> str:
+        """The place as an address."""
+        return f"s3://{self.name}/{self.prefix}".rstrip("/")
 
 
 class StoreSettings(BaseSettings):
@@ -30,32 +44,56 @@ class StoreSettings(BaseSettings):
         description="Folder of the journal and, unless `store` is set, of the store",
     )
     store: str = Field(
-        default="", description="Folder of the object store; empty: `store` in the data folder"
+        default="",
+        description=(
+            "The object store: a folder, or `s3://bucket/prefix`; empty: `store` in the data folder"
+        ),
     )
+    s3: S3Settings = S3Settings()
 
     @field_validator("store")
     @classmethod
-    def _is_a_folder(cls, value: str) -> str:
+    def _is_a_place(cls, value: str) -> str:
         if "://" in value:
-            raise ValueError(
-                "this version keeps its store in a folder; object storage is not supported"
-            )
+            _parse_bucket(value)
         return value
 
     @model_validator(mode="after")
     def _is_a_place_for_a_table(self) -> Self:
-        found = _NOT_IN_A_FOLDER.search(self.store_folder)
+        place = "prefix" if self.bucket is not None else "folder"
+        name = self.store_folder if self.bucket is None else self.bucket.prefix
+        found = _NOT_IN_A_FOLDER.search(name)
         if found is not None:
             raise ValueError(
-                f"the store's folder {self.store_folder!r} has {found[0]!r} in its name; a table"
-                " cannot live there: choose a folder without ? # % \\ and control characters"
+                f"the store's {place} {name!r} has {found[0]!r} in its name; a table"
+                f" cannot live there: choose a {place} without ? # % \\ and control characters"
             )
         return self
 
     @property
+    def bucket(self) -> Bucket | None:
+        """Where on S3 the store is; None if it is a folder."""
+        return _parse_bucket(self.store) if "://" in self.store else None
+
+    @property
     def store_folder(self) -> str:
-        """The absolute path of the local store."""
+        """The absolute path of the local store; there is one only if `bucket` is None."""
         return os.path.abspath(self.store or os.path.join(self.data, "store"))
+
+    @property
+    def store_place(self) -> str:
+        """The store for people and for other programs: an absolute path or an `s3://` address."""
+        return self.store_folder if self.bucket is None else self.bucket.uri
+
+
+def _parse_bucket(store: str) -> Bucket:
+    found = _S3.fullmatch(store)
+    if found is None:
+        raise ValueError("should be a folder, or s3://bucket/prefix with a valid bucket name")
+    prefix = found[2] or ""
+    if any(part in ("", ".", "..") for part in prefix.split("/")) and prefix:
+        raise ValueError("the prefix has no empty part, no . and no .. between its slashes")
+    return Bucket(found[1], prefix)
 
 
 class CompactionSettings(BaseModel):

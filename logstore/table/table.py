@@ -5,8 +5,8 @@ All calls block on the store; from an event loop they belong in a thread.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from deltalake import CommitProperties, DeltaTable
@@ -25,17 +25,19 @@ _CONFIGURATION = {"delta.checkpointInterval": "20"}
 class Table:
     """The Delta table at `uri`, a path or an `s3://` address (`ObjectStore.uri`).
 
-    `options` are delta-rs's storage options, empty for a local folder.
+    `options` gives delta-rs's storage options, none for a local folder. It is called at each
+    opening, for its keys may be renewed meanwhile.
     """
 
     uri: str
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Callable[[], Mapping[str, str]] = dict
 
     def snapshot(self) -> Snapshot:
         """The newest version, the empty one if there is no table. Raises `StoreUnavailable`."""
         try:
+            options = dict(self.options())
             with reading(self.uri):
-                delta = DeltaTable(self.uri, storage_options=dict(self.options) or None)
+                delta = DeltaTable(self.uri, storage_options=options or None)
         except NotFound:
             return Snapshot(self.uri)
         return Snapshot(self.uri, delta.version(), delta)
@@ -87,7 +89,7 @@ class Table:
                 name="tailrace",
                 description="log lines, by the hour of their ULID",
                 configuration=dict(_CONFIGURATION),
-                storage_options=dict(self.options) or None,
+                storage_options=dict(self.options()) or None,
                 commit_properties=CommitProperties(max_commit_retries=0),
             )
         except (DeltaError, OSError) as error:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
 from logstore.errors import NotFound, OutcomeUnknown, StoreUnavailable
+
+# Its errors are trees drawn for a terminal, with colours and an arrow before each cause.
+_DRAWN: Final = re.compile(r"\x1b\[[0-9;]*m|[↳\s]+")
+_LONGEST: Final = 1_000  # characters
 
 
 @contextmanager
@@ -18,7 +24,7 @@ def reading(uri: str) -> Iterator[None]:
     except TableNotFoundError as error:
         raise NotFound(f"there is no table at {uri}") from error
     except (DeltaError, OSError) as error:
-        raise StoreUnavailable(f"the table at {uri} cannot be read: {error}") from error
+        raise StoreUnavailable(f"the table at {uri} cannot be read: {_plain(error)}") from error
 
 
 @contextmanager
@@ -27,6 +33,11 @@ def writing(uri: str) -> Iterator[None]:
     try:
         yield
     except CommitFailedError as error:
-        raise OutcomeUnknown(f"a commit to {uri} was not confirmed: {error}") from error
+        raise OutcomeUnknown(f"a commit to {uri} was not confirmed: {_plain(error)}") from error
     except (DeltaError, OSError) as error:
-        raise OutcomeUnknown(f"a commit to {uri} broke off: {error}") from error
+        raise OutcomeUnknown(f"a commit to {uri} broke off: {_plain(error)}") from error
+
+
+def _plain(error: Exception) -> str:
+    """The error as one line of text."""
+    return _DRAWN.sub(lambda found: "" if found[0][0] == "\x1b" else " ", str(error))[:_LONGEST]

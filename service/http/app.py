@@ -32,6 +32,7 @@ from service.http.live import live_routes
 from service.http.node import NodeApi
 from service.http.pages import page_routes
 from service.http.targets import PREFIX, canonical
+from service.metered import metered_append
 from service.query.engine import QueryEngine
 from service.query.route import router as query_routes
 
@@ -84,12 +85,13 @@ def build_app(node: NodeApi, door: Door) -> Application:
 
     # Asked late: a node that finds its folder copied starts again behind the same door.
     append = AppendRoutes(
-        lambda batch: node.append(batch),
+        metered_append(lambda batch: node.append(batch), door.clock, door.counters),
         lambda batch: node.submit(batch),
         lambda key: node.close_run(key),
         limits=door.limits,
         counters=door.counters,
         fresh_id=fresh_id,
+        now=door.clock.monotonic,
     )
     return Application(append, _framework(node, door, fresh_id))
 

@@ -36,3 +36,8 @@ def encode_text(text: str) -> tuple[bytes, int]:
         # UTF-16 joins the halves of a pair; what stays alone is replaced on the way back.
         fixed = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
         return fixed.encode(), fixed.count(_REPLACEMENT) - text.count(_REPLACEMENT)
+
+
+def shown(text: bytes) -> str:
+    """A run's text as a string, also one that OpenMetadata wrote and nobody has checked."""
+    return text.decode("utf-8", "replace")

@@ -60,6 +60,10 @@ class Pending:
         """The most failures in a row of any run."""
         return max([run.failures for run in self._runs.values()], default=0)
 
+    def oldest_seconds(self, now: float) -> float:
+        """For how long the run that waits longest has waited; 0 if none does."""
+        return max([now - run.since for run in self._runs.values()], default=0.0)
+
     def waiting(self) -> list[RunKey]:
         """The runs that wait."""
         return list(self._runs)

@@ -75,6 +75,7 @@ class Text(TextReader, Listing):
     ) -> None:
         self._store = store
         self._limits = limits
+        self.alert_after_failures = limits.alert_after_failures
         self._manifests = Manifests(store, clock, entropy)
         self._chunks = Chunks(store, limits.prefix, cache_bytes=limits.cache_bytes)
         self.deletions = Deletions(store)
@@ -236,7 +237,7 @@ class Text(TextReader, Listing):
         """What worries it, as sentences."""
         found = []
         worst = self.flusher.pending.worst
-        if worst >= self._limits.alert_after_failures:
+        if worst >= self.alert_after_failures:
             found.append(
                 f"{self.flusher.pending.failing} runs cannot be flushed, one for {worst} times: "
                 f"{self.flusher.last_error}"

@@ -8,7 +8,6 @@ clients were told. `sweeping_life` comes two days later, `check_end` looks at th
 from __future__ import annotations
 
 import asyncio
-from copy import deepcopy
 from random import Random
 
 import pytest
@@ -17,9 +16,10 @@ from logstore.batch import RunKey
 from logstore.errors import RunDeleted
 from service.incoming import Durability
 from service.node import Node
+from tests.backing import copy_of, open_store
 from tests.powercut import PowerCutFileSystem
 from tests.service.client_model import Clients, downloaded, exists, paged
-from tests.service.simulated_node import START_MS, Life, open_store
+from tests.service.simulated_node import START_MS, Life
 from tests.service.store_checks import (
     check_chunks,
     check_leftovers,
@@ -164,7 +164,7 @@ def end_well(fs: PowerCutFileSystem, clients: Clients, seed: int, *, forks: bool
     """Checks the store, then tells the last lives and checks again."""
 
     async def go(clock: VirtualClock) -> None:
-        await check_store(deepcopy(fs), clock, clients)
+        await check_store(copy_of(fs), clock, clients)
         await last_life(Life(fs, clock, seed=seed + 1000), clients, forks=forks)
 
     async def sweep(clock: VirtualClock) -> None:

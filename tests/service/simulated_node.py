@@ -1,4 +1,4 @@
-"""A whole node on a simulated disk: journal, folder and local store, in leaping time.
+"""A whole node on a simulated disk: journal, folder and store, in leaping time.
 
 A `Life` is one process: a node from its start to its stop, or to the end of the power.
 Limits are so small that a story of seconds cuts, uploads, flushes, folds and publishes.
@@ -10,8 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from logstore.entropy import Entropy
-from logstore.objects.local import LocalStore, inline
 from logstore.objects.store import ObjectStore
 from service.journal.limits import JournalLimits
 from service.node import Node
@@ -23,12 +21,12 @@ from service.text.flusher import FlushLimits
 from service.text.fold import FoldLimits
 from service.text.sweeper import SweepLimits
 from service.text.text import TextLimits
+from tests.backing import open_store
 from tests.powercut import EPOCH_NS, DirectSyncer, PowerCutFileSystem
 from tests.virtual_time import VirtualClock
 
 START_MS = EPOCH_NS // 1_000_000
 DATA = "/data"
-STORE = "/store"
 
 LIMITS = NodeLimits(
     journal=JournalLimits(file_bytes=1500, max_bytes=1 << 20, min_free_bytes=0),
@@ -79,8 +77,3 @@ class Life:
             limits=self.limits,
             table_mark=self.table_mark,
         )
-
-
-def open_store(fs: PowerCutFileSystem, clock: VirtualClock, dice: Entropy) -> LocalStore:
-    """The store that all lives share."""
-    return LocalStore(STORE, fs, clock, dice, run=inline)

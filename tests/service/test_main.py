@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from logstore.errors import FolderLocked, Unavailable
 from service.main import run
-from service.metrics import METRICS
+from service.metrics.scrape import METRICS
 from service.settings import Settings
 
 pytestmark = pytest.mark.anyio
@@ -176,7 +176,7 @@ async def test_every_metric_is_exported_and_the_doors_metrics_move(tmp_path: Pat
         after = await scrape(client)
     names = {declared.name: sample_of(declared.name, declared.kind) for declared in METRICS}
     for name, sample in names.items():
-        labelled = next(d for d in METRICS if d.name == name).label
+        labelled = next(d for d in METRICS if d.name == name).labels
         assert sample in after or labelled, f"{name} is not exported"
     assert during["tailrace_stream_readers"] == 1
     moved = {sample for sample in after if after[sample] > before.get(sample, 0)}

@@ -18,11 +18,12 @@ from logstore.batch import RunKey
 from logstore.objects.store import ObjectStore
 from logstore.runs.textmark import raise_text_mark, read_text_mark
 from service.node import Node
+from tests.backing import open_store
 from tests.powercut import PowerCutFileSystem
 from tests.seeds import seeds
 from tests.service.client_model import Clients
 from tests.service.node_story import check_end, check_reads, sweeping_life
-from tests.service.simulated_node import DATA, START_MS, Life, open_store
+from tests.service.simulated_node import DATA, START_MS, Life
 from tests.service.store_checks import check_shipped, view_of
 from tests.virtual_time import VirtualClock, simulate
 

@@ -10,11 +10,11 @@ from random import Random
 import pytest
 
 from logstore import keys
-from logstore.objects.local import LocalStore, inline
 from logstore.segments.reader import verify_segment
 from service.journal.state import Cut
 from service.offload import in_place
 from service.segments import Forked, SegmentLimits, SegmentShipper
+from tests.backing import open_store
 from tests.faulty_store import Fault, FaultyStore, Schedule
 from tests.powercut import PowerCutFileSystem
 from tests.service.journal.rig import NODE, Rig, put
@@ -37,13 +37,13 @@ class Ship:
     files: PowerCutFileSystem = field(default_factory=PowerCutFileSystem)
     confirmed: list[Cut] = field(default_factory=list)
     consumed: int = 0
+    hangs: bool = False
     rig: Rig = field(default_factory=Rig)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.store = FaultyStore(
-            LocalStore("/store", self.files, self.clock, Random(1), run=inline), self.schedule
-        )
+        inner = open_store(self.files, self.clock, Random(1))
+        self.store = FaultyStore(inner, self.schedule)
         self.journal = self.rig.open()
         self.shipper = SegmentShipper(
             self.journal,
@@ -57,6 +57,8 @@ class Ship:
 
     async def _consumed(self, node: str) -> int:
         assert node == NODE
+        if self.hangs:
+            await asyncio.Event().wait()
         return self.consumed
 
     def run(self) -> None:
@@ -243,5 +245,51 @@ def test_lineage_is_looked_at_again_after_a_long_rest() -> None:
         await clock.sleep(3600.0)
         await ship.add()
         assert isinstance(await _ended_by(ship), Forked)
+
+    sail(story)
+
+
+def test_what_is_unshipped_is_counted_in_bytes_and_seconds_until_it_is_confirmed() -> None:
+    async def story(clock: VirtualClock) -> None:
+        outage = dict.fromkeys(range(1, 30), Fault.UNAVAILABLE)
+        ship = Ship(clock, Schedule(outage, applies=is_put))
+        unshipped = ship.shipper.unshipped
+        assert (unshipped.bytes, unshipped.seconds) == (0, 0)
+        ship.run()
+        await ship.add(b"12345\n")
+        await clock.sleep(60)
+        await ship.add(b"123\n")
+        await clock.sleep(30)
+        assert unshipped.bytes == 10
+        assert 85 < unshipped.seconds <= 90
+        again = SegmentShipper(
+            ship.journal,
+            ship.store,
+            clock,
+            ship.limits,
+            offload=in_place,
+            consumed_seq=ship._consumed,
+            on_confirmed=ship.confirmed.append,
+        )
+        assert again.unshipped.bytes == 10  # as after a start: from the journal's rows
+        await clock.sleep(300)
+        assert (unshipped.bytes, unshipped.seconds) == (0, 0)
+
+    sail(story)
+
+
+def test_a_shipper_that_hangs_in_one_call_shows_by_its_age_and_one_without_work_does_not() -> None:
+    async def story(clock: VirtualClock) -> None:
+        ship = Ship(clock)
+        ship.run()
+        await clock.sleep(1000)
+        assert ship.shipper.shipping.age_seconds == 0
+        assert ship.shipper.cutting.age_seconds <= 10
+        ship.hangs = True
+        await ship.add()
+        await clock.sleep(1000)
+        assert ship.shipper.shipping.age_seconds > 980
+        assert ship.shipper.shipping.success_age_seconds == 2000
+        assert ship.shipper.failures == 0
 
     sail(story)

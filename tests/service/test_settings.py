@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from logstore.errors import InvalidInput
+from logstore.objects.s3_settings import S3Settings
 from logstore.settings import read_file
 from service.settings import Settings, load_settings
 
@@ -103,7 +104,16 @@ def test_an_unknown_variable_is_refused_but_not_those_of_kubernetes(
         ("flush: {segment_seconds: -1}", "greater than 0"),
         ("flush: {segment_seconds: .inf}", "finite"),
         ("journal: {max_bytes: 64MiB}", "at least two files"),
-        ("store: s3://bucket", "object storage is not supported"),
+        ("store: gs://bucket", "s3://bucket/prefix"),
+        ("store: s3://bucket/a//b", "between its slashes"),
+        ("store: s3://bucket/50%", "a table cannot live there: choose a prefix"),
+        ("s3: {access_key_id: a}", "go together"),
+        ("s3: {session_token: a}", "needs s3.access_key_id"),
+        ("s3: {profile: a, access_key_id: a, secret_access_key: b}", "not both"),
+        ("s3: {role_external_id: a}", "need s3.role_arn"),
+        ("s3: {kms_key_id: a}", "needs s3.encryption aws:kms"),
+        ("s3: {storage_class: GLACIER}", "cannot be read back"),
+        ("s3: {endpoint_url: somewhere}", "s3.endpoint_url"),
         ("server: {host: 0.0.0.0}", "no authentication"),
         ("runs: {prefix: ../up}", "runs.prefix"),
         ("logStorage: {type: s3}", "logStorage.type"),
@@ -118,6 +128,41 @@ def test_a_value_that_cannot_be_is_refused_by_name(
 ) -> None:
     with pytest.raises(InvalidInput, match=message):
         load_settings(config=_file(empty_folder, text))
+
+
+def test_a_store_is_a_folder_or_a_place_on_s3(empty_folder: Path) -> None:
+    assert Settings(store="here").store_place == str(empty_folder / "here")
+    assert Settings(store="here").bucket is None
+    for address in ("s3://bucket/a/b", "s3a://bucket//a/b/"):
+        settings = Settings(store=address)
+        assert settings.bucket == ("bucket", "a/b")
+        assert settings.store_place == "s3://bucket/a/b"
+    assert Settings(store="s3://bucket").store_place == "s3://bucket"
+
+
+def test_the_class_of_large_objects_depends_on_the_server() -> None:
+    assert S3Settings().large_class == "STANDARD_IA"
+    assert S3Settings(endpoint_url="http://localhost:9000").large_class == "STANDARD"
+    assert S3Settings(storage_class="ONEZONE_IA").large_class == "ONEZONE_IA"
+
+
+def test_secrets_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TAILRACE_S3__ACCESS_KEY_ID", "somebody")
+    monkeypatch.setenv("TAILRACE_S3__SECRET_ACCESS_KEY", "s3cret")
+    settings, _ = load_settings()
+    assert settings.s3.secret_access_key.get_secret_value() == "s3cret"
+    assert "s3cret" not in repr(settings) + str(settings.model_dump())
+    monkeypatch.setenv("TAILRACE_S3__PROFILE", "prod")  # together they are refused
+    with pytest.raises(InvalidInput, match="not both") as caught:
+        load_settings()
+    assert "s3cret" not in str(caught.value)
+
+
+def test_a_secret_of_the_wrong_type_is_not_told(empty_folder: Path) -> None:
+    config = _file(empty_folder, "s3: {access_key_id: somebody, secret_access_key: 12345}")
+    with pytest.raises(InvalidInput, match=r"s3\.secret_access_key") as caught:
+        load_settings(config=config)
+    assert "12345" not in str(caught.value)
 
 
 def test_a_named_file_must_exist() -> None:

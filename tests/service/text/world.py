@@ -1,4 +1,4 @@
-"""A node without a journal: a list of batches, a real local store, and the parts over it."""
+"""A node without a journal: a list of batches, a real store, and the parts over it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Self
 from logstore import keys
 from logstore import ulid as ulids
 from logstore.batch import RunKey
-from logstore.objects.local import LocalStore, inline
 from logstore.objects.store import ObjectStore
 from logstore.position import Position
 from logstore.segments.carry import Carry
 from logstore.segments.writer import encode_segment
 from service.offload import in_place
 from service.text.text import Text, TextLimits
+from tests.backing import open_store
 from tests.batches import MemoryBatches, make_batches
 from tests.powercut import PowerCutFileSystem
 
@@ -118,8 +118,9 @@ class World:
         self.journal = journal or FakeJournal()
         self.parents = parents
         if store is None:
-            files = PowerCutFileSystem()
-            store = LocalStore("/store", files, self.clock, self.random, run=inline)
+            # Kept for as long as the world is: a store on a server belongs to its disk.
+            self.files = PowerCutFileSystem()
+            store = open_store(self.files, self.clock, self.random)
         self.disk_store = store
         self.store = store
         self.limits = limits or TextLimits()

@@ -1,0 +1,49 @@
+"""Where the table is and how delta-rs reaches it there, from the settings of the store.
+
+On S3 a commit is a put of the next version's log entry under `If-None-Match: *`
+(`aws_conditional_put` = `etag`), which S3 and MinIO honour: several drivers are safe with no
+lock service. delta-rs writes the log only. Data files come from Spark and the object store,
+so the storage class of large objects is no business of it, and its objects are STANDARD.
+"""
+
+from __future__ import annotations
+
+import os
+
+from logstore import keys
+from logstore.objects.credentials import KeySource, key_source, region_of
+from logstore.objects.s3_settings import S3Settings
+from logstore.objects.settings import StoreSettings
+from logstore.table.table import Table
+
+
+def open_table(settings: StoreSettings) -> Table:
+    """The table of the store that the settings name; nothing is read or made yet."""
+    bucket = settings.bucket
+    if bucket is None:
+        return Table(os.path.join(settings.store_folder, keys.TABLE))
+    source = key_source(settings.s3)
+    return Table(f"{bucket.uri}/{keys.TABLE}", lambda: storage_options(settings.s3, source))
+
+
+def storage_options(settings: S3Settings, source: KeySource) -> dict[str, str]:
+    """delta-rs's options, with the keys of now. Raises `StoreUnavailable` without keys."""
+    found = source()
+    wanted = {
+        "aws_endpoint_url": settings.endpoint_url.rstrip("/"),
+        "aws_server_side_encryption": settings.encryption,
+        "aws_sse_kms_key_id": settings.kms_key_id,
+        "aws_allow_http": "true" if settings.endpoint_url.startswith("http://") else "",
+    }
+    return {name: value for name, value in wanted.items() if value} | {
+        "aws_access_key_id": found.access_key_id,
+        "aws_secret_access_key": found.secret_access_key,
+        # Said even when it is empty: delta-rs would take the environment's for it.
+        "aws_session_token": found.session_token,
+        "aws_region": region_of(settings),
+        "aws_conditional_put": "etag",
+        "aws_virtual_hosted_style_request": str(not settings.path_style).lower(),
+        "connect_timeout": f"{settings.connect_timeout_seconds:g}s",
+        "timeout": f"{settings.read_timeout_seconds:g}s",
+        "max_retries": str(settings.attempts - 1),
+    }

@@ -1,0 +1,1 @@
+"""What `/metrics` shows: declarations by subject, and the scrape that reads them."""

@@ -1,0 +1,65 @@
+"""How a metric is declared: name, kind, help, labels, and where its value is read.
+
+The hot path adds to plain integers on its own objects; `read` looks at them when somebody
+scrapes, so a metric costs nothing in between. Counters are declared without the `_total`
+that the text format adds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+
+from service.counters import Distribution, HttpCounters, StoreCounters, SyncCounters
+
+if TYPE_CHECKING:
+    from service.node import Node
+    from service.query.engine import QueryEngine
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """The objects whose numbers are shown."""
+
+    node: Node
+    query: QueryEngine
+    http: HttpCounters = field(default_factory=HttpCounters)
+    store: StoreCounters = field(default_factory=StoreCounters)
+    fsync: SyncCounters = field(default_factory=SyncCounters)
+
+    @property
+    def now(self) -> float:
+        """Monotonic seconds of the node's clock."""
+        return self.node.seams.clock.monotonic()
+
+
+Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
+Value: TypeAlias = float | Distribution
+Reading: TypeAlias = Value | Mapping[str, Value] | Mapping[tuple[str, str], Value]
+Read: TypeAlias = Callable[[Sources], Reading]
+
+
+class Declared(NamedTuple):
+    """One metric. `read` gives a value, or values by the values of its `labels`."""
+
+    name: str
+    kind: Kind
+    help: str
+    read: Read
+    labels: tuple[str, ...] = ()
+
+
+def counter(name: str, text: str, read: Read, *labels: str) -> Declared:
+    """A counter of this service."""
+    return Declared(f"tailrace_{name}", "counter", text, read, labels)
+
+
+def gauge(name: str, text: str, read: Read, *labels: str) -> Declared:
+    """A gauge of this service."""
+    return Declared(f"tailrace_{name}", "gauge", text, read, labels)
+
+
+def histogram(name: str, text: str, read: Read, *labels: str) -> Declared:
+    """A histogram of this service."""
+    return Declared(f"tailrace_{name}", "histogram", text, read, labels)

@@ -1,0 +1,45 @@
+"""What goes through the doors: appends, live streams, searches."""
+
+from __future__ import annotations
+
+from service.metrics.declared import Declared, counter, gauge, histogram
+
+DOORS: tuple[Declared, ...] = (
+    counter("append_requests", "Append requests.", lambda s: s.http.append_requests),
+    counter(
+        "append_refused",
+        "Appends and closes answered with an error.",
+        lambda s: s.http.append_refused,
+    ),
+    histogram(
+        "append_seconds",
+        "From a decoded batch to its acknowledgement.",
+        lambda s: s.http.append_seconds,
+    ),
+    histogram("batch_lines", "Records per acknowledged batch.", lambda s: s.http.batch_lines),
+    counter("close_requests", "Close requests.", lambda s: s.http.close_requests),
+    counter("body_bytes", "Bytes of append bodies as they were sent.", lambda s: s.http.body_bytes),
+    counter(
+        "replaced_characters",
+        "Characters that were not UTF-8 and became U+FFFD.",
+        lambda s: s.http.replaced,
+    ),
+    counter(
+        "disconnects",
+        "Clients that left before their body was complete.",
+        lambda s: s.http.disconnects,
+    ),
+    gauge("stream_readers", "Live streams that are open.", lambda s: s.http.readers),
+    counter("stream_events", "Frames sent to live streams.", lambda s: s.http.stream_events),
+    counter("stream_bytes", "Bytes sent to live streams.", lambda s: s.http.stream_bytes),
+    gauge("queries_running", "Searches at work.", lambda s: s.query.running),
+    gauge("queries_waiting", "Searches in the queue.", lambda s: s.query.waiting),
+    counter(
+        "queries_refused", "Searches refused because the queue was full.", lambda s: s.query.refused
+    ),
+    counter(
+        "queries_stopped",
+        "Searches stopped by a limit or by their client.",
+        lambda s: s.query.stopped,
+    ),
+)

@@ -1,0 +1,105 @@
+"""The node: what it took, its journal and disk, its segments, and whether its loops turn."""
+
+from __future__ import annotations
+
+from service.heartbeat import Heartbeat
+from service.metrics.declared import Declared, Sources, counter, gauge, histogram
+
+
+def loops(sources: Sources) -> dict[str, Heartbeat]:
+    """The heartbeat of every loop that must not stand still."""
+    shipper, text = sources.node.shipper, sources.node.text
+    return {
+        "cut": shipper.cutting,
+        "ship": shipper.shipping,
+        "flush": text.flusher.heartbeat,
+        "sweep": text.sweeper.heartbeat,
+    }
+
+
+NODE: tuple[Declared, ...] = (
+    gauge("ready", "1 if batches are taken.", lambda s: s.node.ready),
+    counter("batches", "Batches stored.", lambda s: s.node.appender.batches),
+    counter("lines", "Records stored.", lambda s: s.node.appender.lines),
+    counter(
+        "text_bytes", "Bytes of text taken into the journal.", lambda s: s.node.journal.taken_bytes
+    ),
+    counter("duplicates", "Batches that were known already.", lambda s: s.node.appender.duplicates),
+    counter(
+        "batches_slowed",
+        "Batches that waited because the store takes less than comes.",
+        lambda s: s.node.appender.slowed,
+    ),
+    counter(
+        "echoes_ignored",
+        "Cookies with a ULID too far ahead.",
+        lambda s: s.node.appender.echoes_ignored,
+    ),
+    counter("forks", "Times that the folder was found to be a copy.", lambda s: s.node.forks),
+    gauge("journal_bytes", "Bytes of all journal files.", lambda s: s.node.journal.bytes),
+    gauge("journal_files", "Journal files.", lambda s: len(s.node.journal.files)),
+    gauge(
+        "journal_fullness",
+        "Share of `journal.max_bytes` that is used; at 1 no batch is taken.",
+        lambda s: s.node.journal.fullness,
+    ),
+    gauge(
+        "damaged_entries",
+        "Damaged places found in the journal at the last start.",
+        lambda s: len(s.node.damage),
+    ),
+    counter("journal_syncs", "Group syncs of the journal.", lambda s: s.node.journal.syncs),
+    histogram("fsync_seconds", "Time of one sync of the journal.", lambda s: s.fsync.seconds),
+    gauge(
+        "fsync_waiting_seconds",
+        "Time that the sync under way has taken so far; 0 if there is none.",
+        lambda s: s.fsync.waiting_seconds(s.now),
+    ),
+    gauge(
+        "pending_lines",
+        "Lines that are in no confirmed segment.",
+        lambda s: s.node.journal.next_pos - s.node.journal.state.confirmed.end,
+    ),
+    gauge(
+        "segment_lag_bytes",
+        "Bytes of text that are in no confirmed segment.",
+        lambda s: s.node.shipper.unshipped.bytes,
+    ),
+    gauge(
+        "segment_lag_seconds",
+        "For how long the oldest line that is in no confirmed segment has waited.",
+        lambda s: s.node.shipper.unshipped.seconds,
+    ),
+    counter(
+        "segments_cut",
+        "Segments cut, in the life of this incarnation.",
+        lambda s: s.node.journal.state.last_cut().seq,
+    ),
+    counter(
+        "segments_confirmed",
+        "Segments that are in the store, in the life of this incarnation.",
+        lambda s: s.node.journal.state.confirmed.seq,
+    ),
+    counter(
+        "segment_failures",
+        "Uploads of segments that failed and are tried again.",
+        lambda s: s.node.shipper.failures,
+    ),
+    gauge(
+        "segment_consecutive_failures",
+        "Uploads of segments that failed since the last that did not.",
+        lambda s: s.node.shipper.consecutive_failures,
+    ),
+    gauge(
+        "heartbeat_age_seconds",
+        "Since the loop last turned; 0 while it waits for work.",
+        lambda s: {name: heart.age_seconds for name, heart in loops(s).items()},
+        "loop",
+    ),
+    gauge(
+        "success_age_seconds",
+        "Since the loop last did what it is for, or since the start.",
+        lambda s: {name: heart.success_age_seconds for name, heart in loops(s).items()},
+        "loop",
+    ),
+)

@@ -1,0 +1,152 @@
+"""OpenMetadata's metric names, for boards and rules that are there already.
+
+Its design (`om_streamable_logs_*`) and its code (`om_s3_*` and the rest) spell some
+differently: both are exported, and each says what it counts here. What its client counts,
+and what its design calls legacy, is not: a number that never moves lies on a board.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from service.counters import READS, WRITES
+from service.metrics.declared import Declared, Kind, Read, Sources
+from service.metrics.texts import lag_bytes
+
+
+def _failures_in_a_row(sources: Sources) -> int:
+    node = sources.node
+    return max(node.text.flusher.pending.worst, node.shipper.consecutive_failures)
+
+
+def _spelled(
+    kind: Kind, text: str, read: Read, *names: str, label: str = "", value: str = ""
+) -> Iterator[Declared]:
+    """One metric under all its names, with one fixed label if upstream has one."""
+    labels = (label,) if label else ()
+    for name in names:
+        yield Declared(name, kind, text, _labelled(read, value) if label else read, labels)
+
+
+def _labelled(read: Read, value: str) -> Read:
+    def labelled(sources: Sources) -> dict[str, float]:
+        reading = read(sources)
+        assert isinstance(reading, int | float)
+        return {value: reading}
+
+    return labelled
+
+
+OPENMETADATA: tuple[Declared, ...] = (
+    *_spelled(
+        "counter",
+        "Batches acknowledged, also those known already.",
+        lambda s: s.http.stored,
+        "om_streamable_logs_sent",
+        "om_streamable_logs_logs_sent",
+    ),
+    *_spelled(
+        "counter",
+        "Batches that could be decoded and were not stored.",
+        lambda s: s.http.not_stored,
+        "om_streamable_logs_failed",
+        "om_streamable_logs_logs_failed",
+    ),
+    *_spelled(
+        "histogram",
+        "From a decoded batch to its acknowledgement.",
+        lambda s: s.http.append_seconds,
+        "om_streamable_logs_latency_seconds",
+        "om_streamable_logs_log_shipment_seconds",
+    ),
+    *_spelled(
+        "histogram",
+        "Records per acknowledged batch.",
+        lambda s: s.http.batch_lines,
+        "om_streamable_logs_batch_size",
+    ),
+    *_spelled(
+        "counter",
+        "Puts and composes of the object store that were done.",
+        lambda s: s.store.done(*WRITES),
+        "om_s3_writes",
+        "om_streamable_logs_s3_writes",
+        label="operation",
+        value="log_write",
+    ),
+    *_spelled(
+        "counter",
+        "Gets and streams of the object store that were done.",
+        lambda s: s.store.done(*READS),
+        "om_s3_reads",
+        "om_streamable_logs_s3_reads",
+        label="operation",
+        value="log_read",
+    ),
+    *_spelled(
+        "counter",
+        "Calls of the object store that failed or whose outcome is unknown.",
+        lambda s: s.store.errors,
+        "om_s3_errors",
+        "om_streamable_logs_s3_errors",
+    ),
+    *_spelled(
+        "histogram",
+        "Time of calls of the object store, of all operations.",
+        lambda s: s.store.all_seconds(),
+        "om_s3_operation_duration_seconds",
+        "om_streamable_logs_s3_operation_duration_seconds",
+    ),
+    *_spelled(
+        "gauge",
+        "Bytes per second handed to the object store, mean of the last minute.",
+        lambda s: s.store.write_throughput.per_second(s.now),
+        "om_s3_write_throughput_bytes",
+    ),
+    *_spelled(
+        "gauge",
+        "Composes under way, which S3 does as multipart uploads.",
+        lambda s: s.store.running.get("compose", 0),
+        "om_s3_multipart_uploads_active",
+    ),
+    *_spelled(
+        "gauge",
+        "Bytes of text that are not yet in their runs' chunks, of all runs (on disk, not in "
+        "memory as upstream).",
+        lag_bytes,
+        "om_streamable_logs_pending_flush_bytes",
+    ),
+    *_spelled(
+        "gauge",
+        "Flushes that failed in a row, of the run with the most, or uploads of segments.",
+        _failures_in_a_row,
+        "om_streamable_logs_consecutive_flush_failures",
+    ),
+)
+
+_BREAKER = "Of the client: its circuit breaker. This service has none."
+_QUEUE = "Of the client: its queue. The service's is `tailrace_text_lag_lines`."
+_SESSION = "A run needs no session here: any node takes any batch of it."
+_INGESTION = "Counted by the client, which tells nobody but its own log."
+_PARTS = "Legacy in upstream's design; see `om_s3_multipart_uploads_active`."
+
+NOT_EXPORTED: dict[str, str] = {
+    "om_streamable_logs_compression_ratio": "Of the client. Compare `tailrace_body_bytes` with "
+    "`tailrace_text_bytes`.",
+    "om_streamable_logs_circuit_breaker_state": _BREAKER,
+    "om_streamable_logs_circuit_breaker_trips_total": _BREAKER,
+    "om_streamable_logs_circuit_breaker_recoveries_total": _BREAKER,
+    "om_streamable_logs_queue_size": _QUEUE,
+    "om_streamable_logs_queue_overflows_total": _QUEUE,
+    "om_streamable_logs_queue_utilization": _QUEUE,
+    "om_streamable_logs_sessions_created_total": _SESSION,
+    "om_streamable_logs_sessions_reused_total": _SESSION,
+    "om_streamable_logs_sessions_active": _SESSION,
+    "om_ingestion_logs_queued_total": _INGESTION,
+    "om_ingestion_logs_dropped_total": _INGESTION,
+    "om_ingestion_fallback_active_total": _INGESTION,
+    "om_s3_pending_part_uploads": _PARTS,
+    "om_streamable_logs_pending_part_uploads": _PARTS,
+    "om_streamable_logs_multipart_uploads": _PARTS,
+}
+"""OpenMetadata's names that this service does not export, and why."""

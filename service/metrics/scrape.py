@@ -1,0 +1,70 @@
+"""The scrape: all metrics of a node, read at the moment somebody asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from service.counters import Distribution
+from service.metrics.declared import Declared, Reading, Sources, Value
+from service.metrics.doors import DOORS
+from service.metrics.node import NODE
+from service.metrics.openmetadata import OPENMETADATA
+from service.metrics.store import STORE
+from service.metrics.texts import TEXTS
+
+METRICS: tuple[Declared, ...] = (*DOORS, *NODE, *TEXTS, *STORE, *OPENMETADATA)
+
+
+class NodeCollector(Collector):
+    """Reads all metrics of a node."""
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+
+    def collect(self) -> Iterator[Metric]:
+        for declared in METRICS:
+            yield family(declared, declared.read(self._sources))
+
+    def describe(self) -> list[Metric]:
+        return []  # spares reading a node that is not started yet
+
+
+def scraper(sources: Sources) -> Callable[[], bytes]:
+    """What `/metrics` answers with."""
+    registry = CollectorRegistry()
+    registry.register(NodeCollector(sources))
+    return lambda: generate_latest(registry)
+
+
+def family(declared: Declared, reading: Reading) -> Metric:
+    """The samples of one metric."""
+    name, text, labels = declared.name, declared.help, list(declared.labels)
+    if declared.kind == "histogram":
+        histogram = HistogramMetricFamily(name, text, labels=labels)
+        for of, value in _samples(reading):
+            assert isinstance(value, Distribution)
+            histogram.add_metric(of, value.buckets(), value.sum)
+        return histogram
+    numbers = CounterMetricFamily if declared.kind == "counter" else GaugeMetricFamily
+    made = numbers(name, text, labels=labels)
+    for of, value in _samples(reading):
+        assert not isinstance(value, Distribution)
+        made.add_metric(of, float(value))
+    return made
+
+
+def _samples(reading: Reading) -> Iterator[tuple[list[str], Value]]:
+    if not isinstance(reading, Mapping):
+        yield [], reading
+        return
+    for labels, value in reading.items():
+        yield [labels] if isinstance(labels, str) else list(labels), value

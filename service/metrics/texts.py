@@ -1,0 +1,113 @@
+"""The texts of runs: flushed, folded, published, closed, swept."""
+
+from __future__ import annotations
+
+from service.metrics.declared import Declared, Sources, counter, gauge
+
+
+def lag_bytes(sources: Sources) -> int:
+    """Text that is not yet in its run's chunks, in a segment or not."""
+    return sources.node.shipper.unshipped.bytes + sources.node.text.flusher.pending.bytes
+
+
+def lag_seconds(sources: Sources) -> float:
+    """The age of the oldest of it."""
+    waiting = sources.node.text.flusher.pending.oldest_seconds(sources.now)
+    return max(waiting, sources.node.shipper.unshipped.seconds)
+
+
+TEXTS: tuple[Declared, ...] = (
+    gauge(
+        "text_lag_lines",
+        "Synced lines that are not yet in their runs' chunks.",
+        lambda s: max(0, s.node.journal.synced_pos - s.node.text.flushed_pos),
+    ),
+    gauge("text_lag_bytes", "Bytes of text that are not yet in their runs' chunks.", lag_bytes),
+    gauge(
+        "text_lag_seconds",
+        "For how long the oldest line that is not yet in its run's chunks has waited.",
+        lag_seconds,
+    ),
+    gauge(
+        "runs_waiting",
+        "Runs with lines in segments that are not yet in their chunks.",
+        lambda s: len(s.node.text.flusher.pending),
+    ),
+    gauge(
+        "runs_failing",
+        "Runs whose last flush failed.",
+        lambda s: s.node.text.flusher.pending.failing,
+    ),
+    gauge(
+        "run_consecutive_failures",
+        "Flushes that failed in a row, of the run with the most.",
+        lambda s: s.node.text.flusher.pending.worst,
+    ),
+    gauge(
+        "flush_alert_after_failures",
+        "The setting `runs.pending_flush_alert_after_failures`, for alert rules.",
+        lambda s: s.node.text.alert_after_failures,
+    ),
+    counter(
+        "run_flushes",
+        "Flushes of a run's news into a chunk.",
+        lambda s: s.node.text.flusher.flushes,
+    ),
+    counter(
+        "run_flush_failures",
+        "Flushes that failed and are tried again.",
+        lambda s: s.node.text.flusher.failures,
+    ),
+    counter(
+        "chunks", "Chunks of run text written.", lambda s: s.node.text.run_flush.chunks_written
+    ),
+    counter(
+        "chunk_bytes",
+        "Bytes of run text written in chunks.",
+        lambda s: s.node.text.run_flush.bytes_written,
+    ),
+    counter(
+        "chunk_duplicates",
+        "Batches that a chunk left out because another copy was there.",
+        lambda s: s.node.text.run_flush.left_out,
+    ),
+    counter("folds", "Folds of chunks into larger ones.", lambda s: s.node.text.folder.folds),
+    counter("partials", "Partial texts published.", lambda s: s.node.text.partials.published),
+    gauge(
+        "unreadable_segments",
+        "Segments whose bytes are not what was written.",
+        lambda s: s.node.text.backlog.unreadable,
+    ),
+    counter("runs_closed", "Runs whose final text was made.", lambda s: s.node.text.closer.closes),
+    gauge(
+        "closes_waiting",
+        "Closes that are recorded and not finished.",
+        lambda s: s.node.text.closer.unfinished,
+    ),
+    counter(
+        "close_failures",
+        "Closes that failed and are tried again.",
+        lambda s: s.node.text.closer.failures,
+    ),
+    counter(
+        "runs_finalised",
+        "Runs closed because nobody did it in time.",
+        lambda s: s.node.text.sweeper.finalised,
+    ),
+    counter(
+        "runs_expired",
+        "Runs removed at the end of their retention.",
+        lambda s: s.node.text.sweeper.expired,
+    ),
+    counter("runs_deleted", "Deletions of runs.", lambda s: s.node.text.deleter.deleted),
+    counter(
+        "chunks_swept",
+        "Chunks removed that no manifest names any more.",
+        lambda s: s.node.text.sweeper.orphans,
+    ),
+    gauge(
+        "damaged_manifests",
+        "Runs that the last sweep could not read.",
+        lambda s: s.node.text.sweeper.damaged,
+    ),
+)
