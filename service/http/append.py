@@ -35,7 +35,7 @@ from service.http.body import (
     drain,
     read_rest,
 )
-from service.http.decode import KINDS, Decoded, decode, kind_of
+from service.http.decode import KINDS, Decoded, decode, kind_of, prefixed
 from service.http.ids import echoed, parse_batch_id, request_id, run_tag, session_cookie
 from service.http.limits import HttpLimits
 from service.http.problems import HttpError, problem
@@ -75,6 +75,7 @@ class AppendRoutes:
         self,
         append: Callable[[IncomingBatch], Awaitable[Receipt]],
         close: Callable[[RunKey], Awaitable[str]],
+        open_run: Callable[[RunKey, str], Awaitable[int]],
         *,
         limits: HttpLimits,
         counters: HttpCounters,
@@ -82,6 +83,8 @@ class AppendRoutes:
     ) -> None:
         self._append = append
         self._close = close
+        self._open_run = open_run
+        self._prefixes = limits.prefix_connector
         self._limits = limits
         self._counters = counters
         self._fresh_id = fresh_id
@@ -179,6 +182,8 @@ class AppendRoutes:
         batch_id = get(b"tailrace-batch")
         cookies = get(b"cookie")
         durability = _DURABILITIES.get(get(b"tailrace-durability")) or _durability(get)
+        if self._prefixes and decoded.text:
+            decoded = prefixed(decoded)
         batch = IncomingBatch(
             route.key,
             decoded.text,
@@ -191,7 +196,7 @@ class AppendRoutes:
             durability,
         )
         if not decoded.text:
-            await _reply_nothing(route, durability, send)
+            await self._take_nothing(route, decoded, durability, send)
             return
         receipt = await self._append(batch)
         self._counters.replaced += decoded.replaced
@@ -204,16 +209,29 @@ class AppendRoutes:
             receipt.durability.encode(),
             last,
         )
-        cookie = b"tailrace=%b.%b; Path=/; Max-Age=86400" % (last, route.tag)
         headers = [
             _JSON,
             (b"content-length", b"%d" % len(reply)),
             (b"tailrace-last", last),
             route.session,
-            (b"set-cookie", cookie),
+            _echo(last, route),
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": reply})
+
+    async def _take_nothing(
+        self, route: Route, decoded: Decoded, durability: str, send: Send
+    ) -> None:
+        """An append without lines: OpenMetadata's older clients open a run with one."""
+        reply = (
+            b'{"batch":null,"lines":0,"duplicate":false,"durability":"%b","last":null}'
+            % durability.encode()
+        )
+        headers = [_JSON, route.session]
+        if decoded.opens and decoded.connector is not None:
+            below = await self._open_run(route.key, decoded.connector)
+            headers.append(_echo(ulids.encode(below).encode(), route))
+        await _reply(send, 200, headers, reply)
 
     async def _patiently(self, receiving: Coroutine[Any, Any, Message], waits_for: Any) -> Message:
         seconds = self._limits.body_timeout_seconds
@@ -276,13 +294,9 @@ def _durability(get: Get) -> Durability:
     return durability
 
 
-async def _reply_nothing(route: Route, durability: str, send: Send) -> None:
-    """An append without lines: OpenMetadata's older clients open a run with one."""
-    reply = (
-        b'{"batch":null,"lines":0,"duplicate":false,"durability":"%b","last":null}'
-        % durability.encode()
-    )
-    await _reply(send, 200, [_JSON, route.session], reply)
+def _echo(last: bytes, route: Route) -> tuple[bytes, bytes]:
+    """The cookie by which a client says what the run's last reply to it was."""
+    return (b"set-cookie", b"tailrace=%b.%b; Path=/; Max-Age=86400" % (last, route.tag))
 
 
 async def _reply(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
