@@ -257,6 +257,8 @@ class MemoryNode:
             self.tail.publish(batch.key, batch.text, batch.records, batch.lines, last)
 
     async def open_run(self, key: RunKey, connector: str) -> int:
+        if not self.ready:
+            raise NodeNotReady("the node is stopping")
         self.opened.append((key, connector))
         return self._minter.mint()
 
