@@ -15,24 +15,12 @@ has the machine's.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from logstore.clock import Clock
+from logstore.objects.dates import DateSample
 
 SLOWEST_SECONDS = 2.0
 _NEVER_MS = 1 << 62
-
-
-@dataclass(frozen=True, slots=True)
-class DateSample:
-    """A `Date` (milliseconds since the epoch), and when its request was sent and answered.
-
-    `sent` and `arrived` are seconds of `Clock.monotonic`.
-    """
-
-    date_ms: int
-    sent: float
-    arrived: float
 
 
 class StoreTime:

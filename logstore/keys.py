@@ -30,6 +30,7 @@ LEASES = "coordination/leases/"
 
 _SEGMENT = re.compile(r"segments/([^/]+)/([0-9]{20})\.parquet")
 _MANIFEST = re.compile(r"runs/([^/]+)/([^/]+)\.json")
+_NOT_UPSTREAM = re.compile(r"[^a-zA-Z0-9_-]")
 
 
 def run_manifest(key: RunKey) -> str:
@@ -42,9 +43,14 @@ def manifests_of(fqn: str) -> str:
     return f"{RUNS}{encode(fqn)}/"
 
 
+def pipeline_texts(prefix: str, fqn: str) -> str:
+    """The prefix of the texts of a pipeline's runs."""
+    return f"{prefix}/{encode(fqn)}/"
+
+
 def run_texts(prefix: str, key: RunKey) -> str:
     """The prefix of all that readers of plain text see of a run."""
-    return f"{prefix}/{encode(key.fqn)}/{encode(key.run)}/"
+    return f"{pipeline_texts(prefix, key.fqn)}{encode(key.run)}/"
 
 
 def chunks_of(prefix: str, key: RunKey) -> str:
@@ -70,6 +76,16 @@ def partial(prefix: str, key: RunKey) -> str:
 def logs(prefix: str, key: RunKey) -> str:
     """The text of a closed run."""
     return f"{run_texts(prefix, key)}logs.txt"
+
+
+def upstream_pipeline(prefix: str, fqn: str) -> str:
+    """Where OpenMetadata itself keeps a pipeline's runs: a folder that several names share."""
+    return f"{prefix}/{_NOT_UPSTREAM.sub('_', fqn)}/"
+
+
+def upstream_texts(prefix: str, key: RunKey) -> str:
+    """Where OpenMetadata itself keeps the run's `partial.txt` and `logs.txt`."""
+    return f"{upstream_pipeline(prefix, key.fqn)}{encode(key.run)}/"
 
 
 def active(prefix: str, key: RunKey, node: str) -> str:

@@ -6,28 +6,12 @@ kept for the runs used last and forgotten for the others.
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
-from dataclasses import dataclass
 
 from logstore.batch import RunKey
+from service.known import KnownBatch
 
 _KNOWN_BATCHES = 512
-
-
-@dataclass(slots=True)
-class KnownBatch:
-    """A batch that came under a client's id; `end` is one past its last position."""
-
-    digest: int
-    records: int
-    end: int
-    done: asyncio.Future[None] | None = None
-
-    @property
-    def refused(self) -> bool:
-        """Whether the journal took it and then could not write it."""
-        return self.done is not None and self.done.done() and self.done.exception() is not None
 
 
 class ActiveRun:

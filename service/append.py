@@ -3,7 +3,8 @@
 The same batch sent twice is stored once. A batch without an id gets one that was never
 given out. One with a client's id is looked for among the run's recent batches; only if
 its id is not above all that is known of the run, also in the journal and in the run's
-chunks. What was acknowledged once is acknowledged again, never refused.
+chunks. What was acknowledged once is acknowledged again, never refused. OpenMetadata's
+first clients send again without an id: see `gen1`.
 
 When more comes than the store takes, the journal fills. Long before it is full every
 append waits a little, and the longer the fuller it is: clients then send as fast as the
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,13 +29,17 @@ from logstore.errors import (
     BatchFromTheFuture,
     BatchTooOld,
     InvalidInput,
+    JournalFull,
     RunDeleted,
     Unavailable,
 )
-from service.active import ActiveRun, ActiveRuns, KnownBatch
+from service.active import ActiveRun, ActiveRuns
+from service.gen1 import is_retry
 from service.incoming import IncomingBatch, Receipt, Submitted
+from service.journal.connectors import Connector, LastBatch
 from service.journal.journal import Journal
 from service.journal.meta import encode_meta
+from service.known import KnownBatch
 
 _DAY_MS = 86_400_000
 _SLOW_FROM = 0.6
@@ -100,6 +106,7 @@ class Appender:
             batch.ulid is not None
             or batch.durability == "bulk"
             or self._journal.fullness > _SLOW_FROM
+            or self._gen1(batch) is not None
         ):
             return None
         run = self.active.get(batch.key)
@@ -122,11 +129,14 @@ class Appender:
             await self._slow_down()
         run = self.active.get(batch.key)
         chosen = batch.ulid
+        checksum = digest(batch.text)
+        gen1 = self._gen1(batch)
         if chosen is None:
+            sent = None if gen1 is None else self._sent_before(batch, gen1.last, checksum)
+            if sent is not None:
+                return await self._again(batch, *sent)
             ulid = self._minter.mint(self._floor(batch, run))
-            checksum = digest(batch.text)
         else:
-            checksum = digest(batch.text)
             known = await self._known(batch, run, chosen, checksum)
             if known is not None:
                 return await self._again(batch, chosen, known)
@@ -135,17 +145,54 @@ class Appender:
         last = ulid + batch.records - 1
         if last > run.last:
             run.last = last
-        if chosen is not None:
-            run.remember(ulid, KnownBatch(checksum, batch.records, pos + batch.records, done))
+        if chosen is None and gen1 is None:
+            await done
+        else:
+            known = KnownBatch(checksum, batch.records, pos + batch.records, done)
+            if chosen is not None:
+                run.remember(ulid, known)
+            if gen1 is not None:
+                gen1.last = LastBatch(ulid, len(batch.text), self._now_ms(), known)
             # Shielded: a client that goes away must not cancel what its retry waits for.
             await asyncio.shield(done)
-        else:
-            await done
         if batch.durability == "bulk":
             await self._confirmed_through(pos + batch.records)
         self.batches += 1
         self.lines += batch.records
         return Receipt(ulid, batch.records, False, batch.durability, last)
+
+    async def open_run(self, key: RunKey, connector: str) -> int:
+        """Takes the empty call with which a gen-1 client begins a run.
+
+        Gives a ULID below those of all batches to come, for the client to echo: so the
+        retry of its first batch is known by it too. Raises `JournalFailed`, `NodeNotReady`.
+        """
+        # With a full journal the connector is not remembered: its retries are stored twice.
+        with suppress(JournalFull):
+            await self._journal.record_open(key, connector)
+        run = self.active.peek(key)
+        last = 0 if run is None else run.last
+        return self._minter.mint(max(last, self._horizon(key)))
+
+    def _gen1(self, batch: IncomingBatch) -> Connector | None:
+        """What is known of the sender, if it is one that sends again without an id."""
+        if batch.connector is None:
+            return None
+        # Looked up in the journal's state: its own memory outlives that of the run.
+        return self._journal.state.connectors.get(batch.key, batch.connector)
+
+    def _sent_before(
+        self, batch: IncomingBatch, last: LastBatch | None, checksum: int
+    ) -> tuple[int, KnownBatch] | None:
+        """The connector's last batch, if this one is its retry."""
+        if (
+            last is None
+            or not is_retry(last, batch, checksum, self._now_ms())
+            or last.known.refused
+            or last.ulid <= self._horizon(batch.key)
+        ):
+            return None
+        return last.ulid, last.known
 
     def _write(
         self, batch: IncomingBatch, ulid: int, checksum: int

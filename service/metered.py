@@ -119,6 +119,9 @@ class MeteredStore:
     async def delete(self, keys: Sequence[str]) -> None:
         await self._timed("delete", self._inner.delete(keys))
 
+    async def sweep(self, before_ms: int) -> int:
+        return await self._timed("sweep", self._inner.sweep(before_ms))
+
     def uri(self, key: str) -> str:
         return self._inner.uri(key)
 

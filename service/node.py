@@ -30,6 +30,7 @@ from service.journal.view import JournalPin
 from service.journal.writer import Appended
 from service.parts import NodeLimits, Seams
 from service.segments import Forked, SegmentShipper
+from service.status.opening import open_status
 from service.tail import Tail
 from service.text.text import Text
 
@@ -65,6 +66,7 @@ class Node:
         self._started = asyncio.Event()
         self._stopping = False
         self._waiting: str | None = None
+        self.status = open_status(self, seams, limits.status)
         self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self.damage: list[Found] = []
         self.torn: list[Found] = []
@@ -167,6 +169,7 @@ class Node:
             await self._start_text()
             group.create_task(self.shipper.ship_forever())
             group.create_task(self.text.run())
+            group.create_task(self.status.run())
             group.create_task(self._release_forever())
 
     async def _release_forever(self) -> None:
@@ -256,6 +259,12 @@ class Node:
             await self._until_ready()
         return await self.appender.append(batch)
 
+    async def open_run(self, key: RunKey, connector: str) -> int:
+        """See `Appender.open_run`; waits while the node starts. Raises `NodeNotReady`."""
+        if not self.ready:
+            await self._until_ready()
+        return await self.appender.open_run(key, connector)
+
     async def close_run(self, key: RunKey) -> str:
         """Finalises a run: `closed`, or `closing` if that takes longer. Raises `NodeNotReady`."""
         if not self.ready:
@@ -270,6 +279,7 @@ class Node:
         if not self.ready:
             await self._until_ready()
         await self.text.delete_run(key)
+        await self.status.remove(*key)
         self.tail.ended(key)
 
     async def delete_pipeline(self, fqn: str) -> list[str]:
@@ -277,6 +287,7 @@ class Node:
         if not self.ready:
             await self._until_ready()
         runs = await self.text.delete_pipeline(fqn)
+        await self.status.remove(fqn, None)
         for run in runs:
             self.tail.ended(RunKey(fqn, run))
         return runs

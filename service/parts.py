@@ -14,6 +14,7 @@ from service.append import AppendLimits
 from service.journal.limits import JournalLimits
 from service.offload import Offload, in_thread
 from service.segments import SegmentLimits
+from service.status.status import StatusLimits
 from service.tail import TailLimits
 from service.text.text import TextLimits
 
@@ -27,6 +28,7 @@ class NodeLimits:
     append: AppendLimits = field(default_factory=AppendLimits)
     text: TextLimits = field(default_factory=TextLimits)
     tail: TailLimits = field(default_factory=TailLimits)
+    status: StatusLimits = field(default_factory=StatusLimits)
     start_seconds: float = 10.0
     """How long a batch waits for a node that is starting again."""
     stop_seconds: float = 30.0

@@ -17,6 +17,7 @@ from pydantic_settings import SettingsConfigDict
 from logstore.errors import InvalidInput
 from logstore.objects.settings import CompactionSettings, StoreSettings
 from logstore.settings import PREFIX, Bytes, load, read_file
+from service.http.limits import REPORTED_VERSION
 from service.log_storage import translate
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -101,6 +102,10 @@ class Ingest(Section):
     )
     decode_threads: int = Field(
         default=2, ge=1, le=64, description="Bodies decoded at the same time"
+    )
+    prefix_connector: bool = Field(
+        default=False,
+        description="Begin the first line of a batch with `[connectorId] `, as OpenMetadata does",
     )
 
 
@@ -200,6 +205,22 @@ class Sse(Section):
     )
 
 
+class OpenMetadata(Section):
+    """What OpenMetadata's clients are told and how their reports are taken."""
+
+    version: str = Field(
+        default=REPORTED_VERSION,
+        pattern=r"^[0-9]+\.[0-9]+(\.[0-9]+)*$",
+        description="Version that `/api/v1/system/version` reports: that of the clients",
+    )
+    finish_grace_seconds: float = Field(
+        default=10,
+        ge=0,
+        description="Live streams of a run end so long after its terminal pipelineStatus, "
+        "or after the last line that comes behind it",
+    )
+
+
 class Query(Section):
     """Limits of a search."""
 
@@ -249,6 +270,7 @@ class Settings(StoreSettings):
     runs: Runs = Runs()
     pages: Pages = Pages()
     sse: Sse = Sse()
+    openmetadata: OpenMetadata = OpenMetadata()
     query: Query = Query()
     compaction: Compaction = Compaction()
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -114,6 +114,8 @@ class Channel:
         self._pending_last: tuple[str, Position] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._last_tick = float("-inf")
+        self._finish: asyncio.TimerHandle | None = None
+        self._finish_again: Callable[[], None] = self.resume
 
     def mark(self) -> int:
         """The number of the next tick: nothing published so far will be in it or later."""
@@ -147,10 +149,34 @@ class Channel:
         if self._timer is None:
             wait = self._last_tick + self._interval() - self._loop.time()
             self._timer = self._loop.call_later(max(0.0, wait), self._tick)
+        if self._finish is not None:
+            self._finish_again()
+
+    def finish(self, seconds: float, grace: float, end: Callable[[], None]) -> None:
+        """Calls `end` in `seconds`, or `grace` after the last line that comes before that."""
+        self.resume()
+        self._finish = self._loop.call_later(seconds, end)
+        self._finish_again = lambda: self.finish(grace, grace, end)
+
+    @property
+    def finishing(self) -> bool:
+        """Whether the end is set."""
+        return self._finish is not None
+
+    def resume(self) -> None:
+        """Takes `finish` back."""
+        if self._finish is not None:
+            self._finish.cancel()
+            self._finish = None
+
+    def wake_all(self) -> None:
+        """Makes readers look: something beside the lines has news."""
+        self._wake_all("news")
 
     def end(self, reason: EndReason) -> None:
         """No more will be published here; readers finish with what there is."""
         self._tick()
+        self.resume()
         self.ended = reason
         self._wake_all("news")
 
@@ -220,6 +246,7 @@ class Tail:
         self._everyone.discard(watcher)
         if not channel.watchers and self.watched.get(channel.key) is channel:
             channel.mark()  # leaves no timer behind
+            channel.resume()
             del self.watched[channel.key]
         if not self._everyone and self._heartbeat is not None:
             self._heartbeat.cancel()
@@ -242,6 +269,32 @@ class Tail:
         channel = self.watched.pop(key, None)
         if channel is not None:
             channel.end(reason)
+
+    def finish(self, key: RunKey, seconds: float, grace: float) -> None:
+        """The run's client says that it is over: its streams complete after the last lines.
+
+        That is in `seconds`, or `grace` seconds after a line that comes before.
+        """
+        channel = self.watched.get(key)
+        if channel is not None:
+            channel.finish(seconds, grace, lambda: self.ended(key))
+
+    def finishing(self, key: RunKey) -> bool:
+        """Whether `finish` was said and not taken back."""
+        channel = self.watched.get(key)
+        return channel is not None and channel.finishing
+
+    def resume(self, key: RunKey) -> None:
+        """The run goes on after all."""
+        channel = self.watched.get(key)
+        if channel is not None:
+            channel.resume()
+
+    def nudge(self, key: RunKey) -> None:
+        """Something beside its lines has changed."""
+        channel = self.watched.get(key)
+        if channel is not None:
+            channel.wake_all()
 
     def stop(self) -> None:
         """Ends all streams without `complete`, so that clients come back elsewhere or later."""

@@ -36,6 +36,8 @@ from service.query.segments import SegmentCatalog
 from service.query.view import Sources as QuerySources
 from service.segments import SegmentLimits
 from service.settings import Settings
+from service.status.endings import EndingLimits
+from service.status.status import StatusLimits
 from service.tail import TailLimits
 from service.text.closer import CloseLimits
 from service.text.flusher import FlushLimits
@@ -112,6 +114,7 @@ def make_app(
             entropy=machine.entropy,
             scrape=scraper(sources),
             query=engine,
+            reported_version=settings.openmetadata.version,
         ),
     )
 
@@ -142,7 +145,17 @@ def node_limits(settings: Settings) -> NodeLimits:
             gather_seconds=sse.coalesce_milliseconds / 1000,
             heartbeat_seconds=sse.heartbeat_seconds,
         ),
+        status=status_limits(settings),
         stop_seconds=settings.server.stop_seconds,
+    )
+
+
+def status_limits(settings: Settings) -> StatusLimits:
+    """What the settings say of what clients report."""
+    return StatusLimits(
+        endings=EndingLimits(grace_seconds=settings.openmetadata.finish_grace_seconds),
+        sweep_seconds=settings.runs.cleanup_interval_minutes * 60,
+        expiration_days=settings.runs.expiration_days or None,
     )
 
 
@@ -156,6 +169,7 @@ def http_limits(settings: Settings) -> HttpLimits:
         body_timeout_seconds=ingest.body_timeout_seconds,
         offload_bytes=ingest.offload_bytes,
         decode_threads=ingest.decode_threads,
+        prefix_connector=ingest.prefix_connector,
         page_lines=pages.default_lines,
         max_page_lines=pages.max_lines,
         max_stream_readers=settings.sse.max_readers,

@@ -1,6 +1,6 @@
 """What all tests share: the async backend, and honesty about what was left out.
 
-A test that needs something of the machine carries a marker of that thing (`spark`).
+A test that needs something of the machine carries a marker of that thing (`NEEDS`).
 Where the machine has it not, the test is left out and the end of the run says which
 and why. With `CI=true` nothing may be left out: the run fails instead.
 """
@@ -8,12 +8,20 @@ and why. With `CI=true` nothing may be left out: the run fails instead.
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterator
 
 import pytest
 
 from service.java import why_no_spark
+from tests.promtool import why_no_promtool
+from tests.servers import Bucket, Minio, running_minio, why_no_minio
 
+# Marker: what to call it, and what says why it is not here, or None.
+NEEDS: dict[str, tuple[str, Callable[[], str | None]]] = {
+    "spark": ("Spark", why_no_spark),
+    "promtool": ("promtool", why_no_promtool),
+    "minio": ("MinIO", why_no_minio),
+}
 _left_out: dict[str, list[str]] = {}
 
 
@@ -22,14 +30,28 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+@pytest.fixture(scope="session")
+def minio() -> Iterator[Minio]:
+    """One server for the run; tests that take it are marked `minio`."""
+    with running_minio() as server:
+        yield server
+
+
+@pytest.fixture
+def bucket(minio: Minio) -> Bucket:
+    """An empty bucket of its own for each test."""
+    return minio.bucket()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    reason = why_no_spark()
-    without = [item for item in items if reason and item.get_closest_marker("spark")]
-    if not without:
-        return
-    _left_out[f"no Spark here: {reason}"] = [item.nodeid for item in without]
-    items[:] = [item for item in items if item not in without]
-    config.hook.pytest_deselected(items=without)
+    for marker, (name, why_not) in NEEDS.items():
+        marked = [item for item in items if item.get_closest_marker(marker)]
+        reason = why_not() if marked else None
+        if reason is None:
+            continue
+        _left_out[f"no {name} here: {reason}"] = [item.nodeid for item in marked]
+        items[:] = [item for item in items if item not in marked]
+        config.hook.pytest_deselected(items=marked)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -134,6 +134,9 @@ class FaultyStore:
     async def delete(self, keys: Sequence[str]) -> None:
         await self._step("delete", " ".join(keys), lambda: self.inner.delete(keys))
 
+    async def sweep(self, before_ms: int) -> int:
+        return await self._step("sweep", "", lambda: self.inner.sweep(before_ms))
+
     def uri(self, key: str) -> str:
         return self.inner.uri(key)
 

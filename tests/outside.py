@@ -146,6 +146,9 @@ class OutsideStore:
     async def delete(self, keys: Sequence[str]) -> None:
         await self._outside.call(self._inner.delete(keys))
 
+    async def sweep(self, before_ms: int) -> int:
+        return await self._outside.call(self._inner.sweep(before_ms))
+
     def uri(self, key: str) -> str:
         return self._inner.uri(key)
 

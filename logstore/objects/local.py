@@ -111,6 +111,9 @@ class LocalStore:
     async def delete(self, keys: Sequence[str]) -> None:
         await self._run(partial(self._files.delete, keys))
 
+    async def sweep(self, before_ms: int) -> int:
+        return await self._run(partial(self._files.sweep, before_ms))
+
     def uri(self, key: str) -> str:
         return self._files.paths.object(key)
 

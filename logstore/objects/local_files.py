@@ -25,9 +25,10 @@ import xxhash
 
 from logstore.clock import Clock
 from logstore.entropy import Entropy
-from logstore.errors import InvalidInput, NotFound, OutcomeUnknown, PreconditionFailed
+from logstore.errors import NotFound, OutcomeUnknown, PreconditionFailed
 from logstore.filesystem import File, FileSystem, Stat
 from logstore.objects.keypath import KeyPaths
+from logstore.objects.metadata import check_metadata
 from logstore.objects.oserrors import translated, unknown_outcome
 from logstore.objects.ranges import PIECE_BYTES, OpenRange, check_range, length_of
 from logstore.objects.sidecar import Known, Sidecars
@@ -35,7 +36,6 @@ from logstore.objects.store import Body, ObjectInfo, Part
 from logstore.objects.walk import Walk
 
 STALE_TEMPORARY_MS = 24 * 3600 * 1000
-MAX_METADATA_BYTES = 2048  # S3's limit, kept here so that nobody relies on more
 
 _ATTEMPTS = 100
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
@@ -71,7 +71,7 @@ class LocalFiles:
             fs.make_folders(self.paths.locks)
             fs.make_folders(self.paths.meta)
             self._make_locks()
-            self._remove_stale_temporaries()
+            self._sweep(self._clock.now_ms() - STALE_TEMPORARY_MS)
 
     def put(
         self, key: str, body: Body, condition: Condition, metadata: Mapping[str, str]
@@ -169,6 +169,11 @@ class LocalFiles:
             sidecars = {os.path.dirname(self.paths.sidecar(key)) for key in keys}
             for folder in sorted(folders | sidecars, reverse=True):
                 self._remove_empty(folder)
+
+    def sweep(self, before_ms: int) -> int:
+        """As `ObjectStore.sweep`."""
+        with translated("sweep"):
+            return self._sweep(before_ms)
 
     # -- writing
 
@@ -301,14 +306,16 @@ class LocalFiles:
             if os.path.basename(path) not in found:
                 self._fs.open(path, "append").close()
 
-    def _remove_stale_temporaries(self) -> None:
-        oldest = self._clock.now_ms() - STALE_TEMPORARY_MS
+    def _sweep(self, before_ms: int) -> int:
+        swept = 0
         for name, _ in list(self._fs.scan(self.paths.temporaries)):
             path = f"{self.paths.temporaries}/{name}"
             found = self._fs.stat(path)
-            if found is not None and found.modified_ns // 1_000_000 < oldest:
+            if found is not None and found.modified_ns // 1_000_000 < before_ms:
                 with suppress(FileNotFoundError):
                     self._fs.unlink(path)
+                    swept += 1
+        return swept
 
     # -- reading
 
@@ -349,20 +356,6 @@ class LocalFiles:
                     self._sidecars.write(key, stat, known)
             finally:
                 lock.release()
-
-
-def check_metadata(metadata: Mapping[str, str]) -> None:
-    """Raises `InvalidInput` if it is not text or above 2 KB."""
-    try:
-        size = sum(len(name.encode()) + len(value.encode()) for name, value in metadata.items())
-    except UnicodeEncodeError as error:
-        raise InvalidInput("metadata is not text", field="metadata") from error
-    if size > MAX_METADATA_BYTES:
-        raise InvalidInput(
-            f"metadata has {size} bytes of {MAX_METADATA_BYTES}",
-            field="metadata",
-            hint="Put it into an object of its own.",
-        )
 
 
 def _check_match(info: ObjectInfo, if_match: str | None) -> None:

@@ -25,7 +25,11 @@ Body: TypeAlias = "bytes | bytearray | memoryview"
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """What a store knows of an object; `metadata` is empty in listings."""
+    """What a store knows of an object; `metadata` is empty in listings.
+
+    `modified_ms` may be of whole seconds. That of a write's result is the time of the answer,
+    and may differ by a second from what is read later.
+    """
 
     key: str
     size: int
@@ -112,6 +116,13 @@ class ObjectStore(Protocol):
 
     async def delete(self, keys: Sequence[str]) -> None:
         """Removes the objects; those that do not exist are no error. Raises `StoreUnavailable`."""
+        ...
+
+    async def sweep(self, before_ms: int) -> int:
+        """Removes what writes left behind that began before then and never ended; how many.
+
+        A write that still goes on fails. Raises `StoreUnavailable`.
+        """
         ...
 
     def uri(self, key: str) -> str:

@@ -23,12 +23,12 @@ class Walk:
     def keys(self, prefix: str, after: str) -> Iterator[str]:
         """Keys that begin with `prefix` and are above `after`."""
         base = prefix[: prefix.rfind("/") + 1]
-        if _is_clean(base):
+        if is_clean(base):
             yield from self._below(base, prefix, after)
 
     def folders(self, prefix: str, after: str) -> Iterator[str]:
         """Components below `prefix` that have objects below themselves, above `after`."""
-        if not _is_clean(prefix):
+        if not is_clean(prefix):
             return
         for entry in self._entries(prefix):
             is_new = not after or entry > f"{after}/"
@@ -58,5 +58,6 @@ class Walk:
         return sorted([f"{name}/" if folder else name for name, folder in found if name not in own])
 
 
-def _is_clean(base: str) -> bool:
+def is_clean(base: str) -> bool:
+    """Whether keys may begin with it: it is empty, or folders with a `/` after each."""
     return not base or all(part not in ("", ".", "..") for part in base[:-1].split("/"))

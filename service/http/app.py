@@ -1,8 +1,8 @@
 """The node's HTTP door as one ASGI callable.
 
 Method and path prefix are looked at first: appends go to `AppendRoutes` without ever
-meeting a framework; everything else goes to FastAPI, below the logs' prefix under a
-path whose names are quoted (`targets.canonical`), so that each is one segment.
+meeting a framework; everything else goes to FastAPI, under a path
+whose names are quoted (`targets.canonical`), so that each is one segment.
 """
 
 from __future__ import annotations
@@ -26,12 +26,16 @@ from service.http.append import AppendRoutes
 from service.http.body import Receive, Scope, Send
 from service.http.download import download_routes
 from service.http.health import health_routes
-from service.http.limits import HttpLimits
+from service.http.last import last_routes
+from service.http.limits import REPORTED_VERSION, HttpLimits
 from service.http.listing import listing_routes
 from service.http.live import live_routes
+from service.http.methods import answer_head
 from service.http.node import NodeApi
 from service.http.pages import page_routes
-from service.http.targets import PREFIX, canonical
+from service.http.status import progress_routes, status_routes
+from service.http.targets import PREFIX, canonical, canonical_beside
+from service.http.version import version_routes
 from service.metered import metered_append
 from service.query.engine import QueryEngine
 from service.query.route import router as query_routes
@@ -49,6 +53,7 @@ class Door:
     entropy: Entropy = field(default_factory=system_entropy)
     scrape: Callable[[], bytes] = bytes
     query: Callable[[], QueryEngine] | None = None
+    reported_version: str = REPORTED_VERSION
     routers: tuple[APIRouter, ...] = ()
 
 
@@ -65,8 +70,11 @@ class Application:
                 answer = self.append.answer(scope, receive, send)
                 if answer is not None:
                     return answer
-            elif scope["raw_path"].startswith(PREFIX):
-                scope["path"] = canonical(scope["raw_path"], scope["method"])
+            raw = scope["raw_path"]
+            if raw.startswith(PREFIX):
+                scope["path"] = canonical(raw, scope["method"])
+            else:
+                scope["path"] = canonical_beside(raw) or scope["path"]
         return self._until_cut_off(scope, receive, send)
 
     async def _until_cut_off(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -88,6 +96,7 @@ def build_app(node: NodeApi, door: Door) -> Application:
         metered_append(lambda batch: node.append(batch), door.clock, door.counters),
         lambda batch: node.submit(batch),
         lambda key: node.close_run(key),
+        lambda key, connector: node.open_run(key, connector),
         limits=door.limits,
         counters=door.counters,
         fresh_id=fresh_id,
@@ -104,19 +113,30 @@ def _framework(node: NodeApi, door: Door, fresh_id: Callable[[], str]) -> FastAP
         redirect_slashes=False,
         redoc_url=None,
     )
-    failures.install(app, fresh_id)
-    for router in (
+    routers = all_routers(node, door)
+    failures.install(app, fresh_id, routers)
+    for router in routers:
+        answer_head(router)
+        app.include_router(router)
+    app.openapi = lambda: openapi.complete(app)  # type: ignore[method-assign]
+    return app
+
+
+def all_routers(node: NodeApi, door: Door) -> list[APIRouter]:
+    """Those with a word in the path come before those that take it for a name."""
+    return [
+        last_routes(node, door.limits, door.clock),
+        progress_routes(node, door.limits, door.counters),
+        status_routes(node),
         live_routes(node, door.limits, door.counters),
         download_routes(node),
         page_routes(node, door.limits),
         listing_routes(node, door.limits),
-        health_routes(node, version("tailrace"), door.scrape),
+        health_routes(node, door.scrape),
+        version_routes(door.reported_version, version("tailrace")),
         *([query_routes(door.query)] if door.query is not None else []),
         *door.routers,
-    ):
-        app.include_router(router)
-    app.openapi = lambda: openapi.complete(app)  # type: ignore[method-assign]
-    return app
+    ]
 
 
 def documented() -> FastAPI:

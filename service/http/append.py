@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeAlias
 
+from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.errors import InvalidInput, InvalidName, NodeNotReady
 from service.counters import HttpCounters
@@ -34,11 +35,12 @@ from service.http.body import (
     drain,
     read_rest,
 )
-from service.http.decode import KINDS, Decoded, decode, kind_of
+from service.http.decode import KINDS, Decoded, decode, kind_of, prefixed
 from service.http.ids import echoed, parse_batch_id, request_id, run_tag, session_cookie
 from service.http.limits import HttpLimits
 from service.http.problems import HttpError, Problem, problem
-from service.http.receipt import JSON, receipt_reply
+from service.http.quick import QuickReply
+from service.http.receipt import JSON, echo_cookie, receipt_reply
 from service.http.targets import PREFIX, append_target
 from service.incoming import Durability, IncomingBatch, Receipt, Submitted
 
@@ -74,6 +76,7 @@ class AppendRoutes:
         append: Callable[[IncomingBatch], Awaitable[Receipt]],
         submit: Callable[[IncomingBatch], Submitted | None],
         close: Callable[[RunKey], Awaitable[str]],
+        open_run: Callable[[RunKey, str], Awaitable[int]],
         *,
         limits: HttpLimits,
         counters: HttpCounters,
@@ -83,6 +86,8 @@ class AppendRoutes:
         self._append = append
         self._submit = submit
         self._close = close
+        self._open_run = open_run
+        self._prefixes = limits.prefix_connector
         self._limits = limits
         self.counters = counters
         self._fresh_id = fresh_id
@@ -184,9 +189,9 @@ class AppendRoutes:
             self.budget.release(held)
 
     async def _store(self, route: Route, get: Get, decoded: Decoded, send: Send) -> None:
-        batch = _batch(route, get, decoded)
+        batch = self._batch(route, get, decoded)
         if not decoded.text:
-            await _reply_nothing(route, batch.durability, send)
+            await self._take_nothing(route, decoded, batch.durability, send)
             return
         receipt = await self._append(batch)
         self.counters.replaced += decoded.replaced
@@ -204,7 +209,7 @@ class AppendRoutes:
             decoded = self._decode_small(body, get(b"content-type"))
             if not decoded.text:
                 return None
-            batch = _batch(route, get, decoded)
+            batch = self._batch(route, get, decoded)
             submitted = self._submit(batch)
         except Exception:  # noqa: BLE001 -- `answer` meets it again, and says it
             return None
@@ -214,7 +219,15 @@ class AppendRoutes:
         counters.append_requests += 1
         counters.body_bytes += len(body)
         counters.replaced += decoded.replaced
-        return QuickReply(self, route, batch, submitted, headers, start)
+        return QuickReply(
+            self,
+            batch,
+            submitted,
+            tag=route.tag,
+            session=route.session,
+            headers=headers,
+            start=start,
+        )
 
     def stored(self, records: int, start: float) -> None:
         """Counts a batch that `quick` took, as `metered_append` does the others."""
@@ -222,10 +235,46 @@ class AppendRoutes:
         self.counters.batch_lines.observe(records)
         self.counters.stored += 1
 
-    def refusal(self, error: BaseException, headers: list[tuple[bytes, bytes]]) -> Problem:
+    def not_stored(self, error: BaseException, headers: list[tuple[bytes, bytes]]) -> Problem:
+        """Counts a batch that `quick` took and the disk did not."""
+        self.counters.not_stored += 1
+        return self._refusal(error, headers)
+
+    def _refusal(self, error: BaseException, headers: list[tuple[bytes, bytes]]) -> Problem:
         """Counts an append that is refused, and says why."""
         self.counters.append_refused += 1
         return problem(error, request_id(headers, self._fresh_id()))
+
+    async def _take_nothing(
+        self, route: Route, decoded: Decoded, durability: str, send: Send
+    ) -> None:
+        """An append without lines: OpenMetadata's older clients open a run with one."""
+        reply = (
+            b'{"batch":null,"lines":0,"duplicate":false,"durability":"%b","last":null}'
+            % durability.encode()
+        )
+        headers = [JSON, route.session]
+        if decoded.opens and decoded.connector is not None:
+            below = await self._open_run(route.key, decoded.connector)
+            headers.append(echo_cookie(ulids.encode(below).encode(), route.tag))
+        await _reply(send, 200, headers, reply)
+
+    def _batch(self, route: Route, get: Get, decoded: Decoded) -> IncomingBatch:
+        batch_id = get(b"tailrace-batch")
+        cookies = get(b"cookie")
+        if self._prefixes and decoded.text:
+            decoded = prefixed(decoded)
+        return IncomingBatch(
+            route.key,
+            decoded.text,
+            decoded.records,
+            decoded.lines,
+            None if batch_id is None else parse_batch_id(batch_id),
+            0 if cookies is None else echoed(cookies, route.tag),
+            decoded.connector,
+            decoded.meta,
+            _DURABILITIES.get(get(b"tailrace-durability")) or _durability(get),
+        )
 
     async def _patiently(self, receiving: Coroutine[Any, Any, Message], waits_for: Any) -> Message:
         seconds = self._limits.body_timeout_seconds
@@ -268,68 +317,11 @@ class AppendRoutes:
     async def _refuse(self, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
         if isinstance(error, InvalidName):
             error.hint = error.hint or "POST to …/logs/{fqn}/{runId}."
-        refusal = self.refusal(error, scope["headers"])
+        refusal = self._refusal(error, scope["headers"])
         if isinstance(error, BodyTooLarge):
             await drain(receive, self._limits.max_body_bytes)
             refusal.headers.append((b"connection", b"close"))
         await _reply(send, refusal.status, refusal.headers, refusal.body)
-
-
-class QuickReply:
-    """The answer to a batch that `quick` took, once its future is done."""
-
-    __slots__ = ("_batch", "_headers", "_route", "_routes", "_start", "_submitted")
-
-    def __init__(
-        self,
-        routes: AppendRoutes,
-        route: Route,
-        batch: IncomingBatch,
-        submitted: Submitted,
-        headers: dict[bytes, bytes],
-        start: float,
-    ) -> None:
-        self._start = start
-        self._routes = routes
-        self._route = route
-        self._batch = batch
-        self._submitted = submitted
-        self._headers = headers
-
-    @property
-    def done(self) -> asyncio.Future[None]:
-        """Done when the batch is as safe as it asked for."""
-        return self._submitted.done
-
-    def response(self) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
-        """Status, headers and body."""
-        done = self.done
-        error = NodeNotReady("stopping") if done.cancelled() else done.exception()
-        if error is not None:
-            self._routes.counters.not_stored += 1
-            refusal = self._routes.refusal(error, list(self._headers.items()))
-            return refusal.status, refusal.headers, refusal.body
-        batch, last = self._batch, self._submitted.last
-        self._routes.stored(batch.records, self._start)
-        receipt = Receipt(last + 1 - batch.records, batch.records, False, batch.durability, last)
-        headers, body = receipt_reply(receipt, self._route.tag, self._route.session)
-        return 200, headers, body
-
-
-def _batch(route: Route, get: Get, decoded: Decoded) -> IncomingBatch:
-    batch_id = get(b"tailrace-batch")
-    cookies = get(b"cookie")
-    return IncomingBatch(
-        route.key,
-        decoded.text,
-        decoded.records,
-        decoded.lines,
-        None if batch_id is None else parse_batch_id(batch_id),
-        0 if cookies is None else echoed(cookies, route.tag),
-        decoded.connector,
-        decoded.meta,
-        _DURABILITIES.get(get(b"tailrace-durability")) or _durability(get),
-    )
 
 
 def _durability(get: Get) -> Durability:
@@ -342,15 +334,6 @@ def _durability(get: Get) -> Durability:
             hint="One of fast, durable, bulk.",
         )
     return durability
-
-
-async def _reply_nothing(route: Route, durability: str, send: Send) -> None:
-    """An append without lines: OpenMetadata's older clients open a run with one."""
-    reply = (
-        b'{"batch":null,"lines":0,"duplicate":false,"durability":"%b","last":null}'
-        % durability.encode()
-    )
-    await _reply(send, 200, [JSON, route.session], reply)
 
 
 async def _reply(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:

@@ -8,7 +8,8 @@
 
 Over each of them `Content-Encoding: gzip` or `zstd`. `logs` with `compressed` true is
 base64 of gzip. `lineCount` and `timestamp` are OpenMetadata's and wrong in its own
-client (one too many; taken anew on a retry), so both are read past.
+client (one too many; taken anew on a retry), so both are read past. An object with
+`connectorId` and `timestamp` and without `logs` is how its first clients open a run.
 
 Pure functions of bytes: the append route calls them in a thread for large bodies.
 """
@@ -29,11 +30,16 @@ from service.http.problems import HttpError
 from service.http.records import parse_records
 from service.http.text import as_lines, encode_text, valid_utf8
 
+# OpenMetadata's message for JSON of the wrong shape.
+_FORMAT = "Invalid log data format"
 _JSON_HINT = 'Send a JSON string, or an object such as {"logs": "text", "connectorId": "me"}.'
 
 
 class Decoded(NamedTuple):
-    """Text of whole lines (empty: nothing to store), and what came with it."""
+    """Text of whole lines (empty: nothing to store), and what came with it.
+
+    `opens`: it is the empty call with which a gen-1 client of OpenMetadata begins.
+    """
 
     text: bytes
     records: int
@@ -41,6 +47,15 @@ class Decoded(NamedTuple):
     connector: str | None = None
     meta: RecordMeta | None = None
     replaced: int = 0
+    opens: bool = False
+
+
+def prefixed(decoded: Decoded) -> Decoded:
+    """The batch as OpenMetadata stores it: its first line begins with who sent it."""
+    if decoded.connector is None:
+        return decoded
+    name = decoded.connector.replace("\n", " ")
+    return decoded._replace(text=b"[%b] %b" % (name.encode(), decoded.text))
 
 
 def decode(body: bytes, kind: str, encoding: bytes | None, limit: int) -> Decoded:
@@ -109,9 +124,7 @@ def _decode_json(body: bytes, limit: int, *, announced: bool) -> Decoded:
     if type(value) is dict:
         return _decode_object(value, replaced, limit)
     if type(value) is not str:
-        raise InvalidInput(
-            "the body is neither a string nor an object", field="body", hint=_JSON_HINT
-        )
+        raise InvalidInput(_FORMAT, field="body", hint=_JSON_HINT)
     return _decode_text(value, replaced, limit, None)
 
 
@@ -141,9 +154,10 @@ def _decode_object(value: dict[str, Any], replaced: int, limit: int) -> Decoded:
     connector = _connector(value.get("connectorId"))
     logs = value.get("logs")
     if logs is None or logs == "":
-        return Decoded(b"", 0, 0, connector, None, replaced)
+        opens = connector is not None and "logs" not in value and "timestamp" in value
+        return Decoded(b"", 0, 0, connector, None, replaced, opens)
     if type(logs) is not str:
-        raise InvalidInput("`logs` is not a string", field="logs", hint=_JSON_HINT)
+        raise InvalidInput(f"{_FORMAT}: `logs` is not a string", field="logs", hint=_JSON_HINT)
     if not _flag(value.get("compressed")):
         return _decode_text(logs, replaced, limit, connector)
     text, more = as_lines(gunzip(_unbase64(logs), limit, "logs"))
@@ -164,7 +178,8 @@ def _connector(value: object) -> str | None:
         return None
     if not isinstance(value, str) or len(value) > 1024:
         raise InvalidInput(
-            "`connectorId` is not a string of up to 1024 characters", field="connectorId"
+            f"{_FORMAT}: `connectorId` is not a string of up to 1024 characters",
+            field="connectorId",
         )
     return encode_text(value)[0].decode()
 
@@ -173,7 +188,7 @@ def _flag(value: object) -> bool:
     if value is None:
         return False
     if not isinstance(value, bool):
-        raise InvalidInput("`compressed` is neither true nor false", field="compressed")
+        raise InvalidInput(f"{_FORMAT}: `compressed` is neither true nor false", field="compressed")
     return value
 
 

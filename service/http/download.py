@@ -56,7 +56,7 @@ def download_routes(node: NodeApi) -> APIRouter:
         if size.state in ("none", "deleted"):
             raise NotFound(f"no run {key.run!r} of {key.fqn!r}")
         response = answer(node, key, size, request.headers)
-        return _head(response) if request.method == "HEAD" else response
+        return without_body(response) if request.method == "HEAD" else response
 
     return router
 
@@ -87,7 +87,7 @@ def answer(node: NodeApi, key: RunKey, size: TextSize, headers: Mapping[str, str
     return StreamingResponse(text, headers=common, media_type=_TYPE)
 
 
-def _head(response: Response) -> Response:
+def without_body(response: Response) -> Response:
     """The same status and headers without reading the text."""
     head = Response(status_code=response.status_code)
     head.raw_headers = response.raw_headers

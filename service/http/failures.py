@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
@@ -13,14 +13,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from logstore.errors import InvalidInput, TailraceError
 from service.http.ids import request_id
+from service.http.methods import allowed
 from service.http.problems import HttpError, problem
 
 
-def install(app: FastAPI, fresh_id: Callable[[], str]) -> None:
-    """Makes every error that a route raises a problem document."""
+def install(app: FastAPI, fresh_id: Callable[[], str], routers: Sequence[APIRouter]) -> None:
+    """Makes every error that a route raises a problem document; `routers` are all of the app's."""
 
     def answer(request: Request, error: Exception) -> Response:
-        made = problem(_ours(error), request_id(request.scope["headers"], fresh_id()))
+        ours = _ours(error)
+        if isinstance(ours, HttpError) and ours.status == 405:
+            ours.headers = [("allow", ", ".join(allowed(routers, request.scope)))]
+        made = problem(ours, request_id(request.scope["headers"], fresh_id()))
         response = Response(made.body, made.status)
         response.raw_headers = made.headers
         return response

@@ -20,7 +20,10 @@ from typing import Any
 
 import orjson
 
+from service.http.text import shown
+
 HEARTBEAT = b": heartbeat\n\n"
+COMPLETE = b"event: complete\ndata: {}\n\n"
 _JSON_ESCAPES = (
     (b"\xc2\x85", b"\\u0085"),
     (b"\xe2\x80\xa8", b"\\u2028"),
@@ -45,22 +48,27 @@ def event(name: str, run: str, cursor: str | None, **fields: Any) -> bytes:
     value: dict[str, Any] = {"eventType": name, "runId": run, **fields}
     if cursor is not None:
         value["after"] = cursor
-    data = orjson.dumps(value)
-    for separator, escape in _JSON_ESCAPES:
-        if separator in data:
-            data = data.replace(separator, escape)
     head = b"" if cursor is None else b"id: %b\n" % cursor.encode()
-    return b"%bevent: %b\ndata: %b\n\n" % (head, name.encode(), data)
+    return b"%bevent: %b\n%b" % (head, name.encode(), data(value))
+
+
+def data(value: dict[str, Any]) -> bytes:
+    """A JSON object as the end of an event."""
+    text = orjson.dumps(value)
+    for separator, escape in _JSON_ESCAPES:
+        if separator in text:
+            text = text.replace(separator, escape)
+    return b"data: %b\n\n" % text
 
 
 def logs(run: str, text: bytes, cursor: str) -> bytes:
     """Lines as one event."""
-    return event("logs", run, cursor, logs=text.decode())
+    return event("logs", run, cursor, logs=shown(text))
 
 
 def text_lines(text: bytes, before: str, cursor: str, skipped: int = 0) -> bytes:
     """Lines as one event each; the group follows `before`, and `skipped` of it are left out."""
-    body = text.replace(b"\r\n", b"\n")
+    body = shown(text).encode().replace(b"\r\n", b"\n")
     for separator, escape in _TEXT_ESCAPES:
         if separator in body:
             body = body.replace(separator, escape)

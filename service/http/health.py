@@ -1,4 +1,4 @@
-"""What machines ask: alive, ready, which version, which numbers."""
+"""What machines ask: alive, ready, which numbers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ from pydantic import BaseModel
 from logstore.errors import NodeNotReady
 from service.http.node import NodeApi
 
-# The version of OpenMetadata whose API this is: its client compares it with its own.
-_API_VERSION = "2.0.7"
-
 
 class Health(BaseModel):
     """`status` is live or ready; `problems` are sentences for people."""
@@ -24,17 +21,8 @@ class Health(BaseModel):
     problems: list[str]
 
 
-class Version(BaseModel):
-    """`version` is that of the OpenMetadata API; `tailrace` is ours."""
-
-    version: str
-    revision: str
-    timestamp: int
-    tailrace: str
-
-
-def health_routes(node: NodeApi, version: str, scrape: Callable[[], bytes]) -> APIRouter:
-    """Health, version and metrics. `scrape` gives the metrics as Prometheus reads them."""
+def health_routes(node: NodeApi, scrape: Callable[[], bytes]) -> APIRouter:
+    """Health and metrics. `scrape` gives the metrics as Prometheus reads them."""
     router = APIRouter(tags=["operation"])
 
     @router.get("/health/live", summary="The process answers", response_model=Health)
@@ -51,9 +39,5 @@ def health_routes(node: NodeApi, version: str, scrape: Callable[[], bytes]) -> A
     @router.get("/metrics", summary="Numbers for Prometheus", response_class=Response)
     async def metrics() -> Response:
         return Response(scrape(), media_type=CONTENT_TYPE_LATEST)
-
-    @router.get("/api/v1/system/version", summary="Versions", response_model=Version)
-    async def system_version() -> dict[str, Any]:
-        return {"version": _API_VERSION, "revision": "", "timestamp": 0, "tailrace": version}
 
     return router

@@ -22,7 +22,8 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from service.http.append import AppendRoutes, QuickReply
+from service.http.append import AppendRoutes
+from service.http.quick import QuickReply
 from service.http.receipt import response_bytes
 
 _OTHER_WAY = frozenset(

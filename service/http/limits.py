@@ -1,8 +1,12 @@
-"""Every limit that a client's request can touch, with its unit in its name."""
+"""Every limit that a client's request can touch, with its unit in its name, and what is
+done with requests beside."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+# The version of OpenMetadata whose API this is, unless a setting says otherwise.
+REPORTED_VERSION = "2.0.7"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,5 +33,7 @@ class HttpLimits:
     """Live readers at once; the next one gets an `error` event."""
     replay_lines: int = 100
     """Lines that a live stream begins with when it is given no cursor."""
+    prefix_connector: bool = False
+    """Whether a batch's first line begins with `[connectorId] `, as upstream stores it."""
     run_list: int = 10
     """Runs listed when `limit` is not given."""

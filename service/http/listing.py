@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from service.http.limits import HttpLimits
 from service.http.node import NodeApi, RunSummary
+from service.http.pages import must_know
 from service.http.targets import BASE, name, run_key
 
 _MAX_RUNS = 10_000
@@ -19,7 +20,8 @@ class RunDetails(BaseModel):
 
     runId: str  # noqa: N815 -- the wire's spelling
     state: str
-    lines: int
+    lines: int | None
+    """Null for a run that OpenMetadata wrote and that nobody has read or written since."""
     bytes: int
     first: int | None
     last: int | None
@@ -57,7 +59,10 @@ def listing_routes(node: NodeApi, limits: HttpLimits) -> APIRouter:
     async def runs(
         fqn: str, limit: Annotated[int, Query(ge=1, description="Runs at most.")] = limits.run_list
     ) -> dict[str, Any]:
-        found = await node.text.runs(name(fqn.encode(), "fqn"), min(limit, _MAX_RUNS))
+        pipeline = name(fqn.encode(), "fqn")
+        found = await node.text.runs(pipeline, min(limit, _MAX_RUNS))
+        if not found:
+            await must_know(node, pipeline)
         return {"runs": [run.run for run in found], "details": [_details(run) for run in found]}
 
     @router.delete("/{fqn}/{runId}", summary="Delete a run", response_model=Deleted)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 from typing import Annotated, Any
 
 import orjson
 from fastapi import APIRouter, Query
 from fastapi.responses import Response
+from isal import isal_zlib
 from pydantic import BaseModel
 
 from logstore.batch import RunKey
-from logstore.errors import InvalidInput, NotFound
+from logstore.errors import InvalidCursor, InvalidInput, NotFound
 from service.http.limits import HttpLimits
 from service.http.node import NodeApi, Page
 from service.http.targets import BASE, run_key
+from service.http.text import shown
+
+_GZIP = 16 + isal_zlib.MAX_WBITS
 
 
 class LogPage(BaseModel):
@@ -24,6 +30,8 @@ class LogPage(BaseModel):
     """Where the next page begins; null when there is no more for now."""
     total: int
     """Upstream's units: lines while the run is active, bytes once it is closed."""
+    compressed: bool | None = None
+    """True if `logs` is base64 of gzip, because the request said so."""
     streaming: bool | None = None
     """True while the run is being written to; absent otherwise."""
     totalLines: int  # noqa: N815 -- the wire's spelling
@@ -46,15 +54,22 @@ def page_routes(node: NodeApi, limits: HttpLimits) -> APIRouter:
         before: Annotated[str | None, Query(description="Page backwards from here.")] = None,
         tail: Annotated[int | None, Query(description="The last so many lines.", ge=1)] = None,
         limit: Annotated[int, Query(description="Lines at most.", ge=1)] = limits.page_lines,
+        compressed: Annotated[
+            bool, Query(description="`logs` as base64 of gzip, as OpenMetadata's client reads it.")
+        ] = False,
     ) -> Response:
         key = run_key(fqn, runId)
         start = _only_one(after or offset or None, before or None, tail)
         try:
             found = await _read(node, key, start, min(limit, limits.max_page_lines), limits)
         except NotFound:
-            # As upstream: a reader may come before the first line.
+            # As upstream: a reader may come before the first line, but not to no pipeline.
+            await must_know(node, key.fqn)
             return _json(_EMPTY)
-        return _render(found)
+        value = _value(found)
+        if compressed:
+            value |= {"logs": await asyncio.to_thread(_packed, value["logs"]), "compressed": True}
+        return _json(value)
 
     return router
 
@@ -77,14 +92,44 @@ async def _read(node: NodeApi, key: RunKey, start: Start, limit: int, limits: Ht
     if tail is not None:
         tail = min(tail, limits.max_page_lines)
         return await node.text.page(key, after=None, limit=tail, tail=tail)
-    return await node.text.page(key, after=after, limit=limit, before=before)
+    if before is not None:
+        return await node.text.page(key, after=None, limit=limit, before=before)
+    return await page_from_start(node, key, after, limit)
 
 
-def _render(page: Page) -> Response:
+async def page_from_start(node: NodeApi, key: RunKey, after: str | None, limit: int) -> Page:
+    """The page after a cursor; a cursor that nobody gave out is the start, as upstream.
+
+    Raises `NotFound`, `StoreUnavailable`.
+    """
+    try:
+        return await node.text.page(key, after=after or None, limit=limit)
+    except InvalidCursor:
+        return await node.text.page(key, after=None, limit=limit)
+
+
+async def must_know(node: NodeApi, fqn: str) -> None:
+    """Raises `NotFound` if no run of the pipeline ever sent a line or a status."""
+    if not await node.text.runs(fqn, 1) and not await node.status.of_pipeline(fqn, limit=1):
+        raise NotFound(
+            f"no pipeline {fqn!r}", hint="Its first batch or pipelineStatus makes a pipeline."
+        )
+
+
+def total_of(page: Page) -> int:
+    """How long the run is, in upstream's units: bytes once closed, lines before."""
+    return page.total_bytes if page.state == "closed" else page.total_lines
+
+
+def _packed(text: str) -> str:
+    return base64.b64encode(isal_zlib.compress(text.encode(), 1, wbits=_GZIP)).decode()
+
+
+def _value(page: Page) -> dict[str, Any]:
     value: dict[str, Any] = {
-        "logs": page.text.decode().removesuffix("\n"),
+        "logs": shown(page.text).removesuffix("\n"),
         "after": page.after,
-        "total": page.total_bytes if page.state == "closed" else page.total_lines,
+        "total": total_of(page),
         "totalLines": page.total_lines,
         "totalBytes": page.total_bytes,
         "state": page.state,
@@ -92,7 +137,7 @@ def _render(page: Page) -> Response:
     }
     if page.streaming:
         value["streaming"] = True
-    return _json(value)
+    return value
 
 
 def _json(value: dict[str, Any]) -> Response:

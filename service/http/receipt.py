@@ -28,9 +28,14 @@ def receipt_reply(
         (b"content-length", b"%d" % len(body)),
         (b"tailrace-last", last),
         session,
-        (b"set-cookie", b"tailrace=%b.%b; Path=/; Max-Age=86400" % (last, tag)),
+        echo_cookie(last, tag),
     ]
     return headers, body
+
+
+def echo_cookie(last: bytes, tag: bytes) -> tuple[bytes, bytes]:
+    """The cookie by which a client says what the run's last reply to it was."""
+    return (b"set-cookie", b"tailrace=%b.%b; Path=/; Max-Age=86400" % (last, tag))
 
 
 def response_bytes(status_line: bytes, headers: Headers, body: bytes) -> bytes:

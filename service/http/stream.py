@@ -26,7 +26,7 @@ from service.tail import Tick, Watcher
 
 _CATCH_UP_BYTES = 256 << 10
 _RETRY_SECONDS = 1.0
-_HEADERS = [
+HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store"),
     (b"x-accel-buffering", b"no"),
@@ -78,16 +78,18 @@ class EventStream(Response):
         self._skip = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        del scope
         tail = self._node.tail
-        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+        if scope["method"] == "HEAD":
+            await send({"type": "http.response.body", "body": b""})
+            return
         if tail.readers >= self._limits.max_stream_readers:
             # With 200, as upstream does it: its page takes a 503 for "never again".
             await self._send(send, self._error("too many readers; try again later"))
             await send({"type": "http.response.body", "body": b""})
             return
         watcher = tail.watch(self._key)
-        gone = asyncio.create_task(_until_gone(receive, watcher))
+        gone = asyncio.create_task(until_gone(receive, watcher))
         self._counters.readers += 1
         try:
             await self._run(watcher, send)
@@ -123,12 +125,18 @@ class EventStream(Response):
             mark = watcher.channel.mark()
             if await self._catch_up(send):
                 continue
-            if ended is None and (await self._node.text.size(self._key)).state in _CLOSED:
+            if ended is None and await self._over():
                 ended = "runFinished"
             if ended is not None:
                 await self._send(send, self._complete(ended))
                 return
             await self._follow(watcher, mark, send)
+
+    async def _over(self) -> bool:
+        """Whether the run was closed, or its client said that it is over some time ago."""
+        if (await self._node.text.size(self._key)).state in _CLOSED:
+            return True
+        return await self._node.status.over(self._key)
 
     async def _begin(self, send: Send) -> None:
         if self._after is not None:
@@ -169,6 +177,8 @@ class EventStream(Response):
                 return
             if await watcher.wait() == "heartbeat":
                 await self._send(send, frames.HEARTBEAT)
+                if await self._node.status.over(self._key):  # said to another node
+                    self._node.tail.ended(self._key)
 
     def _frame_of(self, tick: Tick) -> bytes:
         """The tick's frame for this cursor, made by the first reader that needs it."""
@@ -224,7 +234,8 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": frame, "more_body": True})
 
 
-async def _until_gone(receive: Receive, watcher: Watcher) -> None:
+async def until_gone(receive: Receive, watcher: Watcher) -> None:
+    """Lets the watcher leave when the client does."""
     while (await receive())["type"] != "http.disconnect":
         pass
     watcher.leave()

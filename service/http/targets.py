@@ -19,8 +19,10 @@ from logstore.batch import RunKey
 from logstore.errors import InvalidName, NotFound
 from logstore.names import check_name
 
-BASE = "/api/v1/services/ingestionPipelines/logs"
+ROOT = "/api/v1/services/ingestionPipelines"
+BASE = ROOT + "/logs"
 PREFIX = BASE.encode() + b"/"
+_ROOT = ROOT.encode() + b"/"
 _VERBS = (b"download", b"next", b"prev")
 
 
@@ -82,10 +84,31 @@ def canonical(raw_path: bytes, method: str) -> str:
     return _joined(parts[:-1], [last])
 
 
-def _joined(fqn: list[bytes], rest: list[bytes]) -> str:
+def canonical_beside(raw_path: bytes) -> str | None:
+    """The same for a path that is not the logs' but beside them; None for any other.
+
+    …/progress/<anything>/[stream/]<run>    …/metrics/<anything>/<run>
+    …/<anything>/pipelineStatus[/<run>]
+    """
+    if not raw_path.startswith(_ROOT):
+        return None
+    parts = raw_path[len(_ROOT) :].split(b"/")
+    if parts[0] in (b"progress", b"metrics") and len(parts) > 2:
+        base = f"{ROOT}/{parts[0].decode()}"
+        verb = 2 if len(parts) > 3 and parts[-2] == b"stream" else 1
+        return _joined(parts[1:-verb], parts[-verb:], base)
+    for back in (1, 2):
+        if len(parts) > back and parts[-back] == b"pipelineStatus":
+            return _joined(parts[:-back], parts[-back:], ROOT)
+    return None
+
+
+def _joined(fqn: list[bytes], rest: list[bytes], base: str = BASE) -> str:
     segments = [b"/".join(fqn), *rest] if fqn else rest
-    return BASE + "/" + "/".join(_quoted(segment) for segment in segments)
+    return base + "/" + "/".join(_quoted(segment) for segment in segments)
 
 
 def _quoted(segment: bytes) -> str:
-    return quote(unquote_to_bytes(segment), safe="")
+    quoted = quote(unquote_to_bytes(segment), safe="")
+    # A run that is called `last` came quoted, and must not become the verb.
+    return "%6Cast" if quoted == "last" and segment != b"last" else quoted

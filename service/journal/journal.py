@@ -199,6 +199,11 @@ class Journal:
         entry = {"fqn": fqn, "run": run, "t": ulids.encode(t)}
         await self._record(wal.TOMBSTONE, entry, apply)
 
+    async def record_open(self, key: RunKey, connector: str) -> None:
+        """Makes durable that a gen-1 connector begins a run."""
+        entry = {"fqn": key.fqn, "run": key.run, "connector": connector}
+        await self._record(wal.OPEN, entry, lambda state: state.connectors.open(key, connector))
+
     async def synced(self, pos: int) -> None:
         """Returns when all lines below `pos` are on the disk. Raises `JournalFailed`.
 

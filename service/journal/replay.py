@@ -19,9 +19,13 @@ from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.errors import Damaged
 from service.journal import format as wal
+from service.journal.connectors import LastBatch
 from service.journal.file import JournalFile
 from service.journal.scan import Entry
 from service.journal.state import Cut, JournalState, decode_cut_entry, decode_state
+from service.known import KnownBatch
+
+_KINDS = (wal.STATE, wal.CUT, wal.CLOSE, wal.TOMBSTONE, wal.CONFIRM, wal.OPEN)
 
 
 class Replay:
@@ -41,7 +45,7 @@ class Replay:
         if entry.kind == wal.BATCH:
             self._batch(entry, file)
             return
-        if entry.kind not in (wal.STATE, wal.CUT, wal.CLOSE, wal.TOMBSTONE, wal.CONFIRM):
+        if entry.kind not in _KINDS:
             raise Damaged(f"an entry of the unknown kind {entry.kind}")
         value = orjson.loads(entry.body[1:])
         if entry.kind == wal.STATE:
@@ -78,6 +82,7 @@ class Replay:
         file.end_pos = batch.pos + batch.records
         if self.state is not None:
             self.state.last_ulid = max(self.state.last_ulid, batch.ulid)
+            _sent(batch, self.state)
 
     def _change(self, kind: int, value: Mapping[str, Any], state: JournalState) -> None:
         if kind in (wal.CUT, wal.CONFIRM):
@@ -89,11 +94,14 @@ class Replay:
             if not isinstance(pos, int):
                 raise Damaged("a close without a position")
             state.closes[RunKey(str(value["fqn"]), str(value["run"]))] = pos
+        elif kind == wal.OPEN:
+            key = RunKey(str(value["fqn"]), str(value["run"]))
+            state.connectors.open(key, str(value["connector"]))
         else:
             run = value["run"]
-            key = (str(value["fqn"]), None if run is None else str(run))
+            deleted = (str(value["fqn"]), None if run is None else str(run))
             t = ulids.decode(str(value["t"]))
-            state.tombstones[key] = max(state.tombstones.get(key, 0), t)
+            state.tombstones[deleted] = max(state.tombstones.get(deleted, 0), t)
 
     def _cut(self, cut: Cut, state: JournalState) -> None:
         last = state.last_cut()
@@ -115,3 +123,14 @@ class Replay:
 def _confirm(cut: Cut, state: JournalState) -> None:
     if cut.seq > state.confirmed.seq:
         state.confirm(cut)
+
+
+def _sent(batch: wal.BatchEntry, state: JournalState) -> None:
+    """When the batch came is not written down; its ULID says it, or a moment after it."""
+    if batch.connector is None:
+        return
+    connector = state.connectors.get(batch.key, batch.connector)
+    if connector is not None:
+        known = KnownBatch(batch.digest, batch.records, end=0)
+        at_ms = ulids.time_ms(batch.ulid)
+        connector.last = LastBatch(batch.ulid, batch.text_size, at_ms, known)

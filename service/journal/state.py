@@ -1,7 +1,7 @@
 """What the node must know to go on, besides the batches themselves.
 
 It stands in full at the beginning of every journal file (`state`), and the entries
-`cut`, `close` and `tombstone` change it from there on. So the newest file's state and
+`cut`, `close`, `tombstone` and `open` change it from there on. So the newest file's state and
 what follows it say everything, and older files hold nothing but batches.
 """
 
@@ -13,6 +13,7 @@ from typing import Any
 
 from logstore import ulid as ulids
 from logstore.batch import RunKey
+from service.journal.connectors import Connectors, decode_connectors
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,8 @@ class JournalState:
     the parent's, and stand in the parent's segments.
     `closes` are closes that are recorded and not finished: run to the position below
     which everything was received before the close. `tombstones` are deletions that the
-    store may not know yet: (fqn, run or None) to T.
+    store may not know yet: (fqn, run or None) to T. `connectors` are those of
+    OpenMetadata's first generation, which batches change as well.
     """
 
     node: str
@@ -42,6 +44,7 @@ class JournalState:
     cuts: list[Cut] = field(default_factory=list)
     closes: dict[RunKey, int] = field(default_factory=dict)
     tombstones: dict[tuple[str, str | None], int] = field(default_factory=dict)
+    connectors: Connectors = field(default_factory=Connectors)
     files: list[str] = field(default_factory=list)
 
     def last_cut(self) -> Cut:
@@ -72,6 +75,7 @@ class JournalState:
             "tombstones": [
                 [fqn, run, ulids.encode(t)] for (fqn, run), t in self.tombstones.items()
             ],
+            "connectors": self.connectors.encoded(),
             "files": self.files,
         }
 
@@ -86,6 +90,8 @@ def decode_state(value: Mapping[str, Any]) -> JournalState:
         cuts=[_decode_cut(cut) for cut in value["cuts"]],
         closes={RunKey(fqn, run): end for fqn, run, end in value["closes"]},
         tombstones={(fqn, run): ulids.decode(t) for fqn, run, t in value["tombstones"]},
+        # Absent in states of before there were any.
+        connectors=decode_connectors(value.get("connectors", ())),
         files=list(value["files"]),
     )
 

@@ -1,15 +1,15 @@
 """Segments whose lines are not all in chunks yet: what the journal may hold no more.
 
-Those of this node come as they are confirmed and go with the text mark. Those of a parent
-incarnation are found in the store at the start. A run's news stand in this order, which is
-also the order in which they become chunks: segments of parents, segments of this node that
-the journal has let go, the journal.
+Those of this node come as they are confirmed and go with the text mark. Inherited ones
+are those of a parent incarnation, found in the store at the start, and of nodes that are
+lost. A run's news stand in this order, which is also the order in which they become chunks:
+inherited segments, segments of this node that the journal has let go, the journal.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from logstore import keys
 from logstore.batch import RunKey
@@ -27,44 +27,89 @@ from service.text.selection import Source
 
 @dataclass(slots=True)
 class StoredSegment:
-    """A confirmed segment; `runs` is known once its footer was read, empty if it is unreadable."""
+    """A confirmed segment; `runs` is known once its footer was read, empty if it is unreadable.
+
+    `waiting` are the runs of an inherited one that were not flushed since it came.
+    """
 
     node: str
     seq: int
     first: int
     end: int
     runs: dict[RunKey, SegmentRun] | None = None
+    waiting: set[RunKey] = field(default_factory=set)
 
 
 class Backlog:
-    """Of this node and its parents."""
+    """Of this node, its parents, and lost nodes that it looks after."""
 
     def __init__(self, store: ObjectStore, node: str, offload: Offload) -> None:
         self._store = store
         self._node = node
         self._offload = offload
-        self.parents: list[StoredSegment] = []
+        self.inherited: list[StoredSegment] = []
         self.own: list[StoredSegment] = []
         self.unreadable = 0
+        self.gaps: dict[str, int] = {}
 
-    async def find(self, node: str) -> list[StoredSegment]:
-        """Segments of `node` above its text mark, in order."""
+    async def find(self, node: str, *, most: int | None = None) -> list[StoredSegment]:
+        """Segments of `node` above its text mark, in order, at most so many.
+
+        Of another node those before a gap: what is behind it waits, and is reported.
+        """
         mark = await read_text_mark(self._store, node)
         found: list[StoredSegment] = []
         after = keys.segment(node, mark.seq)
         pos = mark.pos
+        self.gaps.pop(node, None)
         async for info in self._store.list(keys.segments_of(node), after=after):
             parsed = keys.parse_segment(info.key)
-            if parsed is not None:
-                segment = StoredSegment(node, parsed[1], pos, pos)
-                await self._describe(segment)
-                pos = segment.end
-                found.append(segment)
+            if parsed is None:
+                continue
+            if node != self._node and parsed[1] != mark.seq + len(found) + 1:
+                self.gaps[node] = mark.seq + len(found) + 1
+                break
+            segment = StoredSegment(node, parsed[1], pos, pos)
+            await self._describe(segment)
+            pos = segment.end
+            found.append(segment)
+            if len(found) == most:
+                break
         return found
+
+    async def inherit(self, segments: Sequence[StoredSegment]) -> None:
+        """Takes segments of another node, whose runs are flushed from now on.
+
+        Raises `StoreUnavailable`, `UnsupportedVersion`.
+        """
+        for segment in segments:
+            segment.waiting = {run.key for run in await self.runs_of(segment)}
+        self.inherited += segments
+
+    def disown(self, node: str) -> None:
+        """Somebody else looks after the node."""
+        self.inherited = [segment for segment in self.inherited if segment.node != node]
+
+    def done(self) -> list[StoredSegment]:
+        """Of each such node the last segment before one with a run that waits."""
+        last: dict[str, StoredSegment] = {}
+        blocked: set[str] = set()
+        for segment in self.inherited:
+            if segment.waiting:
+                blocked.add(segment.node)
+            elif segment.node not in blocked:
+                last[segment.node] = segment
+        return list(last.values())
+
+    def drop(self, through: StoredSegment) -> None:
+        """Forgets an inherited segment and those of its node before it: the mark is past them."""
+        self.inherited = [
+            s for s in self.inherited if s.node != through.node or s.seq > through.seq
+        ]
 
     def now(self) -> list[StoredSegment]:
         """The segments of this moment; taken before the manifest is read."""
-        return [*self.parents, *self.own]
+        return [*self.inherited, *self.own]
 
     async def sources(
         self,

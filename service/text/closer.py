@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from logstore.batch import RunKey
 from logstore.clock import Clock
@@ -20,6 +21,7 @@ from logstore.errors import TailraceError
 from logstore.objects.store import ObjectStore
 from logstore.runs.manifest import Manifest
 from logstore.runs.manifests import Manifests
+from service.text.adopt import WRITER
 from service.text.chunks import Chunks
 from service.text.flusher import TextFlusher
 from service.text.fold import Folder
@@ -60,6 +62,7 @@ class Closer:
         record_close: Callable[[RunKey], Awaitable[int]],
         flushed_through: Callable[[int], Awaitable[None]],
         close_done: Callable[[RunKey, int], None],
+        gone: Callable[[str], Awaitable[bool]],
         on_ended: Callable[[RunKey], None],
     ) -> None:
         self._node = node
@@ -71,6 +74,8 @@ class Closer:
         self._record_close = record_close
         self._flushed_through = flushed_through
         self._close_done = close_done
+        self._gone = gone
+        self._manifests = manifests
         self._on_ended = on_ended
         self._sealer = Sealer(store, manifests, chunks, folder, prefix=prefix)
         self._wanted: dict[RunKey, int] = {}
@@ -133,21 +138,50 @@ class Closer:
         """All steps after the record, once. Raises `TailraceError`; may be called again."""
         await self._flushed_through(pos)
         await self._flusher.flush(key, end=pos)
+        ended = [*self._parents, WRITER, *await self._gone_writers(key)]
         async with self._locks.of(key):
-            await self._sealer.seal(key, self._node, pos, self._parents)
+            await self._sealer.seal(key, partial(_before, self._node, pos, ended))
+
+    async def _gone_writers(self, key: RunKey) -> list[str]:
+        """Writers of the run that do not look after it themselves."""
+        writers = (await self._manifests.get(key)).manifest.writers
+        others = [w for w in writers if w not in (self._node, WRITER, *self._parents)]
+        return [writer for writer in others if await self._gone(writer)]
+
+    async def finalise(self, key: RunKey, seen: Manifest) -> bool:
+        """Closes a run for all who wrote to it, if nothing was flushed since `seen`.
+
+        Nothing is recorded: what is not finished is found by the next sweep. Whether it
+        is closed now. Raises `TailraceError`.
+        """
+
+        def all_before(newest: Manifest) -> Mapping[str, int] | None:
+            same = (newest.flushed_ms, newest.writers) == (seen.flushed_ms, seen.writers)
+            return newest.writers if same else None
+
+        async with self._locks.of(key):
+            manifest = await self._sealer.seal(key, all_before)
+            if manifest.state != "closed" or not manifest.sealed:
+                return False
+            self._remember(key)
+        self._on_ended(key)
+        return True
 
     def _finished(self, key: RunKey, pos: int) -> str:
         del self._wanted[key]
         self._flusher.let_go(key)
+        self._remember(key)
+        self._close_done(key, pos)
+        self.closes += 1
+        self._on_ended(key)
+        return "closed"
+
+    def _remember(self, key: RunKey) -> None:
         self._reopened.pop(key, None)
         self._closed[key] = None
         self._closed.move_to_end(key)
         while len(self._closed) > self._limits.remembered_runs:
             self._closed.popitem(last=False)
-        self._close_done(key, pos)
-        self.closes += 1
-        self._on_ended(key)
-        return "closed"
 
     # --- reopened runs -------------------------------------------------------------
 
@@ -200,3 +234,14 @@ class Closer:
         self._stopping = True
         for task in list(self._tasks.values()):
             task.cancel()
+
+
+def _before(node: str, pos: int, ended: Sequence[str], manifest: Manifest) -> Mapping[str, int]:
+    """Up to where each writer's lines came before this close: of this node up to `pos`.
+
+    So did all lines of those that write no more: of its parents, of lost nodes, of
+    OpenMetadata. Without that a run which they began would stay open for ever, since nobody
+    closes for them any more.
+    """
+    dealt = {who: manifest.dealt_with(who) for who in ended if manifest.dealt_with(who)}
+    return {**dealt, node: pos}

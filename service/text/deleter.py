@@ -8,7 +8,7 @@ after the journal knows, it is finished by the next start; before, it did not ha
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from service.text.chunks import extremes
 from service.text.deletions import Deletions
 from service.text.locks import RunLocks
 from service.text.pin import Pin
+from service.text.upstream import Upstream
 
 _RETRY_SECONDS = 5.0
 _DELETE_COUNT = 500
@@ -40,6 +41,7 @@ class Deleter:
         deletions: Deletions,
         locks: RunLocks,
         clock: Clock,
+        upstream: Upstream,
         *,
         prefix: str,
         pin: Callable[[], Pin],
@@ -53,6 +55,7 @@ class Deleter:
         self._deletions = deletions
         self._locks = locks
         self._clock = clock
+        self._upstream = upstream
         self._prefix = prefix
         self._pin = pin
         self._last_ulid = last_ulid
@@ -78,8 +81,9 @@ class Deleter:
     async def delete_pipeline(self, fqn: str) -> list[str]:
         """Deletes all runs of a pipeline, giving their ids. Raises as `delete_run`."""
         manifests = await self._manifests_of(fqn)
+        untaken = await self._untaken(fqn)
         hot = self._hot_runs(fqn)
-        t = self._horizon([*manifests, *[Manifest(key) for key in hot]])
+        t = self._horizon([*manifests, *[Manifest(key) for key in hot]], untaken.values())
         self._deletions.note(fqn, None, t)
         await self._record_tombstone(fqn, None, t)
         await self._record(fqn, None, t)
@@ -88,8 +92,9 @@ class Deleter:
                 await self._swap(manifest.key, t)
                 await self.remove_objects(manifest.key)
             self.deleted += 1
+        await self._remove_untaken(untaken, t)
         gone = {m.key.run for m in manifests if m.state != "deleted"}
-        return sorted(gone | {key.run for key in hot})
+        return sorted(gone | {key.run for key in [*hot, *untaken]})
 
     def resume(self, fqn: str, run: str | None, t: int) -> None:
         """Takes up a deletion that the journal knows."""
@@ -114,6 +119,8 @@ class Deleter:
                     if (await self._manifests.get(manifest.key)).manifest.generation < t:
                         await self._swap(manifest.key, t)
                         await self.remove_objects(manifest.key)
+            if run is None:
+                await self._remove_untaken(await self._untaken(fqn, deleted=True), t)
             self._unfinished.pop(0)
 
     def stop(self) -> None:
@@ -121,19 +128,43 @@ class Deleter:
         self._stopping = True
 
     async def remove_objects(self, key: RunKey) -> None:
-        """Texts, chunks and marks of a run that no manifest names; its lock is held."""
+        """Texts, chunks and marks of a run that no manifest names; its lock is held.
+
+        Of what OpenMetadata wrote under another key, the run's own two objects.
+        """
         self._forget(key)
+        found = await self._upstream.objects(key)
         for prefix in (
             keys.run_texts(self._prefix, key),
             keys.active_nodes(self._prefix, key),
         ):
-            found = [info.key async for info in self._store.list(prefix)]
-            for start in range(0, len(found), _DELETE_COUNT):
-                await self._store.delete(found[start : start + _DELETE_COUNT])
+            found += [info.key async for info in self._store.list(prefix)]
+        for start in range(0, len(found), _DELETE_COUNT):
+            await self._store.delete(found[start : start + _DELETE_COUNT])
 
-    def _horizon(self, manifests: Sequence[Manifest]) -> int:
+    async def _untaken(self, fqn: str, *, deleted: bool = False) -> dict[RunKey, int]:
+        """Runs that OpenMetadata wrote and nobody touched, and when their last text was written.
+
+        Those that a deletion hides already only if `deleted`.
+        """
+        found: dict[RunKey, int] = {}
+        async for run in self._upstream.runs(fqn):
+            born = ulids.highest_at(run.modified_ms)
+            if deleted or born > self._deletions.horizon(run.key):
+                found[run.key] = max(found.get(run.key, 0), born)
+        return found
+
+    async def _remove_untaken(self, untaken: Mapping[RunKey, int], t: int) -> None:
+        """Removes those in our own folder. Another's may be another pipeline's: T hides them."""
+        for key, born in untaken.items():
+            async with self._locks.of(key):
+                if born <= t and (await self._manifests.get(key)).etag is None:
+                    texts = keys.run_texts(self._prefix, key)
+                    await self._store.delete([f"{texts}partial.txt", f"{texts}logs.txt"])
+
+    def _horizon(self, manifests: Sequence[Manifest], born: Iterable[int] = ()) -> int:
         """T, from what is known at this very moment: nothing is awaited from here to `note`."""
-        known = [ulids.highest_at(self._clock.now_ms())]
+        known = [ulids.highest_at(self._clock.now_ms()), *born]
         with self._pin() as pin:
             for manifest in manifests:
                 key = manifest.key

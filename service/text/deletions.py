@@ -47,6 +47,11 @@ class Deletions:
             some = found[start : start + _LOADERS]
             self._note_all(await asyncio.gather(*[self._read(key) for key in some]))
 
+    async def refresh(self, key: RunKey) -> None:
+        """Reads what the store knows of one run. Raises `StoreUnavailable`, `Damaged`."""
+        where = (keys.deleted_run(key), keys.deleted_pipeline(key.fqn))
+        self._note_all(await asyncio.gather(*[self._read(one) for one in where]))
+
     def _note_all(self, deletions: Iterable[Deletion | None]) -> None:
         for deletion in deletions:
             if deletion is not None:

@@ -79,6 +79,7 @@ class TextFlusher:
         self._started = asyncio.Event()
         self._stopping = False
         self._tasks: set[asyncio.Task[None]] = set()
+        self._trying: set[RunKey] = set()
         self._confirmed_pos = 0
         self._mark_due = 0.0
         self._barriers: dict[RunKey, int] = {}
@@ -116,7 +117,7 @@ class TextFlusher:
         parents = []
         for parent in self._parents:
             parents += await self._backlog.find(parent)
-        self._backlog.parents = parents
+        self._backlog.inherited = []
         now = self._clock.monotonic()
         with self._pin() as pin:
             known = {segment.seq: segment for segment in self._backlog.own}
@@ -127,13 +128,22 @@ class TextFlusher:
             self._pending.add_batches(pin.batches(start=start, end=pin.confirmed_pos), now)
             self._confirmed_pos = max(self._confirmed_pos, pin.confirmed_pos)
             released = [s for s in self._backlog.own if s.first < pin.first_pos]
-        for segment in [*released, *parents]:
-            await self._add_segment(segment, now, mark.pos)
+        for segment in released:
+            await self._add_segment(segment, now)
+        await self.inherit(parents)
         self._started.set()
 
-    async def _add_segment(self, segment: StoredSegment, now: float, low: int) -> None:
+    async def inherit(self, segments: list[StoredSegment]) -> None:
+        """Takes care of segments of another node. Raises `StoreUnavailable`."""
+        await self._backlog.inherit(segments)
+        for segment in segments:
+            await self._add_segment(segment, self._clock.monotonic())
+        self._wake.set()
+
+    async def _add_segment(self, segment: StoredSegment, now: float) -> None:
         for run in await self._backlog.runs_of(segment):
-            first = run.first if segment.node == self._node else low
+            # Lines of other nodes hold back no position of this one.
+            first = run.first if segment.node == self._node else self._confirmed_pos
             self._pending.add(run.key, first, run.rows * _UNKNOWN_BYTES_PER_ROW, now)
 
     def confirmed(self, seq: int, first: int, end: int) -> None:
@@ -173,7 +183,11 @@ class TextFlusher:
 
     def _begin_due(self) -> None:
         free = self._limits.parallel - len(self._tasks)
-        for key in self._pending.due(self._clock.monotonic())[: max(free, 0)]:
+        due = self._pending.due(self._clock.monotonic())
+        # One that is being closed or deleted waits for that without holding a place.
+        ready = [key for key in due if key not in self._trying and not self._locks.held(key)]
+        for key in ready[: max(free, 0)]:
+            self._trying.add(key)
             task = asyncio.get_running_loop().create_task(self._try(key))
             self._tasks.add(task)
             task.add_done_callback(self._ended)
@@ -184,8 +198,11 @@ class TextFlusher:
 
     async def _try(self, key: RunKey) -> None:
         # Counted in `flush`; the run waits its back-off.
-        with contextlib.suppress(TailraceError):
-            await self.flush(key)
+        try:
+            with contextlib.suppress(TailraceError):
+                await self.flush(key)
+        finally:
+            self._trying.discard(key)
 
     async def flush(self, key: RunKey, *, end: int | None = None) -> Manifest | None:
         """Everything confirmed of the run, below `end` if given. Raises `TailraceError`."""
@@ -196,11 +213,14 @@ class TextFlusher:
             if waiting is None:
                 return None
             waiting.flushing, taken = True, waiting.bytes
+            inherited = [s for s in self._backlog.inherited if key in s.waiting]
             try:
                 manifest = await self._flush_through(key, limit)
             except BaseException as error:
                 self._failed(key, error)
                 raise
+            for segment in inherited:
+                segment.waiting.discard(key)
             if limit < self._confirmed_pos and end is not None:
                 taken = 0 if self._news_above(key, limit) else taken
             self._pending.done(key, taken, limit, self._clock.monotonic())
@@ -274,10 +294,9 @@ class TextFlusher:
             if done:
                 await self._raise(done[-1])
                 self._backlog.own = [s for s in self._backlog.own if s.end > done[-1].end]
-            if not len(self._pending):
-                for segment in list(self._backlog.parents):
-                    await self._raise(segment)
-                    self._backlog.parents.remove(segment)
+            for segment in self._backlog.done():
+                await self._raise(segment)
+                self._backlog.drop(segment)
         except (Unavailable, OutcomeUnknown, NotFound) as error:
             self.last_error = f"the text mark: {error}"
             if force:

@@ -1,14 +1,21 @@
-"""Lists: the runs of a pipeline, and the pipelines, with what is only hot so far."""
+"""Lists: the runs of a pipeline, and the pipelines, with what is only hot so far.
+
+Runs that OpenMetadata wrote and nobody has touched are among a pipeline's runs. They make no
+pipeline by themselves: their folder does not tell its name, and a name that nobody
+used may be one that the caller may not see.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import numpy as np
 
 from logstore import keys
+from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.errors import NotFound
 from logstore.names import decode
@@ -20,17 +27,21 @@ from service.text.flusher import TextFlusher
 from service.text.pin import Pin
 from service.text.snapshot import Snapshot
 from service.text.snapshots import Snapshots
+from service.text.upstream import Upstream
 
 _READERS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """A run in a list; times in milliseconds since the epoch, of its first and last batch."""
+    """A run in a list; times in milliseconds since the epoch, of its first and last batch.
+
+    `lines` None is not counted yet: OpenMetadata wrote it, and nobody has touched it.
+    """
 
     run: str
     state: str
-    lines: int
+    lines: int | None
     bytes: int
     first_ms: int | None
     last_ms: int | None
@@ -46,21 +57,24 @@ class Listing:
         pin: Callable[[], Pin],
         deletions: Deletions,
         snapshots: Snapshots,
+        upstream: Upstream,
     ) -> None:
         self._listed_store = store
         self._listed_flusher = flusher
         self._listing_pin = pin
         self._listing_deletions = deletions
         self._listing_snapshots = snapshots
+        self._listing_upstream = upstream
 
     async def runs(self, fqn: str, limit: int) -> list[RunSummary]:
         """The runs of a pipeline, newest first. Raises `StoreUnavailable`, `Damaged`."""
         hot = self._hot()
         infos = [info async for info in self._listed_store.list(keys.manifests_of(fqn))]
         infos.sort(key=lambda info: info.modified_ms, reverse=True)
-        found: dict[str, RunSummary] = {}
+        found = await self._untaken(fqn, {info.key for info in infos})
+        most = limit + len(found)
         for start in range(0, len(infos), _READERS):
-            if len(found) >= limit:
+            if len(found) >= most:
                 break
             some = [info.key for info in infos[start : start + _READERS]]
             for manifest in await asyncio.gather(*[self._manifest(key) for key in some]):
@@ -91,6 +105,20 @@ class Listing:
 
         return await self._listing_snapshots.with_one(key, look)
 
+    async def _untaken(self, fqn: str, manifests: AbstractSet[str]) -> dict[str, RunSummary]:
+        """Runs that OpenMetadata wrote and that have no manifest."""
+        found: dict[str, RunSummary] = {}
+        async for run in self._listing_upstream.runs(fqn):
+            born = ulids.highest_at(run.modified_ms)
+            if keys.run_manifest(run.key) in manifests or born <= self._deleted(run.key):
+                continue
+            other = found.get(run.key.run)
+            if other is None or other.bytes < run.bytes:
+                state = "closed" if run.closed else "open"
+                time = run.modified_ms
+                found[run.key.run] = RunSummary(run.key.run, state, None, run.bytes, time, time)
+        return found
+
     async def _pipeline(self, folder: str) -> str | None:
         """The name of a pipeline that has a run which is not deleted."""
         component = folder.removeprefix(keys.RUNS).strip("/")
@@ -107,8 +135,10 @@ class Listing:
             return None
 
     def _shown(self, manifest: Manifest) -> bool:
-        gone = self._listing_deletions.horizon(manifest.key)
-        return bool(manifest.chunks) and manifest.last > gone
+        return bool(manifest.chunks) and manifest.last > self._deleted(manifest.key)
+
+    def _deleted(self, key: RunKey) -> int:
+        return self._listing_deletions.horizon(key)
 
     def _hot(self) -> list[RunKey]:
         """Runs with undeleted lines in the journal."""
@@ -118,7 +148,7 @@ class Listing:
             found = []
             for number in np.unique(rows["run"]).tolist():
                 key = batches.runs[number]
-                horizon = self._listing_deletions.horizon(key)
+                horizon = self._deleted(key)
                 if not horizon or extremes(rows[rows["run"] == number])[1] > horizon:
                     found.append(key)
             return found

@@ -19,6 +19,10 @@ class RunLocks:
     def __init__(self) -> None:
         self._locks: dict[RunKey, tuple[asyncio.Lock, int]] = {}
 
+    def held(self, key: RunKey) -> bool:
+        """Whether somebody holds the run's lock now."""
+        return key in self._locks
+
     @asynccontextmanager
     async def of(self, key: RunKey) -> AsyncIterator[None]:
         """Holds the run's lock."""

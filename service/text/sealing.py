@@ -11,7 +11,7 @@ takes them after a day.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -26,6 +26,9 @@ from service.text.chunks import Chunks
 from service.text.fold import Folder
 
 _PUT = "tailrace-put"
+
+Closes = Callable[[Manifest], Mapping[str, int] | None]
+"""Of the newest manifest: per writer one past its last line before the close; None: leave it."""
 
 
 class Sealer:
@@ -46,17 +49,14 @@ class Sealer:
         self._folder = folder
         self._prefix = prefix
 
-    async def seal(self, key: RunKey, node: str, pos: int, parents: Sequence[str] = ()) -> Manifest:
-        """Records that the node's lines below `pos` came before a close, and seals them.
-
-        So did all lines of its parents: without that a run which a parent began would
-        stay open for ever, since nobody closes for a parent any more.
+    async def seal(self, key: RunKey, closes: Closes) -> Manifest:
+        """Records up to where each writer's lines came before a close, and seals those.
 
         Raises `StoreUnavailable`, `OutcomeUnknown`, `Damaged`; calling it again goes on.
         """
         while True:
             put = self._manifests.fresh_id()
-            intend = partial(_intended, node=node, pos=pos, parents=parents, put=put)
+            intend = partial(_intended, closes=closes, put=put)
             seen = await self._manifests.update(key, intend)
             manifest = seen.manifest
             if manifest.closing is None or manifest.closing.put != put:
@@ -127,16 +127,16 @@ class Sealer:
             raise Damaged(f"logs.txt of {manifest.key} is not what its manifest says")
 
 
-def _intended(
-    manifest: Manifest, node: str, pos: int, parents: Sequence[str], put: str
-) -> Manifest | None:
+def _intended(manifest: Manifest, closes: Closes, put: str) -> Manifest | None:
     """The manifest with the close and, if there is something to seal, the intent."""
     if not manifest.chunks or (manifest.closing is not None and manifest.closing.put == put):
         return None
-    ours = {parent: manifest.dealt_with(parent) for parent in parents} | {node: pos}
-    closes = {**manifest.closes}
-    closes |= {who: max(closes.get(who, 0), end) for who, end in ours.items() if end or who == node}
-    closed = replace(manifest, closes=closes, closing=None)
+    ends = closes(manifest)
+    if ends is None:
+        return None
+    known = manifest.closes
+    merged = {**known, **{who: max(known.get(who, 0), end) for who, end in ends.items()}}
+    closed = replace(manifest, closes=merged, closing=None)
     count = _settled_count(closed)
     if count > (1 if manifest.logs is not None else 0):
         group = closed.chunks[:count]

@@ -1,7 +1,10 @@
 """Sweeping: what nobody did. Run by every node; doing it twice does no harm.
 
 - A run that nobody closed is closed after `stream_timeout_seconds` without a line, also
-  one that this process has never seen: runs are found from their manifests.
+  one that this process has never seen: runs are found from their manifests. One that was
+  closed and then had a late batch, after `reopened_seconds`. Whoever does it holds the
+  run's lease, and looks once more for lines at every node just before.
+- A `partial.txt` that vanished is made again, one that a closed run left behind goes.
 - Chunks that no manifest names go when they are older than `orphan_seconds`: folded away,
   sealed, or written by a flush that did not live to swap its manifest.
 - Runs whose last line is older than `expiration_days` go; their manifest says deleted,
@@ -10,9 +13,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
+from coordination.lease import sweep_lease
+from coordination.leases import Leases
 from logstore import keys
 from logstore import ulid as ulids
 from logstore.batch import RunKey
@@ -24,6 +29,7 @@ from logstore.runs.manifest import Manifest, decode_manifest
 from logstore.runs.manifests import Manifests
 from service.heartbeat import Heartbeat
 from service.text.deletions import Deletions
+from service.text.elsewhere import Elsewhere
 from service.text.pin import Pin
 
 _DAY_MS = 86_400_000
@@ -36,6 +42,7 @@ class SweepLimits:
 
     interval_seconds: float = 3600.0
     stream_timeout_seconds: float = 86_400.0
+    reopened_seconds: float = 60.0
     orphan_seconds: float = 86_400.0
     expiration_days: int | None = None
 
@@ -53,7 +60,11 @@ class Sweeper:
         *,
         prefix: str,
         pin: Callable[[], Pin],
-        close: Callable[[RunKey], Awaitable[str]],
+        leases: Leases,
+        elsewhere: Elsewhere,
+        finalise: Callable[[RunKey, Manifest], Awaitable[bool]],
+        publish: Callable[[RunKey], Awaitable[None]],
+        ended: Callable[[RunKey], None],
         expire: Callable[[RunKey], Awaitable[None]],
     ) -> None:
         self._store = store
@@ -63,7 +74,11 @@ class Sweeper:
         self._limits = limits
         self._prefix = prefix
         self._pin = pin
-        self._close = close
+        self._leases = leases
+        self._elsewhere = elsewhere
+        self._close = finalise
+        self._publish = publish
+        self._ended = ended
         self._remove_objects = expire
         self._clean: dict[str, str] = {}
         self._stopping = False
@@ -114,41 +129,72 @@ class Sweeper:
         manifest = decode_manifest((await self._store.get(info.key))[1])
         if self._has_hot(manifest):
             return
-        idle_ms = self._clock.now_ms() - max(manifest.flushed_ms, manifest.last_ms)
         days = self._limits.expiration_days
-        if days is not None and idle_ms > days * _DAY_MS:
+        if days is not None and self._idle_ms(manifest) > days * _DAY_MS:
             await self._expire(info, manifest, days)
-        elif _unfinished(manifest) and idle_ms >= self._limits.stream_timeout_seconds * 1000:
-            await self._finalise(manifest)
-        if self._clean.get(info.key) == manifest.version or await self._sweep_chunks(manifest):
+        elif self._abandoned(manifest):
+            await self._finalise(manifest.key)
+        elif manifest.state == "closed" and manifest.sealed:
+            self._ended(manifest.key)  # by another node, perhaps; somebody may be watching here
+        if self._clean.get(info.key) == manifest.version or await self._sweep_texts(manifest):
             clean[info.key] = manifest.version
+
+    def _idle_ms(self, manifest: Manifest) -> int:
+        return self._clock.now_ms() - max(manifest.flushed_ms, manifest.last_ms)
+
+    def _abandoned(self, manifest: Manifest) -> bool:
+        if not manifest.chunks or (manifest.state == "closed" and manifest.sealed):
+            return False
+        limits = self._limits
+        patience = limits.reopened_seconds if manifest.closes else limits.stream_timeout_seconds
+        return self._idle_ms(manifest) >= patience * 1000
 
     def _has_hot(self, manifest: Manifest) -> bool:
         with self._pin() as pin:
             start = max(manifest.dealt_with(pin.node), pin.first_pos)
             return len(pin.batches(run=manifest.key, start=start).rows) > 0
 
-    async def _finalise(self, manifest: Manifest) -> None:
-        """Closes it, unless somebody appended since we looked."""
-        newest = (await self._manifests.get(manifest.key)).manifest
-        if newest.flushed_ms == manifest.flushed_ms and not self._has_hot(newest):
-            await self._close(manifest.key)
-            self.finalised += 1
+    async def _finalise(self, key: RunKey) -> None:
+        """Closes it under its lease, unless somebody appended since we looked."""
+        held = await self._leases.acquire(sweep_lease(key))
+        if held is None:
+            return  # another node is about it
+        try:
+            beyond = await self._elsewhere.held(key)
+            newest = (await self._manifests.get(key)).manifest
+            if beyond(newest) or self._has_hot(newest) or not self._abandoned(newest):
+                return
+            if held.valid() and await self._close(key, newest):
+                self.finalised += 1
+        finally:
+            await self._leases.release(held, forget=True)
 
-    async def _sweep_chunks(self, manifest: Manifest) -> bool:
+    async def _sweep_texts(self, manifest: Manifest) -> bool:
         """Whether nothing is left to sweep until the manifest changes."""
-        prefix = keys.chunks_of(self._prefix, manifest.key)
-        found = [info async for info in self._store.list(prefix)]
+        key = manifest.key
+        found = [info async for info in self._store.list(keys.run_texts(self._prefix, key))]
         # Read after the list: what a newer manifest names must not go.
-        newest = (await self._manifests.get(manifest.key)).manifest
+        newest = (await self._manifests.get(key)).manifest
+        chunks = keys.chunks_of(self._prefix, key)
         named = {chunk.id for chunk in newest.chunks}
-        unnamed = [info for info in found if _chunk_id(info.key) not in named]
+        parts = [info for info in found if info.key.startswith(chunks)]
+        unnamed = [info for info in parts if _chunk_id(info.key) not in named]
         limit = self._clock.now_ms() - self._limits.orphan_seconds * 1000
         old = [info.key for info in unnamed if info.modified_ms < limit]
         if old:
             await self._store.delete(old)
             self.orphans += len(old)
-        return len(old) == len(unnamed)
+        await self._sweep_partial(newest, keys.partial(self._prefix, key), found)
+        return len(old) == len(unnamed) and newest.state != "open"
+
+    async def _sweep_partial(
+        self, manifest: Manifest, where: str, found: Sequence[ObjectInfo]
+    ) -> None:
+        there = any(info.key == where for info in found)
+        if manifest.state == "open" and manifest.chunks and not there:
+            await self._publish(manifest.key)
+        elif manifest.state == "closed" and manifest.sealed and there:
+            await self._store.delete([where])
 
     async def _expire(self, info: ObjectInfo, manifest: Manifest, days: int) -> None:
         if manifest.state == "deleted":
@@ -177,10 +223,6 @@ class Sweeper:
         if self._deletions.horizon(key) < t:
             self._deletions.note(key.fqn, key.run, t)
             await self._deletions.record(Deletion(key.fqn, key.run, t, self._manifests.fresh_id()))
-
-
-def _unfinished(manifest: Manifest) -> bool:
-    return bool(manifest.chunks) and not (manifest.state == "closed" and manifest.sealed)
 
 
 def _chunk_id(key: str) -> str:

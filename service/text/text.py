@@ -7,33 +7,44 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
+from coordination.leases import Leases
+from coordination.storetime import StoreTime
+from logstore import keys
 from logstore.batch import RunKey
 from logstore.clock import Clock
 from logstore.entropy import Entropy
 from logstore.keys import PREFIX
+from logstore.objects.dates import DateSample
 from logstore.objects.store import ObjectStore
 from logstore.runs.manifest import Manifest
 from logstore.runs.manifests import Manifests
 from logstore.runs.textmark import read_text_mark
 from service.offload import Offload
+from service.text.adopt import AdoptingManifests, Adoption
 from service.text.backlog import Backlog
 from service.text.chunks import Chunks, Moved
 from service.text.closer import CloseLimits, Closer
 from service.text.deleter import Deleter
 from service.text.deletions import Deletions
+from service.text.elsewhere import Elsewhere
 from service.text.flush import RunFlush
 from service.text.flusher import FlushLimits, TextFlusher
 from service.text.fold import Folder, FoldLimits
 from service.text.listing import Listing
 from service.text.locks import RunLocks
+from service.text.lost import LostNodes
 from service.text.partial import PartialPublisher
 from service.text.pin import Pin
 from service.text.reader import TextReader
 from service.text.snapshots import Snapshots
 from service.text.sweeper import Sweeper, SweepLimits
+from service.text.upstream import Upstream
 from service.text.writing import ChunkWriter
+
+_LET_GO_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +57,8 @@ class TextLimits:
     close: CloseLimits = field(default_factory=CloseLimits)
     sweep: SweepLimits = field(default_factory=SweepLimits)
     partial_seconds: float = 120.0
+    lease_seconds: float = 600.0
+    lost_interval_seconds: float = 60.0
     cache_bytes: int = 32 << 20
     alert_after_failures: int = 10
 
@@ -72,6 +85,7 @@ class Text(TextReader, Listing):
         tombstones: Mapping[tuple[str, str | None], int],
         close_done: Callable[[RunKey, int], None],
         on_ended: Callable[[RunKey], None],
+        newest_date: Callable[[], DateSample | None] | None = None,
     ) -> None:
         self._store = store
         self._limits = limits
@@ -79,11 +93,22 @@ class Text(TextReader, Listing):
         self._manifests = Manifests(store, clock, entropy)
         self._chunks = Chunks(store, limits.prefix, cache_bytes=limits.cache_bytes)
         self.deletions = Deletions(store)
+        upstream = Upstream(store, limits.prefix)
+        self.adoption = Adoption(
+            store,
+            upstream,
+            self._manifests,
+            self._chunks,
+            self.deletions,
+            clock,
+            prefix=limits.prefix,
+        )
+        adopting = AdoptingManifests(store, clock, entropy, self.adoption)
         locks = self._locks = RunLocks()
         backlog = Backlog(store, node, offload)
         writer = ChunkWriter(store, self._chunks, offload)
         run_flush = RunFlush(
-            self._manifests,
+            adopting,
             self._chunks,
             writer,
             backlog,
@@ -109,13 +134,30 @@ class Text(TextReader, Listing):
             fresh_id=self._manifests.fresh_id,
             after_flush=self._after_flush,
         )
+        self.leases = Leases(
+            store,
+            clock,
+            entropy,
+            StoreTime(clock, newest_date),
+            node=node,
+            timeout_seconds=limits.lease_seconds,
+        )
+        self.lost = LostNodes(
+            node,
+            store,
+            clock,
+            self.leases,
+            backlog,
+            self.flusher,
+            interval_seconds=limits.lost_interval_seconds,
+        )
         self.run_flush = run_flush
         self.backlog = backlog
         self.closer = Closer(
             node,
             parents,
             store,
-            self._manifests,
+            adopting,
             self._chunks,
             self.folder,
             self.flusher,
@@ -126,6 +168,7 @@ class Text(TextReader, Listing):
             record_close=record_close,
             flushed_through=flushed_through,
             close_done=close_done,
+            gone=self.lost.gone,
             on_ended=on_ended,
         )
         self.deleter = Deleter(
@@ -134,6 +177,7 @@ class Text(TextReader, Listing):
             self.deletions,
             locks,
             clock,
+            upstream,
             prefix=limits.prefix,
             pin=pin,
             last_ulid=last_ulid,
@@ -149,7 +193,11 @@ class Text(TextReader, Listing):
             limits.sweep,
             prefix=limits.prefix,
             pin=pin,
-            close=self.closer.close,
+            leases=self.leases,
+            elsewhere=Elsewhere(node, store, prefix=limits.prefix, gone=self.lost.gone),
+            finalise=self.closer.finalise,
+            publish=self._publish,
+            ended=on_ended,
             expire=self.deleter.remove_objects,
         )
         self._closes = closes
@@ -157,10 +205,10 @@ class Text(TextReader, Listing):
         for (fqn, run), t in tombstones.items():
             self.deletions.note(fqn, run, t)
         snapshots = Snapshots(
-            pin, backlog, self._manifests, self._chunks, self.deletions, self.flusher
+            pin, backlog, adopting, self._chunks, self.deletions, self.flusher
         )
         TextReader.__init__(self, snapshots)
-        Listing.__init__(self, store, self.flusher, pin, self.deletions, snapshots)
+        Listing.__init__(self, store, self.flusher, pin, self.deletions, snapshots, upstream)
 
     # --- life ----------------------------------------------------------------------
 
@@ -180,6 +228,8 @@ class Text(TextReader, Listing):
             group.create_task(self.closer.run())
             group.create_task(self.deleter.run())
             group.create_task(self.sweeper.run())
+            group.create_task(self.leases.run())
+            group.create_task(self.lost.run())
 
     async def drain(self) -> None:
         """Brings all that is confirmed into the runs. Raises `TailraceError`."""
@@ -187,10 +237,15 @@ class Text(TextReader, Listing):
 
     async def stop(self) -> None:
         """Ends what is under way; all of it is done again after the next start."""
+        self.adoption.stop()
         self.closer.stop()
         self.deleter.stop()
         self.sweeper.stop()
+        self.lost.stop()
         await self.flusher.stop()
+        with suppress(TimeoutError):  # leases that are not let go run out
+            async with asyncio.timeout(_LET_GO_SECONDS):
+                await self.leases.stop()
 
     # --- what the node tells and asks ----------------------------------------------
 
@@ -245,6 +300,10 @@ class Text(TextReader, Listing):
         if self.backlog.unreadable:
             count = self.backlog.unreadable
             found.append(f"{count} segments cannot be read; see `tailrace verify`")
+        found += [
+            f"segment {seq} of {node} is missing, and what is behind it waits"
+            for node, seq in self.backlog.gaps.items()
+        ]
         return found
 
     def _forget(self, key: RunKey) -> None:
@@ -255,11 +314,15 @@ class Text(TextReader, Listing):
         self.closer.flushed(manifest)
         manifest = await self.folder.fold(manifest)
         if self.partials.due(manifest):
-            await self._publish(manifest.key)
+            await self._publish(manifest.key, due=True)
 
-    async def _publish(self, key: RunKey) -> None:
+    async def _publish(self, key: RunKey, *, due: bool = False) -> None:
         # Under the lock, so that it cannot come after the close that removes it.
         async with self._locks.of(key):
             manifest = (await self._manifests.get(key)).manifest
-            if self.partials.due(manifest):
-                await self.partials.publish(manifest)
+            if manifest.state != "open" or (due and not self.partials.due(manifest)):
+                return
+            await self.partials.publish(manifest)
+            # Another node may have closed it meanwhile, and removed the one before.
+            if (await self._manifests.get(key)).manifest.state != "open":
+                await self._store.delete([keys.partial(self._limits.prefix, key)])

@@ -13,10 +13,11 @@ import pytest
 
 from coordination.lease import LeaseName, decode_lease, encode_lease, sweep_lease, text_lease
 from coordination.leases import Held, Leases
-from coordination.storetime import DateSample, StoreTime
+from coordination.storetime import StoreTime
 from logstore.batch import RunKey
 from logstore.clock import Clock
 from logstore.errors import Damaged, OutcomeUnknown, StoreUnavailable
+from logstore.objects.dates import DateSample
 from logstore.objects.local import LocalStore, inline
 from logstore.objects.store import ObjectStore
 from tests.faulty_store import Fault, FaultyStore, Schedule
@@ -200,7 +201,8 @@ class DatedStore(FaultyStore):
             return await super()._step(name, key, work)
         finally:
             await self._true.sleep(self._dice.choice([0.01, 0.3, 0.9, 3.0]))
-            self.newest = DateSample(date, sent, self._machine.monotonic())
+            arrived = self._machine.monotonic()
+            self.newest = DateSample(date, sent, arrived, self._machine.now_ms())
 
 
 @pytest.mark.parametrize("seed", seeds(20))

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -30,6 +32,11 @@ def open_local_store(root: str) -> ObjectStore:
     return LocalStore(root, Disk(), SystemClock(), system_entropy())
 
 
+@asynccontextmanager
+async def opened_local_store(root: str) -> AsyncIterator[ObjectStore]:
+    yield open_local_store(root)
+
+
 class TestLocalStore(LargeObjectContract, FolderStoreContract, ObjectStoreContract):
     @pytest.fixture
     def store(self, tmp_path: Path) -> ObjectStore:
@@ -39,7 +46,7 @@ class TestLocalStore(LargeObjectContract, FolderStoreContract, ObjectStoreContra
 class TestLocalStoreRaces(ObjectRacesContract):
     @pytest.fixture
     def open_store(self, tmp_path: Path) -> OpenStore:
-        return partial(open_local_store, str(tmp_path / "store"))
+        return partial(opened_local_store, str(tmp_path / "store"))
 
 
 class TestLocalStoreInMemory(FolderStoreContract, ObjectStoreContract):

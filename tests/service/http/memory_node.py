@@ -14,10 +14,16 @@ from logstore.batch import RunKey
 from logstore.clock import SystemClock
 from logstore.entropy import system_entropy
 from logstore.errors import BatchConflict, InvalidCursor, NodeNotReady, NotFound
+from logstore.objects.local import LocalStore, inline
 from logstore.position import Cursor, Position
 from logstore.ulid import Minter
 from service.incoming import IncomingBatch, Receipt, Submitted
+from service.status.endings import EndingLimits
+from service.status.expiry import Expiry
+from service.status.reports import Reports
+from service.status.status import RunStatus, StatusLimits
 from service.tail import Tail, TailLimits
+from tests.powercut import PowerCutFileSystem
 
 NODE = "node-01"
 FILE = "01HZZZZZZZZZZZZZZZZZZZZZZZ"
@@ -77,6 +83,7 @@ class MemoryText:
         self.closed: set[RunKey] = set()
         self.failures: list[Exception] = []
         self.reads = 0
+        self.first_ms: dict[str, int] = {}
 
     def whole(self, key: RunKey) -> bytes:
         return b"".join(held.batch.text for held in self.held.get(key, []))
@@ -119,8 +126,10 @@ class MemoryText:
         if tail is not None:
             return max(0, total - tail)
         if before is not None:
+            if not before.isdigit():
+                raise InvalidCursor(f"not a cursor: {before}", field="before")
             return max(0, int(before) - limit)
-        if after is not None and not after.isdigit():
+        if after and not after.isdigit():
             raise InvalidCursor(f"not a cursor: {after}", field="after")
         return min(int(after or 0), total)
 
@@ -169,12 +178,15 @@ class MemoryText:
         return MemorySize(total if closed else total // 2, total, f"e{total}", self.state(key))
 
     async def runs(self, fqn: str, limit: int) -> Sequence[MemorySummary]:
+        if self.failures:
+            raise self.failures.pop(0)
         keys = [key for key in reversed(self.held) if key.fqn == fqn]
         return [self._summary(key) for key in keys[:limit]]
 
     def _summary(self, key: RunKey) -> MemorySummary:
         text = self.whole(key)
-        return MemorySummary(key.run, self.state(key), text.count(b"\n"), len(text), 1, 2)
+        first = self.first_ms.get(key.run, 1)
+        return MemorySummary(key.run, self.state(key), text.count(b"\n"), len(text), first, 2)
 
     async def pipelines(self) -> Sequence[str]:
         return sorted({key.fqn for key in self.held})
@@ -185,6 +197,7 @@ class MemoryNode:
     """Takes batches at once, or after `delay` (set by a test) is done."""
 
     limits: TailLimits = field(default_factory=TailLimits)
+    endings: EndingLimits = field(default_factory=EndingLimits)
     text: MemoryText = field(default_factory=MemoryText)
     ready: bool = True
     refusal: Exception | None = None
@@ -192,7 +205,9 @@ class MemoryNode:
 
     def __post_init__(self) -> None:
         self.tail = Tail(NODE, self.limits)
+        self.status = self._opened_status()
         self.batches: list[IncomingBatch] = []
+        self.opened: list[tuple[RunKey, str]] = []
         self.next_pos = 0
         self._minter = Minter(SystemClock(), system_entropy())
         self._known: dict[tuple[RunKey, int], Held] = {}
@@ -200,6 +215,21 @@ class MemoryNode:
         self.lost: Exception | None = None
         """What becomes of submitted batches in place of being stored."""
         self._waiting: set[asyncio.Task[None]] = set()
+
+    def _opened_status(self) -> RunStatus:
+        clock = SystemClock()
+        self.store = LocalStore("/store", PowerCutFileSystem(), clock, system_entropy(), run=inline)
+
+        async def exists(key: RunKey) -> bool:
+            return key in self.text.held
+
+        return RunStatus(
+            Reports(self.store, clock, system_entropy(), horizon=lambda _: 0),
+            clock,
+            StatusLimits(endings=self.endings),
+            tail=lambda: self.tail,
+            expiry=Expiry(self.store, clock, exists),
+        )
 
     def problems(self) -> Sequence[str]:
         return [] if self.ready else ["the node is starting"]
@@ -250,6 +280,12 @@ class MemoryNode:
             last = Position(FILE, self.next_pos - 1)
             self.tail.publish(batch.key, batch.text, batch.records, batch.lines, last)
 
+    async def open_run(self, key: RunKey, connector: str) -> int:
+        if not self.ready:
+            raise NodeNotReady("the node is stopping")
+        self.opened.append((key, connector))
+        return self._minter.mint()
+
     async def close_run(self, key: RunKey) -> str:
         self.text.closed.add(key)
         self.tail.ended(key)
@@ -257,6 +293,7 @@ class MemoryNode:
 
     async def delete_run(self, key: RunKey) -> None:
         self.text.held.pop(key, None)
+        await self.status.remove(*key)
         self.tail.ended(key)
 
     async def delete_pipeline(self, fqn: str) -> Sequence[str]:

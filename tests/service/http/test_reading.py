@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import re
 
@@ -44,6 +45,7 @@ async def test_a_page_has_upstreams_shape_and_more(direct: Serve) -> None:
 
 async def test_a_run_that_never_was_is_an_empty_page(direct: Serve) -> None:
     served = await direct()
+    await put(served.node, b"x\n", RunKey("p", "other"))
     page = (await served.get("/p/r")).json()
     assert (page["logs"], page["after"], page["total"]) == ("", None, 0)
     missing = await served.get("/p/r/download")
@@ -73,7 +75,33 @@ async def test_pages_backwards(direct: Serve) -> None:
     await put(served.node, b"".join(b"%d\n" % i for i in range(10)))
     assert (await served.get("/p/r?tail=3")).json()["logs"] == "7\n8\n9"
     assert (await served.get("/p/r?before=7&limit=2")).json()["logs"] == "5\n6"
-    assert (await served.get("/p/r?after=nonsense")).json()["type"] == "invalid-cursor"
+    assert (await served.get("/p/r?before=nonsense")).json()["type"] == "invalid-cursor"
+
+
+async def test_a_cursor_that_nobody_gave_out_is_the_start(direct: Serve) -> None:
+    """As upstream: empty or not a number."""
+    served = await direct()
+    await put(served.node, b"a\nb\n")
+    for query in ("?after=nonsense", "?after=", "?offset=x", "?after=-1"):
+        assert (await served.get("/p/r" + query)).json()["logs"] == "a\nb"
+
+
+async def test_a_page_is_packed_for_who_asks(direct: Serve) -> None:
+    """As upstream's client unpacks it: base64 of gzip."""
+    served = await direct()
+    await put(served.node, "ü\n".encode())
+    page = (await served.get("/p/r?compressed=true")).json()
+    assert page["compressed"] is True
+    assert gzip.decompress(base64.b64decode(page["logs"])).decode() == "ü"
+    assert "compressed" not in (await served.get("/p/r")).json()
+
+
+async def test_a_pipeline_that_never_was_is_not_found(direct: Serve) -> None:
+    served = await direct()
+    for path in ("/p/r", "/p", "/p/last", "/p/last/download", "/p/r/download"):
+        missing = await served.get(path)
+        assert (missing.status_code, missing.json()["code"]) == (404, 404)
+        assert missing.json()["message"]
 
 
 async def closed_run(serve: Serve, text: bytes) -> Served:
@@ -211,7 +239,7 @@ async def test_reading_takes_names_as_writing_does(direct: Serve, path: str) -> 
     assert (await served.get(path + "/download", **IDENTITY)).content == b"x\n"
     deleted = await served.client.delete("/api/v1/services/ingestionPipelines/logs" + path)
     assert deleted.json()["runs"] == ["r"]
-    assert (await served.get(path)).json()["logs"] == ""
+    assert (await served.get(path)).status_code == 404
 
 
 async def test_a_pipeline_is_deleted_with_all_runs(direct: Serve) -> None:
@@ -220,7 +248,7 @@ async def test_a_pipeline_is_deleted_with_all_runs(direct: Serve) -> None:
         await put(served.node, b"x\n", RunKey("p", run))
     reply = await served.client.delete("/api/v1/services/ingestionPipelines/logs/p")
     assert sorted(reply.json()["runs"]) == ["1", "2"]
-    assert (await served.get("/p")).json()["runs"] == []
+    assert (await served.get("/p")).status_code == 404
 
 
 async def test_health_and_version(direct: Serve) -> None:

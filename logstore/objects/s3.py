@@ -1,0 +1,182 @@
+"""The object store on S3, or on any server that speaks it and honours conditional writes.
+
+`logstore.objects.s3_requests` says how requests are tried again, `…s3_writes` how objects
+are made, `…s3_plan` of which parts, `…s3_place` how they are kept. An ETag is that of the
+bytes for an object of one part only, and with `aws:kms` not even that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from logstore.clock import Clock
+from logstore.entropy import Entropy
+from logstore.errors import PreconditionFailed, StoreUnavailable
+from logstore.objects.dates import DateSample
+from logstore.objects.ranges import check_range, length_of
+from logstore.objects.s3_lists import Lists
+from logstore.objects.s3_place import Keeping, Place
+from logstore.objects.s3_plan import Given, PartLimits, Sent, Stored, plan
+from logstore.objects.s3_reads import Reads
+from logstore.objects.s3_requests import Requests, Tries
+from logstore.objects.s3_uploads import Uploads
+from logstore.objects.s3_writes import SourceShorter, Target, Writes
+from logstore.objects.store import Body, ObjectInfo, Part
+
+_HEADS_AT_ONCE = 16
+
+
+class S3Store:
+    """`ObjectStore` in a bucket, below a prefix. The client is the caller's to close."""
+
+    def __init__(
+        self,
+        client: Any,
+        place: Place,
+        clock: Clock,
+        entropy: Entropy,
+        *,
+        keeping: Keeping | None = None,
+        tries: Tries | None = None,
+        limits: PartLimits | None = None,
+        uploads_by_prefix: bool = True,
+    ) -> None:
+        """`uploads_by_prefix`: the server lists uploads of a prefix, as AWS and unlike MinIO."""
+        self.place = place
+        self.keeping = keeping or Keeping()
+        self.requests = Requests(client, place.bucket, clock, entropy, tries or Tries())
+        self._limits = limits or PartLimits()
+        self._reads = Reads(self.requests, place)
+        self._lists = Lists(self.requests, place)
+        self._uploads = Uploads(self.requests, place, by_prefix=uploads_by_prefix)
+        self._writes = Writes(self.requests, place, self.keeping, self._limits, clock, entropy)
+
+    @property
+    def newest_date(self) -> DateSample | None:
+        """What the last answer said of the store's clock."""
+        return self.requests.newest
+
+    async def put(
+        self,
+        key: str,
+        body: Body,
+        *,
+        if_absent: bool = False,
+        if_match: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> ObjectInfo:
+        self.place.full(key)
+        target = Target(key, if_absent, if_match, metadata or {})
+        if memoryview(body).nbytes <= self._limits.single_put:
+            data = body if isinstance(body, bytes) else bytes(body)
+            return await self._writes.put(target, data)
+        return await self._made(target, [Given(memoryview(body).cast("B"))])
+
+    async def get(
+        self, key: str, *, offset: int = 0, size: int | None = None, if_match: str | None = None
+    ) -> tuple[ObjectInfo, bytes]:
+        return await self._reads.get(key, offset, size, if_match)
+
+    def stream(
+        self, key: str, *, offset: int = 0, size: int | None = None, if_match: str | None = None
+    ) -> AsyncIterator[bytes]:
+        return self._reads.stream(key, offset, size, if_match)
+
+    async def head(self, key: str) -> ObjectInfo:
+        return await self._reads.head(key)
+
+    async def compose(
+        self,
+        key: str,
+        parts: Sequence[Part | bytes],
+        *,
+        if_absent: bool = False,
+        if_match: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> ObjectInfo:
+        self.place.full(key)
+        target = Target(key, if_absent, if_match, metadata or {})
+        try:
+            return await self._made(target, await self._spans(parts, trusting=True))
+        except SourceShorter:
+            pass
+        try:
+            return await self._made(target, await self._spans(parts, trusting=False))
+        except SourceShorter as error:
+            raise StoreUnavailable(f"compose {key}: a source changes: {error}") from error
+
+    def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
+        return self._lists.objects(prefix, after)
+
+    def folders(self, prefix: str, *, after: str = "") -> AsyncIterator[str]:
+        return self._lists.folders(prefix, after)
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        await self._lists.delete(keys)
+
+    async def sweep(self, before_ms: int) -> int:
+        return await self._uploads.sweep(before_ms)
+
+    def uri(self, key: str) -> str:
+        return self.place.uri(key)
+
+    async def _made(self, target: Target, spans: Sequence[Stored | Given]) -> ObjectInfo:
+        """One part that is sent is a put; everything else is an upload."""
+        parts = plan(spans, self._limits)
+        if not parts:
+            return await self._writes.put(target, b"")
+        if len(parts) == 1 and isinstance(parts[0], Sent):
+            data = await self._writes.gather(f"compose {target.key}", parts[0])
+            return await self._writes.put(target, data)
+        return await self._writes.upload(target, parts)
+
+    async def _spans(
+        self, parts: Sequence[Part | bytes], *, trusting: bool
+    ) -> Sequence[Stored | Given]:
+        """Ranges with their true sizes. `trusting`: a size that was given is not looked up.
+
+        A range that takes several requests is pinned to what is there now.
+        """
+        asked = {
+            part.key
+            for part in parts
+            if isinstance(part, Part) and not (trusting and self._is_plain(part))
+        }
+        found = await self._heads(sorted(asked))
+        return [
+            _span(part, found.get(part.key)) if isinstance(part, Part) else Given(memoryview(part))
+            for part in parts
+        ]
+
+    def _is_plain(self, part: Part) -> bool:
+        if part.size is None:
+            return False
+        return part.size <= self._limits.copied or part.if_match is not None
+
+    async def _heads(self, keys: Sequence[str]) -> Mapping[str, ObjectInfo]:
+        at_once = asyncio.Semaphore(_HEADS_AT_ONCE)
+
+        async def head(key: str) -> ObjectInfo:
+            async with at_once:
+                return await self._reads.head(key)
+
+        results = await asyncio.gather(*[head(key) for key in keys], return_exceptions=True)
+        found = {}
+        for key, result in zip(keys, results, strict=True):
+            if isinstance(result, BaseException):
+                raise result
+            found[key] = result
+        return found
+
+
+def _span(part: Part, info: ObjectInfo | None) -> Stored:
+    check_range(part.offset, part.size)
+    if info is None:
+        assert part.size is not None
+        return Stored(part.key, part.offset, part.size, part.if_match)
+    if part.if_match not in (None, info.etag):
+        raise PreconditionFailed(f"{part.key} is not as it was")
+    size = length_of(info.size, part.offset, part.size)
+    return Stored(part.key, part.offset, size, info.etag)

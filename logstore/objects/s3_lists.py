@@ -1,0 +1,99 @@
+"""Listing and deleting on S3, a thousand at a time."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Final
+
+from logstore.errors import StoreUnavailable
+from logstore.objects.s3_errors import failure_of_key
+from logstore.objects.s3_place import Place, listed
+from logstore.objects.s3_requests import Failed, Requests
+from logstore.objects.store import ObjectInfo
+from logstore.objects.walk import is_clean
+
+_AT_ONCE: Final = 1000
+
+
+class Lists:
+    """Keys in order, page by page; and deletes in batches."""
+
+    def __init__(self, requests: Requests, place: Place) -> None:
+        self._requests = requests
+        self._place = place
+
+    async def objects(self, prefix: str, after: str) -> AsyncIterator[ObjectInfo]:
+        """As `ObjectStore.list`."""
+        if not is_clean(prefix[: prefix.rfind("/") + 1]):
+            return
+        start = _start(prefix, after)
+        if start is None:
+            return
+        async for page in self._pages(prefix, start, {}):
+            for entry in page.get("Contents", []):
+                key = self._place.own(entry["Key"])
+                if key and not key.endswith("/"):  # Hadoop's markers of folders are no objects
+                    yield listed(key, entry)
+
+    async def folders(self, prefix: str, after: str) -> AsyncIterator[str]:
+        """As `ObjectStore.folders`."""
+        if not is_clean(prefix):
+            return
+        # `0` follows `/`: nothing that begins with `{after}/` is above it, and all else is.
+        start = f"{prefix}{after}0" if after else ""
+        async for page in self._pages(prefix, start, {"Delimiter": "/"}):
+            for entry in page.get("CommonPrefixes", []):
+                yield self._place.own(entry["Prefix"])[len(prefix) : -1]
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        """As `ObjectStore.delete`."""
+        left = list(dict.fromkeys(self._place.full(key) for key in keys))
+        while left:
+            batch, left = left[:_AT_ONCE], left[_AT_ONCE:]
+            await self._delete(batch)
+
+    async def _delete(self, keys: list[str]) -> None:
+        """Those that the server did not delete are asked for again, alone."""
+        left = keys
+
+        async def send() -> None:
+            nonlocal left
+            asked = {"Objects": [{"Key": key} for key in left], "Quiet": True}
+            answer = await self._requests.once("delete_objects", {"Delete": asked})
+            failed = [entry for entry in answer.get("Errors", []) if not _is_gone(entry)]
+            left = [entry["Key"] for entry in failed]
+            if failed:
+                raise Failed(failure_of_key(failed[0]))
+
+        await self._requests.again(f"delete {len(keys)} objects", send)
+
+    async def _pages(
+        self, prefix: str, start: str, parameters: Mapping[str, Any]
+    ) -> AsyncIterator[Mapping[str, Any]]:
+        place = self._place
+        parameters = {"Prefix": place.prefix + prefix, **parameters}
+        more = {"StartAfter": place.prefix + start} if start else {}
+        while True:
+            page = await self._requests.ask(
+                "list_objects_v2", f"list {prefix}", **parameters, **more
+            )
+            yield page
+            if not page.get("IsTruncated"):
+                return
+            if "NextContinuationToken" not in page:
+                raise StoreUnavailable(f"list {prefix}: the server cut the list and gave no token")
+            more = {"ContinuationToken": page["NextContinuationToken"]}
+
+
+def _start(prefix: str, after: str) -> str | None:
+    """Where a list begins: "" at its prefix, None if `after` is above all keys of the prefix.
+
+    MinIO lists nothing for a start that is not below the prefix.
+    """
+    if after.startswith(prefix):
+        return after
+    return "" if after < prefix else None
+
+
+def _is_gone(entry: Mapping[str, Any]) -> bool:
+    return entry.get("Code") in ("NoSuchKey", "NoSuchVersion")

@@ -1,0 +1,93 @@
+"""Where on S3 a store's objects are, and how they are kept there: keys, headers, metadata.
+
+Every object carries `x-amz-meta-tailrace-write`, an id of the request that wrote it: that is
+how a writer whose answer was lost knows its own object. It is not shown as metadata.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from logstore.errors import InvalidName
+from logstore.objects.keypath import MAX_KEY_BYTES, check_key
+from logstore.objects.store import ObjectInfo
+
+MARK: Final = "tailrace-write"
+_TYPES: Final = {
+    "txt": "text/plain; charset=utf-8",
+    "json": "application/json",
+    "parquet": "application/vnd.apache.parquet",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """Encryption of every object, and the storage class of a key; None is the bucket's own."""
+
+    encryption: str = ""
+    kms_key_id: str = ""
+    class_of: Callable[[str], str | None] = lambda _: None
+
+    def parameters(self, key: str) -> dict[str, Any]:
+        """What a request that makes the object says of it; `key` is the store's."""
+        found: dict[str, Any] = {
+            "ContentType": _TYPES.get(key.rpartition(".")[2], "application/octet-stream")
+        }
+        if self.encryption:
+            found["ServerSideEncryption"] = self.encryption
+        if self.kms_key_id:
+            found["SSEKMSKeyId"] = self.kms_key_id
+        kept = self.class_of(key)
+        return found | ({"StorageClass": kept} if kept is not None else {})
+
+
+class Place:
+    """A bucket and a prefix: keys of the store to keys of the bucket, and back."""
+
+    def __init__(self, bucket: str, prefix: str) -> None:
+        self.bucket = bucket
+        self.prefix = f"{prefix}/" if prefix else ""
+
+    def full(self, key: str) -> str:
+        """The bucket's key. Raises `InvalidName` for a key that no object has."""
+        check_key(key)
+        full = self.prefix + key
+        if len(full.encode()) > MAX_KEY_BYTES:
+            raise InvalidName(
+                f"a key has at most {MAX_KEY_BYTES} bytes with the store's prefix", field="key"
+            )
+        return full
+
+    def own(self, full: str) -> str:
+        """The store's key of the bucket's."""
+        return full[len(self.prefix) :]
+
+    def uri(self, key: str) -> str:
+        """An address that Spark, DuckDB and deltalake know."""
+        return f"s3://{self.bucket}/{self.prefix}{key}"
+
+
+def described(key: str, answer: Mapping[str, Any]) -> ObjectInfo:
+    """What the answer to HEAD or GET says; the size is that of the whole object."""
+    metadata = {name: value for name, value in answer.get("Metadata", {}).items() if name != MARK}
+    total = answer.get("ContentRange", "").rpartition("/")[2]
+    size = int(total) if total else int(answer["ContentLength"])
+    return ObjectInfo(key, size, etag_of(answer), seconds_ms(answer["LastModified"]), metadata)
+
+
+def listed(key: str, entry: Mapping[str, Any]) -> ObjectInfo:
+    """What a listing says of an object."""
+    return ObjectInfo(key, int(entry["Size"]), etag_of(entry), seconds_ms(entry["LastModified"]))
+
+
+def etag_of(answer: Mapping[str, Any]) -> str:
+    """Without the quotes of HTTP."""
+    return str(answer["ETag"]).strip('"')
+
+
+def seconds_ms(time: datetime) -> int:
+    """Milliseconds of whole seconds: HEAD knows no more, so a listing says no more."""
+    return int(time.timestamp()) * 1000

@@ -1,0 +1,132 @@
+"""How an object is made of parts: which ranges the server copies, which bytes we send.
+
+S3 wants all parts but the last to have 5 MiB at least, and takes 10,000 of them. Stored
+ranges of that size are copied by the server, in pieces that it copies at the same time.
+Smaller ones, and bytes, are gathered into parts that are sent; a gathered part that is too
+small in the middle takes the bytes it lacks from the range that follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+MIB: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class PartLimits:
+    """S3's limits and our sizes, in bytes; tests make them smaller."""
+
+    smallest: int = 5 * MIB
+    count: int = 10_000
+    copied: int = 256 * MIB  # 5 GiB are allowed, but take minutes
+    sent: int = 16 * MIB
+    single_put: int = 64 * MIB
+    at_once: int = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A range of a stored object."""
+
+    key: str
+    offset: int
+    size: int
+    if_match: str | None = None
+
+    def split(self, size: int) -> tuple[Stored, Stored]:
+        """The first `size` bytes, and the rest."""
+        rest = replace(self, offset=self.offset + size, size=self.size - size)
+        return replace(self, size=size), rest
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Bytes of the caller."""
+
+    data: memoryview
+
+    @property
+    def size(self) -> int:
+        """How many."""
+        return len(self.data)
+
+    def split(self, size: int) -> tuple[Given, Given]:
+        """The first `size` bytes, and the rest."""
+        return Given(self.data[:size]), Given(self.data[size:])
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A part that we send."""
+
+    pieces: list[Stored | Given]
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        return sum([piece.size for piece in self.pieces])
+
+
+@dataclass(slots=True)
+class _Gathered:
+    pieces: list[Stored | Given] = field(default_factory=list)
+    size: int = 0
+
+    def add(self, piece: Stored | Given) -> None:
+        self.pieces.append(piece)
+        self.size += piece.size
+
+    def take(self) -> Sent:
+        sent = Sent(self.pieces)
+        self.pieces, self.size = [], 0
+        return sent
+
+
+def plan(spans: Iterable[Stored | Given], limits: PartLimits) -> list[Stored | Sent]:
+    """The parts in order: `Stored` is copied, `Sent` is sent. Empty spans leave no trace."""
+    wanted = [span for span in spans if span.size]
+    total = sum([span.size for span in wanted])
+    # With every part but the last this large there are never too many.
+    smallest = max(limits.smallest, -(-total // limits.count))
+    return list(_parts(wanted, smallest, limits))
+
+
+def _parts(
+    spans: list[Stored | Given], smallest: int, limits: PartLimits
+) -> Iterator[Stored | Sent]:
+    copied, sent = max(limits.copied, 2 * smallest), max(limits.sent, smallest)
+    gathered = _Gathered()
+    for span in spans:
+        lacking = max(0, smallest - gathered.size) if gathered.pieces else 0
+        # S3 copies ranges only of objects that are larger than the smallest part.
+        if isinstance(span, Stored) and span.size - lacking > smallest:
+            rest = span
+            if lacking:
+                piece, rest = span.split(lacking)
+                gathered.add(piece)
+            if gathered.pieces:
+                yield gathered.take()
+            yield from _evenly(rest, copied)
+        else:
+            yield from _gather(span, gathered, sent)
+    if gathered.pieces:
+        yield gathered.take()
+
+
+def _gather(span: Stored | Given, gathered: _Gathered, size: int) -> Iterator[Sent]:
+    rest: Stored | Given = span
+    while rest.size:
+        piece, rest = rest.split(min(rest.size, size - gathered.size))
+        gathered.add(piece)
+        if gathered.size == size:
+            yield gathered.take()
+
+
+def _evenly(span: Stored, largest: int) -> Iterator[Stored]:
+    count = -(-span.size // largest)
+    for left in range(count, 0, -1):
+        piece, span = span.split(-(-span.size // left))
+        yield piece

@@ -1,0 +1,187 @@
+"""One request to S3, tried a bounded number of times; and what is learned on the way.
+
+botocore's own tries are off: they would send a conditional write again after a lost
+answer, and pass on the 412 that its own first try had caused. Here
+
+- `ask` is for requests that may be made twice: reads, deletes, parts of an upload. Between
+  tries it waits, twice as long each time, with jitter;
+- `settle` is for the request that makes an object. When it is not clear whether a try
+  happened, or a 412 may be its own, `look` says whether our write is there. So a write
+  that happened is never reported as refused, and no other's as ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from email.utils import parsedate_to_datetime
+from typing import Any, Final, TypeVar
+
+from logstore.clock import Clock
+from logstore.entropy import Entropy
+from logstore.errors import StoreUnavailable, TailraceError
+from logstore.objects.dates import DateSample
+from logstore.objects.s3_errors import Failure, Meaning, failure_of
+
+T = TypeVar("T")
+
+_LONGEST_PAUSE_SECONDS: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tries:
+    """How often a request is made, and the pause before the second time."""
+
+    count: int = 4
+    pause_seconds: float = 0.1
+
+
+class Failed(Exception):
+    """A request that failed; never leaves the S3 store."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+class Requests:
+    """Requests of one client about one bucket; counts them by operation."""
+
+    def __init__(
+        self, client: Any, bucket: str, clock: Clock, entropy: Entropy, tries: Tries
+    ) -> None:
+        self._client = client
+        self.bucket = bucket
+        self._clock = clock
+        self._entropy = entropy
+        self._tries = tries
+        self.newest: DateSample | None = None
+        self.made: dict[str, int] = {}
+
+    async def once(self, operation: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """One try of one of botocore's operations. Raises `Failed`."""
+        self.made[operation] = self.made.get(operation, 0) + 1
+        sent = self._clock.monotonic()
+        try:
+            answer = await getattr(self._client, operation)(Bucket=self.bucket, **parameters)
+        except Exception as error:
+            failure = failure_of(error)
+            if failure is None:
+                raise
+            self._note_date(getattr(error, "response", {}), sent)
+            raise Failed(failure) from error
+        self._note_date(answer, sent)
+        return dict(answer)
+
+    async def ask(self, operation: str, what: str, **parameters: Any) -> dict[str, Any]:
+        """The answer of one of several tries. Raises as `again`."""
+
+        async def send() -> dict[str, Any]:
+            return await self.once(operation, parameters)
+
+        return await self.again(what, send, conditional="IfMatch" in parameters)
+
+    async def again(
+        self, what: str, send: Callable[[], Awaitable[T]], *, conditional: bool = False
+    ) -> T:
+        """What `send` returns at last; it does the same however often it is called.
+
+        Raises `NotFound`, `PreconditionFailed` if it is `conditional`, `InvalidInput`,
+        `StoreUnavailable`.
+        """
+        failure: Failure | None = None
+        for pause in self.pauses():
+            await self._clock.sleep(pause)
+            try:
+                return await send()
+            except Failed as failed:
+                failure = failed.failure
+            if failure.meaning in (Meaning.ABSENT, Meaning.FINAL):
+                raise failure.error(what)
+            if failure.meaning is Meaning.CONDITION and conditional:
+                raise failure.error(what)
+        assert failure is not None
+        raise StoreUnavailable(f"{what}: {failure.message}", hint=_hint(failure, what))
+
+    async def settle(
+        self,
+        what: str,
+        send: Callable[[], Awaitable[T]],
+        look: Callable[[], Awaitable[T | None]],
+        *,
+        conditional: bool,
+    ) -> T:
+        """What `send` returns, or `look` when it finds that `send` did its work.
+
+        Raises `PreconditionFailed` if it is `conditional`, `InvalidInput`, `StoreUnavailable`
+        if nothing was written, `OutcomeUnknown`.
+        """
+        unclear: Failure | None = None
+        failure: Failure | None = None
+        for pause in self.pauses():
+            await self._clock.sleep(pause)
+            try:
+                return await send()
+            except Failed as failed:
+                failure = _of_a_write(failed.failure)
+            if failure.meaning is Meaning.FINAL:
+                break
+            if failure.meaning is Meaning.DONE_NOTHING:
+                continue
+            try:
+                found = await look()
+            except StoreUnavailable:
+                unclear = failure
+                continue
+            if found is not None:
+                return found
+            if failure.meaning is Meaning.CONDITION:
+                if conditional:
+                    break
+            else:
+                unclear = failure
+        assert failure is not None
+        raise _outcome(what, failure, unclear, conditional=conditional)
+
+    def pauses(self) -> Iterator[float]:
+        """Seconds to wait before each try."""
+        yield 0.0
+        for tried in range(self._tries.count - 1):
+            longest = min(self._tries.pause_seconds * 2**tried, _LONGEST_PAUSE_SECONDS)
+            yield longest * (1 + self._entropy.getrandbits(16) / 65536) / 2
+
+    def _note_date(self, answer: Mapping[str, Any], sent: float) -> None:
+        date_ms = date_of(answer)
+        if date_ms is not None:
+            arrived, now_ms = self._clock.monotonic(), self._clock.now_ms()
+            self.newest = DateSample(date_ms, sent, arrived, now_ms)
+
+
+def date_of(answer: Mapping[str, Any]) -> int | None:
+    """When the server answered, ms; None if it does not say."""
+    headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    try:
+        return round(parsedate_to_datetime(headers["date"]).timestamp() * 1000)
+    except (KeyError, ValueError):  # a proxy's answer, or none
+        return None
+
+
+def _of_a_write(failure: Failure) -> Failure:
+    """That there is no object to be replaced is a condition that does not hold."""
+    if failure.meaning is Meaning.ABSENT and failure.code != "NoSuchUpload":
+        return replace(failure, meaning=Meaning.CONDITION)
+    return failure
+
+
+def _outcome(
+    what: str, failure: Failure, unclear: Failure | None, *, conditional: bool
+) -> TailraceError:
+    if unclear is not None:
+        return unclear.unknown(what)
+    if failure.meaning is Meaning.CONDITION and not conditional:
+        return StoreUnavailable(f"{what}: {failure.message}")
+    return failure.error(what)
+
+
+def _hint(failure: Failure, what: str) -> str | None:
+    return failure.error(what).hint or None

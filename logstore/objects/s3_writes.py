@@ -1,0 +1,276 @@
+"""Making objects on S3: in one request, or as an upload of parts that becomes visible at once.
+
+    create ──► parts, some copied by the server, some sent ──► complete (with the condition)
+       └── a failure aborts the upload; what a crash leaves, `sweep` does
+
+The object carries the mark of its write, whichever way it is made, so that a lost answer
+to the put or to the completion is resolved by looking.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from logstore import ulid
+from logstore.clock import Clock
+from logstore.entropy import Entropy
+from logstore.errors import NotFound, StoreUnavailable
+from logstore.objects.metadata import check_metadata
+from logstore.objects.s3_errors import Failure, Meaning
+from logstore.objects.s3_place import MARK, Keeping, Place, described, etag_of
+from logstore.objects.s3_plan import Given, PartLimits, Sent, Stored
+from logstore.objects.s3_reads import Reads
+from logstore.objects.s3_requests import Failed, Requests, date_of
+from logstore.objects.store import ObjectInfo
+
+T = TypeVar("T")
+
+_SENT_AT_ONCE: Final = 2
+_STREAMED_BYTES: Final = 1 << 20
+_NOT_THAT_LONG: Final = frozenset({"InvalidRange", "InvalidArgument", "416"})
+
+
+class SourceShorter(Exception):
+    """A range ends beyond its object; never leaves the S3 store."""
+
+
+class _Begin(Exception):
+    """S3 wants the whole upload made anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is to be written: where, on which condition, with which metadata."""
+
+    key: str
+    if_absent: bool
+    if_match: str | None
+    metadata: Mapping[str, str]
+
+    @property
+    def conditional(self) -> bool:
+        """Whether it may lawfully be refused."""
+        return self.if_absent or self.if_match is not None
+
+    def condition(self) -> dict[str, Any]:
+        """As parameters of the request that makes the object."""
+        absent = {"IfNoneMatch": "*"} if self.if_absent else {}
+        return absent | ({} if self.if_match is None else {"IfMatch": f'"{self.if_match}"'})
+
+
+class Writes:
+    """Puts and uploads."""
+
+    def __init__(
+        self,
+        requests: Requests,
+        place: Place,
+        keeping: Keeping,
+        limits: PartLimits,
+        clock: Clock,
+        entropy: Entropy,
+    ) -> None:
+        self._requests = requests
+        self._place = place
+        self._keeping = keeping
+        self._limits = limits
+        self._clock = clock
+        self._entropy = entropy
+        self._reads = Reads(requests, place)
+
+    async def put(self, target: Target, data: bytes) -> ObjectInfo:
+        """One request. Raises as `ObjectStore.put`."""
+        full = self._place.full(target.key)
+        mark = self._mark(target)
+        parameters = {
+            "Key": full,
+            "Metadata": {**target.metadata, MARK: mark},
+            **self._keeping.parameters(target.key),
+            **target.condition(),
+        }
+
+        async def send() -> ObjectInfo:
+            answer = await self._requests.once("put_object", parameters | {"Body": _body(data)})
+            return self._written(target, len(data), answer)
+
+        return await self._requests.settle(
+            f"put {target.key}",
+            send,
+            self._looking(target.key, mark),
+            conditional=target.conditional,
+        )
+
+    async def upload(self, target: Target, parts: Sequence[Stored | Sent]) -> ObjectInfo:
+        """An upload of planned parts. Raises as `ObjectStore.compose`, and `SourceShorter`."""
+        mark = self._mark(target)
+        for pause in self._requests.pauses():
+            await self._clock.sleep(pause)
+            upload_id = await self._create(target, mark)
+            try:
+                done = await self._all_parts(target.key, upload_id, parts)
+                size = sum([part.size for part in parts])
+                return await self._complete(target, mark, upload_id, done, size)
+            except _Begin:
+                await self._abort(target.key, upload_id)
+            except BaseException:
+                await self._abort(target.key, upload_id)
+                raise
+        raise StoreUnavailable(f"compose {target.key}: other writers were always at it")
+
+    async def gather(self, what: str, sent: Sent) -> bytes:
+        """The bytes of a part that is sent. Raises `SourceShorter`, and as `get`."""
+        found = []
+        for piece in sent.pieces:
+            if isinstance(piece, Given):
+                found.append(bytes(piece.data))
+                continue
+            _, data = await self._reads.get(piece.key, piece.offset, piece.size, piece.if_match)
+            if len(data) != piece.size:
+                raise SourceShorter(f"{what}: {piece.key} is shorter than it was")
+            found.append(data)
+        return found[0] if len(found) == 1 else b"".join(found)
+
+    async def _create(self, target: Target, mark: str) -> str:
+        answer = await self._requests.ask(
+            "create_multipart_upload",
+            f"compose {target.key}",
+            Key=self._place.full(target.key),
+            Metadata={**target.metadata, MARK: mark},
+            **self._keeping.parameters(target.key),
+        )
+        return str(answer["UploadId"])
+
+    async def _all_parts(
+        self, key: str, upload_id: str, parts: Sequence[Stored | Sent]
+    ) -> list[dict[str, Any]]:
+        sending, working = asyncio.Semaphore(_SENT_AT_ONCE), asyncio.Semaphore(self._limits.at_once)
+
+        async def made(number: int, part: Stored | Sent) -> dict[str, Any]:
+            request = {"Key": self._place.full(key), "UploadId": upload_id, "PartNumber": number}
+            if isinstance(part, Sent):
+                async with sending:
+                    etag = await self._send_part(key, request, part)
+            else:
+                async with working:
+                    etag = await self._copy_part(key, request, part)
+            return {"PartNumber": number, "ETag": etag}
+
+        return await _together([made(i, part) for i, part in enumerate(parts, 1)])
+
+    async def _send_part(self, key: str, request: Mapping[str, Any], part: Sent) -> str:
+        what = f"compose {key}"
+        data = await self.gather(what, part)
+
+        async def send() -> str:
+            body = {"Body": _body(data)}
+            return str((await self._requests.once("upload_part", {**request, **body}))["ETag"])
+
+        return await self._requests.again(what, send)
+
+    async def _copy_part(self, key: str, request: Mapping[str, Any], part: Stored) -> str:
+        source = {"Bucket": self._place.bucket, "Key": self._place.full(part.key)}
+        asked = {
+            **request,
+            "CopySource": source,
+            "CopySourceRange": f"bytes={part.offset}-{part.offset + part.size - 1}",
+        }
+        if part.if_match is not None:
+            asked["CopySourceIfMatch"] = f'"{part.if_match}"'
+
+        async def send() -> str:
+            try:
+                answer = await self._requests.once("upload_part_copy", asked)
+            except Failed as failed:
+                if failed.failure.code in _NOT_THAT_LONG:
+                    raise SourceShorter(failed.failure.message) from failed
+                raise
+            return str(answer["CopyPartResult"]["ETag"])
+
+        return await self._requests.again(
+            f"compose {key} from {part.key}", send, conditional=part.if_match is not None
+        )
+
+    async def _complete(
+        self, target: Target, mark: str, upload_id: str, parts: list[dict[str, Any]], size: int
+    ) -> ObjectInfo:
+        parameters = {
+            "Key": self._place.full(target.key),
+            "UploadId": upload_id,
+            "MultipartUpload": {"Parts": parts},
+            **target.condition(),
+        }
+        tried = 0
+
+        async def send() -> ObjectInfo:
+            nonlocal tried
+            tried += 1
+            try:
+                answer = await self._requests.once("complete_multipart_upload", parameters)
+            except Failed as failed:
+                raise _of_completion(failed.failure, tried) from failed
+            return self._written(target, size, answer)
+
+        return await self._requests.settle(
+            f"compose {target.key}",
+            send,
+            self._looking(target.key, mark),
+            conditional=target.conditional,
+        )
+
+    async def _abort(self, key: str, upload_id: str) -> None:
+        """One try: what stays is swept later, and the caller must hear of what led here."""
+        try:
+            await self._requests.once(
+                "abort_multipart_upload", {"Key": self._place.full(key), "UploadId": upload_id}
+            )
+        except Failed:
+            return
+
+    def _looking(self, key: str, mark: str) -> Callable[[], Awaitable[ObjectInfo | None]]:
+        async def look() -> ObjectInfo | None:
+            try:
+                answer = await self._reads.answer(key)
+            except NotFound:
+                return None
+            ours = answer.get("Metadata", {}).get(MARK) == mark
+            return described(key, answer) if ours else None
+
+        return look
+
+    def _mark(self, target: Target) -> str:
+        check_metadata(target.metadata)
+        return ulid.encode(ulid.fresh(self._clock, self._entropy))
+
+    def _written(self, target: Target, size: int, answer: Mapping[str, Any]) -> ObjectInfo:
+        at = date_of(answer)
+        now_ms = self._clock.now_ms() // 1000 * 1000 if at is None else at
+        return ObjectInfo(target.key, size, etag_of(answer), now_ms, dict(target.metadata))
+
+
+def _of_completion(failure: Failure, tried: int) -> Exception:
+    """S3 says 409 when another write came between; the upload is of no more use then."""
+    if failure.code != "ConditionalRequestConflict":
+        return Failed(failure)
+    if tried == 1:
+        return _Begin()
+    return Failed(Failure(Meaning.UNCLEAR, failure.message, failure.code, failure.status))
+
+
+def _body(data: bytes) -> bytes | io.BytesIO:
+    """A large body waits for the server's leave, so that a refusal costs no bytes."""
+    return data if len(data) < _STREAMED_BYTES else io.BytesIO(data)
+
+
+async def _together(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """All results in order; the first failure ends the rest, and is raised when they ended."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,68 @@
+"""What a client says of a run beside its lines: its status, its progress, its metrics.
+
+    coordination/status/{fqn}/{run}            the newest status, changed by compare-and-swap
+    coordination/progress/{fqn}/{run}          the newest progress, the same
+    coordination/metrics/{fqn}/{run}/{ULID}    a batch of metrics, written once
+
+Each is a JSON object: `format` (1), `version` (a fresh ULID in every write, above the
+run's deletion: what is at or below a deletion does not exist), `fqn` and `run` in clear,
+`created_ms` and `stored_ms` (times of the first and of this write), and `value`, the
+JSON object that the client sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from logstore import ulid as ulids
+from logstore.batch import RunKey
+from logstore.errors import Damaged, InvalidInput, UnsupportedVersion
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """`version` is a ULID; times are milliseconds since the epoch, of the service's clock."""
+
+    key: RunKey
+    version: int
+    created_ms: int
+    stored_ms: int
+    value: Mapping[str, Any]
+
+
+def encode_report(report: Report) -> bytes:
+    """The bytes of a report."""
+    return orjson.dumps(
+        {
+            "format": FORMAT,
+            "version": ulids.encode(report.version),
+            "fqn": report.key.fqn,
+            "run": report.key.run,
+            "created_ms": report.created_ms,
+            "stored_ms": report.stored_ms,
+            "value": report.value,
+        }
+    )
+
+
+def decode_report(body: bytes) -> Report:
+    """The report that `body` holds. Raises `Damaged`, `UnsupportedVersion`."""
+    try:
+        value = orjson.loads(body)
+        if value["format"] > FORMAT:
+            raise UnsupportedVersion(f"a report of format {value['format']}")
+        return Report(
+            RunKey(value["fqn"], value["run"]),
+            ulids.decode(value["version"]),
+            int(value["created_ms"]),
+            int(value["stored_ms"]),
+            dict(value["value"]),
+        )
+    except (ValueError, TypeError, KeyError, InvalidInput) as error:
+        raise Damaged(f"not a report: {error}") from error

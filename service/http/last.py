@@ -1,0 +1,108 @@
+"""`GET /logs/{fqn}/last` and `/last/download`: the last run, as OpenMetadata's page reads it.
+
+A flat object of strings: the text under a key by the pipeline's type, `total`, `after`
+when there is more, `streaming` while the run is being written. Which run it is stands in
+the header `Tailrace-Run`, since the page takes keys it does not know for tasks.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+from urllib.parse import quote
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import JSONResponse, Response
+
+from logstore.batch import RunKey
+from logstore.clock import Clock
+from logstore.errors import NotFound
+from service.http.download import answer, without_body
+from service.http.limits import HttpLimits
+from service.http.node import NodeApi, Page
+from service.http.pages import page_from_start, total_of
+from service.http.targets import BASE, name
+from service.http.text import shown
+from service.status.last import last_run
+from service.status.task import TASKS, task_key
+
+_STRINGS = {"type": "object", "additionalProperties": {"type": "string"}}
+_BYTES = {"schema": {"type": "string", "format": "binary"}}
+
+
+def last_routes(node: NodeApi, limits: HttpLimits, clock: Clock) -> APIRouter:
+    """The page of the last run, and its whole text."""
+    router = APIRouter(prefix=BASE, tags=["runs"])
+
+    @router.get(
+        "/{fqn}/last",
+        summary="Lines of a pipeline's last run, as OpenMetadata's page reads them",
+        response_class=JSONResponse,
+        responses={
+            200: {
+                "description": "All values are strings.",
+                "content": {"application/json": {"schema": _STRINGS}},
+            }
+        },
+    )
+    async def last(
+        fqn: str,
+        after: Annotated[str | None, Query(description="Line offset or cursor.")] = None,
+        limit: Annotated[int, Query(description="Lines at most.", ge=1)] = limits.page_lines,
+        type: Annotated[  # noqa: A002
+            str | None, Query(description=f"Of the pipeline: {', '.join(TASKS)}.")
+        ] = None,
+    ) -> Response:
+        key, report = await last_run(node.status, node.text, name(fqn.encode(), "fqn"))
+        task = task_key(type, report)
+        try:
+            page = await page_from_start(node, key, after, min(limit, limits.max_page_lines))
+        except NotFound:  # a status came, and no line yet
+            return _flat(key, {task: "", "total": "0"})
+        return _flat(key, _strings(task, page))
+
+    @router.get(
+        "/{fqn}/last/download",
+        summary="The whole text of a pipeline's last run",
+        response_class=Response,
+        responses={
+            200: {"description": "All lines.", "content": {"application/octet-stream": _BYTES}}
+        },
+    )
+    @router.head("/{fqn}/last/download", include_in_schema=False)
+    async def download(fqn: str, request: Request) -> Response:
+        key, _ = await last_run(node.status, node.text, name(fqn.encode(), "fqn"))
+        size = await node.text.size(key)
+        response = answer(node, key, size, request.headers)
+        response.headers["tailrace-run"] = _header(key.run)
+        if response.status_code in (200, 206):
+            response.headers["content-type"] = "application/octet-stream"
+            file = f"ingestion_logs_{_short(key.fqn)}_{clock.now_ms()}.txt"
+            response.headers["content-disposition"] = f'attachment; filename="{file}"'
+        return without_body(response) if request.method == "HEAD" else response
+
+    return router
+
+
+def _strings(task: str, page: Page) -> dict[str, str]:
+    value = {task: shown(page.text).removesuffix("\n"), "total": str(total_of(page))}
+    if page.after is not None:
+        value["after"] = page.after
+    if page.streaming:
+        value["streaming"] = "true"
+    return value
+
+
+def _flat(key: RunKey, value: dict[str, str]) -> Response:
+    return JSONResponse(value, headers={"tailrace-run": _header(key.run)})
+
+
+def _header(run: str) -> str:
+    return quote(run, safe=" !#$&'()*+,/:;=?@[]")
+
+
+def _short(fqn: str) -> str:
+    """The pipeline's own name, without its service's, as a file may be called."""
+    quoted = re.search(r'(?:^|\.)"([^"]+)"$', fqn)
+    own = quoted[1] if quoted else fqn.rpartition(".")[2]
+    return re.sub(r"[^A-Za-z0-9._-]", "_", own)[:150]

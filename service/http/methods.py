@@ -1,0 +1,55 @@
+"""Which methods a path takes: HEAD wherever GET is, and all of them in `Allow`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from fastapi import APIRouter
+from fastapi.routing import APIRoute
+from starlette.routing import Match
+from starlette.types import Scope
+
+from service.http.targets import BASE
+
+_APPEND = re.compile(re.escape(BASE) + r"/[^/]+/[^/]+")
+_CLOSE = re.compile(_APPEND.pattern + "/close")
+
+
+def api_routes(routers: Iterable[APIRouter]) -> Iterator[APIRoute]:
+    """Every route that FastAPI knows."""
+    for router in routers:
+        for route in router.routes:
+            if isinstance(route, APIRoute):
+                yield route
+
+
+def answer_head(router: APIRouter) -> None:
+    """Gives every GET route a HEAD route, but those that have one: the server sends no body."""
+    routes = list(api_routes([router]))
+    have = {route.path for route in routes if "HEAD" in _methods(route)}
+    for route in routes:
+        if "GET" in _methods(route) and route.path not in have:
+            router.add_api_route(
+                route.path.removeprefix(router.prefix),
+                route.endpoint,
+                methods=["HEAD"],
+                include_in_schema=False,
+                response_model=route.response_model,
+                response_class=route.response_class,
+                response_model_exclude_none=route.response_model_exclude_none,
+            )
+
+
+def allowed(routers: Iterable[APIRouter], scope: Scope) -> list[str]:
+    """The methods that the path of a request takes, in order of the alphabet."""
+    path = scope["path"]
+    methods = {"POST"} if _APPEND.fullmatch(path) or _CLOSE.fullmatch(path) else set()
+    for route in api_routes(routers):
+        if route.matches(scope)[0] != Match.NONE:
+            methods |= _methods(route)
+    return sorted(methods)
+
+
+def _methods(route: APIRoute) -> set[str]:
+    return route.methods or set()

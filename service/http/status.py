@@ -1,0 +1,184 @@
+"""pipelineStatus, progress and metrics: what OpenMetadata's client tells of a run.
+
+A report is answered with 200 once it is stored; the store being away is a 503. What the
+client sends is kept and given back as it is. A status that nobody sent is 204 without a
+body, as upstream: the client asks for it before it sends its first one, and an error
+would keep it from sending any.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel
+
+from logstore.batch import RunKey
+from logstore.errors import InvalidInput
+from logstore.names import check_name
+from service.counters import HttpCounters
+from service.http.json_body import json_object
+from service.http.limits import HttpLimits
+from service.http.node import NodeApi
+from service.http.progress import ProgressStream
+from service.http.targets import ROOT, name, run_key
+from service.status.endings import STATES
+
+_EVENTS = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
+_OBJECT = {"content": {"application/json": {"schema": {"type": "object"}}}}
+_TAKES: dict[str, Any] = {"requestBody": {"required": True, **_OBJECT}}
+_TIMES = ("startDate", "timestamp", "endDate")
+
+
+class Paging(BaseModel):
+    """Upstream's shape: the bounds as they were given, and how many there are."""
+
+    before: str | None = None
+    after: str | None = None
+    total: int
+
+
+class StatusList(BaseModel):
+    """Statuses by `timestamp`, newest first."""
+
+    data: list[dict[str, Any]]
+    paging: Paging
+
+
+def status_routes(node: NodeApi) -> APIRouter:
+    """`…/{fqn}/pipelineStatus`."""
+    router = APIRouter(prefix=ROOT, tags=["status"])
+
+    @router.put(
+        "/{fqn}/pipelineStatus",
+        summary="Say how a run is getting on",
+        response_class=JSONResponse,
+        responses={200: {"description": "Stored: the status as it is kept.", **_OBJECT}},
+        openapi_extra=_TAKES,
+    )
+    async def put_status(fqn: str, request: Request) -> Response:
+        value = await json_object(request)
+        run = _checked(value)
+        check_name(run, "runId")
+        key = RunKey(name(fqn.encode(), "fqn"), run)
+        return JSONResponse(dict((await node.status.put(key, value)).value))
+
+    @router.get(
+        "/{fqn}/pipelineStatus/{runId}",
+        summary="How a run is getting on",
+        response_class=JSONResponse,
+        responses={
+            200: {"description": "The status that was sent last.", **_OBJECT},
+            204: {"description": "Nobody sent one."},
+        },
+    )
+    async def get_status(fqn: str, runId: str) -> Response:  # noqa: N803
+        report = await node.status.get(run_key(fqn, runId))
+        return Response(status_code=204) if report is None else JSONResponse(dict(report.value))
+
+    @router.get(
+        "/{fqn}/pipelineStatus",
+        summary="How the runs of a pipeline are getting on",
+        response_model=StatusList,
+        response_model_exclude_none=True,
+    )
+    async def list_statuses(
+        fqn: str,
+        startTs: Annotated[int | None, Query(description="Not before: ms since 1970.")] = None,  # noqa: N803
+        endTs: Annotated[int | None, Query(description="Not after: ms since 1970.")] = None,  # noqa: N803
+        limit: Annotated[
+            int | None, Query(ge=1, description="At most; 5 if nothing is given.")
+        ] = None,
+    ) -> dict[str, Any]:
+        pipeline = name(fqn.encode(), "fqn")
+        found = await node.status.of_pipeline(pipeline, start=startTs, end=endTs, limit=limit)
+        return {
+            "data": [dict(report.value) for report in found],
+            "paging": {
+                "before": None if startTs is None else str(startTs),
+                "after": None if endTs is None else str(endTs),
+                "total": len(found),
+            },
+        }
+
+    return router
+
+
+def progress_routes(node: NodeApi, limits: HttpLimits, counters: HttpCounters) -> APIRouter:
+    """`…/progress/…` and `…/metrics/…`."""
+    router = APIRouter(prefix=ROOT, tags=["status"])
+
+    @router.put(
+        "/progress/{fqn}/{runId}",
+        summary="Say how far a run is",
+        response_class=Response,
+        responses={200: {"description": "Stored."}},
+        openapi_extra=_TAKES,
+    )
+    async def put_progress(fqn: str, runId: str, request: Request) -> Response:  # noqa: N803
+        await node.status.put_progress(run_key(fqn, runId), await json_object(request))
+        return Response()
+
+    @router.get(
+        "/progress/{fqn}/{runId}",
+        summary="How far a run is",
+        response_class=JSONResponse,
+        responses={
+            200: {"description": "What was sent last.", **_OBJECT},
+            204: {"description": "Nothing was sent."},
+        },
+    )
+    async def get_progress(fqn: str, runId: str) -> Response:  # noqa: N803
+        report = await node.status.progress(run_key(fqn, runId))
+        return Response(status_code=204) if report is None else JSONResponse(dict(report.value))
+
+    @router.get(
+        "/progress/{fqn}/stream/{runId}",
+        summary="How far a run is, live, as server-sent events",
+        response_class=Response,
+        responses={200: {"description": "What was sent last, then each change.", **_EVENTS}},
+    )
+    async def stream_progress(fqn: str, runId: str) -> Response:  # noqa: N803
+        return ProgressStream(node, run_key(fqn, runId), limits=limits, counters=counters)
+
+    @router.post(
+        "/metrics/{fqn}/{runId}",
+        summary="Send a batch of metrics of a run",
+        response_class=Response,
+        responses={200: {"description": "Stored."}},
+        openapi_extra=_TAKES,
+    )
+    async def add_metrics(fqn: str, runId: str, request: Request) -> Response:  # noqa: N803
+        await node.status.add_metrics(run_key(fqn, runId), await json_object(request))
+        return Response()
+
+    @router.get(
+        "/metrics/{fqn}/{runId}",
+        summary="All batches of metrics of a run, oldest first",
+        response_class=JSONResponse,
+        responses={200: {"description": "The batches as they were sent.", **_OBJECT}},
+    )
+    async def get_metrics(fqn: str, runId: str) -> Response:  # noqa: N803
+        found = await node.status.metrics(run_key(fqn, runId))
+        return JSONResponse({"data": [dict(report.value) for report in found]})
+
+    return router
+
+
+def _checked(value: dict[str, Any]) -> str:
+    """The run of a status whose known fields are what they should be. Raises `InvalidInput`."""
+    state = value.get("pipelineState")
+    if state is not None and state not in STATES:
+        raise InvalidInput(
+            f"pipelineState is {state!r}",
+            field="pipelineState",
+            hint=f"One of {', '.join(sorted(STATES))}.",
+        )
+    for field in _TIMES:
+        if type(value.get(field, 0)) is not int and value[field] is not None:
+            raise InvalidInput(f"{field} is not a whole number of milliseconds", field=field)
+    run = value.get("runId")
+    if not isinstance(run, str):
+        raise InvalidInput("runId is missing, or not a string", field="runId")
+    return run

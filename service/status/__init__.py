@@ -1,0 +1,1 @@
+"""What clients report of their runs: pipelineStatus, progress, metrics."""

@@ -1,0 +1,93 @@
+"""Whether a run has ended by what its client says: a terminal pipelineStatus.
+
+OpenMetadata's client reports the end of a run before it ships the last lines. So a
+stream of such a run goes on for a grace after the report, and after each line in it.
+
+All readers of a run share one look at the store every `look_seconds`. A look that fails
+says nothing: the run is not taken for ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from logstore.batch import RunKey
+from logstore.clock import Clock
+from logstore.errors import TailraceError
+from logstore.runs.report import Report
+
+TERMINAL = frozenset({"success", "failed", "partialSuccess", "stopped"})
+STATES = TERMINAL | {"queued", "running"}
+_REMEMBERED = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class EndingLimits:
+    """How long a stream goes on after a terminal status, and how often the store is asked."""
+
+    grace_seconds: float = 10.0
+    look_seconds: float = 10.0
+
+
+def is_terminal(report: Report | None) -> bool:
+    """Whether a status says that its run is over."""
+    return report is not None and report.value.get("pipelineState") in TERMINAL
+
+
+class Endings:
+    """Of the runs that somebody watches."""
+
+    def __init__(
+        self,
+        look: Callable[[RunKey], Awaitable[Report | None]],
+        clock: Clock,
+        limits: EndingLimits,
+    ) -> None:
+        self._look = look
+        self._clock = clock
+        self._limits = limits
+        self._known: OrderedDict[RunKey, tuple[float, Report | None]] = OrderedDict()
+        self._looking: dict[RunKey, asyncio.Task[None]] = {}
+        self.failures = 0
+
+    async def seconds_left(self, key: RunKey) -> float | None:
+        """Of the grace of an ended run, 0 when it is over; None for a run that goes on."""
+        known = self._known.get(key)
+        if known is None or self._clock.monotonic() - known[0] >= self._limits.look_seconds:
+            await self._ask(key)
+            known = self._known.get(key)
+        report = None if known is None else known[1]
+        if report is None or not is_terminal(report):
+            return None
+        since = (self._clock.now_ms() - report.stored_ms) / 1000
+        return min(max(self._limits.grace_seconds - since, 0.0), self._limits.grace_seconds)
+
+    def note(self, key: RunKey, report: Report | None) -> None:
+        """Takes note of what was just stored, or removed."""
+        self._known[key] = (self._clock.monotonic(), report)
+        self._known.move_to_end(key)
+        if len(self._known) > _REMEMBERED:
+            self._known.popitem(last=False)
+
+    async def _ask(self, key: RunKey) -> None:
+        """One look for all who ask at the same time."""
+        task = self._looking.get(key)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._ask_store(key))
+            self._looking[key] = task
+            task.add_done_callback(lambda _: self._looking.pop(key, None))
+        await asyncio.shield(task)
+
+    async def _ask_store(self, key: RunKey) -> None:
+        before = self._known.get(key)
+        try:
+            report = await self._look(key)
+        except TailraceError:
+            self.failures += 1
+            self.note(key, None if before is None else before[1])
+            return
+        if self._known.get(key) is before:  # else something newer was stored meanwhile
+            self.note(key, report)

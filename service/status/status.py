@@ -1,0 +1,170 @@
+"""What clients report of runs, as one thing: kept, given back, and heard by live streams.
+
+A pipelineStatus with a terminal state ends the live streams of its run after a grace;
+one that says `running` again lets them go on. Reports that no run stands behind any more
+go with the runs' expiry.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from logstore import keys
+from logstore.batch import RunKey
+from logstore.clock import Clock
+from logstore.errors import TailraceError
+from logstore.runs.report import Report
+from service.status.endings import EndingLimits, Endings, is_terminal
+from service.status.expiry import Expiry
+from service.status.reports import Reports
+from service.tail import Tail
+
+_DEFAULT_LIMIT = 5
+_LOOKED_AT = 64
+_MOST = 1000
+_PROGRESS_KEPT = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class StatusLimits:
+    """The limits of its parts; `expiration_days` None keeps for ever."""
+
+    endings: EndingLimits = field(default_factory=EndingLimits)
+    sweep_seconds: float = 3600.0
+    expiration_days: int | None = None
+
+
+class RunStatus:
+    """Of one node. `tail` is asked late: a node that starts anew has a new one."""
+
+    def __init__(
+        self,
+        reports: Reports,
+        clock: Clock,
+        limits: StatusLimits,
+        *,
+        tail: Callable[[], Tail],
+        expiry: Expiry,
+    ) -> None:
+        self._reports = reports
+        self._clock = clock
+        self._limits = limits
+        self._tail = tail
+        self._progress: OrderedDict[RunKey, Report] = OrderedDict()
+        self.endings = Endings(self.get, clock, limits.endings)
+        self.expiry = expiry
+        self.last_error: str | None = None
+
+    # --- pipelineStatus ------------------------------------------------------------
+
+    async def put(self, key: RunKey, value: Mapping[str, Any]) -> Report:
+        """Keeps a status of a run. Raises `StoreUnavailable`, `OutcomeUnknown`."""
+        report = await self._reports.put(keys.STATUS, key, value)
+        self.endings.note(key, report)
+        if is_terminal(report):
+            grace = self._limits.endings.grace_seconds
+            self._tail().finish(key, grace, grace)
+        else:
+            self._tail().resume(key)
+        return report
+
+    async def get(self, key: RunKey) -> Report | None:
+        """The newest status of a run. Raises `StoreUnavailable`, `Damaged`."""
+        return await self._reports.get(keys.STATUS, key)
+
+    async def of_pipeline(
+        self,
+        fqn: str,
+        *,
+        start: int | None = None,
+        end: int | None = None,
+        limit: int | None = None,
+    ) -> list[Report]:
+        """Statuses of a pipeline's runs by their `timestamp`, newest first.
+
+        Both bounds are milliseconds and inclusive. Without any of the three, the newest
+        five, as upstream. Looked at are the 1,000 runs whose status changed last; without
+        bounds 64, or four times the limit.
+        """
+        bounded = start is not None or end is not None
+        if limit is None and not bounded:
+            limit = _DEFAULT_LIMIT
+        looked_at = _MOST if bounded else min(max(_LOOKED_AT, 4 * (limit or 0)), _MOST)
+        found = [
+            report
+            for report in await self._reports.newest(keys.STATUS, fqn, looked_at)
+            if (start is None or timestamp_of(report) >= start)
+            and (end is None or timestamp_of(report) <= end)
+        ]
+        found.sort(key=lambda r: (timestamp_of(r), r.version), reverse=True)
+        return found[:limit]
+
+    async def over(self, key: RunKey) -> bool:
+        """Whether the run's streams are to end now; if they are to end soon, that is set."""
+        left = await self.endings.seconds_left(key)
+        if left is None or self._tail().finishing(key):
+            return False
+        if left > 0:
+            self._tail().finish(key, left, self._limits.endings.grace_seconds)
+        return left <= 0
+
+    # --- progress and metrics ------------------------------------------------------
+
+    async def put_progress(self, key: RunKey, value: Mapping[str, Any]) -> Report:
+        """Keeps the newest progress of a run, and shows it to who watches."""
+        report = await self._reports.put(keys.PROGRESS, key, value)
+        self._progress[key] = report
+        self._progress.move_to_end(key)
+        if len(self._progress) > _PROGRESS_KEPT:
+            self._progress.popitem(last=False)
+        self._tail().nudge(key)
+        return report
+
+    async def progress(self, key: RunKey) -> Report | None:
+        """The newest progress of a run. Raises `StoreUnavailable`, `Damaged`."""
+        return await self._reports.get(keys.PROGRESS, key)
+
+    def progress_here(self, key: RunKey) -> Report | None:
+        """The newest that came through this node, if it is remembered."""
+        return self._progress.get(key)
+
+    async def add_metrics(self, key: RunKey, value: Mapping[str, Any]) -> Report:
+        """Keeps one more batch of metrics. Raises `StoreUnavailable`, `OutcomeUnknown`."""
+        return await self._reports.add(keys.METRICS, key, value)
+
+    async def metrics(self, key: RunKey) -> list[Report]:
+        """All batches of metrics of a run, oldest first. Raises `StoreUnavailable`, `Damaged`."""
+        return await self._reports.added(keys.METRICS, key)
+
+    # --- their end -----------------------------------------------------------------
+
+    async def remove(self, fqn: str, run: str | None) -> None:
+        """Reports of a deleted run, or of all runs. Raises `StoreUnavailable`."""
+        for key in [key for key in self._progress if key.fqn == fqn and run in (None, key.run)]:
+            del self._progress[key]
+        if run is not None:
+            self.endings.note(RunKey(fqn, run), None)
+        await self._reports.remove(fqn, run)
+
+    async def run(self) -> None:
+        """Sweeps every so often, as long as the node lives."""
+        days = self._limits.expiration_days
+        while days is not None:
+            await self._clock.sleep(self._limits.sweep_seconds)
+            try:
+                await self.expiry.sweep(days)
+                self.last_error = None
+            except TailraceError as error:
+                self.last_error = str(error)
+
+
+def timestamp_of(report: Report) -> int:
+    """When the run began or said something, in milliseconds: what upstream orders by."""
+    for name in ("timestamp", "startDate"):
+        value = report.value.get(name)
+        if isinstance(value, int):
+            return value
+    return report.created_ms

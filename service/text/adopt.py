@@ -1,0 +1,213 @@
+"""Taking in: a run without a manifest that OpenMetadata wrote gets one at the first touch.
+
+    look ──► scan (stream the text once) ──► copy in the store ──► index ──► manifest, if absent
+
+The text becomes the run's first chunk. A `logs.txt` that stands at our own key and ends with
+a line is not even copied: it is the closed run's `logs.txt` as it is. What OpenMetadata wrote
+under a key that is not ours is never changed.
+
+Chunk id and line ids are made from the objects' keys, ETags and times alone. So two nodes
+that do it at once, or one that was killed anywhere and does it again, write the same bytes
+to the same keys, and of their manifests one wins. Objects that change meanwhile fail the
+copy's condition, and it is begun again. All line ids have the time at which OpenMetadata
+last wrote; the lines' writer is `openmetadata`, which no node can be called.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+
+from logstore import keys
+from logstore import ulid as ulids
+from logstore.batch import RunKey
+from logstore.clock import Clock
+from logstore.entropy import Entropy
+from logstore.errors import NotFound, OutcomeUnknown, PreconditionFailed, StoreUnavailable
+from logstore.objects.store import ObjectStore, Part
+from logstore.objects.unclear import Unclear
+from logstore.runs.manifest import Chunk, Manifest
+from logstore.runs.manifests import Manifests, Versioned
+from logstore.runs.scan import TextScan
+from service.text.chunks import Chunks
+from service.text.deletions import Deletions
+from service.text.upstream import Upstream, UpstreamText
+
+WRITER = "openmetadata"
+
+_NUMBER_BITS = 28  # of a batch's 55: its number; the others are of the text's name
+_TRIES = 8
+_PAUSE_SECONDS = 0.1
+_ABSENT_SECONDS = 10.0
+_REMEMBERED = 10_000
+
+
+class Adoption:
+    """Of one node."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        upstream: Upstream,
+        manifests: Manifests,
+        chunks: Chunks,
+        deletions: Deletions,
+        clock: Clock,
+        *,
+        prefix: str,
+    ) -> None:
+        self._store = store
+        self._upstream = upstream
+        self._manifests = manifests
+        self._chunks = chunks
+        self._deletions = deletions
+        self._clock = clock
+        self._prefix = prefix
+        self._under_way: dict[RunKey, asyncio.Task[bool]] = {}
+        self._absent: OrderedDict[RunKey, float] = OrderedDict()
+        self.adopted = 0
+
+    async def take(self, key: RunKey) -> bool:
+        """Whether the run, which had no manifest, has one now.
+
+        A caller that goes away does not end it: the next one may be as impatient. Raises
+        `StoreUnavailable`, `Damaged`.
+        """
+        if self._absent.get(key, 0.0) > self._clock.monotonic():
+            return False
+        task = self._under_way.get(key)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._take(key))
+            self._under_way[key] = task
+            task.add_done_callback(lambda ended: self._ended(key, ended))
+        return await asyncio.shield(task)
+
+    def stop(self) -> None:
+        """Ends what is under way; the next touch begins again."""
+        for task in list(self._under_way.values()):
+            task.cancel()
+
+    def _ended(self, key: RunKey, task: asyncio.Task[bool]) -> None:
+        del self._under_way[key]
+        if task.cancelled() or task.exception() is not None or task.result():
+            return
+        self._absent[key] = self._clock.monotonic() + _ABSENT_SECONDS
+        self._absent.move_to_end(key)
+        if len(self._absent) > _REMEMBERED:
+            self._absent.popitem(last=False)
+
+    async def _take(self, key: RunKey) -> bool:
+        unclear = Unclear()
+        for tries in range(_TRIES):
+            try:
+                return await self._once(key)
+            except (NotFound, PreconditionFailed):
+                pass  # somebody was first, or writes or closes: look again
+            except OutcomeUnknown as error:
+                unclear.bear(error)
+            if (await self._manifests.get(key)).etag is not None:
+                return True
+            await self._clock.sleep(_PAUSE_SECONDS * 2 ** min(tries, 4))
+        raise StoreUnavailable(
+            f"the text of {key.fqn}/{key.run} changes all the time while it is taken in",
+            hint="Stop the OpenMetadata server that still writes to this bucket.",
+        )
+
+    async def _once(self, key: RunKey) -> bool:
+        horizon = self._deletions.horizon(key)
+        text = await self._upstream.find(key, horizon)
+        if text is None:
+            return False
+        await self._deletions.refresh(key)
+        if self._deletions.horizon(key) > horizon:  # deleted by another node: look again
+            return await self._once(key)
+        manifest = _manifest(key, text, await self._chunk(key, text))
+        await self._manifests.swap(Versioned(Manifest(key), None), manifest)
+        self.adopted += 1
+        return True
+
+    async def _chunk(self, key: RunKey, text: UpstreamText) -> Chunk:
+        name = _Name.of(text)
+        scan = TextScan(WRITER, name.first_batch)
+        parts: list[Part | bytes] = []
+        for info in text.objects:
+            async for piece in self._store.stream(info.key, if_match=info.etag):
+                scan.add(piece)
+            parts.append(Part(info.key, 0, info.size, if_match=info.etag))
+            if not scan.ended:
+                scan.add(b"\n")
+                parts.append(b"\n")
+        scanned = scan.end(name.chunk_id)
+        chunk = scanned.chunk
+        only = text.objects[0]
+        if len(parts) == 1 and only.key == keys.logs(self._prefix, key):
+            chunk = replace(chunk, kind="logs", etag=only.etag)
+        else:
+            await self._store.compose(self._chunks.text_key(key, chunk), parts)
+        await self._store.put(self._chunks.index_key(key, chunk), scanned.index)
+        return chunk
+
+
+class AdoptingManifests(Manifests):
+    """Manifests of which `get`, and all that begins with it, takes in what it does not find."""
+
+    def __init__(
+        self, store: ObjectStore, clock: Clock, entropy: Entropy, adoption: Adoption
+    ) -> None:
+        super().__init__(store, clock, entropy)
+        self._adoption = adoption
+
+    async def get(self, key: RunKey) -> Versioned:
+        """The newest version; an empty open one without ETag if there is no run at all.
+
+        Raises as `Manifests.get`, and as `Adoption.take`.
+        """
+        seen = await super().get(key)
+        if seen.etag is None and await self._adoption.take(key):
+            return await super().get(key)
+        return seen
+
+
+@dataclass(frozen=True, slots=True)
+class _Name:
+    """What ids a text's chunk and batches have."""
+
+    chunk_id: str
+    first_batch: int
+
+    @staticmethod
+    def of(text: UpstreamText) -> _Name:
+        """Always the same of the same objects."""
+        parts = [f"{info.key}\0{info.etag}\0{info.size}" for info in text.objects]
+        digest = hashlib.blake2b("\0".join(parts).encode(), digest_size=16).digest()
+        base = ulids.lowest_at(text.modified_ms)
+        chunk = base | int.from_bytes(digest[:10])
+        own_bits = ulids.RANDOM_BITS - ulids.LINE_BITS - _NUMBER_BITS
+        own = int.from_bytes(digest[10:]) & (1 << own_bits) - 1
+        return _Name(ulids.encode(chunk), base | own << ulids.LINE_BITS + _NUMBER_BITS)
+
+
+def _manifest(key: RunKey, text: UpstreamText, chunk: Chunk) -> Manifest:
+    closes: dict[str, int] = {}
+    if text.closed or text.reopened:
+        closes = {WRITER: chunk.records if text.closed else 0}
+    return Manifest(
+        key,
+        state="closed" if text.closed else "open",
+        epoch=_epoch(text),
+        owner=WRITER,
+        chunks=(chunk,),
+        writers={WRITER: chunk.records},
+        closes=closes,
+        first_ms=text.modified_ms,
+        last_ms=text.modified_ms,
+        flushed_ms=text.modified_ms,
+    )
+
+
+def _epoch(text: UpstreamText) -> int:
+    """OpenMetadata's, so that ours goes on rising."""
+    epoch = text.objects[-1].metadata.get("writer-epoch", "")
+    return int(epoch) if epoch.isascii() and epoch.isdigit() and len(epoch) < 16 else 0

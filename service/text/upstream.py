@@ -1,0 +1,170 @@
+"""Texts that OpenMetadata itself wrote: where they stand, and which of them are the run's text.
+
+OpenMetadata keeps a run in progress in `partial.txt`, and at its close copies that to
+`logs.txt` and deletes it. Its folder has the pipeline's name with every character but
+letters, digits, `_` and `-` turned into `_`; ours is looked at first. What stands there:
+
+    only logs.txt       that; the run is closed
+    only partial.txt    that; the run is open
+    both, and one begins with the other (killed between copying and deleting)
+                        the longer one; closed, unless that is partial.txt
+    both, and neither does (a late batch, which OpenMetadata would throw away at the next close)
+                        logs.txt, then partial.txt; the run is open again
+
+An empty object is none. Names that share a folder share what stands in it: whoever asks under
+one of them takes a copy. Whether a caller may use a name is decided before this is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from logstore import keys
+from logstore import ulid as ulids
+from logstore.batch import RunKey
+from logstore.errors import InvalidName, NotFound
+from logstore.names import decode
+from logstore.objects.store import ObjectInfo, ObjectStore
+
+_COMPARED_BYTES = 8 << 20
+_NEWLINE = b"\n"
+_NAMES = ("partial.txt", "logs.txt")
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamText:
+    """The objects whose bytes, one after another, are the run's text.
+
+    `closed` tells whether the text ends where OpenMetadata closed the run, `reopened` whether
+    it goes on after that. An object may lack its last newline.
+    """
+
+    objects: tuple[ObjectInfo, ...]
+    closed: bool
+    reopened: bool = False
+
+    @property
+    def modified_ms(self) -> int:
+        """When the last of it was written, in milliseconds since the epoch."""
+        return max([info.modified_ms for info in self.objects])
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamRun:
+    """What a listing shows of a run that nobody has taken in yet."""
+
+    key: RunKey
+    bytes: int
+    modified_ms: int
+    closed: bool
+
+
+class Upstream:
+    """Reads what OpenMetadata wrote below `prefix`; never writes."""
+
+    def __init__(self, store: ObjectStore, prefix: str) -> None:
+        self._store = store
+        self._prefix = prefix
+
+    async def objects(self, key: RunKey) -> list[str]:
+        """The keys at which something of the run stands. Raises `StoreUnavailable`."""
+        folders = await asyncio.gather(*[self._look(folder) for folder in self._folders(key)])
+        return [info.key for both in folders for info in both if info is not None]
+
+    async def find(self, key: RunKey, deleted_through: int) -> UpstreamText | None:
+        """The run's text; None if there is none that was written after the deletion.
+
+        Raises `NotFound`, `PreconditionFailed` (somebody changes it: look again),
+        `StoreUnavailable`.
+        """
+        folders = await asyncio.gather(*[self._look(folder) for folder in self._folders(key)])
+        for partial, logs in folders:
+            alive = [_alive(info, deleted_through) for info in (partial, logs)]
+            found = await self._chosen(*alive)
+            if found is not None:
+                return found
+        return None
+
+    async def runs(self, fqn: str) -> AsyncIterator[UpstreamRun]:
+        """All runs in the pipeline's folders that hold a text, in no order; some come twice."""
+        ours = keys.pipeline_texts(self._prefix, fqn)
+        theirs = keys.upstream_pipeline(self._prefix, fqn)
+        if theirs != ours:  # nothing but texts stands there: one list has them all
+            async for run in self._listed(fqn, theirs, theirs):
+                yield run
+        async for folder in self._store.folders(ours):
+            component = folder.removeprefix(ours).strip("/")
+            async for run in self._listed(fqn, ours, f"{ours}{component}/"):
+                yield run
+
+    # --- looking -------------------------------------------------------------------
+
+    def _folders(self, key: RunKey) -> list[str]:
+        ours, theirs = keys.run_texts(self._prefix, key), keys.upstream_texts(self._prefix, key)
+        return [ours] if ours == theirs else [ours, theirs]
+
+    async def _look(self, folder: str) -> tuple[ObjectInfo | None, ObjectInfo | None]:
+        # Along the movement: a run that is closed meanwhile is seen twice rather than not.
+        partial = await self._head(f"{folder}partial.txt")
+        return partial, await self._head(f"{folder}logs.txt")
+
+    async def _head(self, key: str) -> ObjectInfo | None:
+        try:
+            info = await self._store.head(key)
+        except (NotFound, InvalidName):  # a name too long for this store has no object in it
+            return None
+        return info
+
+    # --- deciding ------------------------------------------------------------------
+
+    async def _chosen(
+        self, partial: ObjectInfo | None, logs: ObjectInfo | None
+    ) -> UpstreamText | None:
+        if logs is None or partial is None:
+            only = logs or partial
+            return None if only is None else UpstreamText((only,), closed=logs is not None)
+        if not await self._continues(logs, partial):
+            return UpstreamText((logs, partial), closed=False, reopened=True)
+        if partial.size <= logs.size:
+            return UpstreamText((logs,), closed=True)
+        return UpstreamText((partial,), closed=False, reopened=True)
+
+    async def _continues(self, one: ObjectInfo, other: ObjectInfo) -> bool:
+        """Whether the longer of the two begins with the shorter one, up to a line's end."""
+        short, long = sorted((one, other), key=lambda info: info.size)
+        if (short.size, short.etag) == (long.size, long.etag):
+            return True
+        last = b""
+        for offset in range(0, short.size, _COMPARED_BYTES):
+            size = min(_COMPARED_BYTES, short.size - offset)
+            pieces = await asyncio.gather(
+                *[self._range(info, offset, size) for info in (short, long)]
+            )
+            if pieces[0] != pieces[1]:
+                return False
+            last = pieces[0][-1:]
+        if short.size == long.size or last == _NEWLINE:
+            return True
+        return await self._range(long, short.size, 1) == _NEWLINE
+
+    async def _range(self, info: ObjectInfo, offset: int, size: int) -> bytes:
+        return (await self._store.get(info.key, offset=offset, size=size, if_match=info.etag))[1]
+
+    # --- listing -------------------------------------------------------------------
+
+    async def _listed(self, fqn: str, folder: str, prefix: str) -> AsyncIterator[UpstreamRun]:
+        async for info in self._store.list(prefix):
+            component, _, name = info.key.removeprefix(folder).partition("/")
+            run = decode(component)
+            if name in _NAMES and run is not None and info.size:
+                key = RunKey(fqn, run)
+                yield UpstreamRun(key, info.size, info.modified_ms, name == "logs.txt")
+
+
+def _alive(info: ObjectInfo | None, deleted_through: int) -> ObjectInfo | None:
+    """The object, if it holds anything and was written after the deletion."""
+    if info is None or not info.size:
+        return None
+    return info if ulids.highest_at(info.modified_ms) > deleted_through else None

@@ -1,0 +1,210 @@
+"""Every declared metric moves: at the doors of a real service, in searches, or in a node's life."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from logstore import keys
+from logstore import ulid as ulids
+from logstore.batch import RunKey
+from logstore.errors import LimitReached, Unavailable
+from service.incoming import IncomingBatch
+from service.metrics.declared import Sources
+from service.metrics.doors import DOORS
+from service.metrics.node import NODE
+from service.metrics.openmetadata import OPENMETADATA
+from service.metrics.scrape import METRICS
+from service.metrics.store import STORE
+from service.metrics.texts import TEXTS
+from service.node import Node
+from service.text.sweeper import SweepLimits
+from tests.service.client_model import Clients
+from tests.service.metrics.watched import Watched
+from tests.service.query.test_limits import ALL, endless
+from tests.service.query.world import engine_of
+from tests.service.simulated_node import DATA, LIMITS
+from tests.service.test_main import MOVE_AT_THE_DOORS
+from tests.service.test_node_copies import CLONE, Copies
+from tests.virtual_time import VirtualClock
+
+RUN = RunKey("service.pipeline", "run-1")
+OTHER = RunKey("service.pipeline", "run-2")
+DAY_MS = 86_400_000
+
+MOVE_IN_SEARCHES = {f"tailrace_queries_{n}" for n in ("running", "waiting", "refused", "stopped")}
+MOVE_IN_OUTAGES = {
+    *("tailrace_batches_slowed", "tailrace_segment_failures"),
+    *("tailrace_segment_consecutive_failures", "tailrace_run_flush_failures"),
+    *("tailrace_run_consecutive_failures", "tailrace_runs_failing", "tailrace_close_failures"),
+    *("om_s3_errors", "om_streamable_logs_s3_errors"),
+    "om_streamable_logs_consecutive_flush_failures",
+}
+MOVE_WITH_DAMAGE = {
+    *("tailrace_damaged_entries", "tailrace_damaged_manifests", "tailrace_unreadable_segments"),
+}
+MOVE_WITH_TIME = {
+    *("tailrace_runs_finalised", "tailrace_chunks_swept", "tailrace_runs_expired"),
+    "tailrace_flush_alert_after_failures",
+}
+MOVE_AT_WORK = (
+    {metric.name for metric in (*NODE, *TEXTS, *STORE, *OPENMETADATA)}
+    - MOVE_AT_THE_DOORS
+    - MOVE_IN_OUTAGES
+    - MOVE_WITH_DAMAGE
+    - MOVE_WITH_TIME
+    - {"tailrace_forks"}
+)
+
+
+def test_every_metric_is_in_one_of_these_tests() -> None:
+    here = MOVE_AT_WORK | MOVE_IN_OUTAGES | MOVE_WITH_DAMAGE | MOVE_WITH_TIME | {"tailrace_forks"}
+    assert {metric.name for metric in METRICS} == here | MOVE_IN_SEARCHES | MOVE_AT_THE_DOORS
+
+
+def test_the_metrics_of_a_node_at_work(tmp_path: Path) -> None:
+    watched, clients = Watched(tmp_path), Clients()
+
+    async def work(node: Node, clock: VirtualClock) -> None:
+        for _ in range(20):
+            sent = await clients.send(node, clock, RUN)
+            await clients.send(node, clock, OTHER)
+            await clock.sleep(1.5)
+        await clients.repeat(node, sent)
+        ahead = ulids.lowest_at(clock.now_ms() + 3_600_000)
+        await node.append(IncomingBatch(RUN, b"00000 0/1\n", 1, 1, above=ahead))
+        await clients.close(node, RUN)
+        await clients.delete(node, OTHER)
+        await clock.sleep(60)
+
+    watched.live(work)
+    assert MOVE_AT_WORK - watched.moved() == set()
+
+
+def test_the_metrics_of_a_store_that_fails(tmp_path: Path) -> None:
+    watched, clients = Watched(tmp_path), Clients()
+
+    async def outages(node: Node, clock: VirtualClock) -> None:
+        watched.outage.words = {f"put {keys.SEGMENTS}"}
+        while node.journal.fullness < 0.7:
+            await clients.send(node, clock, RUN)
+        await clock.sleep(30)
+        watched.outage.words = {keys.RUNS}
+        await clock.sleep(30)
+        assert await clients.close(node, RUN) == "closing"
+        await clock.sleep(30)
+        watched.outage.words = set()
+        await clock.sleep(120)
+
+    small = replace(LIMITS, journal=replace(LIMITS.journal, max_bytes=20_000))
+    watched.live(outages, limits=small)
+    assert MOVE_IN_OUTAGES - watched.moved() == set()
+
+
+def test_the_metrics_of_what_nobody_does(tmp_path: Path) -> None:
+    watched, clients = Watched(tmp_path), Clients()
+    sweep = SweepLimits(stream_timeout_seconds=3600.0, orphan_seconds=3600.0, expiration_days=1)
+    limits = replace(LIMITS, text=replace(LIMITS.text, sweep=sweep, alert_after_failures=3))
+
+    async def write(node: Node, clock: VirtualClock) -> None:
+        for _ in range(10):
+            await clients.send(node, clock, RUN)
+            await clock.sleep(4)
+
+    async def nothing(node: Node, clock: VirtualClock) -> None:
+        await clock.sleep(20)
+
+    watched.live(write)
+    watched.now_ms += DAY_MS // 2
+    watched.live(nothing, limits=limits)
+    watched.now_ms += 2 * DAY_MS
+    watched.live(nothing, limits=limits)
+    assert MOVE_WITH_TIME - watched.moved() == set()
+
+
+def test_the_metrics_of_what_is_not_what_was_written(tmp_path: Path) -> None:
+    watched, clients = Watched(tmp_path), Clients()
+
+    async def write(node: Node, clock: VirtualClock) -> None:
+        watched.outage.words = {f"put {keys.RUNS}"}  # segments go, chunks stay behind
+        for _ in range(10):
+            await clients.send(node, clock, RUN)
+            await clock.sleep(1)
+        for _ in range(10):
+            await clients.send(node, clock, OTHER)
+        store = watched.store(clock)
+        async for info in store.list(keys.SEGMENTS):
+            await store.put(info.key, b"not a segment")
+            break
+        watched.outage.words = set()
+        await store.put(f"{keys.RUNS}?.json", b"not a manifest")
+
+    async def nothing(node: Node, clock: VirtualClock) -> None:
+        await clock.sleep(20)
+
+    watched.live(write, stops=False)
+    damage(watched)
+    watched.live(nothing, name="renamed", stops=False)
+    assert MOVE_WITH_DAMAGE - watched.moved() == set()
+
+
+def test_the_metric_of_a_folder_that_was_copied(tmp_path: Path) -> None:
+    watched, clients = Watched(tmp_path), Clients()
+
+    async def write(node: Node, clock: VirtualClock) -> None:
+        for _ in range(3):
+            await clients.send(node, clock, RUN)
+            await clock.sleep(5)
+
+    watched.live(write, stops=False)
+    copies = Copies(0)
+    copies.fs = watched.fs
+    copies.copy(DATA, CLONE)
+    watched.live(write)
+    watched.live(write, data=CLONE)
+    assert "tailrace_forks" in watched.moved()
+
+
+def damage(watched: Watched) -> None:
+    """One byte of the journal's newest full file becomes another."""
+    folder = f"{DATA}/journal"
+    names = sorted(name for name, _ in watched.fs.scan(folder) if name.endswith(".wal"))
+    file = watched.fs.open(f"{folder}/{names[0]}", "update")
+    middle = file.size() // 2
+    (byte,) = file.pread(1, middle)
+    file.write_at([bytes([byte ^ 1])], middle)
+    file.sync()
+    file.close()
+
+
+@pytest.mark.anyio
+async def test_the_metrics_of_searches(tmp_path: Path) -> None:
+    shown: dict[str, set[Any]] = {metric.name: set() for metric in DOORS}
+    world = endless(tmp_path)
+    async with engine_of(world, concurrent=1, waiting=1) as engine:
+        sources = Sources(cast("Node", SimpleNamespace()), engine)
+
+        def look() -> None:
+            for metric in DOORS:
+                shown[metric.name].add(str(metric.read(sources)))
+
+        look()
+        first = await engine.open(ALL)
+        second = asyncio.ensure_future(engine.open(ALL))
+        await asyncio.sleep(0)
+        with pytest.raises(Unavailable):
+            await engine.open(ALL)
+        look()
+        counting = asyncio.ensure_future(first.count())
+        await asyncio.sleep(0)
+        await first.close()
+        with pytest.raises(LimitReached):
+            await counting
+        await (await second).close()
+        look()
+    assert {name for name in MOVE_IN_SEARCHES if len(shown[name]) < 2} == set()

@@ -1,0 +1,144 @@
+"""A node whose metrics are read ten times a second of its time, as whole lives of it pass."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from logstore.filesystem import File
+from logstore.objects.store import ObjectStore
+from service.metered import MeteredStore, MeteredSyncer
+from service.metrics.declared import Sources
+from service.metrics.scrape import METRICS, family
+from service.node import Node
+from service.offload import in_place
+from service.parts import NodeLimits, Seams
+from service.settings import Settings
+from service.wiring import Machine, make_engine
+from tests.backing import open_store
+from tests.faulty_store import Fault, FaultyStore, Schedule
+from tests.powercut import DirectSyncer, PowerCutFileSystem
+from tests.service.simulated_node import DATA, LIMITS, START_MS, nothing_taken
+from tests.virtual_time import VirtualClock, simulate
+
+_EVERY_SECONDS = 0.1
+
+
+class Outage(Schedule):
+    """Calls whose name has one of `words` in it fail, as long as they are there."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self.words: set[str] = set()
+
+    def next(self, call: str) -> Fault | None:
+        return Fault.UNAVAILABLE if any(word in call for word in self.words) else None
+
+
+class SlowStore(FaultyStore):
+    """Composes take a moment, so that a reader finds them under way."""
+
+    async def compose(self, *args: Any, **kwargs: Any) -> Any:
+        await asyncio.sleep(0.3)
+        return await super().compose(*args, **kwargs)
+
+
+class SlowSyncer(DirectSyncer):
+    """Syncs take a moment."""
+
+    async def sync(self, file: File) -> None:
+        await asyncio.sleep(0.15)
+        await super().sync(file)
+
+
+@dataclass
+class Watched:
+    """A disk, and what all lives on it ever showed: metric to the readings that it had."""
+
+    scratch: Path
+    fs: PowerCutFileSystem = field(default_factory=PowerCutFileSystem)
+    outage: Outage = field(default_factory=Outage)
+    shown: dict[str, set[tuple[Any, ...]]] = field(default_factory=lambda: defaultdict(set))
+    now_ms: int = START_MS
+    lives: int = 0
+
+    def live(
+        self,
+        story: Callable[[Node, VirtualClock], Coroutine[Any, Any, None]],
+        *,
+        limits: NodeLimits = LIMITS,
+        name: str = "",
+        data: str = DATA,
+        stops: bool = True,
+    ) -> None:
+        """One life of a node; without `stops` it is killed at the end of the story."""
+
+        async def go(clock: VirtualClock) -> int:
+            machine = Machine(fs=self.fs, clock=clock)
+            node = self._node(machine, limits, name, data)
+            await node.start()
+            settings = Settings(data=str(self.scratch))
+            engine = make_engine(settings, machine, node)
+            sources = Sources(node, engine, machine.http, machine.store, machine.fsync)
+            watching = asyncio.create_task(self._watch(sources, clock))
+            await story(node, clock)
+            self.look(sources)
+            watching.cancel()
+            if stops:
+                await node.stop()
+                self.look(sources)
+            engine.close()
+            return clock.now_ms()
+
+        self.now_ms = simulate(go, start_ms=self.now_ms) + 1000
+        self.fs.end_processes()
+
+    def store(self, clock: VirtualClock) -> ObjectStore:
+        """The store of all lives, as it is."""
+        return open_store(self.fs, clock, Random(self.lives))
+
+    def moved(self) -> set[str]:
+        """The metrics that showed more than one thing."""
+        return {name for name, readings in self.shown.items() if len(readings) > 1}
+
+    async def _watch(self, sources: Sources, clock: VirtualClock) -> None:
+        while True:
+            self.look(sources)
+            await clock.sleep(_EVERY_SECONDS)
+
+    def look(self, sources: Sources) -> None:
+        """Reads all metrics, as a scrape does."""
+        for declared in METRICS:
+            samples = family(declared, declared.read(sources)).samples
+            readings = [(s.name, *_sorted(s.labels), s.value) for s in samples]
+            self.shown[declared.name].add(tuple(readings))
+
+    def _node(self, machine: Machine, limits: NodeLimits, name: str, data: str) -> Node:
+        self.lives += 1
+        dice, clock = Random(self.lives), machine.clock
+        assert isinstance(clock, VirtualClock)
+        store = SlowStore(self.store(clock), self.outage)
+        return Node(
+            Seams(
+                store=MeteredStore(store, clock, machine.store),
+                fs=self.fs,
+                clock=clock,
+                entropy=dice,
+                syncer=lambda: MeteredSyncer(SlowSyncer(), clock, machine.fsync),
+                offload=in_place,
+            ),
+            data=data,
+            name=name,
+            default_name="node",
+            limits=limits,
+            table_mark=nothing_taken,
+        )
+
+
+def _sorted(labels: Mapping[str, str]) -> list[tuple[str, str]]:
+    return sorted(labels.items())

@@ -1,0 +1,257 @@
+"""Nodes that are lost, or only away: what they brought into the store comes into the runs.
+
+Several nodes on one store, in leaping time. A node is killed, or cut off from the store
+while it goes on taking batches, until others have taken up its segments; then it is back.
+Whoever flushes what, every line is there once, and closed runs end up sealed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from dataclasses import replace
+from random import Random
+from typing import Any, TypeVar
+
+import pytest
+
+from logstore import keys
+from logstore.batch import RunKey
+from logstore.errors import OutcomeUnknown, StoreUnavailable, TailraceError
+from logstore.objects.store import ObjectStore
+from logstore.runs.textmark import read_text_mark
+from service.node import Node
+from tests.backing import open_store
+from tests.faulty_store import WRITES, FaultyStore, Schedule
+from tests.powercut import PowerCutFileSystem
+from tests.seeds import seeds
+from tests.service.client_model import PatientClients, downloaded, exists, paged
+from tests.service.simulated_node import LIMITS, START_MS, Life
+from tests.service.store_checks import check_marks, check_numbers, view_of
+from tests.virtual_time import VirtualClock, simulate
+
+T = TypeVar("T")
+RUN = RunKey("service.pipeline", "run")
+OTHER = RunKey("service.pipeline", "other")
+LEASE = 20.0
+TEXT = replace(
+    LIMITS.text,
+    lease_seconds=LEASE,
+    lost_interval_seconds=3.0,
+    sweep=replace(
+        LIMITS.text.sweep, interval_seconds=5.0, stream_timeout_seconds=60.0, reopened_seconds=10.0
+    ),
+)
+NODE = replace(LIMITS, text=TEXT)
+
+
+class Line(FaultyStore):
+    """The way from one node to the store: it can be cut, and is slow."""
+
+    def __init__(self, inner: ObjectStore, dice: Random) -> None:
+        super().__init__(inner, Schedule.none())
+        self.cut = False
+        self._dice = dice
+
+    async def _step(self, name: str, key: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        await asyncio.sleep(self._dice.choice([0.0, 0.01, 0.05, 0.4]))
+        if self.cut:
+            raise StoreUnavailable("cut off")
+        result = await super()._step(name, key, work)
+        await asyncio.sleep(self._dice.choice([0.0, 0.01, 0.05, 0.4]))
+        if self.cut:
+            raise OutcomeUnknown("cut off") if name in WRITES else StoreUnavailable("cut off")
+        return result
+
+
+class Cluster:
+    """Nodes with a folder and a line each, and one store."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.dice = Random(f"cluster {seed}")
+        self.fs = PowerCutFileSystem()
+        self.clients = PatientClients(seed)
+        self.lines: dict[str, Line] = {}
+        self.lives = 0
+        self.now_ms = START_MS
+
+    def play(self, step: Callable[[VirtualClock], Awaitable[None]]) -> None:
+        """A stretch of time, at whose end every process is killed."""
+
+        async def go(clock: VirtualClock) -> int:
+            await step(clock)
+            return clock.now_ms()
+
+        self.now_ms = simulate(go, start_ms=self.now_ms) + 1000
+        self.fs.end_processes()
+
+    async def start(self, clock: VirtualClock, name: str) -> Node:
+        self.lives += 1
+        dice = Random(f"{self.seed} {self.lives}")
+        line = self.lines[name] = Line(open_store(self.fs, clock, dice), dice)
+        seed = self.seed * 1000 + self.lives
+        life = Life(
+            self.fs, clock, seed=seed, data=f"/{name}", name=name, limits=NODE, store=line
+        )
+        await life.node.start()
+        return life.node
+
+    async def write(self, node: Node, clock: VirtualClock, key: RunKey, count: int) -> None:
+        for _ in range(count):
+            durability = self.dice.choice(("durable", "bulk"))
+            await self.clients.send(node, clock, key, durability=durability)
+            await clock.sleep(self.dice.choice([0.0, 0.3, 1.5]))
+
+    async def check_store(self, clock: VirtualClock) -> None:
+        view = await view_of(open_store(self.fs, clock, Random(0)))
+        check_numbers(view)
+        check_marks(view, self.clients)
+        check_chunks_once(view.texts, self.clients)
+
+    def shipped(self, key: RunKey, text: bytes) -> None:
+        """All `bulk` lines are there, once, whatever their order."""
+        self.clients.check(key, text, where="text", ordered=False)
+
+
+def check_chunks_once(texts: dict[RunKey, bytes], clients: PatientClients) -> None:
+    for key, text in texts.items():
+        lines = text.splitlines()
+        assert len(lines) == len(set(lines)), f"lines twice in {key.run}"
+
+
+async def read_whole(node: Node, key: RunKey) -> bytes:
+    text = await downloaded(node, key)
+    assert await paged(node, key, 3) == text
+    return text
+
+
+async def until_no_news(store: ObjectStore, node: str, clock: VirtualClock) -> None:
+    """Until all segments of the node are below its text mark."""
+    for _ in range(300):
+        mark = await read_text_mark(store, node)
+        after = keys.segment(node, mark.seq)
+        left = [i.key async for i in store.list(keys.segments_of(node), after=after)]
+        if not left:
+            return
+        await clock.sleep(1.0)
+    raise AssertionError(f"{left} stay behind")
+
+
+@pytest.mark.parametrize("seed", seeds(8))
+def test_the_lines_of_a_killed_node_are_in_their_run(seed: int) -> None:
+    cluster = Cluster(seed)
+    names: list[str] = []
+
+    async def before(clock: VirtualClock) -> None:
+        node = await cluster.start(clock, "a")
+        names.append(node.identity.node)
+        await cluster.write(node, clock, RUN, 6)
+        await cluster.clients.send(node, clock, RUN, durability="bulk")
+
+    async def without_it(clock: VirtualClock) -> None:
+        node = await cluster.start(clock, "b")
+        await cluster.clients.send(node, clock, RUN)
+        await clock.sleep(LEASE + 30)
+        await until_no_news(node.store, names[0], clock)
+        assert node.text.lost.inherited > 0
+        # A batch sent as `bulk`, and all that came before it, had left the node.
+        cluster.shipped(RUN, await read_whole(node, RUN))
+        assert await node.close_run(RUN) == "closed"
+        size = await node.text.size(RUN)
+        assert size.state == "closed"
+        cluster.shipped(RUN, await read_whole(node, RUN))
+        await node.stop()
+        await cluster.check_store(clock)
+
+    async def it_is_back(clock: VirtualClock) -> None:
+        node, back = await cluster.start(clock, "b"), await cluster.start(clock, "a")
+        assert back.identity.node == names[0]
+        await cluster.clients.send(back, clock, RUN)
+        await clock.sleep(60)
+        for each in (node, back):
+            cluster.shipped(RUN, await read_whole(each, RUN))
+            assert (await each.text.size(RUN)).state == "closed", "idle, so closed again"
+            await each.stop()
+        await cluster.check_store(clock)
+
+    cluster.play(before)
+    cluster.play(without_it)
+    cluster.play(it_is_back)
+
+
+@pytest.mark.parametrize("seed", seeds(25))
+def test_a_node_that_was_cut_off_comes_back_while_others_flush_its_lines(seed: int) -> None:
+    cluster = Cluster(seed)
+    dice = cluster.dice
+
+    async def together(clock: VirtualClock) -> None:
+        nodes = [await cluster.start(clock, name) for name in "abc"]
+        away = nodes[0]
+        await cluster.write(away, clock, RUN, 4)
+        # Its texts fall behind while its segments go out: others will have to do it.
+        await clock.sleep(dice.choice([0.5, 2.5, 4.0]))
+        cluster.lines["a"].cut = True
+        for _ in range(3):
+            await cluster.clients.send(away, clock, RUN)
+        await asyncio.gather(
+            cluster.write(nodes[1], clock, RUN, 3), cluster.write(nodes[2], clock, OTHER, 3)
+        )
+        for _ in range(int(LEASE) * 20):  # back at the moment when another takes them up
+            await clock.sleep(0.1)
+            if any(node.text.lost.inherited for node in nodes):
+                break
+        await clock.sleep(1.5 + 2 * dice.random())
+        cluster.lines["a"].cut = False
+        with suppress(TailraceError):
+            await away.text.flusher.drain()
+        await asyncio.gather(*[cluster.write(node, clock, RUN, 2) for node in nodes])
+        await clock.sleep(40)
+        for node in nodes:
+            cluster.shipped(RUN, await read_whole(node, RUN))
+            assert await node.close_run(RUN) in ("closed", "closing")
+        await clock.sleep(60)
+        texts = []
+        for node in nodes:
+            texts.append(await read_whole(node, RUN))
+            cluster.shipped(RUN, texts[-1])
+            assert (await node.text.size(RUN)).state == "closed"
+            assert not node.failed.done()
+            assert node.problems() == []
+            await node.stop()
+        assert len(set(texts)) == 1
+        await cluster.check_store(clock)
+
+    cluster.play(together)
+
+
+def test_a_gap_in_a_lost_nodes_segments_is_reported_and_not_skipped() -> None:
+    cluster = Cluster(1)
+    names: list[str] = []
+
+    async def before(clock: VirtualClock) -> None:
+        node = await cluster.start(clock, "a")
+        names.append(node.identity.node)
+        cluster.lines["a"].schedule = Schedule.none()
+        for _ in range(4):
+            await cluster.clients.send(node, clock, RUN, durability="bulk")
+        store = open_store(cluster.fs, clock, Random(0))
+        mark = await read_text_mark(store, names[0])
+        found = [i.key async for i in store.list(keys.segments_of(names[0]))]
+        left = [key for key in found if key > keys.segment(names[0], mark.seq)]
+        assert len(left) >= 3
+        await store.delete([left[1]])
+
+    async def without_it(clock: VirtualClock) -> None:
+        node = await cluster.start(clock, "b")
+        await clock.sleep(LEASE + 30)
+        assert any("is missing" in problem for problem in node.problems())
+        store = open_store(cluster.fs, clock, Random(0))
+        mark = await read_text_mark(store, names[0])
+        last = [i.key async for i in store.list(keys.segments_of(names[0]))][-1]
+        assert keys.segment(names[0], mark.seq) < last
+        assert await exists(node, RUN)
+
+    cluster.play(before)
+    cluster.play(without_it)

@@ -1,0 +1,162 @@
+"""A node and one that took it for lost flush the same segments: each line is there once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
+from random import Random
+from typing import Any, TypeVar
+
+import pytest
+
+from coordination.lease import text_lease
+from logstore.batch import RunKey
+from logstore.objects.store import ObjectStore
+from logstore.runs.textmark import read_text_mark
+from service.text.flusher import FlushLimits
+from service.text.fold import FoldLimits
+from service.text.text import TextLimits
+from tests.faulty_store import Crash, FaultyStore, Schedule
+from tests.service.text.world import FakeJournal, World
+
+pytestmark = pytest.mark.anyio
+
+T = TypeVar("T")
+RUN = RunKey("service.pipeline", "run")
+LIMITS = TextLimits(
+    fold=FoldLimits(most=3, width=2), flush=FlushLimits(chunk_bytes=64), partial_seconds=0.0
+)
+HEIR = "node-B"
+
+
+class Yielding(FaultyStore):
+    """Others get their turn before and after each call."""
+
+    def __init__(self, inner: ObjectStore, dice: Random, most: int) -> None:
+        super().__init__(inner, Schedule.none())
+        self._dice = dice
+        self._most = most
+
+    async def _step(self, name: str, key: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        await self._pause()
+        result = await super()._step(name, key, work)
+        await self._pause()
+        return result
+
+    async def _pause(self) -> None:
+        for _ in range(self._dice.randint(0, self._most)):
+            await asyncio.sleep(0)
+
+
+def lines(first: int, count: int) -> bytes:
+    return b"".join(b"line %04d\n" % number for number in range(first, first + count))
+
+
+async def two(seed: int) -> tuple[World, World]:
+    """The node has six segments that no run has; the heir finds its lease expired."""
+    away = World(limits=LIMITS, seed=seed)
+    await away.text.start()
+    for number in range(6):
+        away.append(RUN, lines(number * 3, 3))
+        await away.confirm()
+    heir = World(
+        store=away.disk_store, limits=LIMITS, journal=FakeJournal(node=HEIR), seed=seed + 1000
+    )
+    heir.clock.ms = away.clock.ms + 3_600_000
+    await heir.text.start()
+    await heir.text.lost.look()
+    assert heir.text.lost.inherited == 6
+    return away, heir
+
+
+async def check(world: World, expected: bytes) -> None:
+    assert await world.whole(RUN) == expected
+    assert await world.paged(RUN, 4) == expected
+    assert await world.caught_up(RUN) == expected
+
+
+@pytest.mark.parametrize("chunk", range(4))
+async def test_both_flush_at_once(chunk: int) -> None:
+    conflicts = 0
+    for seed in range(chunk * 10, chunk * 10 + 10):
+        away, heir = await two(seed)
+        await away.restart(Yielding(away.disk_store, Random(seed), 5 * seed % 40))
+        await heir.restart(Yielding(heir.disk_store, Random(seed + 1), 3))
+        heir.clock.ms += 3_600_000
+        await heir.text.lost.look()
+        await asyncio.gather(away.text.flusher.drain(), heir.text.flusher.drain())
+        for world in (away, heir):
+            await check(world, lines(0, 18))
+            conflicts += world.text.run_flush._manifests.conflicts
+        assert (await read_text_mark(away.disk_store, away.journal.node)).seq == 6
+        await heir.text.lost.look()
+        assert not heir.text.backlog.inherited
+        assert await heir.text.leases.held_by(text_lease("node-A")) is None
+        away.append(RUN, lines(18, 2))
+        await away.confirm()
+        await away.text.flusher.drain()
+        await check(away, lines(0, 20))
+        await check(heir, lines(0, 20))
+    assert conflicts > 0, "they never met"
+
+
+async def test_an_heir_that_is_killed_at_any_step_leaves_the_rest_to_the_next() -> None:
+    for step in range(1, 400):
+        away, heir = await two(step)
+        schedule = Schedule.crash(step, after=step % 2 == 0)
+        await heir.restart(FaultyStore(heir.disk_store, Schedule.none()))
+        heir.store.schedule = schedule  # type: ignore[attr-defined]
+        try:
+            await heir.text.lost.look()
+            await heir.text.flusher.drain()
+            await heir.text.lost.look()
+        except Crash:
+            pass
+        if not schedule.fired:
+            return
+        heir.clock.ms += 3_600_000
+        await heir.restart()
+        await heir.text.lost.look()
+        await heir.text.flusher.drain()
+        await check(heir, lines(0, 18))
+        await heir.text.lost.look()
+        assert (await read_text_mark(heir.disk_store, away.journal.node)).seq == 6
+        await away.restart()
+        await away.text.flusher.drain()
+        await check(away, lines(0, 18))
+    pytest.fail("it never got through")
+
+
+async def test_a_lost_node_costs_a_busy_one_no_text_mark() -> None:
+    """The mark of a lost node rises while the heir's own runs always have news."""
+    away, heir = await two(1)
+    other = RunKey("service.pipeline", "busy")
+    heir.append(other, b"news\n")
+    await heir.confirm()
+    await heir.text.flusher.flush(RUN)
+    assert len(heir.text.flusher.pending) == 1
+    await heir.text.flusher.raise_marks(force=True)
+    assert (await read_text_mark(heir.disk_store, away.journal.node)).seq == 6
+    assert heir.text.flushed_pos == 0, "its own lines are not flushed by that"
+
+
+async def test_a_run_that_is_being_closed_holds_no_place_among_the_flushes() -> None:
+    world = World(limits=LIMITS)
+    await world.text.start()
+    slow = [RunKey("p", f"slow {number}") for number in range(6)]
+    for key in [*slow, RUN]:
+        world.append(key, b"x\n")
+    await world.confirm()
+    world.clock.pass_seconds(1000)
+    flusher = world.text.flusher
+    async with AsyncExitStack() as closes:  # they hold their locks as long as the store takes
+        for key in slow:
+            await closes.enter_async_context(world.text._locks.of(key))
+        for _ in range(4):
+            flusher._begin_due()
+            await asyncio.sleep(0)
+        await asyncio.gather(*flusher._tasks)
+        assert flusher.pending.get(RUN) is None
+        assert flusher.pending.get(slow[0]) is not None
+    assert await world.whole(RUN) == b"x\n"

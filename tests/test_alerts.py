@@ -1,0 +1,112 @@
+"""The alert rules: sound, tested both ways, about metrics that there are, and explained."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from service.metrics.scrape import METRICS
+from tests.promtool import promtool
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "deploy" / "prometheus"
+TESTS = sorted(path.name for path in (FOLDER / "tests").glob("*.yml"))
+ALERTS: list[dict[str, Any]] = [
+    rule
+    for group in yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"]
+    for rule in group["rules"]
+]
+NAMES = [rule["alert"] for rule in ALERTS]
+BY_PROMETHEUS = {"up"}
+METRIC = re.compile(r"\b(?:tailrace|om)_\w+|\bup\b")
+
+
+def _exported() -> set[str]:
+    """Every name that a sample of ours can have."""
+    endings = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
+    return {metric.name + end for metric in METRICS for end in endings[metric.kind]}
+
+
+@pytest.mark.promtool
+def test_the_rules_are_sound() -> None:
+    done = promtool("check", "rules", "alerts.yml", folder=FOLDER)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(ALERTS)} rules found" in done.stdout
+
+
+@pytest.mark.promtool
+@pytest.mark.parametrize("name", TESTS)
+def test_the_rules_fire_when_they_should(name: str) -> None:
+    done = promtool("test", "rules", f"tests/{name}", folder=FOLDER)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _mutated(folder: Path, name: str, expression: str) -> list[str]:
+    """The test files that notice when the rule `name` has this expression instead of its own.
+
+    Only those that name the rule are run.
+    """
+    copy = folder / "prometheus"
+    shutil.copytree(FOLDER, copy)
+    rules = yaml.safe_load((copy / "alerts.yml").read_text())
+    for group in rules["groups"]:
+        for rule in group["rules"]:
+            if rule["alert"] == name:
+                rule["expr"] = expression
+    (copy / "alerts.yml").write_text(yaml.safe_dump(rules))
+    about = [test for test in TESTS if name in (copy / "tests" / test).read_text()]
+    done = {test: promtool("test", "rules", f"tests/{test}", folder=copy) for test in about}
+    return [test for test, result in done.items() if result.returncode != 0]
+
+
+@pytest.mark.promtool
+@pytest.mark.parametrize("rule", ALERTS, ids=NAMES)
+def test_a_rule_that_never_fires_is_noticed(tmp_path: Path, rule: dict[str, Any]) -> None:
+    assert _mutated(tmp_path, rule["alert"], f"({rule['expr']}) unless on() vector(1)")
+
+
+@pytest.mark.promtool
+@pytest.mark.parametrize("rule", ALERTS, ids=NAMES)
+def test_a_rule_that_always_fires_is_noticed(tmp_path: Path, rule: dict[str, Any]) -> None:
+    metric = METRIC.search(rule["expr"])
+    assert metric is not None
+    assert _mutated(tmp_path, rule["alert"], metric.group())
+
+
+def test_every_metric_that_a_rule_names_is_exported() -> None:
+    for rule in ALERTS:
+        named = set(METRIC.findall(rule["expr"]))
+        assert named, rule["alert"]
+        assert named <= _exported() | BY_PROMETHEUS, rule["alert"]
+
+
+def test_metrics_that_the_words_of_a_rule_or_the_manual_name_are_exported() -> None:
+    names = {metric.name for metric in METRICS}
+    words = [text for rule in ALERTS for text in rule["annotations"].values()]
+    words.append((ROOT / "docs" / "operations.md").read_text())
+    named = {name for text in words for name in re.findall(r"\b(?:tailrace|om)_\w+", text)}
+    assert named - _exported() - names == set()
+
+
+@pytest.mark.parametrize("rule", ALERTS, ids=NAMES)
+def test_a_rule_says_how_bad_it_is_what_it_is_and_what_to_do(rule: dict[str, Any]) -> None:
+    assert rule["labels"]["severity"] in {"warning", "critical"}
+    assert "{{ $labels.instance }}" in rule["annotations"]["summary"]
+    assert len(rule["annotations"]["description"]) > 60
+
+
+def test_the_manual_explains_every_alert() -> None:
+    text = (ROOT / "docs" / "operations.md").read_text()
+    assert [name for name in NAMES if f"`{name}`" not in text] == []
+
+
+def test_the_rules_of_the_design_keep_its_thresholds() -> None:
+    rules = {rule["alert"]: rule["expr"] for rule in ALERTS}
+    assert "om_streamable_logs_pending_flush_bytes > 50e6" in rules["TailracePendingFlushBytes"]
+    assert "rate(om_s3_errors_total[5m]) * 60 > 1" in rules["TailraceS3Errors"]
+    assert "consecutive_flush_failures >=" in rules["TailraceFlushFailures"]
