@@ -33,6 +33,7 @@ from service.segments import Forked, SegmentShipper
 from service.skew import Skew
 from service.status.opening import open_status
 from service.tail import Tail
+from service.text.remake import Records
 from service.text.text import Text
 
 _RETRY_SECONDS = 1.0
@@ -69,6 +70,7 @@ class Node:
         self._stopping = False
         self._waiting: str | None = None
         self.status = open_status(self, seams, limits.status)
+        self.records: Records | None = None
         self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self.damage: list[Found] = []
         self.torn: list[Found] = []
@@ -142,6 +144,7 @@ class Node:
             close_done=self._close_done,
             on_ended=self.tail.ended,
             newest_date=seams.newest_date,
+            records=lambda: self.records,
         )
         minter = ulids.Minter(seams.clock, seams.entropy, last=state.last_ulid)
         self.appender = Appender(
@@ -321,6 +324,8 @@ class Node:
 
     def _synced(self, batches: Sequence[Appended]) -> None:
         self.shipper.added()
+        for batch in batches:
+            self.text.appended(batch.key, batch.pos + batch.records)
         watched = self.tail.watched
         if not watched:
             return

@@ -33,6 +33,7 @@ from service.parts import NodeLimits, Seams
 from service.query.bucket import Bucket
 from service.query.engine import QueryEngine
 from service.query.limits import QueryLimits
+from service.query.records import run_records
 from service.query.segments import SegmentCatalog
 from service.query.view import Sources as QuerySources
 from service.segments import SegmentLimits
@@ -97,13 +98,16 @@ def make_engine(settings: Settings, machine: Machine, node: Node) -> QueryEngine
         catalog=SegmentCatalog(),
     )
     scratch = os.path.join(os.path.abspath(settings.data), "scratch")
-    return QueryEngine(
+    limits = query_limits(settings)
+    engine = QueryEngine(
         sources,
         clock=machine.clock,
         scratch=scratch,
-        limits=query_limits(settings),
+        limits=limits,
         bucket=query_bucket(settings),
     )
+    node.records = run_records(engine)
+    return engine
 
 
 def make_app(
