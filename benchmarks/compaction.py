@@ -31,6 +31,7 @@ import duckdb
 
 from benchmarks.corpus import blocks, source
 from compactor.compaction import Compactor
+from compactor.place_folder import FolderPlacement
 from compactor.report import Report
 from compactor.session import Session
 from compactor.settings import Compaction
@@ -42,6 +43,7 @@ from logstore.entropy import system_entropy
 from logstore.objects.local import LocalStore
 from logstore.segments.carry import Carry
 from logstore.segments.writer import encode_segment
+from logstore.table.table import Table
 from tests.batches import make_batches
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -136,9 +138,12 @@ def cold(made: Input) -> tuple[float, int]:
 
 def warm(made: Input, session: Session) -> tuple[float, Report]:
     fresh_table(made)
+    store = store_at(made.folder)
+    table = Table(store.uri(keys.TABLE))
     compactor = Compactor(
-        store_at(made.folder),
-        Disk(),
+        store,
+        table,
+        FolderPlacement(Disk(), table.uri),
         SystemClock(),
         system_entropy(),
         Compaction(),

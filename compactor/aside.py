@@ -11,6 +11,7 @@ import orjson
 from logstore import keys
 from logstore.errors import OutcomeUnknown, PreconditionFailed
 from logstore.objects.store import ObjectStore
+from logstore.objects.unclear import Unclear
 
 
 async def markers(store: ObjectStore, node: str) -> set[int]:
@@ -21,13 +22,18 @@ async def markers(store: ObjectStore, node: str) -> set[int]:
 
 
 async def set_aside(store: ObjectStore, node: str, seq: int, *, reason: str, version: str) -> None:
-    """Marks the segment; an older marker keeps its reason. Raises `StoreUnavailable`."""
+    """Marks the segment; an older marker keeps its reason.
+
+    Raises `StoreUnavailable`, `OutcomeUnknown`.
+    """
     body = orjson.dumps({"reason": reason, "version": version})
+    unclear = Unclear()
     while True:
         try:
             await store.put(keys.aside(node, seq), body, if_absent=True)
         except PreconditionFailed:
             return
-        except OutcomeUnknown:
-            continue  # the next put says whether it is there
-        return
+        except OutcomeUnknown as error:
+            unclear.bear(error)  # the next put says whether it is there
+        else:
+            return

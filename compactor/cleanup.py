@@ -6,7 +6,8 @@ that whoever comes late sees that it is late. Lowest first: a crash leaves no ho
 segment that is set aside stays, since it may be repaired.
 
 Files of the table go when they are 24 h old and no version of the last 24 h has them; no
-job commits files half as old.
+job commits files half as old. Uploads that began 24 h ago and were not completed, Spark's of
+jobs that were killed and anybody's else below the store, are aborted.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ async def clean_up(compactor: Compactor, report: Report) -> None:
     with report.timed("cleanup", compactor.clock):
         report.segments_removed += await remove_segments(compactor)
         report.orphans_removed += await remove_orphans(compactor)
+        oldest = compactor.clock.now_ms() - ORPHAN_HOURS * 3_600_000
+        report.writes_swept += await compactor.store.sweep(oldest)
 
 
 async def remove_segments(compactor: Compactor) -> int:

@@ -16,16 +16,11 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from compactor.compaction import Compactor
 from compactor.report import Report
 from compactor.schedule import once, repeat
-from compactor.session import Session
 from compactor.settings import load_settings
-from logstore.clock import SystemClock
-from logstore.disk import Disk
-from logstore.entropy import system_entropy
-from logstore.errors import InvalidInput, TailraceError, Unavailable
-from logstore.objects.local import LocalStore
+from compactor.wiring import make_session, open_compactor
+from logstore.errors import InvalidInput, OutcomeUnknown, TailraceError, Unavailable
 
 log = logging.getLogger("tailrace.compactor")
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3_600}
@@ -62,7 +57,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(flags: argparse.Namespace) -> int:
-    compactor = _compactor(flags)
+    given: dict[str, Any] = {} if flags.data is None else {"data": flags.data}
+    settings = load_settings(given, flags.config)
+    session = make_session(settings)
     alarmed = False
 
     def emit(report: Report) -> None:
@@ -73,27 +70,21 @@ def _run(flags: argparse.Namespace) -> int:
         sys.stdout.write(report.line() + "\n")
         sys.stdout.flush()
 
+    async def work() -> None:
+        async with open_compactor(settings, session, _killer(flags.kill_at)) as compactor:
+            if flags.every is None:
+                emit(await once(compactor))
+            else:
+                await repeat(compactor, flags.every, emit)
+
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        if flags.every is None:
-            emit(asyncio.run(once(compactor)))
-        else:
-            asyncio.run(repeat(compactor, flags.every, emit))
+        asyncio.run(work())
     except KeyboardInterrupt:
         log.info("stopped")
     finally:
-        compactor.session.stop()
+        session.stop()
     return 1 if alarmed else 0
-
-
-def _compactor(flags: argparse.Namespace) -> Compactor:
-    given: dict[str, Any] = {} if flags.data is None else {"data": flags.data}
-    settings = load_settings(given, flags.config)
-    clock, entropy, disk = SystemClock(), system_entropy(), Disk()
-    store = LocalStore(settings.store_folder, disk, clock, entropy)
-    session = Session(settings.compaction.driver_memory)
-    limits = settings.compaction
-    return Compactor(store, disk, clock, entropy, limits, session, _killer(flags.kill_at))
 
 
 def _killer(step: str) -> Callable[[str], None]:
@@ -113,4 +104,4 @@ def _interrupt(_number: int, _frame: object) -> None:
 def _exit_code(error: TailraceError) -> int:
     if isinstance(error, InvalidInput):
         return 2
-    return 3 if isinstance(error, Unavailable) else 4
+    return 3 if isinstance(error, Unavailable | OutcomeUnknown) else 4

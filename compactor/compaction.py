@@ -21,17 +21,16 @@ from compactor.aside import set_aside
 from compactor.buckets import bucket_bounds
 from compactor.deletions import deletions_above
 from compactor.merge_input import MergeInput
-from compactor.place import place, staging_folder, sync_commits
+from compactor.place import Placement, staging_folder
 from compactor.plan import Plan, choose, nodes_of, segments_of
 from compactor.report import Report
 from compactor.session import Session
 from compactor.settings import Compaction
 from compactor.verify import Corrupt, Span, Stopped, Verdict, Verified, verify
-from logstore import keys, ulid
+from logstore import ulid
 from logstore.clock import Clock
 from logstore.entropy import Entropy
 from logstore.errors import PreconditionFailed
-from logstore.filesystem import FileSystem
 from logstore.objects.store import ObjectStore
 from logstore.table.commit import Advance, commit_segments
 from logstore.table.snapshot import Snapshot
@@ -46,17 +45,13 @@ class Compactor:
     """A compactor of one store."""
 
     store: ObjectStore
-    fs: FileSystem
+    table: Table
+    placement: Placement
     clock: Clock
     entropy: Entropy
     limits: Compaction
     session: Session
     reached: Callable[[str], None]
-
-    @property
-    def table(self) -> Table:
-        """The store's table."""
-        return Table(self.store.uri(keys.TABLE))
 
     async def take_in_all(self, report: Report) -> None:
         """Takes in all segments that are ready. Raises `StoreUnavailable`, `Unavailable`."""
@@ -93,7 +88,7 @@ class Compactor:
         job = ulid.encode(ulid.fresh(self.clock, self.entropy))
         deleted, files = await self._merge(snapshot, whole, job, report)
         with report.timed("commit", self.clock):
-            await asyncio.to_thread(self._commit, snapshot, files, whole, job)
+            await self._commit(snapshot, files, whole, job)
         self.reached("committed")
         _count(report, whole, files, deleted)
 
@@ -139,7 +134,7 @@ class Compactor:
             deleted = await asyncio.to_thread(merge, spark, work, folder)
         self.reached("written")
         with report.timed("place", self.clock):
-            files = await asyncio.to_thread(place, self.fs, self.table.uri, job)
+            files = await self.placement.place(job)
         self.reached("placed")
         return deleted, files
 
@@ -156,12 +151,19 @@ class Compactor:
             high=high,
         )
 
-    def _commit(
+    async def _commit(
         self, snapshot: Snapshot, files: list[NewFile], whole: Sequence[Verified], job: str
     ) -> None:
-        advances = _advances(whole)
-        after = commit_segments(self.table, snapshot, files, advances, job=job, clock=self.clock)
-        sync_commits(self.fs, self.table.uri, range(snapshot.version + 1, after.version + 1))
+        after = await asyncio.to_thread(
+            commit_segments,
+            self.table,
+            snapshot,
+            files,
+            _advances(whole),
+            job=job,
+            clock=self.clock,
+        )
+        await self.placement.settle(range(snapshot.version + 1, after.version + 1))
 
 
 def _advances(whole: Sequence[Verified]) -> list[Advance]:

@@ -10,7 +10,7 @@ takes a fifth less CPU than an aggregation that keeps the first of each record.
 What the table already holds is read as keys only (`held`), from the files whose ULID
 bounds meet the input's, goes through the same shuffle, and comes before its copies.
 
-Output is `part-{bucket:05d}-….parquet` in a folder of its own.
+Output is `part-{bucket:05d}-….parquet` in a folder of its own. Addresses are paths or `s3://`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's users know
 
 from compactor.merge_input import MergeInput
+from compactor.s3a import address
 from logstore import ulid
 from logstore.errors import Unavailable
 from logstore.runs.deletion import Deletion
@@ -58,12 +59,12 @@ def _merge(spark: SparkSession, work: MergeInput, folder: str) -> int:
         merged = _with_held(spark, kept, work)
     else:
         merged = _once(kept, work.bounds, [F.col("ulid")])
-    merged.select(_COLUMNS).write.parquet(folder)
+    merged.select(_COLUMNS).write.parquet(address(folder))
     return deleted
 
 
 def _read(spark: SparkSession, files: Sequence[str]) -> DataFrame:
-    return spark.read.schema(_SCHEMA).parquet(*(_no_pattern(file) for file in files))
+    return spark.read.schema(_SCHEMA).parquet(*(_no_pattern(address(file)) for file in files))
 
 
 def _no_pattern(path: str) -> str:

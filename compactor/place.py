@@ -1,4 +1,4 @@
-"""Spark's files to their names in the table, durably, before a commit speaks of them.
+"""Spark's files to their names in the table, for good, before a commit speaks of them.
 
     table/_staging/{job}/part-{bucket:05d}-….parquet       Spark's; no reader looks there
     table/date=YYYY-MM-DD/hour=HH/{job}-{bucket:05d}.parquet
@@ -6,96 +6,54 @@
 Spark writes into a folder of the job's own: its committer removes the whole working
 folder of a target when it is done, and two drivers with one target would remove each
 other's. Which hour a file belongs to is read from the file.
+
+`Placement` is the seam: `place_folder.py` renames, `place_objects.py` has the server copy.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from datetime import UTC, datetime
-
-import pyarrow.parquet as pq
+from typing import Any, Protocol
 
 from logstore import ulid
-from logstore.errors import Damaged, StoreUnavailable
-from logstore.filesystem import FileSystem
-from logstore.table.stats import NewFile, describe
+from logstore.errors import Damaged
+from logstore.table.stats import NewFile
 
 STAGING = "_staging"
 _HOUR_MS = 3_600_000
 
 
+class Placement(Protocol):
+    """How what a job wrote becomes files of the table that survive a power cut."""
+
+    async def place(self, job: str) -> list[NewFile]:
+        """Moves what the job wrote, and describes it.
+
+        Raises `StoreUnavailable`, `OutcomeUnknown`, `Damaged`.
+        """
+        ...
+
+    async def settle(self, versions: range) -> None:
+        """Makes the log of these versions durable. Raises `StoreUnavailable`."""
+        ...
+
+
 def staging_folder(table: str, job: str) -> str:
-    """Where Spark writes for the job."""
-    return os.path.join(table, STAGING, job)
+    """Where Spark writes for the job; a path, address or key as `table` is."""
+    return f"{table}/{STAGING}/{job}"
 
 
-def place(fs: FileSystem, table: str, job: str) -> list[NewFile]:
-    """Moves what the job wrote, and describes it. Raises `StoreUnavailable`, `Damaged`."""
-    folder = staging_folder(table, job)
-    try:
-        parts = [name for name in sorted(_parts(fs, folder)) if _rows(folder, name)]
-        placed = [_move(fs, table, folder, name, job) for name in parts]
-        _remove(fs, folder)
-    except OSError as error:
-        raise StoreUnavailable(f"the files of job {job} cannot be placed: {error}") from error
-    return placed
+def is_part(name: str) -> bool:
+    """Whether the job's result is in it; what Spark leaves beside it is not."""
+    return name.startswith("part-")
 
 
-def sync_commits(fs: FileSystem, table: str, versions: range) -> None:
-    """Makes the log of these versions durable: delta-rs leaves that to the system.
-
-    Raises `StoreUnavailable`.
-    """
-    log = os.path.join(table, "_delta_log")
-    try:
-        for version in versions:
-            _sync(fs, os.path.join(log, f"{version:020d}.json"))
-        fs.sync_folder(log)
-    except OSError as error:
-        raise StoreUnavailable(f"the table's log cannot be synced: {error}") from error
+def placed_path(footer: Any, name: str, job: str) -> str:
+    """The path below the table of a file that Spark wrote as `name`. Raises `Damaged`."""
+    return f"{_partition(footer, name)}/{job}-{name.split('-')[1]}.parquet"
 
 
-def _parts(fs: FileSystem, folder: str) -> Iterator[str]:
-    return (name for name, is_folder in fs.scan(folder) if not is_folder and name[:5] == "part-")
-
-
-def _remove(fs: FileSystem, folder: str) -> None:
-    """What Spark leaves beside its files: their checksums, and files without rows."""
-    for name, _ in list(fs.scan(folder)):
-        fs.unlink(os.path.join(folder, name))
-    fs.remove_folder(folder)
-
-
-def _rows(folder: str, name: str) -> int:
-    # Spark writes a file without rows where nothing is left, for its schema.
-    return int(pq.read_metadata(os.path.join(folder, name)).num_rows)
-
-
-def _move(fs: FileSystem, table: str, folder: str, name: str, job: str) -> NewFile:
-    source = os.path.join(folder, name)
-    path = f"{_partition(source)}/{job}-{name.split('-')[1]}.parquet"
-    target = os.path.join(table, path)
-    _sync(fs, source)
-    fs.make_folders(os.path.dirname(target))
-    fs.rename(source, target)
-    fs.sync_folder(os.path.dirname(target))
-    stat = fs.stat(target)
-    if stat is None:
-        raise StoreUnavailable(f"{target} is gone")
-    return describe(target, path=path, size=stat.size, modified_ms=stat.modified_ns // 1_000_000)
-
-
-def _sync(fs: FileSystem, path: str) -> None:
-    file = fs.open(path, "append")
-    try:
-        file.sync()
-    finally:
-        file.close()
-
-
-def _partition(source: str) -> str:
-    footer = pq.read_metadata(source)
+def _partition(footer: Any, name: str) -> str:
     columns = {footer.schema.column(i).path: i for i in range(footer.num_columns)}
     groups = [footer.row_group(i).column(columns["ulid"]) for i in range(footer.num_row_groups)]
     hours = {
@@ -104,6 +62,6 @@ def _partition(source: str) -> str:
         for bound in (chunk.statistics.min, chunk.statistics.max)
     }
     if len(hours) != 1:
-        raise Damaged(f"{source} holds lines of {len(hours)} hours")
+        raise Damaged(f"{name} holds lines of {len(hours)} hours")
     start = datetime.fromtimestamp(hours.pop() * 3600, UTC)
     return start.strftime("date=%Y-%m-%d/hour=%H")

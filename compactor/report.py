@@ -28,6 +28,7 @@ class Report:
     hours: int = 0
     segments_removed: int = 0
     orphans_removed: int = 0
+    writes_swept: int = 0
     alarms: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from compactor.cleanup import clean_up
 from compactor.compaction import Compactor
 from compactor.report import Report
-from logstore.errors import Unavailable
+from logstore.errors import OutcomeUnknown, Unavailable
 
 log = logging.getLogger("tailrace.compactor")
 
@@ -28,13 +28,14 @@ async def once(compactor: Compactor) -> Report:
 async def repeat(compactor: Compactor, every: float, emit: Callable[[Report], None]) -> None:
     """Passes for ever, `every` seconds from the end of one to the start of the next.
 
-    A store that does not answer is tried again at the next pass; other errors end it.
+    A store that does not answer, or does not say what became of a write, is tried again at
+    the next pass; other errors end it.
     """
     worked = compactor.clock.monotonic()
     while True:
         try:
             report = await once(compactor)
-        except Unavailable as error:
+        except (Unavailable, OutcomeUnknown) as error:
             log.warning("this pass broke off: %s", error)
         else:
             emit(report)

@@ -7,8 +7,10 @@ that `spark-submit --conf` overrides.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from compactor.jars import SUBMIT
+from compactor.s3a import COMMITTER, FILE_SYSTEM, S3A
 from logstore.errors import Unavailable
 
 if TYPE_CHECKING:  # importing pyspark takes longer than finding out that nothing is to do
@@ -16,6 +18,11 @@ if TYPE_CHECKING:  # importing pyspark takes longer than finding out that nothin
     from pyspark.sql import SparkSession
 
 _NO_JAVA: Final = "Compaction needs Java 17 or newer, found by JAVA_HOME or PATH."
+_NO_JARS: Final = (
+    "Compaction on S3 needs Java 17 or newer, and jars that Spark fetches at its first start;"
+    " its own messages stand above this one. `python -m compactor.jars FOLDER` fetches them"
+    " once, for `compaction.jars`."
+)
 _NO_PYSPARK: Final = "Install pyspark 4.1.1 beside this program."
 
 # Hours are UTC, times are microseconds (Spark's own default, INT96, is read by few), and
@@ -53,8 +60,9 @@ _DEFAULTS: Final = {
 class Session:
     """One Spark session that can be stopped and started again."""
 
-    def __init__(self, driver_memory: str) -> None:
+    def __init__(self, driver_memory: str, s3a: S3A | None = None) -> None:
         self._driver_memory = driver_memory
+        self._s3a = s3a
         self._spark: SparkSession | None = None
 
     @property
@@ -65,7 +73,7 @@ class Session:
     def get(self) -> SparkSession:
         """The session, started if need be. Raises `Unavailable` where Spark cannot run."""
         if self._spark is None:
-            self._spark = _start(self._driver_memory)
+            self._spark = _start(self._driver_memory, self._s3a)
         return self._spark
 
     def stop(self) -> None:
@@ -90,21 +98,25 @@ def _submitted() -> bool:
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
-def _start(driver_memory: str) -> SparkSession:
+def _start(driver_memory: str, s3a: S3A | None) -> SparkSession:
     try:
         from pyspark.errors import PySparkRuntimeError
         from pyspark.sql import SparkSession
     except ImportError as error:
         raise Unavailable(f"Spark does not start: {error}", hint=_NO_PYSPARK) from error
     try:
-        spark = SparkSession.builder.config(conf=_conf(driver_memory)).getOrCreate()
+        conf = _conf(driver_memory, s3a)
+        spark = SparkSession.builder.config(conf=conf).getOrCreate()
     except PySparkRuntimeError as error:
-        raise Unavailable(f"Spark does not start: {error}", hint=_NO_JAVA) from error
+        hint = _NO_JAVA if s3a is None else _NO_JARS
+        raise Unavailable(f"Spark does not start: {error}", hint=hint) from error
     spark.sparkContext.setLogLevel("WARN")
+    if s3a is not None:
+        _tell_s3(spark, s3a)
     return spark
 
 
-def _conf(driver_memory: str) -> SparkConf:
+def _conf(driver_memory: str, s3a: S3A | None) -> SparkConf:
     from pyspark import SparkConf, SparkContext
 
     if _submitted():
@@ -113,6 +125,28 @@ def _conf(driver_memory: str) -> SparkConf:
     conf = SparkConf()
     for name, value in _DEFAULTS.items():
         conf.setIfMissing(name, value)
+    needed = _NEEDED | (s3a.needed() if s3a else {})
     if not _submitted():
         conf.setIfMissing("spark.driver.memory", driver_memory)
-    return conf.setAll(list(_NEEDED.items()))
+        needed |= s3a.launch() if s3a else {}
+    return conf.setAll(list(needed.items()))
+
+
+def _tell_s3(spark: SparkSession, s3a: S3A) -> None:
+    """Gives the session its secrets, once its classes are found to be there."""
+    from py4j.protocol import Py4JJavaError
+
+    jvm: Any = spark.sparkContext._jvm
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    try:
+        for name in (FILE_SYSTEM, COMMITTER):
+            jvm.java.lang.Class.forName(name, False, loader)
+    except Py4JJavaError as error:
+        spark.stop()
+        raise Unavailable(
+            f"this Spark has no {name}, and cannot read S3 without it",
+            hint=f"Let spark-submit fetch what is missing: {SUBMIT}",
+        ) from error
+    hadoop: Any = spark.sparkContext._jsc.hadoopConfiguration()
+    for name, value in s3a.secrets().items():
+        hadoop.set(name, value)

@@ -93,9 +93,14 @@ def active(prefix: str, key: RunKey, node: str) -> str:
     return f"{active_nodes(prefix, key)}{encode(node)}"
 
 
+def all_active(prefix: str) -> str:
+    """The prefix of the `active` objects of all runs."""
+    return f"{prefix}/.active/"
+
+
 def active_nodes(prefix: str, key: RunKey) -> str:
     """The prefix of a run's `active` objects."""
-    return f"{prefix}/.active/{encode(key.fqn)}/{encode(key.run)}/"
+    return f"{all_active(prefix)}{encode(key.fqn)}/{encode(key.run)}/"
 
 
 def segment(node: str, seq: int) -> str:

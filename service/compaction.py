@@ -17,7 +17,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from pydantic import SecretStr
+
 from logstore.clock import Clock
+from logstore.objects.s3_settings import S3Settings
+from logstore.settings import PREFIX
 from service.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -50,7 +54,20 @@ def job_environment(settings: Settings) -> dict[str, str]:
     """What the compactor is told beyond its flags: the same settings by another way."""
     grace = str(settings.compaction.grace_seconds)
     extra = {"TAILRACE_COMPACTION__GRACE_SECONDS": grace}
-    return extra | ({"TAILRACE_STORE": settings.store_folder} if settings.store else {})
+    if settings.store:
+        extra["TAILRACE_STORE"] = settings.store_place
+    return extra | (_s3_environment(settings.s3) if settings.bucket else {})
+
+
+def _s3_environment(settings: S3Settings) -> dict[str, str]:
+    """What was set of the section `s3`; in the environment secrets are the owner's to read."""
+    found = {}
+    for name, field in type(settings).model_fields.items():
+        value = getattr(settings, name)
+        if value != field.get_default():
+            plain = value.get_secret_value() if isinstance(value, SecretStr) else value
+            found[f"{PREFIX}S3__{name.upper()}"] = str(plain)
+    return found
 
 
 class CompactionChild:

@@ -20,6 +20,7 @@ from typing import Any
 import uvloop
 
 from logstore.errors import Unavailable
+from logstore.objects.open import open_store
 from service.allocator import give_back_freed_memory
 from service.compaction import CompactionChild, job_command, job_environment
 from service.http.server import address, listen, serving
@@ -70,8 +71,9 @@ async def run(
 ) -> int:
     """Serves until `stop`: 0, or 1 if the node failed. Raises `FolderLocked`, `Unavailable`."""
     machine = Machine()
-    node = make_node(settings, machine)
     async with AsyncExitStack() as stack:
+        opening = open_store(settings, machine.clock, machine.entropy, machine.fs)
+        node = make_node(settings, machine, await stack.enter_async_context(opening))
         bound = _listen(settings)
         stack.callback(bound.close)
         await node.start()

@@ -30,8 +30,10 @@ from service.journal.view import JournalPin
 from service.journal.writer import Appended
 from service.parts import NodeLimits, Seams
 from service.segments import Forked, SegmentShipper
+from service.skew import Skew
 from service.status.opening import open_status
 from service.tail import Tail
+from service.text.remake import Records
 from service.text.text import Text
 
 _RETRY_SECONDS = 1.0
@@ -57,6 +59,7 @@ class Node:
     ) -> None:
         self.seams = seams
         self.store = seams.store
+        self.skew = Skew(seams.newest_date)
         self._data = data
         self._name = name
         self._default_name = default_name
@@ -67,6 +70,7 @@ class Node:
         self._stopping = False
         self._waiting: str | None = None
         self.status = open_status(self, seams, limits.status)
+        self.records: Records | None = None
         self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self.damage: list[Found] = []
         self.torn: list[Found] = []
@@ -139,6 +143,8 @@ class Node:
             tombstones=dict(state.tombstones),
             close_done=self._close_done,
             on_ended=self.tail.ended,
+            newest_date=seams.newest_date,
+            records=lambda: self.records,
         )
         minter = ulids.Minter(seams.clock, seams.entropy, last=state.last_ulid)
         self.appender = Appender(
@@ -233,7 +239,12 @@ class Node:
     @property
     def ready(self) -> bool:
         """Whether batches are taken now."""
-        return self._started.is_set() and not self._stopping and self.journal.failure is None
+        return (
+            self._started.is_set()
+            and not self._stopping
+            and self.journal.failure is None
+            and self.skew.problem is None
+        )
 
     def problems(self) -> list[str]:
         """What keeps it from being ready, or worries it, as sentences."""
@@ -244,6 +255,8 @@ class Node:
             found.append("the node is starting")
         if self.journal.failure is not None:
             found.append(str(self.journal.failure))
+        if self.skew.problem is not None:
+            found.append(self.skew.problem)
         if self.shipper.last_error is not None:
             found.append(f"segments wait in the journal: {self.shipper.last_error}")
         found += [f"{d.file}: {d.size} bytes at {d.offset} {d.reason}" for d in self.damage]
@@ -257,6 +270,8 @@ class Node:
         """See `Appender.append`; waits while the node starts. Raises `NodeNotReady`."""
         if not self.ready:
             await self._until_ready()
+            if self.skew.problem is not None:
+                raise NodeNotReady(self.skew.problem, hint="Send it to another node, or later.")
         return await self.appender.append(batch)
 
     async def open_run(self, key: RunKey, connector: str) -> int:
@@ -313,6 +328,8 @@ class Node:
 
     def _synced(self, batches: Sequence[Appended]) -> None:
         self.shipper.added()
+        for batch in batches:
+            self.text.appended(batch.key, batch.pos + batch.records)
         watched = self.tail.watched
         if not watched:
             return

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from logstore.clock import Clock
 from logstore.entropy import Entropy
 from logstore.filesystem import FileSystem
+from logstore.objects.dates import DateSample
 from logstore.objects.store import ObjectStore
 from logstore.syncer import Syncer
 from service.append import AppendLimits
@@ -45,3 +46,5 @@ class Seams:
     entropy: Entropy
     syncer: Callable[[], Syncer]
     offload: Offload = in_thread
+    newest_date: Callable[[], DateSample | None] | None = None
+    """The store's last answer's `Date`; None for a store without a clock of its own."""

@@ -11,15 +11,15 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from logstore import keys
 from logstore.clock import Clock, SystemClock
 from logstore.disk import Disk
 from logstore.entropy import Entropy, system_entropy
 from logstore.filesystem import FileSystem
-from logstore.objects.local import LocalStore
+from logstore.objects.s3_credentials import Credentials
+from logstore.objects.store import ObjectStore
 from logstore.segments.columns import record_batches
-from logstore.syncer import QuickSyncer, Syncer, syncer_for
-from logstore.table.table import Table
+from logstore.syncer import Syncer, syncer_for
+from logstore.table.options import open_table
 from service.append import AppendLimits
 from service.counters import HttpCounters, StoreCounters, SyncCounters
 from service.http.app import Application, Door, build_app
@@ -30,8 +30,10 @@ from service.metrics.declared import Sources
 from service.metrics.scrape import scraper
 from service.node import Node
 from service.parts import NodeLimits, Seams
+from service.query.bucket import Bucket
 from service.query.engine import QueryEngine
 from service.query.limits import QueryLimits
+from service.query.records import run_records
 from service.query.segments import SegmentCatalog
 from service.query.view import Sources as QuerySources
 from service.segments import SegmentLimits
@@ -57,13 +59,12 @@ class Machine:
     fsync: SyncCounters = field(default_factory=SyncCounters)
 
 
-def make_node(settings: Settings, machine: Machine) -> Node:
-    """The node, not started. Call it inside the running loop."""
-    store = LocalStore(settings.store_folder, machine.fs, machine.clock, machine.entropy)
-    table = Table(store.uri(keys.TABLE))
+def make_node(settings: Settings, machine: Machine, store: ObjectStore) -> Node:
+    """The node over the settings' store, not started. Call it inside the running loop."""
+    table = open_table(settings)
 
     def syncer() -> Syncer:
-        inner = QuickSyncer(syncer_for(asyncio.get_running_loop()), machine.clock)
+        inner = syncer_for(asyncio.get_running_loop())
         return MeteredSyncer(inner, machine.clock, machine.fsync)
 
     return Node(
@@ -90,14 +91,23 @@ def make_engine(settings: Settings, machine: Machine, node: Node) -> QueryEngine
 
     sources = QuerySources(
         store=node.store,
-        table=Table(node.store.uri(keys.TABLE)),
+        table=open_table(settings),
         pin=node.pin,
         encode=lambda batches: record_batches(batches, node.shipper.carry),
         deletions=deletions,
         catalog=SegmentCatalog(),
     )
     scratch = os.path.join(os.path.abspath(settings.data), "scratch")
-    return QueryEngine(sources, clock=machine.clock, scratch=scratch, limits=query_limits(settings))
+    limits = query_limits(settings)
+    engine = QueryEngine(
+        sources,
+        clock=machine.clock,
+        scratch=scratch,
+        limits=limits,
+        bucket=query_bucket(settings),
+    )
+    node.records = run_records(engine)
+    return engine
 
 
 def make_app(
@@ -175,6 +185,13 @@ def http_limits(settings: Settings) -> HttpLimits:
         max_stream_readers=settings.sse.max_readers,
         run_list=pages.run_list,
     )
+
+
+def query_bucket(settings: Settings) -> Bucket | None:
+    """How searches read the store if it is on S3."""
+    if settings.bucket is None:
+        return None
+    return Bucket(settings.bucket.uri, settings.s3, Credentials(settings.s3))
 
 
 def query_limits(settings: Settings) -> QueryLimits:

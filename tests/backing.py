@@ -10,41 +10,76 @@ take the fixture.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
 from copy import deepcopy
+from random import Random
 from weakref import WeakKeyDictionary
 
-from logstore.clock import Clock
+from logstore.clock import Clock, SystemClock
 from logstore.entropy import Entropy
 from logstore.objects.local import LocalStore, inline
+from logstore.objects.s3 import S3Store
+from logstore.objects.s3_client import open_client
+from logstore.objects.s3_credentials import Credentials
+from logstore.objects.s3_place import Place
+from logstore.objects.s3_requests import Tries
 from logstore.objects.store import ObjectStore
 from tests.outside import Outside, OutsideStore
 from tests.powercut import PowerCutFileSystem
+from tests.servers import Bucket
 
 STORE = "/store"
 
-Connect = Callable[[str], ObjectStore]
-"""The real store under a prefix; called in the thread of `Outside`."""
+# More tries than any request meets faults in a row, and short pauses.
+TRIES = Tries(5, 0.005)
 
 
 class Server:
-    """Prefixes of a real server, one for each disk; `name` begins them all."""
+    """A bucket of a real server, with one client for all that a run of tests stores there."""
 
-    def __init__(self, outside: Outside, connect: Connect, name: str) -> None:
+    def __init__(self, bucket: Bucket, outside: Outside) -> None:
+        self._bucket = bucket.name
         self._outside = outside
-        self._connect = connect
+        self._clock = SystemClock()
+        self._open = AsyncExitStack()
+        settings = bucket.settings.s3
+        opening = open_client(settings, Credentials(settings), self._clock)
+        self._client = outside.run(self._open.enter_async_context(opening))
+
+    def close(self) -> None:
+        """Ends the client's connections."""
+        self._outside.run(self._open.aclose())
+
+    def store(self, prefix: str) -> ObjectStore:
+        """The store under a prefix, for the loop of `outside` only."""
+        return S3Store(
+            self._client,
+            Place(self._bucket, prefix),
+            self._clock,
+            Random(prefix),
+            tries=TRIES,
+            uploads_by_prefix=False,
+        )
+
+
+class Backing:
+    """Prefixes below `name` on a server, one for each disk."""
+
+    def __init__(self, server: Server, outside: Outside, name: str) -> None:
+        self._server = server
+        self._outside = outside
         self._name = name
         self._places: WeakKeyDictionary[PowerCutFileSystem, tuple[ObjectStore, dict[str, int]]] = (
             WeakKeyDictionary()
         )
-        self.made = 0
+        self._made = 0
 
     def open(self, disk: PowerCutFileSystem, clock: Clock) -> ObjectStore:
         """The store that belongs to the disk."""
         if disk not in self._places:
-            self.made += 1
-            self._places[disk] = self._connect(f"{self._name}/{self.made}"), {}
+            self._made += 1
+            self._places[disk] = self._server.store(f"{self._name}/{self._made}"), {}
         store, written = self._places[disk]
         return OutsideStore(store, self._outside, clock, written)
 
@@ -54,34 +89,34 @@ class Server:
             self._places[other] = self._places[disk]
 
 
-_server: list[Server] = []
+_backing: list[Backing] = []
 
 
 @contextmanager
-def standing_on(server: Server) -> Iterator[None]:
-    """Stores opened meanwhile are the server's."""
-    _server.append(server)
+def standing_on(backing: Backing) -> Iterator[None]:
+    """Stores opened meanwhile are a server's."""
+    _backing.append(backing)
     try:
         yield
     finally:
-        _server.pop()
+        _backing.pop()
 
 
 def on_disk() -> bool:
     """Whether stores are on the simulated disk."""
-    return not _server
+    return not _backing
 
 
 def open_store(disk: PowerCutFileSystem, clock: Clock, dice: Entropy) -> ObjectStore:
     """The store that all processes over `disk` share."""
     if on_disk():
         return LocalStore(STORE, disk, clock, dice, run=inline)
-    return _server[-1].open(disk, clock)
+    return _backing[-1].open(disk, clock)
 
 
 def copy_of(disk: PowerCutFileSystem) -> PowerCutFileSystem:
     """The disk as it is now; a store on a server stays one and the same."""
     copy = deepcopy(disk)
     if not on_disk():
-        _server[-1].share(disk, copy)
+        _backing[-1].share(disk, copy)
     return copy

@@ -22,7 +22,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from logstore.clock import Clock
+from logstore.clock import Clock, SystemClock
 from logstore.objects.store import Body, ObjectInfo, ObjectStore, Part
 from tests.virtual_time import VirtualLoop
 
@@ -147,7 +147,8 @@ class OutsideStore:
         await self._outside.call(self._inner.delete(keys))
 
     async def sweep(self, before_ms: int) -> int:
-        return await self._outside.call(self._inner.sweep(before_ms))
+        ago = self._clock.now_ms() - before_ms
+        return await self._outside.call(self._inner.sweep(SystemClock().now_ms() - ago))
 
     def uri(self, key: str) -> str:
         return self._inner.uri(key)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+from logstore import keys
 from logstore.clock import Clock
 from logstore.entropy import Entropy
 from logstore.filesystem import FileSystem
@@ -53,7 +54,8 @@ def keeping_of(settings: S3Settings) -> Keeping:
     large = settings.large_class
 
     def class_of(key: str) -> str | None:
-        return large if large != "STANDARD" and key.endswith("/logs.txt") else None
+        chosen = key.endswith("/logs.txt") or key.startswith(f"{keys.TABLE}/date=")
+        return large if large != "STANDARD" and chosen else None
 
     return Keeping(settings.encryption, settings.kms_key_id, class_of)
 

@@ -47,10 +47,15 @@ class Lists:
 
     async def delete(self, keys: Sequence[str]) -> None:
         """As `ObjectStore.delete`."""
-        left = list(dict.fromkeys(self._place.full(key) for key in keys))
+        left = list(dict.fromkeys(self._full(key) for key in keys))
         while left:
             batch, left = left[:_AT_ONCE], left[_AT_ONCE:]
             await self._delete(batch)
+
+    def _full(self, key: str) -> str:
+        """The bucket's key: of an object, or of a marker that Spark puts for a folder (`x/`)."""
+        marker = "/" * key.endswith("/")
+        return self._place.full(key.removesuffix("/")) + marker
 
     async def _delete(self, keys: list[str]) -> None:
         """Those that the server did not delete are asked for again, alone."""

@@ -68,7 +68,8 @@ class Requests:
             failure = failure_of(error)
             if failure is None:
                 raise
-            self._note_date(getattr(error, "response", {}), sent)
+            # An error of the connection has a response too, which is None.
+            self._note_date(getattr(error, "response", None) or {}, sent)
             raise Failed(failure) from error
         self._note_date(answer, sent)
         return dict(answer)

@@ -120,6 +120,10 @@ class CompactionSettings(BaseModel):
         pattern=r"^[0-9]+[mg]$",
         description="Heap of the Spark driver, unless spark-submit set one",
     )
+    jars: str = Field(
+        default="",
+        description="Folder of the jars that Spark needs for S3; empty: Spark fetches them itself",
+    )
     idle_seconds: float = Field(
         default=900, ge=0, description="With --every: Spark is stopped after so long without work"
     )

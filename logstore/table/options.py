@@ -11,24 +11,27 @@ from __future__ import annotations
 import os
 
 from logstore import keys
-from logstore.objects.credentials import KeySource, key_source, region_of
+from logstore.objects.s3_credentials import Credentials
 from logstore.objects.s3_settings import S3Settings
 from logstore.objects.settings import StoreSettings
 from logstore.table.table import Table
 
 
 def open_table(settings: StoreSettings) -> Table:
-    """The table of the store that the settings name; nothing is read or made yet."""
+    """The table of the store that the settings name; nothing is read or made yet.
+
+    Raises `InvalidInput` for a profile that does not exist.
+    """
     bucket = settings.bucket
     if bucket is None:
         return Table(os.path.join(settings.store_folder, keys.TABLE))
-    source = key_source(settings.s3)
-    return Table(f"{bucket.uri}/{keys.TABLE}", lambda: storage_options(settings.s3, source))
+    credentials = Credentials(settings.s3)
+    return Table(f"{bucket.uri}/{keys.TABLE}", lambda: storage_options(settings.s3, credentials))
 
 
-def storage_options(settings: S3Settings, source: KeySource) -> dict[str, str]:
-    """delta-rs's options, with the keys of now. Raises `StoreUnavailable` without keys."""
-    found = source()
+def storage_options(settings: S3Settings, credentials: Credentials) -> dict[str, str]:
+    """delta-rs's options, with the key of now. Raises `StoreUnavailable`, `InvalidInput`."""
+    key = credentials.frozen()
     wanted = {
         "aws_endpoint_url": settings.endpoint_url.rstrip("/"),
         "aws_server_side_encryption": settings.encryption,
@@ -36,11 +39,11 @@ def storage_options(settings: S3Settings, source: KeySource) -> dict[str, str]:
         "aws_allow_http": "true" if settings.endpoint_url.startswith("http://") else "",
     }
     return {name: value for name, value in wanted.items() if value} | {
-        "aws_access_key_id": found.access_key_id,
-        "aws_secret_access_key": found.secret_access_key,
+        "aws_access_key_id": key.access_key_id,
+        "aws_secret_access_key": key.secret_access_key,
         # Said even when it is empty: delta-rs would take the environment's for it.
-        "aws_session_token": found.session_token,
-        "aws_region": region_of(settings),
+        "aws_session_token": key.session_token,
+        "aws_region": credentials.region,
         "aws_conditional_put": "etag",
         "aws_virtual_hosted_style_request": str(not settings.path_style).lower(),
         "connect_timeout": f"{settings.connect_timeout_seconds:g}s",

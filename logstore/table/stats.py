@@ -34,18 +34,22 @@ class NewFile:
     stats: str
 
 
-def describe(source: str, *, path: str, size: int, modified_ms: int) -> NewFile:
-    """The file at `source`, to be committed as `path` (`date=…/hour=…/name`, below the table).
+def read_footer(source: str) -> Any:
+    """The Parquet footer of the file at the path.
 
     Raises `Damaged` if it is no Parquet file, `StoreUnavailable` if it cannot be read.
     """
-    day, hour = _partition(path)
     try:
-        footer = pq.read_metadata(source)
+        return pq.read_metadata(source)
     except pa.ArrowInvalid as error:
         raise Damaged(f"{source} is not a Parquet file: {error}") from error
     except OSError as error:
         raise StoreUnavailable(f"{source} cannot be read: {error}") from error
+
+
+def describe(footer: Any, *, path: str, size: int, modified_ms: int) -> NewFile:
+    """The file of this footer, to be committed as `path`: `date=…/hour=…/name`, below the table."""
+    day, hour = _partition(path)
     return NewFile(path, size, footer.num_rows, day, hour, modified_ms, _stats(footer))
 
 

@@ -43,4 +43,9 @@ STORE: tuple[Declared, ...] = (
         lambda s: s.store.composed,
         "operation",
     ),
+    gauge(
+        "store_clock_ahead_seconds",
+        "How far this node's clock is ahead of the store's, negative if behind; 0 for a folder.",
+        lambda s: s.node.skew.ahead_ms / 1000,
+    ),
 )

@@ -4,6 +4,7 @@ request.py   what is asked, validated          times.py, cursor.py   parts of it
 view.py      what is searched, pinned in the one right order
 hot.py       the journal's part as Arrow        tiles.py   time, cut into pieces of work
 database.py  DuckDB with its limits             sql.py     the statements
+bucket.py    DuckDB on S3
 search.py    one search: ordered, deduplicated, cut at the limit
 engine.py    many searches: slots, time limits, cancelling
 output.py    ndjson, text, Parquet              route.py   `GET /query`

@@ -1,9 +1,10 @@
 """DuckDB with limits: one in-memory database for one search.
 
-It reads below the given folders and nothing else: no other files, no network, no
-extensions that are not part of it, and no setting can be changed afterwards. What it
-cannot hold within its memory goes to a spill folder of limited size, which goes when the
-database is closed. All calls block; only `interrupt` may come from another thread.
+It reads below the given folders (on S3: prefixes of the store's bucket) and nothing else: no
+other files, no other address of the network, no extensions but the one that reads S3, and
+no setting can be changed afterwards. What it cannot hold within its memory goes to a spill
+folder of limited size, which goes when the database is closed. All calls block; only
+`interrupt` may come from another thread.
 """
 
 from __future__ import annotations
@@ -15,24 +16,42 @@ from typing import Any, Final
 import duckdb
 import pyarrow as pa
 
-from logstore.errors import Damaged, InvalidInput, LimitReached, TailraceError
+from logstore.errors import (
+    Damaged,
+    InvalidInput,
+    LimitReached,
+    StoreUnavailable,
+    TailraceError,
+)
+from service.query.bucket import Bucket
 from service.query.limits import QueryLimits
 
 PIECE_ROWS: Final = 8_192
 _PATTERN: Final = re.compile(r"[*?\[]")
 _VENDOR: Final = (duckdb.Error, OSError, pa.ArrowException)
+# Of a request that got no answer: DuckDB has no class for it.
+_NO_ANSWER: Final = re.compile(r"error for HTTP [A-Z]+ to ")
+_GONE: Final = 404
 _NARROW: Final = "Narrow the search: a shorter time, one fqn or run, a limit."
 
 
 def literal(path: str) -> str:
-    """The path as `read_parquet` must be given it, which takes names for patterns."""
+    """The path as `read_parquet` must be given it, which takes names of files for patterns."""
+    if path.startswith("s3://"):
+        return path
     return _PATTERN.sub(r"[\g<0>]", path)
 
 
 class Database:
     """Statements over Parquet files below `folders` and over registered Arrow data."""
 
-    def __init__(self, limits: QueryLimits, folders: Sequence[str], spill_folder: str) -> None:
+    def __init__(
+        self,
+        limits: QueryLimits,
+        folders: Sequence[str],
+        spill_folder: str,
+        bucket: Bucket | None = None,
+    ) -> None:
         self._limits = limits
         self._folders = [f"{folder}/" for folder in folders]
         self._stopped: TailraceError | None = None
@@ -52,6 +71,8 @@ class Database:
         )
         run = self._connection.execute
         run("SET TimeZone = 'UTC'")
+        if bucket is not None:
+            bucket.attach(self._connection)
         # A name is checked both as it is given and as the file that it stands for.
         allowed = [*self._folders, *map(literal, self._folders)]
         run("SET allowed_directories = $folders", {"folders": allowed})
@@ -83,8 +104,8 @@ class Database:
     def run(self, statement: str, parameters: Mapping[str, Any]) -> Generator[pa.RecordBatch]:
         """The statement's rows, streamed.
 
-        Raises `LimitReached` (memory, spill, or interrupted), `Damaged` (a file cannot be
-        read) or what a feed raised.
+        Raises `LimitReached` (memory, spill, or interrupted), `Damaged` (a file is gone or not
+        what was written), `StoreUnavailable` (the bucket does not answer) or what a feed raised.
         """
         self._check()
         try:
@@ -141,6 +162,15 @@ class Database:
                 hint=_NARROW,
             )
         reason = str(error)
+        if _is_silent(error):
+            return StoreUnavailable(f"the store cannot be read: {reason[:500]}")
         for folder in self._folders:
             reason = reason.replace(folder, "")
         return Damaged(f"what is stored cannot be read: {reason[:500]}")
+
+
+def _is_silent(error: Exception) -> bool:
+    """Whether the server refused or did not answer; a file that is gone is an answer."""
+    if isinstance(error, duckdb.HTTPException):
+        return int(error.status_code) != _GONE
+    return isinstance(error, duckdb.IOException) and _NO_ANSWER.search(str(error)) is not None

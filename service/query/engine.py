@@ -22,6 +22,7 @@ import pyarrow as pa
 from logstore import keys, ulid
 from logstore.clock import Clock
 from logstore.errors import LimitReached, TailraceError, Unavailable
+from service.query.bucket import Bucket
 from service.query.database import Database
 from service.query.limits import QueryLimits
 from service.query.request import QueryRequest
@@ -35,10 +36,19 @@ T = TypeVar("T")
 
 
 class QueryEngine:
-    """Runs searches over `sources`; `scratch` is a folder of its own for spilling."""
+    """Runs searches over `sources`; `scratch` is a folder of its own for spilling.
+
+    `bucket` says how DuckDB reads the store if it is on S3.
+    """
 
     def __init__(
-        self, sources: Sources, *, clock: Clock, scratch: str, limits: QueryLimits | None = None
+        self,
+        sources: Sources,
+        *,
+        clock: Clock,
+        scratch: str,
+        limits: QueryLimits | None = None,
+        bucket: Bucket | None = None,
     ) -> None:
         self.limits = limits or QueryLimits()
         self.clock = clock
@@ -47,6 +57,7 @@ class QueryEngine:
         self.refused = 0
         self.stopped = 0
         self._sources = sources
+        self._bucket = bucket
         self._scratch = scratch
         self._numbers = itertools.count()
         self._slots = asyncio.Semaphore(self.limits.concurrent)
@@ -101,7 +112,7 @@ class QueryEngine:
     def _database(self) -> Callable[[], Database]:
         folders = [self._sources.store.uri(keys.SEGMENTS.rstrip("/")), self._sources.table.uri]
         spill = str(Path(self._scratch) / str(next(self._numbers)))
-        return lambda: Database(self.limits, folders, spill)
+        return lambda: Database(self.limits, folders, spill, self._bucket)
 
     async def in_thread(self, call: Callable[[], T]) -> T:
         """`call` in one of the searches' threads."""

@@ -10,14 +10,12 @@ Chunk id and line ids are made from the objects' keys, ETags and times alone. So
 that do it at once, or one that was killed anywhere and does it again, write the same bytes
 to the same keys, and of their manifests one wins. Objects that change meanwhile fail the
 copy's condition, and it is begun again. All line ids have the time at which OpenMetadata
-last wrote; the lines' writer is `openmetadata`, which no node can be called.
+last wrote; the lines' writer is `taken-in`, which no node can be called.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-from collections import OrderedDict
 from dataclasses import dataclass, replace
 
 from logstore import keys
@@ -33,15 +31,16 @@ from logstore.runs.manifests import Manifests, Versioned
 from logstore.runs.scan import TextScan
 from service.text.chunks import Chunks
 from service.text.deletions import Deletions
+from service.text.once import OncePerRun
 from service.text.upstream import Upstream, UpstreamText
 
-WRITER = "openmetadata"
+WRITER = "taken-in"
+"""Of lines that no node of ours brought into the text; a node's id ends in a ULID."""
 
 _NUMBER_BITS = 28  # of a batch's 55: its number; the others are of the text's name
 _TRIES = 8
 _PAUSE_SECONDS = 0.1
 _ABSENT_SECONDS = 10.0
-_REMEMBERED = 10_000
 
 
 class Adoption:
@@ -65,38 +64,19 @@ class Adoption:
         self._deletions = deletions
         self._clock = clock
         self._prefix = prefix
-        self._under_way: dict[RunKey, asyncio.Task[bool]] = {}
-        self._absent: OrderedDict[RunKey, float] = OrderedDict()
+        self._touch = OncePerRun(clock, self._take, remembered_seconds=_ABSENT_SECONDS)
         self.adopted = 0
 
     async def take(self, key: RunKey) -> bool:
         """Whether the run, which had no manifest, has one now.
 
-        A caller that goes away does not end it: the next one may be as impatient. Raises
-        `StoreUnavailable`, `Damaged`.
+        Raises `StoreUnavailable`, `OutcomeUnknown`, `Damaged`.
         """
-        if self._absent.get(key, 0.0) > self._clock.monotonic():
-            return False
-        task = self._under_way.get(key)
-        if task is None:
-            task = asyncio.get_running_loop().create_task(self._take(key))
-            self._under_way[key] = task
-            task.add_done_callback(lambda ended: self._ended(key, ended))
-        return await asyncio.shield(task)
+        return await self._touch.do(key)
 
     def stop(self) -> None:
         """Ends what is under way; the next touch begins again."""
-        for task in list(self._under_way.values()):
-            task.cancel()
-
-    def _ended(self, key: RunKey, task: asyncio.Task[bool]) -> None:
-        del self._under_way[key]
-        if task.cancelled() or task.exception() is not None or task.result():
-            return
-        self._absent[key] = self._clock.monotonic() + _ABSENT_SECONDS
-        self._absent.move_to_end(key)
-        if len(self._absent) > _REMEMBERED:
-            self._absent.popitem(last=False)
+        self._touch.stop()
 
     async def _take(self, key: RunKey) -> bool:
         unclear = Unclear()
@@ -123,7 +103,7 @@ class Adoption:
         await self._deletions.refresh(key)
         if self._deletions.horizon(key) > horizon:  # deleted by another node: look again
             return await self._once(key)
-        manifest = _manifest(key, text, await self._chunk(key, text))
+        manifest = _manifest(key, text, await self._chunk(key, text), horizon)
         await self._manifests.swap(Versioned(Manifest(key), None), manifest)
         self.adopted += 1
         return True
@@ -189,13 +169,14 @@ class _Name:
         return _Name(ulids.encode(chunk), base | own << ulids.LINE_BITS + _NUMBER_BITS)
 
 
-def _manifest(key: RunKey, text: UpstreamText, chunk: Chunk) -> Manifest:
+def _manifest(key: RunKey, text: UpstreamText, chunk: Chunk, generation: int) -> Manifest:
     closes: dict[str, int] = {}
     if text.closed or text.reopened:
         closes = {WRITER: chunk.records if text.closed else 0}
     return Manifest(
         key,
         state="closed" if text.closed else "open",
+        generation=generation,
         epoch=_epoch(text),
         owner=WRITER,
         chunks=(chunk,),

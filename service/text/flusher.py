@@ -16,6 +16,8 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from logstore.batch import RunKey
 from logstore.clock import Clock
 from logstore.errors import NodeNotReady, NotFound, OutcomeUnknown, TailraceError, Unavailable
@@ -107,6 +109,20 @@ class TextFlusher:
     def pending(self) -> Pending:
         """What waits."""
         return self._pending
+
+    def lacks(self, key: RunKey, end: int) -> bool:
+        """Whether lines of the run, of which there are some below `end`, are in no chunk yet."""
+        return end > self._confirmed_pos or self._pending.get(key) is not None
+
+    def lacking(self) -> list[tuple[RunKey, int]]:
+        """Runs of whose lines here some are in no chunk yet, and one past the last of them."""
+        with self._pin() as pin:
+            batches = pin.batches(start=self._confirmed_pos)
+            ends = np.zeros(len(batches.runs), np.int64)
+            ends[batches.rows["run"]] = batches.rows["pos"] + 1  # of each run the last one stays
+        found = dict.fromkeys(self._pending.waiting(), 0)
+        found |= {batches.runs[n]: int(ends[n]) for n in np.flatnonzero(ends).tolist()}
+        return list(found.items())
 
     # --- what comes in -------------------------------------------------------------
 

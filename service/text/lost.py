@@ -66,10 +66,12 @@ class LostNodes:
                 self.last_error = None
             except TailraceError as error:
                 self.last_error = str(error)
-            due = self._clock.monotonic() + self._interval
-            while not self._stopping and self._clock.monotonic() < due:
-                self.heartbeat.turn()
-                await self._clock.sleep(_LOOK_SECONDS)
+            await self._pause(self._clock.monotonic() + self._interval)
+
+    async def _pause(self, due: float) -> None:
+        while not self._stopping and self._clock.monotonic() < due:
+            self.heartbeat.turn()
+            await self._clock.sleep(_LOOK_SECONDS)
 
     def stop(self) -> None:
         """Ends `run`."""

@@ -73,6 +73,11 @@ class Snapshot:
         return bool(self.stretches or self.manifest.chunks)
 
     @property
+    def known(self) -> bool:
+        """Whether there are lines, or a manifest that says why there are none."""
+        return self.exists or bool(self.manifest.version) or self.manifest.state == "deleted"
+
+    @property
     def lines(self) -> int:
         """All lines."""
         return self.stretches[-1].end_line if self.stretches else self.chunk_lines

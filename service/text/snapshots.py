@@ -14,6 +14,7 @@ from service.text.chunks import Chunks, Moved
 from service.text.deletions import Deletions
 from service.text.flusher import TextFlusher
 from service.text.pin import Pin
+from service.text.remake import Remaker
 from service.text.selection import in_range, news
 from service.text.snapshot import Snapshot
 
@@ -32,6 +33,7 @@ class Snapshots:
         chunks: Chunks,
         deletions: Deletions,
         flusher: TextFlusher,
+        remaker: Remaker,
     ) -> None:
         self._pin = pin
         self._backlog = backlog
@@ -39,6 +41,7 @@ class Snapshots:
         self._chunks = chunks
         self._deletions = deletions
         self._flusher = flusher
+        self._remaker = remaker
 
     @asynccontextmanager
     async def take(self, key: RunKey) -> AsyncIterator[Snapshot]:
@@ -57,11 +60,19 @@ class Snapshots:
             yield Snapshot(manifest, self._chunks, pin, tail)
 
     async def with_one(self, key: RunKey, work: Callable[[Snapshot], Awaitable[T]]) -> T:
-        """What `work` makes of a snapshot, done anew on a newer one if something moved."""
+        """What `work` makes of a snapshot, done anew on a newer one if something moved.
+
+        A run of which nothing is to be found is remade, if that can be, before it is said
+        not to exist.
+        """
+        hopeless = False
+        moved: Moved | None = None
         for _ in range(_TRIES):
             try:
                 async with self.take(key) as snapshot:
-                    return await work(snapshot)
+                    if snapshot.known or hopeless or self._remaker.hopeless(key):
+                        return await work(snapshot)
+                hopeless = not await self._remaker.run(key)
             except Moved as error:
                 moved = error
         raise StoreUnavailable(

@@ -23,6 +23,7 @@ from logstore.runs.manifest import Manifest
 from logstore.runs.manifests import Manifests
 from logstore.runs.textmark import read_text_mark
 from service.offload import Offload
+from service.text.active import ActiveMarkers
 from service.text.adopt import AdoptingManifests, Adoption
 from service.text.backlog import Backlog
 from service.text.chunks import Chunks, Moved
@@ -39,6 +40,7 @@ from service.text.lost import LostNodes
 from service.text.partial import PartialPublisher
 from service.text.pin import Pin
 from service.text.reader import TextReader
+from service.text.remake import Records, Remaker
 from service.text.snapshots import Snapshots
 from service.text.sweeper import Sweeper, SweepLimits
 from service.text.upstream import Upstream
@@ -59,6 +61,7 @@ class TextLimits:
     partial_seconds: float = 120.0
     lease_seconds: float = 600.0
     lost_interval_seconds: float = 60.0
+    active_seconds: float = 5.0
     cache_bytes: int = 32 << 20
     alert_after_failures: int = 10
 
@@ -86,8 +89,11 @@ class Text(TextReader, Listing):
         close_done: Callable[[RunKey, int], None],
         on_ended: Callable[[RunKey], None],
         newest_date: Callable[[], DateSample | None] | None = None,
+        records: Callable[[], Records | None] = lambda: None,
     ) -> None:
         self._store = store
+        self._node = node
+        self._parents = list(parents)
         self._limits = limits
         self.alert_after_failures = limits.alert_after_failures
         self._manifests = Manifests(store, clock, entropy)
@@ -151,6 +157,27 @@ class Text(TextReader, Listing):
             self.flusher,
             interval_seconds=limits.lost_interval_seconds,
         )
+        elsewhere = Elsewhere(node, store, prefix=limits.prefix, gone=self.lost.gone)
+        self.remaker = Remaker(
+            self._manifests,
+            writer,
+            self.deletions,
+            self.folder,
+            clock,
+            held=elsewhere.held,
+            records=records,
+            chunk_bytes=limits.flush.chunk_bytes,
+        )
+        self.active = ActiveMarkers(
+            node,
+            store,
+            clock,
+            prefix=limits.prefix,
+            interval_seconds=limits.active_seconds,
+            linger_seconds=2 * limits.flush.seconds,
+            held=self.flusher.lacks,
+        )
+        self._ended = on_ended
         self.run_flush = run_flush
         self.backlog = backlog
         self.closer = Closer(
@@ -169,7 +196,7 @@ class Text(TextReader, Listing):
             flushed_through=flushed_through,
             close_done=close_done,
             gone=self.lost.gone,
-            on_ended=on_ended,
+            on_ended=self._on_ended,
         )
         self.deleter = Deleter(
             store,
@@ -194,10 +221,10 @@ class Text(TextReader, Listing):
             prefix=limits.prefix,
             pin=pin,
             leases=self.leases,
-            elsewhere=Elsewhere(node, store, prefix=limits.prefix, gone=self.lost.gone),
+            elsewhere=elsewhere,
             finalise=self.closer.finalise,
             publish=self._publish,
-            ended=on_ended,
+            ended=self._on_ended,
             expire=self.deleter.remove_objects,
         )
         self._closes = closes
@@ -205,7 +232,7 @@ class Text(TextReader, Listing):
         for (fqn, run), t in tombstones.items():
             self.deletions.note(fqn, run, t)
         snapshots = Snapshots(
-            pin, backlog, adopting, self._chunks, self.deletions, self.flusher
+            pin, backlog, adopting, self._chunks, self.deletions, self.flusher, self.remaker
         )
         TextReader.__init__(self, snapshots)
         Listing.__init__(self, store, self.flusher, pin, self.deletions, snapshots, upstream)
@@ -216,6 +243,9 @@ class Text(TextReader, Listing):
         """Finds out what waits. Raises `StoreUnavailable`: try again later."""
         await self.deletions.load()
         await self.flusher.start()
+        await self.active.find([self._node, *self._parents])
+        for key, end in self.flusher.lacking():
+            self.active.appended(key, end)
         for key, pos in self._closes.items():
             self.closer.resume(key, pos)
         for (fqn, run), t in self._tombstones.items():
@@ -230,18 +260,22 @@ class Text(TextReader, Listing):
             group.create_task(self.sweeper.run())
             group.create_task(self.leases.run())
             group.create_task(self.lost.run())
+            group.create_task(self.active.run())
 
     async def drain(self) -> None:
         """Brings all that is confirmed into the runs. Raises `TailraceError`."""
         await self.flusher.drain()
+        await self.active.clear()
 
     async def stop(self) -> None:
         """Ends what is under way; all of it is done again after the next start."""
         self.adoption.stop()
+        self.remaker.stop()
         self.closer.stop()
         self.deleter.stop()
         self.sweeper.stop()
         self.lost.stop()
+        self.active.stop()
         await self.flusher.stop()
         with suppress(TimeoutError):  # leases that are not let go run out
             async with asyncio.timeout(_LET_GO_SECONDS):
@@ -306,7 +340,16 @@ class Text(TextReader, Listing):
         ]
         return found
 
+    def appended(self, key: RunKey, end: int) -> None:
+        """Lines of the run below position `end` are synced."""
+        self.active.appended(key, end)
+
+    def _on_ended(self, key: RunKey) -> None:
+        self.active.closed(key)
+        self._ended(key)
+
     def _forget(self, key: RunKey) -> None:
+        self.active.closed(key)
         self.closer.forget(key)
         self.partials.forget(key)
 

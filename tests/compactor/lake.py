@@ -12,6 +12,7 @@ import orjson
 import pyarrow.parquet as pq
 
 from compactor.compaction import Compactor
+from compactor.place_folder import FolderPlacement
 from compactor.report import Report
 from compactor.schedule import once
 from compactor.session import Session
@@ -26,6 +27,7 @@ from logstore.runs.deletion import Deletion, encode_deletion
 from logstore.segments.carry import Carry
 from logstore.segments.writer import encode_segment
 from logstore.table.snapshot import Snapshot
+from logstore.table.table import Table
 from tests.batches import make_batches
 
 T = TypeVar("T")
@@ -80,9 +82,11 @@ class Lake:
 
     @property
     def compactor(self) -> Compactor:
+        table = Table(self.store.uri(keys.TABLE))
         return Compactor(
             self.store,
-            Disk(),
+            table,
+            FolderPlacement(Disk(), table.uri),
             self.clock,
             system_entropy(),
             self.limits,

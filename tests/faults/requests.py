@@ -29,10 +29,11 @@ class Request:
     def name(self) -> str:
         """What schedules count by: the same request tried again has the same name.
 
-        Without the path's `%`-spelling touched, and with the query, so that parts of an
-        upload are different requests.
+        With the query, so that parts of an upload are different requests; without the bucket,
+        which tests name as they come.
         """
-        return f"{self.method} {self.head.request_line()[1]}"
+        _, _, key = self.head.request_line()[1].removeprefix("/").partition("/")
+        return f"{self.method} {key}"
 
     @property
     def write(self) -> bool:

@@ -27,7 +27,7 @@ class TinyServer:
 
     def calls(self) -> list[str]:
         """Names of all whole requests."""
-        return [request.name for request, _ in self.seen]
+        return [f"{request.method} {request.head.request_line()[1]}" for request, _ in self.seen]
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1

@@ -21,6 +21,7 @@ from logstore.batch import RunKey
 from logstore.errors import OutcomeUnknown, StoreUnavailable, TailraceError
 from logstore.objects.store import ObjectStore
 from logstore.runs.textmark import read_text_mark
+from service.incoming import Durability
 from service.node import Node
 from tests.backing import open_store
 from tests.faulty_store import WRITES, FaultyStore, Schedule
@@ -100,7 +101,7 @@ class Cluster:
 
     async def write(self, node: Node, clock: VirtualClock, key: RunKey, count: int) -> None:
         for _ in range(count):
-            durability = self.dice.choice(("durable", "bulk"))
+            durability: Durability = self.dice.choice(("durable", "bulk"))
             await self.clients.send(node, clock, key, durability=durability)
             await clock.sleep(self.dice.choice([0.0, 0.3, 1.5]))
 

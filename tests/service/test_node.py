@@ -18,6 +18,8 @@ from tests.service.client_model import Clients, downloaded
 from tests.service.simulated_node import START_MS, Life
 from tests.virtual_time import VirtualClock, simulate
 
+pytestmark = pytest.mark.usefixtures("every_store")
+
 RUN = RunKey("service.pipeline", "run-1")
 
 

@@ -20,6 +20,8 @@ from tests.powercut import PowerCutFileSystem
 from tests.service.journal.rig import NODE, Rig, put
 from tests.virtual_time import VirtualClock, simulate
 
+pytestmark = pytest.mark.usefixtures("every_store")
+
 START_MS = 1_750_000_000_000
 
 

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from logstore import ulid
-from logstore.table.stats import NewFile, describe
+from logstore.table.stats import NewFile, describe, read_footer
 from logstore.table.table import Table
 
 HOUR = 3_600_000
@@ -64,6 +64,7 @@ def write_file(table: Table) -> WriteFile:
             "message": [f"line {i}" for i in range(rows)],
         }
         pq.write_table(pa.table(columns), place, row_group_size=2)
-        return describe(str(place), path=path, size=place.stat().st_size, modified_ms=NOON)
+        size = place.stat().st_size
+        return describe(read_footer(str(place)), path=path, size=size, modified_ms=NOON)
 
     return write

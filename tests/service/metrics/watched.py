@@ -11,6 +11,7 @@ from random import Random
 from typing import Any
 
 from logstore.filesystem import File
+from logstore.objects.dates import DateSample
 from logstore.objects.store import ObjectStore
 from service.metered import MeteredStore, MeteredSyncer
 from service.metrics.declared import Sources
@@ -63,6 +64,7 @@ class Watched:
     scratch: Path
     fs: PowerCutFileSystem = field(default_factory=PowerCutFileSystem)
     outage: Outage = field(default_factory=Outage)
+    ahead_seconds: int = 0
     shown: dict[str, set[tuple[Any, ...]]] = field(default_factory=lambda: defaultdict(set))
     now_ms: int = START_MS
     lives: int = 0
@@ -106,6 +108,11 @@ class Watched:
         """The metrics that showed more than one thing."""
         return {name for name, readings in self.shown.items() if len(readings) > 1}
 
+    def _date(self, clock: VirtualClock) -> DateSample:
+        """What a store says whose clock is `ahead_seconds` behind ours."""
+        now, second = clock.monotonic(), clock.now_ms() // 1000 - self.ahead_seconds
+        return DateSample(second * 1000, now, now, clock.now_ms())
+
     async def _watch(self, sources: Sources, clock: VirtualClock) -> None:
         while True:
             self.look(sources)
@@ -131,6 +138,7 @@ class Watched:
                 entropy=dice,
                 syncer=lambda: MeteredSyncer(SlowSyncer(), clock, machine.fsync),
                 offload=in_place,
+                newest_date=lambda: self._date(clock),
             ),
             data=data,
             name=name,

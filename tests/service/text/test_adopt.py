@@ -8,6 +8,7 @@ from logstore import keys
 from logstore.batch import RunKey
 from logstore.errors import NotFound, StoreUnavailable
 from logstore.objects.store import ObjectInfo
+from logstore.runs.deletion import Deletion
 from service.text.adopt import WRITER
 from service.text.sweeper import SweepLimits
 from service.text.text import TextLimits
@@ -306,6 +307,16 @@ async def test_a_deletion_by_another_node_is_heard_of_before_anything_is_taken_i
     with pytest.raises(NotFound):
         await twin.text.page(DOTTED, after=None, limit=5)
     assert twin.text.adoption.adopted == 0
+
+
+@pytest.mark.parametrize("run", [None, DOTTED.run])
+async def test_what_was_written_after_a_deletion_is_read(run: str | None) -> None:
+    world = await started(partial=b"new\n")
+    await world.text.deletions.record(Deletion(DOTTED.fqn, run, 1, "x"))
+    await world.restart()
+    await agree(world, DOTTED, b"new\n", "open")
+    await world.text.close_run(DOTTED)
+    await agree(world, DOTTED, b"new\n", "closed")
 
 
 async def gone(world: World, key: RunKey) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from logstore import keys
 from logstore import ulid as ulids
@@ -128,7 +128,7 @@ class World:
         self.last: dict[RunKey, int] = {}
         self.text = self._make()
 
-    def _make(self) -> Text:
+    def _make(self, **extra: Any) -> Text:
         return Text(
             self.journal.node,
             list(self.parents),
@@ -146,6 +146,7 @@ class World:
             tombstones=dict(self.journal.tombstones),
             close_done=self._close_done,
             on_ended=self.ended.append,
+            **extra,
         )
 
     async def restart(self, store: ObjectStore | None = None) -> None:

@@ -1,0 +1,85 @@
+"""Placing in a folder: files are synced, renamed, and their folders synced."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from compactor.place import is_part, placed_path, staging_folder
+from logstore.errors import StoreUnavailable
+from logstore.filesystem import FileSystem
+from logstore.table.stats import NewFile, describe, read_footer
+
+
+@dataclass(frozen=True, slots=True)
+class FolderPlacement:
+    """`Placement` of the table in the folder `table`."""
+
+    fs: FileSystem
+    table: str
+
+    async def place(self, job: str) -> list[NewFile]:
+        return await asyncio.to_thread(place, self.fs, self.table, job)
+
+    async def settle(self, versions: range) -> None:
+        await asyncio.to_thread(sync_commits, self.fs, self.table, versions)
+
+
+def place(fs: FileSystem, table: str, job: str) -> list[NewFile]:
+    """As `Placement.place`."""
+    folder = staging_folder(table, job)
+    try:
+        moved = [_move(fs, table, folder, name, job) for name in sorted(_parts(fs, folder))]
+        _remove(fs, folder)
+    except OSError as error:
+        raise StoreUnavailable(f"the files of job {job} cannot be placed: {error}") from error
+    return [file for file in moved if file is not None]
+
+
+def sync_commits(fs: FileSystem, table: str, versions: range) -> None:
+    """As `Placement.settle`: delta-rs leaves syncing to the system."""
+    log = os.path.join(table, "_delta_log")
+    try:
+        for version in versions:
+            _sync(fs, os.path.join(log, f"{version:020d}.json"))
+        fs.sync_folder(log)
+    except OSError as error:
+        raise StoreUnavailable(f"the table's log cannot be synced: {error}") from error
+
+
+def _parts(fs: FileSystem, folder: str) -> Iterator[str]:
+    return (name for name, is_folder in fs.scan(folder) if not is_folder and is_part(name))
+
+
+def _remove(fs: FileSystem, folder: str) -> None:
+    """What Spark leaves beside its files: their checksums, and files without rows."""
+    for name, _ in list(fs.scan(folder)):
+        fs.unlink(os.path.join(folder, name))
+    fs.remove_folder(folder)
+
+
+def _move(fs: FileSystem, table: str, folder: str, name: str, job: str) -> NewFile | None:
+    source = os.path.join(folder, name)
+    footer = read_footer(source)
+    if footer.num_rows == 0:  # where nothing is left Spark writes a file for its schema
+        return None
+    path = placed_path(footer, name, job)
+    target = os.path.join(table, path)
+    _sync(fs, source)
+    fs.make_folders(os.path.dirname(target))
+    fs.rename(source, target)
+    fs.sync_folder(os.path.dirname(target))
+    stat = fs.stat(target)
+    if stat is None:
+        raise StoreUnavailable(f"{target} is gone")
+    return describe(footer, path=path, size=stat.size, modified_ms=stat.modified_ns // 1_000_000)
+
+
+def _sync(fs: FileSystem, path: str) -> None:
+    file = fs.open(path, "append")
+    try:
+        file.sync()
+    finally:
+        file.close()

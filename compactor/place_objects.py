@@ -1,0 +1,85 @@
+"""Placing in a bucket: the server copies each file to its name, then Spark's is removed.
+
+S3 knows no renaming. Spark could write below the table's own folders, but would then sort
+every file once more and could not spell `hour=09`; a copy inside the store moves no byte
+through here. It also gives the file its storage class: what Spark wrote lives for seconds,
+and would be paid for a month.
+
+A put is durable when it is answered, the log's as well, so there is nothing to settle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from compactor.place import is_part, placed_path, staging_folder
+from logstore import keys
+from logstore.errors import Damaged, OutcomeUnknown
+from logstore.objects.store import ObjectInfo, ObjectStore, Part
+from logstore.objects.unclear import Unclear
+from logstore.table.stats import NewFile, describe
+
+_AT_ONCE: Final = 8
+_TAIL: Final = 64 << 10  # bytes; nearly every footer is smaller
+_MAGIC: Final = b"PAR1"
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectPlacement:
+    """`Placement` of the table in an object store."""
+
+    store: ObjectStore
+
+    async def place(self, job: str) -> list[NewFile]:
+        prefix = staging_folder(keys.TABLE, job) + "/"
+        staged = [info async for info in self.store.list(prefix)]
+        turns = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(part: ObjectInfo) -> NewFile | None:
+            async with turns:
+                return await self._copy(part, job)
+
+        parts = [info for info in staged if is_part(info.key.rsplit("/", 1)[1])]
+        placed = await asyncio.gather(*(one(part) for part in parts))
+        await self.store.delete([info.key for info in staged])
+        return [file for file in placed if file is not None]
+
+    async def settle(self, versions: range) -> None:
+        pass
+
+    async def _copy(self, part: ObjectInfo, job: str) -> NewFile | None:
+        footer = await self._footer(part)
+        if footer.num_rows == 0:  # where nothing is left Spark writes a file for its schema
+            return None
+        path = placed_path(footer, part.key.rsplit("/", 1)[1], job)
+        made = await self._copied(Part(part.key, if_match=part.etag), f"{keys.TABLE}/{path}")
+        return describe(footer, path=path, size=made.size, modified_ms=made.modified_ms)
+
+    async def _copied(self, source: Part, key: str) -> ObjectInfo:
+        unclear = Unclear()
+        while True:
+            try:
+                return await self.store.compose(key, [source])
+            except OutcomeUnknown as error:
+                unclear.bear(error)  # the name is this job's alone: a second copy does no harm
+
+    async def _footer(self, part: ObjectInfo) -> Any:
+        tail = await self._last(part, _TAIL)
+        if tail[-4:] != _MAGIC:
+            raise Damaged(f"{part.key} is not a Parquet file")
+        size = int.from_bytes(tail[-8:-4], "little") + 8
+        if size > len(tail):
+            tail = await self._last(part, size)
+        try:
+            return pq.read_metadata(pa.BufferReader(tail))
+        except (pa.ArrowInvalid, OSError) as error:
+            raise Damaged(f"{part.key} is not a Parquet file: {error}") from error
+
+    async def _last(self, part: ObjectInfo, size: int) -> bytes:
+        offset = max(part.size - size, 0)
+        return (await self.store.get(part.key, offset=offset, if_match=part.etag))[1]

@@ -1,0 +1,45 @@
+"""From settings to a compactor: the one place that knows whether its store is a folder."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from compactor.compaction import Compactor
+from compactor.place import Placement
+from compactor.place_folder import FolderPlacement
+from compactor.place_objects import ObjectPlacement
+from compactor.s3a import S3A
+from compactor.session import Session
+from compactor.settings import CompactorSettings
+from logstore.clock import SystemClock
+from logstore.disk import Disk
+from logstore.entropy import system_entropy
+from logstore.objects.open import open_store
+from logstore.table.options import open_table
+
+
+def make_session(settings: CompactorSettings) -> Session:
+    """The Spark of these settings, not started."""
+    compaction = settings.compaction
+    s3a = S3A(settings.s3, compaction.jars) if settings.bucket else None
+    return Session(compaction.driver_memory, s3a)
+
+
+@asynccontextmanager
+async def open_compactor(
+    settings: CompactorSettings, session: Session, reached: Callable[[str], None]
+) -> AsyncIterator[Compactor]:
+    """A compactor of the settings' store, as long as the block lasts.
+
+    Raises `InvalidInput`, `StoreUnavailable`.
+    """
+    clock, entropy, disk = SystemClock(), system_entropy(), Disk()
+    table = open_table(settings)
+    async with open_store(settings, clock, entropy, disk) as store:
+        placement: Placement = (
+            FolderPlacement(disk, table.uri) if settings.bucket is None else ObjectPlacement(store)
+        )
+        yield Compactor(
+            store, table, placement, clock, entropy, settings.compaction, session, reached
+        )

@@ -1,0 +1,74 @@
+"""DuckDB on S3: the extension that its package brings, and a secret for one prefix.
+
+Nothing is downloaded: `duckdb-extension-httpfs` carries the signed extension of exactly the
+pinned DuckDB. Names are taken as they stand: patterns, and options behind a `?` that would
+send a request and its signature to another server, are switched off.
+
+The secret holds the keys of the moment at which the database is opened, and signs requests
+for the store's prefix only; a search is over long before they are renewed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from dataclasses import dataclass
+from typing import Any, Final
+
+import duckdb
+
+from logstore.errors import Unavailable
+from logstore.objects.s3_credentials import Credentials
+from logstore.objects.s3_settings import S3Settings
+
+_PACKAGE: Final = "duckdb_extension_httpfs"
+
+
+def extension_path() -> str:
+    """The extension's file. Raises `Unavailable` if its package is not installed."""
+    found = importlib.util.find_spec(_PACKAGE)
+    if found is None or found.origin is None:
+        raise Unavailable(
+            "searches on S3 need DuckDB's httpfs extension",
+            hint=f"Install duckdb-extension-httpfs=={duckdb.__version__}.",
+        )
+    folder = os.path.join(os.path.dirname(found.origin), "extensions", f"v{duckdb.__version__}")
+    return os.path.join(folder, "httpfs.duckdb_extension")
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """How DuckDB reads below `place`, an `s3://` address without a slash at its end."""
+
+    place: str
+    settings: S3Settings
+    credentials: Credentials
+
+    def attach(self, connection: duckdb.DuckDBPyConnection) -> None:
+        """Before the connection is locked. Raises `StoreUnavailable`, `InvalidInput`."""
+        path = extension_path().replace("'", "''")
+        connection.execute(f"LOAD '{path}'")
+        connection.execute("SET s3_url_compatibility_mode = true")
+        connection.execute("SET enable_global_s3_configuration = false")
+        timeout, retries = self.settings.read_timeout_seconds, self.settings.attempts - 1
+        connection.execute("SET http_timeout = $value", {"value": max(round(timeout), 1)})
+        connection.execute("SET http_retries = $value", {"value": retries})
+        wanted = self._secret()
+        options = ", ".join(f"{name} ${name}" for name in wanted)
+        connection.execute(f"CREATE SECRET store (TYPE s3, PROVIDER config, {options})", wanted)
+
+    def _secret(self) -> dict[str, Any]:
+        key = self.credentials.frozen()
+        scheme, _, host = self.settings.endpoint_url.rstrip("/").partition("://")
+        wanted: dict[str, Any] = {
+            "scope": f"{self.place}/",
+            "key_id": key.access_key_id,
+            "secret": key.secret_access_key,
+            "session_token": key.session_token,
+            "region": self.credentials.region,
+            "endpoint": host,
+            "url_style": "path" if self.settings.path_style else "vhost",
+        }
+        return {name: value for name, value in wanted.items() if value} | {
+            "use_ssl": scheme != "http"
+        }

@@ -1,0 +1,92 @@
+"""Every kind of store that a simulated world may stand on, for tests that ask for it.
+
+`every_store` runs a test over the simulated disk, over a real S3 server, and over that server
+through a proxy that misbehaves in ways that a correct client hides; `every_server` over the
+last two; `through_faults` over the last. They give the proxy's schedule, if there is one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pytest
+
+from tests.backing import Backing, Server, standing_on
+from tests.faults.schedule import Schedule, evenly
+from tests.faults.thread import fault_proxy
+from tests.outside import Outside
+from tests.servers import Minio
+
+RATE = 0.15
+ON_SERVERS = [pytest.param(name, marks=pytest.mark.minio) for name in ("minio", "faults")]
+
+
+@dataclass
+class Proxied:
+    """The server behind the proxy, whose schedule is set for each test."""
+
+    server: Server
+    schedule: Schedule
+
+
+@pytest.fixture(scope="session")
+def outside() -> Iterator[Outside]:
+    with Outside() as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def straight(minio: Minio, outside: Outside) -> Iterator[Server]:
+    server = Server(minio.bucket(), outside)
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def proxied(minio: Minio, outside: Outside) -> Iterator[Proxied]:
+    schedule = Schedule(delay_seconds=0.005)
+    with fault_proxy(minio.endpoint_url, schedule) as url:
+        server = Server(minio.bucket().through(url), outside)
+        yield Proxied(server, schedule)
+        server.close()
+
+
+@contextmanager
+def _standing(request: pytest.FixtureRequest, kind: str) -> Iterator[Schedule | None]:
+    outside: Outside = request.getfixturevalue("outside")
+    name = re.sub(r"[^\w.-]", "_", request.node.name)[:100]
+    if kind == "minio":
+        with standing_on(Backing(request.getfixturevalue("straight"), outside, name)):
+            yield None
+        return
+    proxied: Proxied = request.getfixturevalue("proxied")
+    proxied.schedule.injected.clear()
+    proxied.schedule.rates.update(evenly(RATE))
+    with standing_on(Backing(proxied.server, outside, name)):
+        yield proxied.schedule
+    proxied.schedule.calm()
+
+
+@pytest.fixture(params=["local", *ON_SERVERS])
+def every_store(request: pytest.FixtureRequest) -> Iterator[Schedule | None]:
+    if request.param == "local":
+        yield None
+        return
+    with _standing(request, request.param) as schedule:
+        yield schedule
+
+
+@pytest.fixture(params=ON_SERVERS)
+def every_server(request: pytest.FixtureRequest) -> Iterator[Schedule | None]:
+    with _standing(request, request.param) as schedule:
+        yield schedule
+
+
+@pytest.fixture
+def through_faults(request: pytest.FixtureRequest) -> Iterator[Schedule]:
+    with _standing(request, "faults") as schedule:
+        assert schedule is not None
+        yield schedule
