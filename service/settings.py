@@ -15,11 +15,12 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from logstore.errors import InvalidInput
+from logstore.log_storage import translate
 from logstore.objects.settings import CompactionSettings, StoreSettings
 from logstore.settings import PREFIX, Bytes, load, read_file
 from service.http.limits import REPORTED_VERSION
-from service.log_storage import translate
 
+_FEW_DAYS = 7
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 
@@ -291,7 +292,14 @@ def load_settings(
     content, warnings = translate(read_file(config))
     settings = load(Settings, flags=flags or {}, file=content, strict=True)
     _refuse_open_door(settings.server)
-    return settings, warnings
+    return settings, warnings + _short_expiry(settings)
+
+
+def _short_expiry(settings: Settings) -> list[str]:
+    days = settings.runs.expiration_days
+    if not 0 < days < _FEW_DAYS:
+        return []
+    return [f"runs.expiration_days is {days}: a run that is open longer than that loses its text"]
 
 
 def _refuse_open_door(server: Server) -> None:

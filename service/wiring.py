@@ -15,11 +15,11 @@ from logstore.clock import Clock, SystemClock
 from logstore.disk import Disk
 from logstore.entropy import Entropy, system_entropy
 from logstore.filesystem import FileSystem
-from logstore.objects.open import requests_of
+from logstore.objects.open import newest_date_of, requests_of
 from logstore.objects.s3_credentials import Credentials
 from logstore.objects.store import ObjectStore
 from logstore.segments.columns import record_batches
-from logstore.syncer import Syncer, syncer_for
+from logstore.syncer import QuickSyncer, Syncer, syncer_for
 from logstore.table.options import open_table
 from service.append import AppendLimits
 from service.counters import HttpCounters, StoreCounters, SyncCounters
@@ -41,6 +41,7 @@ from service.segments import SegmentLimits
 from service.settings import Settings
 from service.status.endings import EndingLimits
 from service.status.status import StatusLimits
+from service.store_check import StoreCheck
 from service.tail import TailLimits
 from service.text.closer import CloseLimits
 from service.text.flusher import FlushLimits
@@ -66,7 +67,7 @@ def make_node(settings: Settings, machine: Machine, store: ObjectStore) -> Node:
     machine.store.s3_requests = requests_of(store)
 
     def syncer() -> Syncer:
-        inner = syncer_for(asyncio.get_running_loop())
+        inner = QuickSyncer(syncer_for(asyncio.get_running_loop()), machine.clock)
         return MeteredSyncer(inner, machine.clock, machine.fsync)
 
     return Node(
@@ -76,6 +77,7 @@ def make_node(settings: Settings, machine: Machine, store: ObjectStore) -> Node:
             clock=machine.clock,
             entropy=machine.entropy,
             syncer=syncer,
+            newest_date=newest_date_of(store),
         ),
         data=os.path.abspath(settings.data),
         name=settings.node_id,
@@ -83,6 +85,13 @@ def make_node(settings: Settings, machine: Machine, store: ObjectStore) -> Node:
         limits=node_limits(settings),
         table_mark=lambda node: table.snapshot().mark(node),
     )
+
+
+def make_store_check(settings: Settings, machine: Machine, store: ObjectStore) -> StoreCheck:
+    """What finds out whether the store can keep what is entrusted to it."""
+    runs = settings.runs
+    days = runs.expiration_days
+    return StoreCheck(store, machine.clock, texts=runs.prefix, expiration_days=days)
 
 
 def make_engine(settings: Settings, machine: Machine, node: Node) -> QueryEngine:

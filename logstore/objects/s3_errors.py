@@ -80,7 +80,6 @@ _HINTS: Final = {
     "301": "The bucket is in another region: set s3.region.",
     "AuthorizationHeaderMalformed": "The bucket is in another region: set s3.region.",
     "InvalidStorageClass": "This server has not that class: set s3.storage_class to STANDARD.",
-    "KMS.NotFoundException": "The server has not that key: correct s3.kms_key_id.",
     "KMSNotConfigured": "The server has no key store: leave s3.encryption empty, or set one up.",
     "InvalidObjectState": "The object was moved to an archive class: restore it there first.",
     "QuotaExceeded": "Raise the bucket's quota, or free space.",
@@ -104,7 +103,14 @@ class Failure:
             return PreconditionFailed(text)
         if self.meaning is Meaning.ABSENT and self.code != "NoSuchUpload":
             return NotFound(text)
-        return self._refused(text) or StoreUnavailable(text, hint=_HINTS.get(self.code))
+        return self._refused(text) or StoreUnavailable(text, hint=self.hint)
+
+    @property
+    def hint(self) -> str | None:
+        """What a person can do about it."""
+        if self.code.lower().startswith("kms") and self.code not in _HINTS:
+            return "The server cannot use that key: look at s3.kms_key_id and at the key's policy."
+        return _HINTS.get(self.code)
 
     def unknown(self, what: str) -> OutcomeUnknown:
         """For a write that may have happened."""

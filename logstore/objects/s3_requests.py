@@ -58,6 +58,10 @@ class Requests:
         self.newest: DateSample | None = None
         self.made: dict[str, int] = {}
 
+    def with_tries(self, tries: Tries) -> Requests:
+        """The same client, with other patience."""
+        return Requests(self._client, self.bucket, self._clock, self._entropy, tries)
+
     async def once(self, operation: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """One try of one of botocore's operations. Raises `Failed`."""
         self.made[operation] = self.made.get(operation, 0) + 1
@@ -102,7 +106,7 @@ class Requests:
             if failure.meaning is Meaning.CONDITION and conditional:
                 raise failure.error(what)
         assert failure is not None
-        raise StoreUnavailable(f"{what}: {failure.message}", hint=_hint(failure, what))
+        raise StoreUnavailable(f"{what}: {failure.message}", hint=failure.hint)
 
     async def settle(
         self,
@@ -182,7 +186,3 @@ def _outcome(
     if failure.meaning is Meaning.CONDITION and not conditional:
         return StoreUnavailable(f"{what}: {failure.message}")
     return failure.error(what)
-
-
-def _hint(failure: Failure, what: str) -> str | None:
-    return failure.error(what).hint or None
