@@ -90,6 +90,11 @@ TEXTS: tuple[Declared, ...] = (
         lambda s: s.node.text.closer.failures,
     ),
     counter(
+        "runs_reopened",
+        "Closed runs that late batches came to.",
+        lambda s: s.node.text.closer.reopened,
+    ),
+    counter(
         "runs_finalised",
         "Runs closed because nobody did it in time.",
         lambda s: s.node.text.sweeper.finalised,

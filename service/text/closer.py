@@ -84,6 +84,7 @@ class Closer:
         self._reopened: dict[RunKey, float] = {}
         self._stopping = False
         self.closes = 0
+        self.reopened = 0
         self.failures = 0
         self.last_error: str | None = None
 
@@ -192,6 +193,7 @@ class Closer:
         for key in self._flusher.pending.waiting():
             if key in self._closed:
                 del self._closed[key]
+                self.reopened += 1
                 self._reopened[key] = self._clock.monotonic()
             elif key in self._reopened:
                 self._reopened[key] = self._clock.monotonic()

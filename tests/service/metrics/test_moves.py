@@ -82,6 +82,7 @@ def test_the_metrics_of_a_node_at_work(tmp_path: Path) -> None:
         await node.append(IncomingBatch(RUN, b"00000 0/1\n", 1, 1, above=ahead))
         await clients.close(node, RUN)
         await clients.delete(node, OTHER)
+        await clients.send(node, clock, RUN)
         watched.ahead_seconds = 30
         await clock.sleep(60)
 
