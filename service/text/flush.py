@@ -9,6 +9,7 @@ selects anew.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy as np
 from logstore import ulid as ulids
 from logstore.batch import Indexes, Rows, RunKey
 from logstore.clock import Clock
+from logstore.errors import StoreUnavailable
 from logstore.runs.manifest import Chunk, Manifest
 from logstore.runs.manifests import Manifests, Versioned
 from service.text.backlog import Backlog
@@ -24,6 +26,8 @@ from service.text.deletions import Deletions
 from service.text.pin import Pin
 from service.text.selection import Source, in_range, news
 from service.text.writing import ChunkWriter
+
+_TRIES = 8
 
 
 @dataclass(slots=True)
@@ -48,6 +52,7 @@ class RunFlush:
         *,
         owner: str,
         chunk_bytes: int,
+        mend: Callable[[RunKey], Awaitable[bool]],
     ) -> None:
         self._manifests = manifests
         self._chunks = chunks
@@ -57,6 +62,7 @@ class RunFlush:
         self._clock = clock
         self._owner = owner
         self._chunk_bytes = chunk_bytes
+        self._mend = mend
         self.chunks_written = 0
         self.bytes_written = 0
         self.left_out = 0
@@ -116,13 +122,17 @@ class RunFlush:
         self, key: RunKey, source: Source, part: Indexes, manifest: Manifest
     ) -> Indexes:
         horizon = self._deletions.horizon(key)
-        while True:
+        for tries in range(_TRIES):
             try:
                 return (await news([source], [part], manifest, self._chunks, horizon))[0]
-            except Moved:
+            except Moved as error:
+                moved = error
+                if tries:  # not between two looks: something is gone
+                    await self._mend(key)
                 # Folded while we looked: the texts are the same in the newer manifest. A
                 # stale one costs the swap, which then selects anew.
                 manifest = (await self._manifests.get(key)).manifest.deleted_through(horizon)
+        raise StoreUnavailable(f"the chunks of {key.fqn}/{key.run} move all the time: {moved}")
 
     def _with(
         self, manifest: Manifest, source: Source, part: Indexes, made: _Made | None

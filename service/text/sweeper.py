@@ -13,7 +13,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from coordination.lease import sweep_lease
@@ -22,7 +22,7 @@ from logstore import keys
 from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.clock import Clock
-from logstore.errors import Damaged, NotFound, TailraceError
+from logstore.errors import Damaged, NotFound, OutcomeUnknown, TailraceError, Unavailable
 from logstore.objects.store import ObjectInfo, ObjectStore
 from logstore.runs.deletion import Deletion
 from logstore.runs.manifest import Manifest, decode_manifest
@@ -34,6 +34,7 @@ from service.text.pin import Pin
 
 _DAY_MS = 86_400_000
 _LOOK_SECONDS = 1.0
+_FAILURES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ class Sweeper:
         elsewhere: Elsewhere,
         finalise: Callable[[RunKey, Manifest], Awaitable[bool]],
         publish: Callable[[RunKey], Awaitable[None]],
+        mend: Callable[[RunKey], Awaitable[bool]],
         ended: Callable[[RunKey], None],
         expire: Callable[[RunKey], Awaitable[None]],
     ) -> None:
@@ -78,6 +80,7 @@ class Sweeper:
         self._elsewhere = elsewhere
         self._close = finalise
         self._publish = publish
+        self._mend = mend
         self._ended = ended
         self._remove_objects = expire
         self._clean: dict[str, str] = {}
@@ -86,6 +89,7 @@ class Sweeper:
         self.finalised = 0
         self.orphans = 0
         self.expired = 0
+        self.uploads = 0
         self.damaged = 0
         self.last_error: str | None = None
 
@@ -94,7 +98,6 @@ class Sweeper:
         while not self._stopping:
             try:
                 await self.sweep()
-                self.last_error = None
             except TailraceError as error:
                 self.last_error = str(error)
             await self._pause(self._clock.monotonic() + self._limits.interval_seconds)
@@ -109,20 +112,32 @@ class Sweeper:
         self._stopping = True
 
     async def sweep(self) -> None:
-        """Looks at every run once. Raises `StoreUnavailable`."""
+        """Looks at every run once. Raises `StoreUnavailable`, `OutcomeUnknown`.
+
+        A run that cannot be swept holds back no other, unless it is the store that fails.
+        """
         await self._deletions.load()
         self.damaged = 0
+        self.last_error = None
         clean: dict[str, str] = {}
+        failures = 0
         async for info in self._store.list(keys.RUNS):
             self.heartbeat.turn()
             try:
                 await self._sweep_run(info, clean)
             except NotFound:
                 continue
-            except Damaged as error:  # this run waits for `verify`; the others go on
+            except Damaged as error:  # this run waits for `verify`
                 self.damaged += 1
                 self.last_error = f"{info.key}: {error}"
+            except (Unavailable, OutcomeUnknown) as error:
+                failures += 1
+                self.last_error = f"{info.key}: {error}"
+                if failures == _FAILURES:
+                    raise
         self._clean = clean
+        started = self._clock.now_ms() - round(self._limits.orphan_seconds * 1000)
+        self.uploads += await self._store.sweep(started)
         self.heartbeat.success()
 
     async def _sweep_run(self, info: ObjectInfo, clean: dict[str, str]) -> None:
@@ -166,6 +181,8 @@ class Sweeper:
                 return
             if held.valid() and await self._close(key, newest):
                 self.finalised += 1
+        except NotFound:  # a chunk that it is made of
+            await self._mend(key)
         finally:
             await self._leases.release(held, forget=True)
 
@@ -184,16 +201,19 @@ class Sweeper:
         if old:
             await self._store.delete(old)
             self.orphans += len(old)
-        await self._sweep_partial(newest, keys.partial(self._prefix, key), found)
+        there = {info.key for info in found}
+        wanted = {f"{chunks}{chunk.id}.idx" for chunk in newest.chunks}
+        wanted |= {f"{chunks}{chunk.id}.txt" for chunk in newest.chunks if chunk.kind == "chunk"}
+        wanted |= {keys.logs(self._prefix, key)} if newest.logs is not None else set()
+        if not wanted <= there:
+            await self._mend(key)  # it looks for itself: this one may be newer than the list
+        await self._sweep_partial(newest, keys.partial(self._prefix, key), there)
         return len(old) == len(unnamed) and newest.state != "open"
 
-    async def _sweep_partial(
-        self, manifest: Manifest, where: str, found: Sequence[ObjectInfo]
-    ) -> None:
-        there = any(info.key == where for info in found)
-        if manifest.state == "open" and manifest.chunks and not there:
+    async def _sweep_partial(self, manifest: Manifest, where: str, there: set[str]) -> None:
+        if manifest.state == "open" and manifest.chunks and where not in there:
             await self._publish(manifest.key)
-        elif manifest.state == "closed" and manifest.sealed and there:
+        elif manifest.state == "closed" and manifest.sealed and where in there:
             await self._store.delete([where])
 
     async def _expire(self, info: ObjectInfo, manifest: Manifest, days: int) -> None:
