@@ -64,7 +64,7 @@ class LaneProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self._turn is not None and self._patience is None:
-            self._patience = self.loop.call_later(_BODY_SECONDS, self._waited)
+            self._patience = self.loop.call_later(_BODY_SECONDS, self._give_way)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._turn is not None:
@@ -74,8 +74,13 @@ class LaneProtocol(HttpToolsProtocol):
         self._hurry()
         super().connection_lost(exc)
 
-    def _waited(self) -> None:
-        self._patience = None
+    def shutdown(self) -> None:
+        self._give_way()
+        super().shutdown()
+
+    def _give_way(self) -> None:
+        """What is in the middle of its body goes the ordinary way."""
+        self._hurry()
         if self._turn is not None:
             self._turn = None
             self._other_way()
