@@ -146,8 +146,8 @@ def _error_rows() -> Iterator[tuple[str, ...]]:
 def _openmetadata() -> str:
     text = (
         "Tailrace takes the place of OpenMetadata's streamable logs: its clients and its page "
-        "speak to it unmodified. Why reports, the last run and unknown pipelines are as they are is "
-        "[decision 018](decisions/018-reports-are-objects-of-their-own.md); all routes are in "
+        "speak to it unmodified. Why reports, the last run and unknown pipelines are as they are "
+        "is [decision 018](decisions/018-reports-are-objects-of-their-own.md); all routes are in "
         "`openapi.yaml`.\n"
         "Each behaviour that OpenMetadata tests, or asks for and does not test, has a test here, "
         "below `tests/openmetadata/`. Where ours differs on purpose the test asserts ours, and the "

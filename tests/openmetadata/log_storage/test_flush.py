@@ -67,7 +67,7 @@ def test_a_large_partial_text_is_put_together_by_the_store() -> None:
 def test_a_partial_text_that_cannot_be_put_together_costs_nothing() -> None:
     """S3LogStorageTest.testFlushAbortsMultipartUploadOnFailure: the upload is aborted.
 
-    That nothing is left of it on a real server is `tests/logstore/test_s3_store.py`; here,
+    That nothing is left of it on a real server is in `tests/logstore/test_s3_objects.py`; here,
     that no line is lost and the next flush publishes again.
     """
 
