@@ -35,6 +35,7 @@ from service.text.writing import ChunkWriter
 _MOST_BYTES = 256 << 20
 _REMEMBERED_SECONDS = 5.0
 _LOST_SECONDS = 60.0
+_SHOWN_SECONDS = 7200.0
 
 
 class _Unfound(Exception):
@@ -74,7 +75,9 @@ class Mender:
         self.mended = 0
 
     def problems(self) -> list[str]:
-        """Chunks that are gone for good, as far as is known."""
+        """Chunks that were found to be gone for good in the last hours."""
+        since = self._clock.monotonic() - _SHOWN_SECONDS
+        self._lost = {key: lost for key, lost in self._lost.items() if lost[1] > since}
         return [why for why, _ in self._lost.values()]
 
     async def mend(self, key: RunKey) -> bool:
@@ -99,8 +102,8 @@ class Mender:
             index = await self._head(self._chunks.index_key(key, chunk))
             if index is not None and text is not None and _same(manifest, chunk, text):
                 continue
-            if chunk not in (await self._manifests.get(key)).manifest.chunks:
-                return True  # folded or sealed while we looked
+            if (await self._manifests.get(key)).manifest.version != manifest.version:
+                return True  # folded, or about to be sealed, while we looked
             self.vanished += 1
             await self._try(manifest, chunk, text, index is not None)
             mended = True
