@@ -110,6 +110,26 @@ TEXTS: tuple[Declared, ...] = (
         "Chunks removed that no manifest names any more.",
         lambda s: s.node.text.sweeper.orphans,
     ),
+    counter(
+        "chunks_vanished",
+        "Chunks that a manifest names and somebody took away or wrote over.",
+        lambda s: s.node.text.mender.vanished,
+    ),
+    counter(
+        "chunks_mended",
+        "Such chunks made again from segments or table.",
+        lambda s: s.node.text.mender.mended,
+    ),
+    gauge(
+        "chunks_lost",
+        "Runs with such a chunk that could not be made again.",
+        lambda s: len(s.node.text.mender.problems()),
+    ),
+    counter(
+        "runs_remade",
+        "Runs whose every text was gone, made again from segments or table.",
+        lambda s: s.node.text.remaker.remade,
+    ),
     gauge(
         "damaged_manifests",
         "Runs that the last sweep could not read.",
