@@ -124,6 +124,13 @@ class Flush(Section):
         ge=0,
         description="A batch sent as `bulk` is cut into a segment within this time",
     )
+    parallel: int = Field(
+        default=3,
+        ge=1,
+        le=64,
+        description="Runs whose news become chunks at the same time, those that waited longest "
+        "first",
+    )
 
 
 class Runs(Section):
@@ -242,6 +249,17 @@ class Query(Section):
     max_waiting: int = Field(default=32, ge=0, description="Searches in the queue behind them")
 
 
+class Coordination(Section):
+    """Leases in the store: who does which work."""
+
+    lease_seconds: float = Field(
+        default=600,
+        ge=15,
+        description="A node that is silent for so long is taken for lost: others bring what it "
+        "had in the store into the runs",
+    )
+
+
 class Compaction(CompactionSettings):
     """The compactor that the service starts beside itself."""
 
@@ -273,6 +291,7 @@ class Settings(StoreSettings):
     sse: Sse = Sse()
     openmetadata: OpenMetadata = OpenMetadata()
     query: Query = Query()
+    coordination: Coordination = Coordination()
     compaction: Compaction = Compaction()
 
     @property

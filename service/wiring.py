@@ -225,15 +225,21 @@ def text_limits(settings: Settings) -> TextLimits:
     seconds = runs.partial_flush_interval_minutes * 60
     return TextLimits(
         prefix=runs.prefix,
-        flush=FlushLimits(early_bytes=runs.early_flush_watermark_bytes, seconds=seconds),
+        flush=FlushLimits(
+            early_bytes=runs.early_flush_watermark_bytes,
+            seconds=seconds,
+            parallel=settings.flush.parallel,
+        ),
         close=CloseLimits(
             wait_seconds=runs.close_wait_seconds, reopened_seconds=runs.reopen_idle_seconds
         ),
         sweep=SweepLimits(
             interval_seconds=runs.cleanup_interval_minutes * 60,
             stream_timeout_seconds=runs.stream_timeout_minutes * 60,
+            reopened_seconds=runs.reopen_idle_seconds,
             expiration_days=runs.expiration_days or None,
         ),
         partial_seconds=seconds,
+        lease_seconds=settings.coordination.lease_seconds,
         alert_after_failures=runs.pending_flush_alert_after_failures,
     )
