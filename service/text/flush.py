@@ -29,6 +29,10 @@ from service.text.writing import ChunkWriter
 
 _TRIES = 8
 
+_LAST = 1.75
+"""How much larger the last chunk of a flush may be: with 8 MiB, it leaves none below 6 MiB,
+which S3 would not copy into longer texts but have sent again (its limit is 5 MiB)."""
+
 
 @dataclass(slots=True)
 class _Made:
@@ -39,7 +43,7 @@ class _Made:
 
 
 class RunFlush:
-    """Brings the news of one run into its chunks, at most `chunk_bytes` in each."""
+    """Brings the news of one run into its chunks, about `chunk_bytes` in each."""
 
     def __init__(
         self,
@@ -115,6 +119,8 @@ class RunFlush:
     def _first(self, rows: Rows, due: Indexes) -> tuple[Indexes, bool]:
         """As many of the rows as make one chunk, and whether there are more."""
         ends = np.cumsum(rows["size"][due])
+        if len(ends) and int(ends[-1]) <= self._chunk_bytes * _LAST:
+            return due, False
         count = max(int(np.searchsorted(ends, self._chunk_bytes, "right")), 1)
         return due[:count], count < len(due)
 
