@@ -114,10 +114,10 @@ class Viewer:
 class Server:
     """The service. `store` counts and fails calls; `disk_store` is behind it."""
 
-    def __init__(self, clock: VirtualClock, limits: NodeLimits) -> None:
+    def __init__(self, clock: VirtualClock, limits: NodeLimits, fs: PowerCutFileSystem) -> None:
         self.clock = clock
         self.limits = limits
-        self.fs = PowerCutFileSystem()
+        self.fs = fs
         self.outage = Outage()
         self.delays: dict[str, float] = {}
         self.store: WatchedStore
@@ -271,18 +271,23 @@ class Server:
 
 
 def play(
-    story: Callable[[Server], Coroutine[Any, Any, None]], *, limits: NodeLimits = LIMITS
+    story: Callable[[Server], Coroutine[Any, Any, None]],
+    *,
+    limits: NodeLimits = LIMITS,
+    fs: PowerCutFileSystem | None = None,
+    hours: int = 0,
 ) -> None:
-    """Tells it to a server that is started, and stopped behind it."""
+    """Tells it to a server that is started, and stopped behind it; so many hours later."""
+    disk = fs or PowerCutFileSystem()
 
     async def go(clock: VirtualClock) -> None:
-        server = Server(clock, limits)
+        server = Server(clock, limits, disk)
         await server.start()
         await story(server)
         assert not server.node.failed.done()
         await server.stop()
 
-    simulate(go, start_ms=START_MS)
+    simulate(go, start_ms=START_MS + hours * 3_600_000)
 
 
 def numbered(first: int, end: int, word: str = "line") -> str:
