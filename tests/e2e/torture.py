@@ -75,7 +75,7 @@ class Torture:
         status = self._service.stop()
         if status != 0:
             self.faults.append(f"the service ended with status {status}")
-        self.faults += self._store.faults()
+        self.faults += await self._store.faults()
 
     async def _kill_again_and_again(self) -> None:
         while self._killed < self._kills:

@@ -12,12 +12,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from logstore.clock import SystemClock
 from tests.faults.schedule import Schedule, evenly
 from tests.faults.thread import fault_proxy
 from tests.servers import Bucket, running_minio, why_no_minio
 
 KINDS: Final = ("local", "minio", "faults")
 RATE: Final = 0.1
+_DAY_MS: Final = 86_400_000
 
 
 @dataclass
@@ -27,14 +29,19 @@ class TorturedStore:
     settings: dict[str, str] = field(default_factory=dict)
     bucket: Bucket | None = None
     schedule: Schedule | None = None
+    swept: int = 0
 
     @property
     def large(self) -> bool:
         """Whether some runs should be so large that they are made of uploaded parts."""
         return self.bucket is not None
 
-    def faults(self) -> list[str]:
-        """What is wrong with the store after all was closed and swept."""
+    async def faults(self) -> list[str]:
+        """What is wrong with the store after all was closed, and swept as a day later."""
+        if self.bucket is None:
+            return []
+        async with self.bucket.open() as store:
+            self.swept = await store.sweep(SystemClock().now_ms() + _DAY_MS)
         found = [f"an upload of {key} was left" for key in self.uploads()]
         if self.schedule is not None and not self.schedule.injected:
             found.append("the proxy did no harm")
@@ -52,11 +59,14 @@ class TorturedStore:
         return [upload["Key"] for upload in answer.get("Uploads", [])]
 
     def told(self) -> str:
-        """What the proxy did, in words."""
-        if self.schedule is None:
+        """What became of uploads, and what the proxy did, in words."""
+        if self.bucket is None:
             return ""
+        swept = f"{self.swept} uploads that kills or lost answers left were swept"
+        if self.schedule is None:
+            return swept
         kinds = ", ".join(f"{n} {kind.value}" for kind, n in self.schedule.injected.most_common())
-        return f"{self.schedule.requests} requests met {kinds}"
+        return f"{swept}; {self.schedule.requests} requests met {kinds}"
 
 
 @contextmanager
