@@ -38,6 +38,24 @@ def test_a_run_id_need_not_be_a_uuid() -> None:
     play(story)
 
 
+def test_running_again_takes_the_end_back() -> None:
+    """Not upstream's: a run that is started anew under its id within the grace goes on."""
+
+    async def story(server: Server) -> None:
+        await server.append("a\n")
+        viewer = await server.watch()
+        await server.says("failed")
+        await server.passes(seconds=8)
+        await server.says("running")
+        await server.passes(minutes=2)
+        assert not viewer.ended()
+        await server.says("success")
+        await server.passes(seconds=11)
+        assert viewer.ended()
+
+    play(story)
+
+
 def test_an_abandoned_run_is_completed() -> None:
     """Not upstream's: its sweeper leaves the viewers of a run that it finalises alone."""
     sweep = SweepLimits(interval_seconds=120.0, stream_timeout_seconds=600.0)
