@@ -12,7 +12,7 @@ import asyncio
 
 from logstore.clock import Clock
 from logstore.errors import InvalidInput, StoreUnavailable
-from logstore.objects.s3 import S3Store
+from logstore.objects.remote import RemoteStore
 from logstore.objects.store import ObjectStore
 
 _AGAIN_SECONDS = 10.0
@@ -25,7 +25,7 @@ class StoreCheck:
         self, store: ObjectStore, clock: Clock, *, texts: str, expiration_days: int
     ) -> None:
         """`texts` is the prefix whose objects the bucket expires after so many days."""
-        self._store = store if isinstance(store, S3Store) else None
+        self._store = store if isinstance(store, RemoteStore) else None
         self._clock = clock
         self._texts = texts
         self._days = expiration_days
@@ -52,7 +52,7 @@ class StoreCheck:
         """What is not as it should be, as sentences."""
         return [problem for problem in (self._unchecked, self._rule) if problem is not None]
 
-    async def _try(self, store: S3Store) -> None:
+    async def _try(self, store: RemoteStore) -> None:
         try:
             await store.check()
         except StoreUnavailable as error:

@@ -10,13 +10,13 @@ import asyncio
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from logstore.clock import Clock, SystemClock
 from logstore.disk import Disk
 from logstore.entropy import Entropy, system_entropy
 from logstore.filesystem import FileSystem
-from logstore.objects.open import newest_date_of, requests_of
-from logstore.objects.s3_credentials import Credentials
+from logstore.objects.remote import newest_date_of, requests_of
 from logstore.objects.store import ObjectStore
 from logstore.segments.columns import record_batches
 from logstore.syncer import QuickSyncer, Syncer, syncer_for
@@ -31,7 +31,6 @@ from service.metrics.declared import Sources
 from service.metrics.scrape import scraper
 from service.node import Node
 from service.parts import NodeLimits, Seams
-from service.query.bucket import Bucket
 from service.query.engine import QueryEngine
 from service.query.limits import QueryLimits
 from service.query.records import run_records
@@ -47,6 +46,9 @@ from service.text.closer import CloseLimits
 from service.text.flusher import FlushLimits
 from service.text.sweeper import SweepLimits
 from service.text.text import TextLimits
+
+if TYPE_CHECKING:
+    from service.query.bucket import Bucket
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +204,10 @@ def query_bucket(settings: Settings) -> Bucket | None:
     """How searches read the store if it is on S3."""
     if settings.bucket is None:
         return None
+    # DuckDB and the vendor's modules are loaded where they are needed: 70 MB.
+    from logstore.objects.s3_credentials import Credentials
+    from service.query.bucket import Bucket
+
     return Bucket(settings.bucket.uri, settings.s3, Credentials(settings.s3))
 
 

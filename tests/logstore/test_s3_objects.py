@@ -13,10 +13,10 @@ import pytest
 from logstore.clock import SystemClock
 from logstore.entropy import system_entropy
 from logstore.errors import NotFound, OutcomeUnknown, PreconditionFailed, StoreUnavailable
-from logstore.objects.open import keeping_of
 from logstore.objects.s3 import S3Store
 from logstore.objects.s3_client import open_client
 from logstore.objects.s3_credentials import Credentials
+from logstore.objects.s3_open import keeping_of
 from logstore.objects.s3_place import Place
 from logstore.objects.s3_plan import PartLimits
 from logstore.objects.store import Part
@@ -176,7 +176,7 @@ async def test_two_prefixes_are_two_stores_and_none_is_the_bucket(
 
 @pytest.mark.minio
 async def test_hadoops_markers_of_folders_are_no_objects(bucket: Bucket, boto: Any) -> None:
-    boto.put_object(Bucket=bucket.name, Key="store/table/", Body=b"")
+    boto.put_object(Bucket=bucket.name, Key="store/table/")
     boto.put_object(Bucket=bucket.name, Key="store/table/f", Body=b"x")
     async with bucket.open() as store:
         assert [info.key async for info in store.list("")] == ["table/f"]
