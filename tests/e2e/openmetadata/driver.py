@@ -33,6 +33,7 @@ from metadata.generated.schema.entity.services.ingestionPipelines.ingestionPipel
 from metadata.generated.schema.security.client.openMetadataJWTClientConfig import (  # type: ignore[import-not-found]
     OpenMetadataJWTClientConfig,
 )
+from metadata.ingestion.ometa.client import APIError  # type: ignore[import-not-found]
 from metadata.ingestion.ometa.ometa_api import OpenMetadata  # type: ignore[import-not-found]
 from metadata.utils.streamable_logger import (  # type: ignore[import-not-found]
     cleanup_streamable_logging,
@@ -128,6 +129,15 @@ def read_all(metadata: Any, job: dict[str, Any]) -> str:
         offset += page.count("\n") + 1
 
 
+def refusal(metadata: Any, job: dict[str, Any]) -> tuple[int, str]:
+    """What the client makes of an error: without `code` in it, it would count as success."""
+    try:
+        metadata.client.post(f"{ROUTE}/logs/{job['fqn']}/{job['run']}", data="7")
+    except APIError as error:
+        return error.code, str(error)
+    return 0, "taken"
+
+
 def counters(handler: Any) -> dict[str, Any]:
     """What the handler itself believes."""
     if hasattr(handler, "metrics"):
@@ -177,6 +187,7 @@ def main() -> None:
         "follower_ended": not follower.is_alive(),
         "follower_ended_with": follower.ended_with,
         "pages": read_all(reader, job),
+        "refusal": refusal(reader, job),
         "state": None if status is None else status.pipelineState.value,
     }
     print(json.dumps(result), flush=True)

@@ -117,7 +117,7 @@ class LossyProxy:
         if not line.startswith(b"POST") or b"/logs/" not in line or b"/close" in line:
             return None
         content = json.loads(body)
-        if "logs" not in content:
+        if not isinstance(content, dict) or "logs" not in content:
             return None
         text = content["logs"]
         if content["compressed"]:
