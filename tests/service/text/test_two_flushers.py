@@ -192,7 +192,7 @@ async def test_a_reader_gets_what_becomes_text_before_lines_that_it_has_seen(
     seen: int, limit: int
 ) -> None:
     for by_pages in (True, False):
-        away, heir, texts = await met(seen)
+        _away, heir, texts = await met(seen)
         page = await heir.text.page(RUN, after=None, limit=seen)
         got = page.text
         token = page.after or (await heir.text.batches_after(RUN, None, max_bytes=1 << 20))[
