@@ -12,13 +12,20 @@ import pytest
 
 from logstore.clock import SystemClock
 from logstore.entropy import system_entropy
-from logstore.errors import NotFound, OutcomeUnknown, PreconditionFailed, StoreUnavailable
+from logstore.errors import (
+    InvalidInput,
+    NotFound,
+    OutcomeUnknown,
+    PreconditionFailed,
+    StoreUnavailable,
+)
 from logstore.objects.s3 import S3Store
 from logstore.objects.s3_client import open_client
 from logstore.objects.s3_credentials import Credentials
 from logstore.objects.s3_open import keeping_of
 from logstore.objects.s3_place import Place
 from logstore.objects.s3_plan import PartLimits
+from logstore.objects.s3_settings import S3Settings
 from logstore.objects.store import Part
 from tests.servers import KMS_KEY, Bucket, Minio
 
@@ -262,10 +269,11 @@ async def test_every_answer_tells_the_stores_time(bucket: Bucket) -> None:
     clock = SystemClock()
     async with bucket.open() as store:
         assert isinstance(store, S3Store)
-        assert store.newest_date is None
+        before = store.newest_date
         with pytest.raises(NotFound):
             await store.head("absent")
         sample = store.newest_date
+        assert before is None
         assert sample is not None
         assert sample.sent <= sample.arrived <= clock.monotonic()
         assert abs(sample.date_ms - clock.now_ms()) < 5000
@@ -314,6 +322,29 @@ async def test_a_request_is_sent_once_by_a_try() -> None:
 
 
 # -- who we are
+
+
+def test_a_profile_that_is_not_there_is_found_at_once(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    with pytest.raises(InvalidInput, match="nobodys"):
+        Credentials(S3Settings(profile="nobodys", region="eu-west-1"))
+
+
+async def test_without_credentials_nothing_is_sent(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    nobody = {"access_key_id": "", "secret_access_key": ""}
+    async with Bucket("http://127.0.0.1:1", "bucket", s3=nobody).open() as store:
+        with pytest.raises(InvalidInput, match="no credentials") as caught:
+            await store.put("k", b"x")
+    assert "s3.access_key_id" in caught.value.hint
 
 
 @pytest.mark.minio
