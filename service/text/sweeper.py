@@ -1,9 +1,10 @@
 """Sweeping: what nobody did. Run by every node; doing it twice does no harm.
 
 - A run that nobody closed is closed after `stream_timeout_seconds` without a line, also
-  one that this process has never seen: runs are found from their manifests. One that was
-  closed and then had a late batch, after `reopened_seconds`. Whoever does it holds the
-  run's lease, and looks once more for lines at every node just before.
+  one that this process has never seen: runs are found from their manifests, and those that
+  an OpenMetadata server left in progress from its marks. One that was closed and then had
+  a late batch, after `reopened_seconds`. Whoever does it holds the run's lease, and looks
+  once more for lines at every node just before.
 - A `partial.txt` that vanished is made again, one that a closed run left behind goes.
 - Chunks that no manifest names go when they are older than `orphan_seconds`: folded away,
   sealed, or written by a flush that did not live to swap its manifest.
@@ -63,6 +64,7 @@ class Sweeper:
         pin: Callable[[], Pin],
         leases: Leases,
         elsewhere: Elsewhere,
+        take_left: Callable[[int], Awaitable[None]],
         finalise: Callable[[RunKey, Manifest], Awaitable[bool]],
         publish: Callable[[RunKey], Awaitable[None]],
         mend: Callable[[RunKey], Awaitable[bool]],
@@ -78,6 +80,7 @@ class Sweeper:
         self._pin = pin
         self._leases = leases
         self._elsewhere = elsewhere
+        self._take_left = take_left
         self._close = finalise
         self._publish = publish
         self._mend = mend
@@ -121,6 +124,8 @@ class Sweeper:
         self.last_error = None
         clean: dict[str, str] = {}
         failures = 0
+        patience = round(self._limits.stream_timeout_seconds * 1000)
+        await self._take_left(self._clock.now_ms() - patience)
         async for info in self._store.list(keys.RUNS):
             self.heartbeat.turn()
             try:

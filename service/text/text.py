@@ -228,6 +228,7 @@ class Text(TextReader, Listing):
             pin=pin,
             leases=self.leases,
             elsewhere=elsewhere,
+            take_left=self.adoption.take_left,
             finalise=self.closer.finalise,
             publish=self._publish,
             mend=self.mender.mend,
