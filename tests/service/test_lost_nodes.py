@@ -24,7 +24,8 @@ from tests.service.cluster import LEASE, OTHER, RUN, Cluster, read_whole, until_
 from tests.virtual_time import VirtualClock
 
 
-@pytest.mark.parametrize("seed", seeds(8))
+@pytest.mark.usefixtures("every_store")
+@pytest.mark.parametrize("seed", seeds(3))
 def test_the_lines_of_a_killed_node_are_in_their_run(seed: int) -> None:
     cluster = Cluster(seed)
     names: list[str] = []
