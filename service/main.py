@@ -78,7 +78,7 @@ async def run(
         store = await stack.enter_async_context(opening)
         check = make_store_check(settings, machine, store)
         await check.first()
-        node = make_node(settings, machine, store)
+        node = make_node(settings, machine, store, check)
         bound = _listen(settings)
         stack.callback(bound.close)
         await node.start()
@@ -90,7 +90,7 @@ async def run(
             serving(app, bound, stop_seconds=_LAST_REPLIES_SECONDS)
         )
         await stack.enter_async_context(_compacting(settings, machine))
-        watch = ProblemLog(lambda: [*node.problems(), *check.problems()], machine.clock)
+        watch = ProblemLog(node.problems, machine.clock)
         await stack.enter_async_context(_beside(watch.run(), "problems"))
         await stack.enter_async_context(_beside(check.run(), "store check"))
         # The last to come is the first to stop; the door answers meanwhile.

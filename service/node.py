@@ -260,7 +260,7 @@ class Node:
         if self.shipper.last_error is not None:
             found.append(f"segments wait in the journal: {self.shipper.last_error}")
         found += [f"{d.file}: {d.size} bytes at {d.offset} {d.reason}" for d in self.damage]
-        return found + self.text.problems()
+        return found + self.text.problems() + self.seams.worries()
 
     def submit(self, batch: IncomingBatch) -> Submitted | None:
         """See `Appender.submit`."""

@@ -63,7 +63,7 @@ class Machine:
     fsync: SyncCounters = field(default_factory=SyncCounters)
 
 
-def make_node(settings: Settings, machine: Machine, store: ObjectStore) -> Node:
+def make_node(settings: Settings, machine: Machine, store: ObjectStore, check: StoreCheck) -> Node:
     """The node over the settings' store, not started. Call it inside the running loop."""
     table = open_table(settings)
     machine.store.s3_requests = requests_of(store)
@@ -80,6 +80,7 @@ def make_node(settings: Settings, machine: Machine, store: ObjectStore) -> Node:
             entropy=machine.entropy,
             syncer=syncer,
             newest_date=newest_date_of(store),
+            worries=check.problems,
         ),
         data=os.path.abspath(settings.data),
         name=settings.node_id,

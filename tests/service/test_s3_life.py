@@ -18,8 +18,9 @@ from logstore.errors import InvalidInput
 from service.main import run
 from tests.servers import KMS_KEY, Bucket, Minio
 from tests.service.test_main import RUN, service, settings_for
+from tests.service.test_store_check import forgetful_server
 
-pytestmark = [pytest.mark.anyio, pytest.mark.minio]
+pytestmark = pytest.mark.anyio
 SEES = "arn:aws:kms:" + KMS_KEY
 SOON: dict[str, Any] = {
     "flush": {"segment_seconds": 0.2},
@@ -70,6 +71,7 @@ async def _append(client: httpx.AsyncClient, text: bytes) -> None:
     assert sent.status_code == 200
 
 
+@pytest.mark.minio
 async def test_every_object_is_encrypted_and_only_logs_have_the_class(
     versions: Versions, tmp_path: Path
 ) -> None:
@@ -98,8 +100,34 @@ async def test_every_object_is_encrypted_and_only_logs_have_the_class(
     assert uploads.get("Uploads", []) == []
 
 
+@pytest.mark.minio
 async def test_a_store_that_refuses_stops_the_start(bucket: Bucket, tmp_path: Path) -> None:
     place = bucket.through(bucket.endpoint_url, storage_class="STANDARD_IA").settings
     settings = settings_for(tmp_path, store=place.store, s3=place.s3)
     with pytest.raises(InvalidInput, match="InvalidStorageClass"):
         await run(settings, asyncio.Event(), on_listening=pytest.fail)
+
+
+@pytest.mark.slow
+async def test_a_store_that_answers_late_and_refuses_ends_the_service(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    away = asyncio.Event()
+    away.set()
+    async with forgetful_server(away=away, known=False) as url:
+        place = Bucket(url, "bucket", s3={"attempts": 1}).settings
+        settings = settings_for(
+            tmp_path, store=place.store, s3=place.s3, server={"port": 0, "stop_seconds": 0.1}
+        )
+        listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        serving = asyncio.create_task(
+            run(settings, asyncio.Event(), on_listening=listening.set_result)
+        )
+        async with httpx.AsyncClient(base_url=await listening) as client:
+            ready = await client.get("/health/ready")
+            assert ready.status_code == 503
+            assert "was not checked: SlowDown" in ready.json()["detail"]
+        away.clear()
+        async with asyncio.timeout(60):
+            assert await serving == 1
+    assert "the node cannot go on: the store s3://bucket/ refuses" in caplog.text

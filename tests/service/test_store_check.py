@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -30,20 +31,26 @@ async def checked(store: ObjectStore, *, days: int = 0) -> StoreCheck:
 
 @asynccontextmanager
 async def forgetful_server(
-    *, away: int = 0, lifecycle: int = 200, honest: bool = False
+    *,
+    away: asyncio.Event | None = None,
+    lifecycle: int = 200,
+    honest: bool = False,
+    known: bool = True,
 ) -> AsyncIterator[str]:
     """Speaks S3 as some do that know no conditions: everything succeeds.
 
-    But first it is `away` for so many requests; `honest`, it refuses what a real one does.
+    But not while `away` is set, and not for us if we are not `known`; `honest`, it refuses
+    what a real one does.
     """
-    asked, made = 0, False
+    made = False
 
     async def answer(request: web.Request) -> web.Response:
-        nonlocal asked, made
-        asked += 1
+        nonlocal made
         await request.read()
-        if asked <= away:
+        if away is not None and away.is_set():
             return web.Response(status=503, text="<Error><Code>SlowDown</Code></Error>")
+        if not known:
+            return web.Response(status=403, text="<Error><Code>InvalidAccessKeyId</Code></Error>")
         if "lifecycle" in request.query and lifecycle != 200:
             return web.Response(status=lifecycle, text="<Error><Code>AccessDenied</Code></Error>")
         made, before = made or request.method == "PUT", made
@@ -138,11 +145,13 @@ async def test_a_store_that_is_away_does_not_stop_the_start() -> None:
 
 
 async def test_a_store_that_comes_back_and_cannot_be_used_ends_the_service() -> None:
-    clock = TestClock()
-    async with forgetful_server(away=2) as url, Bucket(url, "bucket").open() as store:
+    clock, away = TestClock(), asyncio.Event()
+    away.set()
+    async with forgetful_server(away=away) as url, Bucket(url, "bucket").open() as store:
         check = StoreCheck(store, clock, texts="pipeline-logs", expiration_days=0)
         await check.first()
         assert "was not checked" in check.problems()[0]
+        away.clear()
         await check.run()
         assert "does not honour" in str(check.refused.result())
 
