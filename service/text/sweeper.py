@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
-from coordination.lease import sweep_lease
+from coordination.lease import SWEEP, sweep_lease
 from coordination.leases import Leases
 from logstore import keys
 from logstore import ulid as ulids
@@ -141,9 +141,16 @@ class Sweeper:
                 if failures == _FAILURES:
                     raise
         self._clean = clean
-        started = self._clock.now_ms() - round(self._limits.orphan_seconds * 1000)
-        self.uploads += await self._store.sweep(started)
+        await self._sweep_store(self._clock.now_ms() - round(self._limits.orphan_seconds * 1000))
         self.heartbeat.success()
+
+    async def _sweep_store(self, before_ms: int) -> None:
+        """What is no run's: writes that never ended, leases of sweepers that died."""
+        self.uploads += await self._store.sweep(before_ms)
+        leases = [info async for info in self._store.list(f"{keys.LEASES}{SWEEP}/")]
+        old = [info.key for info in leases if info.modified_ms < before_ms]
+        if old:
+            await self._store.delete(old)
 
     async def _sweep_run(self, info: ObjectInfo, clean: dict[str, str]) -> None:
         manifest = decode_manifest((await self._store.get(info.key))[1])

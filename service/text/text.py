@@ -160,6 +160,7 @@ class Text(TextReader, Listing):
             self.leases,
             backlog,
             self.flusher,
+            load_deletions=self.deletions.load,
             interval_seconds=limits.lost_interval_seconds,
         )
         elsewhere = Elsewhere(node, store, prefix=limits.prefix, gone=self.lost.gone)

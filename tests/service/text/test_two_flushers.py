@@ -12,6 +12,7 @@ import pytest
 
 from coordination.lease import text_lease
 from logstore.batch import RunKey
+from logstore.errors import NotFound
 from logstore.objects.store import ObjectStore
 from logstore.runs.textmark import read_text_mark
 from service.text.cursors import parse_token
@@ -127,6 +128,41 @@ async def test_an_heir_that_is_killed_at_any_step_leaves_the_rest_to_the_next() 
         await away.text.flusher.drain()
         await check(away, lines(0, 18))
     pytest.fail("it never got through")
+
+
+async def test_a_long_backlog_is_taken_in_parts() -> None:
+    away = World(limits=LIMITS)
+    await away.text.start()
+    for number in range(21):
+        away.append(RUN, lines(number, 1))
+        await away.confirm()
+    heir = World(store=away.disk_store, limits=LIMITS, journal=FakeJournal(node=HEIR), seed=9)
+    heir.clock.ms = away.clock.ms + 3_600_000
+    await heir.text.start()
+    parts = []
+    for _ in range(4):
+        await heir.text.lost.look()
+        parts.append(len(heir.text.backlog.inherited))
+        await heir.text.flusher.drain()
+    assert parts == [8, 8, 5, 0]
+    assert await heir.text.leases.held_by(text_lease("node-A")) is None
+    await check(heir, lines(0, 21))
+
+
+async def test_what_another_node_deleted_stays_away_though_nobody_told_the_heir() -> None:
+    away = World(limits=LIMITS)
+    await away.text.start()
+    heir = World(store=away.disk_store, limits=LIMITS, journal=FakeJournal(node=HEIR), seed=9)
+    await heir.text.start()
+    away.append(RUN, lines(0, 3))
+    await away.confirm()
+    await away.text.delete_pipeline(RUN.fqn)
+    heir.clock.ms = away.clock.ms + 3_600_000
+    await heir.text.lost.look()
+    await heir.text.flusher.drain()
+    with pytest.raises(NotFound):
+        await heir.text.page(RUN, after=None, limit=5)
+    assert await heir.text.runs(RUN.fqn, 5) == []
 
 
 async def test_a_lost_node_costs_a_busy_one_no_text_mark() -> None:
