@@ -36,7 +36,7 @@ _LINES = 10
 _LOOK_SECONDS = 5.0
 _SEGMENT_SECONDS = 10.0
 _FLUSH_SECONDS = 120.0
-_SPARE_SECONDS = 20.0
+_SPARE_SECONDS = 60.0  # all flushes are due within seconds, and three run at once
 _LAG = "tailrace_text_lag_seconds"
 
 
