@@ -67,7 +67,9 @@ _IN_THE_WAY: Final = frozenset({"XMinioParentIsObject", "XMinioObjectExistsAsDir
 _NAMES: Final = frozenset(
     {"KeyTooLongError", "XMinioInvalidObjectName", "XMinioInvalidResourceName"}
 )
+NO_KEY: Final = "NoKey"
 _HINTS: Final = {
+    NO_KEY: "Look at s3.profile and s3.role_arn: whoever gives out keys refused, or is away.",
     "AccessDenied": "Give the credentials the right to read, write, list and delete below the"
     " store's prefix, and s3:ListBucket on the bucket.",
     "403": "Give the credentials the right to read, write, list and delete below the"

@@ -21,7 +21,7 @@ from logstore.clock import Clock
 from logstore.entropy import Entropy
 from logstore.errors import StoreUnavailable, TailraceError
 from logstore.objects.dates import DateSample
-from logstore.objects.s3_errors import Failure, Meaning, failure_of
+from logstore.objects.s3_errors import NO_KEY, Failure, Meaning, failure_of
 
 T = TypeVar("T")
 
@@ -68,6 +68,8 @@ class Requests:
         sent = self._clock.monotonic()
         try:
             answer = await getattr(self._client, operation)(Bucket=self.bucket, **parameters)
+        except StoreUnavailable as error:  # no key to sign with, so nothing was sent
+            raise Failed(Failure(Meaning.DONE_NOTHING, str(error), NO_KEY)) from error
         except Exception as error:
             failure = failure_of(error)
             if failure is None:
