@@ -88,6 +88,17 @@ class QueryEngine:
             raise
         return running
 
+    async def may_hold(self, request: QueryRequest) -> bool:
+        """False only if no segment and no file of the table has what is asked for.
+
+        Without a slot and without a database: footers and the table's log tell. Raises
+        `StoreUnavailable`.
+        """
+        view = await open_view(self._sources, request)
+        view.release()
+        report = view.report
+        return bool(report.segments or report.files) or not report.complete
+
     def close(self) -> None:
         """Lets the threads go; searches that still run fail."""
         self._threads.shutdown(wait=False, cancel_futures=True)
