@@ -33,6 +33,7 @@ from service.text.remake import Records, RemadeBatch, RemadeBatches, batches_of
 from service.text.writing import ChunkWriter
 
 _MOST_BYTES = 256 << 20
+_ROUNDS = 100
 _REMEMBERED_SECONDS = 5.0
 _LOST_SECONDS = 60.0
 _SHOWN_SECONDS = 7200.0
@@ -95,20 +96,30 @@ class Mender:
         self._once.stop()
 
     async def _run(self, key: RunKey) -> bool:
-        manifest = (await self._manifests.get(key)).manifest
         mended = False
-        for chunk in manifest.chunks:
-            text = await self._head(self._chunks.text_key(key, chunk))
-            index = await self._head(self._chunks.index_key(key, chunk))
-            if index is not None and text is not None and _same(manifest, chunk, text):
-                continue
+        for _ in range(_ROUNDS):
+            manifest = (await self._manifests.get(key)).manifest
+            vanished = await self._first(manifest)
+            if vanished is None:
+                self._lost.pop(key, None)
+                return mended
             if (await self._manifests.get(key)).manifest.version != manifest.version:
                 return True  # folded, or about to be sealed, while we looked
             self.vanished += 1
-            await self._try(manifest, chunk, text, index is not None)
+            await self._try(manifest, *vanished)
             mended = True
-        self._lost.pop(key, None)
         return mended
+
+    async def _first(self, manifest: Manifest) -> tuple[Chunk, ObjectInfo | None, bool] | None:
+        """A chunk that is not as it was: what stands at its text, and whether it has its index."""
+        key = manifest.key
+        for chunk in manifest.chunks:
+            text = await self._head(self._chunks.text_key(key, chunk))
+            index = await self._head(self._chunks.index_key(key, chunk))
+            indexed = index is not None and index.size == chunk.index_bytes
+            if not indexed or text is None or not _same(manifest, chunk, text):
+                return chunk, text, indexed
+        return None
 
     async def _try(
         self, manifest: Manifest, chunk: Chunk, text: ObjectInfo | None, has_index: bool

@@ -16,7 +16,7 @@ from logstore import keys
 from logstore.batch import RunKey
 from logstore.clock import Clock
 from logstore.entropy import Entropy
-from logstore.errors import StoreUnavailable
+from logstore.errors import NotFound, StoreUnavailable
 from logstore.keys import PREFIX
 from logstore.objects.dates import DateSample
 from logstore.objects.store import ObjectStore
@@ -379,7 +379,10 @@ class Text(TextReader, Listing):
 
     async def _after_flush(self, manifest: Manifest) -> None:
         self.closer.flushed(manifest)
-        manifest = await self.folder.fold(manifest)
+        try:
+            manifest = await self.folder.fold(manifest)
+        except NotFound:  # a chunk is gone or cut; the next flush folds
+            await self.mender.mend(manifest.key)
         if self.partials.due(manifest):
             await self._publish(manifest.key, due=True)
 
