@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from tests.e2e.clients import differences, run_path
 from tests.e2e.openmetadata.proxy import Sent
 
 ROWS = 2000
+_CLOSED_SECONDS = 90.0
 
 
 @dataclass
@@ -31,11 +33,20 @@ class Shipped:
 
 
 def fetch(url: str, key: RunKey, output: str) -> Shipped:
-    """Reads the run by our own download, once the driver is through."""
+    """Reads the run by our own download, once the driver is through and the run is closed."""
+    deadline = time.monotonic() + _CLOSED_SECONDS
     with httpx.Client(base_url=url, timeout=60) as client:
+        state = _state(client, key)
+        while state != "closed" and time.monotonic() < deadline:
+            time.sleep(0.2)
+            state = _state(client, key)
         text = client.get(run_path(key, verb="download")).raise_for_status().content.decode()
-        state = client.get(run_path(key)).raise_for_status().json()["state"]
     return Shipped(json.loads(output), text, state)
+
+
+def _state(client: httpx.Client, key: RunKey) -> str:
+    page = client.get(run_path(key), params={"limit": "1"}).raise_for_status()
+    return str(page.json()["state"])
 
 
 def common(shipped: Shipped) -> Iterator[str]:
