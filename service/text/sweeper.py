@@ -147,10 +147,7 @@ class Sweeper:
     async def _sweep_store(self, before_ms: int) -> None:
         """What is no run's: writes that never ended, leases of sweepers that died."""
         self.uploads += await self._store.sweep(before_ms)
-        leases = [info async for info in self._store.list(f"{keys.LEASES}{SWEEP}/")]
-        old = [info.key for info in leases if info.modified_ms < before_ms]
-        if old:
-            await self._store.delete(old)
+        await self._leases.clear(SWEEP)
 
     async def _sweep_run(self, info: ObjectInfo, clean: dict[str, str]) -> None:
         manifest = decode_manifest((await self._store.get(info.key))[1])
