@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -76,9 +78,10 @@ def all_rows_once(shipped: Shipped) -> Iterator[str]:
             yield f"row {number} is missing, or out of order: {row[:100]!r}"
             return
         at = found + len(row) + 1
-    for number in range(len(shipped.rows)):
-        if shipped.text.count(f" - row {number} ") != 1:
-            yield f"row {number} is there {shipped.text.count(f' - row {number} ')} times"
+    times = Counter(re.findall(r" - row (\d+) ", shipped.text))
+    more = {number: count for number, count in times.items() if count > 1}
+    if more:
+        yield f"{len(more)} rows are there more than once, the first: {next(iter(more.items()))}"
 
 
 def as_sent(shipped: Shipped, sent: Sequence[Sent], *, retries: bool) -> Iterator[str]:
