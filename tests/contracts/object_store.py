@@ -279,11 +279,8 @@ class ObjectStoreContract:
     async def test_a_list_by_prefix_and_after_any_key(self, store: ObjectStore) -> None:
         for key in ORDERED:
             await store.put(key, b"")
-        ends = [key[:size] for key in ORDERED for size in range(len(key) + 1)] + [
-            "o/a/",
-            "p",
-            "o/a/~",
-        ]
+        ends = [key[:size] for key in ORDERED for size in range(len(key) + 1)]
+        ends += ["o/a/", "p", "o/a/~"]
         for after in sorted(set(ends)):
             expected = [key for key in ORDERED if key.encode() > after.encode()]
             assert await keys_of(store.list("", after=after)) == expected, after
@@ -313,8 +310,7 @@ class ObjectStoreContract:
         assert [n async for n in store.folders("t/")] == ["a-b", "a", "a0"]
 
     async def test_a_long_list(self, store: ObjectStore) -> None:
-        keys = [f"n/{i:04d}" for i in range(600)]
-        for key in keys:
+        for key in (keys := [f"n/{i:04d}" for i in range(600)]):
             await store.put(key, b"")
         assert await keys_of(store.list("n/")) == keys
         await store.delete(keys)
