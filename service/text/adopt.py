@@ -16,6 +16,7 @@ last wrote; the lines' writer is `taken-in`, which no node can be called.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from logstore import keys
@@ -56,9 +57,12 @@ class Adoption:
         clock: Clock,
         *,
         prefix: str,
+        remake: Callable[[RunKey], Awaitable[bool]],
     ) -> None:
+        """`remake` is asked first: the run may be ours, and its manifest be lost."""
         self._store = store
         self._upstream = upstream
+        self._remake = remake
         self._manifests = manifests
         self._chunks = chunks
         self._deletions = deletions
@@ -91,6 +95,8 @@ class Adoption:
         self._touch.stop()
 
     async def _take(self, key: RunKey) -> bool:
+        if await self._remake(key):
+            return True
         unclear = Unclear()
         for tries in range(_TRIES):
             try:

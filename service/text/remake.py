@@ -19,7 +19,13 @@ import pyarrow as pa
 from logstore import ulid as ulids
 from logstore.batch import BATCH, Indexes, RecordMeta, Rows, RunKey, digest
 from logstore.clock import Clock
-from logstore.errors import LimitReached, OutcomeUnknown, PreconditionFailed, Unavailable
+from logstore.errors import (
+    LimitReached,
+    OutcomeUnknown,
+    PreconditionFailed,
+    StoreUnavailable,
+    Unavailable,
+)
 from logstore.objects.unclear import Unclear
 from logstore.runs.manifest import Chunk, Manifest
 from logstore.runs.manifests import Manifests, Versioned
@@ -120,6 +126,7 @@ class Remaker:
         *,
         held: Callable[[RunKey], Awaitable[Callable[[Manifest], bool]]],
         records: Callable[[], Records | None],
+        had_manifest: Callable[[RunKey], Awaitable[bool]],
         chunk_bytes: int = _CHUNK_BYTES,
     ) -> None:
         self._manifests = manifests
@@ -128,6 +135,7 @@ class Remaker:
         self._folder = folder
         self._held = held
         self._records = records
+        self._had_manifest = had_manifest
         self._chunk_bytes = chunk_bytes
         self._once = OncePerRun(clock, self._run, remembered_seconds=_ABSENT_SECONDS)
         self.remade = 0
@@ -147,6 +155,28 @@ class Remaker:
     def stop(self) -> None:
         """Ends what is under way; the next touch begins again."""
         self._once.stop()
+
+    async def without_manifest(self, key: RunKey) -> bool:
+        """The same for a run whose manifest somebody took away, if that can be told.
+
+        Lines that have yet to be flushed may be among what is remade; the flush leaves them
+        out by their ids. It may hold the run's lock, so nothing is folded here. Raises
+        `StoreUnavailable` while the records cannot be read.
+        """
+        records = self._records()
+        if records is None or not await self._had_manifest(key):
+            return False
+        await self._deletions.refresh(key)
+        horizon = self._deletions.horizon(key)
+        try:
+            chunks = await self._chunks(key, records, horizon + 1)
+        except LimitReached as error:
+            raise StoreUnavailable(f"{key.fqn}/{key.run} is remade later: {error}") from error
+        if not chunks:
+            return False
+        await self._swap(_manifest(key, chunks, horizon))
+        self.remade += 1
+        return True
 
     async def _run(self, key: RunKey) -> bool:
         records = self._records()

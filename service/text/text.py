@@ -23,7 +23,7 @@ from logstore.runs.manifests import Manifests
 from logstore.runs.textmark import read_text_mark
 from service.offload import Offload
 from service.text.active import ActiveMarkers
-from service.text.adopt import AdoptingManifests, Adoption
+from service.text.adopt import WRITER, AdoptingManifests, Adoption
 from service.text.backlog import Backlog
 from service.text.chunks import Chunks, Moved
 from service.text.closer import Closer
@@ -44,6 +44,7 @@ from service.text.reader import TextReader
 from service.text.remake import Records, Remaker
 from service.text.snapshots import Snapshots
 from service.text.sweeper import Sweeper
+from service.text.traces import Traces
 from service.text.upstream import Upstream
 from service.text.writing import ChunkWriter
 
@@ -95,6 +96,7 @@ class Text(TextReader, Listing):
             self.deletions,
             clock,
             prefix=limits.prefix,
+            remake=lambda key: self.remaker.without_manifest(key),
         )
         adopting = AdoptingManifests(store, clock, entropy, self.adoption)
         locks = self._locks = RunLocks()
@@ -156,6 +158,13 @@ class Text(TextReader, Listing):
             clock,
             held=elsewhere.held,
             records=records,
+            had_manifest=Traces(
+                store,
+                node,
+                prefix=limits.prefix,
+                flushed=lambda: self.flushed_pos,
+                foreign=WRITER,
+            ).tell,
             chunk_bytes=limits.flush.chunk_bytes,
         )
         self.active = ActiveMarkers(
