@@ -50,30 +50,46 @@ class Reports:
         self._entropy = entropy
         self._horizon = horizon
         self._seen: OrderedDict[str, tuple[str, Report]] = OrderedDict()
+        self._asked = 0
+        self._newest: OrderedDict[str, int] = OrderedDict()
 
     async def put(self, folder: str, key: RunKey, value: Mapping[str, Any]) -> Report:
-        """Replaces the run's report. Raises `StoreUnavailable`, `OutcomeUnknown`."""
+        """Replaces the run's report, and gives the one that stands there now.
+
+        That is a later one if it was stored here while the store kept this one waiting: a
+        client that gave up waiting has said something newer. Raises `StoreUnavailable`,
+        `OutcomeUnknown`.
+        """
         unclear = Unclear()
         mine = 0
+        name = keys.run_report(folder, key)
+        self._asked += 1
+        asked = self._asked
         while True:
-            found, etag = await self._look(keys.run_report(folder, key))
+            found, etag = await self._look(name)
             if found is not None and found.version == mine:
-                return found  # the answer was lost, the write was not
+                return self._stored(name, asked, found)  # the answer was lost, the write was not
+            if found is not None and self._newest.get(name, 0) > asked:
+                return found
             report = self._fresh(key, value, None if found is None else found.created_ms)
             mine = report.version
             try:
                 await self._store.put(
-                    keys.run_report(folder, key),
-                    encode_report(report),
-                    if_absent=etag is None,
-                    if_match=etag,
+                    name, encode_report(report), if_absent=etag is None, if_match=etag
                 )
             except PreconditionFailed:
                 continue
             except OutcomeUnknown as error:
                 unclear.bear(error)
                 continue
-            return report
+            return self._stored(name, asked, report)
+
+    def _stored(self, name: str, asked: int, report: Report) -> Report:
+        """Remembers which request's report is the newest that was stored."""
+        self._newest[name] = max(asked, self._newest.pop(name, 0))
+        if len(self._newest) > _REMEMBERED:
+            self._newest.popitem(last=False)
+        return report
 
     async def add(self, folder: str, key: RunKey, value: Mapping[str, Any]) -> Report:
         """Writes one more report of the run. Raises `StoreUnavailable`, `OutcomeUnknown`."""
