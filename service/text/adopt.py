@@ -24,7 +24,15 @@ from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.clock import Clock
 from logstore.entropy import Entropy
-from logstore.errors import NotFound, OutcomeUnknown, PreconditionFailed, StoreUnavailable
+from logstore.errors import (
+    Damaged,
+    NotFound,
+    OutcomeUnknown,
+    PreconditionFailed,
+    StoreUnavailable,
+    TailraceError,
+    Unavailable,
+)
 from logstore.objects.store import ObjectStore, Part
 from logstore.objects.unclear import Unclear
 from logstore.runs.manifest import Chunk, Manifest
@@ -82,13 +90,20 @@ class Adoption:
     async def take_left(self, before_ms: int) -> None:
         """Takes in what OpenMetadata left in progress and nobody touched since then.
 
-        Their manifests tell the sweeper of them. Raises `StoreUnavailable`, `OutcomeUnknown`.
+        Their manifests tell the sweeper of them. One that cannot be taken in holds back no
+        other. Raises `StoreUnavailable`, `OutcomeUnknown`, `Damaged`, after trying all.
         """
         found = [key async for key in self._upstream.left(before_ms) if key not in self._left]
+        failure: TailraceError | None = None
         for key in found:
-            if (await self._manifests.get(key)).etag is None:
-                await self.take(key)
-            self._left.add(key)
+            try:
+                if (await self._manifests.get(key)).etag is None:
+                    await self.take(key)
+                self._left.add(key)
+            except (Unavailable, OutcomeUnknown, Damaged) as error:
+                failure = error
+        if failure is not None:
+            raise failure
 
     def stop(self) -> None:
         """Ends what is under way; the next touch begins again."""

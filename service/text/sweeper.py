@@ -125,7 +125,11 @@ class Sweeper:
         clean: dict[str, str] = {}
         failures = 0
         patience = round(self._limits.stream_timeout_seconds * 1000)
-        await self._take_left(self._clock.now_ms() - patience)
+        try:
+            await self._take_left(self._clock.now_ms() - patience)
+        except (Unavailable, OutcomeUnknown, Damaged) as error:  # a later sweep looks again
+            failures += 1
+            self.last_error = f"what OpenMetadata left: {error}"
         async for info in self._store.list(keys.RUNS):
             self.heartbeat.turn()
             try:

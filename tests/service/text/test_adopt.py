@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from typing import Any
+
 import pytest
 
 from logstore import keys
@@ -185,6 +188,33 @@ async def test_what_a_server_may_still_be_at_is_left_to_it() -> None:
     assert world.text.adoption.adopted == 0
     await world.text.adoption.take_left(info.modified_ms + 1)
     assert world.text.adoption.adopted == 1
+
+
+async def test_what_a_server_left_and_nobody_can_take_in_holds_back_no_sweep() -> None:
+    class Unreadable(FaultyStore):
+        """One text cannot be read."""
+
+        def stream(self, key: str, **conditions: Any) -> AsyncIterator[bytes]:
+            if DOTTED.run in key and key.endswith("partial.txt"):
+                raise StoreUnavailable(key)
+            return super().stream(key, **conditions)
+
+    world = await started(partial=b"a\n")
+    other = RunKey(DOTTED.fqn, "7f1c0e5e-0d1f-4b7c-8f3a-2a2f3a3b4c5d")
+    await world.disk_store.put(f"{FOLDERS[DOTTED]}/{other.run}/partial.txt", b"z\n")
+    where = FOLDERS[DOTTED].replace("pipeline-logs/", "pipeline-logs/.active/")
+    for run in (DOTTED.run, other.run):
+        mark = {"pipeline": DOTTED.fqn}
+        await world.disk_store.put(f"{where}/{run}/om-server-0", b"", metadata=mark)
+    await world.restart(Unreadable(world.disk_store, Schedule.none()))
+    world.append(PLAIN, b"ours\n")
+    await world.confirm()
+    await world.text.drain()
+    world.clock.pass_seconds(100_000)
+    await world.text.sweeper.sweep()
+    assert await stored(world, keys.logs("pipeline-logs", other)) == b"z\n"
+    assert await stored(world, keys.logs("pipeline-logs", PLAIN)) == b"ours\n"
+    assert "what OpenMetadata left" in (world.text.sweeper.last_error or "")
 
 
 async def test_a_page_is_one_ranged_get_also_far_into_a_large_text() -> None:
