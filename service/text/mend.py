@@ -266,11 +266,18 @@ class Mender:
         return kept
 
     async def _name(self, key: RunKey, old: Chunk, new: Chunk) -> None:
+        """A close whose intent names the old chunk finds another intent, and begins again."""
+
         def change(newest: Manifest) -> Manifest | None:
-            if old not in newest.chunks or newest.closing is not None:
+            if old not in newest.chunks:
                 return None
             chunks = tuple([new if chunk == old else chunk for chunk in newest.chunks])
-            return replace(newest, chunks=chunks)
+            closing = newest.closing
+            if closing is not None:
+                ids = tuple([new.id if one == old.id else one for one in closing.chunks])
+                # Under another id than its own: a `logs.txt` that it wrote must not pass for ours.
+                closing = replace(closing, put=self._manifests.fresh_id(), chunks=ids)
+            return replace(newest, chunks=chunks, closing=closing)
 
         await self._manifests.update(key, change)
 

@@ -13,7 +13,7 @@ import pytest
 
 from logstore import keys
 from logstore.batch import RunKey
-from logstore.errors import ChunkLost
+from logstore.errors import ChunkLost, NotFound
 from logstore.objects.store import ObjectStore
 from logstore.runs.manifest import Manifest
 from logstore.segments.carry import Carry
@@ -330,3 +330,25 @@ async def test_one_that_is_lost_keeps_no_other_from_being_mended(tmp_path: Path)
         assert (await world.text.page(RUN, after=str(first), limit=1000)).text == rest
         with pytest.raises(ChunkLost):
             await world.text.page(RUN, after=None, limit=2)
+
+
+@pytest.mark.parametrize("act", ["close", "sweep", "killed"])
+async def test_a_close_makes_again_an_index_that_it_needs(tmp_path: Path, act: str) -> None:
+    """Its intent kept the mended chunk out of the manifest, so that it could never end."""
+    async with written(tmp_path) as (world, expected):
+        await world.store.delete((await chunk_keys(world, ".idx"))[1:3])
+        await world.restart()
+        if act == "killed":  # with the intent written, and by one that cannot go on
+            with pytest.raises(NotFound):
+                await world.text.closer.finish(RUN, world.journal.end)
+            assert (await world.manifest()).closing is not None
+            await agree(world, expected)
+        if act == "sweep":
+            world.clock.pass_seconds(100_000)
+            await world.text.sweeper.sweep()
+            await world.text.sweeper.sweep()
+        else:
+            assert await world.text.close_run(RUN) == "closed"
+        assert (await world.text.size(RUN)).state == "closed"
+        await agree(world, expected)
+        assert (await world.store.get(keys.logs(keys.PREFIX, RUN)))[1] == expected
