@@ -5,7 +5,8 @@ Only somebody outside takes away what a manifest names. Then a reader's 404 brin
     text gone, index there    each batch by its ULID, from segments or table, in the order and
                               with the checksums that the index has: the same bytes
     index gone                the records of the chunk's writer and positions, if all lines of
-                              the chunk are one node's: the same text, under a new id
+                              the chunk are one node's: the same text, under a new id;
+                              else the same lines in order of ULID (`anew`)
 
 `logs.txt` that is gone or that somebody wrote over is a chunk like the others; with its index
 gone too it becomes an ordinary chunk, of which the run is sealed again. What was made
@@ -28,6 +29,7 @@ from logstore.objects.store import ObjectInfo, ObjectStore, Part
 from logstore.runs.blocks import Blocks
 from logstore.runs.manifest import Chunk, Manifest
 from logstore.runs.manifests import Manifests
+from service.text.anew import Anew
 from service.text.chunks import Chunks, Moved, extremes
 from service.text.once import OncePerRun
 from service.text.remake import Records, RemadeBatch, RemadeBatches, batches_of
@@ -42,6 +44,10 @@ _SHOWN_SECONDS = 7200.0
 
 class _Unfound(Exception):
     """A batch of the chunk is nowhere, or is another."""
+
+
+class _Untold(_Unfound):
+    """Positions do not tell which records are the chunk's."""
 
 
 @dataclass(slots=True)
@@ -71,6 +77,7 @@ class Mender:
         self._writer = writer
         self._clock = clock
         self._records = records
+        self._anew = Anew(store, manifests, chunks, writer, records=records)
         self._once = OncePerRun(clock, self._run, remembered_seconds=_REMEMBERED_SECONDS)
         self._lost: dict[RunKey, tuple[str, float]] = {}
         self.vanished = 0
@@ -145,7 +152,7 @@ class Mender:
             if has_index:
                 await self._text_again(manifest, chunk, text)
             else:
-                await self._index_again(manifest, chunk, text)
+                await self._index_or_all_again(manifest, chunk, text)
         except _Unfound as error:
             why = f"chunk {chunk.id} of {key.fqn}/{key.run} is gone, and {error}"
             self._lost[key] = why, self._clock.monotonic() + _LOST_SECONDS
@@ -220,11 +227,20 @@ class Mender:
 
     # --- the index, from the records of its writer ------------------------------------
 
+    async def _index_or_all_again(
+        self, manifest: Manifest, chunk: Chunk, there: ObjectInfo | None
+    ) -> None:
+        try:
+            await self._index_again(manifest, chunk, there)
+        except _Untold:
+            if not await self._anew.make(manifest, chunk):
+                raise
+
     async def _index_again(
         self, manifest: Manifest, chunk: Chunk, there: ObjectInfo | None
     ) -> None:
         if len(chunk.writers) != 1 or chunk.bytes > _MOST_BYTES:
-            raise _Unfound("its index too; several nodes' lines stood in it, or too many")
+            raise _Untold("its index too; several nodes' lines stood in it, or too many")
         key = manifest.key
         batches = await self._of_writer(manifest, chunk)
         rows = np.arange(len(batches.rows))
@@ -257,7 +273,7 @@ class Mender:
         try:
             inside &= ~await self._chunks.listed(others, batches.rows)
         except Moved as error:
-            raise _Unfound("its index too, and that of another node's chunk beside it") from error
+            raise _Untold("its index too, and that of another node's chunk beside it") from error
         order = np.argsort(batches.rows["pos"], kind="stable")
         chosen = [found[number] for number in order.tolist() if inside[number]]
         kept = RemadeBatches(key, chosen, low)

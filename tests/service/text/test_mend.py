@@ -221,6 +221,51 @@ async def test_a_chunk_of_several_nodes_vanished(tmp_path: Path) -> None:
             await agree(world, expected)
 
 
+@pytest.mark.parametrize("fold", [True, False])
+@pytest.mark.parametrize("closed", [True, False])
+async def test_chunks_of_several_nodes_vanished_with_their_indexes(
+    tmp_path: Path, *, fold: bool, closed: bool
+) -> None:
+    """All lines are there, of one producer in their order; what comes later is as ever."""
+    lake = Lake(tmp_path)
+    limits = LIMITS if fold else TextLimits(partial_seconds=1e9)
+    async with engine_of(lake) as engine:
+        worlds = []
+        expected: list[bytes] = []
+        for node in ("node-A", "node-B"):
+            world = Reader(store=lake.store, limits=limits, journal=FakeJournal(node=node), seed=5)
+            world.records = run_records(engine)
+            await world.text.start()
+            worlds.append(world)
+        for number in range(12):
+            world = worlds[number % 2]
+            world.clock.ms = max(w.clock.ms for w in worlds)
+            expected.append(b"%d of %s\n" % (number, world.journal.node.encode()))
+            world.append(RUN, expected[-1])
+            if number % 4 > 1:
+                await world.confirm()
+                await world.text.drain()
+        if closed:
+            for world in worlds:
+                await world.text.close_run(RUN)
+        names = await chunk_keys(worlds[0], ".txt") + await chunk_keys(worlds[0], ".idx")
+        await lake.store.delete([*names, keys.logs(keys.PREFIX, RUN)])
+        for world in worlds:
+            world.journal.first = world.journal.end
+            await world.restart()
+            assert await world.whole(RUN) == b"".join(expected)
+            assert await world.paged(RUN, 5) == b"".join(expected)
+        worlds[1].append(RUN, b"more\n")
+        await worlds[1].confirm()
+        await worlds[1].text.drain()
+        for world in worlds:
+            await agree(world, b"".join(expected) + b"more\n")
+            await world.text.close_run(RUN)
+        logs = (await lake.store.get(keys.logs(keys.PREFIX, RUN)))[1]
+        assert logs == b"".join(expected) + b"more\n"
+        assert (await worlds[0].text.size(RUN)).state == "closed"
+
+
 async def test_what_cannot_be_made_again_is_reported_and_the_rest_still_reads(
     tmp_path: Path,
 ) -> None:
