@@ -20,8 +20,8 @@ from functools import cached_property
 from typing import Final
 
 from compactor.jars import jars_conf
-from logstore.objects.s3_credentials import Credentials
-from logstore.objects.s3_settings import S3Settings
+from logstore.objects.s3.credentials import Credentials
+from logstore.objects.s3.settings import S3Settings
 
 _HADOOP: Final = "spark.hadoop."
 _PROVIDERS: Final = "org.apache.hadoop.fs.s3a."

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pydantic import SecretStr
 
 from logstore.clock import Clock
-from logstore.objects.s3_settings import S3Settings
+from logstore.objects.s3.settings import S3Settings
 from logstore.settings import PREFIX
 from service.settings import Settings
 

@@ -206,7 +206,7 @@ def query_bucket(settings: Settings) -> Bucket | None:
     if settings.bucket is None:
         return None
     # DuckDB and the vendor's modules are loaded where they are needed: 70 MB.
-    from logstore.objects.s3_credentials import Credentials
+    from logstore.objects.s3.credentials import Credentials
     from service.query.bucket import Bucket
 
     return Bucket(settings.bucket.uri, settings.s3, Credentials(settings.s3))

@@ -19,11 +19,11 @@ from weakref import WeakKeyDictionary
 from logstore.clock import Clock, SystemClock
 from logstore.entropy import Entropy
 from logstore.objects.local import LocalStore, inline
-from logstore.objects.s3 import S3Store
-from logstore.objects.s3_client import open_client
-from logstore.objects.s3_credentials import Credentials
-from logstore.objects.s3_place import Place
-from logstore.objects.s3_requests import Tries
+from logstore.objects.s3.client import open_client
+from logstore.objects.s3.credentials import Credentials
+from logstore.objects.s3.place import Place
+from logstore.objects.s3.requests import Tries
+from logstore.objects.s3.store import S3Store
 from logstore.objects.store import ObjectStore
 from tests.outside import Outside, OutsideStore
 from tests.powercut import PowerCutFileSystem

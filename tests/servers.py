@@ -34,7 +34,7 @@ from logstore.clock import SystemClock
 from logstore.disk import Disk
 from logstore.entropy import system_entropy
 from logstore.objects.open import open_store
-from logstore.objects.s3_settings import S3Settings
+from logstore.objects.s3.settings import S3Settings
 from logstore.objects.settings import StoreSettings
 from logstore.objects.store import ObjectStore
 

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from logstore.objects.s3_settings import S3Settings
+from logstore.objects.s3.settings import S3Settings
 from logstore.settings import PREFIX, Bytes
 
 MIB = 1 << 20

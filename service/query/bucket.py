@@ -18,8 +18,8 @@ from typing import Any, Final
 import duckdb
 
 from logstore.errors import Unavailable
-from logstore.objects.s3_credentials import Credentials
-from logstore.objects.s3_settings import S3Settings
+from logstore.objects.s3.credentials import Credentials
+from logstore.objects.s3.settings import S3Settings
 
 _PACKAGE: Final = "duckdb_extension_httpfs"
 

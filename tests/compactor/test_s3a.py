@@ -13,7 +13,7 @@ import pytest
 from compactor.jars import LEFT_OUT, PACKAGES, SUBMIT, jars_conf
 from compactor.s3a import S3A, address
 from logstore.errors import InvalidInput
-from logstore.objects.s3_settings import S3Settings
+from logstore.objects.s3.settings import S3Settings
 from tests.jars import LOCK, ROOT, jars_folder
 from tests.servers import ACCESS_KEY, Bucket
 

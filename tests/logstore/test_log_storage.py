@@ -9,7 +9,7 @@ import yaml
 
 from logstore.errors import InvalidInput
 from logstore.log_storage import translate
-from logstore.objects.s3_settings import S3Settings
+from logstore.objects.s3.settings import S3Settings
 from logstore.objects.settings import StoreSettings
 from service.settings import Settings
 

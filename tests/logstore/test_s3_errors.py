@@ -18,7 +18,7 @@ from logstore.errors import (
     TailraceError,
     TooLarge,
 )
-from logstore.objects.s3_errors import Meaning, failure_of
+from logstore.objects.s3.errors import Meaning, failure_of
 
 URL = "http://store"
 

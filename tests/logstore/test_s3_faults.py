@@ -18,11 +18,11 @@ import pytest
 from logstore.clock import SystemClock
 from logstore.entropy import system_entropy
 from logstore.errors import NotFound, OutcomeUnknown, PreconditionFailed, StoreUnavailable
-from logstore.objects.s3 import S3Store
-from logstore.objects.s3_client import open_client
-from logstore.objects.s3_credentials import Credentials
-from logstore.objects.s3_place import Place
-from logstore.objects.s3_requests import Tries
+from logstore.objects.s3.client import open_client
+from logstore.objects.s3.credentials import Credentials
+from logstore.objects.s3.place import Place
+from logstore.objects.s3.requests import Tries
+from logstore.objects.s3.store import S3Store
 from logstore.objects.store import Body, ObjectInfo, ObjectStore, Part
 from tests.contracts.object_store import LargeObjectContract, ObjectStoreContract
 from tests.faults.kinds import HIDDEN, KNOWABLE, Kind

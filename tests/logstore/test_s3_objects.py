@@ -19,13 +19,13 @@ from logstore.errors import (
     PreconditionFailed,
     StoreUnavailable,
 )
-from logstore.objects.s3 import S3Store
-from logstore.objects.s3_client import open_client
-from logstore.objects.s3_credentials import Credentials
-from logstore.objects.s3_open import keeping_of
-from logstore.objects.s3_place import Place
-from logstore.objects.s3_plan import PartLimits
-from logstore.objects.s3_settings import S3Settings
+from logstore.objects.s3.client import open_client
+from logstore.objects.s3.credentials import Credentials
+from logstore.objects.s3.open import keeping_of
+from logstore.objects.s3.place import Place
+from logstore.objects.s3.plan import PartLimits
+from logstore.objects.s3.settings import S3Settings
+from logstore.objects.s3.store import S3Store
 from logstore.objects.store import Part
 from tests.servers import KMS_KEY, Bucket, Minio
 

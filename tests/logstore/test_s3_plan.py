@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logstore.objects.s3_plan import MIB, Given, PartLimits, Sent, Stored, plan
+from logstore.objects.s3.plan import MIB, Given, PartLimits, Sent, Stored, plan
 
 LIMITS = PartLimits(smallest=50, count=20, copied=300, sent=120)
 

@@ -17,10 +17,10 @@ from logstore.errors import (
     StoreUnavailable,
     TailraceError,
 )
-from logstore.objects.s3_place import MARK, Keeping, Place
-from logstore.objects.s3_plan import PartLimits
-from logstore.objects.s3_requests import Requests, Tries
-from logstore.objects.s3_writes import Target, Writes
+from logstore.objects.s3.place import MARK, Keeping, Place
+from logstore.objects.s3.plan import PartLimits
+from logstore.objects.s3.requests import Requests, Tries
+from logstore.objects.s3.writes import Target, Writes
 from tests.service.text.world import TestClock
 
 pytestmark = pytest.mark.anyio

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from logstore.errors import InvalidInput
-from logstore.objects.s3_settings import S3Settings
+from logstore.objects.s3.settings import S3Settings
 from logstore.settings import read_file
 from service.settings import Settings, load_settings
 

@@ -13,8 +13,8 @@ from aiohttp import web
 
 from logstore.clock import SystemClock
 from logstore.errors import InvalidInput
-from logstore.objects.s3 import S3Store
-from logstore.objects.s3_check import PROBES
+from logstore.objects.s3.check import PROBES
+from logstore.objects.s3.store import S3Store
 from logstore.objects.store import ObjectStore
 from service.store_check import StoreCheck
 from tests.servers import KMS_KEY, Bucket, Minio

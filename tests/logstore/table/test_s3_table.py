@@ -12,8 +12,8 @@ import pytest
 
 from logstore.clock import SystemClock
 from logstore.errors import OutcomeUnknown, PreconditionFailed, StoreUnavailable
-from logstore.objects.s3_credentials import Credentials
-from logstore.objects.s3_settings import S3Settings
+from logstore.objects.s3.credentials import Credentials
+from logstore.objects.s3.settings import S3Settings
 from logstore.table.commit import Advance, commit_segments
 from logstore.table.options import open_table, storage_options
 from logstore.table.schema import JOB

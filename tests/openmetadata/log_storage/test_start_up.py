@@ -11,9 +11,9 @@ import yaml
 
 from logstore.clock import SystemClock
 from logstore.errors import InvalidInput
-from logstore.objects.s3_client import open_client
-from logstore.objects.s3_credentials import Credentials
-from logstore.objects.s3_settings import S3Settings
+from logstore.objects.s3.client import open_client
+from logstore.objects.s3.credentials import Credentials
+from logstore.objects.s3.settings import S3Settings
 from service.settings import Settings, load_settings
 from tests.openmetadata.server import FQN, ROOT, RUN
 from tests.servers import ACCESS_KEY, SECRET_KEY, Bucket

@@ -23,7 +23,7 @@ from logstore.batch import Batches, RunKey
 from logstore.clock import SystemClock
 from logstore.disk import Disk
 from logstore.objects.local import LocalStore
-from logstore.objects.s3_credentials import Credentials
+from logstore.objects.s3.credentials import Credentials
 from logstore.objects.store import ObjectStore
 from logstore.segments.carry import Carry
 from logstore.segments.columns import record_batches

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final
 
 from logstore.errors import StoreUnavailable
-from logstore.objects.s3_errors import failure_of_key
-from logstore.objects.s3_place import Place, listed
-from logstore.objects.s3_requests import Failed, Requests
+from logstore.objects.s3.errors import failure_of_key
+from logstore.objects.s3.place import Place, listed
+from logstore.objects.s3.requests import Failed, Requests
 from logstore.objects.store import ObjectInfo
 from logstore.objects.walk import is_clean
 

@@ -20,11 +20,11 @@ from logstore.clock import Clock
 from logstore.entropy import Entropy
 from logstore.errors import NotFound, StoreUnavailable
 from logstore.objects.metadata import check_metadata
-from logstore.objects.s3_errors import Failure, Meaning
-from logstore.objects.s3_place import MARK, Keeping, Place, described, etag_of
-from logstore.objects.s3_plan import Given, PartLimits, Sent, Stored
-from logstore.objects.s3_reads import Reads
-from logstore.objects.s3_requests import Failed, Requests, date_of
+from logstore.objects.s3.errors import Failure, Meaning
+from logstore.objects.s3.place import MARK, Keeping, Place, described, etag_of
+from logstore.objects.s3.plan import Given, PartLimits, Sent, Stored
+from logstore.objects.s3.reads import Reads
+from logstore.objects.s3.requests import Failed, Requests, date_of
 from logstore.objects.store import ObjectInfo
 
 T = TypeVar("T")

@@ -1,6 +1,6 @@
 """The client of S3, opened inside the running loop and closed with it.
 
-It makes each request once: trying again is `logstore.objects.s3_requests`' business. That
+It makes each request once: trying again is `logstore.objects.s3.requests`' business. That
 includes aiohttp, which sends a PUT a second time, silently, when a kept connection breaks.
 """
 
@@ -21,8 +21,8 @@ from botocore.utils import determine_content_length
 
 from logstore.clock import Clock
 from logstore.errors import InvalidInput
-from logstore.objects.s3_credentials import Credentials, Renewed
-from logstore.objects.s3_settings import S3Settings
+from logstore.objects.s3.credentials import Credentials, Renewed
+from logstore.objects.s3.settings import S3Settings
 
 # Shorter than any server's: one that was closed meanwhile costs a try.
 _KEEP_SECONDS: Final = 10

@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from logstore.errors import PreconditionFailed, StoreUnavailable
 from logstore.objects.ranges import PIECE_BYTES, check_range
-from logstore.objects.s3_errors import failure_of
-from logstore.objects.s3_place import Place, described, etag_of
-from logstore.objects.s3_requests import Failed, Requests
+from logstore.objects.s3.errors import failure_of
+from logstore.objects.s3.place import Place, described, etag_of
+from logstore.objects.s3.requests import Failed, Requests
 from logstore.objects.store import ObjectInfo
 
 _PAST_THE_END: Final = 416

@@ -23,8 +23,8 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from logstore.clock import Clock
 from logstore.errors import InvalidInput, StoreUnavailable
-from logstore.objects.s3_errors import failure_of
-from logstore.objects.s3_settings import S3Settings
+from logstore.objects.s3.errors import failure_of
+from logstore.objects.s3.settings import S3Settings
 
 _DEFAULT_REGION: Final = "us-east-1"
 _FRESH_SECONDS: Final = 30.0

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from logstore.objects.s3_place import Place, seconds_ms
-from logstore.objects.s3_requests import Failed, Requests
+from logstore.objects.s3.place import Place, seconds_ms
+from logstore.objects.s3.requests import Failed, Requests
 
 
 class Uploads:

@@ -21,7 +21,7 @@ from logstore.clock import Clock
 from logstore.entropy import Entropy
 from logstore.errors import StoreUnavailable, TailraceError
 from logstore.objects.dates import DateSample
-from logstore.objects.s3_errors import NO_KEY, Failure, Meaning, failure_of
+from logstore.objects.s3.errors import NO_KEY, Failure, Meaning, failure_of
 
 T = TypeVar("T")
 

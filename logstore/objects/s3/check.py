@@ -14,9 +14,9 @@ from logstore import ulid
 from logstore.clock import Clock
 from logstore.entropy import Entropy
 from logstore.errors import InvalidInput, StoreUnavailable
-from logstore.objects.s3_errors import Failure, Meaning
-from logstore.objects.s3_place import Keeping, Place
-from logstore.objects.s3_requests import Failed, Requests
+from logstore.objects.s3.errors import Failure, Meaning
+from logstore.objects.s3.place import Keeping, Place
+from logstore.objects.s3.requests import Failed, Requests
 
 PROBES: Final = ".probe"
 _OTHER_ETAG: Final = '"00000000000000000000000000000000"'

@@ -1,7 +1,7 @@
 """The object store on S3, or on any server that speaks it and honours conditional writes.
 
-`logstore.objects.s3_requests` says how requests are tried again, `…s3_writes` how objects
-are made, `…s3_plan` of which parts, `…s3_place` how they are kept. An ETag is that of the
+`logstore.objects.s3.requests` says how requests are tried again, `….writes` how objects
+are made, `….plan` of which parts, `….place` how they are kept. An ETag is that of the
 bytes for an object of one part only, and with `aws:kms` not even that.
 """
 
@@ -16,15 +16,15 @@ from logstore.entropy import Entropy
 from logstore.errors import PreconditionFailed, StoreUnavailable
 from logstore.objects.dates import DateSample
 from logstore.objects.ranges import check_range, length_of
-from logstore.objects.s3_check import Check
-from logstore.objects.s3_lifecycle import Lifecycle
-from logstore.objects.s3_lists import Lists
-from logstore.objects.s3_place import Keeping, Place
-from logstore.objects.s3_plan import Given, PartLimits, Sent, Stored, plan
-from logstore.objects.s3_reads import Reads
-from logstore.objects.s3_requests import Requests, Tries
-from logstore.objects.s3_uploads import Uploads
-from logstore.objects.s3_writes import SourceShorter, Target, Writes
+from logstore.objects.s3.check import Check
+from logstore.objects.s3.lifecycle import Lifecycle
+from logstore.objects.s3.lists import Lists
+from logstore.objects.s3.place import Keeping, Place
+from logstore.objects.s3.plan import Given, PartLimits, Sent, Stored, plan
+from logstore.objects.s3.reads import Reads
+from logstore.objects.s3.requests import Requests, Tries
+from logstore.objects.s3.uploads import Uploads
+from logstore.objects.s3.writes import SourceShorter, Target, Writes
 from logstore.objects.store import Body, ObjectInfo, Part
 
 _HEADS_AT_ONCE = 16

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from logstore.objects.s3_place import Place
-from logstore.objects.s3_requests import Failed, Requests
+from logstore.objects.s3.place import Place
+from logstore.objects.s3.requests import Failed, Requests
 
 _ABSENT: Final = "NoSuchLifecycleConfiguration"
 _SIZE: Final = "TransitionDefaultMinimumObjectSize"

@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager
 from logstore import keys
 from logstore.clock import Clock
 from logstore.entropy import Entropy
-from logstore.objects.s3 import S3Store
-from logstore.objects.s3_client import open_client
-from logstore.objects.s3_credentials import Credentials
-from logstore.objects.s3_place import Keeping, Place
-from logstore.objects.s3_plan import PartLimits
-from logstore.objects.s3_requests import Tries
-from logstore.objects.s3_settings import S3Settings
+from logstore.objects.s3.client import open_client
+from logstore.objects.s3.credentials import Credentials
+from logstore.objects.s3.place import Keeping, Place
+from logstore.objects.s3.plan import PartLimits
+from logstore.objects.s3.requests import Tries
+from logstore.objects.s3.settings import S3Settings
+from logstore.objects.s3.store import S3Store
 
 
 @asynccontextmanager
