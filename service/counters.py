@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -98,6 +98,7 @@ class StoreCounters:
 
     `sent` are bytes of bodies handed over, also to calls that failed; `composed` are bytes
     that the store copied within itself. `running` are calls without an answer yet.
+    `s3_requests` is the S3 store's own count, by its operation: what one call makes of it.
     """
 
     requests: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -107,6 +108,7 @@ class StoreCounters:
     running: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, Distribution] = field(default_factory=dict)
     write_throughput: Throughput = field(default_factory=Throughput)
+    s3_requests: Mapping[str, int] = field(default_factory=dict)
 
     def calls(self, *operations: str) -> int:
         """Calls that have ended, of some operations or of all."""

@@ -15,6 +15,7 @@ from logstore.clock import Clock, SystemClock
 from logstore.disk import Disk
 from logstore.entropy import Entropy, system_entropy
 from logstore.filesystem import FileSystem
+from logstore.objects.open import requests_of
 from logstore.objects.s3_credentials import Credentials
 from logstore.objects.store import ObjectStore
 from logstore.segments.columns import record_batches
@@ -62,6 +63,7 @@ class Machine:
 def make_node(settings: Settings, machine: Machine, store: ObjectStore) -> Node:
     """The node over the settings' store, not started. Call it inside the running loop."""
     table = open_table(settings)
+    machine.store.s3_requests = requests_of(store)
 
     def syncer() -> Syncer:
         inner = syncer_for(asyncio.get_running_loop())

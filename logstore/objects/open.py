@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 from logstore import keys
@@ -58,6 +58,11 @@ def keeping_of(settings: S3Settings) -> Keeping:
         return large if large != "STANDARD" and chosen else None
 
     return Keeping(settings.encryption, settings.kms_key_id, class_of)
+
+
+def requests_of(store: ObjectStore) -> Mapping[str, int]:
+    """The requests that it has made to S3, counted on, by operation; none of a folder."""
+    return store.requests.made if isinstance(store, S3Store) else {}
 
 
 def newest_date_of(store: ObjectStore) -> Callable[[], DateSample | None] | None:

@@ -43,6 +43,12 @@ STORE: tuple[Declared, ...] = (
         lambda s: s.store.composed,
         "operation",
     ),
+    counter(
+        "s3_requests",
+        "Requests to S3, every try counted: what calls of the object store cost.",
+        lambda s: s.store.s3_requests,
+        "operation",
+    ),
     gauge(
         "store_clock_ahead_seconds",
         "How far this node's clock is ahead of the store's, negative if behind; 0 for a folder.",

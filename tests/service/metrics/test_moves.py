@@ -52,19 +52,21 @@ MOVE_WITH_TIME = {
     *("tailrace_runs_finalised", "tailrace_chunks_swept", "tailrace_runs_expired"),
     "tailrace_flush_alert_after_failures",
 }
+MOVE_ON_S3 = {"tailrace_s3_requests"}
 MOVE_AT_WORK = (
     {metric.name for metric in (*NODE, *TEXTS, *STORE, *OPENMETADATA)}
     - MOVE_AT_THE_DOORS
     - MOVE_IN_OUTAGES
     - MOVE_WITH_DAMAGE
     - MOVE_WITH_TIME
+    - MOVE_ON_S3
     - {"tailrace_forks"}
 )
 
 
 def test_every_metric_is_in_one_of_these_tests() -> None:
     here = MOVE_AT_WORK | MOVE_IN_OUTAGES | MOVE_WITH_DAMAGE | MOVE_WITH_TIME | {"tailrace_forks"}
-    assert {metric.name for metric in METRICS} == here | MOVE_IN_SEARCHES | MOVE_AT_THE_DOORS
+    assert {m.name for m in METRICS} == here | MOVE_IN_SEARCHES | MOVE_AT_THE_DOORS | MOVE_ON_S3
 
 
 def test_the_metrics_of_a_node_at_work(tmp_path: Path) -> None:
