@@ -1,11 +1,12 @@
 # The command list: `make` prints it, CI runs the same commands.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup run dev test check bench demo torture sim lock docs openapi clean
+.PHONY: help setup run dev test check bench demo torture clients sim lock docs openapi clean
 
 PY := .venv/bin/python
 DATA ?= data
 KILLS ?= 20
+STORE ?= local
 SEED ?=
 BENCH ?=
 ARGS ?=
@@ -40,8 +41,11 @@ check: dev ## Lint, types, layers, Dockerfile, compose file
 	@.venv/bin/yamllint --strict docker-compose.yml
 	@.venv/bin/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
 
-torture: dev ## kill -9 at random moments under load: KILLS=20, SEED=
-	@$(PY) -m tests.e2e.torture --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(ARGS)
+torture: dev ## kill -9 at random moments under load: KILLS=20, SEED=, STORE=local, minio or faults
+	@$(PY) -m tests.e2e.torture --store $(STORE) --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+clients: dev ## OpenMetadata's own clients, both generations, against the service (800 MB, cached)
+	@$(PY) -m tests.e2e.openmetadata $(ARGS)
 
 sim: dev ## Power cuts at every call of a simulated disk; SEED= picks what the disk kept
 	@$(if $(SEED),TAILRACE_SIM_SEED=$(SEED)) $(PY) -m pytest $(ARGS) \

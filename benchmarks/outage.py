@@ -87,7 +87,7 @@ def _run(folder: Path, seconds: float, lines: int) -> int:
     )
     watched.end()
     outage.end()
-    delivered, needed = _deliver(service)
+    delivered, needed = deliver(service)
     expected = seen.requests * lines
     print(
         f"{seconds:g} s without a store: {seen.requests} batches at {seen.rate:.0f}/s, "
@@ -102,7 +102,7 @@ def _run(folder: Path, seconds: float, lines: int) -> int:
     return 0 if right and seen.errors == 0 else 1
 
 
-def _deliver(service: ServiceProcess) -> tuple[int, float]:
+def deliver(service: ServiceProcess) -> tuple[int, float]:
     """Closes the runs: their lines, and the seconds that it took."""
     start = time.monotonic()
     total = 0

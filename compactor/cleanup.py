@@ -72,6 +72,7 @@ async def remove_orphans(compactor: Compactor) -> int:
     async for job in compactor.store.folders(_STAGING):
         if _time_ms(job) < oldest:
             gone += [info.key async for info in compactor.store.list(f"{_STAGING}{job}/")]
+            gone += await compactor.placement.markers(job)
     await compactor.store.delete(gone)
     return len(gone)
 

@@ -33,6 +33,10 @@ class Placement(Protocol):
         """
         ...
 
+    async def markers(self, job: str) -> list[str]:
+        """Keys that stand for the folders of the job's staging and that no list shows."""
+        ...
+
     async def settle(self, versions: range) -> None:
         """Makes the log of these versions durable. Raises `StoreUnavailable`."""
         ...

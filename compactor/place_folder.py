@@ -23,6 +23,9 @@ class FolderPlacement:
     async def place(self, job: str) -> list[NewFile]:
         return await asyncio.to_thread(place, self.fs, self.table, job)
 
+    async def markers(self, job: str) -> list[str]:  # noqa: ARG002 - folders are folders
+        return []
+
     async def settle(self, versions: range) -> None:
         await asyncio.to_thread(sync_commits, self.fs, self.table, versions)
 

@@ -36,7 +36,7 @@ class ObjectPlacement:
     store: ObjectStore
 
     async def place(self, job: str) -> list[NewFile]:
-        prefix = staging_folder(keys.TABLE, job) + "/"
+        prefix = _staging(job)
         staged = [info async for info in self.store.list(prefix)]
         turns = asyncio.Semaphore(_AT_ONCE)
 
@@ -46,11 +46,21 @@ class ObjectPlacement:
 
         parts = [info for info in staged if is_part(info.key.rsplit("/", 1)[1])]
         placed = await asyncio.gather(*(one(part) for part in parts))
-        await self.store.delete([info.key for info in staged])
+        await self.store.delete([*(info.key for info in staged), *await self.markers(job)])
         return [file for file in placed if file is not None]
+
+    async def markers(self, job: str) -> list[str]:
+        """Hadoop's connector puts an empty object `x/` for a folder `x`."""
+        return await self._folders(_staging(job))
 
     async def settle(self, versions: range) -> None:
         pass
+
+    async def _folders(self, prefix: str) -> list[str]:
+        found = [prefix]
+        async for name in self.store.folders(prefix):
+            found += await self._folders(f"{prefix}{name}/")
+        return found
 
     async def _copy(self, part: ObjectInfo, job: str) -> NewFile | None:
         footer = await self._footer(part)
@@ -83,3 +93,7 @@ class ObjectPlacement:
     async def _last(self, part: ObjectInfo, size: int) -> bytes:
         offset = max(part.size - size, 0)
         return (await self.store.get(part.key, offset=offset, if_match=part.etag))[1]
+
+
+def _staging(job: str) -> str:
+    return staging_folder(keys.TABLE, job) + "/"

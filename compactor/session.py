@@ -134,19 +134,16 @@ def _conf(driver_memory: str, s3a: S3A | None) -> SparkConf:
 
 def _tell_s3(spark: SparkSession, s3a: S3A) -> None:
     """Gives the session its secrets, once its classes are found to be there."""
-    from py4j.protocol import Py4JJavaError
-
     jvm: Any = spark.sparkContext._jvm
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
-    try:
-        for name in (FILE_SYSTEM, COMMITTER):
-            jvm.java.lang.Class.forName(name, False, loader)
-    except Py4JJavaError as error:
-        spark.stop()
-        raise Unavailable(
-            f"this Spark has no {name}, and cannot read S3 without it",
-            hint=f"Let spark-submit fetch what is missing: {SUBMIT}",
-        ) from error
+    for name in (FILE_SYSTEM, COMMITTER):
+        # Asked as a file: pyspark recurses without end over a class that is not found.
+        if loader.getResource(name.replace(".", "/") + ".class") is None:
+            spark.stop()
+            raise Unavailable(
+                f"this Spark has no {name}, and cannot read S3 without it",
+                hint=f"Let spark-submit fetch what is missing: {SUBMIT}",
+            )
     hadoop: Any = spark.sparkContext._jsc.hadoopConfiguration()
     for name, value in s3a.secrets().items():
         hadoop.set(name, value)

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import ConfigDict
 
+from logstore.log_storage import translate
 from logstore.objects.settings import CompactionSettings, StoreSettings
 from logstore.settings import load, read_file
 
@@ -25,4 +26,4 @@ class CompactorSettings(StoreSettings):
 
 def load_settings(flags: Mapping[str, Any], config: str | None) -> CompactorSettings:
     """Settings from flags, environment and file. Raises `InvalidInput`."""
-    return load(CompactorSettings, flags=flags, file=read_file(config), strict=False)
+    return load(CompactorSettings, flags=flags, file=translate(read_file(config))[0], strict=False)

@@ -28,6 +28,9 @@ from logstore.batch import RunKey
 from logstore.errors import Damaged
 from logstore.names import encode
 
+TEXT = "text"
+SWEEP = "sweep"
+
 _NAMES = "source_identifier partition_key status owner epoch owner_timeout created_at version"
 _KNOWN = frozenset(_NAMES.split(" "))
 
@@ -51,12 +54,12 @@ class LeaseName(NamedTuple):
 
 def text_lease(node: str) -> LeaseName:
     """The right to bring the segments of `node` into their runs."""
-    return LeaseName("text", (node,))
+    return LeaseName(TEXT, (node,))
 
 
 def sweep_lease(key: RunKey) -> LeaseName:
     """The right to close a run that nobody closed."""
-    return LeaseName("sweep", key)
+    return LeaseName(SWEEP, key)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from docs.upstream import COUNTS, SOURCES, rows
 from logstore import errors
 from logstore.settings import table
 from service.http.problems import classify
@@ -33,6 +34,7 @@ def pages() -> dict[str, str]:
         "cli.md": _cli(),
         "metrics.md": _metrics(),
         "errors.md": _errors(),
+        "openmetadata.md": _openmetadata(),
     }
 
 
@@ -139,6 +141,23 @@ def _error_rows() -> Iterator[tuple[str, ...]]:
         status, kind = classify(cls(""))
         when = (cls.__doc__ or "").partition("\n")[0]
         yield _code(kind), str(status), when, cls.hint
+
+
+def _openmetadata() -> str:
+    text = (
+        "Tailrace takes the place of OpenMetadata's streamable logs: its clients and its page "
+        "speak to it unmodified. Why reports, the last run and unknown pipelines are as they are "
+        "is [decision 018](decisions/018-reports-are-objects-of-their-own.md); all routes are in "
+        "`openapi.yaml`.\n"
+        "Each behaviour that OpenMetadata tests, or asks for and does not test, has a test here, "
+        "below `tests/openmetadata/`. Where ours differs on purpose the test asserts ours, and the "
+        "third column says it. Upstream's integration tests pass if nothing is stored; ours fail."
+    )
+    lines = [_head("OpenMetadata", text)]
+    for group, source in SOURCES.items():
+        lines += [f"## {group}: {source} ({COUNTS[group]})", ""]
+        lines += [*_table("upstream | asks | ours, where it differs | test", rows(group)), ""]
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def main() -> None:

@@ -20,6 +20,7 @@
     ├── LimitReached              the operation was cut off by its own time or memory limit
     ├── OutcomeUnknown            it may have happened: look for your own id before a retry
     └── Damaged                   bytes that are not what was written
+        ├── ChunkLost             a part of a run's text is gone; the rest of it still reads
         ├── UnsupportedVersion    written by a newer Tailrace: stop, do not guess
         └── JournalFailed         a failed fsync: the node must stop, never retry
 
@@ -139,6 +140,12 @@ class OutcomeUnknown(TailraceError):
 
 class Damaged(TailraceError):
     """Stored bytes fail their checksum or schema."""
+
+
+class ChunkLost(Damaged):
+    """A chunk vanished from the store, and its lines are in no segment and no table."""
+
+    hint = "Restore the object from a copy of the bucket, or read what comes behind it."
 
 
 class UnsupportedVersion(Damaged):

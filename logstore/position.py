@@ -5,7 +5,8 @@ is the node-wide running number of a line. The file's ULID tells apart two folde
 that were copied from one another and count on from the same number.
 
 A **cursor** holds, per node, the last position seen. It is opaque to clients:
-`c1.` and base64url of a JSON object, so it is never mistaken for a line number.
+`c2.` and base64url of a JSON object, so it is never mistaken for a line number. `c1.` is
+one that names not every node: what stands before the last line it has seen is seen too.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
 
 from logstore.errors import InvalidCursor
 
-_PREFIX = "c1."
+_COMPLETE = "c2."
+_PARTIAL = "c1."
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +35,13 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """Per node the last position seen. An empty cursor has seen nothing."""
+    """Per node the last position seen. An empty cursor has seen nothing.
+
+    A `complete` one has seen nothing of a node that it does not name.
+    """
 
     positions: Mapping[str, Position] = field(default_factory=dict)
+    complete: bool = False
 
     def seen(self, node: str) -> int:
         """The highest `pos` of `node` that was seen, -1 if none was."""
@@ -44,22 +50,29 @@ class Cursor:
 
     def advanced(self, node: str, position: Position) -> Cursor:
         """This cursor after seeing `position` of `node`."""
-        return Cursor({**self.positions, node: position})
+        return replace(self, positions={**self.positions, node: position})
+
+    def joined(self, other: Cursor) -> Cursor:
+        """This cursor after seeing all that `other` has seen."""
+        later = {n: p for n, p in other.positions.items() if p.pos > self.seen(n)}
+        return replace(self, positions={**self.positions, **later})
 
     def encode(self) -> str:
         """The text that a client passes back."""
         value = {node: [p.file, p.pos] for node, p in self.positions.items()}
-        return _PREFIX + base64.urlsafe_b64encode(orjson.dumps(value)).decode().rstrip("=")
+        prefix = _COMPLETE if self.complete else _PARTIAL
+        return prefix + base64.urlsafe_b64encode(orjson.dumps(value)).decode().rstrip("=")
 
     @staticmethod
     def decode(text: str) -> Cursor:
         """The cursor that `text` writes. Raises `InvalidCursor`."""
-        if not text.startswith(_PREFIX):
+        if not text.startswith((_COMPLETE, _PARTIAL)):
             raise InvalidCursor(f"not a cursor: {text[:80]!r}", field="cursor")
-        body = text[len(_PREFIX) :]
+        body = text[len(_COMPLETE) :]
         try:
             value = orjson.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
-            return Cursor({str(node): _position(entry) for node, entry in value.items()})
+            positions = {str(node): _position(entry) for node, entry in value.items()}
+            return Cursor(positions, complete=text.startswith(_COMPLETE))
         except (ValueError, TypeError, AttributeError, binascii.Error) as error:
             raise InvalidCursor(f"not a cursor: {text[:80]!r}", field="cursor") from error
 

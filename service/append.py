@@ -28,6 +28,7 @@ from logstore.errors import (
     BatchConflict,
     BatchFromTheFuture,
     BatchTooOld,
+    ChunkLost,
     InvalidInput,
     JournalFull,
     RunDeleted,
@@ -280,7 +281,7 @@ class Appender:
                 if ulid > run.last:
                     return None
                 stored = await self._stored.find_batch(key, ulid)
-        except (Unavailable, TimeoutError):
+        except (Unavailable, ChunkLost, TimeoutError):
             return None
         return None if stored is None else KnownBatch(*stored, end=0)
 

@@ -13,7 +13,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
@@ -28,7 +28,7 @@ from service.java import why_no_spark
 from service.node import Node
 from service.problem_log import ProblemLog
 from service.settings import Settings
-from service.wiring import Machine, make_app, make_engine, make_node
+from service.wiring import Machine, make_app, make_engine, make_node, make_store_check
 
 log = logging.getLogger(__name__)
 
@@ -69,11 +69,16 @@ def _announce(url: str) -> None:
 async def run(
     settings: Settings, stop: asyncio.Event, *, on_listening: Callable[[str], None]
 ) -> int:
-    """Serves until `stop`: 0, or 1 if the node failed. Raises `FolderLocked`, `Unavailable`."""
+    """Serves until `stop`: 0, or 1 if the node failed. Raises `FolderLocked`, `Unavailable`,
+    and `InvalidInput` for a store that refuses what the service needs.
+    """
     machine = Machine()
     async with AsyncExitStack() as stack:
         opening = open_store(settings, machine.clock, machine.entropy, machine.fs)
-        node = make_node(settings, machine, await stack.enter_async_context(opening))
+        store = await stack.enter_async_context(opening)
+        check = make_store_check(settings, machine, store)
+        await check.first()
+        node = make_node(settings, machine, store, check)
         bound = _listen(settings)
         stack.callback(bound.close)
         await node.start()
@@ -87,10 +92,11 @@ async def run(
         await stack.enter_async_context(_compacting(settings, machine))
         watch = ProblemLog(node.problems, machine.clock)
         await stack.enter_async_context(_beside(watch.run(), "problems"))
+        await stack.enter_async_context(_beside(check.run(), "store check"))
         # The last to come is the first to stop; the door answers meanwhile.
         stack.push_async_callback(_stop, node)
         on_listening(address(bound))
-        return await _until_over(stop, http, node.failed)
+        return await _until_over(stop, http, [node.failed, check.refused])
 
 
 async def _stop(node: Node) -> None:
@@ -144,15 +150,18 @@ async def _beside(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[N
 
 
 async def _until_over(
-    stop: asyncio.Event, http: asyncio.Task[None], failed: asyncio.Future[BaseException]
+    stop: asyncio.Event,
+    http: asyncio.Task[None],
+    failures: Sequence[asyncio.Future[BaseException]],
 ) -> int:
     stopped = asyncio.ensure_future(stop.wait())
-    ends: set[asyncio.Future[Any]] = {stopped, http, failed}
+    ends: set[asyncio.Future[Any]] = {stopped, http, *failures}
     try:
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     finally:
         stopped.cancel()
-    if failed.done():
-        log.error("the node cannot go on: %s", failed.result(), exc_info=failed.result())
-        return 1
+    for failed in failures:
+        if failed.done():
+            log.error("the node cannot go on: %s", failed.result(), exc_info=failed.result())
+            return 1
     return 0

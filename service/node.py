@@ -29,7 +29,7 @@ from service.journal.state import Cut, JournalState
 from service.journal.view import JournalPin
 from service.journal.writer import Appended
 from service.parts import NodeLimits, Seams
-from service.segments import Forked, SegmentShipper
+from service.segments import SegmentShipper, forked_in
 from service.skew import Skew
 from service.status.opening import open_status
 from service.tail import Tail
@@ -215,7 +215,7 @@ class Node:
         if task.cancelled() or task.exception() is None:
             return
         error = task.exception()
-        if _forked_in(error) is not None:
+        if forked_in(error) is not None:
             if not self._stopping:  # else the next start finds it out again
                 self._begin(self._fork(), "fork")
         elif not self.failed.done():
@@ -260,7 +260,7 @@ class Node:
         if self.shipper.last_error is not None:
             found.append(f"segments wait in the journal: {self.shipper.last_error}")
         found += [f"{d.file}: {d.size} bytes at {d.offset} {d.reason}" for d in self.damage]
-        return found + self.text.problems()
+        return found + self.text.problems() + self.seams.worries()
 
     def submit(self, batch: IncomingBatch) -> Submitted | None:
         """See `Appender.submit`."""
@@ -398,14 +398,3 @@ class Node:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.journal.close()
         self._syncer.close()
-
-
-def _forked_in(error: BaseException | None) -> Forked | None:
-    if isinstance(error, Forked):
-        return error
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            found = _forked_in(inner)
-            if found is not None:
-                return found
-    return None

@@ -269,3 +269,15 @@ class SegmentShipper:
             elif not done.done():
                 done.set_result(None)
         self._on_confirmed(cut)
+
+
+def forked_in(error: BaseException | None) -> Forked | None:
+    """The `Forked` that an error is, or is of among others."""
+    if isinstance(error, Forked):
+        return error
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            found = forked_in(inner)
+            if found is not None:
+                return found
+    return None

@@ -15,11 +15,12 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from logstore.errors import InvalidInput
+from logstore.log_storage import translate
 from logstore.objects.settings import CompactionSettings, StoreSettings
 from logstore.settings import PREFIX, Bytes, load, read_file
 from service.http.limits import REPORTED_VERSION
-from service.log_storage import translate
 
+_FEW_DAYS = 7
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 
@@ -122,6 +123,13 @@ class Flush(Section):
         default=250,
         ge=0,
         description="A batch sent as `bulk` is cut into a segment within this time",
+    )
+    parallel: int = Field(
+        default=3,
+        ge=1,
+        le=64,
+        description="Runs whose news become chunks at the same time, those that waited longest "
+        "first",
     )
 
 
@@ -241,6 +249,17 @@ class Query(Section):
     max_waiting: int = Field(default=32, ge=0, description="Searches in the queue behind them")
 
 
+class Coordination(Section):
+    """Leases in the store: who does which work."""
+
+    lease_seconds: float = Field(
+        default=600,
+        ge=15,
+        description="A node that is silent for so long is taken for lost: others bring what it "
+        "had in the store into the runs",
+    )
+
+
 class Compaction(CompactionSettings):
     """The compactor that the service starts beside itself."""
 
@@ -272,6 +291,7 @@ class Settings(StoreSettings):
     sse: Sse = Sse()
     openmetadata: OpenMetadata = OpenMetadata()
     query: Query = Query()
+    coordination: Coordination = Coordination()
     compaction: Compaction = Compaction()
 
     @property
@@ -291,7 +311,14 @@ def load_settings(
     content, warnings = translate(read_file(config))
     settings = load(Settings, flags=flags or {}, file=content, strict=True)
     _refuse_open_door(settings.server)
-    return settings, warnings
+    return settings, warnings + _short_expiry(settings)
+
+
+def _short_expiry(settings: Settings) -> list[str]:
+    days = settings.runs.expiration_days
+    if not 0 < days < _FEW_DAYS:
+        return []
+    return [f"runs.expiration_days is {days}: a run that is open longer than that loses its text"]
 
 
 def _refuse_open_door(server: Server) -> None:

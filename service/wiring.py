@@ -10,16 +10,16 @@ import asyncio
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from logstore.clock import Clock, SystemClock
 from logstore.disk import Disk
 from logstore.entropy import Entropy, system_entropy
 from logstore.filesystem import FileSystem
-from logstore.objects.open import requests_of
-from logstore.objects.s3_credentials import Credentials
+from logstore.objects.remote import newest_date_of, requests_of
 from logstore.objects.store import ObjectStore
 from logstore.segments.columns import record_batches
-from logstore.syncer import Syncer, syncer_for
+from logstore.syncer import QuickSyncer, Syncer, syncer_for
 from logstore.table.options import open_table
 from service.append import AppendLimits
 from service.counters import HttpCounters, StoreCounters, SyncCounters
@@ -31,7 +31,6 @@ from service.metrics.declared import Sources
 from service.metrics.scrape import scraper
 from service.node import Node
 from service.parts import NodeLimits, Seams
-from service.query.bucket import Bucket
 from service.query.engine import QueryEngine
 from service.query.limits import QueryLimits
 from service.query.records import run_records
@@ -41,11 +40,15 @@ from service.segments import SegmentLimits
 from service.settings import Settings
 from service.status.endings import EndingLimits
 from service.status.status import StatusLimits
+from service.store_check import StoreCheck
 from service.tail import TailLimits
 from service.text.closer import CloseLimits
 from service.text.flusher import FlushLimits
 from service.text.sweeper import SweepLimits
 from service.text.text import TextLimits
+
+if TYPE_CHECKING:
+    from service.query.bucket import Bucket
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +63,13 @@ class Machine:
     fsync: SyncCounters = field(default_factory=SyncCounters)
 
 
-def make_node(settings: Settings, machine: Machine, store: ObjectStore) -> Node:
+def make_node(settings: Settings, machine: Machine, store: ObjectStore, check: StoreCheck) -> Node:
     """The node over the settings' store, not started. Call it inside the running loop."""
     table = open_table(settings)
     machine.store.s3_requests = requests_of(store)
 
     def syncer() -> Syncer:
-        inner = syncer_for(asyncio.get_running_loop())
+        inner = QuickSyncer(syncer_for(asyncio.get_running_loop()), machine.clock)
         return MeteredSyncer(inner, machine.clock, machine.fsync)
 
     return Node(
@@ -76,6 +79,8 @@ def make_node(settings: Settings, machine: Machine, store: ObjectStore) -> Node:
             clock=machine.clock,
             entropy=machine.entropy,
             syncer=syncer,
+            newest_date=newest_date_of(store),
+            worries=check.problems,
         ),
         data=os.path.abspath(settings.data),
         name=settings.node_id,
@@ -83,6 +88,13 @@ def make_node(settings: Settings, machine: Machine, store: ObjectStore) -> Node:
         limits=node_limits(settings),
         table_mark=lambda node: table.snapshot().mark(node),
     )
+
+
+def make_store_check(settings: Settings, machine: Machine, store: ObjectStore) -> StoreCheck:
+    """What finds out whether the store can keep what is entrusted to it."""
+    runs = settings.runs
+    days = runs.expiration_days
+    return StoreCheck(store, machine.clock, texts=runs.prefix, expiration_days=days)
 
 
 def make_engine(settings: Settings, machine: Machine, node: Node) -> QueryEngine:
@@ -193,6 +205,10 @@ def query_bucket(settings: Settings) -> Bucket | None:
     """How searches read the store if it is on S3."""
     if settings.bucket is None:
         return None
+    # DuckDB and the vendor's modules are loaded where they are needed: 70 MB.
+    from logstore.objects.s3_credentials import Credentials
+    from service.query.bucket import Bucket
+
     return Bucket(settings.bucket.uri, settings.s3, Credentials(settings.s3))
 
 
@@ -216,15 +232,21 @@ def text_limits(settings: Settings) -> TextLimits:
     seconds = runs.partial_flush_interval_minutes * 60
     return TextLimits(
         prefix=runs.prefix,
-        flush=FlushLimits(early_bytes=runs.early_flush_watermark_bytes, seconds=seconds),
+        flush=FlushLimits(
+            early_bytes=runs.early_flush_watermark_bytes,
+            seconds=seconds,
+            parallel=settings.flush.parallel,
+        ),
         close=CloseLimits(
             wait_seconds=runs.close_wait_seconds, reopened_seconds=runs.reopen_idle_seconds
         ),
         sweep=SweepLimits(
             interval_seconds=runs.cleanup_interval_minutes * 60,
             stream_timeout_seconds=runs.stream_timeout_minutes * 60,
+            reopened_seconds=runs.reopen_idle_seconds,
             expiration_days=runs.expiration_days or None,
         ),
         partial_seconds=seconds,
+        lease_seconds=settings.coordination.lease_seconds,
         alert_after_failures=runs.pending_flush_alert_after_failures,
     )

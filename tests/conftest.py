@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Iterator
 import pytest
 
 from service.java import why_no_spark
+from tests.jars import why_no_jars
 from tests.promtool import why_no_promtool
 from tests.servers import Bucket, Minio, running_minio, why_no_minio
 
@@ -21,6 +22,7 @@ NEEDS: dict[str, tuple[str, Callable[[], str | None]]] = {
     "spark": ("Spark", why_no_spark),
     "promtool": ("promtool", why_no_promtool),
     "minio": ("MinIO", why_no_minio),
+    "jars": ("jars for Spark on S3", why_no_jars),
 }
 _left_out: dict[str, list[str]] = {}
 

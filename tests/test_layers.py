@@ -34,6 +34,15 @@ def test_imports_point_one_way() -> None:
     assert done.returncode == 0, done.stdout
 
 
+def test_a_node_loads_what_large_vendors_bring_only_when_it_is_used() -> None:
+    """A searched node needs DuckDB, one on S3 its client; together they take 70 MB."""
+    look = "import service.main, sys; print(*sorted({'duckdb', 'botocore'} & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", look], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == []
+
+
 def _name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 

@@ -16,6 +16,9 @@ import pytest
 @pytest.mark.spark
 def test_with_spark(): pass
 
+@pytest.mark.minio
+def test_with_minio(): pass
+
 def test_without(): pass
 
 @pytest.mark.skipif(True, reason="no such disk")
@@ -29,10 +32,11 @@ def _run(folder: Path, *, ci: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
     command += ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(folder), str(folder)]
     environment = {**os.environ, "JAVA_HOME": "/nowhere", "PYTHONPATH": str(ROOT), "CI": ci}
+    bare = {"PATH": str(folder), "XDG_CACHE_HOME": str(folder), "GOBIN": str(folder)}
     return subprocess.run(
         command,
         cwd=folder,
-        env=environment,
+        env=environment | bare,
         capture_output=True,
         text=True,
         timeout=120,
@@ -46,5 +50,6 @@ def test_it_is_named_with_its_reason_and_fails_ci(tmp_path: Path, ci: str, statu
     assert done.returncode == status, done.stdout + done.stderr
     assert "1 tests: no Spark here: no Java 17 found" in done.stdout
     assert "test_it.py::test_with_spark" in done.stdout
+    assert "1 tests: no MinIO here: no Go found to build it" in done.stdout
     assert "1 tests: no such disk" in done.stdout
     assert "1 passed" in done.stdout

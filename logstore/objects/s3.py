@@ -16,6 +16,8 @@ from logstore.entropy import Entropy
 from logstore.errors import PreconditionFailed, StoreUnavailable
 from logstore.objects.dates import DateSample
 from logstore.objects.ranges import check_range, length_of
+from logstore.objects.s3_check import Check
+from logstore.objects.s3_lifecycle import Lifecycle
 from logstore.objects.s3_lists import Lists
 from logstore.objects.s3_place import Keeping, Place
 from logstore.objects.s3_plan import Given, PartLimits, Sent, Stored, plan
@@ -45,6 +47,8 @@ class S3Store:
     ) -> None:
         """`uploads_by_prefix`: the server lists uploads of a prefix, as AWS and unlike MinIO."""
         self.place = place
+        self._clock = clock
+        self._entropy = entropy
         self.keeping = keeping or Keeping()
         self.requests = Requests(client, place.bucket, clock, entropy, tries or Tries())
         self._limits = limits or PartLimits()
@@ -121,6 +125,15 @@ class S3Store:
 
     def uri(self, key: str) -> str:
         return self.place.uri(key)
+
+    async def check(self) -> None:
+        """Asks once for all that the store relies on. Raises as `Check.run`."""
+        requests = self.requests.with_tries(Tries(1))
+        await Check(requests, self.place, self.keeping, self._clock, self._entropy).run()
+
+    async def expire(self, prefix: str, days: int) -> bool:
+        """As `Lifecycle.expire`, for what is below `prefix/`."""
+        return await Lifecycle(self.requests, self.place, prefix).expire(days)
 
     async def _made(self, target: Target, spans: Sequence[Stored | Given]) -> ObjectInfo:
         """One part that is sent is a put; everything else is an upload."""

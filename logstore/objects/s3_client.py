@@ -17,6 +17,7 @@ from aiobotocore.config import AioConfig
 from aiobotocore.httpsession import AIOHTTPSession
 from botocore.exceptions import BotoCoreError
 from botocore.loaders import create_loader
+from botocore.utils import determine_content_length
 
 from logstore.clock import Clock
 from logstore.errors import InvalidInput
@@ -25,6 +26,8 @@ from logstore.objects.s3_settings import S3Settings
 
 # Shorter than any server's: one that was closed meanwhile costs a try.
 _KEEP_SECONDS: Final = 10
+# From here on a refusal that comes before the body is worth waiting for.
+_LARGE_BYTES: Final = 1 << 20
 
 
 class OneSend(AIOHTTPSession):  # type: ignore[misc]
@@ -54,10 +57,17 @@ async def open_client(
         client = await made.__aenter__()
     except (BotoCoreError, ValueError) as error:
         raise InvalidInput(f"s3: {error}") from error
+    client.meta.events.register("before-call.s3", _ask_leave_for_large_bodies)
     try:
         yield client
     finally:
         await made.__aexit__(None, None, None)
+
+
+def _ask_leave_for_large_bodies(params: dict[str, Any], **_: Any) -> None:
+    """botocore waits for the server's `100 Continue` before every body, a round trip each."""
+    if (determine_content_length(params["body"]) or 0) < _LARGE_BYTES:
+        params["headers"].pop("Expect", None)
 
 
 @cache

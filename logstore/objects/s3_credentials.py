@@ -50,6 +50,7 @@ class Credentials:
         self._settings = settings
         try:
             self._session = botocore.session.Session(profile=settings.profile or None)
+            self._session.get_scoped_config()  # says now if there is no such profile
             self.region: str = (
                 settings.region or self._session.get_config_variable("region") or _DEFAULT_REGION
             )

@@ -67,7 +67,9 @@ _IN_THE_WAY: Final = frozenset({"XMinioParentIsObject", "XMinioObjectExistsAsDir
 _NAMES: Final = frozenset(
     {"KeyTooLongError", "XMinioInvalidObjectName", "XMinioInvalidResourceName"}
 )
+NO_KEY: Final = "NoKey"
 _HINTS: Final = {
+    NO_KEY: "Look at s3.profile and s3.role_arn: whoever gives out keys refused, or is away.",
     "AccessDenied": "Give the credentials the right to read, write, list and delete below the"
     " store's prefix, and s3:ListBucket on the bucket.",
     "403": "Give the credentials the right to read, write, list and delete below the"
@@ -80,7 +82,6 @@ _HINTS: Final = {
     "301": "The bucket is in another region: set s3.region.",
     "AuthorizationHeaderMalformed": "The bucket is in another region: set s3.region.",
     "InvalidStorageClass": "This server has not that class: set s3.storage_class to STANDARD.",
-    "KMS.NotFoundException": "The server has not that key: correct s3.kms_key_id.",
     "KMSNotConfigured": "The server has no key store: leave s3.encryption empty, or set one up.",
     "InvalidObjectState": "The object was moved to an archive class: restore it there first.",
     "QuotaExceeded": "Raise the bucket's quota, or free space.",
@@ -104,7 +105,14 @@ class Failure:
             return PreconditionFailed(text)
         if self.meaning is Meaning.ABSENT and self.code != "NoSuchUpload":
             return NotFound(text)
-        return self._refused(text) or StoreUnavailable(text, hint=_HINTS.get(self.code))
+        return self._refused(text) or StoreUnavailable(text, hint=self.hint)
+
+    @property
+    def hint(self) -> str | None:
+        """What a person can do about it."""
+        if self.code.lower().startswith("kms") and self.code not in _HINTS:
+            return "The server cannot use that key: look at s3.kms_key_id and at the key's policy."
+        return _HINTS.get(self.code)
 
     def unknown(self, what: str) -> OutcomeUnknown:
         """For a write that may have happened."""

@@ -21,7 +21,7 @@ from logstore.clock import Clock
 from logstore.entropy import Entropy
 from logstore.errors import StoreUnavailable, TailraceError
 from logstore.objects.dates import DateSample
-from logstore.objects.s3_errors import Failure, Meaning, failure_of
+from logstore.objects.s3_errors import NO_KEY, Failure, Meaning, failure_of
 
 T = TypeVar("T")
 
@@ -58,12 +58,18 @@ class Requests:
         self.newest: DateSample | None = None
         self.made: dict[str, int] = {}
 
+    def with_tries(self, tries: Tries) -> Requests:
+        """The same client, with other patience."""
+        return Requests(self._client, self.bucket, self._clock, self._entropy, tries)
+
     async def once(self, operation: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """One try of one of botocore's operations. Raises `Failed`."""
         self.made[operation] = self.made.get(operation, 0) + 1
         sent = self._clock.monotonic()
         try:
             answer = await getattr(self._client, operation)(Bucket=self.bucket, **parameters)
+        except StoreUnavailable as error:  # no key to sign with, so nothing was sent
+            raise Failed(Failure(Meaning.DONE_NOTHING, str(error), NO_KEY)) from error
         except Exception as error:
             failure = failure_of(error)
             if failure is None:
@@ -102,7 +108,7 @@ class Requests:
             if failure.meaning is Meaning.CONDITION and conditional:
                 raise failure.error(what)
         assert failure is not None
-        raise StoreUnavailable(f"{what}: {failure.message}", hint=_hint(failure, what))
+        raise StoreUnavailable(f"{what}: {failure.message}", hint=failure.hint)
 
     async def settle(
         self,
@@ -182,7 +188,3 @@ def _outcome(
     if failure.meaning is Meaning.CONDITION and not conditional:
         return StoreUnavailable(f"{what}: {failure.message}")
     return failure.error(what)
-
-
-def _hint(failure: Failure, what: str) -> str | None:
-    return failure.error(what).hint or None

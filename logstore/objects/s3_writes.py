@@ -261,7 +261,7 @@ def _of_completion(failure: Failure, tried: int) -> Exception:
 
 
 def _body(data: bytes) -> bytes | io.BytesIO:
-    """A large body waits for the server's leave, so that a refusal costs no bytes."""
+    """aiohttp warns of large bodies that are bytes."""
     return data if len(data) < _STREAMED_BYTES else io.BytesIO(data)
 
 

@@ -9,12 +9,15 @@ so the storage class of large objects is no business of it, and its objects are 
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from logstore import keys
-from logstore.objects.s3_credentials import Credentials
 from logstore.objects.s3_settings import S3Settings
 from logstore.objects.settings import StoreSettings
 from logstore.table.table import Table
+
+if TYPE_CHECKING:
+    from logstore.objects.s3_credentials import Credentials
 
 
 def open_table(settings: StoreSettings) -> Table:
@@ -25,6 +28,8 @@ def open_table(settings: StoreSettings) -> Table:
     bucket = settings.bucket
     if bucket is None:
         return Table(os.path.join(settings.store_folder, keys.TABLE))
+    from logstore.objects.s3_credentials import Credentials
+
     credentials = Credentials(settings.s3)
     return Table(f"{bucket.uri}/{keys.TABLE}", lambda: storage_options(settings.s3, credentials))
 

@@ -31,6 +31,10 @@ _OTHER_WAY = frozenset(
 )
 
 
+# A body that takes longer goes the ordinary way, which knows what to do with one that never ends.
+_BODY_SECONDS = 1.0
+
+
 class Turn:
     """A request in the lane, to uvicorn a cycle that answers itself."""
 
@@ -53,6 +57,39 @@ class LaneProtocol(HttpToolsProtocol):
         self._turn: Turn | None = None
         self._fields: dict[bytes, bytes] = {}
         self._body = b""
+        self._patience: asyncio.TimerHandle | None = None
+
+    # --- what the connection tells -------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._turn is not None and self._patience is None:
+            self._patience = self.loop.call_later(_BODY_SECONDS, self._give_way)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._turn is not None:
+            self._turn = None
+            self._routes.counters.append_requests += 1
+            self._routes.counters.disconnects += 1
+        self._hurry()
+        super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        self._give_way()
+        super().shutdown()
+
+    def _give_way(self) -> None:
+        """What is in the middle of its body goes the ordinary way."""
+        self._hurry()
+        if self._turn is not None:
+            self._turn = None
+            self._other_way()
+            super().on_body(self._body)
+
+    def _hurry(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
 
     # --- what the parser tells -----------------------------------------------------
 
@@ -81,6 +118,7 @@ class LaneProtocol(HttpToolsProtocol):
             super().on_message_complete()
             return
         self._turn = None
+        self._hurry()
         reply = self._routes.quick(self.url, self._fields, self._body)
         if reply is None:
             self._other_way()

@@ -12,6 +12,7 @@ from service.http.limits import HttpLimits
 from service.http.node import NodeApi
 from service.http.stream import EventStream
 from service.http.targets import BASE, run_key
+from service.status.last import last_run
 
 _EVENTS = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
 
@@ -22,7 +23,7 @@ def live_routes(node: NodeApi, limits: HttpLimits, counters: HttpCounters) -> AP
 
     @router.get(
         "/{fqn}/stream/{runId}",
-        summary="A run live, as server-sent events",
+        summary="A run live, as server-sent events; `last` is the pipeline's last run",
         response_class=Response,
         responses={200: {"description": "Events logs, complete, error.", **_EVENTS}},
     )
@@ -33,9 +34,12 @@ def live_routes(node: NodeApi, limits: HttpLimits, counters: HttpCounters) -> AP
         last_event_id: Annotated[str | None, Header(description="The same, by clients.")] = None,
         format: Annotated[Literal["json", "text"], Query()] = "json",  # noqa: A002
     ) -> Response:
+        key = run_key(fqn, runId)
+        if runId == "last":
+            key, _ = await last_run(node.status, node.text, key.fqn)
         return EventStream(
             node,
-            run_key(fqn, runId),
+            key,
             # A client that reconnects keeps its first URL and adds the header.
             after=last_event_id or after or None,
             replay_lines=limits.replay_lines,

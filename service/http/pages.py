@@ -110,7 +110,7 @@ async def page_from_start(node: NodeApi, key: RunKey, after: str | None, limit: 
 
 async def must_know(node: NodeApi, fqn: str) -> None:
     """Raises `NotFound` if no run of the pipeline ever sent a line or a status."""
-    if not await node.text.runs(fqn, 1) and not await node.status.of_pipeline(fqn, limit=1):
+    if not await node.text.runs(fqn, 1) and not await node.status.knows(fqn):
         raise NotFound(
             f"no pipeline {fqn!r}", hint="Its first batch or pipelineStatus makes a pipeline."
         )

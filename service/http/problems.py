@@ -42,6 +42,7 @@ _TABLE: dict[type[Exception], tuple[int, str]] = {
     errors.LimitReached: (422, "limit-reached"),
     errors.OutcomeUnknown: (503, "outcome-unknown"),
     errors.Damaged: (500, "damaged"),
+    errors.ChunkLost: (500, "chunk-lost"),
     errors.UnsupportedVersion: (500, "unsupported-version"),
     errors.JournalFailed: (500, "journal-failed"),
     errors.TailraceError: (500, "internal"),

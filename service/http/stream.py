@@ -183,8 +183,10 @@ class EventStream(Response):
     def _frame_of(self, tick: Tick) -> bytes:
         """The tick's frame for this cursor, made by the first reader that needs it."""
         before = self._cursor if isinstance(self._cursor, Cursor) else Cursor()
+        if self._cursor is None:
+            before = Cursor(complete=True)  # nothing was there, and nothing was left out
         others = tuple(sorted(p for p in before.positions.items() if p[0] != tick.node))
-        which: Hashable = (others, self._before() if self._as_text else None)
+        which: Hashable = (others, before.complete, self._before() if self._as_text else None)
         after = before.advanced(tick.node, tick.last)
         frame = tick.frames.get(which)
         if frame is None:

@@ -75,11 +75,13 @@ def canonical(raw_path: bytes, method: str) -> str:
     if method == "POST":
         names, verb = (parts[:-1], [last]) if last == b"close" and len(parts) > 2 else (parts, [])
         return _joined(names[:-1], [*names[-1:], *verb])
+    if len(parts) > 2 and parts[-2] == b"stream":
+        return _joined(parts[:-2], parts[-2:])
     if len(parts) > 1 and last == b"last":
         return _joined(parts[:-1], [last])
     if len(parts) > 2 and last == b"download" and parts[-2] == b"last":
         return _joined(parts[:-2], parts[-2:])
-    if len(parts) > 2 and (last in _VERBS or parts[-2] == b"stream"):
+    if len(parts) > 2 and last in _VERBS:
         return _joined(parts[:-2], parts[-2:])
     return _joined(parts[:-1], [last])
 

@@ -13,7 +13,7 @@ Invariants:
   the connectors used last are kept, and none whose names are long.
 
 In the state, `connectors`: `[[fqn, run, connector, last], …]`, the one used last at the
-end; `last` is null or `[ULID, digest, bytes, records, milliseconds of arrival]`.
+end; `last` is null or `[ULID, digest, bytes, records, milliseconds of arrival, end]`.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ def decode_connectors(rows: Sequence[Sequence[Any]]) -> Connectors:
         connectors.open(RunKey(fqn, run), name)
         connector = connectors.get(RunKey(fqn, run), name)
         if connector is not None and last is not None:
-            ulid, digest, size, records, at_ms = last
-            known = KnownBatch(digest, records, end=0)
+            ulid, digest, size, records, at_ms, end = last
+            known = KnownBatch(digest, records, end)
             connector.last = LastBatch(ulids.decode(ulid), size, at_ms, known)
     return connectors
 
@@ -107,4 +107,5 @@ def _encode(last: LastBatch | None) -> list[Any] | None:
     if last is None or not last.known.held:
         return None
     known = last.known
-    return [ulids.encode(last.ulid), known.digest, last.size, known.records, last.at_ms]
+    ulid = ulids.encode(last.ulid)
+    return [ulid, known.digest, last.size, known.records, last.at_ms, known.end]

@@ -222,9 +222,7 @@ class Journal:
             raise self._full()
         await self._submit(wal.encode_json(kind, value), apply)
 
-    def _submit(
-        self, body: _Raw, apply: Callable[[JournalState], None]
-    ) -> asyncio.Future[None]:
+    def _submit(self, body: _Raw, apply: Callable[[JournalState], None]) -> asyncio.Future[None]:
         done: asyncio.Future[None] = self._loop.create_future()
         self._writer.submit(Control(body, apply, done))
         return done

@@ -131,6 +131,6 @@ def _sent(batch: wal.BatchEntry, state: JournalState) -> None:
         return
     connector = state.connectors.get(batch.key, batch.connector)
     if connector is not None:
-        known = KnownBatch(batch.digest, batch.records, end=0)
+        known = KnownBatch(batch.digest, batch.records, batch.pos + batch.records)
         at_ms = ulids.time_ms(batch.ulid)
         connector.last = LastBatch(batch.ulid, batch.text_size, at_ms, known)

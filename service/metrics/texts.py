@@ -90,6 +90,11 @@ TEXTS: tuple[Declared, ...] = (
         lambda s: s.node.text.closer.failures,
     ),
     counter(
+        "runs_reopened",
+        "Closed runs that late batches came to.",
+        lambda s: s.node.text.closer.reopened,
+    ),
+    counter(
         "runs_finalised",
         "Runs closed because nobody did it in time.",
         lambda s: s.node.text.sweeper.finalised,
@@ -104,6 +109,26 @@ TEXTS: tuple[Declared, ...] = (
         "chunks_swept",
         "Chunks removed that no manifest names any more.",
         lambda s: s.node.text.sweeper.orphans,
+    ),
+    counter(
+        "chunks_vanished",
+        "Chunks that a manifest names and somebody took away or wrote over.",
+        lambda s: s.node.text.mender.vanished,
+    ),
+    counter(
+        "chunks_mended",
+        "Such chunks made again from segments or table.",
+        lambda s: s.node.text.mender.mended,
+    ),
+    gauge(
+        "chunks_lost",
+        "Runs with such a chunk that could not be made again.",
+        lambda s: len(s.node.text.mender.problems()),
+    ),
+    counter(
+        "runs_remade",
+        "Runs whose every text was gone, made again from segments or table.",
+        lambda s: s.node.text.remaker.remade,
     ),
     gauge(
         "damaged_manifests",

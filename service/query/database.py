@@ -25,21 +25,14 @@ from logstore.errors import (
 )
 from service.query.bucket import Bucket
 from service.query.limits import QueryLimits
+from service.query.sql import literal
 
 PIECE_ROWS: Final = 8_192
-_PATTERN: Final = re.compile(r"[*?\[]")
 _VENDOR: Final = (duckdb.Error, OSError, pa.ArrowException)
 # Of a request that got no answer: DuckDB has no class for it.
 _NO_ANSWER: Final = re.compile(r"error for HTTP [A-Z]+ to ")
 _GONE: Final = 404
 _NARROW: Final = "Narrow the search: a shorter time, one fqn or run, a limit."
-
-
-def literal(path: str) -> str:
-    """The path as `read_parquet` must be given it, which takes names of files for patterns."""
-    if path.startswith("s3://"):
-        return path
-    return _PATTERN.sub(r"[\g<0>]", path)
 
 
 class Database:

@@ -15,19 +15,21 @@ import shutil
 from collections.abc import AsyncGenerator, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import pyarrow as pa
 
 from logstore import keys, ulid
 from logstore.clock import Clock
 from logstore.errors import LimitReached, TailraceError, Unavailable
-from service.query.bucket import Bucket
-from service.query.database import Database
 from service.query.limits import QueryLimits
 from service.query.request import QueryRequest
 from service.query.search import Search
 from service.query.view import Sources, View, open_view
+
+if TYPE_CHECKING:
+    from service.query.bucket import Bucket
+    from service.query.database import Database
 
 _NUDGE_SECONDS: Final = 0.05
 _SHOWN: Final = 20
@@ -86,6 +88,17 @@ class QueryEngine:
             raise
         return running
 
+    async def may_hold(self, request: QueryRequest) -> bool:
+        """False only if no segment and no file of the table has what is asked for.
+
+        Without a slot and without a database: footers and the table's log tell. Raises
+        `StoreUnavailable`.
+        """
+        view = await open_view(self._sources, request)
+        view.release()
+        report = view.report
+        return bool(report.segments or report.files) or not report.complete
+
     def close(self) -> None:
         """Lets the threads go; searches that still run fail."""
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -112,7 +125,14 @@ class QueryEngine:
     def _database(self) -> Callable[[], Database]:
         folders = [self._sources.store.uri(keys.SEGMENTS.rstrip("/")), self._sources.table.uri]
         spill = str(Path(self._scratch) / str(next(self._numbers)))
-        return lambda: Database(self.limits, folders, spill, self._bucket)
+
+        def opened() -> Database:
+            # Here, in the search's thread: a node that nobody searches does without DuckDB.
+            from service.query.database import Database
+
+            return Database(self.limits, folders, spill, self._bucket)
+
+        return opened
 
     async def in_thread(self, call: Callable[[], T]) -> T:
         """`call` in one of the searches' threads."""

@@ -20,6 +20,8 @@ def run_records(engine: QueryEngine) -> Callable[[RunKey, int, int], AsyncIterat
 
     async def records(key: RunKey, low: int, high: int) -> AsyncIterator[pa.RecordBatch]:
         request = QueryRequest(low=low, high=high, fqn=key.fqn, run=key.run, descending=False)
+        if not await engine.may_hold(request):
+            return  # most likely a run that never was: no search for it
         async with await engine.open(request) as search:
             async for batch in search.batches():
                 yield batch

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,13 +22,15 @@ import pyarrow.compute as pc
 from logstore import ulid
 from logstore.errors import Damaged
 from service.query.cursor import RecordKey
-from service.query.database import Database, literal
 from service.query.hot import SCHEMA
 from service.query.limits import QueryLimits
 from service.query.request import QueryRequest
-from service.query.sql import READABLE, Statement
+from service.query.sql import READABLE, Statement, literal
 from service.query.tiles import Tile, Tiles
 from service.query.view import Deletion, View
+
+if TYPE_CHECKING:
+    from service.query.database import Database
 
 _KEYS: Final = ("ulid", "fqn", "run_id")
 _GROWTH: Final = 4

@@ -15,6 +15,7 @@ the one that is stored longest first.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -26,6 +27,7 @@ from service.query.tiles import Tile
 COLUMNS: Final = "ulid, ts, fqn, run_id, pos, level, connector_id, message, attributes"
 KEY: Final = "ulid, fqn, run_id"
 
+_PATTERN: Final = re.compile(r"[*?\[]")
 # Oldest copy first: what the table says of a record does not change any more.
 _SOURCES: Final = {
     "table": "read_parquet($table, hive_partitioning = false)",
@@ -121,3 +123,10 @@ class Statement:
     def _order(self, *columns: str) -> str:
         direction = " DESC" if self._request.descending else ""
         return " ORDER BY " + ", ".join(column + direction for column in columns)
+
+
+def literal(path: str) -> str:
+    """The path as `read_parquet` must be given it, which takes names of files for patterns."""
+    if path.startswith("s3://"):
+        return path
+    return _PATTERN.sub(r"[\g<0>]", path)

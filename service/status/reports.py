@@ -8,6 +8,7 @@ is gone yet or not, and a new one is given a version above it.
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,12 +24,13 @@ from logstore.errors import (
     PreconditionFailed,
     UnsupportedVersion,
 )
-from logstore.objects.store import ObjectStore
+from logstore.objects.store import ObjectInfo, ObjectStore
 from logstore.objects.unclear import Unclear
 from logstore.runs.report import Report, decode_report, encode_report
 
 _READERS = 16
 _DELETE_COUNT = 500
+_REMEMBERED = 10_000
 FOLDERS = (keys.STATUS, keys.PROGRESS, keys.METRICS)
 
 
@@ -47,6 +49,7 @@ class Reports:
         self._clock = clock
         self._entropy = entropy
         self._horizon = horizon
+        self._seen: OrderedDict[str, tuple[str, Report]] = OrderedDict()
 
     async def put(self, folder: str, key: RunKey, value: Mapping[str, Any]) -> Report:
         """Replaces the run's report. Raises `StoreUnavailable`, `OutcomeUnknown`."""
@@ -92,14 +95,21 @@ class Reports:
     async def added(self, folder: str, key: RunKey) -> list[Report]:
         """All that was added for the run, oldest first. Raises `StoreUnavailable`, `Damaged`."""
         prefix = f"{keys.run_report(folder, key)}/"
-        return await self._read_all([info.key async for info in self._store.list(prefix)])
+        return await self._read_all([info async for info in self._store.list(prefix)])
 
     async def newest(self, folder: str, fqn: str, limit: int) -> list[Report]:
         """The reports of a pipeline's runs that changed last, in no order."""
         prefix = keys.reports_of(folder, fqn)
         infos = [info async for info in self._store.list(prefix)]
         infos.sort(key=lambda info: (info.modified_ms, info.key), reverse=True)
-        return await self._read_all([info.key for info in infos[:limit]])
+        return await self._read_all(infos[:limit])
+
+    async def any(self, folder: str, fqn: str) -> bool:
+        """Whether any run of the pipeline has a report. Raises `StoreUnavailable`."""
+        async for info in self._store.list(keys.reports_of(folder, fqn)):
+            if await self._read_all([info]):
+                return True
+        return False
 
     async def remove(self, fqn: str, run: str | None) -> None:
         """All reports of a run, or of a pipeline. Raises `StoreUnavailable`."""
@@ -151,9 +161,23 @@ class Reports:
         except Damaged as error:
             raise Damaged(f"{name}: {error}") from error
 
-    async def _read_all(self, names: list[str]) -> list[Report]:
+    async def _read_all(self, infos: list[ObjectInfo]) -> list[Report]:
+        """Those that are shown. What has not changed since it was read is not read again."""
         found: list[Report] = []
-        for start in range(0, len(names), _READERS):
-            some = [self._read(name) for name in names[start : start + _READERS]]
+        for start in range(0, len(infos), _READERS):
+            some = [self._read_once(info) for info in infos[start : start + _READERS]]
             found += [report for report in await asyncio.gather(*some) if report is not None]
         return found
+
+    async def _read_once(self, info: ObjectInfo) -> Report | None:
+        # A version holds a fresh ULID, so an ETag stands for one version only. What is read
+        # may be newer than the list; then it is read once more with the next.
+        etag, report = self._seen.get(info.key, ("", None))
+        if report is None or etag != info.etag:
+            report = await self._read(info.key)
+            if report is None:
+                return None
+            self._seen[info.key] = (info.etag, report)
+            if len(self._seen) > _REMEMBERED:
+                self._seen.popitem(last=False)
+        return self._shown(report)

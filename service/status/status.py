@@ -102,6 +102,10 @@ class RunStatus:
         found.sort(key=lambda r: (timestamp_of(r), r.version), reverse=True)
         return found[:limit]
 
+    async def knows(self, fqn: str) -> bool:
+        """Whether any run of the pipeline has a status. Raises `StoreUnavailable`, `Damaged`."""
+        return await self._reports.any(keys.STATUS, fqn)
+
     async def over(self, key: RunKey) -> bool:
         """Whether the run's streams are to end now; if they are to end soon, that is set."""
         left = await self.endings.seconds_left(key)

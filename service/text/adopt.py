@@ -65,6 +65,7 @@ class Adoption:
         self._clock = clock
         self._prefix = prefix
         self._touch = OncePerRun(clock, self._take, remembered_seconds=_ABSENT_SECONDS)
+        self._left: set[RunKey] = set()
         self.adopted = 0
 
     async def take(self, key: RunKey) -> bool:
@@ -73,6 +74,17 @@ class Adoption:
         Raises `StoreUnavailable`, `OutcomeUnknown`, `Damaged`.
         """
         return await self._touch.do(key)
+
+    async def take_left(self, before_ms: int) -> None:
+        """Takes in what OpenMetadata left in progress and nobody touched since then.
+
+        Their manifests tell the sweeper of them. Raises `StoreUnavailable`, `OutcomeUnknown`.
+        """
+        found = [key async for key in self._upstream.left(before_ms) if key not in self._left]
+        for key in found:
+            if (await self._manifests.get(key)).etag is None:
+                await self.take(key)
+            self._left.add(key)
 
     def stop(self) -> None:
         """Ends what is under way; the next touch begins again."""

@@ -17,7 +17,7 @@ from functools import partial
 
 from logstore.batch import RunKey
 from logstore.clock import Clock
-from logstore.errors import TailraceError
+from logstore.errors import NotFound, TailraceError
 from logstore.objects.store import ObjectStore
 from logstore.runs.manifest import Manifest
 from logstore.runs.manifests import Manifests
@@ -63,6 +63,7 @@ class Closer:
         flushed_through: Callable[[int], Awaitable[None]],
         close_done: Callable[[RunKey, int], None],
         gone: Callable[[str], Awaitable[bool]],
+        mend: Callable[[RunKey], Awaitable[bool]],
         on_ended: Callable[[RunKey], None],
     ) -> None:
         self._node = node
@@ -75,6 +76,7 @@ class Closer:
         self._flushed_through = flushed_through
         self._close_done = close_done
         self._gone = gone
+        self._mend = mend
         self._manifests = manifests
         self._on_ended = on_ended
         self._sealer = Sealer(store, manifests, chunks, folder, prefix=prefix)
@@ -84,6 +86,7 @@ class Closer:
         self._reopened: dict[RunKey, float] = {}
         self._stopping = False
         self.closes = 0
+        self.reopened = 0
         self.failures = 0
         self.last_error: str | None = None
 
@@ -124,7 +127,7 @@ class Closer:
         while True:
             pos = self._wanted[key]
             try:
-                await self.finish(key, pos)
+                await self._finish_or_mend(key, pos)
             except TailraceError as error:
                 self.failures += 1
                 self.last_error = f"{key.fqn}/{key.run}: {error}"
@@ -133,6 +136,14 @@ class Closer:
                 continue
             if self._wanted[key] == pos:
                 return self._finished(key, pos)
+
+    async def _finish_or_mend(self, key: RunKey, pos: int) -> None:
+        try:
+            await self.finish(key, pos)
+        except NotFound:  # of what it is made from
+            if not await self._mend(key):
+                raise
+            await self.finish(key, pos)
 
     async def finish(self, key: RunKey, pos: int) -> None:
         """All steps after the record, once. Raises `TailraceError`; may be called again."""
@@ -192,6 +203,7 @@ class Closer:
         for key in self._flusher.pending.waiting():
             if key in self._closed:
                 del self._closed[key]
+                self.reopened += 1
                 self._reopened[key] = self._clock.monotonic()
             elif key in self._reopened:
                 self._reopened[key] = self._clock.monotonic()

@@ -64,6 +64,8 @@ async def download(
                 at.offset += len(part)
                 yield part
         tries = 0 if at.offset > before else tries + 1
+        if tries > 1:
+            await snapshots.mend(key)
     raise StoreUnavailable(f"the text of {key.fqn}/{key.run} is not where its manifest says")
 
 

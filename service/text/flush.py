@@ -9,6 +9,7 @@ selects anew.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy as np
 from logstore import ulid as ulids
 from logstore.batch import Indexes, Rows, RunKey
 from logstore.clock import Clock
+from logstore.errors import StoreUnavailable
 from logstore.runs.manifest import Chunk, Manifest
 from logstore.runs.manifests import Manifests, Versioned
 from service.text.backlog import Backlog
@@ -24,6 +26,12 @@ from service.text.deletions import Deletions
 from service.text.pin import Pin
 from service.text.selection import Source, in_range, news
 from service.text.writing import ChunkWriter
+
+_TRIES = 8
+
+_LAST = 1.75
+"""How much larger the last chunk of a flush may be: with 8 MiB, it leaves none below 6 MiB,
+which S3 would not copy into longer texts but have sent again (its limit is 5 MiB)."""
 
 
 @dataclass(slots=True)
@@ -35,7 +43,7 @@ class _Made:
 
 
 class RunFlush:
-    """Brings the news of one run into its chunks, at most `chunk_bytes` in each."""
+    """Brings the news of one run into its chunks, about `chunk_bytes` in each."""
 
     def __init__(
         self,
@@ -48,6 +56,7 @@ class RunFlush:
         *,
         owner: str,
         chunk_bytes: int,
+        mend: Callable[[RunKey], Awaitable[bool]],
     ) -> None:
         self._manifests = manifests
         self._chunks = chunks
@@ -57,6 +66,7 @@ class RunFlush:
         self._clock = clock
         self._owner = owner
         self._chunk_bytes = chunk_bytes
+        self._mend = mend
         self.chunks_written = 0
         self.bytes_written = 0
         self.left_out = 0
@@ -109,6 +119,8 @@ class RunFlush:
     def _first(self, rows: Rows, due: Indexes) -> tuple[Indexes, bool]:
         """As many of the rows as make one chunk, and whether there are more."""
         ends = np.cumsum(rows["size"][due])
+        if len(ends) and int(ends[-1]) <= self._chunk_bytes * _LAST:
+            return due, False
         count = max(int(np.searchsorted(ends, self._chunk_bytes, "right")), 1)
         return due[:count], count < len(due)
 
@@ -116,13 +128,17 @@ class RunFlush:
         self, key: RunKey, source: Source, part: Indexes, manifest: Manifest
     ) -> Indexes:
         horizon = self._deletions.horizon(key)
-        while True:
+        for tries in range(_TRIES):
             try:
                 return (await news([source], [part], manifest, self._chunks, horizon))[0]
-            except Moved:
+            except Moved as error:
+                moved = error
+                if tries:  # not between two looks: something is gone
+                    await self._mend(key)
                 # Folded while we looked: the texts are the same in the newer manifest. A
                 # stale one costs the swap, which then selects anew.
                 manifest = (await self._manifests.get(key)).manifest.deleted_through(horizon)
+        raise StoreUnavailable(f"the chunks of {key.fqn}/{key.run} move all the time: {moved}")
 
     def _with(
         self, manifest: Manifest, source: Source, part: Indexes, made: _Made | None

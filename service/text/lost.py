@@ -12,7 +12,7 @@ A segment that is missing between two others is waited for, never skipped.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from coordination.lease import text_lease
 from coordination.leases import Held, Leases
@@ -26,7 +26,8 @@ from service.heartbeat import Heartbeat
 from service.text.backlog import Backlog
 from service.text.flusher import TextFlusher
 
-_AT_ONCE = 16
+_AT_ONCE = 8
+_BUSY_SECONDS = 5.0
 _LOOK_SECONDS = 1.0
 
 
@@ -42,6 +43,7 @@ class LostNodes:
         backlog: Backlog,
         flusher: TextFlusher,
         *,
+        load_deletions: Callable[[], Awaitable[None]],
         interval_seconds: float,
     ) -> None:
         self._node = node
@@ -50,6 +52,7 @@ class LostNodes:
         self._leases = leases
         self._backlog = backlog
         self._flusher = flusher
+        self._load_deletions = load_deletions
         self._interval = interval_seconds
         self._held: dict[str, Held] = {}
         self._own: Held | None = None
@@ -66,7 +69,8 @@ class LostNodes:
                 self.last_error = None
             except TailraceError as error:
                 self.last_error = str(error)
-            await self._pause(self._clock.monotonic() + self._interval)
+            pause = min(self._interval, _BUSY_SECONDS) if self._held else self._interval
+            await self._pause(self._clock.monotonic() + pause)
 
     async def _pause(self, due: float) -> None:
         while not self._stopping and self._clock.monotonic() < due:
@@ -105,7 +109,7 @@ class LostNodes:
         for node, held in list(self._held.items()):
             if not held.valid():
                 self._backlog.disown(node)
-            elif any(segment.node == node for segment in self._backlog.inherited):
+            elif any(s.node == node for s in self._backlog.inherited) or await self._take(node):
                 continue
             del self._held[node]
             await self._leases.release(held)
@@ -116,12 +120,19 @@ class LostNodes:
         if not await self._has_news(node):
             return
         held = await self._leases.acquire(text_lease(node))
-        if held is None:
-            return
-        self._held[node] = held
+        if held is not None:
+            self._held[node] = held
+            await self._take(node)
+
+    async def _take(self, node: str) -> int:
+        """Takes the node's next segments, and tells how many."""
         segments = await self._backlog.find(node, most=_AT_ONCE)
-        await self._flusher.inherit(segments)
+        if segments:
+            # Another node may have deleted, what this one has not heard of, meanwhile.
+            await self._load_deletions()
+            await self._flusher.inherit(segments)
         self.inherited += len(segments)
+        return len(segments)
 
     async def _has_news(self, node: str) -> bool:
         mark = await read_text_mark(self._store, node)

@@ -1,7 +1,7 @@
 """`partial.txt`: the text so far of an open run, for people and OpenMetadata's readers.
 
 Composed by the store from the chunks, at most every `seconds`, and only while copying
-stays linear: the text grew by a quarter since, or is small. Nothing of ours reads it.
+stays linear: the text has doubled since, or is small. Nothing of ours reads it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from logstore.runs.manifest import FORMAT, Manifest
 from service.text.chunks import Chunks
 
 _SMALL_BYTES = 5 << 20
-_GROWTH = 1.25
+_GROWTH = 2.0
 _REMEMBERED = 10_000
 
 

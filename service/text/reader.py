@@ -7,7 +7,7 @@ things. So a page costs the manifest, a piece of an index, and one ranged get.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import xxhash
 
@@ -15,7 +15,7 @@ from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.errors import NotFound
 from logstore.position import Cursor
-from service.text.cursors import cursor_at, line_of, parse_token, token_at
+from service.text.cursors import cursor_at, line_of, parse_token, token_at, unseen
 from service.text.download import download
 from service.text.lines import read_lines
 from service.text.snapshot import Snapshot
@@ -95,13 +95,10 @@ class TextReader:
             end = snapshot.lines
             if last is not None:
                 end = await line_of(snapshot, last)
-                start = max(end - limit, 0)
-            elif tail is not None:
-                start = max(end - tail, 0)
-            else:
-                start = 0 if first is None else await line_of(snapshot, first)
-                end = min(start + limit, end)
-            return await _page(snapshot, start, end)
+                return await _page(snapshot, max(end - limit, 0), end)
+            if tail is not None:
+                return await _page(snapshot, max(end - tail, 0), end)
+            return await _page_after(snapshot, first, limit)
 
         return await self._snapshots.with_one(key, read)
 
@@ -111,13 +108,15 @@ class TextReader:
         """What follows a cursor, up to about `max_bytes`; nothing when level with the hot end."""
 
         async def read(snapshot: Snapshot) -> list[TextPiece]:
-            start = 0 if cursor is None else await line_of(snapshot, cursor)
-            found = await read_lines(
-                snapshot, start, snapshot.lines, max_bytes, whole_blocks=True
-            )
-            if not found.text:
+            ranges = await unseen(snapshot, cursor)
+            if not ranges:
                 return []
-            return [TextPiece(found.text, await cursor_at(snapshot, found.end))]
+            start, end = ranges[0]
+            found = await read_lines(snapshot, start, end, max_bytes, whole_blocks=True)
+            after = await cursor_at(snapshot, found.end)
+            if isinstance(cursor, Cursor) and cursor.complete:
+                after = cursor.joined(after)
+            return [TextPiece(found.text, after)]
 
         return await self._snapshots.with_one(key, read)
 
@@ -150,6 +149,17 @@ class TextReader:
             return TextSize(stored, snapshot.size, snapshot.lines, etag, snapshot.state)
 
         return await self._snapshots.with_one(key, measure)
+
+
+async def _page_after(snapshot: Snapshot, first: Cursor | int | None, limit: int) -> Page:
+    """The first lines that were not seen; only some of them if what follows was seen."""
+    ranges = await unseen(snapshot, first)
+    start, end = ranges[0] if ranges else (snapshot.lines, snapshot.lines)
+    page = await _page(snapshot, start, min(start + limit, end))
+    if end < snapshot.lines and isinstance(first, Cursor):
+        after = first.joined(await cursor_at(snapshot, start + page.lines))
+        return replace(page, after=after.encode())
+    return page
 
 
 async def _page(snapshot: Snapshot, start: int, end: int) -> Page:

@@ -49,6 +49,8 @@ class RemadeBatch:
     text: bytes
     ends: tuple[int, ...]
     """Behind each record's newline."""
+    pos: int | None = None
+    """Of its first record, if its records tell."""
 
 
 class RemadeBatches:
@@ -82,24 +84,27 @@ class RemadeBatches:
 
 async def batches_of(records: AsyncIterator[pa.RecordBatch]) -> AsyncIterator[RemadeBatch]:
     """Records in order of ULID as the batches that they came in."""
-    current, messages = "", list[str]()
+    current, messages, first = "", list[str](), None
     async for part in records:
         columns = [part.column(name).to_pylist() for name in ("ulid", "message")]
-        for line, message in zip(*columns, strict=True):
+        known = "pos" in part.schema.names
+        places = part.column("pos").to_pylist() if known else [None] * part.num_rows
+        for line, message, pos in zip(*columns, places, strict=True):
             batch = line[:_BATCH_DIGITS]
             if batch != current and messages:
-                yield _remade(current, messages)
+                yield _remade(current, messages, first)
                 messages = []
-            current = batch
+            if not messages:
+                current, first = batch, pos
             messages.append(message)
     if messages:
-        yield _remade(current, messages)
+        yield _remade(current, messages, first)
 
 
-def _remade(batch: str, messages: Sequence[str]) -> RemadeBatch:
+def _remade(batch: str, messages: Sequence[str], pos: int | None) -> RemadeBatch:
     pieces = [message.encode() + b"\n" for message in messages]
     ends = np.cumsum([len(piece) for piece in pieces]).tolist()
-    return RemadeBatch(ulids.decode(batch + _FIRST_LINE), b"".join(pieces), tuple(ends))
+    return RemadeBatch(ulids.decode(batch + _FIRST_LINE), b"".join(pieces), tuple(ends), pos)
 
 
 class Remaker:

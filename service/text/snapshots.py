@@ -34,6 +34,7 @@ class Snapshots:
         deletions: Deletions,
         flusher: TextFlusher,
         remaker: Remaker,
+        mend: Callable[[RunKey], Awaitable[bool]],
     ) -> None:
         self._pin = pin
         self._backlog = backlog
@@ -42,6 +43,7 @@ class Snapshots:
         self._deletions = deletions
         self._flusher = flusher
         self._remaker = remaker
+        self.mend = mend
 
     @asynccontextmanager
     async def take(self, key: RunKey) -> AsyncIterator[Snapshot]:
@@ -74,6 +76,8 @@ class Snapshots:
                         return await work(snapshot)
                 hopeless = not await self._remaker.run(key)
             except Moved as error:
+                if moved is not None:  # it was no swap between two looks: something is gone
+                    await self.mend(key)
                 moved = error
         raise StoreUnavailable(
             f"the text of {key.fqn}/{key.run} is not where its manifest says: {moved}",

@@ -1,9 +1,10 @@
 """Sweeping: what nobody did. Run by every node; doing it twice does no harm.
 
 - A run that nobody closed is closed after `stream_timeout_seconds` without a line, also
-  one that this process has never seen: runs are found from their manifests. One that was
-  closed and then had a late batch, after `reopened_seconds`. Whoever does it holds the
-  run's lease, and looks once more for lines at every node just before.
+  one that this process has never seen: runs are found from their manifests, and those that
+  an OpenMetadata server left in progress from its marks. One that was closed and then had
+  a late batch, after `reopened_seconds`. Whoever does it holds the run's lease, and looks
+  once more for lines at every node just before.
 - A `partial.txt` that vanished is made again, one that a closed run left behind goes.
 - Chunks that no manifest names go when they are older than `orphan_seconds`: folded away,
   sealed, or written by a flush that did not live to swap its manifest.
@@ -13,16 +14,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
-from coordination.lease import sweep_lease
+from coordination.lease import SWEEP, sweep_lease
 from coordination.leases import Leases
 from logstore import keys
 from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.clock import Clock
-from logstore.errors import Damaged, NotFound, TailraceError
+from logstore.errors import Damaged, NotFound, OutcomeUnknown, TailraceError, Unavailable
 from logstore.objects.store import ObjectInfo, ObjectStore
 from logstore.runs.deletion import Deletion
 from logstore.runs.manifest import Manifest, decode_manifest
@@ -34,6 +35,7 @@ from service.text.pin import Pin
 
 _DAY_MS = 86_400_000
 _LOOK_SECONDS = 1.0
+_FAILURES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +64,10 @@ class Sweeper:
         pin: Callable[[], Pin],
         leases: Leases,
         elsewhere: Elsewhere,
+        take_left: Callable[[int], Awaitable[None]],
         finalise: Callable[[RunKey, Manifest], Awaitable[bool]],
         publish: Callable[[RunKey], Awaitable[None]],
+        mend: Callable[[RunKey], Awaitable[bool]],
         ended: Callable[[RunKey], None],
         expire: Callable[[RunKey], Awaitable[None]],
     ) -> None:
@@ -76,8 +80,10 @@ class Sweeper:
         self._pin = pin
         self._leases = leases
         self._elsewhere = elsewhere
+        self._take_left = take_left
         self._close = finalise
         self._publish = publish
+        self._mend = mend
         self._ended = ended
         self._remove_objects = expire
         self._clean: dict[str, str] = {}
@@ -86,6 +92,7 @@ class Sweeper:
         self.finalised = 0
         self.orphans = 0
         self.expired = 0
+        self.uploads = 0
         self.damaged = 0
         self.last_error: str | None = None
 
@@ -94,7 +101,6 @@ class Sweeper:
         while not self._stopping:
             try:
                 await self.sweep()
-                self.last_error = None
             except TailraceError as error:
                 self.last_error = str(error)
             await self._pause(self._clock.monotonic() + self._limits.interval_seconds)
@@ -109,21 +115,42 @@ class Sweeper:
         self._stopping = True
 
     async def sweep(self) -> None:
-        """Looks at every run once. Raises `StoreUnavailable`."""
+        """Looks at every run once. Raises `StoreUnavailable`, `OutcomeUnknown`.
+
+        A run that cannot be swept holds back no other, unless it is the store that fails.
+        """
         await self._deletions.load()
         self.damaged = 0
+        self.last_error = None
         clean: dict[str, str] = {}
+        failures = 0
+        patience = round(self._limits.stream_timeout_seconds * 1000)
+        await self._take_left(self._clock.now_ms() - patience)
         async for info in self._store.list(keys.RUNS):
             self.heartbeat.turn()
             try:
                 await self._sweep_run(info, clean)
             except NotFound:
                 continue
-            except Damaged as error:  # this run waits for `verify`; the others go on
+            except Damaged as error:  # this run waits for `verify`
                 self.damaged += 1
                 self.last_error = f"{info.key}: {error}"
+            except (Unavailable, OutcomeUnknown) as error:
+                failures += 1
+                self.last_error = f"{info.key}: {error}"
+                if failures == _FAILURES:
+                    raise
         self._clean = clean
+        await self._sweep_store(self._clock.now_ms() - round(self._limits.orphan_seconds * 1000))
         self.heartbeat.success()
+
+    async def _sweep_store(self, before_ms: int) -> None:
+        """What is no run's: writes that never ended, leases of sweepers that died."""
+        self.uploads += await self._store.sweep(before_ms)
+        leases = [info async for info in self._store.list(f"{keys.LEASES}{SWEEP}/")]
+        old = [info.key for info in leases if info.modified_ms < before_ms]
+        if old:
+            await self._store.delete(old)
 
     async def _sweep_run(self, info: ObjectInfo, clean: dict[str, str]) -> None:
         manifest = decode_manifest((await self._store.get(info.key))[1])
@@ -166,6 +193,8 @@ class Sweeper:
                 return
             if held.valid() and await self._close(key, newest):
                 self.finalised += 1
+        except NotFound:  # a chunk that it is made of
+            await self._mend(key)
         finally:
             await self._leases.release(held, forget=True)
 
@@ -184,16 +213,19 @@ class Sweeper:
         if old:
             await self._store.delete(old)
             self.orphans += len(old)
-        await self._sweep_partial(newest, keys.partial(self._prefix, key), found)
+        there = {info.key for info in found}
+        wanted = {f"{chunks}{chunk.id}.idx" for chunk in newest.chunks}
+        wanted |= {f"{chunks}{chunk.id}.txt" for chunk in newest.chunks if chunk.kind == "chunk"}
+        wanted |= {keys.logs(self._prefix, key)} if newest.logs is not None else set()
+        if not wanted <= there:
+            await self._mend(key)  # it looks for itself: this one may be newer than the list
+        await self._sweep_partial(newest, keys.partial(self._prefix, key), there)
         return len(old) == len(unnamed) and newest.state != "open"
 
-    async def _sweep_partial(
-        self, manifest: Manifest, where: str, found: Sequence[ObjectInfo]
-    ) -> None:
-        there = any(info.key == where for info in found)
-        if manifest.state == "open" and manifest.chunks and not there:
+    async def _sweep_partial(self, manifest: Manifest, where: str, there: set[str]) -> None:
+        if manifest.state == "open" and manifest.chunks and where not in there:
             await self._publish(manifest.key)
-        elif manifest.state == "closed" and manifest.sealed and there:
+        elif manifest.state == "closed" and manifest.sealed and where in there:
             await self._store.delete([where])
 
     async def _expire(self, info: ObjectInfo, manifest: Manifest, days: int) -> None:

@@ -16,6 +16,7 @@ from logstore import keys
 from logstore.batch import RunKey
 from logstore.clock import Clock
 from logstore.entropy import Entropy
+from logstore.errors import StoreUnavailable
 from logstore.keys import PREFIX
 from logstore.objects.dates import DateSample
 from logstore.objects.store import ObjectStore
@@ -37,6 +38,7 @@ from service.text.fold import Folder, FoldLimits
 from service.text.listing import Listing
 from service.text.locks import RunLocks
 from service.text.lost import LostNodes
+from service.text.mend import Mender
 from service.text.partial import PartialPublisher
 from service.text.pin import Pin
 from service.text.reader import TextReader
@@ -47,6 +49,7 @@ from service.text.upstream import Upstream
 from service.text.writing import ChunkWriter
 
 _LET_GO_SECONDS = 2.0
+_TRIES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +116,7 @@ class Text(TextReader, Listing):
         locks = self._locks = RunLocks()
         backlog = Backlog(store, node, offload)
         writer = ChunkWriter(store, self._chunks, offload)
+        self.mender = Mender(store, self._manifests, self._chunks, writer, clock, records=records)
         run_flush = RunFlush(
             adopting,
             self._chunks,
@@ -122,6 +126,7 @@ class Text(TextReader, Listing):
             clock,
             owner=node,
             chunk_bytes=limits.flush.chunk_bytes,
+            mend=self.mender.mend,
         )
         self.folder = Folder(store, self._manifests, self._chunks, locks, limits.fold)
         self.partials = PartialPublisher(
@@ -155,6 +160,7 @@ class Text(TextReader, Listing):
             self.leases,
             backlog,
             self.flusher,
+            load_deletions=self.deletions.load,
             interval_seconds=limits.lost_interval_seconds,
         )
         elsewhere = Elsewhere(node, store, prefix=limits.prefix, gone=self.lost.gone)
@@ -196,6 +202,7 @@ class Text(TextReader, Listing):
             flushed_through=flushed_through,
             close_done=close_done,
             gone=self.lost.gone,
+            mend=self.mender.mend,
             on_ended=self._on_ended,
         )
         self.deleter = Deleter(
@@ -222,8 +229,10 @@ class Text(TextReader, Listing):
             pin=pin,
             leases=self.leases,
             elsewhere=elsewhere,
+            take_left=self.adoption.take_left,
             finalise=self.closer.finalise,
             publish=self._publish,
+            mend=self.mender.mend,
             ended=self._on_ended,
             expire=self.deleter.remove_objects,
         )
@@ -232,7 +241,14 @@ class Text(TextReader, Listing):
         for (fqn, run), t in tombstones.items():
             self.deletions.note(fqn, run, t)
         snapshots = Snapshots(
-            pin, backlog, adopting, self._chunks, self.deletions, self.flusher, self.remaker
+            pin,
+            backlog,
+            adopting,
+            self._chunks,
+            self.deletions,
+            self.flusher,
+            self.remaker,
+            self.mender.mend,
         )
         TextReader.__init__(self, snapshots)
         Listing.__init__(self, store, self.flusher, pin, self.deletions, snapshots, upstream)
@@ -271,6 +287,7 @@ class Text(TextReader, Listing):
         """Ends what is under way; all of it is done again after the next start."""
         self.adoption.stop()
         self.remaker.stop()
+        self.mender.stop()
         self.closer.stop()
         self.deleter.stop()
         self.sweeper.stop()
@@ -298,13 +315,19 @@ class Text(TextReader, Listing):
         return (await read_text_mark(self._store, node)).seq
 
     async def find_batch(self, key: RunKey, ulid: int) -> tuple[int, int] | None:
-        """Digest and records of a batch in the run's chunks. Raises `StoreUnavailable`."""
+        """Digest and records of a batch in the run's chunks.
+
+        Raises `StoreUnavailable`, `ChunkLost`.
+        """
+        tries = 0
         while True:
             manifest = (await self._manifests.get(key)).manifest
             try:
                 return await self._chunks.find(manifest, ulid)
             except Moved:
-                continue
+                tries += 1
+            if tries > 1 and not await self.mender.mend(key) and tries > _TRIES:
+                raise StoreUnavailable(f"the chunks of {key.fqn}/{key.run} move all the time")
 
     async def last_ulid(self, key: RunKey) -> int:
         """The highest batch ULID in the run's chunks, 0 if there is none."""
@@ -334,6 +357,7 @@ class Text(TextReader, Listing):
         if self.backlog.unreadable:
             count = self.backlog.unreadable
             found.append(f"{count} segments cannot be read; see `tailrace verify`")
+        found += self.mender.problems()
         found += [
             f"segment {seq} of {node} is missing, and what is behind it waits"
             for node, seq in self.backlog.gaps.items()

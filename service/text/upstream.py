@@ -18,6 +18,7 @@ one of them takes a copy. Whether a caller may use a name is decided before this
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -30,6 +31,7 @@ from logstore.objects.store import ObjectInfo, ObjectStore
 
 _COMPARED_BYTES = 8 << 20
 _NEWLINE = b"\n"
+_PLAIN = re.compile(r"[a-zA-Z0-9_-]+")
 _NAMES = ("partial.txt", "logs.txt")
 
 
@@ -98,6 +100,25 @@ class Upstream:
             component = folder.removeprefix(ours).strip("/")
             async for run in self._listed(fqn, ours, f"{ours}{component}/"):
                 yield run
+
+    async def left(self, before_ms: int) -> AsyncIterator[RunKey]:
+        """Runs that OpenMetadata marked as in progress, and not since then.
+
+        A mark tells the pipeline's name, which the folder does not.
+        """
+        prefix = keys.all_active(self._prefix)
+        async for info in self._store.list(prefix):
+            folder, _, rest = info.key.removeprefix(prefix).partition("/")
+            if info.modified_ms >= before_ms or _PLAIN.fullmatch(folder) is None:
+                continue
+            try:
+                fqn = (await self._store.head(info.key)).metadata.get("pipeline", "")
+            except NotFound:
+                continue
+            run = decode(rest.partition("/")[0])
+            theirs = f"{self._prefix}/{folder}/" == keys.upstream_pipeline(self._prefix, fqn)
+            if run is not None and theirs:
+                yield RunKey(fqn, run)
 
     # --- looking -------------------------------------------------------------------
 

@@ -8,13 +8,23 @@ from pathlib import Path
 import pytest
 
 from compactor.session import Session
-from tests.compactor.lake import Lake
+from tests.compactor.lake import Lake, lake_in
 
 
 @pytest.fixture
 def lake(tmp_path: Path) -> Lake:
     """A store whose compactor must not start Spark, or starts its own."""
     return Lake(tmp_path / "data")
+
+
+@pytest.fixture(params=["folder", pytest.param("s3", marks=pytest.mark.minio)])
+def any_lake(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Lake]:
+    """A store of every kind, whose compactor must not start Spark."""
+    if request.param == "folder":
+        yield Lake(tmp_path / "data")
+    else:
+        with lake_in(request.getfixturevalue("bucket"), tmp_path / "data") as made:
+            yield made
 
 
 @pytest.fixture(scope="session")

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 import orjson
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from compactor.compaction import Compactor
 from compactor.place_folder import FolderPlacement
+from compactor.place_objects import ObjectPlacement
 from compactor.report import Report
 from compactor.schedule import once
 from compactor.session import Session
@@ -23,12 +26,16 @@ from logstore.clock import SystemClock
 from logstore.disk import Disk
 from logstore.entropy import system_entropy
 from logstore.objects.local import LocalStore
+from logstore.objects.settings import StoreSettings
+from logstore.objects.store import ObjectStore
 from logstore.runs.deletion import Deletion, encode_deletion
 from logstore.segments.carry import Carry
 from logstore.segments.writer import encode_segment
+from logstore.table.options import open_table
 from logstore.table.snapshot import Snapshot
-from logstore.table.table import Table
 from tests.batches import make_batches
+from tests.outside import Outside, OutsideStore
+from tests.servers import Bucket
 
 T = TypeVar("T")
 NOON = 1_795_262_400_000  # 2026-11-21T12:00:00Z
@@ -65,9 +72,11 @@ def records(batches: Iterable[Batch]) -> set[Record]:
 
 @dataclass
 class Lake:
-    """The store below `data`, as service and compactor lay it out."""
+    """The store below `data`, or in `bucket`, as service and compactor lay it out."""
 
     data: Path
+    bucket: Bucket | None = None
+    store: ObjectStore = field(init=False)
     clock: ShiftedClock = field(default_factory=ShiftedClock)
     limits: Compaction = field(default_factory=Compaction)
     session: Session = field(default_factory=lambda: Session("1g"))
@@ -77,16 +86,21 @@ class Lake:
     _pos: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        root = str(self.data / "store")
-        self.store = LocalStore(root, Disk(), self.clock, system_entropy())
+        if self.bucket is None:
+            root = self.settings.store_folder
+            self.store = LocalStore(root, Disk(), self.clock, system_entropy())
+
+    @property
+    def settings(self) -> StoreSettings:
+        return self.bucket.settings if self.bucket else StoreSettings(data=str(self.data))
 
     @property
     def compactor(self) -> Compactor:
-        table = Table(self.store.uri(keys.TABLE))
+        table = open_table(self.settings)
         return Compactor(
             self.store,
             table,
-            FolderPlacement(Disk(), table.uri),
+            ObjectPlacement(self.store) if self.bucket else FolderPlacement(Disk(), table.uri),
             self.clock,
             system_entropy(),
             self.limits,
@@ -140,7 +154,8 @@ class Lake:
         """All records of the table, after checking that each file is as it must be."""
         found: list[Record] = []
         for file in self.snapshot().files:
-            rows = pq.ParquetFile(file.uri).read(["fqn", "run_id", "ulid", "message"]).to_pylist()
+            body = pa.BufferReader(self.run(self.store.get(f"{keys.TABLE}/{file.path}"))[1])
+            rows = pq.ParquetFile(body).read(["fqn", "run_id", "ulid", "message"]).to_pylist()
             content = [(r["fqn"], r["run_id"], r["ulid"], r["message"]) for r in rows]
             assert [r[:3] for r in content] == sorted(r[:3] for r in content)
             assert file.rows == len(content) > 0
@@ -157,3 +172,32 @@ class Lake:
         found = self.table()
         assert len(found) == len(set(found))
         assert set(found) == records(expected)
+
+
+class ServerStore(OutsideStore):
+    """The lake's clock is the server's but for its shift, so times of uploads compare."""
+
+    async def sweep(self, before_ms: int) -> int:
+        return await self._outside.call(self._inner.sweep(before_ms))
+
+
+async def _entered(opening: AbstractAsyncContextManager[T]) -> T:
+    return await opening.__aenter__()
+
+
+async def _left(opening: AbstractAsyncContextManager[T]) -> None:
+    await opening.__aexit__(None, None, None)
+
+
+@contextmanager
+def lake_in(bucket: Bucket, data: Path) -> Iterator[Lake]:
+    """A lake on a server, with a client that lives as long as the block."""
+    with Outside() as outside:
+        opening = bucket.open()
+        inner = outside.run(_entered(opening))
+        lake = Lake(data, bucket)
+        lake.store = ServerStore(inner, outside, lake.clock)
+        try:
+            yield lake
+        finally:
+            outside.run(_left(opening))

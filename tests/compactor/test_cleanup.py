@@ -29,8 +29,8 @@ def left(lake: Lake) -> list[int]:
     return [seq for _, seq in filter(None, parsed)]
 
 
-def test_segments_stay_until_the_grace_is_over(lake: Lake) -> None:
-    consumed(lake, segments=3, mark=3, text=3)
+def test_segments_stay_until_the_grace_is_over(any_lake: Lake) -> None:
+    lake = consumed(any_lake, segments=3, mark=3, text=3)
     assert lake.run(remove_segments(lake.compactor)) == 0
     lake.clock.shift_ms = HOUR - 60_000
     assert lake.run(remove_segments(lake.compactor)) == 0
@@ -40,15 +40,15 @@ def test_segments_stay_until_the_grace_is_over(lake: Lake) -> None:
     assert left(lake) == []
 
 
-def test_the_grace_counts_from_the_commit_not_from_the_upload(lake: Lake) -> None:
-    consumed(lake, segments=2, mark=1, text=2)
+def test_the_grace_counts_from_the_commit_not_from_the_upload(any_lake: Lake) -> None:
+    lake = consumed(any_lake, segments=2, mark=1, text=2)
     lake.clock.shift_ms = 2 * HOUR
     assert lake.run(remove_segments(lake.compactor)) == 1
     assert left(lake) == [2]
 
 
-def test_both_marks_must_be_past_a_segment(lake: Lake) -> None:
-    consumed(lake, segments=3, mark=3, text=1)
+def test_both_marks_must_be_past_a_segment(any_lake: Lake) -> None:
+    lake = consumed(any_lake, segments=3, mark=3, text=1)
     lake.clock.shift_ms = 2 * HOUR
     assert lake.run(remove_segments(lake.compactor)) == 1
     assert left(lake) == [2, 3]
@@ -84,8 +84,8 @@ def test_low_is_raised_before_the_first_goes_and_lowest_go_first(lake: Lake) -> 
     assert lake.run(read_text_mark(lake.store, "n")).seq == 3
 
 
-def test_a_segment_that_is_set_aside_stays_for_repair(lake: Lake) -> None:
-    consumed(lake, segments=3, mark=3, text=3)
+def test_a_segment_that_is_set_aside_stays_for_repair(any_lake: Lake) -> None:
+    lake = consumed(any_lake, segments=3, mark=3, text=3)
     lake.put_bytes(keys.aside("n", 2), b"{}")
     lake.clock.shift_ms = 2 * HOUR
     assert lake.run(remove_segments(lake.compactor)) == 2

@@ -4,6 +4,10 @@ Writers post numbered lines to a few runs and retry what was not acknowledged; r
 closed, reopened by late lines, and new ones begun; every so often the service is killed
 with -9 and started again. In the end every acknowledged line must be there once and in
 order, in the pages, the download, the live tail and the query.
+
+With `--store minio` the objects are on a real S3 server, with `--store faults` on one behind a
+proxy that misbehaves; some runs are then so large that they are uploaded in parts, and in
+the end no upload may be left.
 """
 
 from __future__ import annotations
@@ -28,17 +32,20 @@ from tests.e2e.clients import (
     read_pages,
 )
 from tests.e2e.service_process import ServiceProcess
+from tests.e2e.torture_store import KINDS, TorturedStore, tortured_store
 
 WRITERS = 4
+LARGE_LINE_BYTES = 20_000
 
 
 class Torture:
     """One service, a few writers, and somebody who kills."""
 
-    def __init__(self, folder: Path, *, kills: int, seed: int) -> None:
+    def __init__(self, folder: Path, store: TorturedStore, *, kills: int, seed: int) -> None:
         self._dice = random.Random(seed)
         self._kills = kills
         self._killed = 0
+        self._store = store
         self._service = ServiceProcess(
             folder / "node",
             TAILRACE_FLUSH__SEGMENT_SECONDS="0.3",
@@ -46,6 +53,8 @@ class Torture:
             TAILRACE_RUNS__PARTIAL_FLUSH_INTERVAL_MINUTES="0.01",
             TAILRACE_RUNS__EARLY_FLUSH_WATERMARK_BYTES="100000",
             TAILRACE_JOURNAL__FILE_BYTES="1048576",
+            store=None,
+            **store.settings,
         )
         self.texts: dict[RunKey, bytes] = {}
         self.retries = 0
@@ -66,6 +75,7 @@ class Torture:
         status = self._service.stop()
         if status != 0:
             self.faults.append(f"the service ended with status {status}")
+        self.faults += await self._store.faults()
 
     async def _kill_again_and_again(self) -> None:
         while self._killed < self._kills:
@@ -77,6 +87,7 @@ class Torture:
     async def _write(self, client: httpx.AsyncClient, writer: int) -> None:
         """Runs, one after another, until the killing is over; each has a reader."""
         number = 0
+        widest = LARGE_LINE_BYTES if self._store.large and writer == 0 else 200
         while self._killed < self._kills:
             key = RunKey(f"torture.writer-{writer}", f"run-{number}")
             number += 1
@@ -84,7 +95,7 @@ class Torture:
             following = asyncio.create_task(follower.run())
             batches: list[bytes] = []
             for _ in range(self._dice.randint(1, 3)):
-                more = [self._batch(key, len(batches) + i) for i in range(60)]
+                more = [self._batch(key, len(batches) + i, widest) for i in range(60)]
                 batches += more
                 # Known before it is posted: what is acknowledged while we are cut off
                 # counts as well.
@@ -103,10 +114,10 @@ class Torture:
             following.cancel()
             self._check(f"live tail of {key}", self.texts[key], follower.text)
 
-    def _batch(self, key: RunKey, number: int) -> bytes:
+    def _batch(self, key: RunKey, number: int, widest: int) -> bytes:
         lines = self._dice.randint(1, 30)
         return b"".join(
-            f"{key.run} batch {number} line {i} {'x' * self._dice.randrange(200)}\n".encode()
+            f"{key.run} batch {number} line {i} {'x' * self._dice.randrange(widest)}\n".encode()
             for i in range(lines)
         )
 
@@ -138,10 +149,14 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     parser.add_argument("--folder", type=Path)
+    parser.add_argument("--store", choices=KINDS, default="local")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="tailrace-torture-") as temporary:
+    with (
+        tempfile.TemporaryDirectory(prefix="tailrace-torture-") as temporary,
+        tortured_store(arguments.store, arguments.seed) as store,
+    ):
         torture = Torture(
-            arguments.folder or Path(temporary), kills=arguments.kills, seed=arguments.seed
+            arguments.folder or Path(temporary), store, kills=arguments.kills, seed=arguments.seed
         )
         asyncio.run(torture.run())
     lines = sum(text.count(b"\n") for text in torture.texts.values())
@@ -149,6 +164,8 @@ def main() -> int:
         f"seed {arguments.seed}: {arguments.kills} kills, {len(torture.texts)} runs, {lines} "
         f"lines, {torture.retries} retries, {len(torture.faults)} faults"
     )
+    if store.told():
+        print(store.told())
     for fault in torture.faults[:20]:
         print(fault)
     return 1 if torture.faults else 0

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from urllib.parse import parse_qs, urlsplit
 
 from tests.faults.http1 import Head
+
+_UPLOAD = re.compile("uploadId=[^&]*")
 
 
 @dataclass(frozen=True)
@@ -29,11 +32,11 @@ class Request:
     def name(self) -> str:
         """What schedules count by: the same request tried again has the same name.
 
-        With the query, so that parts of an upload are different requests; without the bucket,
-        which tests name as they come.
+        With the query, so that parts of an upload are different requests; without the upload's
+        id, which is another for each try; without the bucket, which tests name as they come.
         """
         _, _, key = self.head.request_line()[1].removeprefix("/").partition("/")
-        return f"{self.method} {key}"
+        return f"{self.method} {_UPLOAD.sub('uploadId', key)}"
 
     @property
     def write(self) -> bool:

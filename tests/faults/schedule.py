@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -29,9 +29,9 @@ def anything(_: Request) -> bool:
     return True
 
 
-def evenly(rate: float) -> dict[Kind, float]:
-    """`rate` of all requests meet a fault, each kind that passes soon as often."""
-    return dict.fromkeys(HIDDEN, rate / len(HIDDEN))
+def evenly(rate: float, kinds: Sequence[Kind] = HIDDEN) -> dict[Kind, float]:
+    """`rate` of all requests meet a fault, each of the kinds as often."""
+    return dict.fromkeys(kinds, rate / len(kinds))
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Schedule:
 
     def __init__(
         self,
-        seed: int = 0,
+        seed: int | str = 0,
         rates: Mapping[Kind, float] | None = None,
         *,
         most_in_a_row: int = 2,

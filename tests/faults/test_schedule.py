@@ -88,6 +88,12 @@ def test_no_request_meets_more_faults_in_a_row_than_allowed() -> None:
     assert row.count(True) >= 6
 
 
+def test_tries_of_one_request_are_known_by_its_name() -> None:
+    first, again = request("POST /b/k?uploadId=1"), request("POST /other/k?uploadId=2")
+    assert first.name == again.name
+    assert PART.name != request("PUT /b/k?partNumber=2&uploadId=2").name
+
+
 def test_planned_faults_come_first_in_order_and_only_where_they_apply() -> None:
     schedule = Schedule()
     schedule.plan(Kind.DROPPED, times=2, applies=lambda one: one.conditional_write)

@@ -192,6 +192,20 @@ async def test_a_retry_waits_for_the_sync_of_a_batch_whose_client_went_away() ->
     await door.journal.close()
 
 
+@pytest.mark.parametrize("limits", [None, SMALL])
+async def test_a_bulk_retry_waits_for_the_segment_also_after_a_restart(
+    limits: JournalLimits | None,
+) -> None:
+    door, echo = await opened(limits=limits)
+    await send(door, b"a\nb\n", above=echo)
+    for _ in range(2):
+        await door.restart()
+        again = batch(b"a\nb\n", above=echo, durability="bulk", connector=NAME)
+        assert (await door.appender.append(again)).duplicate
+    assert door.confirmed == [2, 2]
+    await door.journal.close()
+
+
 async def test_a_batch_that_a_full_disk_refused_is_stored_by_its_retry() -> None:
     door, echo = await opened(limits=SMALL)
     door.fs.fail_with(errno.ENOSPC, at=len(door.fs.calls) + 1, once=True)

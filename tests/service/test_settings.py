@@ -116,7 +116,8 @@ def test_an_unknown_variable_is_refused_but_not_those_of_kubernetes(
         ("s3: {endpoint_url: somewhere}", "s3.endpoint_url"),
         ("server: {host: 0.0.0.0}", "no authentication"),
         ("runs: {prefix: ../up}", "runs.prefix"),
-        ("logStorage: {type: s3}", "logStorage.type"),
+        ("logStorage: {type: s3}", "logStorage.bucketName"),
+        ("logStorage: {type: gcs}", "logStorage.type"),
         ("logStorage: {enabled: false}", "logStorage.enabled"),
         ("logStorage: 3", "must hold keys"),
         ("- a\n- b", "must hold keys"),
@@ -215,3 +216,9 @@ def test_settings_cannot_be_changed() -> None:
     settings, _ = load_settings()
     with pytest.raises(ValueError, match="frozen"):
         settings.flush.segment_seconds = 1
+
+
+@pytest.mark.parametrize(("days", "warned"), [(0, False), (1, True), (6, True), (7, False)])
+def test_an_expiry_that_open_runs_reach_is_warned_of(days: int, warned: bool) -> None:
+    _, warnings = load_settings({"runs": {"expiration_days": days}})
+    assert [f"expiration_days is {days}" in warning for warning in warnings] == [True] * warned

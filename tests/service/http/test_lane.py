@@ -29,7 +29,8 @@ class Wire:
         """Writes a request; with a `content-length` unless a header says otherwise."""
         lines = [f"POST {RUNS}{path} HTTP/{version}", "host: x", "content-type: text/plain"]
         lines += headers
-        if not any(header.startswith("transfer-encoding") for header in headers):
+        framed = ("transfer-encoding", "content-length")
+        if not any(header.startswith(framed) for header in headers):
             lines.append(f"content-length: {len(body)}")
         self.writer.write("\r\n".join([*lines, "", ""]).encode() + body)
 
@@ -182,9 +183,7 @@ async def test_a_client_that_leaves_while_it_is_written_keeps_its_lines(serve: S
     assert (await served.get("")).status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("version", "headers"), [("1.1", ["connection: close"]), ("1.0", [])]
-)
+@pytest.mark.parametrize(("version", "headers"), [("1.1", ["connection: close"]), ("1.0", [])])
 async def test_a_client_that_wants_no_more_is_let_go(
     serve: Serve, version: str, headers: list[str]
 ) -> None:
@@ -209,3 +208,30 @@ async def test_a_run_of_another_name_is_learned_once(serve: Serve) -> None:
         connection.post(b"", path="/p/r/close")
         _, body = await connection.reply()
         assert b'"state":"closed"' in body
+
+
+async def test_a_client_that_stands_still_in_its_body_is_told_so_and_let_go(serve: Serve) -> None:
+    served = await serve(body_timeout_seconds=0.2)
+    await known(served)
+    async with wire(served) as client:
+        client.post(b"half", "content-length: 100")
+        async with asyncio.timeout(20):
+            head, _ = await client.reply()
+            assert head.startswith(b"HTTP/1.1 408")
+            assert await client.reader.read() == b""
+    assert served.node.batches == []
+
+
+async def test_a_client_that_leaves_in_its_body_is_counted_as_gone(serve: Serve) -> None:
+    served = await serve()
+    await known(served)
+    before = served.counters.append_requests
+    async with wire(served) as client:
+        client.post(b"half", "content-length: 100")
+        await client.writer.drain()
+        await asyncio.sleep(0.05)
+    async with asyncio.timeout(20):
+        while served.counters.disconnects == 0:
+            await asyncio.sleep(0.01)
+    assert served.counters.append_requests == before + 1
+    assert served.node.batches == []

@@ -168,20 +168,6 @@ async def test_a_write_whose_answer_was_lost_is_looked_for(direct: Serve, fault:
 QUICK = EndingLimits(grace_seconds=0.05, look_seconds=0.0)
 
 
-async def test_a_terminal_status_ends_streams_after_the_last_lines(serve: Serve) -> None:
-    """The client says `success` first, then ships its last lines, then closes."""
-    served = await serve(MemoryNode(endings=EndingLimits(grace_seconds=0.3)))
-    await put(served.node, "a")
-    async with watching(served) as stream:
-        reading = asyncio.create_task(drained(stream))
-        await asyncio.sleep(0.05)
-        await say(served, status("r", "success"))
-        for line in ("b", "c", "d"):
-            await asyncio.sleep(0.15)  # each within the grace of the one before
-            await put(served.node, line)
-        assert await asyncio.wait_for(reading, 10) == ["a", "b", "c", "d"]
-
-
 @pytest.mark.parametrize("state", ["success", "failed", "partialSuccess", "stopped"])
 async def test_a_stream_of_a_run_that_ended_replays_and_completes(serve: Serve, state: str) -> None:
     served = await serve(MemoryNode(endings=QUICK))
@@ -201,20 +187,6 @@ async def test_a_run_that_goes_on_is_not_completed(serve: Serve, state: str) -> 
     async with watching(served) as stream:
         reading = asyncio.create_task(drained(stream))
         await asyncio.sleep(0.2)
-        assert not reading.done()
-        await served.node.close_run(KEY)
-        assert await reading == ["a"]
-
-
-async def test_running_again_takes_the_end_back(serve: Serve) -> None:
-    served = await serve(MemoryNode(endings=EndingLimits(grace_seconds=0.2)))
-    await put(served.node, "a")
-    async with watching(served) as stream:
-        reading = asyncio.create_task(drained(stream))
-        await asyncio.sleep(0.05)
-        await say(served, status("r", "failed"))
-        await say(served, status("r", "running"))
-        await asyncio.sleep(0.4)
         assert not reading.done()
         await served.node.close_run(KEY)
         assert await reading == ["a"]
@@ -241,9 +213,9 @@ async def test_a_store_that_is_away_is_not_the_end_of_a_run(serve: Serve) -> Non
     await put(node, "a")
     async with watching(served) as stream:
         reading = asyncio.create_task(drained(stream))
-        await asyncio.sleep(0.2)
+        while node.status.endings.failures < 3:
+            await asyncio.sleep(0.01)
         assert not reading.done()
-        assert node.status.endings.failures > 0
         await node.close_run(KEY)
         assert await reading == ["a"]
 

@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from logstore.clock import SystemClock
-from logstore.objects.open import requests_of
+from logstore.objects.remote import requests_of
 from logstore.objects.store import Part
 from service.counters import StoreCounters
 from service.metered import MeteredStore

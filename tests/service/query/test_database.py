@@ -10,8 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from logstore.errors import Damaged, StoreUnavailable, TailraceError
-from service.query.database import Database, literal
+from service.query.database import Database
 from service.query.limits import QueryLimits
+from service.query.sql import literal
 
 
 @pytest.fixture

@@ -13,57 +13,15 @@ from logstore import keys, ulid
 from logstore.errors import InvalidInput
 from service.query.request import Matcher, QueryRequest
 from tests.batches import Entry
+from tests.service.query.scattered import ALL, scattered, some_requests
 from tests.service.query.world import HOUR_MS, NODE, NOW_MS, RUNS, World, engine_of, entry, search
 
 pytestmark = pytest.mark.anyio
 
-ALL = QueryRequest()
-
-
-async def scattered(root: Path, seed: int) -> World:
-    """Batches in the table, in segments of two nodes and hot, many of them in several."""
-    rng = random.Random(seed)
-    world = World(root)
-    entries: list[Entry] = [entry(rng) for _ in range(90)]
-    # The same batch id in two runs: nobody hides another run's lines.
-    entries += [(RUNS[0], entries[0][1], b"mine\n"), (RUNS[5], entries[0][1], b"yours\n")]
-
-    def some(share: float) -> list[Entry]:
-        return sorted((e for e in entries if rng.random() < share), key=lambda e: e[1])
-
-    merged = some(0.5)
-    await world.segment(merged[:20])
-    await world.segment(merged[20:])
-    if seed % 3:
-        world.merge(merged, {NODE: 2})
-    for _ in range(rng.randrange(3)):
-        await world.segment(some(0.3))
-    await world.segment(some(0.3), "node-02")
-    world.hot(some(0.2))
-    return world
-
-
-def some_requests(rng: random.Random) -> list[QueryRequest]:
-    low = NOW_MS - rng.randrange(5 * HOUR_MS)
-    high = low + rng.randrange(3 * HOUR_MS)
-    within = replace(ALL, low=ulid.lowest_at(low), high=ulid.highest_at(high))
-    run = rng.choice(RUNS)
-    return [
-        ALL,
-        replace(ALL, matcher=Matcher("ERROR")),
-        replace(ALL, matcher=Matcher("späße 🎉 1")),
-        replace(ALL, matcher=Matcher("100% not' there;--")),
-        within,
-        replace(within, limit=7),
-        replace(ALL, limit=rng.randrange(1, 60), fqn=run.fqn),
-        replace(ALL, run=run.run, matcher=Matcher("x=1")),
-        replace(ALL, fqn=run.fqn, run=run.run, limit=3),
-    ]
-
 
 @pytest.mark.parametrize("seed", range(6))
 async def test_a_search_gives_what_the_model_gives(tmp_path: Path, seed: int) -> None:
-    world = await scattered(tmp_path, seed)
+    world = await scattered(World(tmp_path), seed)
     # Tiles of one hour, so that every edge between tiles is met.
     async with engine_of(world, first_tile_bytes=1, largest_tile_bytes=1) as engine:
         for request in some_requests(random.Random(seed)):
@@ -76,7 +34,7 @@ async def test_a_search_gives_what_the_model_gives(tmp_path: Path, seed: int) ->
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_pages_are_the_unlimited_search_in_pieces(tmp_path: Path, seed: int) -> None:
-    world = await scattered(tmp_path, seed)
+    world = await scattered(World(tmp_path), seed)
     async with engine_of(world) as engine:
         for descending in (True, False):
             asked = replace(ALL, limit=17, descending=descending)
@@ -93,7 +51,7 @@ async def test_pages_are_the_unlimited_search_in_pieces(tmp_path: Path, seed: in
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_counting_counts_each_record_once(tmp_path: Path, seed: int) -> None:
-    world = await scattered(tmp_path, seed)
+    world = await scattered(World(tmp_path), seed)
     async with engine_of(world) as engine:
         for request in some_requests(random.Random(seed)):
             async with await engine.open(replace(request, stats_only=True)) as running:
@@ -113,7 +71,7 @@ async def test_copies_do_not_shorten_a_limited_search(tmp_path: Path) -> None:
 
 
 async def test_deleted_records_are_left_out(tmp_path: Path) -> None:
-    world = await scattered(tmp_path, 4)
+    world = await scattered(World(tmp_path), 4)
     middle = ulid.lowest_at(NOW_MS - 2 * HOUR_MS)
     world.deletions = [
         (RUNS[0].fqn, RUNS[0].run, middle),
@@ -221,8 +179,8 @@ async def test_a_bad_regex_is_refused_with_its_field(tmp_path: Path, pattern: st
 
 async def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
     # Seed 3 makes no table: delta-rs does not write below such a folder.
-    world = await scattered(tmp_path / "od[d] *name?", 3)
-    await scattered(tmp_path / "odd my-names", 2)
+    world = await scattered(World(tmp_path / "od[d] *name?"), 3)
+    await scattered(World(tmp_path / "odd my-names"), 2)
     async with engine_of(world) as engine:
         assert (await search(engine, ALL))[0] == world.expected(ALL)
 

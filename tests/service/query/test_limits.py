@@ -22,45 +22,13 @@ from logstore.errors import LimitReached, Unavailable
 from logstore.segments.carry import Carry
 from logstore.segments.columns import record_batches
 from service.query.request import Matcher, QueryRequest
+from tests.hand_clock import HandClock
 from tests.service.query.world import NOW_MS, RUNS, World, engine_of, search
 
 pytestmark = pytest.mark.anyio
 
 ALL = QueryRequest()
 TIGHT: dict[str, Any] = {"memory_bytes": 16 << 20, "spill_bytes": 1 << 20}
-
-
-class HandClock:
-    """A clock that stands still until `advance`."""
-
-    def __init__(self) -> None:
-        self._now = 0.0
-        self._sleepers: list[tuple[float, asyncio.Future[None]]] = []
-
-    def now_ms(self) -> int:
-        return NOW_MS
-
-    def monotonic(self) -> float:
-        return self._now
-
-    async def sleep(self, seconds: float) -> None:
-        woken = asyncio.get_running_loop().create_future()
-        self._sleepers.append((self._now + seconds, woken))
-        await woken
-
-    async def advance(self, seconds: float) -> None:
-        await self._settle()
-        self._now += seconds
-        for due, woken in self._sleepers:
-            if due <= self._now and not woken.done():
-                woken.set_result(None)
-        await self._settle()
-
-    @staticmethod
-    async def _settle() -> None:
-        """Who is about to sleep, or was woken, gets to it."""
-        for _ in range(20):
-            await asyncio.sleep(0)
 
 
 def big(root: Path, batches: int, lines: int) -> World:

@@ -21,7 +21,8 @@ from service.http import failures
 from service.query.engine import QueryEngine
 from service.query.request import QueryRequest
 from service.query.route import router
-from tests.service.query.test_limits import TIGHT, HandClock, big, endless
+from tests.hand_clock import HandClock
+from tests.service.query.test_limits import TIGHT, big, endless
 from tests.service.query.world import NOW_MS, RUNS, World, engine_of, entry
 
 pytestmark = pytest.mark.anyio
@@ -29,8 +30,9 @@ pytestmark = pytest.mark.anyio
 
 def app_of(engine: QueryEngine) -> FastAPI:
     app = FastAPI()
-    app.include_router(router(lambda: engine))
-    failures.install(app, lambda: "request-1")
+    routes = router(lambda: engine)
+    app.include_router(routes)
+    failures.install(app, lambda: "request-1", [routes])
     return app
 
 

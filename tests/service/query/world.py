@@ -23,11 +23,15 @@ from logstore.batch import Batches, RunKey
 from logstore.clock import SystemClock
 from logstore.disk import Disk
 from logstore.objects.local import LocalStore
+from logstore.objects.s3_credentials import Credentials
+from logstore.objects.store import ObjectStore
 from logstore.segments.carry import Carry
 from logstore.segments.columns import record_batches
 from logstore.segments.writer import encode_segment
+from logstore.table.options import open_table
 from logstore.table.schema import COLUMNS
 from logstore.table.table import Table
+from service.query.bucket import Bucket
 from service.query.cursor import RecordKey
 from service.query.engine import QueryEngine
 from service.query.hot import Encode
@@ -36,6 +40,7 @@ from service.query.request import QueryRequest
 from service.query.segments import SegmentCatalog
 from service.query.view import Deletion, Sources
 from tests.batches import Entry, MemoryBatches, make_batches
+from tests.servers import Bucket as S3Bucket
 
 NOW_MS = 1_795_255_200_000
 HOUR_MS = 3_600_000
@@ -78,9 +83,14 @@ def _encode(batches: Batches) -> Iterator[pa.RecordBatch]:
 
 @dataclass
 class World:
-    """Sources below `root`, and the model of what they hold."""
+    """Sources below `root`, and the model of what they hold.
+
+    The store is there, or in `bucket`: then `store` is one that is open there.
+    """
 
     root: Path
+    bucket: S3Bucket | None = None
+    store: ObjectStore = field(default=None)  # type: ignore[assignment]
     records: dict[RecordKey, Record] = field(default_factory=dict)
     deletions: list[Deletion] = field(default_factory=list)
     pins: int = 0
@@ -89,8 +99,12 @@ class World:
     _seqs: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.store = LocalStore(str(self.root / "store"), Disk(), SystemClock(), random.Random(1))
-        self.table = Table(self.store.uri(keys.TABLE))
+        if self.bucket is None:
+            root = str(self.root / "store")
+            self.store = LocalStore(root, Disk(), SystemClock(), random.Random(1))
+            self.table = Table(self.store.uri(keys.TABLE))
+        else:
+            self.table = open_table(self.bucket.settings)
 
     def hot(self, entries: Iterable[Entry]) -> None:
         """Puts batches into the journal."""
@@ -194,6 +208,13 @@ def entry(rng: random.Random, *, at_ms: int | None = None, lines: int | None = N
     return rng.choice(RUNS), batch, text.encode()
 
 
+def bucket_of(bucket: S3Bucket) -> Bucket:
+    """How DuckDB reads it."""
+    settings = bucket.settings
+    assert settings.bucket is not None
+    return Bucket(settings.bucket.uri, settings.s3, Credentials(settings.s3))
+
+
 @asynccontextmanager
 async def engine_of(
     world: World, clock: Any = None, *, sources: Sources | None = None, **limits: Any
@@ -204,6 +225,7 @@ async def engine_of(
         clock=clock or SystemClock(),
         scratch=str(world.root / "scratch"),
         limits=QueryLimits(**limits),
+        bucket=bucket_of(world.bucket) if world.bucket else None,
     )
     try:
         yield engine

@@ -160,6 +160,33 @@ async def test_what_nobody_closes_is_closed_after_a_day_by_a_process_that_never_
     assert await stored(world, keys.logs("pipeline-logs", DOTTED)) == b"a\nb\n"
 
 
+@pytest.mark.parametrize("mark", [{"pipeline": DOTTED.fqn}, {"pipeline": "another.name"}, {}])
+async def test_what_a_server_left_in_progress_is_closed_though_nobody_asks_for_it(
+    mark: dict[str, str],
+) -> None:
+    world = await started(partial=b"a\nb")
+    where = FOLDERS[DOTTED].replace("pipeline-logs/", "pipeline-logs/.active/")
+    await world.disk_store.put(f"{where}/{DOTTED.run}/om-server-0", b"", metadata=mark)
+    await world.text.sweeper.sweep()
+    closed = await stored(world, keys.logs("pipeline-logs", DOTTED))
+    # Without the name nobody can say whose it is.
+    assert closed == (b"a\nb\n" if mark == {"pipeline": DOTTED.fqn} else None)
+    assert world.text.adoption.adopted == (closed is not None)
+    await world.text.sweeper.sweep()
+    assert world.text.adoption.adopted == (closed is not None)
+
+
+async def test_what_a_server_may_still_be_at_is_left_to_it() -> None:
+    world = await started(partial=b"a\nb")
+    where = FOLDERS[DOTTED].replace("pipeline-logs/", "pipeline-logs/.active/")
+    mark = {"pipeline": DOTTED.fqn}
+    info = await world.disk_store.put(f"{where}/{DOTTED.run}/om-server-0", b"", metadata=mark)
+    await world.text.adoption.take_left(info.modified_ms)
+    assert world.text.adoption.adopted == 0
+    await world.text.adoption.take_left(info.modified_ms + 1)
+    assert world.text.adoption.adopted == 1
+
+
 async def test_a_page_is_one_ranged_get_also_far_into_a_large_text() -> None:
     text = b"".join(b"%07d %s\n" % (number, b"x" * 90) for number in range(60_000))
     world = await started(partial=text)

@@ -13,6 +13,7 @@ from service.text.chunks import Moved
 from service.text.flusher import FlushLimits
 from service.text.fold import FoldLimits
 from service.text.text import TextLimits
+from tests.backing import on_disk
 from tests.faulty_store import Crash, Fault, FaultyStore, Schedule
 from tests.service.text.world import World
 
@@ -71,7 +72,7 @@ async def killed_everywhere(
     fault: Fault,
     verify: Callable[[World], Awaitable[None]],
 ) -> None:
-    for step in range(1, 400):
+    for step in range(1, 400, 1 if on_disk() else 13):
         world = await prepare()
         schedule = Schedule({step: fault})
         await world.restart(FaultyStore(world.disk_store, Schedule.none()))

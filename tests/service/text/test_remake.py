@@ -18,6 +18,7 @@ from logstore.errors import LimitReached, NotFound
 from logstore.runs.deletion import Deletion
 from logstore.runs.textmark import raise_text_mark
 from service.query.records import run_records
+from service.query.request import QueryRequest
 from service.text.flusher import FlushLimits
 from service.text.fold import FoldLimits
 from service.text.remake import Records
@@ -187,6 +188,19 @@ async def test_with_a_segment_that_cannot_be_read_nothing_is_remade(tmp_path: Pa
         await lake.store.put(where, body)
         reader.clock.pass_seconds(61)
         await agree(reader, text_of(*entries(6)))
+
+
+async def test_a_run_that_never_was_costs_no_search(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    await lake.segment(entries(6, OTHER))
+    await flushed(lake)
+    async with engine_of(lake, concurrent=1, waiting=0) as engine:
+        reader = Reader(store=lake.store, limits=LIMITS)
+        reader.records = run_records(engine)
+        await reader.text.start()
+        async with await engine.open(QueryRequest()):  # the only place is taken
+            await gone(reader)
+        assert (reader.text.remaker.put_off, engine.refused) == (0, 0)
 
 
 async def test_while_searches_are_busy_it_is_a_run_that_never_was(tmp_path: Path) -> None:

@@ -12,8 +12,10 @@ import pytest
 
 from coordination.lease import text_lease
 from logstore.batch import RunKey
+from logstore.errors import NotFound
 from logstore.objects.store import ObjectStore
 from logstore.runs.textmark import read_text_mark
+from service.text.cursors import parse_token
 from service.text.flusher import FlushLimits
 from service.text.fold import FoldLimits
 from service.text.text import TextLimits
@@ -128,6 +130,41 @@ async def test_an_heir_that_is_killed_at_any_step_leaves_the_rest_to_the_next() 
     pytest.fail("it never got through")
 
 
+async def test_a_long_backlog_is_taken_in_parts() -> None:
+    away = World(limits=LIMITS)
+    await away.text.start()
+    for number in range(21):
+        away.append(RUN, lines(number, 1))
+        await away.confirm()
+    heir = World(store=away.disk_store, limits=LIMITS, journal=FakeJournal(node=HEIR), seed=9)
+    heir.clock.ms = away.clock.ms + 3_600_000
+    await heir.text.start()
+    parts = []
+    for _ in range(4):
+        await heir.text.lost.look()
+        parts.append(len(heir.text.backlog.inherited))
+        await heir.text.flusher.drain()
+    assert parts == [8, 8, 5, 0]
+    assert await heir.text.leases.held_by(text_lease("node-A")) is None
+    await check(heir, lines(0, 21))
+
+
+async def test_what_another_node_deleted_stays_away_though_nobody_told_the_heir() -> None:
+    away = World(limits=LIMITS)
+    await away.text.start()
+    heir = World(store=away.disk_store, limits=LIMITS, journal=FakeJournal(node=HEIR), seed=9)
+    await heir.text.start()
+    away.append(RUN, lines(0, 3))
+    await away.confirm()
+    await away.text.delete_pipeline(RUN.fqn)
+    heir.clock.ms = away.clock.ms + 3_600_000
+    await heir.text.lost.look()
+    await heir.text.flusher.drain()
+    with pytest.raises(NotFound):
+        await heir.text.page(RUN, after=None, limit=5)
+    assert await heir.text.runs(RUN.fqn, 5) == []
+
+
 async def test_a_lost_node_costs_a_busy_one_no_text_mark() -> None:
     """The mark of a lost node rises while the heir's own runs always have news."""
     away, heir = await two(1)
@@ -160,3 +197,72 @@ async def test_a_run_that_is_being_closed_holds_no_place_among_the_flushes() -> 
         assert flusher.pending.get(RUN) is None
         assert flusher.pending.get(slow[0]) is not None
     assert await world.whole(RUN) == b"x\n"
+
+
+async def met(seed: int) -> tuple[World, World, dict[str, bytes]]:
+    """The heir has lines of its own that readers saw, hot ones too, when it takes the others."""
+    away = World(limits=LIMITS, seed=seed)
+    await away.text.start()
+    heir = World(
+        store=away.disk_store, limits=LIMITS, journal=FakeJournal(node=HEIR), seed=seed + 1000
+    )
+    await heir.text.start()
+    texts = {"away": lines(0, 7), "heir": b"".join(b"heir %d\n" % n for n in range(9))}
+    for part in (texts["away"][:20], texts["away"][20:]):
+        away.append(RUN, part)
+        await away.confirm()
+    heir.clock.ms = away.clock.ms + 3_600_000
+    for number, part in enumerate(texts["heir"].splitlines(keepends=True)):
+        heir.append(RUN, part)
+        if number == 3:
+            await heir.confirm()
+            await heir.text.flusher.drain()
+        if number == 5:
+            await heir.confirm()
+    return away, heir, texts
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 5, 9])
+@pytest.mark.parametrize("seen", [4, 5, 6, 8, 9])
+async def test_a_reader_gets_what_becomes_text_before_lines_that_it_has_seen(
+    seen: int, limit: int
+) -> None:
+    for by_pages in (True, False):
+        _away, heir, texts = await met(seen)
+        page = await heir.text.page(RUN, after=None, limit=seen)
+        got = page.text
+        token = page.after or (await heir.text.batches_after(RUN, None, max_bytes=1 << 20))[
+            -1
+        ].cursor.encode()
+        await heir.text.lost.look()
+        if limit % 2:
+            await heir.text.flusher.drain()
+        got += await rest(heir, token, limit, by_pages)
+        expected = sorted((texts["away"] + texts["heir"]).splitlines())
+        assert sorted(got.splitlines()) == expected, "each line once"
+        for name in ("away", "heir"):
+            mine = [line for line in got.splitlines() if line in texts[name].splitlines()]
+            assert mine == texts[name].splitlines(), "each writer's in order"
+
+
+async def rest(world: World, token: str, limit: int, by_pages: bool) -> bytes:
+    """What a reader gets who goes on after `token` while lines move."""
+    got = b""
+    for turn in range(100):
+        if turn == 3:
+            await world.confirm()
+            await world.text.flusher.drain()
+        if by_pages:
+            page = await world.text.page(RUN, after=token, limit=limit)
+            got += page.text
+            if page.after is None:
+                return got
+            token = page.after
+        else:
+            where = parse_token(token)
+            pieces = await world.text.batches_after(RUN, where, max_bytes=10 * limit)
+            if not pieces:
+                return got
+            got += pieces[0].text
+            token = pieces[0].cursor.encode()
+    raise AssertionError("it never ends")

@@ -1,0 +1,50 @@
+"""From settings to the store on S3 that they name."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from logstore import keys
+from logstore.clock import Clock
+from logstore.entropy import Entropy
+from logstore.objects.s3 import S3Store
+from logstore.objects.s3_client import open_client
+from logstore.objects.s3_credentials import Credentials
+from logstore.objects.s3_place import Keeping, Place
+from logstore.objects.s3_plan import PartLimits
+from logstore.objects.s3_requests import Tries
+from logstore.objects.s3_settings import S3Settings
+
+
+@asynccontextmanager
+async def open_s3(
+    settings: S3Settings, place: Place, clock: Clock, entropy: Entropy
+) -> AsyncIterator[S3Store]:
+    """The store at `place`, as long as the block runs, in the loop that runs it.
+
+    Asks the server nothing. Raises `InvalidInput` for settings that cannot be.
+    """
+    credentials = Credentials(settings)
+    async with open_client(settings, credentials, clock) as client:
+        yield S3Store(
+            client,
+            place,
+            clock,
+            entropy,
+            keeping=keeping_of(settings),
+            tries=Tries(settings.attempts, settings.backoff_milliseconds / 1000),
+            limits=PartLimits(single_put=settings.multipart_bytes),
+            uploads_by_prefix=not settings.endpoint_url,
+        )
+
+
+def keeping_of(settings: S3Settings) -> Keeping:
+    """Encryption for all, a class for what is large, read seldom and never rewritten."""
+    large = settings.large_class
+
+    def class_of(key: str) -> str | None:
+        chosen = key.endswith("/logs.txt") or key.startswith(f"{keys.TABLE}/date=")
+        return large if large != "STANDARD" and chosen else None
+
+    return Keeping(settings.encryption, settings.kms_key_id, class_of)

@@ -1,0 +1,259 @@
+"""Mending: a chunk that vanished from the store is made again from its records.
+
+Only somebody outside takes away what a manifest names. Then a reader's 404 brings it here:
+
+    text gone, index there    each batch by its ULID, from segments or table, in the order and
+                              with the checksums that the index has: the same bytes
+    index gone                the records of the chunk's writer and positions, if all lines of
+                              the chunk are one node's: the same text, under a new id
+
+`logs.txt` that is gone or that somebody wrote over is a chunk like the others. What was made
+is compared with the manifest before it counts. A chunk that cannot be made again is
+reported; the other lines of its run are read as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from logstore import ulid as ulids
+from logstore.batch import RunKey, digest
+from logstore.clock import Clock
+from logstore.errors import ChunkLost, LimitReached, NotFound, PreconditionFailed, StoreUnavailable
+from logstore.objects.store import ObjectInfo, ObjectStore, Part
+from logstore.runs.blocks import Blocks
+from logstore.runs.manifest import Chunk, Manifest
+from logstore.runs.manifests import Manifests
+from service.text.chunks import Chunks, extremes
+from service.text.once import OncePerRun
+from service.text.remake import Records, RemadeBatch, RemadeBatches, batches_of
+from service.text.writing import ChunkWriter
+
+_MOST_BYTES = 256 << 20
+_REMEMBERED_SECONDS = 5.0
+_LOST_SECONDS = 60.0
+_SHOWN_SECONDS = 7200.0
+
+
+class _Unfound(Exception):
+    """A batch of the chunk is nowhere, or is another."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """The batch of which the next piece may hold more, and how much was given."""
+
+    text: bytes = b""
+    given: int = 0
+
+
+class Mender:
+    """Of one node; `records` None: nobody can search here."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        manifests: Manifests,
+        chunks: Chunks,
+        writer: ChunkWriter,
+        clock: Clock,
+        *,
+        records: Callable[[], Records | None],
+    ) -> None:
+        self._store = store
+        self._manifests = manifests
+        self._chunks = chunks
+        self._writer = writer
+        self._clock = clock
+        self._records = records
+        self._once = OncePerRun(clock, self._run, remembered_seconds=_REMEMBERED_SECONDS)
+        self._lost: dict[RunKey, tuple[str, float]] = {}
+        self.vanished = 0
+        self.mended = 0
+
+    def problems(self) -> list[str]:
+        """Chunks that were found to be gone for good in the last hours."""
+        since = self._clock.monotonic() - _SHOWN_SECONDS
+        self._lost = {key: lost for key, lost in self._lost.items() if lost[1] > since}
+        return [why for why, _ in self._lost.values()]
+
+    async def mend(self, key: RunKey) -> bool:
+        """Whether something that the run's manifest names was gone and is there again.
+
+        Raises `ChunkLost` if it cannot be, `StoreUnavailable`, `OutcomeUnknown`, `Damaged`.
+        """
+        why, until = self._lost.get(key, ("", 0.0))
+        if why and self._clock.monotonic() < until:
+            raise ChunkLost(why)
+        return await self._once.do(key)
+
+    def stop(self) -> None:
+        """Ends what is under way; the next reader begins again."""
+        self._once.stop()
+
+    async def _run(self, key: RunKey) -> bool:
+        manifest = (await self._manifests.get(key)).manifest
+        mended = False
+        for chunk in manifest.chunks:
+            text = await self._head(self._chunks.text_key(key, chunk))
+            index = await self._head(self._chunks.index_key(key, chunk))
+            if index is not None and text is not None and _same(manifest, chunk, text):
+                continue
+            if (await self._manifests.get(key)).manifest.version != manifest.version:
+                return True  # folded, or about to be sealed, while we looked
+            self.vanished += 1
+            await self._try(manifest, chunk, text, index is not None)
+            mended = True
+        self._lost.pop(key, None)
+        return mended
+
+    async def _try(
+        self, manifest: Manifest, chunk: Chunk, text: ObjectInfo | None, has_index: bool
+    ) -> None:
+        key = manifest.key
+        try:
+            if has_index:
+                await self._text_again(manifest, chunk, text)
+            else:
+                await self._index_again(manifest, chunk, text)
+        except _Unfound as error:
+            why = f"chunk {chunk.id} of {key.fqn}/{key.run} is gone, and {error}"
+            self._lost[key] = why, self._clock.monotonic() + _LOST_SECONDS
+            raise ChunkLost(why) from error
+        except LimitReached as error:
+            raise StoreUnavailable(f"chunk {chunk.id} is made again later: {error}") from error
+        self.mended += 1
+
+    async def _head(self, where: str) -> ObjectInfo | None:
+        try:
+            return await self._store.head(where)
+        except NotFound:
+            return None
+
+    # --- the text, from the index and the records ------------------------------------
+
+    async def _text_again(
+        self, manifest: Manifest, chunk: Chunk, there: ObjectInfo | None
+    ) -> None:
+        key = manifest.key
+        entries = (await self._chunks.directory(key, chunk)).entries
+        parts: list[Part | bytes] = []
+        size, opened = 0, _Open()
+        for number in range(len(entries)):
+            blocks, _ = await self._chunks.piece(key, chunk, number)
+            text = await self._piece(key, blocks, opened)
+            size += len(text)
+            if len(entries) > 1:  # held in the store, not in memory; swept after a day
+                where = self._chunks.text_key(key, _loose(chunk, self._manifests.fresh_id()))
+                await self._store.put(where, text)
+                parts.append(Part(where))
+            else:
+                parts.append(text)
+        if size != chunk.bytes:
+            raise _Unfound(f"its index speaks of {size} bytes")
+        where = self._chunks.text_key(key, chunk)
+        try:
+            info = await self._store.compose(
+                where,
+                parts,
+                if_absent=there is None,
+                if_match=None if there is None else there.etag,
+            )
+        except PreconditionFailed:
+            return  # somebody else was first: whoever reads looks again
+        if chunk.kind == "logs":
+            await self._name(key, chunk, replace(chunk, etag=info.etag))
+
+    async def _piece(self, key: RunKey, blocks: Blocks, opened: _Open) -> bytes:
+        """The text of the blocks, each batch checked as a whole."""
+        firsts = blocks[blocks["first"] == 1]
+        found = await self._batches(key, *extremes(firsts)) if len(firsts) else {}
+        pieces: list[bytes] = []
+        for high, low, size, first, check in blocks[
+            ["ulid_hi", "ulid_lo", "size", "first", "digest"]
+        ].tolist():
+            if first:
+                batch = found.get(high << 64 | low)
+                if batch is None or digest(batch.text) != check:
+                    raise _Unfound(f"batch {ulids.encode(high << 64 | low)} is nowhere else")
+                opened.text, opened.given = batch.text, 0
+            pieces.append(opened.text[opened.given : opened.given + size])
+            opened.given += size
+        return b"".join(pieces)
+
+    async def _batches(self, key: RunKey, low: int, high: int) -> dict[int, RemadeBatch]:
+        records = self._records()
+        if records is None:
+            raise _Unfound("nothing here can look for its lines")
+        found = batches_of(records(key, low, high | ulids.LINE_MASK))
+        return {batch.ulid: batch async for batch in found}
+
+    # --- the index, from the records of its writer ------------------------------------
+
+    async def _index_again(
+        self, manifest: Manifest, chunk: Chunk, there: ObjectInfo | None
+    ) -> None:
+        if len(chunk.writers) != 1 or chunk.bytes > _MOST_BYTES:
+            raise _Unfound("its index too; several nodes' lines stood in it, or too many")
+        key = manifest.key
+        batches = await self._of_writer(manifest, chunk)
+        rows = np.arange(len(batches.rows))
+        if there is not None:
+            stored = (await self._store.get(there.key, size=chunk.bytes))[1]
+            if stored != batches.text(rows):
+                raise _Unfound("its index; the text does not match its records")
+        made = await self._writer.write(key, self._manifests.fresh_id(), batches, rows)
+        if _content(made) != _content(chunk):
+            raise _Unfound("its index too; not all of its lines are left")
+        if chunk.kind == "logs":
+            if there is None:
+                raise _Unfound("its index too")
+            made = replace(made, kind="logs", etag=chunk.etag)
+        await self._name(key, chunk, made)
+
+    async def _of_writer(self, manifest: Manifest, chunk: Chunk) -> RemadeBatches:
+        """The chunk's batches in order of position, as the records tell of them."""
+        key = manifest.key
+        ((writer, (low, high)),) = chunk.writers.items()
+        found = list((await self._batches(key, chunk.first, chunk.last)).values())
+        batches = RemadeBatches(key, found, 0)
+        batches.node = writer
+        batches.rows["pos"] = [low if b.pos is None else b.pos for b in found]
+        inside = (batches.rows["pos"] >= low) & (batches.rows["pos"] < high)
+        others = replace(manifest, chunks=tuple([c for c in manifest.chunks if c != chunk]))
+        inside &= ~await self._chunks.listed(others, batches.rows)
+        order = np.argsort(batches.rows["pos"], kind="stable")
+        chosen = [found[number] for number in order.tolist() if inside[number]]
+        kept = RemadeBatches(key, chosen, low)
+        kept.node = writer
+        kept.rows["pos"] = [low if b.pos is None else b.pos for b in chosen]
+        return kept
+
+    async def _name(self, key: RunKey, old: Chunk, new: Chunk) -> None:
+        def change(newest: Manifest) -> Manifest | None:
+            if old not in newest.chunks or newest.closing is not None:
+                return None
+            chunks = tuple([new if chunk == old else chunk for chunk in newest.chunks])
+            return replace(newest, chunks=chunks)
+
+        await self._manifests.update(key, change)
+
+
+def _same(manifest: Manifest, chunk: Chunk, there: ObjectInfo) -> bool:
+    """Whether what stands there is the chunk's text, perhaps with more behind it."""
+    if chunk.kind == "chunk":
+        return there.size == chunk.bytes
+    return there.etag == chunk.etag or (
+        manifest.closing is not None and there.size >= chunk.bytes
+    )
+
+
+def _loose(chunk: Chunk, chunk_id: str) -> Chunk:
+    return replace(chunk, id=chunk_id, kind="chunk")
+
+
+def _content(chunk: Chunk) -> tuple[int, ...]:
+    return chunk.bytes, chunk.lines, chunk.records, chunk.first, chunk.last

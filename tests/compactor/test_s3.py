@@ -1,0 +1,206 @@
+"""Spark on a real S3 server: merged, killed, raced and cleaned up as in a folder."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from compactor.cleanup import clean_up
+from compactor.merge import merge
+from compactor.merge_input import MergeInput
+from compactor.report import Report
+from compactor.s3a import S3A
+from compactor.session import Session
+from logstore import keys, ulid
+from logstore.errors import Unavailable
+from tests.compactor.lake import HOUR, NOON, Lake, batch, lake_in
+from tests.jars import jars_folder
+from tests.servers import Bucket, Minio
+
+ROOT = Path(__file__).parents[2]
+JOB = str(ROOT / "compactor" / "job.py")
+CLASS = "REDUCED_REDUNDANCY"
+KEPT = {"encryption": "AES256", "storage_class": CLASS}
+
+pytestmark = [pytest.mark.spark, pytest.mark.jars, pytest.mark.minio]
+
+
+@pytest.fixture(scope="module")
+def s3_session(session: Session, minio: Minio) -> Iterator[Session]:
+    """A warm Spark that knows S3. The other one ends meanwhile: a process has one at a time."""
+    session.stop()
+    settings = minio.bucket(**KEPT).settings
+    spark = Session("1g", S3A(settings.s3, str(jars_folder())))
+    yield spark
+    spark.stop()
+
+
+@pytest.fixture
+def kept_bucket(minio: Minio) -> Bucket:
+    return minio.bucket(prefix="a store", **KEPT)
+
+
+@pytest.fixture
+def lake(kept_bucket: Bucket, s3_session: Session, tmp_path: Path) -> Iterator[Lake]:
+    with lake_in(kept_bucket, tmp_path) as made:
+        made.session = s3_session
+        yield made
+
+
+def environment(lake: Lake) -> dict[str, str]:
+    assert lake.bucket is not None
+    found = {
+        **os.environ,
+        **lake.bucket.environment,
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "TAILRACE_COMPACTION__DRIVER_MEMORY": "1g",
+        "TAILRACE_COMPACTION__JARS": str(jars_folder()),
+    }
+    found.pop("PYTHONPATH", None)
+    return found
+
+
+def start(lake: Lake, command: list[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(lake),
+        cwd="/",
+    )
+
+
+def submitted(*flags: str) -> list[str]:
+    return [str(Path(sys.executable).parent / "spark-submit"), *flags, JOB]
+
+
+def finish(process: subprocess.Popen[str]) -> dict[str, Any]:
+    out, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, errors
+    report: dict[str, Any] = orjson.loads(out.splitlines()[-1])
+    return report
+
+
+def uploads(lake: Lake) -> list[str]:
+    assert lake.bucket is not None
+    client = lake.bucket.client()
+    found = client.list_multipart_uploads(Bucket=lake.bucket.name).get("Uploads", [])
+    client.close()
+    return [upload["Key"] for upload in found]
+
+
+def objects(lake: Lake) -> dict[str, dict[str, Any]]:
+    """Every key below the prefix as the server knows it, markers of folders too."""
+    assert lake.bucket is not None
+    client, name = lake.bucket.client(), lake.bucket.name
+    listed = client.list_objects_v2(Bucket=name)["Contents"]
+    found = {entry["Key"]: client.head_object(Bucket=name, Key=entry["Key"]) for entry in listed}
+    client.close()
+    return {key.removeprefix(f"{lake.bucket.prefix}/"): head for key, head in found.items()}
+
+
+def test_merged_twice_and_kept_as_the_settings_say(lake: Lake) -> None:
+    old = [batch("f", "r", NOON + i * HOUR, 20) for i in range(3)]
+    lake.put("node with space", old)
+    first = lake.compact()
+    assert (first.rows_out, first.files, first.commits) == (60, 3, 1)
+    gone, new = batch("f", "gone", NOON, 5), batch("f", "r", NOON + 7, 20)
+    lake.put("b", [old[0], new, old[2], gone])
+    lake.delete("f", "gone", gone[1] | ulid.LINE_MASK)
+    second = lake.compact()
+    assert (second.rows_in, second.rows_out, second.duplicates) == (65, 20, 40)
+    lake.holds([*old, new])
+    found = objects(lake)
+    assert {head.get("ServerSideEncryption") for head in found.values()} == {"AES256"}
+    classed = {key for key, head in found.items() if head.get("StorageClass") == CLASS}
+    assert classed == {f"{keys.TABLE}/{file.path}" for file in lake.snapshot().files}
+    assert [key for key in found if "_staging" in key] == []
+    assert uploads(lake) == []
+
+
+def test_killed_between_steps_the_lines_are_there_once(lake: Lake) -> None:
+    sent = [batch("f", f"r{i}", NOON + i * HOUR, 30) for i in range(2)]
+    lake.put("a", sent)
+    for step, placed in (("written", 0), ("placed", 2)):
+        process = start(lake, [sys.executable, JOB, "--kill-at", step])
+        errors = process.communicate(timeout=240)[1]
+        assert process.returncode == -signal.SIGKILL, errors
+        assert lake.table() == []
+        assert len(lake.keys(f"{keys.TABLE}/date")) == placed
+    lake.compact()
+    lake.holds(sent)
+
+
+def test_two_drivers_at_once_one_of_them_submitted(lake: Lake) -> None:
+    sent = [batch("f", f"r{i % 3}", NOON + i * 1_000, 40) for i in range(8)]
+    for i, one in enumerate(sent):
+        lake.put("ab"[i % 2], [one, sent[0]])
+    jars = ",".join(str(path) for path in sorted(jars_folder().iterdir()))
+    commands = (submitted("--jars", jars), [sys.executable, JOB])
+    reports = [finish(process) for process in [start(lake, command) for command in commands]]
+    lake.holds(sent)
+    assert lake.snapshot().marks("ab") == {"a": 4, "b": 4}
+    assert sum(report["rows_out"] for report in reports) == 320
+
+
+def test_a_failure_of_spark_is_an_error_with_a_reason(lake: Lake) -> None:
+    gone = MergeInput([lake.store.uri("segments/a/gone.parquet")], [], [0], [], 0, 1)
+    with pytest.raises(Unavailable, match=r"Spark failed: .*gone"):
+        merge(lake.session.get(), gone, lake.store.uri("table/_staging/out"))
+
+
+def test_submitted_without_the_jars_it_says_how(lake: Lake) -> None:
+    lake.put("a", [batch("f", "r", NOON, 1)])
+    process = start(lake, submitted())
+    out = process.communicate(timeout=240)[0]  # where spark-submit puts all that we say
+    assert process.returncode == 3
+    assert "spark-submit --properties-file deploy/spark/s3.conf compactor/job.py" in out
+    assert "Traceback" not in out
+
+
+def test_a_wrong_key_is_a_store_that_refuses_and_is_not_told(lake: Lake) -> None:
+    lake.put("a", [batch("f", "r", NOON, 1)])
+    process = subprocess.run(
+        [sys.executable, JOB],
+        env=environment(lake) | {"TAILRACE_S3__SECRET_ACCESS_KEY": "another-secret"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.returncode == 3
+    assert "another-secret" not in process.stdout + process.stderr
+
+
+def test_what_a_killed_job_left_is_gone_a_day_later(lake: Lake) -> None:
+    lake.put("a", [batch("f", "r", NOON, 3)])
+    lake.compact()
+    bucket = lake.bucket
+    assert bucket is not None
+    now = lake.clock.now_ms()
+    dead, alive = (ulid.encode(ulid.lowest_at(now - hours * HOUR)) for hours in (25, 1))
+    client = bucket.client()
+    for job in (dead, alive):
+        staging = f"{bucket.prefix}/{keys.TABLE}/_staging/{job}"
+        for key in ("/", "/__magic_job-1/", "/__magic_job-1/tasks/a.pending"):
+            client.put_object(Bucket=bucket.name, Key=staging + key)
+    key = f"{bucket.prefix}/{keys.TABLE}/_staging/{dead}/part-00000-x.parquet"
+    client.create_multipart_upload(Bucket=bucket.name, Key=key)
+    client.close()
+    report = Report()
+    lake.run(clean_up(lake.compactor, report))
+    assert (report.orphans_removed, report.writes_swept, len(uploads(lake))) == (4, 0, 1)
+    assert {key.split("/")[2] for key in objects(lake) if "_staging" in key} == {alive}
+    lake.clock.shift_ms = 25 * HOUR
+    lake.run(clean_up(lake.compactor, report))
+    assert (report.writes_swept, uploads(lake)) == (1, [])
+    lake.holds(lake.taken)

@@ -1,0 +1,88 @@
+"""What the tortured service keeps its objects on, and what must be true of it in the end.
+
+local    a folder
+minio    a real S3 server
+faults   a real S3 server behind a proxy that misbehaves by the seed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from logstore.clock import SystemClock
+from tests.faults.schedule import Schedule, evenly
+from tests.faults.thread import fault_proxy
+from tests.servers import Bucket, running_minio, why_no_minio
+
+KINDS: Final = ("local", "minio", "faults")
+RATE: Final = 0.1
+_DAY_MS: Final = 86_400_000
+
+
+@dataclass
+class TorturedStore:
+    """Settings of the service, and what stands between it and its objects."""
+
+    settings: dict[str, str] = field(default_factory=dict)
+    bucket: Bucket | None = None
+    schedule: Schedule | None = None
+    swept: int = 0
+
+    @property
+    def large(self) -> bool:
+        """Whether some runs should be so large that they are made of uploaded parts."""
+        return self.bucket is not None
+
+    async def faults(self) -> list[str]:
+        """What is wrong with the store after all was closed, and swept as a day later."""
+        if self.bucket is None:
+            return []
+        async with self.bucket.open() as store:
+            self.swept = await store.sweep(SystemClock().now_ms() + _DAY_MS)
+        found = [f"an upload of {key} was left" for key in self.uploads()]
+        if self.schedule is not None and not self.schedule.injected:
+            found.append("the proxy did no harm")
+        return found
+
+    def uploads(self) -> list[str]:
+        """Keys of uploads that were begun and neither completed nor aborted."""
+        if self.bucket is None:
+            return []
+        client: Any = self.bucket.client()
+        try:
+            answer = client.list_multipart_uploads(Bucket=self.bucket.name)
+        finally:
+            client.close()
+        return [upload["Key"] for upload in answer.get("Uploads", [])]
+
+    def told(self) -> str:
+        """What became of uploads, and what the proxy did, in words."""
+        if self.bucket is None:
+            return ""
+        swept = f"{self.swept} uploads that kills or lost answers left were swept"
+        if self.schedule is None:
+            return swept
+        kinds = ", ".join(f"{n} {kind.value}" for kind, n in self.schedule.injected.most_common())
+        return f"{swept}; {self.schedule.requests} requests met {kinds}"
+
+
+@contextmanager
+def tortured_store(kind: str, seed: int) -> Iterator[TorturedStore]:
+    """One of `KINDS`, empty. Raises `RuntimeError` where MinIO cannot be had."""
+    if kind == "local":
+        yield TorturedStore()
+        return
+    reason = why_no_minio()
+    if reason is not None:
+        raise RuntimeError(f"no MinIO here: {reason}")
+    with ExitStack() as stack:
+        bucket = stack.enter_context(running_minio()).bucket()
+        if kind == "minio":
+            yield TorturedStore(bucket.environment, bucket)
+            return
+        schedule = Schedule(seed, evenly(RATE))
+        url = stack.enter_context(fault_proxy(bucket.endpoint_url, schedule))
+        yield TorturedStore(bucket.through(url).environment, bucket, schedule)

@@ -1,0 +1,171 @@
+"""Searches over a store on a real S3 server, and what its database may not touch there."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from logstore import keys
+from logstore.errors import Damaged, LimitReached, StoreUnavailable
+from service.query.database import Database
+from service.query.limits import QueryLimits
+from tests.hand_clock import HandClock
+from tests.servers import Bucket
+from tests.service.query.scattered import ALL, scattered, some_requests
+from tests.service.query.world import World, bucket_of, engine_of, entry, search
+
+pytestmark = [pytest.mark.anyio, pytest.mark.minio]
+
+
+@pytest.fixture
+async def world(bucket: Bucket, tmp_path: Path) -> AsyncIterator[World]:
+    async with bucket.open() as store:
+        yield World(tmp_path, bucket, store)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_a_search_gives_what_the_model_gives(world: World, seed: int) -> None:
+    await scattered(world, seed)
+    async with engine_of(world) as engine:
+        for request in some_requests(random.Random(seed)):
+            for asked in (request, replace(request, descending=False)):
+                found, stats = await search(engine, asked)
+                assert found == world.expected(asked)
+                assert stats["complete"]
+
+
+async def test_the_keys_of_an_assumed_role_do_as_well(
+    bucket: Bucket, world: World, tmp_path: Path
+) -> None:
+    await scattered(world, 1)
+    role = bucket.through(bucket.endpoint_url, role_arn="arn:aws:iam::123456789012:role/any")
+    async with role.open() as store:
+        other = World(tmp_path, role, store, records=world.records)
+        other.hot(world._hot)
+        async with engine_of(other) as engine:
+            assert (await search(engine, ALL))[0] == world.expected(ALL)
+
+
+async def test_names_are_taken_as_they_stand(world: World) -> None:
+    for node in ("50% of it", "a*b", "x?s3_endpoint=127.0.0.1:1", "ü+&=[1]"):
+        await world.segment([entry(random.Random(node))], node)
+    async with engine_of(world) as engine:
+        found, stats = await search(engine, ALL)
+        assert found == world.expected(ALL)
+        assert stats["complete"]
+
+
+@pytest.mark.parametrize("harm", ["vanished", "page", "footer"])
+async def test_an_unreadable_segment_is_left_out_and_named(world: World, harm: str) -> None:
+    rng = random.Random(3)
+    await world.segment([entry(rng)])
+    kept = list(world.records)
+    bad = await world.segment([entry(rng, lines=400)], "node-02")
+    body = (await world.store.get(bad))[1]
+    async with engine_of(world) as engine:
+        if harm == "footer":
+            await world.store.put(bad, body[:-5])
+        async with await engine.open(ALL) as running:
+            if harm == "page":
+                await world.store.put(bad, bytes(len(body) // 2) + body[len(body) // 2 :])
+            elif harm == "vanished":
+                await world.store.delete([bad])
+            rows = [batch.num_rows async for batch in running.batches()]
+            assert sum(rows) == len(kept)
+            assert running.stats()["unreadable"] == [bad]
+
+
+async def test_a_bucket_that_does_not_answer_damages_nothing(world: World) -> None:
+    await scattered(world, 1)
+    assert world.bucket is not None
+    world.bucket = world.bucket.through("http://127.0.0.1:1", attempts=1)
+    async with engine_of(world) as engine:
+        with pytest.raises(StoreUnavailable):
+            await search(engine, ALL)
+
+
+async def test_a_server_that_says_nothing_does_not_hold_a_search_past_its_time(
+    world: World,
+) -> None:
+    await scattered(world, 1)
+    clock = HandClock()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        assert world.bucket is not None
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        world.bucket = world.bucket.through(address, attempts=1, read_timeout_seconds=1)
+        async with engine_of(world, clock, max_seconds=5) as engine:
+            async with await engine.open(ALL) as running:
+                first = asyncio.ensure_future(anext(running.batches()))
+                connection, _ = await asyncio.to_thread(silent.accept)
+                await clock.advance(6)
+                with pytest.raises(LimitReached):
+                    await first
+                connection.close()
+
+
+@pytest.fixture
+def database(bucket: Bucket, tmp_path: Path) -> Iterator[Database]:
+    folder = f"s3://{bucket.name}/{bucket.prefix}/{keys.SEGMENTS.rstrip('/')}"
+    made = Database(QueryLimits(), [folder], str(tmp_path / "spill"), bucket_of(bucket))
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "s3://{bucket}/{prefix}/other/1.parquet",
+        "s3://{bucket}/elsewhere/1.parquet",
+        "s3://{bucket}/{prefix}/segments/../other/1.parquet",
+        "s3://{bucket}/{prefix}/segments/../../elsewhere/1.parquet",
+        "s3a://{bucket}/{prefix}/segments/1.parquet",
+        "{endpoint}/{bucket}/{prefix}/segments/1.parquet",
+        "s3://{bucket}/{prefix}/segments/*.parquet",
+        "s3://{bucket}/{prefix}/segments/1.parquet?s3_use_ssl=false",
+    ],
+)
+async def test_no_other_place_is_read(bucket: Bucket, database: Database, place: str) -> None:
+    body = pa.BufferOutputStream()
+    pq.write_table(pa.table({"a": [1]}), body)
+    names = {"bucket": bucket.name, "prefix": bucket.prefix, "endpoint": bucket.endpoint_url}
+    client = bucket.client()
+    for folder in ("{prefix}/segments", "{prefix}/other", "elsewhere"):
+        key = f"{folder}/1.parquet".format(**names)
+        client.put_object(Bucket=bucket.name, Key=key, Body=body.getvalue().to_pybytes())
+    client.close()
+    statement = "SELECT count(*) FROM read_parquet($files)"
+    allowed = "s3://{bucket}/{prefix}/segments/1.parquet".format(**names)
+    assert database.number(statement, {"files": [allowed]}) == 1
+    with pytest.raises((Damaged, StoreUnavailable)):
+        database.number(statement, {"files": [place.format(**names)]})
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "SELECT count(*) FROM read_text('/etc/passwd')",
+        "LOAD '/nowhere/other.duckdb_extension'",
+        "INSTALL json",
+        "SET s3_url_compatibility_mode = false",
+        "SET s3_endpoint = 'elsewhere'",
+        "SET enable_external_access = true",
+        "CREATE PERSISTENT SECRET mine (TYPE s3)",
+    ],
+)
+async def test_nothing_else_is_read_loaded_or_set(database: Database, statement: str) -> None:
+    with pytest.raises(Damaged):
+        database.number(statement, {})
+
+
+async def test_the_secret_is_told_nowhere(database: Database) -> None:
+    (batch,) = database.run("SELECT secret_string FROM duckdb_secrets()", {})
+    assert "redacted" in str(batch.to_pylist())
+    assert "tailrace-tests-secret" not in str(batch.to_pylist())
