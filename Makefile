@@ -44,8 +44,8 @@ check: dev ## Lint, types, layers, Dockerfile, compose file
 torture: dev ## kill -9 at random moments under load: KILLS=20, SEED=, STORE=local, minio or faults
 	@$(PY) -m tests.e2e.torture --store $(STORE) --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-clients: dev ## OpenMetadata's own clients, both generations, against the service (800 MB, cached)
-	@$(PY) -m tests.e2e.openmetadata $(ARGS)
+clients: dev ## OpenMetadata's own clients, both generations (800 MB, cached): STORE=local, minio or faults
+	@$(PY) -m tests.e2e.openmetadata --store $(STORE) $(ARGS)
 
 sim: dev ## Power cuts at every call of a simulated disk; SEED= picks what the disk kept
 	@$(if $(SEED),TAILRACE_SIM_SEED=$(SEED)) $(PY) -m pytest $(ARGS) \

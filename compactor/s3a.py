@@ -5,6 +5,10 @@ upload open, the driver completes it when the job is done. Nothing is renamed, w
 would be a copy through nobody's memory but everybody's time, and a file is there whole or
 not at all. What a killed job leaves is uploads that nobody completes; the clean-up aborts them.
 
+A role that is assumed at AWS is renewed by the connector. Where its code for that is not in our
+jars (a server of one's own that gives out roles), or knows less than asked for (a source
+identity), the keys are borrowed from botocore, and Spark starts anew once they were renewed.
+
 Secrets never go into Spark's own configuration: its launcher puts that on a command line,
 where every user of the machine reads it. They are set in the running session.
 """
@@ -12,10 +16,10 @@ where every user of the machine reads it. They are set in the running session.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 from compactor.jars import jars_conf
-from logstore.errors import InvalidInput
 from logstore.objects.s3_credentials import Credentials
 from logstore.objects.s3_settings import S3Settings
 
@@ -37,6 +41,7 @@ _COMMITTER: Final = {
     # Other drivers write below the same table.
     f"{_HADOOP}fs.s3a.committer.abort.pending.uploads": "false",
 }
+_SECRETS: Final = ("fs.s3a.access.key", "fs.s3a.secret.key", "fs.s3a.session.token")
 _ENCRYPTION: Final = {"AES256": "AES256", "aws:kms": "SSE-KMS"}
 
 
@@ -45,19 +50,31 @@ def address(uri: str) -> str:
     return f"s3a{uri[2:]}" if uri.startswith("s3://") else uri
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class S3A:
     """What Spark must be told of a store on S3; `jars` is a folder, or empty: they are fetched."""
 
     settings: S3Settings
     jars: str = ""
 
+    @cached_property
+    def credentials(self) -> Credentials:
+        """Who we are."""
+        return Credentials(self.settings)
+
+    @property
+    def borrows(self) -> bool:
+        """Whether Spark is given keys that end."""
+        settings = self.settings
+        elsewhere = settings.sts_endpoint_url or settings.endpoint_url
+        return bool(settings.role_arn and (elsewhere or settings.role_source_identity))
+
     def needed(self) -> dict[str, str]:
         """Spark's configuration, without secrets. Raises `InvalidInput`."""
         settings = self.settings
         wanted = {
             "fs.s3a.endpoint": settings.endpoint_url.rstrip("/"),
-            "fs.s3a.endpoint.region": Credentials(settings).region,
+            "fs.s3a.endpoint.region": self.credentials.region,
             "fs.s3a.path.style.access": str(settings.path_style).lower(),
             "fs.s3a.connection.establish.timeout": f"{settings.connect_timeout_seconds:g}s",
             "fs.s3a.connection.timeout": f"{settings.read_timeout_seconds:g}s",
@@ -74,37 +91,30 @@ class S3A:
         return jars_conf(self.jars)
 
     def secrets(self) -> dict[str, str]:
-        """For the Hadoop configuration of the running session."""
-        settings = self.settings
-        return {
-            "fs.s3a.access.key": settings.access_key_id,
-            "fs.s3a.secret.key": settings.secret_access_key.get_secret_value(),
-            "fs.s3a.session.token": settings.session_token.get_secret_value(),
-        }
+        """For the Hadoop configuration of the running session. Raises `StoreUnavailable`."""
+        if self.borrows:
+            key = self.credentials.frozen()
+            found = key.access_key_id, key.secret_access_key, key.session_token
+        else:
+            settings = self.settings
+            secret, token = settings.secret_access_key, settings.session_token
+            found = settings.access_key_id, secret.get_secret_value(), token.get_secret_value()
+        return dict(zip(_SECRETS, found, strict=True))
 
     def _who(self) -> dict[str, str]:
         settings = self.settings
-        if not settings.role_arn:
+        if not settings.role_arn or self.borrows:
             return {"fs.s3a.aws.credentials.provider": self._provider()}
-        if settings.role_source_identity:
-            raise InvalidInput(
-                "Spark's connector cannot give a source identity when it assumes a role",
-                field="s3.role_source_identity",
-                hint="Assume the role outside, and give the compactor a profile or a key of it.",
-            )
-        sts = settings.sts_endpoint_url or settings.endpoint_url
         return {
             "fs.s3a.aws.credentials.provider": f"{_PROVIDERS}auth.AssumedRoleCredentialProvider",
             "fs.s3a.assumed.role.credentials.provider": self._provider(),
             "fs.s3a.assumed.role.arn": settings.role_arn,
             "fs.s3a.assumed.role.session.name": settings.role_session_name,
             "fs.s3a.assumed.role.external.id": settings.role_external_id,
-            "fs.s3a.assumed.role.sts.endpoint": sts.rstrip("/"),
-            "fs.s3a.assumed.role.sts.endpoint.region": Credentials(settings).region,
         }
 
     def _provider(self) -> str:
-        if self.settings.session_token.get_secret_value():
+        if self.borrows or self.settings.session_token.get_secret_value():
             return f"{_PROVIDERS}TemporaryAWSCredentialsProvider"
         if self.settings.access_key_id:
             return f"{_PROVIDERS}SimpleAWSCredentialsProvider"

@@ -7,6 +7,7 @@ that `spark-submit --conf` overrides.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from compactor.jars import SUBMIT
@@ -64,6 +65,7 @@ class Session:
         self._driver_memory = driver_memory
         self._s3a = s3a
         self._spark: SparkSession | None = None
+        self._secrets: dict[str, str] = {}
 
     @property
     def running(self) -> bool:
@@ -72,8 +74,12 @@ class Session:
 
     def get(self) -> SparkSession:
         """The session, started if need be. Raises `Unavailable` where Spark cannot run."""
+        secrets = self._s3a.secrets() if self._s3a else {}
+        if secrets != self._secrets:  # the first time, or the keys of a role were renewed
+            self.stop()
         if self._spark is None:
-            self._spark = _start(self._driver_memory, self._s3a)
+            self._spark = _start(self._driver_memory, self._s3a, secrets)
+            self._secrets = secrets
         return self._spark
 
     def stop(self) -> None:
@@ -98,7 +104,7 @@ def _submitted() -> bool:
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
-def _start(driver_memory: str, s3a: S3A | None) -> SparkSession:
+def _start(driver_memory: str, s3a: S3A | None, secrets: Mapping[str, str]) -> SparkSession:
     try:
         from pyspark.errors import PySparkRuntimeError
         from pyspark.sql import SparkSession
@@ -112,7 +118,7 @@ def _start(driver_memory: str, s3a: S3A | None) -> SparkSession:
         raise Unavailable(f"Spark does not start: {error}", hint=hint) from error
     spark.sparkContext.setLogLevel("WARN")
     if s3a is not None:
-        _tell_s3(spark, s3a)
+        _tell_s3(spark, secrets)
     return spark
 
 
@@ -132,7 +138,7 @@ def _conf(driver_memory: str, s3a: S3A | None) -> SparkConf:
     return conf.setAll(list(needed.items()))
 
 
-def _tell_s3(spark: SparkSession, s3a: S3A) -> None:
+def _tell_s3(spark: SparkSession, secrets: Mapping[str, str]) -> None:
     """Gives the session its secrets, once its classes are found to be there."""
     jvm: Any = spark.sparkContext._jvm
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
@@ -144,6 +150,7 @@ def _tell_s3(spark: SparkSession, s3a: S3A) -> None:
                 f"this Spark has no {name}, and cannot read S3 without it",
                 hint=f"Let spark-submit fetch what is missing: {SUBMIT}",
             )
+    jvm.org.apache.hadoop.fs.FileSystem.closeAll()  # a JVM of spark-submit may know older keys
     hadoop: Any = spark.sparkContext._jsc.hadoopConfiguration()
-    for name, value in s3a.secrets().items():
+    for name, value in secrets.items():
         hadoop.set(name, value)

@@ -10,10 +10,12 @@ the store's time in milliseconds, so it rises also when the object was removed b
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
 from coordination.lease import Lease, LeaseName, decode_lease, encode_lease
 from coordination.storetime import StoreTime
+from logstore import keys
 from logstore import ulid as ulids
 from logstore.clock import Clock
 from logstore.entropy import Entropy
@@ -133,6 +135,19 @@ class Leases:
             await self._write(replace(held.lease, owner=None), held.etag)
         except PreconditionFailed:
             return  # a heartbeat whose answer was lost, or a taker: it runs out
+
+    async def clear(self, source: str) -> None:
+        """Removes what nobody holds of a kind of lease that is made for each piece of work.
+
+        Raises `StoreUnavailable`, `Damaged`.
+        """
+        prefix = keys.leases_of(source)
+        for where in [info.key async for info in self._store.list(prefix)]:
+            with suppress(NotFound):
+                body = (await self._store.get(where))[1]
+                lease = decode_lease(LeaseName(source, (where.removeprefix(prefix),)), body)
+                if lease.owner is None or self._expired(lease):
+                    await self._store.delete([where])
 
     async def run(self) -> None:
         """Renews what is held, until stopped."""

@@ -125,7 +125,12 @@ def text_mark(node: str) -> str:
 
 def lease(source: str, parts: Sequence[str]) -> str:
     """Who does a piece of work until when."""
-    return f"{LEASES}{source}/{'/'.join([encode(part) for part in parts])}"
+    return leases_of(source) + "/".join([encode(part) for part in parts])
+
+
+def leases_of(source: str) -> str:
+    """The prefix of all leases of one kind of work."""
+    return f"{LEASES}{source}/"
 
 
 def node_registration(node: str) -> str:

@@ -58,8 +58,8 @@ def why_no_minio() -> str | None:
     # Built aside and renamed: another run may be at it, or this one may be killed.
     with tempfile.TemporaryDirectory(dir=folder) as aside:
         done = subprocess.run(
-            ["go", "install", "-trimpath", f"{MODULE}@{VERSION}"],
-            env={**os.environ, "GOBIN": aside, "CGO_ENABLED": "0"},
+            ["go", "install", f"{MODULE}@{VERSION}"],
+            env={**os.environ, "GOBIN": aside},
             capture_output=True,
             text=True,
             check=False,

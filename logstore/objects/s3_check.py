@@ -22,6 +22,7 @@ PROBES: Final = ".probe"
 _OTHER_ETAG: Final = '"00000000000000000000000000000000"'
 # What time heals: a clock that is set, a key store that comes back.
 _NOT_FOR_EVER: Final = frozenset({"RequestTimeTooSkewed"})
+_FORBIDDEN: Final = 403
 _HINT: Final = "Use AWS S3, MinIO, or another server that honours conditional writes."
 
 
@@ -117,7 +118,7 @@ class Check:
                 return None
             if failure.code in _NOT_FOR_EVER:
                 break
-            if failure.meaning in (Meaning.FINAL, Meaning.ABSENT):
+            if failure.meaning in (Meaning.FINAL, Meaning.ABSENT) or failure.status == _FORBIDDEN:
                 raise self._said(operation, failure)
         assert failure is not None
         raise StoreUnavailable(

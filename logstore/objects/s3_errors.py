@@ -60,6 +60,7 @@ _DONE_NOTHING: Final = frozenset(
         "XAmzContentSHA256Mismatch",
         "XMinioServerNotInitialized",
         "ExpiredToken",  # the next try signs with fresh credentials
+        "AccessDenied",  # MinIO says so when a folder of the key is removed at that moment
     }
 )
 _ABSENT: Final = frozenset({"NoSuchKey", "NoSuchUpload", "404", "NoSuchVersion"})

@@ -5,7 +5,9 @@
   neither duplicates nor removed files).
 - It carries, per node, the sequence that the table holds with it. It is refused before it
   is tried unless the snapshot's mark is exactly one below the first segment taken in.
-- A commit that failed is *unknown*: the table is read again and the job's ULID looked for.
+- A commit that failed is *unknown*: the table is read again and the job's ULID looked for. If
+  there is no newer version, the same commit is tried again: of itself and a late copy of
+  itself, one becomes that version.
 - Files are never deleted here: a commit that seemed to fail may name them. The vacuum
   removes what is 24 h old and in no version, so files half as old are not committed.
 """
@@ -20,6 +22,7 @@ from deltalake.transaction import AddAction
 
 from logstore.clock import Clock
 from logstore.errors import NotFound, OutcomeUnknown, PreconditionFailed, StoreUnavailable
+from logstore.objects.unclear import Unclear
 from logstore.table.schema import JOB, PARTITIONS, application
 from logstore.table.snapshot import Snapshot
 from logstore.table.stats import NewFile
@@ -51,18 +54,25 @@ def commit_segments(
 
     `snapshot` is the one the job was planned from, `job` its ULID, not used before. Raises
     `PreconditionFailed` if the table moved on or the files are too old: read it again and
-    plan anew. Raises `OutcomeUnknown` if the table cannot be read after a failed commit.
+    plan anew. Raises `OutcomeUnknown` if the table cannot be read after a failed commit, or
+    no commit is taken though nobody else made one.
     """
     delta = _planned_from(snapshot)
     for advance in advances:
         _check_mark(snapshot, advance)
     _check_age(files, clock)
-    try:
-        with writing(table.uri):
-            _write(delta, files, advances, job, clock)
-    except OutcomeUnknown as error:
-        return _recognise(table, snapshot, job, error)
-    return table.snapshot()
+    unclear = Unclear()
+    while True:
+        try:
+            with writing(table.uri):
+                _write(delta, files, advances, job, clock)
+            return table.snapshot()
+        except OutcomeUnknown as error:
+            newest = _newest(table, error)
+            if newest.version > snapshot.version:
+                return _recognise(newest, snapshot.version, job, error)
+            # Not in by now, and if it comes late, the version is taken by itself.
+            unclear.bear(error)
 
 
 def _planned_from(snapshot: Snapshot) -> DeltaTable:
@@ -115,16 +125,22 @@ def _add(file: NewFile) -> AddAction:
     return AddAction(file.path, file.size, partition, file.modified_ms, True, file.stats)
 
 
-def _recognise(table: Table, before: Snapshot, job: str, error: OutcomeUnknown) -> Snapshot:
+def _newest(table: Table, error: OutcomeUnknown) -> Snapshot:
+    try:
+        return table.snapshot()
+    except StoreUnavailable as unreadable:
+        raise error from unreadable
+
+
+def _recognise(newest: Snapshot, before: int, job: str, error: OutcomeUnknown) -> Snapshot:
     """The newest snapshot if the job's commit is in it, else why it is not."""
     try:
-        newest = table.snapshot()
-        mine = _holds(newest, before.version, job)
+        mine = _holds(newest, before, job)
     except StoreUnavailable as unreadable:
         raise error from unreadable
     if not mine:
         raise PreconditionFailed(
-            f"the table moved from version {before.version} to {newest.version} meanwhile"
+            f"the table moved from version {before} to {newest.version} meanwhile"
         ) from error
     return newest
 

@@ -119,17 +119,20 @@ class EventStream(Response):
                 return
 
     async def _go_on(self, watcher: Watcher, send: Send) -> None:
+        over: str | None = None
         while not watcher.gone:
-            # An end that comes while storage is read is seen in the next turn.
-            ended = watcher.channel.ended
+            # An end that comes while storage is read is seen in the next turn: what came
+            # before the end is read after it was known.
+            ended = watcher.channel.ended or over
             mark = watcher.channel.mark()
             if await self._catch_up(send):
                 continue
-            if ended is None and await self._over():
-                ended = "runFinished"
             if ended is not None:
                 await self._send(send, self._complete(ended))
                 return
+            if await self._over():
+                over = "runFinished"
+                continue
             await self._follow(watcher, mark, send)
 
     async def _over(self) -> bool:

@@ -18,10 +18,18 @@ from service.metrics.declared import Declared, Reading, Sources, Value
 from service.metrics.doors import DOORS
 from service.metrics.node import NODE
 from service.metrics.openmetadata import OPENMETADATA
+from service.metrics.reports import REPORTS
 from service.metrics.store import STORE
 from service.metrics.texts import TEXTS
 
-METRICS: tuple[Declared, ...] = (*DOORS, *NODE, *TEXTS, *STORE, *OPENMETADATA)
+METRICS: tuple[Declared, ...] = (
+    *DOORS,
+    *NODE,
+    *TEXTS,
+    *REPORTS,
+    *STORE,
+    *OPENMETADATA,
+)
 
 
 class NodeCollector(Collector):

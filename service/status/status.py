@@ -56,13 +56,15 @@ class RunStatus:
         self._progress: OrderedDict[RunKey, Report] = OrderedDict()
         self.endings = Endings(self.get, clock, limits.endings)
         self.expiry = expiry
-        self.last_error: str | None = None
+        self.stored = {"status": 0, "progress": 0, "metrics": 0}
+        self.sweep_failures = 0
 
     # --- pipelineStatus ------------------------------------------------------------
 
     async def put(self, key: RunKey, value: Mapping[str, Any]) -> Report:
         """Keeps a status of a run. Raises `StoreUnavailable`, `OutcomeUnknown`."""
         report = await self._reports.put(keys.STATUS, key, value)
+        self.stored["status"] += 1
         self.endings.note(key, report)
         if is_terminal(report):
             grace = self._limits.endings.grace_seconds
@@ -120,6 +122,7 @@ class RunStatus:
     async def put_progress(self, key: RunKey, value: Mapping[str, Any]) -> Report:
         """Keeps the newest progress of a run, and shows it to who watches."""
         report = await self._reports.put(keys.PROGRESS, key, value)
+        self.stored["progress"] += 1
         self._progress[key] = report
         self._progress.move_to_end(key)
         if len(self._progress) > _PROGRESS_KEPT:
@@ -137,7 +140,9 @@ class RunStatus:
 
     async def add_metrics(self, key: RunKey, value: Mapping[str, Any]) -> Report:
         """Keeps one more batch of metrics. Raises `StoreUnavailable`, `OutcomeUnknown`."""
-        return await self._reports.add(keys.METRICS, key, value)
+        report = await self._reports.add(keys.METRICS, key, value)
+        self.stored["metrics"] += 1
+        return report
 
     async def metrics(self, key: RunKey) -> list[Report]:
         """All batches of metrics of a run, oldest first. Raises `StoreUnavailable`, `Damaged`."""
@@ -160,9 +165,8 @@ class RunStatus:
             await self._clock.sleep(self._limits.sweep_seconds)
             try:
                 await self.expiry.sweep(days)
-                self.last_error = None
-            except TailraceError as error:
-                self.last_error = str(error)
+            except TailraceError:  # what was not reached is, next time
+                self.sweep_failures += 1
 
 
 def timestamp_of(report: Report) -> int:

@@ -117,14 +117,19 @@ class Chunks:
         """A range of the chunk's text, in one get. Raises `Moved`."""
         where = self.text_key(manifest.key, chunk)
         try:
-            etag = chunk.etag or None
-            return (await self._store.get(where, offset=offset, size=size, if_match=etag))[1]
+            return await self._range(where, offset, size, chunk.etag or None)
         except (NotFound, PreconditionFailed):
             etag = await self._extended(manifest, chunk)
         try:
-            return (await self._store.get(where, offset=offset, size=size, if_match=etag))[1]
+            return await self._range(where, offset, size, etag)
         except (NotFound, PreconditionFailed) as error:
             raise Moved(str(error)) from error
+
+    async def _range(self, where: str, offset: int, size: int, etag: str | None) -> bytes:
+        body = (await self._store.get(where, offset=offset, size=size, if_match=etag))[1]
+        if len(body) != size:
+            raise NotFound(f"{where} is cut")
+        return body
 
     async def stream(
         self, manifest: Manifest, chunk: Chunk, offset: int, size: int
@@ -137,7 +142,10 @@ class Chunks:
                 etag = await self._extended(manifest, chunk)
             pieces = self._store.stream(where, offset=offset, size=size, if_match=etag)
             async for piece in pieces:
+                size -= len(piece)
                 yield piece
+            if size > 0:
+                raise NotFound(f"{where} is cut")
         except (NotFound, PreconditionFailed) as error:
             raise Moved(str(error)) from error
 

@@ -233,6 +233,8 @@ class Closer:
         """Closes the reopened runs that had no news for long enough."""
         now = self._clock.monotonic()
         for key, since in list(self._reopened.items()):
+            if self._reopened.get(key) != since:
+                continue  # swept, deleted or written to, while another was closed
             if now - since >= self._limits.reopened_seconds:
                 del self._reopened[key]
                 try:

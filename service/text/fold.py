@@ -20,7 +20,7 @@ from logstore.runs.index import ENTRY, Directory, Entries, Span, encode_tail, en
 from logstore.runs.manifest import Chunk, Manifest
 from logstore.runs.manifests import Manifests
 from logstore.runs.piece import PIECE_BLOCKS, encode_piece
-from service.text.chunks import Chunks
+from service.text.chunks import Chunks, Moved
 from service.text.locks import RunLocks
 
 _PACK_BYTES = 256 << 10
@@ -63,8 +63,12 @@ class Folder:
         group = self._cheapest(manifest)
         ids = [chunk.id for chunk in group]
         folded = await self.joined(manifest.key, group, self._manifests.fresh_id())
-        parts = [Part(self._chunks.text_key(manifest.key, chunk)) for chunk in group]
-        await self._store.compose(self._chunks.text_key(manifest.key, folded), parts)
+        parts = [
+            Part(self._chunks.text_key(manifest.key, chunk), 0, chunk.bytes) for chunk in group
+        ]
+        info = await self._store.compose(self._chunks.text_key(manifest.key, folded), parts)
+        if info.size != folded.bytes:
+            raise Moved(f"a chunk of {manifest.key} is cut")
 
         def change(newest: Manifest) -> Manifest | None:
             return _replaced(newest, ids, folded)

@@ -7,14 +7,15 @@ Only somebody outside takes away what a manifest names. Then a reader's 404 brin
     index gone                the records of the chunk's writer and positions, if all lines of
                               the chunk are one node's: the same text, under a new id
 
-`logs.txt` that is gone or that somebody wrote over is a chunk like the others. What was made
+`logs.txt` that is gone or that somebody wrote over is a chunk like the others; with its index
+gone too it becomes an ordinary chunk, of which the run is sealed again. What was made
 is compared with the manifest before it counts. A chunk that cannot be made again is
 reported; the other lines of its run are read as before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,12 +28,13 @@ from logstore.objects.store import ObjectInfo, ObjectStore, Part
 from logstore.runs.blocks import Blocks
 from logstore.runs.manifest import Chunk, Manifest
 from logstore.runs.manifests import Manifests
-from service.text.chunks import Chunks, extremes
+from service.text.chunks import Chunks, Moved, extremes
 from service.text.once import OncePerRun
 from service.text.remake import Records, RemadeBatch, RemadeBatches, batches_of
 from service.text.writing import ChunkWriter
 
 _MOST_BYTES = 256 << 20
+_ROUNDS = 100
 _REMEMBERED_SECONDS = 5.0
 _LOST_SECONDS = 60.0
 _SHOWN_SECONDS = 7200.0
@@ -95,20 +97,45 @@ class Mender:
         self._once.stop()
 
     async def _run(self, key: RunKey) -> bool:
-        manifest = (await self._manifests.get(key)).manifest
+        """Tries every chunk: one that is gone for good keeps no other from being mended."""
         mended = False
-        for chunk in manifest.chunks:
-            text = await self._head(self._chunks.text_key(key, chunk))
-            index = await self._head(self._chunks.index_key(key, chunk))
-            if index is not None and text is not None and _same(manifest, chunk, text):
-                continue
+        lost: dict[str, ChunkLost] = {}
+        for _ in range(_ROUNDS):
+            manifest = (await self._manifests.get(key)).manifest
+            vanished = await self._first(manifest, lost)
+            if vanished is None:
+                if not lost:
+                    self._lost.pop(key, None)
+                break
             if (await self._manifests.get(key)).manifest.version != manifest.version:
                 return True  # folded, or about to be sealed, while we looked
             self.vanished += 1
-            await self._try(manifest, chunk, text, index is not None)
-            mended = True
-        self._lost.pop(key, None)
+            try:
+                await self._try(manifest, *vanished)
+                mended = True
+            except ChunkLost as error:
+                lost[vanished[0].id] = error
+        if lost and not mended:
+            raise next(iter(lost.values()))
         return mended
+
+    async def _first(
+        self, manifest: Manifest, lost: Container[str]
+    ) -> tuple[Chunk, ObjectInfo | None, bool] | None:
+        """A chunk that is not as it was: what stands at its text, and whether it has its index.
+
+        Those that are known to be `lost` are left out.
+        """
+        key = manifest.key
+        for chunk in manifest.chunks:
+            if chunk.id in lost:
+                continue
+            text = await self._head(self._chunks.text_key(key, chunk))
+            index = await self._head(self._chunks.index_key(key, chunk))
+            indexed = index is not None and index.size == chunk.index_bytes
+            if not indexed or text is None or not _same(manifest, chunk, text):
+                return chunk, text, indexed
+        return None
 
     async def _try(
         self, manifest: Manifest, chunk: Chunk, text: ObjectInfo | None, has_index: bool
@@ -201,6 +228,8 @@ class Mender:
         key = manifest.key
         batches = await self._of_writer(manifest, chunk)
         rows = np.arange(len(batches.rows))
+        if there is not None and not _same(manifest, chunk, there):
+            there = None
         if there is not None:
             stored = (await self._store.get(there.key, size=chunk.bytes))[1]
             if stored != batches.text(rows):
@@ -208,11 +237,9 @@ class Mender:
         made = await self._writer.write(key, self._manifests.fresh_id(), batches, rows)
         if _content(made) != _content(chunk):
             raise _Unfound("its index too; not all of its lines are left")
-        if chunk.kind == "logs":
-            if there is None:
-                raise _Unfound("its index too")
-            made = replace(made, kind="logs", etag=chunk.etag)
-        await self._name(key, chunk, made)
+        if chunk.kind == "logs" and there is not None:
+            made = replace(made, kind="logs", etag=there.etag)
+        await self._name(key, chunk, made)  # without its `logs.txt` the run is sealed again
 
     async def _of_writer(self, manifest: Manifest, chunk: Chunk) -> RemadeBatches:
         """The chunk's batches in order of position, as the records tell of them."""
@@ -223,8 +250,14 @@ class Mender:
         batches.node = writer
         batches.rows["pos"] = [low if b.pos is None else b.pos for b in found]
         inside = (batches.rows["pos"] >= low) & (batches.rows["pos"] < high)
-        others = replace(manifest, chunks=tuple([c for c in manifest.chunks if c != chunk]))
-        inside &= ~await self._chunks.listed(others, batches.rows)
+        # Positions tell this writer's chunks apart, so no index but those of others is asked.
+        others = replace(
+            manifest, chunks=tuple([c for c in manifest.chunks if set(c.writers) != {writer}])
+        )
+        try:
+            inside &= ~await self._chunks.listed(others, batches.rows)
+        except Moved as error:
+            raise _Unfound("its index too, and that of another node's chunk beside it") from error
         order = np.argsort(batches.rows["pos"], kind="stable")
         chosen = [found[number] for number in order.tolist() if inside[number]]
         kept = RemadeBatches(key, chosen, low)

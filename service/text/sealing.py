@@ -22,7 +22,7 @@ from logstore.objects.store import ObjectInfo, ObjectStore, Part
 from logstore.objects.unclear import Unclear
 from logstore.runs.manifest import FORMAT, Chunk, Closing, Manifest
 from logstore.runs.manifests import Manifests
-from service.text.chunks import Chunks
+from service.text.chunks import Chunks, Moved
 from service.text.fold import Folder
 
 _PUT = "tailrace-put"
@@ -72,6 +72,8 @@ class Sealer:
         info = await self._compose(manifest, closing, group)
         if info is None:
             return  # somebody else's intent stands: look again
+        if info.size != closing.bytes:
+            raise Moved(f"a chunk of {manifest.key} is cut")
         chunk_id = self._manifests.fresh_id()
         sealed = await self._folder.joined(manifest.key, group, chunk_id, etag=info.etag)
 
@@ -109,7 +111,7 @@ class Sealer:
     def _part(self, manifest: Manifest, chunk: Chunk, there: ObjectInfo | None) -> Part:
         where = self._chunks.text_key(manifest.key, chunk)
         if chunk.kind == "chunk":
-            return Part(where)
+            return Part(where, 0, chunk.bytes)
         if there is None or there.size < chunk.bytes:
             raise Damaged(f"{where} is gone or cut, and the manifest names it")
         return Part(where, 0, chunk.bytes, if_match=there.etag)

@@ -14,7 +14,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Container
 from dataclasses import dataclass, replace
 
 from coordination.lease import SWEEP, sweep_lease
@@ -147,10 +147,7 @@ class Sweeper:
     async def _sweep_store(self, before_ms: int) -> None:
         """What is no run's: writes that never ended, leases of sweepers that died."""
         self.uploads += await self._store.sweep(before_ms)
-        leases = [info async for info in self._store.list(f"{keys.LEASES}{SWEEP}/")]
-        old = [info.key for info in leases if info.modified_ms < before_ms]
-        if old:
-            await self._store.delete(old)
+        await self._leases.clear(SWEEP)
 
     async def _sweep_run(self, info: ObjectInfo, clean: dict[str, str]) -> None:
         manifest = decode_manifest((await self._store.get(info.key))[1])
@@ -213,16 +210,17 @@ class Sweeper:
         if old:
             await self._store.delete(old)
             self.orphans += len(old)
-        there = {info.key for info in found}
-        wanted = {f"{chunks}{chunk.id}.idx" for chunk in newest.chunks}
-        wanted |= {f"{chunks}{chunk.id}.txt" for chunk in newest.chunks if chunk.kind == "chunk"}
-        wanted |= {keys.logs(self._prefix, key)} if newest.logs is not None else set()
-        if not wanted <= there:
+        there = {info.key: info.size for info in found}
+        wanted = {f"{chunks}{chunk.id}.idx": chunk.index_bytes for chunk in newest.chunks}
+        wanted |= {f"{chunks}{c.id}.txt": c.bytes for c in newest.chunks if c.kind == "chunk"}
+        logs = keys.logs(self._prefix, key)
+        lost = newest.logs is not None and logs not in there
+        if lost or any(there.get(name) != size for name, size in wanted.items()):
             await self._mend(key)  # it looks for itself: this one may be newer than the list
         await self._sweep_partial(newest, keys.partial(self._prefix, key), there)
         return len(old) == len(unnamed) and newest.state != "open"
 
-    async def _sweep_partial(self, manifest: Manifest, where: str, there: set[str]) -> None:
+    async def _sweep_partial(self, manifest: Manifest, where: str, there: Container[str]) -> None:
         if manifest.state == "open" and manifest.chunks and where not in there:
             await self._publish(manifest.key)
         elif manifest.state == "closed" and manifest.sealed and where in there:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 from coordination.leases import Leases
 from coordination.storetime import StoreTime
@@ -16,8 +15,7 @@ from logstore import keys
 from logstore.batch import RunKey
 from logstore.clock import Clock
 from logstore.entropy import Entropy
-from logstore.errors import StoreUnavailable
-from logstore.keys import PREFIX
+from logstore.errors import NotFound, StoreUnavailable
 from logstore.objects.dates import DateSample
 from logstore.objects.store import ObjectStore
 from logstore.runs.manifest import Manifest
@@ -28,13 +26,14 @@ from service.text.active import ActiveMarkers
 from service.text.adopt import AdoptingManifests, Adoption
 from service.text.backlog import Backlog
 from service.text.chunks import Chunks, Moved
-from service.text.closer import CloseLimits, Closer
+from service.text.closer import Closer
 from service.text.deleter import Deleter
 from service.text.deletions import Deletions
 from service.text.elsewhere import Elsewhere
 from service.text.flush import RunFlush
-from service.text.flusher import FlushLimits, TextFlusher
-from service.text.fold import Folder, FoldLimits
+from service.text.flusher import TextFlusher
+from service.text.fold import Folder
+from service.text.limits import TextLimits
 from service.text.listing import Listing
 from service.text.locks import RunLocks
 from service.text.lost import LostNodes
@@ -44,29 +43,14 @@ from service.text.pin import Pin
 from service.text.reader import TextReader
 from service.text.remake import Records, Remaker
 from service.text.snapshots import Snapshots
-from service.text.sweeper import Sweeper, SweepLimits
+from service.text.sweeper import Sweeper
 from service.text.upstream import Upstream
 from service.text.writing import ChunkWriter
 
+__all__ = ["Text", "TextLimits"]
+
 _LET_GO_SECONDS = 2.0
 _TRIES = 8
-
-
-@dataclass(frozen=True, slots=True)
-class TextLimits:
-    """The limits of all parts; `prefix` is where run texts live in the store."""
-
-    prefix: str = PREFIX
-    flush: FlushLimits = field(default_factory=FlushLimits)
-    fold: FoldLimits = field(default_factory=FoldLimits)
-    close: CloseLimits = field(default_factory=CloseLimits)
-    sweep: SweepLimits = field(default_factory=SweepLimits)
-    partial_seconds: float = 120.0
-    lease_seconds: float = 600.0
-    lost_interval_seconds: float = 60.0
-    active_seconds: float = 5.0
-    cache_bytes: int = 32 << 20
-    alert_after_failures: int = 10
 
 
 class Text(TextReader, Listing):
@@ -379,7 +363,10 @@ class Text(TextReader, Listing):
 
     async def _after_flush(self, manifest: Manifest) -> None:
         self.closer.flushed(manifest)
-        manifest = await self.folder.fold(manifest)
+        try:
+            manifest = await self.folder.fold(manifest)
+        except NotFound:  # a chunk is gone or cut; the next flush folds
+            await self.mender.mend(manifest.key)
         if self.partials.due(manifest):
             await self._publish(manifest.key, due=True)
 

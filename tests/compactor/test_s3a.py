@@ -15,9 +15,10 @@ from compactor.s3a import S3A, address
 from logstore.errors import InvalidInput
 from logstore.objects.s3_settings import S3Settings
 from tests.jars import LOCK, ROOT, jars_folder
+from tests.servers import ACCESS_KEY, Bucket
 
 KEY = {"access_key_id": "somebody", "secret_access_key": "s3cret"}
-ROLE = {"role_arn": "arn:aws:iam::123456789012:role/lake", "role_external_id": "x"}
+ROLE = {"role_arn": "arn:aws:iam::123456789012:role/lake", "role_external_id": "xyz"}
 
 
 def told(**s3: Any) -> dict[str, str]:
@@ -47,21 +48,28 @@ def test_who_signs_depends_on_what_is_set(profile: str) -> None:
     assert (named["auth.profile.name"], named["endpoint.region"]) == ("lake", "eu-north-1")
 
 
-def test_a_role_is_assumed_by_whoever_is_found_first() -> None:
-    found = told(**KEY, **ROLE, endpoint_url="http://minio:9000/", region="eu-west-1")
+def test_a_role_of_aws_is_assumed_and_renewed_by_spark() -> None:
+    found = told(**KEY, **ROLE)
     assert found["aws.credentials.provider"].endswith(".AssumedRoleCredentialProvider")
     provider = found["assumed.role.credentials.provider"]
     assert provider.endswith(".SimpleAWSCredentialsProvider")
     assert found["assumed.role.arn"] == ROLE["role_arn"]
-    assert found["assumed.role.external.id"] == "x"
-    assert found["assumed.role.sts.endpoint"] == "http://minio:9000"
-    assert found["assumed.role.sts.endpoint.region"] == "eu-west-1"
+    assert found["assumed.role.external.id"] == "xyz"
+    assert not any("endpoint" in name for name in found if "role" in name)
 
 
-def test_what_spark_cannot_do_is_refused_with_its_name() -> None:
-    with pytest.raises(InvalidInput) as caught:
-        told(**KEY, **ROLE, role_source_identity="me")
-    assert caught.value.field == "s3.role_source_identity"
+@pytest.mark.parametrize("s3", [{"role_source_identity": "me"}, {"sts_endpoint_url": "http://sts"}])
+def test_a_role_that_spark_cannot_assume_is_lent_to_it(s3: dict[str, str]) -> None:
+    found = told(**KEY, **ROLE, **s3)
+    assert found["aws.credentials.provider"].endswith(".TemporaryAWSCredentialsProvider")
+    assert "assumed.role.arn" not in found
+
+
+@pytest.mark.minio
+def test_lent_keys_are_those_of_the_role(bucket: Bucket) -> None:
+    lent = S3A(bucket.through(bucket.endpoint_url, **ROLE).settings.s3).secrets()
+    assert lent["fs.s3a.session.token"]
+    assert lent["fs.s3a.access.key"] != ACCESS_KEY
 
 
 def test_encryption_is_spelled_as_hadoop_does() -> None:

@@ -51,6 +51,7 @@ class FaultProxy:
     ) -> None:
         assert self._server is not None
         self._server.close()
+        await asyncio.sleep(0)  # whoever was just accepted is entered
         for connection in self._connections:
             connection.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)

@@ -18,6 +18,7 @@ from logstore.objects.store import ObjectStore
 from tests.contracts.object_races import ObjectRacesContract, OpenStore
 from tests.contracts.object_store import (
     FolderStoreContract,
+    HashedObjectContract,
     LargeObjectContract,
     ObjectStoreContract,
     keys_of,
@@ -37,7 +38,9 @@ async def opened_local_store(root: str) -> AsyncIterator[ObjectStore]:
     yield open_local_store(root)
 
 
-class TestLocalStore(LargeObjectContract, FolderStoreContract, ObjectStoreContract):
+class TestLocalStore(
+    LargeObjectContract, HashedObjectContract, FolderStoreContract, ObjectStoreContract
+):
     @pytest.fixture
     def store(self, tmp_path: Path) -> ObjectStore:
         return open_local_store(str(tmp_path / "store"))
@@ -49,13 +52,13 @@ class TestLocalStoreRaces(ObjectRacesContract):
         return partial(opened_local_store, str(tmp_path / "store"))
 
 
-class TestLocalStoreInMemory(FolderStoreContract, ObjectStoreContract):
+class TestLocalStoreInMemory(HashedObjectContract, FolderStoreContract, ObjectStoreContract):
     @pytest.fixture
     def store(self) -> ObjectStore:
         return LocalStore("/store", PowerCutFileSystem(), SystemClock(), Random(1), run=inline)
 
 
-class TestFaultyStore(ObjectStoreContract):
+class TestFaultyStore(HashedObjectContract, ObjectStoreContract):
     @pytest.fixture
     def store(self) -> ObjectStore:
         inner = LocalStore("/store", PowerCutFileSystem(), SystemClock(), Random(1), run=inline)

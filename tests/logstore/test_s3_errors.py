@@ -41,7 +41,7 @@ def _answer(code: str, status: int) -> Exception:
         ("404", 404, Meaning.ABSENT, NotFound),
         ("NoSuchUpload", 404, Meaning.ABSENT, StoreUnavailable),
         ("NoSuchBucket", 404, Meaning.FINAL, StoreUnavailable),
-        ("AccessDenied", 403, Meaning.FINAL, StoreUnavailable),
+        ("AccessDenied", 403, Meaning.DONE_NOTHING, StoreUnavailable),
         ("InvalidAccessKeyId", 403, Meaning.FINAL, StoreUnavailable),
         ("InvalidStorageClass", 400, Meaning.FINAL, StoreUnavailable),
         ("EntityTooLarge", 400, Meaning.FINAL, TooLarge),

@@ -42,6 +42,7 @@ EXISTS = refusal("PreconditionFailed", 412)
 SLOW = refusal("SlowDown", 503)
 BROKEN = refusal("InternalError", 500)
 DENIED = refusal("AccessDenied", 403)
+UNKNOWN_KEY = refusal("InvalidAccessKeyId", 403)
 CONFLICT = refusal("ConditionalRequestConflict", 409)
 GONE = refusal("NoSuchKey", 404)
 NO_KEY = StoreUnavailable("s3 credentials: no answer")
@@ -124,12 +125,13 @@ async def test_what_happened_is_a_success(puts: list[Any], there: str, if_absent
         ([GONE], "nothing", PreconditionFailed),
         ([SLOW, SLOW, SLOW], "nothing", StoreUnavailable),
         ([NO_KEY, NO_KEY, NO_KEY], "nothing", StoreUnavailable),
-        ([DENIED], "nothing", StoreUnavailable),
+        ([DENIED, DENIED, DENIED], "nothing", StoreUnavailable),
+        ([UNKNOWN_KEY], "nothing", StoreUnavailable),
         ([refusal("MetadataTooLarge", 400)], "nothing", InvalidInput),
         # From here on the first try may have happened.
         ([LOST, EXISTS], "another's", OutcomeUnknown),
         ([LOST, SLOW, SLOW], "nothing", OutcomeUnknown),
-        ([LOST, DENIED], "nothing", OutcomeUnknown),
+        ([LOST, UNKNOWN_KEY], "nothing", OutcomeUnknown),
         ([LOST, NO_KEY, NO_KEY], "nothing", OutcomeUnknown),
         ([LOST, LOST, LOST], "nothing", OutcomeUnknown),
         ([LOST, LOST, LOST], "away", OutcomeUnknown),

@@ -3,29 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
 from logstore.objects.store import ObjectStore
 from tests.contracts.object_races import ObjectRacesContract, OpenStore
-from tests.contracts.object_store import LargeObjectContract, ObjectStoreContract
+from tests.contracts.object_store import (
+    HashedObjectContract,
+    LargeObjectContract,
+    ObjectStoreContract,
+)
 from tests.servers import KMS_KEY, Bucket, Minio
 
 pytestmark = [pytest.mark.anyio, pytest.mark.minio]
 
-ENCRYPTIONS = [
-    {},
-    {"encryption": "AES256"},
-    {"encryption": "aws:kms", "kms_key_id": KMS_KEY},
-]
+
+@asynccontextmanager
+async def opened(minio: Minio, **s3: str) -> AsyncIterator[ObjectStore]:
+    async with minio.bucket(**s3).open() as store:
+        yield store
 
 
-class TestS3Store(LargeObjectContract, ObjectStoreContract):
-    @pytest.fixture(params=ENCRYPTIONS, ids=["plain", "AES256", "aws:kms"])
-    async def store(
-        self, minio: Minio, request: pytest.FixtureRequest
-    ) -> AsyncIterator[ObjectStore]:
-        async with minio.bucket(**request.param).open() as store:
+class TestS3Store(LargeObjectContract, HashedObjectContract, ObjectStoreContract):
+    @pytest.fixture
+    async def store(self, minio: Minio) -> AsyncIterator[ObjectStore]:
+        async with opened(minio) as store:
+            yield store
+
+
+class TestEncryptedS3Store(LargeObjectContract, HashedObjectContract, ObjectStoreContract):
+    @pytest.fixture
+    async def store(self, minio: Minio) -> AsyncIterator[ObjectStore]:
+        async with opened(minio, encryption="AES256") as store:
+            yield store
+
+
+class TestS3StoreWithKeysOfAKeyStore(ObjectStoreContract):
+    @pytest.fixture
+    async def store(self, minio: Minio) -> AsyncIterator[ObjectStore]:
+        async with opened(minio, encryption="aws:kms", kms_key_id=KMS_KEY) as store:
             yield store
 
 

@@ -254,3 +254,28 @@ async def test_the_message_of_a_close(runs: Runs) -> None:
     run = str(uuid4())
     await runs.append(run, "x\n")
     assert (await runs.close(run))["message"] == "Log stream closed successfully"
+
+
+async def test_what_a_client_reports_is_kept_on_a_real_server(runs: Runs, bucket: Bucket) -> None:
+    """Not upstream's, which keeps it in its database: swapped under a condition, and listed."""
+    root = f"/api/v1/services/ingestionPipelines/{FQN}/pipelineStatus"
+    made = [str(uuid4()) for _ in range(3)]
+
+    async def say(run: str, state: str, number: int) -> None:
+        value = {"runId": run, "pipelineState": state, "timestamp": number}
+        assert (await runs.client.put(root, json=value)).status_code == 200
+
+    for number, run in enumerate(made):
+        await say(run, "running", number)
+    await asyncio.gather(*[say(made[1], "running", 1) for _ in range(8)])
+    await say(made[1], "success", 1)
+    found = (await runs.client.get(root)).json()["data"]
+    assert [entry["runId"] for entry in found] == made[::-1]
+    assert found[1]["pipelineState"] == "success"
+    last = await runs.client.get(f"{LOGS}/{FQN}/last")
+    assert last.headers["tailrace-run"] == made[2]
+    await runs.client.delete(f"{LOGS}/{FQN}")
+    assert (await runs.client.get(root)).json()["data"] == []
+    with closing(bucket.client()) as s3:
+        prefix = f"{bucket.prefix}/coordination/status/"
+        assert "Contents" not in s3.list_objects_v2(Bucket=bucket.name, Prefix=prefix)

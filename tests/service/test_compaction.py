@@ -102,6 +102,21 @@ async def test_a_child_is_told_of_a_store_elsewhere(tmp_path: Path) -> None:
     assert out.read_text() == str(tmp_path / "elsewhere")
 
 
+def test_a_child_is_told_of_a_bucket_and_who_we_are() -> None:
+    s3 = {"endpoint_url": "http://minio:9000", "attempts": 7}
+    key = {"access_key_id": "somebody", "secret_access_key": "s3cret"}
+    settings = Settings.model_validate({"store": "s3a://bucket/prefix/", "s3": s3 | key})
+    environment = job_environment(settings)
+    assert "s3cret" not in " ".join(job_command(settings))
+    assert {name: it for name, it in environment.items() if "COMPACTION" not in name} == {
+        "TAILRACE_STORE": "s3://bucket/prefix",
+        "TAILRACE_S3__ENDPOINT_URL": "http://minio:9000",
+        "TAILRACE_S3__ATTEMPTS": "7",
+        "TAILRACE_S3__ACCESS_KEY_ID": "somebody",
+        "TAILRACE_S3__SECRET_ACCESS_KEY": "s3cret",
+    }
+
+
 def test_the_command_names_a_program_that_exists() -> None:
     command = job_command(Settings(data="somewhere"))
     assert os.path.exists(command[1])

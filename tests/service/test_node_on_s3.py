@@ -26,7 +26,7 @@ from tests.service.node_story import end_well, first_life
 from tests.service.simulated_node import START_MS, Life
 from tests.virtual_time import Halted, VirtualClock, simulate
 
-KILLS = 6
+KILLS = 4
 
 
 class Kill(Schedule):

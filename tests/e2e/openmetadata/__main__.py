@@ -12,6 +12,9 @@ All records are there, once, in order, byte for byte, the run is closed, the cli
 page reader gives all of it, and its own SSE reader ended by itself. The second generation
 never sends again: in "killed" it loses the one batch that did not arrive, and counts it.
 
+With `--store minio` the objects are on a real S3 server, with `--store faults` on one behind a
+proxy that misbehaves.
+
 The environments (400 MB each) are made on the first call and kept, see `environments`.
 Exits 1 and says what does not hold.
 """
@@ -34,6 +37,7 @@ from tests.e2e.openmetadata.checks import ROWS, Shipped, all_rows_once, as_sent,
 from tests.e2e.openmetadata.environments import CLIENTS, Client, interpreter
 from tests.e2e.openmetadata.proxy import Loss, LossyProxy, Sent
 from tests.e2e.service_process import ServiceProcess
+from tests.e2e.torture_store import KINDS, tortured_store
 
 PORTION = 250
 _DRIVER = Path(__file__).with_name("driver.py")
@@ -61,10 +65,15 @@ STORIES = (
 )
 
 
-def play(client: Client, python: Path, story: Story, folder: Path) -> Iterator[str]:
+def play(
+    client: Client, python: Path, story: Story, folder: Path, settings: Mapping[str, str]
+) -> Iterator[str]:
     """One client in one story; gives what does not hold."""
     service = ServiceProcess(
-        folder / f"{client.name} {story.name}", TAILRACE_OPENMETADATA__VERSION=client.version
+        folder / f"{client.name} {story.name}",
+        store=None,
+        TAILRACE_OPENMETADATA__VERSION=client.version,
+        **settings,
     )
     service.start()
 
@@ -154,17 +163,21 @@ def main() -> int:
     arguments = argparse.ArgumentParser(prog="tests.e2e.openmetadata")
     arguments.add_argument("--client", choices=[client.name for client in CLIENTS])
     arguments.add_argument("--story", choices=[story.name for story in STORIES])
+    arguments.add_argument("--store", choices=KINDS, default="local")
     chosen = arguments.parse_args()
     faults = 0
-    with tempfile.TemporaryDirectory() as folder:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        tortured_store(chosen.store, seed=0) as store,
+    ):
         for client in CLIENTS:
             if chosen.client in (None, client.name):
-                faults += _play_all(client, chosen.story, Path(folder))
+                faults += _play_all(client, chosen.story, Path(folder), store.settings)
     print(f"{faults} faults")
     return 1 if faults else 0
 
 
-def _play_all(client: Client, only: str | None, folder: Path) -> int:
+def _play_all(client: Client, only: str | None, folder: Path, settings: Mapping[str, str]) -> int:
     print(f"{client.name}: openmetadata-ingestion {client.release}", flush=True)
     python = interpreter(client)
     faults = 0
@@ -173,7 +186,7 @@ def _play_all(client: Client, only: str | None, folder: Path) -> int:
             continue
         begun = time.monotonic()
         print(f"  {story.name}", flush=True)
-        for fault in play(client, python, story, folder):
+        for fault in play(client, python, story, folder, settings):
             faults += 1
             print(f"    FAULT {fault}")
         print(f"    {time.monotonic() - begun:.0f} s", flush=True)

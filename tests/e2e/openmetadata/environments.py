@@ -75,7 +75,7 @@ def interpreter(client: Client) -> Path:
 
 
 def _install(client: Client, folder: Path, python: Path) -> None:
-    overrides = folder.with_suffix(".overrides")
+    overrides = folder.with_name(f"{client.release}.overrides")
     overrides.write_text("".join(f"{line}\n" for line in OVERRIDES))
     uv = _uv(folder.parent)
     _run(uv, "venv", "--quiet", "--python", sys.executable, str(folder))

@@ -48,6 +48,7 @@ class LossyProxy:
         self._losses = losses
         self._meanwhile = meanwhile
         self._loop = asyncio.new_event_loop()
+        self._over = asyncio.Event()
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._port = 0
@@ -66,15 +67,20 @@ class LossyProxy:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._loop.call_soon_threadsafe(self._over.set)
         self._thread.join()
 
     def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        server = self._loop.run_until_complete(asyncio.start_server(self._serve, "127.0.0.1", 0))
+        # The runner cancels what is still under way.
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._listen())
+
+    async def _listen(self) -> None:
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         self._port = server.sockets[0].getsockname()[1]
         self._ready.set()
-        self._loop.run_forever()
+        await self._over.wait()
+        server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

@@ -16,7 +16,7 @@ from logstore.errors import StoreUnavailable
 from service.incoming import IncomingBatch
 from service.tail import TailLimits
 from tests.service.http.conftest import RUNS, Serve, Served
-from tests.service.http.memory_node import MemoryNode
+from tests.service.http.memory_node import MemoryNode, MemorySize
 
 pytestmark = pytest.mark.anyio
 KEY = RunKey("p", "r")
@@ -287,3 +287,26 @@ async def test_a_reader_that_does_not_read_costs_a_ring_and_catches_up(serve: Se
         assert sum(len(tick.text) for tick in node.tail.watched[KEY]._ticks) <= 50_000
         await node.close_run(KEY)
         assert await drained(stream) == [line] * 20_000
+
+
+async def test_lines_that_come_while_it_is_asked_whether_the_run_is_over_are_sent(
+    serve: Serve,
+) -> None:
+    """The store takes its time; meanwhile the last lines come and the run is closed."""
+    node = MemoryNode()
+    served = await serve(node)
+    await put(node, "a")
+    ask = node.text.size
+    asked = 0
+
+    async def slow(key: RunKey) -> MemorySize:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            await put(node, "last")
+            await node.close_run(KEY)
+        return await ask(key)
+
+    node.text.size = slow  # type: ignore[method-assign]
+    async with watching(served) as stream:
+        assert await drained(stream) == ["a", "last"]

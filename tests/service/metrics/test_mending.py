@@ -30,6 +30,7 @@ async def test_the_metrics_of_what_vanished(tmp_path: Path) -> None:
             assert answer.get("logs") == "a\nb", (run, answer)
         after = await scrape(client)
         rmtree(texts / "r")
+        rmtree(store / "segments")
         await client.get(RUN)
         lost = await scrape(client)
     assert after["tailrace_chunks_vanished_total"] > before["tailrace_chunks_vanished_total"]

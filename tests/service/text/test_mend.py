@@ -116,6 +116,30 @@ async def test_the_texts_of_chunks_vanished(tmp_path: Path, where: str) -> None:
         assert world.text.problems() == []
 
 
+async def test_the_texts_of_chunks_were_cut(tmp_path: Path) -> None:
+    for act in ("read", "page", "close", "fold", "sweep"):
+        async with written(tmp_path / act) as (world, whole):
+            expected = whole
+            names = await chunk_keys(world, ".txt")
+            before = await bodies(world.store, names)
+            for name in names[:2]:
+                await world.store.put(name, before[name][:-5])
+            if act == "page":
+                assert await world.paged(RUN, 4) == expected
+            elif act == "close":
+                assert await world.text.close_run(RUN) == "closed"
+                assert (await world.store.get(keys.logs(keys.PREFIX, RUN)))[1] == expected
+            elif act == "sweep":
+                await world.text.sweeper.sweep()
+                assert world.text.mender.mended == 2
+            for _ in range(6 if act == "fold" else 0):
+                world.append(RUN, b"more\n")
+                expected += b"more\n"
+                await world.confirm()
+                await world.text.drain()
+            await agree(world, expected)
+
+
 @pytest.mark.parametrize("where", WHERE)
 async def test_the_indexes_of_chunks_vanished(tmp_path: Path, where: str) -> None:
     async with written(tmp_path, where=where, batches=3) as (world, expected):
@@ -125,6 +149,17 @@ async def test_the_indexes_of_chunks_vanished(tmp_path: Path, where: str) -> Non
         await agree(world, expected)
         assert world.text.mender.mended == len(names)
         assert await world.text.find_batch(RUN, world.journal.entries[0][1]) is not None
+
+
+async def test_the_indexes_of_chunks_were_cut(tmp_path: Path) -> None:
+    async with written(tmp_path, batches=3) as (world, expected):
+        names = await chunk_keys(world, ".idx")
+        for name, body in (await bodies(world.store, names)).items():
+            await world.store.put(name, body[:-9])
+        await world.restart()
+        await world.text.sweeper.sweep()
+        assert world.text.mender.mended == len(names)
+        await agree(world, expected)
 
 
 @pytest.mark.parametrize("where", WHERE)
@@ -264,3 +299,34 @@ async def test_a_partial_text_that_vanished_is_published_again(tmp_path: Path) -
         await world.restart()
         await world.text.sweeper.sweep()
         assert [i.key async for i in world.store.list(where)] == []
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("logs", ["gone", "other bytes"])
+async def test_logs_txt_vanished_with_its_index(tmp_path: Path, where: str, logs: str) -> None:
+    """It was given up as lost, though all of it was in segments or table."""
+    async with written(tmp_path, where=where, closed=True) as (world, expected):
+        name = keys.logs(keys.PREFIX, RUN)
+        await world.store.delete([name, *await chunk_keys(world, ".idx")])
+        if logs == "other bytes":
+            await world.store.put(name, b"x" * 2000)
+        await world.restart()
+        await agree(world, expected)
+        world.clock.pass_seconds(3600)
+        await world.text.sweeper.sweep()
+        assert (await world.store.get(name))[1] == expected, "sealed again"
+        assert (await world.text.size(RUN)).state == "closed"
+        await agree(world, expected)
+
+
+async def test_one_that_is_lost_keeps_no_other_from_being_mended(tmp_path: Path) -> None:
+    async with written(tmp_path, batches=3) as (world, expected):
+        texts, indexes = await chunk_keys(world, ".txt"), await chunk_keys(world, ".idx")
+        first = (await world.manifest()).chunks[0].lines
+        await world.store.delete([indexes[0], texts[2]])
+        await world.store.put(texts[0], b"y" * (await world.store.head(texts[0])).size)
+        await world.restart()
+        rest = b"".join(expected.splitlines(keepends=True)[first:])
+        assert (await world.text.page(RUN, after=str(first), limit=1000)).text == rest
+        with pytest.raises(ChunkLost):
+            await world.text.page(RUN, after=None, limit=2)

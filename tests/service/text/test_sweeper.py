@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from coordination.lease import SWEEP, sweep_lease, text_lease
@@ -114,9 +116,10 @@ async def test_a_late_batch_at_another_node_reopens_what_was_swept() -> None:
 async def test_the_lease_of_a_sweeper_that_died_goes() -> None:
     world, other = await abandoned()
     await other.text.leases.acquire(sweep_lease(RunKey("gone", "long ago")))
-    leases = f"{keys.LEASES}{SWEEP}/"
+    leases = keys.leases_of(SWEEP)
+    await world.text.sweeper.sweep()
     assert len([info async for info in world.store.list(leases)]) == 1
-    world.clock.pass_seconds(2 * DAY)
+    world.clock.pass_seconds(700)
     await world.text.sweeper.sweep()
     assert [info async for info in world.store.list(leases)] == []
 
@@ -137,3 +140,20 @@ async def test_a_run_that_cannot_be_swept_holds_back_no_other() -> None:
     world.store.schedule = Schedule(dict.fromkeys(range(2, 99), Fault.UNAVAILABLE))  # type: ignore[attr-defined]
     with pytest.raises(StoreUnavailable):
         await world.text.sweeper.sweep()
+
+
+async def test_a_run_that_goes_while_another_is_closed_again() -> None:
+    """It took the node down."""
+    world = World()
+    await world.text.start()
+    runs = [RunKey("p", name) for name in "ab"]
+    for key in runs:
+        world.append(key, b"line\n")
+        assert await world.text.close_run(key) == "closed"
+        world.append(key, b"late\n")
+    await world.confirm()
+    await world.text.drain()
+    world.clock.pass_seconds(61)
+    await asyncio.gather(world.text.closer.close_idle(), world.text.delete_run(runs[1]))
+    assert (await world.text.size(runs[0])).state == "closed"
+    assert await world.text.runs("p", 5) == await world.text.runs("p", 1)

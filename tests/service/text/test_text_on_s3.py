@@ -30,7 +30,7 @@ KILLED: dict[str, Killed] = {
 STORIES: dict[str, Story] = {
     "two flushers": crashes.test_two_flushers_race_on_one_manifest,
     "released segments": crashes.test_released_segments_are_flushed_from_the_store,
-    "taken in": lambda: adopt_crashes.test_two_nodes_at_once(1, adopt_crashes.RUN),
+    "taken in": lambda: adopt_crashes.test_two_nodes_at_once(2, adopt_crashes.RUN),
     "taken in, hot": adopt.test_lines_that_are_hot_when_it_is_taken_in_follow_it,
     "taken in, closed": adopt.test_a_closed_text_at_our_own_key_is_not_copied,
     "taken in, paged": adopt.test_pages_go_on_with_tokens_from_before_a_close,

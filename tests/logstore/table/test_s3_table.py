@@ -1,0 +1,202 @@
+"""The table on a real S3 server: commits by conditional puts, with lost and doubled answers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
+from typing import Any
+
+import pytest
+
+from logstore.clock import SystemClock
+from logstore.errors import OutcomeUnknown, PreconditionFailed, StoreUnavailable
+from logstore.objects.s3_credentials import Credentials
+from logstore.objects.s3_settings import S3Settings
+from logstore.table.commit import Advance, commit_segments
+from logstore.table.options import open_table, storage_options
+from logstore.table.schema import JOB
+from logstore.table.snapshot import Snapshot
+from logstore.table.table import Table
+from tests.faults.kinds import Kind
+from tests.faults.requests import Request
+from tests.faults.schedule import Schedule
+from tests.faults.thread import fault_proxy
+from tests.servers import ACCESS_KEY, KMS_KEY, SECRET_KEY, Bucket, Minio
+
+# It cannot happen to a put of an object, or only lasts long.
+NOT_HERE = (Kind.ERROR_IN_200, Kind.STALL)
+FAULTS = [kind for kind in Kind if kind not in NOT_HERE]
+KEY = {"access_key_id": "somebody", "secret_access_key": "s3cret"}
+minio = pytest.mark.minio
+
+
+def take_in(table: Table, planned: Snapshot, seq: int, job: str) -> Snapshot:
+    advances = [Advance("n", seq, seq)]
+    return commit_segments(table, planned, [], advances, job=job, clock=SystemClock())
+
+
+def take_in_first(bucket: Bucket) -> int:
+    table = open_table(bucket.settings)
+    return take_in(table, table.snapshot(), 1, "J").mark("n")
+
+
+@pytest.fixture(scope="module")
+def elsewhere() -> Iterator[Executor]:
+    """Another process: delta-rs keeps the interpreter's lock while it reads its history."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        yield pool
+
+
+def jobs(table: Table) -> Counter[str]:
+    delta = table.snapshot().delta
+    assert delta is not None
+    return Counter(commit[JOB] for commit in delta.history() if JOB in commit)
+
+
+def is_commit(request: Request) -> bool:
+    return request.method == "PUT" and "/_delta_log/" in request.path
+
+
+@minio
+def test_a_stale_snapshot_is_refused_by_the_server(bucket: Bucket) -> None:
+    table = open_table(bucket.settings)
+    planned = table.create()
+    assert take_in(table, planned, 1, "A").mark("n") == 1
+    with pytest.raises(PreconditionFailed):
+        take_in(table, planned, 1, "B")
+    assert jobs(table) == {"A": 1}
+
+
+@minio
+def test_of_racing_drivers_one_takes_a_segment_in(bucket: Bucket) -> None:
+    table = open_table(bucket.settings)
+    table.create()
+    last, drivers = 4, 3
+
+    def drive(name: int) -> int:
+        won, tries = 0, 0
+        while (snapshot := table.snapshot()).mark("n") < last:
+            tries += 1
+            try:
+                take_in(table, snapshot, snapshot.mark("n") + 1, f"{name}/{tries}")
+            except PreconditionFailed:
+                continue
+            won += 1
+        return won
+
+    with ThreadPoolExecutor(drivers) as pool:
+        assert sum(pool.map(drive, range(drivers))) == last
+    assert sum(jobs(table).values()) == last
+    assert table.snapshot().version == last
+
+
+@minio
+@pytest.mark.parametrize("kind", FAULTS)
+def test_whatever_becomes_of_the_answer_it_is_in_once(
+    bucket: Bucket, kind: Kind, elsewhere: Executor
+) -> None:
+    schedule = Schedule(delay_seconds=0.01)
+    schedule.plan(kind, applies=is_commit)
+    table = open_table(bucket.settings)
+    table.create()
+    with fault_proxy(bucket.endpoint_url, schedule) as url:
+        assert elsewhere.submit(take_in_first, bucket.through(url)).result(60) == 1
+    assert schedule.injected[kind] == 1
+    assert jobs(table) == {"J": 1}
+
+
+@minio
+def test_a_store_that_takes_no_commit_leaves_it_unknown(bucket: Bucket) -> None:
+    schedule = Schedule()
+    table = open_table(bucket.settings)
+    with fault_proxy(bucket.endpoint_url, schedule) as url:
+        faulty = open_table(bucket.through(url, attempts=2).settings)
+        planned = faulty.create()
+        schedule.plan(Kind.RESET, times=100, applies=is_commit)
+        with pytest.raises(OutcomeUnknown) as caught:
+            take_in(faulty, planned, 1, "J")
+        schedule.refuse(Kind.RESET)
+        with pytest.raises(StoreUnavailable):
+            faulty.snapshot()
+    assert "\x1b" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert jobs(table) == {}
+
+
+@minio
+@pytest.mark.parametrize(
+    ("encryption", "seen"),
+    [
+        ({"encryption": "AES256"}, "AES256"),
+        ({"encryption": "aws:kms", "kms_key_id": KMS_KEY}, "aws:kms"),
+    ],
+)
+def test_the_log_is_encrypted_and_of_the_usual_class(
+    minio: Minio, encryption: dict[str, Any], seen: str
+) -> None:
+    bucket = minio.bucket(storage_class="REDUCED_REDUNDANCY", **encryption)
+    table = open_table(bucket.settings)
+    take_in(table, table.create(), 1, "J")
+    client = bucket.client()
+    listed = client.list_objects_v2(Bucket=bucket.name)["Contents"]
+    heads = [client.head_object(Bucket=bucket.name, Key=entry["Key"]) for entry in listed]
+    client.close()
+    assert [head.get("ServerSideEncryption") for head in heads] == [seen, seen]
+    assert [head.get("StorageClass") for head in heads] == [None, None]
+
+
+@minio
+def test_given_keys_are_not_mixed_with_the_environments(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "another",
+        "AWS_SECRET_ACCESS_KEY": "another",
+        "AWS_SESSION_TOKEN": "another",
+        "AWS_REGION": "eu-north-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    table = open_table(bucket.through(bucket.endpoint_url, region="us-east-1").settings)
+    assert table.create().version == 0
+
+
+@minio
+def test_the_environments_keys_do_if_none_are_given(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+    settings = bucket.through(bucket.endpoint_url, access_key_id="", secret_access_key="").settings
+    assert open_table(settings).create().version == 0
+
+
+def options(**s3: Any) -> dict[str, str]:
+    settings = S3Settings.model_validate(s3)
+    return storage_options(settings, Credentials(settings))
+
+
+def test_options_follow_the_settings() -> None:
+    there = options(**KEY, endpoint_url="http://minio:9000/", attempts=3, region="eu-west-1")
+    assert there["aws_endpoint_url"] == "http://minio:9000"
+    assert there["aws_allow_http"] == "true"
+    assert there["aws_virtual_hosted_style_request"] == "false"
+    assert (there["max_retries"], there["aws_region"]) == ("2", "eu-west-1")
+    aws = options(**KEY)
+    assert aws["aws_virtual_hosted_style_request"] == "true"
+    assert "aws_endpoint_url" not in aws
+    assert "aws_allow_http" not in aws
+    assert aws["aws_conditional_put"] == "etag"
+
+
+def test_keys_are_asked_for_at_each_opening() -> None:
+    asked: list[int] = []
+
+    def renewed() -> dict[str, str]:
+        asked.append(1)
+        return {}
+
+    table = Table("/nowhere/that/is", renewed)
+    opened: Callable[[], Snapshot] = table.snapshot
+    assert (opened().version, opened().version, len(asked)) == (-1, -1, 2)
