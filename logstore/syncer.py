@@ -17,8 +17,10 @@ from typing import Protocol
 from logstore.clock import Clock
 from logstore.filesystem import File
 
-_QUICK_RUN = 32
-_QUICK_SECONDS = 0.002
+# The average moves by a part of each sync's distance from it; it begins as that of a slow disk.
+_AVERAGED = 16
+_FIRST_SECONDS = 0.01
+_QUICK_SECONDS = 0.001
 _ERRNO_OF_TEXT = {os.strerror(number): number for number in errno.errorcode}
 
 
@@ -82,24 +84,24 @@ class AioSyncer:
 class QuickSyncer:
     """In place while the disk is quick, else by `inner`.
 
-    Handing a sync to the kernel and hearing of its end costs two switches of tasks, about
-    as much as a fast disk takes for it. So after `_QUICK_RUN` syncs in a row that each took
-    less than `_QUICK_SECONDS` the loop waits for the disk itself; one slow sync, and
-    the next ones are handed out again. The loop is held up by at most one slow sync.
+    Handing a sync to the kernel and hearing of its end costs two switches of tasks, more
+    than a fast disk takes for it. So while syncs take less than `_QUICK_SECONDS` on average
+    the loop waits for the disk itself: a slow one now and then holds it up, several hand the
+    next ones out again, until they are quick again.
     """
 
     def __init__(self, inner: Syncer, clock: Clock) -> None:
         self._inner = inner
         self._now = clock.monotonic
-        self._quick = 0
+        self._average = _FIRST_SECONDS
 
     async def sync(self, file: File) -> None:
         start = self._now()
-        if self._quick < _QUICK_RUN:
-            await self._inner.sync(file)
-        else:
+        if self._average < _QUICK_SECONDS:
             file.sync()
-        self._quick = self._quick + 1 if self._now() - start < _QUICK_SECONDS else 0
+        else:
+            await self._inner.sync(file)
+        self._average += (self._now() - start - self._average) / _AVERAGED
 
     def close(self) -> None:
         self._inner.close()
