@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from logstore import keys
 from logstore.batch import Rows, RunKey
 from logstore.errors import NotFound, PreconditionFailed
-from logstore.objects.store import ObjectStore
+from logstore.objects.store import ObjectInfo, ObjectStore
 from logstore.runs.blocks import BLOCK, Blocks
 from logstore.runs.index import Directory, decode_tail, open_piece
 from logstore.runs.manifest import Chunk, Manifest
@@ -22,6 +22,8 @@ from service.text.cache import Cache
 
 Piece = tuple[Blocks, list[str]]
 _SPAN_BYTES = 60
+PUT = "tailrace-put"
+"""In the metadata of `logs.txt`: the ULID of the close that wrote it."""
 
 
 class Moved(NotFound):
@@ -157,9 +159,17 @@ class Chunks:
         if chunk.kind != "logs" or manifest.closing is None:
             raise Moved(f"chunk {chunk.id} is gone")
         info = await self._store.head(self.text_key(manifest.key, chunk))
-        if info.size < chunk.bytes:
+        if not goes_on(chunk, info):
             raise Moved(f"{info.key} is another text")
         return info.etag
+
+
+def goes_on(chunk: Chunk, logs: ObjectInfo) -> bool:
+    """Whether `logs.txt` begins with the closed text: it is that, or a close extended it.
+
+    Somebody else's object does not carry the mark of a close.
+    """
+    return logs.etag == chunk.etag or (logs.size >= chunk.bytes and PUT in logs.metadata)
 
 
 def extremes(rows: Rows) -> tuple[int, int]:

@@ -30,7 +30,7 @@ from logstore.runs.blocks import Blocks
 from logstore.runs.manifest import Chunk, Manifest
 from logstore.runs.manifests import Manifests
 from service.text.anew import Anew
-from service.text.chunks import Chunks, Moved, extremes
+from service.text.chunks import Chunks, Moved, extremes, goes_on
 from service.text.once import OncePerRun
 from service.text.remake import Records, RemadeBatch, RemadeBatches, batches_of
 from service.text.writing import ChunkWriter
@@ -302,9 +302,7 @@ def _same(manifest: Manifest, chunk: Chunk, there: ObjectInfo) -> bool:
     """Whether what stands there is the chunk's text, perhaps with more behind it."""
     if chunk.kind == "chunk":
         return there.size == chunk.bytes
-    return there.etag == chunk.etag or (
-        manifest.closing is not None and there.size >= chunk.bytes
-    )
+    return there.etag == chunk.etag or (manifest.closing is not None and goes_on(chunk, there))
 
 
 def _loose(chunk: Chunk, chunk_id: str) -> Chunk:

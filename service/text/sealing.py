@@ -22,10 +22,8 @@ from logstore.objects.store import ObjectInfo, ObjectStore, Part
 from logstore.objects.unclear import Unclear
 from logstore.runs.manifest import FORMAT, Chunk, Closing, Manifest
 from logstore.runs.manifests import Manifests
-from service.text.chunks import Chunks, Moved
+from service.text.chunks import PUT, Chunks, Moved, goes_on
 from service.text.fold import Folder
-
-_PUT = "tailrace-put"
 
 Closes = Callable[[Manifest], Mapping[str, int] | None]
 """Of the newest manifest: per writer one past its last line before the close; None: leave it."""
@@ -89,7 +87,7 @@ class Sealer:
         unclear = Unclear()
         while True:
             there = await self._head(where)
-            if there is not None and there.metadata.get(_PUT) == closing.put:
+            if there is not None and there.metadata.get(PUT) == closing.put:
                 return there
             newest = (await self._manifests.get(manifest.key)).manifest
             if newest.closing != closing:
@@ -112,8 +110,8 @@ class Sealer:
         where = self._chunks.text_key(manifest.key, chunk)
         if chunk.kind == "chunk":
             return Part(where, 0, chunk.bytes)
-        if there is None or there.size < chunk.bytes:
-            raise Damaged(f"{where} is gone or cut, and the manifest names it")
+        if there is None or not goes_on(chunk, there):
+            raise Moved(f"{where} is gone, or is another text than the manifest names")
         return Part(where, 0, chunk.bytes, if_match=there.etag)
 
     async def _head(self, key: str) -> ObjectInfo | None:
@@ -174,5 +172,5 @@ def _metadata(manifest: Manifest, group: tuple[Chunk, ...], closing: Closing) ->
         "total-bytes": str(closing.bytes),
         "writer-epoch": str(manifest.epoch),
         "writer-version": str(FORMAT),
-        _PUT: closing.put,
+        PUT: closing.put,
     }

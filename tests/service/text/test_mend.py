@@ -397,3 +397,28 @@ async def test_a_close_makes_again_an_index_that_it_needs(tmp_path: Path, act: s
         assert (await world.text.size(RUN)).state == "closed"
         await agree(world, expected)
         assert (await world.store.get(keys.logs(keys.PREFIX, RUN)))[1] == expected
+
+
+@pytest.mark.parametrize("act", ["close", "sweep"])
+@pytest.mark.parametrize("logs", ["gone", "cut", "other bytes"])
+async def test_a_reopened_run_is_closed_though_its_logs_txt_vanished(
+    tmp_path: Path, act: str, logs: str
+) -> None:
+    """It was taken for damage that only a reader could mend; other bytes were taken over."""
+    async with written(tmp_path, closed=True) as (world, old):
+        name = keys.logs(keys.PREFIX, RUN)
+        world.append(RUN, b"late\n")
+        await world.confirm()
+        await world.text.drain()
+        await world.store.delete([name])
+        if logs != "gone":
+            await world.store.put(name, old[:-5] if logs == "cut" else b"x" * 2000)
+        if act == "close":
+            assert await world.text.close_run(RUN) == "closed"
+        else:
+            world.clock.pass_seconds(100_000)
+            await world.text.sweeper.sweep()
+            await world.text.sweeper.sweep()
+        assert (await world.store.get(name))[1] == old + b"late\n"
+        assert (await world.text.size(RUN)).state == "closed"
+        await agree(world, old + b"late\n")
