@@ -10,7 +10,6 @@ another node is found at the next heartbeat.
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import suppress
 
 from starlette.responses import Response
@@ -24,7 +23,7 @@ from service.http import frames
 from service.http.body import Receive, Scope, Send
 from service.http.limits import HttpLimits
 from service.http.node import NodeApi
-from service.http.stream import HEADERS, until_gone
+from service.http.watching import HEADERS, watching
 from service.tail import Watcher
 
 
@@ -47,17 +46,8 @@ class ProgressStream(Response):
         if scope["method"] == "HEAD" or tail.readers >= self._limits.max_stream_readers:
             await send({"type": "http.response.body", "body": b""})
             return
-        watcher = tail.watch(self._key)
-        gone = asyncio.create_task(until_gone(receive, watcher))
-        self._counters.readers += 1
-        try:
+        async with watching(tail, self._key, receive, self._counters) as watcher:
             await self._run(watcher, send)
-        finally:
-            self._counters.readers -= 1
-            tail.unwatch(watcher)
-            gone.cancel()
-            with suppress(asyncio.CancelledError):
-                await gone
         await send({"type": "http.response.body", "body": b""})
 
     async def _run(self, watcher: Watcher, send: Send) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Hashable
-from contextlib import suppress
 from typing import NamedTuple
 
 from starlette.responses import Response
@@ -22,15 +21,11 @@ from service.http import frames
 from service.http.body import Receive, Scope, Send
 from service.http.limits import HttpLimits
 from service.http.node import NodeApi
+from service.http.watching import HEADERS, watching
 from service.tail import Tick, Watcher
 
 _CATCH_UP_BYTES = 256 << 10
 _RETRY_SECONDS = 1.0
-HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-store"),
-    (b"x-accel-buffering", b"no"),
-]
 _CLOSED = ("closed", "deleted")
 
 
@@ -88,19 +83,11 @@ class EventStream(Response):
             await self._send(send, self._error("too many readers; try again later"))
             await send({"type": "http.response.body", "body": b""})
             return
-        watcher = tail.watch(self._key)
-        gone = asyncio.create_task(until_gone(receive, watcher))
-        self._counters.readers += 1
-        try:
-            await self._run(watcher, send)
-        except TailraceError as error:
-            await self._send(send, self._error(f"{error} {error.hint}".strip()))
-        finally:
-            self._counters.readers -= 1
-            tail.unwatch(watcher)
-            gone.cancel()
-            with suppress(asyncio.CancelledError):
-                await gone
+        async with watching(tail, self._key, receive, self._counters) as watcher:
+            try:
+                await self._run(watcher, send)
+            except TailraceError as error:
+                await self._send(send, self._error(f"{error} {error.hint}".strip()))
         await send({"type": "http.response.body", "body": b""})
 
     async def _run(self, watcher: Watcher, send: Send) -> None:
@@ -237,10 +224,3 @@ class EventStream(Response):
         self._counters.stream_events += 1
         self._counters.stream_bytes += len(frame)
         await send({"type": "http.response.body", "body": frame, "more_body": True})
-
-
-async def until_gone(receive: Receive, watcher: Watcher) -> None:
-    """Lets the watcher leave when the client does."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    watcher.leave()
