@@ -33,7 +33,7 @@ from service.segments import SegmentShipper, forked_in
 from service.skew import Skew
 from service.status.opening import open_status
 from service.tail import Tail
-from service.text.remake import Records
+from service.text.restore.remake import Records
 from service.text.text import Text
 
 _RETRY_SECONDS = 1.0

@@ -21,7 +21,7 @@ from logstore import ulid as ulids
 from logstore.clock import Clock, SystemClock
 from logstore.entropy import Entropy, system_entropy
 from service.counters import HttpCounters
-from service.http import failures, openapi
+from service.http import failures, schema
 from service.http.append import AppendRoutes
 from service.http.body import Receive, Scope, Send
 from service.http.download import download_routes
@@ -118,7 +118,7 @@ def _framework(node: NodeApi, door: Door, fresh_id: Callable[[], str]) -> FastAP
     for router in routers:
         answer_head(router)
         app.include_router(router)
-    app.openapi = lambda: openapi.complete(app)  # type: ignore[method-assign]
+    app.openapi = lambda: schema.complete(app)  # type: ignore[method-assign]
     return app
 
 

@@ -1,4 +1,4 @@
-"""openapi.yaml: FastAPI's schema, the two raw routes, and problems as the shape of errors.
+"""openapi.yaml, the same text for the same app.
 
 python -m service.http.openapi > openapi.yaml
 """
@@ -9,34 +9,8 @@ import sys
 from typing import Any
 
 import yaml
-from fastapi import FastAPI
 
-from service.http.append_schema import PATHS, PROBLEM
-
-_VALIDATION = ("HTTPValidationError", "ValidationError")
-
-
-def complete(app: FastAPI) -> dict[str, Any]:
-    """The schema of the whole service."""
-    schema = FastAPI.openapi(app)
-    paths = schema["paths"]
-    for path, operation in PATHS.items():
-        paths.setdefault(path, {})["post"] = operation
-    components = schema.setdefault("components", {})
-    components.setdefault("responses", {})["Problem"] = PROBLEM
-    for name in _VALIDATION:
-        components.get("schemas", {}).pop(name, None)
-    for operations in paths.values():
-        for operation in operations.values():
-            _describe_errors(operation["responses"])
-    schema["paths"] = dict(sorted(paths.items()))
-    return schema
-
-
-def _describe_errors(responses: dict[str, Any]) -> None:
-    if responses.pop("422", {}).get("description") == "Validation Error":
-        responses["400"] = {"$ref": "#/components/responses/Problem"}
-    responses.setdefault("default", {"$ref": "#/components/responses/Problem"})
+from service.http.app import documented
 
 
 def render(schema: dict[str, Any]) -> str:
@@ -45,6 +19,4 @@ def render(schema: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    from service.http.app import documented
-
-    sys.stdout.write(render(complete(documented())))
+    sys.stdout.write(render(documented().openapi()))

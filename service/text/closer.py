@@ -21,11 +21,11 @@ from logstore.errors import NotFound, TailraceError
 from logstore.objects.store import ObjectStore
 from logstore.runs.manifest import Manifest
 from logstore.runs.manifests import Manifests
-from service.text.adopt import WRITER
 from service.text.chunks import Chunks
 from service.text.flusher import TextFlusher
 from service.text.fold import Folder
 from service.text.locks import RunLocks
+from service.text.restore.adopt import WRITER
 from service.text.sealing import Sealer
 
 _LOOK_SECONDS = 5.0

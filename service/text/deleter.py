@@ -25,7 +25,7 @@ from service.text.chunks import extremes
 from service.text.deletions import Deletions
 from service.text.locks import RunLocks
 from service.text.pin import Pin
-from service.text.upstream import Upstream
+from service.text.restore.upstream import Upstream
 
 _RETRY_SECONDS = 5.0
 _DELETE_COUNT = 500

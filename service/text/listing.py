@@ -25,9 +25,9 @@ from service.text.chunks import extremes
 from service.text.deletions import Deletions
 from service.text.flusher import TextFlusher
 from service.text.pin import Pin
+from service.text.restore.upstream import Upstream
 from service.text.snapshot import Snapshot
 from service.text.snapshots import Snapshots
-from service.text.upstream import Upstream
 
 _READERS = 16
 

@@ -14,7 +14,7 @@ from service.text.chunks import Chunks, Moved
 from service.text.deletions import Deletions
 from service.text.flusher import TextFlusher
 from service.text.pin import Pin
-from service.text.remake import Remaker
+from service.text.restore.remake import Remaker
 from service.text.selection import in_range, news
 from service.text.snapshot import Snapshot
 

@@ -23,7 +23,6 @@ from logstore.runs.manifests import Manifests
 from logstore.runs.textmark import read_text_mark
 from service.offload import Offload
 from service.text.active import ActiveMarkers
-from service.text.adopt import WRITER, AdoptingManifests, Adoption
 from service.text.backlog import Backlog
 from service.text.chunks import Chunks, Moved
 from service.text.closer import Closer
@@ -37,15 +36,16 @@ from service.text.limits import TextLimits
 from service.text.listing import Listing
 from service.text.locks import RunLocks
 from service.text.lost import LostNodes
-from service.text.mend import Mender
 from service.text.partial import PartialPublisher
 from service.text.pin import Pin
 from service.text.reader import TextReader
-from service.text.remake import Records, Remaker
+from service.text.restore.adopt import WRITER, AdoptingManifests, Adoption
+from service.text.restore.mend import Mender
+from service.text.restore.remake import Records, Remaker
+from service.text.restore.traces import Traces
+from service.text.restore.upstream import Upstream
 from service.text.snapshots import Snapshots
 from service.text.sweeper import Sweeper
-from service.text.traces import Traces
-from service.text.upstream import Upstream
 from service.text.writing import ChunkWriter
 
 __all__ = ["Text", "TextLimits"]

@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from tests.faulty_store import Fault
-from tests.service.text import test_adopt as adopt
-from tests.service.text import test_adopt_crashes as adopt_crashes
 from tests.service.text import test_crashes as crashes
 from tests.service.text import test_interleavings as interleavings
+from tests.service.text.restore import test_adopt as adopt
+from tests.service.text.restore import test_adopt_crashes as adopt_crashes
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("every_server")]
 

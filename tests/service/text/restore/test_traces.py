@@ -11,7 +11,7 @@ from service.query.records import run_records
 from service.text.text import TextLimits
 from tests.service.query.world import World as Lake
 from tests.service.query.world import engine_of
-from tests.service.text.test_mend import RUN, WHERE, Reader, agree, written
+from tests.service.text.restore.test_mend import RUN, WHERE, Reader, agree, written
 
 pytestmark = pytest.mark.anyio
 

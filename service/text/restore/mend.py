@@ -29,10 +29,10 @@ from logstore.objects.store import ObjectInfo, ObjectStore, Part
 from logstore.runs.blocks import Blocks
 from logstore.runs.manifest import Chunk, Manifest
 from logstore.runs.manifests import Manifests
-from service.text.anew import Anew
 from service.text.chunks import Chunks, Moved, extremes, goes_on
-from service.text.once import OncePerRun
-from service.text.remake import Records, RemadeBatch, RemadeBatches, batches_of
+from service.text.restore.anew import Anew
+from service.text.restore.once import OncePerRun
+from service.text.restore.remake import Records, RemadeBatch, RemadeBatches, batches_of
 from service.text.writing import ChunkWriter
 
 _MOST_BYTES = 256 << 20

@@ -12,7 +12,7 @@ from logstore.batch import RunKey
 from logstore.errors import NotFound, StoreUnavailable
 from logstore.objects.store import ObjectInfo
 from logstore.runs.deletion import Deletion
-from service.text.adopt import WRITER
+from service.text.restore.adopt import WRITER
 from service.text.sweeper import SweepLimits
 from service.text.text import TextLimits
 from tests.faulty_store import FaultyStore, Schedule

@@ -8,7 +8,7 @@ import pytest
 
 from logstore import keys
 from logstore.errors import NotFound
-from tests.service.text.test_mend import RUN, WHERE, agree, chunk_keys, written
+from tests.service.text.restore.test_mend import RUN, WHERE, agree, chunk_keys, written
 
 pytestmark = pytest.mark.anyio
 

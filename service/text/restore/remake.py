@@ -29,10 +29,10 @@ from logstore.errors import (
 from logstore.objects.unclear import Unclear
 from logstore.runs.manifest import Chunk, Manifest
 from logstore.runs.manifests import Manifests, Versioned
-from service.text.adopt import WRITER
 from service.text.deletions import Deletions
 from service.text.fold import Folder
-from service.text.once import OncePerRun
+from service.text.restore.adopt import WRITER
+from service.text.restore.once import OncePerRun
 from service.text.writing import ChunkWriter
 
 Records = Callable[[RunKey, int, int], AsyncIterator[pa.RecordBatch]]

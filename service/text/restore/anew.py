@@ -20,9 +20,9 @@ from logstore.errors import NotFound
 from logstore.objects.store import ObjectStore
 from logstore.runs.manifest import Chunk, Manifest
 from logstore.runs.manifests import Manifests
-from service.text.adopt import WRITER
 from service.text.chunks import Chunks, Moved
-from service.text.remake import Records, RemadeBatch, RemadeBatches, batches_of
+from service.text.restore.adopt import WRITER
+from service.text.restore.remake import Records, RemadeBatch, RemadeBatches, batches_of
 from service.text.writing import ChunkWriter
 
 _CHUNK_BYTES = 8 << 20

@@ -21,7 +21,7 @@ from logstore.segments.columns import record_batches
 from service.query.records import run_records
 from service.text.flusher import FlushLimits
 from service.text.fold import FoldLimits
-from service.text.remake import Records
+from service.text.restore.remake import Records
 from service.text.text import Text, TextLimits
 from tests.batches import make_batches
 from tests.service.query.world import World as Lake

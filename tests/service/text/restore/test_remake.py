@@ -21,7 +21,7 @@ from service.query.records import run_records
 from service.query.request import QueryRequest
 from service.text.flusher import FlushLimits
 from service.text.fold import FoldLimits
-from service.text.remake import Records
+from service.text.restore.remake import Records
 from service.text.text import Text, TextLimits
 from tests.batches import Entry
 from tests.service.query.world import NODE, NOW_MS, engine_of

@@ -40,8 +40,8 @@ from logstore.runs.manifests import Manifests, Versioned
 from logstore.runs.scan import TextScan
 from service.text.chunks import Chunks
 from service.text.deletions import Deletions
-from service.text.once import OncePerRun
-from service.text.upstream import Upstream, UpstreamText
+from service.text.restore.once import OncePerRun
+from service.text.restore.upstream import Upstream, UpstreamText
 
 WRITER = "taken-in"
 """Of lines that no node of ours brought into the text; a node's id ends in a ULID."""
