@@ -7,7 +7,11 @@ this node's clock nor another clock at the reader's makes a loop look dead.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from logstore.clock import Clock
+
+_LOOK_SECONDS = 1.0
 
 
 class Heartbeat:
@@ -15,6 +19,7 @@ class Heartbeat:
 
     def __init__(self, clock: Clock) -> None:
         self._now = clock.monotonic
+        self._sleep = clock.sleep
         self._turned = self._succeeded = clock.monotonic()
         self._resting = False
 
@@ -26,6 +31,13 @@ class Heartbeat:
     def rest(self) -> None:
         """The loop waits for work, however long that takes: not a sign of death."""
         self._resting = True
+
+    async def pause(self, seconds: float, stopping: Callable[[], bool]) -> None:
+        """Lets the time pass until the next round, alive, and ends early when stopping."""
+        due = self._now() + seconds
+        while not stopping() and self._now() < due:
+            self.turn()
+            await self._sleep(_LOOK_SECONDS)
 
     def success(self) -> None:
         """Done once, by the loop or by somebody in its place: says nothing of the loop."""

@@ -28,7 +28,6 @@ from service.text.flusher import TextFlusher
 
 _AT_ONCE = 8
 _BUSY_SECONDS = 5.0
-_LOOK_SECONDS = 1.0
 
 
 class LostNodes:
@@ -48,7 +47,6 @@ class LostNodes:
     ) -> None:
         self._node = node
         self._store = store
-        self._clock = clock
         self._leases = leases
         self._backlog = backlog
         self._flusher = flusher
@@ -70,12 +68,7 @@ class LostNodes:
             except TailraceError as error:
                 self.last_error = str(error)
             pause = min(self._interval, _BUSY_SECONDS) if self._held else self._interval
-            await self._pause(self._clock.monotonic() + pause)
-
-    async def _pause(self, due: float) -> None:
-        while not self._stopping and self._clock.monotonic() < due:
-            self.heartbeat.turn()
-            await self._clock.sleep(_LOOK_SECONDS)
+            await self.heartbeat.pause(pause, lambda: self._stopping)
 
     def stop(self) -> None:
         """Ends `run`."""

@@ -34,7 +34,6 @@ from service.text.elsewhere import Elsewhere
 from service.text.pin import Pin
 
 _DAY_MS = 86_400_000
-_LOOK_SECONDS = 1.0
 _FAILURES = 3
 
 
@@ -103,12 +102,7 @@ class Sweeper:
                 await self.sweep()
             except TailraceError as error:
                 self.last_error = str(error)
-            await self._pause(self._clock.monotonic() + self._limits.interval_seconds)
-
-    async def _pause(self, due: float) -> None:
-        while not self._stopping and self._clock.monotonic() < due:
-            self.heartbeat.turn()
-            await self._clock.sleep(_LOOK_SECONDS)
+            await self.heartbeat.pause(self._limits.interval_seconds, lambda: self._stopping)
 
     def stop(self) -> None:
         """Ends `run`."""
