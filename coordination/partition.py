@@ -1,0 +1,88 @@
+"""A partition: a piece of work that one worker at a time holds, and what became of it.
+
+    UNASSIGNED ──acquire──► ASSIGNED ──complete──► COMPLETED
+        ▲                    │ │ │                    (kept, so that it is never made again)
+        ├──────give up───────┘ │ └──fail, too often──► FAILED ──reset──► UNASSIGNED
+        │                      └──close──► CLOSED ──due──► ASSIGNED
+        └── an owner whose time is over is as good as none
+
+Fields are those of a coordination item (contract, section 4). Times are milliseconds of the
+store's clock. Partitions are values: a change is another value with another `version`, a
+fresh ULID, so no two versions of a partition are equal and a write whose answer was lost is
+found again by its version.
+
+`rank_ms` is the order within a source: when the partition came to be available, later by
+`ageing_ms` for each step of priority. It does not depend on now, so an index can keep it;
+and whatever comes later has a higher rank, so nothing waits for ever. Equal ranks go by
+creation, by place in the supplier's list, by key.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+AGEING_MS: Final = 600_000
+"""What one step of priority is worth in waiting, unless told otherwise."""
+
+
+class Status(StrEnum):
+    """Where a partition stands; the values are the contract's."""
+
+    UNASSIGNED = "UNASSIGNED"
+    ASSIGNED = "ASSIGNED"
+    CLOSED = "CLOSED"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+
+
+@dataclass(frozen=True, slots=True)
+class NewPartition:
+    """What a supplier makes: `key` is unique within its source; lower priorities come first."""
+
+    key: str
+    priority: float = 0.0
+    progress: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """One version of a partition. `source` is `[prefix|]name|type`, `progress` opaque JSON."""
+
+    source: str
+    key: str
+    version: str
+    created_ms: int
+    available_ms: int
+    """Since when it waits, or from when it may be taken: created, given up, due to reopen."""
+    status: Status = Status.UNASSIGNED
+    owner: str | None = None
+    """`identity/ULID of the process`, None when free."""
+    epoch: int = 0
+    """The fencing token: above that of every earlier owner, also over a deletion."""
+    until_ms: int = 0
+    """While ASSIGNED: when ownership ends."""
+    progress: str | None = None
+    closed_count: int = 0
+    attempts: int = 0
+    """Acquisitions since progress was last made."""
+    last_error: str | None = None
+    priority: float = 0.0
+    place: int = 0
+    """Where it stood in the supplier's list."""
+    ended_ms: int = 0
+    """When it was completed or failed."""
+
+    def rank_ms(self, ageing_ms: int = AGEING_MS) -> float:
+        """Lower is earlier, among those that are free."""
+        return self.available_ms + self.priority * ageing_ms
+
+    def order(self, ageing_ms: int = AGEING_MS) -> tuple[float, int, int, str]:
+        """What free partitions of a source are sorted by."""
+        return (self.rank_ms(ageing_ms), self.created_ms, self.place, self.key)
+
+    @property
+    def identity(self) -> str | None:
+        """The owner without its process: who may take it back at once after a restart."""
+        return None if self.owner is None else self.owner.rpartition("/")[0]
