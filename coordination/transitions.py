@@ -90,6 +90,16 @@ def acquired(partition: Partition, claim: Claim, epoch: int) -> Partition:
     )
 
 
+def worn_out(partition: Partition, claim: Claim) -> Partition:
+    """FAILED instead of acquired, as it is `exhausted`; says what is known of why."""
+    reason = f"given out {partition.attempts} times without progress"
+    if partition.owner is not None:
+        reason += f", last to {partition.owner}"
+    if partition.last_error is not None:
+        reason += f"; {partition.last_error}"
+    return failed(partition, reason, claim.at_most_ms, max_attempts=claim.max_attempts)
+
+
 def renewed(partition: Partition, until_ms: int) -> Partition:
     """Held for longer, never for less than before."""
     return replace(partition, until_ms=max(until_ms, partition.until_ms))
