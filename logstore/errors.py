@@ -10,6 +10,8 @@
     ├── Conflict                  the state forbids it; look at the state before going on
     │   ├── BatchConflict         a known batch id with other bytes
     │   ├── RunDeleted            the run was deleted at or after this batch
+    │   ├── LeaseLost             the lease of a segment ran out, or somebody else has it
+    │   ├── GroupEvicted          a consumer group lost its place in the queue
     │   └── FolderLocked          another process holds the data folder
     ├── NotFound                  no such object, run or pipeline
     ├── PreconditionFailed        lost a compare-and-swap: read again, then decide again
@@ -93,6 +95,18 @@ class RunDeleted(Conflict):
     """The batch's ULID is at or below the run's deletion."""
 
     hint = "Send the lines under a new batch id, or without one, to start the run anew."
+
+
+class LeaseLost(Conflict):
+    """The lease of a segment ran out, or another consumer of the group has it by now."""
+
+    hint = "Drop the work, and ask for the next segment."
+
+
+class GroupEvicted(Conflict):
+    """The consumer group was away for so long that segments it had not read may be gone."""
+
+    hint = "Reset it: POST /segments/groups/{group}/reset?to=oldest, or to=now."
 
 
 class FolderLocked(Conflict):

@@ -27,6 +27,7 @@ STATUS = "coordination/status/"
 PROGRESS = "coordination/progress/"
 METRICS = "coordination/metrics/"
 LEASES = "coordination/leases/"
+GROUPS = "coordination/groups/"
 
 _SEGMENT = re.compile(r"segments/([^/]+)/([0-9]{20})\.parquet")
 _MANIFEST = re.compile(r"runs/([^/]+)/([^/]+)\.json")
@@ -131,6 +132,11 @@ def lease(source: str, parts: Sequence[str]) -> str:
 def leases_of(source: str) -> str:
     """The prefix of all leases of one kind of work."""
     return f"{LEASES}{source}/"
+
+
+def group(name: str) -> str:
+    """How far a consumer group of the segment queue is."""
+    return f"{GROUPS}{encode(name)}"
 
 
 def node_registration(node: str) -> str:

@@ -32,6 +32,8 @@ _TABLE: dict[type[Exception], tuple[int, str]] = {
     errors.Conflict: (409, "conflict"),
     errors.BatchConflict: (409, "batch-conflict"),
     errors.RunDeleted: (409, "run-deleted"),
+    errors.LeaseLost: (409, "lease-lost"),
+    errors.GroupEvicted: (409, "group-evicted"),
     errors.FolderLocked: (503, "folder-locked"),
     errors.NotFound: (404, "not-found"),
     errors.PreconditionFailed: (409, "precondition-failed"),

@@ -1,0 +1,298 @@
+"""Consumer groups of the segment queue: how far each is, one object of bounded size a group.
+
+`coordination/groups/{group}`, a JSON object changed by compare-and-swap:
+
+    format      1
+    group       its name
+    state       `starting` (made, and its cursors not set yet), `active`, `evicted`
+    start       where it began: `oldest` or `now`
+    created_at  when it was made; `since` when it was made or reset last
+    epoch       the highest fencing token given out; a new one is above it and at least the
+                store's time in milliseconds, so it rises also when the object was removed
+    nodes       {node: {"seq", "pending", "failed"}}: segments up to `seq` were handed out;
+                what of them is in neither of the two is committed
+                pending  {seq: {epoch, until, attempts, claim, low, bytes, available_at, reason}}
+                         leased until `until`; 0 is nobody's, free from `available_at` on
+                failed   {seq: {epoch, at, attempts, reason, low, bytes}}: tried too often
+    recent      {node: [[seq, epoch], …]}: the last commits, so that a repetition is known
+    evicted     null or {"at", "reason"}; `evictions` counts them
+    committed_segments, committed_bytes, dropped    since it was made; `dropped` are failed
+                ones that nobody decided on in time
+    version     a fresh ULID in every write, so that no two versions have equal bytes
+
+Times are milliseconds of the store's clock. A node that is not named has cursor 0, and a
+`starting` group holds back everything: it is made before it looks where segments begin, and
+who deletes segments raises `low` before it looks at groups, so one of the two sees the other.
+Keys that this version does not know survive a rewrite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any, Final
+
+import orjson
+
+from logstore import keys
+from logstore.errors import Damaged, UnsupportedVersion
+
+FORMAT: Final = 1
+_NAMES: Final = (
+    "format group state start created_at since epoch nodes recent evicted evictions "
+    "committed_segments committed_bytes dropped version"
+)
+_KNOWN: Final = frozenset(_NAMES.split(" "))
+
+
+class State(StrEnum):
+    """What a group is in."""
+
+    STARTING = "starting"
+    ACTIVE = "active"
+    EVICTED = "evicted"
+
+
+class Start(StrEnum):
+    """Where a group begins: with the oldest segment that is kept, or behind the newest."""
+
+    OLDEST = "oldest"
+    NOW = "now"
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A segment that was handed out and is not decided."""
+
+    epoch: int
+    until_ms: int
+    """When the lease ends; 0: it was returned and is nobody's."""
+    attempts: int
+    claim: str
+    """Who took it: a ULID of the call, by which a lost answer is found again."""
+    low: str = ""
+    size: int = 0
+    available_ms: int = 0
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A segment that was tried too often, or cannot be read."""
+
+    epoch: int
+    failed_ms: int
+    attempts: int
+    reason: str
+    low: str = ""
+    size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """Where a group is in one node's segments."""
+
+    seq: int = 0
+    pending: Mapping[int, Pending] = field(default_factory=dict)
+    failed: Mapping[int, Failed] = field(default_factory=dict)
+
+    @property
+    def decided(self) -> int:
+        """All segments up to it are committed or failed."""
+        return min(self.pending, default=self.seq + 1) - 1
+
+    def needed_from(self, aside: Collection[int] = ()) -> int:
+        """The lowest segment that the group may still read; those set aside are empty."""
+        open_ = [seq for seq in (*self.pending, *self.failed) if seq not in aside]
+        return min(open_, default=self.seq + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """When and why a group lost its place."""
+
+    at_ms: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One version of a group."""
+
+    name: str
+    state: State
+    start: Start
+    created_ms: int
+    since_ms: int
+    epoch: int = 0
+    cursors: Mapping[str, Cursor] = field(default_factory=dict)
+    recent: tuple[tuple[str, int, int], ...] = ()
+    """(node, seq, epoch) of the last commits, by epoch."""
+    evicted: Evicted | None = None
+    evictions: int = 0
+    committed_segments: int = 0
+    committed_bytes: int = 0
+    dropped: int = 0
+    version: str = ""
+    others: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """Its object's key."""
+        return keys.group(self.name)
+
+    def cursor(self, node: str) -> Cursor:
+        """Where it is in a node's segments."""
+        return self.cursors.get(node, Cursor())
+
+    def holds(self, node: str, seq: int, aside: Collection[int] = ()) -> bool:
+        """Whether a segment must not be deleted for its sake."""
+        if self.state is State.EVICTED:
+            return False
+        return self.state is State.STARTING or seq >= self.cursor(node).needed_from(aside)
+
+    def at(self, node: str, cursor: Cursor) -> Group:
+        """With another cursor in a node's segments."""
+        return replace(self, cursors={**self.cursors, node: cursor})
+
+
+def evict(group: Group, now_ms: int, reason: str) -> Group:
+    """It loses its place: it holds back nothing, and says so until somebody resets it."""
+    return replace(
+        group,
+        state=State.EVICTED,
+        evicted=Evicted(now_ms, reason),
+        evictions=group.evictions + 1,
+    )
+
+
+def drop_failed(group: Group, node: str, seq: int) -> Group:
+    """Nobody decided on a failed segment in time: it is given up for good."""
+    cursor = group.cursor(node)
+    left = {other: failed for other, failed in cursor.failed.items() if other != seq}
+    return replace(group.at(node, replace(cursor, failed=left)), dropped=group.dropped + 1)
+
+
+# --- bytes -------------------------------------------------------------------------
+
+
+def encode_group(group: Group) -> bytes:
+    """The bytes of a group."""
+    recent: dict[str, list[tuple[int, int]]] = {}
+    for node, seq, epoch in group.recent:
+        recent.setdefault(node, []).append((seq, epoch))
+    evicted = group.evicted
+    return orjson.dumps(
+        {
+            **group.others,
+            "format": FORMAT,
+            "group": group.name,
+            "state": group.state,
+            "start": group.start,
+            "created_at": group.created_ms,
+            "since": group.since_ms,
+            "epoch": group.epoch,
+            "nodes": {node: _cursor_value(cursor) for node, cursor in group.cursors.items()},
+            "recent": recent,
+            "evicted": evicted and {"at": evicted.at_ms, "reason": evicted.reason},
+            "evictions": group.evictions,
+            "committed_segments": group.committed_segments,
+            "committed_bytes": group.committed_bytes,
+            "dropped": group.dropped,
+            "version": group.version,
+        }
+    )
+
+
+def _cursor_value(cursor: Cursor) -> dict[str, Any]:
+    return {
+        "seq": cursor.seq,
+        "pending": {
+            str(seq): {
+                "epoch": one.epoch,
+                "until": one.until_ms,
+                "attempts": one.attempts,
+                "claim": one.claim,
+                "low": one.low,
+                "bytes": one.size,
+                "available_at": one.available_ms,
+                "reason": one.reason,
+            }
+            for seq, one in cursor.pending.items()
+        },
+        "failed": {
+            str(seq): {
+                "epoch": one.epoch,
+                "at": one.failed_ms,
+                "attempts": one.attempts,
+                "reason": one.reason,
+                "low": one.low,
+                "bytes": one.size,
+            }
+            for seq, one in cursor.failed.items()
+        },
+    }
+
+
+def decode_group(key: str, body: bytes) -> Group:
+    """The group that `body` holds. Raises `Damaged`, `UnsupportedVersion`."""
+    try:
+        value = orjson.loads(body)
+        if int(value["format"]) > FORMAT:
+            raise UnsupportedVersion(f"{key} has format {value['format']}, this knows {FORMAT}")
+        return _group(value)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise Damaged(f"{key} is not a consumer group: {error}") from error
+
+
+def _group(value: dict[str, Any]) -> Group:
+    evicted = value["evicted"]
+    recent = [(node, seq, epoch) for node, some in value["recent"].items() for seq, epoch in some]
+    return Group(
+        name=str(value["group"]),
+        state=State(value["state"]),
+        start=Start(value["start"]),
+        created_ms=int(value["created_at"]),
+        since_ms=int(value["since"]),
+        epoch=int(value["epoch"]),
+        cursors={node: _cursor(one) for node, one in value["nodes"].items()},
+        recent=tuple(sorted(recent, key=lambda one: one[2])),
+        evicted=evicted and Evicted(int(evicted["at"]), str(evicted["reason"])),
+        evictions=int(value["evictions"]),
+        committed_segments=int(value["committed_segments"]),
+        committed_bytes=int(value["committed_bytes"]),
+        dropped=int(value["dropped"]),
+        version=str(value["version"]),
+        others={key: kept for key, kept in value.items() if key not in _KNOWN},
+    )
+
+
+def _cursor(value: dict[str, Any]) -> Cursor:
+    return Cursor(
+        seq=int(value["seq"]),
+        pending={
+            int(seq): Pending(
+                epoch=int(one["epoch"]),
+                until_ms=int(one["until"]),
+                attempts=int(one["attempts"]),
+                claim=str(one["claim"]),
+                low=str(one["low"]),
+                size=int(one["bytes"]),
+                available_ms=int(one["available_at"]),
+                reason=one["reason"],
+            )
+            for seq, one in value["pending"].items()
+        },
+        failed={
+            int(seq): Failed(
+                epoch=int(one["epoch"]),
+                failed_ms=int(one["at"]),
+                attempts=int(one["attempts"]),
+                reason=str(one["reason"]),
+                low=str(one["low"]),
+                size=int(one["bytes"]),
+            )
+            for seq, one in value["failed"].items()
+        },
+    )
