@@ -27,6 +27,7 @@ STATUS = "coordination/status/"
 PROGRESS = "coordination/progress/"
 METRICS = "coordination/metrics/"
 LEASES = "coordination/leases/"
+PARTITIONS = "coordination/partitions/"
 GROUPS = "coordination/groups/"
 
 _SEGMENT = re.compile(r"segments/([^/]+)/([0-9]{20})\.parquet")
@@ -137,6 +138,21 @@ def leases_of(source: str) -> str:
 def group(name: str) -> str:
     """How far a consumer group of the segment queue is."""
     return f"{GROUPS}{encode(name)}"
+
+
+def partitions_of(source: str) -> str:
+    """The prefix of all that there is of a source of partitions."""
+    return f"{PARTITIONS}{encode(source)}/"
+
+
+def partition_source(source: str) -> str:
+    """What a source is: its name and its number of shards."""
+    return f"{partitions_of(source)}source.json"
+
+
+def partition_shard(source: str, number: int) -> str:
+    """A shard of a source's partitions; `number` counts from 0."""
+    return f"{partitions_of(source)}{number:04x}.json"
 
 
 def node_registration(node: str) -> str:
