@@ -151,6 +151,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--store", choices=KINDS, default="local")
     arguments = parser.parse_args()
+    print(f"seed {arguments.seed}", flush=True)  # also of a run that does not come to its end
     with (
         tempfile.TemporaryDirectory(prefix="tailrace-torture-") as temporary,
         tortured_store(arguments.store, arguments.seed) as store,
