@@ -27,7 +27,7 @@ from logstore.table.schema import JOB, PARTITIONS, application
 from logstore.table.snapshot import Snapshot
 from logstore.table.stats import NewFile
 from logstore.table.table import Table
-from logstore.table.vendor import reading, writing
+from logstore.table.vendor import read, writing
 
 OLDEST_FILE_HOURS = 12
 
@@ -146,8 +146,8 @@ def _recognise(newest: Snapshot, before: int, job: str, error: OutcomeUnknown) -
 
 
 def _holds(snapshot: Snapshot, after: int, job: str) -> bool:
-    if snapshot.delta is None or snapshot.version <= after:
+    delta = snapshot.delta
+    if delta is None or snapshot.version <= after:
         return False
-    with reading(snapshot.uri):
-        commits = snapshot.delta.history(snapshot.version - after)
+    commits = read(snapshot.uri, lambda: delta.history(snapshot.version - after))
     return any(commit.get(JOB) == job for commit in commits)

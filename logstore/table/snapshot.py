@@ -20,7 +20,7 @@ from deltalake import DeltaTable
 
 from logstore import ulid
 from logstore.table.schema import application
-from logstore.table.vendor import reading
+from logstore.table.vendor import read
 
 EMPTY = -1
 
@@ -70,10 +70,10 @@ class Snapshot:
 
     def mark(self, node: str) -> int:
         """The last sequence of the node's segments in this version. Raises `StoreUnavailable`."""
-        if self._table is None:
+        table = self._table
+        if table is None:
             return 0
-        with reading(self.uri):
-            return self._table.transaction_version(application(node)) or 0
+        return read(self.uri, lambda: table.transaction_version(application(node))) or 0
 
     def marks(self, nodes: Iterable[str]) -> Mapping[str, int]:
         """`mark` of each."""
@@ -82,10 +82,10 @@ class Snapshot:
     @cached_property
     def files(self) -> tuple[TableFile, ...]:
         """All files of this version. Raises `StoreUnavailable`."""
-        if self._table is None:
+        table = self._table
+        if table is None:
             return ()
-        with reading(self.uri):
-            actions = pa.table(self._table.get_add_actions(flatten=True))
+        actions = pa.table(read(self.uri, lambda: table.get_add_actions(flatten=True)))
         return tuple(_file(self.uri, row) for row in actions.to_pylist())
 
     def files_for(

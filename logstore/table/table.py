@@ -15,7 +15,7 @@ from deltalake.exceptions import DeltaError
 from logstore.errors import NotFound, StoreUnavailable
 from logstore.table.schema import COLUMNS, PARTITIONS
 from logstore.table.snapshot import Snapshot
-from logstore.table.vendor import reading
+from logstore.table.vendor import read
 
 # Checkpoints keep opening cheap: a reader replays at most this many commits.
 _CONFIGURATION = {"delta.checkpointInterval": "20"}
@@ -35,9 +35,8 @@ class Table:
     def snapshot(self) -> Snapshot:
         """The newest version, the empty one if there is no table. Raises `StoreUnavailable`."""
         try:
-            options = dict(self.options())
-            with reading(self.uri):
-                delta = DeltaTable(self.uri, storage_options=options or None)
+            options = dict(self.options()) or None
+            delta = read(self.uri, lambda: DeltaTable(self.uri, storage_options=options))
         except NotFound:
             return Snapshot(self.uri)
         return Snapshot(self.uri, delta.version(), delta)
@@ -47,15 +46,15 @@ class Table:
 
         The empty one if there was none yet. Raises `StoreUnavailable`.
         """
-        found = self.snapshot()
-        if found.delta is None:
-            return found
-        with reading(self.uri):
-            found.delta.load_as_version(datetime.fromtimestamp(now_ms / 1000, UTC))
-            made = found.delta.history(1)[0]["timestamp"]
+        delta = self.snapshot().delta
+        if delta is None:
+            return Snapshot(self.uri)
+        then = datetime.fromtimestamp(now_ms / 1000, UTC)
+        read(self.uri, lambda: delta.load_as_version(then))
+        made = read(self.uri, lambda: delta.history(1))[0]["timestamp"]
         if made > now_ms:  # before its first version delta-rs gives the first
             return Snapshot(self.uri)
-        return Snapshot(self.uri, found.delta.version(), found.delta)
+        return Snapshot(self.uri, delta.version(), delta)
 
     def create(self) -> Snapshot:
         """The newest version, of a table that is made if need be; racing creators are safe."""
@@ -76,8 +75,10 @@ class Table:
         delta = self.snapshot().delta
         if delta is None:
             return []
-        with reading(self.uri):
-            return delta.vacuum(hours, dry_run=True, enforce_retention_duration=False, full=True)
+        return read(
+            self.uri,
+            lambda: delta.vacuum(hours, dry_run=True, enforce_retention_duration=False, full=True),
+        )
 
     def _try_create(self) -> Exception | None:
         try:

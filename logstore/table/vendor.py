@@ -1,11 +1,15 @@
-"""The edge to delta-rs: its errors become ours here and nowhere else."""
+"""The edge to delta-rs: its errors become ours here and nowhere else.
+
+delta-rs tries a request again by itself (`max_retries`), but not if the body of a listing or
+of a 404 breaks off half-way: then `read` begins anew.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, TypeVar
 
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
@@ -14,17 +18,29 @@ from logstore.errors import NotFound, OutcomeUnknown, StoreUnavailable
 # Its errors are trees drawn for a terminal, with colours and an arrow before each cause.
 _DRAWN: Final = re.compile(r"\x1b\[[0-9;]*m|[↳\s]+")
 _LONGEST: Final = 1_000  # characters
+_BROKE_OFF: Final = "response body error"
+_MORE_TRIES: Final = 3
+
+T = TypeVar("T")
 
 
-@contextmanager
-def reading(uri: str) -> Iterator[None]:
-    """Translates what reading the table may raise: `NotFound`, `StoreUnavailable`."""
-    try:
-        yield
-    except TableNotFoundError as error:
-        raise NotFound(f"there is no table at {uri}") from error
-    except (DeltaError, OSError) as error:
-        raise StoreUnavailable(f"the table at {uri} cannot be read: {_plain(error)}") from error
+def read(uri: str, call: Callable[[], T]) -> T:
+    """What `call` reads of the table, by delta-rs; it may be called several times.
+
+    Raises `NotFound` if there is no table, and `StoreUnavailable`.
+    """
+    left = _MORE_TRIES
+    while True:
+        try:
+            return call()
+        except TableNotFoundError as error:
+            raise NotFound(f"there is no table at {uri}") from error
+        except (DeltaError, OSError) as error:
+            if not left or _BROKE_OFF not in str(error):
+                raise StoreUnavailable(
+                    f"the table at {uri} cannot be read: {_plain(error)}"
+                ) from error
+            left -= 1
 
 
 @contextmanager

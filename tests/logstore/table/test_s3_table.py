@@ -42,6 +42,10 @@ def take_in_first(bucket: Bucket) -> int:
     return take_in(table, table.snapshot(), 1, "J").mark("n")
 
 
+def take_in_first_of(table: Table) -> None:
+    take_in(table, table.create(), 1, "J")
+
+
 @pytest.fixture(scope="module")
 def elsewhere() -> Iterator[Executor]:
     """Another process: delta-rs keeps the interpreter's lock while it reads its history."""
@@ -123,6 +127,33 @@ def test_a_store_that_takes_no_commit_leaves_it_unknown(bucket: Bucket) -> None:
     assert "\x1b" not in str(caught.value)
     assert "\n" not in str(caught.value)
     assert jobs(table) == {}
+
+
+@minio
+@pytest.mark.parametrize("kind", FAULTS)
+@pytest.mark.parametrize("asked", ["?list-type=2", "_last_checkpoint", "00000001.json"])
+def test_one_fault_of_a_request_keeps_nobody_from_reading(
+    bucket: Bucket, kind: Kind, asked: str
+) -> None:
+    """A listing's or a 404's body that broke off was not asked for again."""
+    schedule = Schedule(delay_seconds=0.01)
+    take_in_first_of(open_table(bucket.settings))
+    with fault_proxy(bucket.endpoint_url, schedule) as url:
+        schedule.plan(kind, applies=lambda request: asked in request.head.request_line()[1])
+        table = open_table(bucket.through(url).settings)
+        snapshot = table.snapshot()
+        assert (snapshot.version, snapshot.mark("n"), snapshot.files) == (1, 1, ())
+    assert schedule.injected[kind] == (kind not in (Kind.CONFLICT, Kind.RETRIED))
+
+
+@minio
+def test_a_store_that_breaks_off_every_answer_is_unavailable(bucket: Bucket) -> None:
+    schedule = Schedule()
+    take_in_first_of(open_table(bucket.settings))
+    with fault_proxy(bucket.endpoint_url, schedule) as url:
+        schedule.refuse(Kind.CUT_RESPONSE)
+        with pytest.raises(StoreUnavailable):
+            open_table(bucket.through(url).settings).snapshot()
 
 
 @minio

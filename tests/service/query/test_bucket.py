@@ -15,8 +15,12 @@ import pytest
 
 from logstore import keys
 from logstore.errors import Damaged, LimitReached, StoreUnavailable
+from logstore.table.options import open_table
 from service.query.database import Database
 from service.query.limits import QueryLimits
+from tests.faults.kinds import Kind
+from tests.faults.schedule import Schedule, evenly
+from tests.faults.thread import fault_proxy
 from tests.hand_clock import HandClock
 from tests.servers import Bucket
 from tests.service.query.scattered import ALL, scattered, some_requests
@@ -81,6 +85,24 @@ async def test_an_unreadable_segment_is_left_out_and_named(world: World, harm: s
             rows = [batch.num_rows async for batch in running.batches()]
             assert sum(rows) == len(kept)
             assert running.stats()["unreadable"] == [bad]
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_a_search_survives_single_faults_of_any_request(world: World, seed: int) -> None:
+    """One listing of delta-rs whose body broke off made it a 503."""
+    await scattered(world, seed)
+    straight, rates = world.bucket, evenly(0.1) | {Kind.CUT_RESPONSE: 0.2}
+    schedule = Schedule(seed, rates, most_in_a_row=1, delay_seconds=0.005)
+    assert straight is not None
+    with fault_proxy(straight.endpoint_url, schedule) as url:
+        through = straight.through(url, backoff_milliseconds=5)
+        async with through.open() as store:
+            world.bucket, world.store, world.table = through, store, open_table(through.settings)
+            for _ in range(4):
+                async with engine_of(world) as engine:
+                    found, stats = await search(engine, ALL)
+                    assert (found, stats["complete"]) == (world.expected(ALL), True)
+    assert schedule.injected[Kind.CUT_RESPONSE] > 0
 
 
 async def test_a_bucket_that_does_not_answer_damages_nothing(world: World) -> None:
