@@ -1,0 +1,14 @@
+"""Partitions in the object store that all programs share: a folder, or a bucket on S3.
+
+source.py     how many shards a source has; fixed when it is made
+shard.py      a shard: many partitions in one JSON object, changed by compare-and-swap
+row.py        a partition within it
+draft.py      a shard that is being changed; operations.py: by what
+writer.py     group commit: the changes of a process to one shard become one write
+summary.py    what is remembered of a shard that need not be read again
+cache.py      how much of the shards is kept in memory
+board.py      a source's shards, and one LIST that says which of them changed
+routes.py     which shard a worker turns to, so that workers do not meet
+acquiring.py  spread or in order, with few requests
+store.py      `coordination.store.PartitionStore`
+"""

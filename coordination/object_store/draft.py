@@ -1,0 +1,74 @@
+"""A shard that is being changed by the operations of one group, one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from coordination.object_store.row import Row, spelled, unknown
+from coordination.object_store.shard import RECENT, Shard
+from coordination.partition import Partition
+
+
+class Draft:
+    """Each operation sees what those before it did. `fresh_id` gives ULIDs."""
+
+    def __init__(self, shard: Shard, fresh_id: Callable[[], str]) -> None:
+        self._shard = shard
+        self._rows = dict(shard.rows)
+        self._epoch = shard.epoch
+        self.fresh_id = fresh_id
+        self.changed = False
+
+    @property
+    def source(self) -> str:
+        """The source's name."""
+        return self._shard.source
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._rows
+
+    def get(self, key: str) -> Partition | None:
+        """As it is by now. Raises `Damaged`."""
+        return replace(self._shard, rows=self._rows).get(key)
+
+    def unended(self) -> Iterator[Partition]:
+        """As `Shard.unended`, as it is by now."""
+        return replace(self._shard, rows=self._rows).unended()
+
+    def rows(self) -> Iterator[tuple[str, Row]]:
+        """All rows that were there at the call."""
+        return iter(list(self._rows.items()))
+
+    def next_epoch(self) -> int:
+        """Above all that were given out in this shard."""
+        self._epoch += 1
+        return self._epoch
+
+    def put(self, partition: Partition) -> Partition:
+        """Sets it, under a new version; what nobody here knows of it stays."""
+        fresh = replace(partition, version=self.fresh_id())
+        old = self._rows.get(partition.key)
+        stored = spelled(fresh) if old is None else unknown(old.stored) | spelled(fresh)
+        self._rows[partition.key] = Row(stored, fresh)
+        self.changed = True
+        return fresh
+
+    def add(self, key: str, row: Row) -> None:
+        """A partition that was not there."""
+        assert key not in self._rows
+        self._rows[key] = row
+        self.changed = True
+
+    def remove(self, key: str) -> None:
+        """Takes it out."""
+        del self._rows[key]
+        self.changed = True
+
+    def finished(self) -> Shard:
+        """The shard after all changes, under a new version."""
+        version = self.fresh_id()
+        recent = (*self._shard.recent, version)[-RECENT:]
+        return replace(
+            self._shard, epoch=self._epoch, version=version, recent=recent, rows=self._rows
+        )
