@@ -75,13 +75,13 @@ class Lease:
     others: Mapping[str, Any] = field(default_factory=dict)
 
 
-def encode_lease(lease: Lease) -> bytes:
-    """The bytes of a lease."""
+def encode_lease(lease: Lease, *, partition: str | None = None) -> bytes:
+    """The bytes of a lease; `partition` for who knows its key and not the names in it."""
     return orjson.dumps(
         {
             **lease.others,
             "source_identifier": lease.name.source,
-            "partition_key": lease.name.partition,
+            "partition_key": lease.name.partition if partition is None else partition,
             "status": "UNASSIGNED" if lease.owner is None else "ASSIGNED",
             "owner": lease.owner,
             "epoch": lease.epoch,

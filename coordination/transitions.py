@@ -174,3 +174,31 @@ def reset(partition: Partition, now_ms: int, *, forget: bool = False) -> Partiti
         available_ms=now_ms,
         ended_ms=0,
     )
+
+
+def reopened(partition: Partition, now_ms: int) -> Partition:
+    """To be done again from where its progress stands, though it had ended: an operator's act.
+
+    What was said last of why it failed stays to be read.
+    """
+    return replace(
+        partition,
+        status=Status.UNASSIGNED,
+        owner=None,
+        until_ms=0,
+        attempts=0,
+        available_ms=now_ms,
+        ended_ms=0,
+    )
+
+
+def ruled_out(partition: Partition, reason: str, now_ms: int) -> Partition:
+    """FAILED however often it was tried, until it is reset or reopened: an operator's act."""
+    return replace(
+        partition,
+        status=Status.FAILED,
+        owner=None,
+        until_ms=0,
+        last_error=reason[:_ERROR_CHARACTERS],
+        ended_ms=now_ms,
+    )
