@@ -13,15 +13,19 @@ from collections.abc import Callable, Generator, Iterator
 import pytest
 
 from service.java import why_no_spark
+from tests.dynamodb import DynamoDb, running_dynamodb, why_no_dynamodb
 from tests.jars import why_no_jars
 from tests.promtool import why_no_promtool
 from tests.servers import Bucket, Minio, running_minio, why_no_minio
+
+pytest_plugins = ["tests.stores"]
 
 # Marker: what to call it, and what says why it is not here, or None.
 NEEDS: dict[str, tuple[str, Callable[[], str | None]]] = {
     "spark": ("Spark", why_no_spark),
     "promtool": ("promtool", why_no_promtool),
     "minio": ("MinIO", why_no_minio),
+    "dynamodb": ("DynamoDB Local", why_no_dynamodb),
     "jars": ("jars for Spark on S3", why_no_jars),
 }
 _left_out: dict[str, list[str]] = {}
@@ -43,6 +47,13 @@ def minio() -> Iterator[Minio]:
 def bucket(minio: Minio) -> Bucket:
     """An empty bucket of its own for each test."""
     return minio.bucket()
+
+
+@pytest.fixture(scope="session")
+def dynamodb() -> Iterator[DynamoDb]:
+    """One server for the run; tests that take it are marked `dynamodb`."""
+    with running_dynamodb() as server:
+        yield server
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
