@@ -217,11 +217,12 @@ def test_reset_of_a_named_lease() -> None:
 
 def test_reopen_keeps_progress_and_leaves_what_is_held() -> None:
     async def story(world: World) -> None:
-        for key, change in {
-            "done": lambda p, now: completed(p, now),
+        ends: dict[str, Callable[[Partition, int], Partition]] = {
+            "done": completed,
             "bad": lambda p, now: failed(p, "no", now, max_attempts=1),
             "closed": lambda p, now: closed(p, now, now + 10**9),
-        }.items():
+        }
+        for key, change in ends.items():
             held = await world.held(key)
             with pytest.raises(Conflict, match="host-1/P works on it"):
                 await world.oversight.reopen(SOURCE, key)

@@ -1,0 +1,139 @@
+"""Who works on what, and what operators do about it. Sources and keys are any text, so both
+are parameters of the query and never parts of the path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, Literal, TypeAlias
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel
+
+from coordination.oversight import Oversight, Wanted
+from coordination.partition import Status
+
+_LIST, _MAX_LIST = 100, 1000
+
+Open: TypeAlias = Callable[[], Awaitable[Oversight]]
+"""Gives what oversees the leases of the service's stores. Raises `StoreUnavailable`."""
+
+_Source = Annotated[str, Query(description="Its source, as the list has it.")]
+_Key = Annotated[str, Query(description="Its key, as the list has it.")]
+_Force = Annotated[bool, Query(description="Also take it from an owner that holds it.")]
+
+
+class LeaseRow(BaseModel):
+    """A partition, or a named lease of nodes and runs. Times are milliseconds of its store's clock.
+
+    `lag_seconds` is for how long the work is due and not done; null if none is due. `held` says
+    whether an owner has it: acting on it then needs `force`.
+    """
+
+    kind: Literal["partition", "lock"]
+    source: str
+    key: str
+    status: Status
+    owner: str | None
+    held: bool
+    epoch: int
+    until: int | None
+    age_seconds: float
+    lag_seconds: float | None
+    attempts: int
+    closed_count: int
+    priority: float
+    last_error: str | None
+    created_at: int
+    available_at: int | None
+    ended_at: int | None
+    version: str
+
+
+class WholeLease(LeaseRow):
+    """With what its workers saved of their progress."""
+
+    progress: str | None
+
+
+class LeaseList(BaseModel):
+    """Some leases; `after` continues, null at the end. A page may be empty and not the last."""
+
+    leases: list[LeaseRow]
+    after: str | None
+
+
+class Purged(BaseModel):
+    """How many were removed."""
+
+    purged: int
+
+
+def lease_routes(oversight: Open) -> APIRouter:
+    """Looking at leases and changing them."""
+    router = APIRouter(prefix="/leases", tags=["leases"])
+
+    @router.get("", summary="Leases: who works on what", response_model=LeaseList)
+    async def leases(
+        source: Annotated[str | None, Query(description="Only of this source.")] = None,
+        status: Annotated[Status | None, Query(description="Only in this status.")] = None,
+        owner: Annotated[
+            str | None, Query(description="Only of this owner, with or without its process.")
+        ] = None,
+        prefix: Annotated[str, Query(description="Only keys that begin so.")] = "",
+        older_than_seconds: Annotated[
+            float, Query(ge=0, allow_inf_nan=False, description="Only of that age and more.")
+        ] = 0,
+        limit: Annotated[int, Query(ge=1, le=_MAX_LIST, description="Leases at most.")] = _LIST,
+        after: Annotated[str | None, Query(description="`after` of the page before.")] = None,
+    ) -> dict[str, Any]:
+        wanted = Wanted(source, status, owner, prefix, round(older_than_seconds * 1000))
+        page = await (await oversight()).page(wanted, after=after, limit=limit)
+        rows = [entry.spelled(whole=False) for entry in page.entries]
+        return {"leases": rows, "after": page.after}
+
+    @router.get("/one", summary="One lease, with its progress", response_model=WholeLease)
+    async def one(source: _Source, key: _Key) -> dict[str, Any]:
+        return (await (await oversight()).show(source, key)).spelled(whole=True)
+
+    @router.post("/reset", summary="Free a lease, whatever it was", response_model=WholeLease)
+    async def reset(
+        source: _Source,
+        key: _Key,
+        forget: Annotated[bool, Query(description="Drop its progress too.")] = False,
+        force: _Force = False,
+    ) -> dict[str, Any]:
+        found = await (await oversight()).reset(source, key, forget=forget, force=force)
+        return found.spelled(whole=True)
+
+    @router.post(
+        "/reopen",
+        summary="Have work that had ended done again, from its progress on",
+        response_model=WholeLease,
+    )
+    async def reopen(source: _Source, key: _Key) -> dict[str, Any]:
+        return (await (await oversight()).reopen(source, key)).spelled(whole=True)
+
+    @router.post("/fail", summary="Let nobody try it until it is reset", response_model=WholeLease)
+    async def fail(
+        source: _Source,
+        key: _Key,
+        reason: Annotated[str, Query(description="Why, for whoever looks at it.")],
+        force: _Force = False,
+    ) -> dict[str, Any]:
+        found = await (await oversight()).fail(source, key, reason=reason, force=force)
+        return found.spelled(whole=True)
+
+    @router.post(
+        "/purge", summary="Remove partitions that were completed long ago", response_model=Purged
+    )
+    async def purge(
+        source: _Source,
+        older_than_seconds: Annotated[
+            float, Query(ge=0, allow_inf_nan=False, description="Completed so long ago.")
+        ],
+    ) -> dict[str, Any]:
+        older_than_ms = round(older_than_seconds * 1000)
+        return {"purged": await (await oversight()).purge(source, older_than_ms=older_than_ms)}
+
+    return router

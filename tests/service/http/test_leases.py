@@ -1,0 +1,131 @@
+"""Leases over HTTP: lists with filters and pages, one of them, acts, and refusals."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+import pytest
+
+from coordination.in_memory import InMemoryPartitions
+from coordination.lease import text_lease
+from coordination.leases import Leases
+from coordination.locks import Locks
+from coordination.oversight import Oversight
+from coordination.partition import NewPartition
+from coordination.storetime import StoreTime
+from coordination.transitions import Claim
+from logstore.clock import SystemClock
+from logstore.disk import Disk
+from logstore.entropy import system_entropy
+from logstore.objects.local import LocalStore
+from service.http.app import Door, build_app
+from service.http.leases import lease_routes
+from tests.service.http.memory_node import MemoryNode
+
+pytestmark = pytest.mark.anyio
+SOURCE = "s|logs|file"
+KEY = "s3://bucket/a b?c#d&e/../é"
+
+
+@pytest.fixture
+async def client(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    """Of a service with three partitions, one of them held, and a named lease."""
+    clock, entropy = SystemClock(), system_entropy()
+    store = LocalStore(str(tmp_path), Disk(), clock, entropy)
+    time = StoreTime(clock, None)
+    partitions = InMemoryPartitions(clock, entropy)
+    await partitions.create(SOURCE, [NewPartition(key, progress="7") for key in ("a", "b", KEY)])
+    claim = Claim("host/P", 600_000, clock.now_ms(), clock.now_ms())
+    await partitions.acquire(SOURCE, claim, 1, only=KEY)
+    await Leases(store, clock, entropy, time, node="node-A").acquire(text_lease("node-A"))
+    oversight = Oversight(partitions, Locks(store, clock, entropy, time))
+
+    async def opened() -> Oversight:
+        return oversight
+
+    app = build_app(MemoryNode(), Door(routers=(lease_routes(opened),)))
+    async with AsyncExitStack() as stack:
+        stack.callback(app.append.shut)
+        transport = httpx.ASGITransport(cast("Any", app))
+        yield await stack.enter_async_context(
+            httpx.AsyncClient(base_url="http://node", transport=transport)
+        )
+
+
+def problem(answer: httpx.Response, status: int, kind: str) -> dict[str, Any]:
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    body: dict[str, Any] = answer.json()
+    assert (body["type"], body["code"]) == (kind, status)
+    return body
+
+
+async def test_lists_pages_and_filters(client: httpx.AsyncClient) -> None:
+    seen, after = [], None
+    while True:
+        params = {"limit": 1} | ({"after": after} if after else {})
+        page = (await client.get("/leases", params=params)).json()
+        seen += [(row["source"], row["key"]) for row in page["leases"]]
+        after = page["after"]
+        if after is None:
+            break
+    assert seen == [("text", "node-A"), (SOURCE, "a"), (SOURCE, "b"), (SOURCE, KEY)]
+    (row,) = (await client.get("/leases", params={"status": "ASSIGNED", "source": SOURCE})).json()[
+        "leases"
+    ]
+    assert (row["key"], row["owner"], row["held"], row["attempts"]) == (KEY, "host/P", True, 1)
+    assert row["until"] > row["created_at"] > 1_700_000_000_000
+    assert "progress" not in row
+    for params, count in (
+        ({"owner": "node-A"}, 1),
+        ({"prefix": "s3:"}, 1),
+        ({"older_than_seconds": 3600}, 0),
+    ):
+        assert len((await client.get("/leases", params=params)).json()["leases"]) == count
+    assert (await client.head("/leases")).status_code == 200
+
+
+async def test_one_with_any_key(client: httpx.AsyncClient) -> None:
+    answer = await client.get("/leases/one", params={"source": SOURCE, "key": KEY})
+    assert (answer.json()["key"], answer.json()["progress"]) == (KEY, "7")
+    lock = await client.get("/leases/one", params={"source": "text", "key": "node-A"})
+    assert (lock.json()["kind"], lock.json()["status"]) == ("lock", "ASSIGNED")
+
+
+async def test_acts(client: httpx.AsyncClient) -> None:
+    held = {"source": SOURCE, "key": KEY}
+    told = problem(await client.post("/leases/reset", params=held), 409, "conflict")
+    assert "held by host/P" in told["detail"]
+    assert "force" in told["hint"]
+    freed = await client.post("/leases/reset", params=held | {"force": True, "forget": True})
+    assert (freed.json()["status"], freed.json()["progress"]) == ("UNASSIGNED", None)
+    free = {"source": SOURCE, "key": "a"}
+    failed = await client.post("/leases/fail", params=free | {"reason": "poison"})
+    assert (failed.json()["status"], failed.json()["last_error"]) == ("FAILED", "poison")
+    reopened = await client.post("/leases/reopen", params=free)
+    assert (reopened.json()["status"], reopened.json()["progress"]) == ("UNASSIGNED", "7")
+    purged = await client.post("/leases/purge", params={"source": SOURCE, "older_than_seconds": 0})
+    assert purged.json() == {"purged": 0}
+
+
+async def test_refusals(client: httpx.AsyncClient) -> None:
+    nothing = {"source": SOURCE, "key": "nothing"}
+    problem(await client.get("/leases/one", params=nothing), 404, "not-found")
+    for verb in ("reset", "reopen"):
+        problem(await client.post(f"/leases/{verb}", params=nothing), 404, "not-found")
+    lock = {"source": "text", "key": "node-A", "reason": "x"}
+    problem(await client.post("/leases/fail", params=lock), 400, "invalid-input")
+    problem(await client.get("/leases", params={"after": "x"}), 400, "invalid-cursor")
+    for params, field in (
+        ({"status": "held"}, "status"),
+        ({"limit": 0}, "limit"),
+        ({"older_than_seconds": "nan"}, "older_than_seconds"),
+    ):
+        answer = await client.get("/leases", params=cast("dict[str, str]", params))
+        assert problem(answer, 400, "invalid-input")["field"] == field
+    problem(await client.post("/leases/fail", params=nothing), 400, "invalid-input")
+    problem(await client.post("/leases"), 405, "method-not-allowed")
