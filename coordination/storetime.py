@@ -10,6 +10,12 @@ must not think it is earlier than it is, who takes one not that it is later; eac
 with its end. Answers that took longer than 2 s are not used; before the first that is, no
 time is known and nothing is held or taken. A store without a clock of its own, a folder,
 has the machine's.
+
+Seconds that are cut leave a wide interval, and an answer at the beginning of a second says
+more than one at its end. So each end is the best of what the last two minutes' answers
+say: with many answers they come close, and neither leaps back by a second with the next answer.
+Older ones are not used, since the machine's clock runs at its own rate; and none before one
+that contradicts them, since then the store's clock was set.
 """
 
 from __future__ import annotations
@@ -20,6 +26,8 @@ from logstore.clock import Clock
 from logstore.objects.dates import DateSample
 
 SLOWEST_SECONDS = 2.0
+WINDOW_SECONDS = 60.0
+_CONTRADICTION_MS = 50  # less may be our running clock's own rate
 _NEVER_MS = 1 << 62
 
 
@@ -29,36 +37,78 @@ class StoreTime:
     def __init__(self, clock: Clock, newest: Callable[[], DateSample | None] | None) -> None:
         self._clock = clock
         self._newest = newest
-        self._used: DateSample | None = None
+        self._last: DateSample | None = None
+        self._least = _Best()
+        self._most = _Best()
 
     @property
     def known(self) -> bool:
         """Whether there is any idea of it."""
-        return self._newest is None or self._sample() is not None
+        self._look()
+        return self._newest is None or self._last is not None
 
     def at_most_ms(self) -> int:
         """The store's clock is not beyond this: what a holder reckons with."""
+        self._look()
         if self._newest is None:
             return self._clock.now_ms()
-        sample = self._sample()
-        if sample is None:
-            return _NEVER_MS
-        return sample.date_ms + 1000 + self._passed_ms(sample.sent)
+        ahead = self._most.best
+        return _NEVER_MS if ahead is None else self._now() - ahead
 
     def at_least_ms(self) -> int:
         """The store's clock is there or beyond: what a taker reckons with."""
+        self._look()
         if self._newest is None:
             return self._clock.now_ms()
-        sample = self._sample()
-        if sample is None:
-            return 0
-        return sample.date_ms + self._passed_ms(sample.arrived)
+        ahead = self._least.best
+        return 0 if ahead is None else self._now() + ahead
 
-    def _sample(self) -> DateSample | None:
+    def _now(self) -> int:
+        return round(self._clock.monotonic() * 1000)
+
+    def _look(self) -> None:
+        """Takes the newest answer in, if there is another that is of use."""
         newest = None if self._newest is None else self._newest()
-        if newest is not None and newest.arrived - newest.sent <= SLOWEST_SECONDS:
-            self._used = newest
-        return self._used
+        if newest is None or newest is self._last:
+            return
+        if newest.arrived - newest.sent > SLOWEST_SECONDS:
+            return
+        self._last = newest
+        self._take(newest)
+        if self._least.sum_with(self._most) > _CONTRADICTION_MS:
+            self._least, self._most = _Best(), _Best()
+            self._take(newest)
 
-    def _passed_ms(self, since: float) -> int:
-        return round((self._clock.monotonic() - since) * 1000)
+    def _take(self, sample: DateSample) -> None:
+        # How far the store is at least ahead of our running clock; and at most, negated.
+        self._least.add(sample.date_ms - round(sample.arrived * 1000), sample.arrived)
+        self._most.add(round(sample.sent * 1000) - sample.date_ms - 1000, sample.arrived)
+
+
+class _Best:
+    """The highest of the numbers of the last one to two `WINDOW_SECONDS`."""
+
+    def __init__(self) -> None:
+        self._since = 0.0
+        self._now: int | None = None
+        self._before: int | None = None
+
+    def add(self, number: int, at: float) -> None:
+        """A number that came `at` a second of the running clock."""
+        if self._now is None or at - self._since >= WINDOW_SECONDS:
+            stale = at - self._since >= 2 * WINDOW_SECONDS
+            self._since, self._before, self._now = at, None if stale else self._now, number
+        self._now = max(self._now, number)
+
+    def sum_with(self, other: _Best) -> int:
+        """Of both bests; neither is None."""
+        assert self.best is not None
+        assert other.best is not None
+        return self.best + other.best
+
+    @property
+    def best(self) -> int | None:
+        """None before the first."""
+        if self._now is None or self._before is None:
+            return self._now
+        return max(self._now, self._before)
