@@ -102,6 +102,13 @@ class _Decided:
         return len(shard.recent) < RECENT
 
 
+class _Tried(NamedTuple):
+    """A write that was refused, or of which we did not hear what became."""
+
+    decided: _Decided
+    unclear: bool
+
+
 class ShardWriter:
     """A shard as this process sees and changes it. `empty` names it."""
 
@@ -219,24 +226,25 @@ class ShardWriter:
             self._task = None
 
     async def _commit(self, group: Sequence[_Waiting]) -> None:
-        written: list[_Decided] = []
+        tried: list[_Tried] = []
         try:
-            await self._write_group(group, written)
+            await self._write_group(group, tried)
         except StoreUnavailable as error:
-            if written:
+            if any(one.unclear for one in tried):
                 raise OutcomeUnknown(f"put {self.key}: {error}") from error
             raise
 
-    async def _write_group(self, group: Sequence[_Waiting], written: list[_Decided]) -> None:
-        """`written` gets writes of which we did not hear what became."""
-        unclear = Unclear()
+    async def _write_group(self, group: Sequence[_Waiting], tried: list[_Tried]) -> None:
+        """`tried` gets writes that did not succeed as far as we heard."""
+        unclear, lost = Unclear(), None
         for tries in range(_TRIES):
             version = await self.look()
-            if _was_written(written, version.shard):
+            if _was_written(tried, version.shard):
                 return
+            group = group if lost is None else _patient(group, lost)
             decided = self._decide(version.shard, group)
             if decided.shard is None:
-                if version.seen >= max([one.moment for one in group]):
+                if version.seen >= max([one.moment for one in group], default=-1):
                     decided.answer()
                     return
                 self._forget()
@@ -244,12 +252,10 @@ class ShardWriter:
             try:
                 await self._put(decided.shard, version.etag)
             except PreconditionFailed as error:
-                # A write of ours that was unclear may have been the one that came first.
-                group = group if written else _patient(group, error)
-                if not group:
-                    return
+                tried.append(_Tried(decided, unclear=False))
+                lost = error
             except OutcomeUnknown as error:
-                written.append(decided)
+                tried.append(_Tried(decided, unclear=True))
                 unclear.bear(error)
             else:
                 decided.answer()
@@ -281,17 +287,18 @@ class ShardWriter:
         self._learn(Version(shard, info.etag, began), len(body))
 
 
-def _was_written(written: Sequence[_Decided], shard: Shard) -> bool:
+def _was_written(tried: Sequence[_Tried], shard: Shard) -> bool:
     """Whether one of them is in the shard's past; then its group was told.
 
-    Raises `OutcomeUnknown` if the shard does not say.
+    Also one that was refused: somebody between us and the store may have asked twice, and
+    passed on the refusal of the second. Raises `OutcomeUnknown` if the shard does not say.
     """
-    for one in written:
-        assert one.shard is not None
-        if one.shard.version in shard.recent:
-            one.answer()
+    for one in tried:
+        assert one.decided.shard is not None
+        if one.decided.shard.version in shard.recent:
+            one.decided.answer()
             return True
-        if not one.can_be_told_from(shard):
+        if one.unclear and not one.decided.can_be_told_from(shard):
             raise OutcomeUnknown(f"shard {shard.number} of {shard.source} has forgotten our write")
     return False
 
