@@ -25,7 +25,7 @@ from logstore.objects.s3.credentials import Credentials, Renewed
 from logstore.objects.s3.settings import S3Settings
 
 # Shorter than any server's: one that was closed meanwhile costs a try.
-_KEEP_SECONDS: Final = 10
+KEEP_SECONDS: Final = 10
 # From here on a refusal that comes before the body is worth waiting for.
 _LARGE_BYTES: Final = 1 << 20
 
@@ -45,7 +45,7 @@ async def open_client(
 ) -> AsyncIterator[Any]:
     """A client of `s3`. Raises `InvalidInput` for settings that botocore refuses."""
     session = aiobotocore.session.AioSession(profile=settings.profile or None)
-    session.register_component("data_loader", _loader())
+    session.register_component("data_loader", loader())
     session.register_component("credential_provider", Renewed(credentials, clock))
     try:
         made = aioboto3.Session(botocore_session=session).client(
@@ -71,8 +71,8 @@ def _ask_leave_for_large_bodies(params: dict[str, Any], **_: Any) -> None:
 
 
 @cache
-def _loader() -> Any:
-    """Reads what botocore knows of S3, once for a process: it is a megabyte."""
+def loader() -> Any:
+    """Reads what botocore knows of services, once for a process: megabytes."""
     return create_loader()
 
 
@@ -81,7 +81,7 @@ def _config(settings: S3Settings) -> AioConfig:
         connect_timeout=settings.connect_timeout_seconds,
         read_timeout=settings.read_timeout_seconds,
         max_pool_connections=settings.max_connections,
-        connector_args={"keepalive_timeout": _KEEP_SECONDS},
+        connector_args={"keepalive_timeout": KEEP_SECONDS},
         http_session_cls=OneSend,
         retries={"total_max_attempts": 1, "mode": "standard"},
         s3={"addressing_style": "path" if settings.path_style else "virtual"},

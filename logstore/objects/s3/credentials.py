@@ -45,9 +45,10 @@ class Frozen:
 class Credentials:
     """The settings' credentials. Blocking: it may ask a role's server or the machine."""
 
-    def __init__(self, settings: S3Settings) -> None:
-        """Raises `InvalidInput` for a profile that does not exist."""
+    def __init__(self, settings: S3Settings, *, of: str = "s3", hint: str = _HINT) -> None:
+        """`of` is the section that errors name. Raises `InvalidInput` for an unknown profile."""
         self._settings = settings
+        self._of, self._hint = of, hint
         try:
             self._session = botocore.session.Session(profile=settings.profile or None)
             self._session.get_scoped_config()  # says now if there is no such profile
@@ -55,7 +56,7 @@ class Credentials:
                 settings.region or self._session.get_config_variable("region") or _DEFAULT_REGION
             )
         except BotoCoreError as error:
-            raise InvalidInput(f"s3: {error}", hint=_HINT) from error
+            raise InvalidInput(f"{of}: {error}", hint=hint) from error
         secret = settings.secret_access_key.get_secret_value()
         if settings.access_key_id:
             token = settings.session_token.get_secret_value() or None
@@ -76,12 +77,14 @@ class Credentials:
         except (BotoCoreError, ClientError) as error:
             failure = failure_of(error)
             assert failure is not None
-            raise StoreUnavailable(f"s3 credentials: {failure.message}", hint=_HINT) from error
+            text = f"{self._of} credentials: {failure.message}"
+            raise StoreUnavailable(text, hint=self._hint) from error
 
     def _find(self) -> Any:
         found = self._session.get_credentials()
         if found is None:
-            raise InvalidInput("there are no credentials for S3", field="s3", hint=_HINT)
+            text = f"there are no credentials for {self._of}"
+            raise InvalidInput(text, field=self._of, hint=self._hint)
         return self._assumed(found) if self._settings.role_arn else found
 
     def _assumed(self, source: Any) -> Any:
