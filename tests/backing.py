@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 from copy import deepcopy
+from dataclasses import dataclass, replace
 from random import Random
 from weakref import WeakKeyDictionary
 
@@ -21,7 +22,7 @@ from logstore.entropy import Entropy
 from logstore.objects.local import LocalStore, inline
 from logstore.objects.s3.client import open_client
 from logstore.objects.s3.credentials import Credentials
-from logstore.objects.s3.place import Place
+from logstore.objects.s3.place import Place as S3Place
 from logstore.objects.s3.requests import Tries
 from logstore.objects.s3.store import S3Store
 from logstore.objects.store import ObjectStore
@@ -32,14 +33,28 @@ from tests.servers import Bucket
 STORE = "/store"
 
 # More tries than any request meets faults in a row, and short pauses.
-TRIES = Tries(5, 0.005)
+PAUSE_MS = 5
+TRIES = Tries(5, PAUSE_MS / 1000)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A prefix on a server, for tests of programs that open it by themselves too.
+
+    `straight` is the way there past any proxy, for what a test writes in somebody's stead.
+    """
+
+    bucket: Bucket
+    straight: Bucket
+    store: ObjectStore
 
 
 class Server:
     """A bucket of a real server, with one client for all that a run of tests stores there."""
 
-    def __init__(self, bucket: Bucket, outside: Outside) -> None:
-        self._bucket = bucket.name
+    def __init__(self, bucket: Bucket, outside: Outside, *, straight: Bucket) -> None:
+        self._bucket = bucket
+        self._straight = straight
         self._outside = outside
         self._clock = SystemClock()
         self._open = AsyncExitStack()
@@ -55,12 +70,16 @@ class Server:
         """The store under a prefix, for the loop of `outside` only."""
         return S3Store(
             self._client,
-            Place(self._bucket, prefix),
+            S3Place(self._bucket.name, prefix),
             self._clock,
             Random(prefix),
             tries=TRIES,
             uploads_by_prefix=False,
         )
+
+    def buckets(self, prefix: str) -> tuple[Bucket, Bucket]:
+        """The prefix as settings tell it, and past the proxy."""
+        return replace(self._bucket, prefix=prefix), replace(self._straight, prefix=prefix)
 
 
 class Backing:
@@ -78,10 +97,19 @@ class Backing:
     def open(self, disk: PowerCutFileSystem, clock: Clock) -> ObjectStore:
         """The store that belongs to the disk."""
         if disk not in self._places:
-            self._made += 1
-            self._places[disk] = self._server.store(f"{self._name}/{self._made}"), {}
+            self._places[disk] = self._server.store(self._prefix()), {}
         store, written = self._places[disk]
         return OutsideStore(store, self._outside, clock, written)
+
+    def place(self, clock: Clock) -> Place:
+        """A prefix that belongs to no disk."""
+        prefix = self._prefix()
+        store = OutsideStore(self._server.store(prefix), self._outside, clock)
+        return Place(*self._server.buckets(prefix), store)
+
+    def _prefix(self) -> str:
+        self._made += 1
+        return f"{self._name}/{self._made}"
 
     def share(self, disk: PowerCutFileSystem, other: PowerCutFileSystem) -> None:
         """`other` is a copy of `disk`, with the same store."""
@@ -112,6 +140,11 @@ def open_store(disk: PowerCutFileSystem, clock: Clock, dice: Entropy) -> ObjectS
     if on_disk():
         return LocalStore(STORE, disk, clock, dice, run=inline)
     return _backing[-1].open(disk, clock)
+
+
+def open_place(clock: Clock) -> Place | None:
+    """A new place on the server; None if there is none: a folder does."""
+    return None if on_disk() else _backing[-1].place(clock)
 
 
 def copy_of(disk: PowerCutFileSystem) -> PowerCutFileSystem:

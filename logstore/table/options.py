@@ -54,4 +54,5 @@ def storage_options(settings: S3Settings, credentials: Credentials) -> dict[str,
         "connect_timeout": f"{settings.connect_timeout_seconds:g}s",
         "timeout": f"{settings.read_timeout_seconds:g}s",
         "max_retries": str(settings.attempts - 1),
+        "backoff_config.init_backoff": f"{settings.backoff_milliseconds}ms",
     }

@@ -53,6 +53,9 @@ class Bucket:
         timeout, retries = self.settings.read_timeout_seconds, self.settings.attempts - 1
         connection.execute("SET http_timeout = $value", {"value": max(round(timeout), 1)})
         connection.execute("SET http_retries = $value", {"value": retries})
+        pause = self.settings.backoff_milliseconds
+        connection.execute("SET http_retry_wait_ms = $value", {"value": pause})
+        connection.execute("SET http_retry_backoff = 2")
         wanted = self._secret()
         options = ", ".join(f"{name} ${name}" for name in wanted)
         connection.execute(f"CREATE SECRET store (TYPE s3, PROVIDER config, {options})", wanted)

@@ -39,6 +39,7 @@ from service.query.limits import QueryLimits
 from service.query.request import QueryRequest
 from service.query.segments import SegmentCatalog
 from service.query.view import Deletion, Sources
+from tests.backing import open_place
 from tests.batches import Entry, MemoryBatches, make_batches
 from tests.servers import Bucket as S3Bucket
 
@@ -85,12 +86,14 @@ def _encode(batches: Batches) -> Iterator[pa.RecordBatch]:
 class World:
     """Sources below `root`, and the model of what they hold.
 
-    The store is there, or in `bucket`: then `store` is one that is open there.
+    The store is there, or in `bucket`: then `store` is one that is open there. The table is
+    written by way of `straight`, if that is given: past any proxy.
     """
 
     root: Path
     bucket: S3Bucket | None = None
     store: ObjectStore = field(default=None)  # type: ignore[assignment]
+    straight: S3Bucket | None = None
     records: dict[RecordKey, Record] = field(default_factory=dict)
     deletions: list[Deletion] = field(default_factory=list)
     pins: int = 0
@@ -138,7 +141,8 @@ class World:
         rows = rows.append_column("date", pa.array([t.date() for t in times], pa.date32()))
         rows = rows.append_column("hour", pa.array([t.hour for t in times], pa.int32()))
         order = [("fqn", "ascending"), ("run_id", "ascending"), ("ulid", "ascending")]
-        delta = self.table.create().delta
+        straight = open_table(self.straight.settings) if self.straight else self.table
+        delta = straight.create().delta
         assert delta is not None
         write_deltalake(
             delta,
@@ -191,6 +195,14 @@ class World:
             and (request.after is None or _behind(record.key, request))
         ]
         return sorted(found, reverse=request.descending)[: request.limit]
+
+
+def lake_in(root: Path) -> World:
+    """Empty, on what the test stands on: `every_store`."""
+    place = open_place(SystemClock())
+    if place is None:
+        return World(root)
+    return World(root, place.bucket, place.store, straight=place.straight)
 
 
 def _behind(key: RecordKey, request: QueryRequest) -> bool:

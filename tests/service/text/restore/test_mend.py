@@ -25,10 +25,10 @@ from service.text.restore.remake import Records
 from service.text.text import Text, TextLimits
 from tests.batches import make_batches
 from tests.service.query.world import World as Lake
-from tests.service.query.world import engine_of
+from tests.service.query.world import engine_of, lake_in
 from tests.service.text.world import NODE, FakeJournal, World
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("every_store")]
 
 RUN = RunKey("service.pipeline", "run-1")
 OTHER = RunKey("service.pipeline", "run-2")
@@ -55,7 +55,7 @@ async def written(
     tmp_path: Path, *, batches: int = 6, where: str = "segments", closed: bool = False
 ) -> AsyncIterator[tuple[Reader, bytes]]:
     """A run whose lines are in chunks, and of which the journal has let go."""
-    lake = Lake(tmp_path)
+    lake = lake_in(tmp_path)
     async with engine_of(lake) as engine:
         world = Reader(store=lake.store, limits=LIMITS)
         world.records = run_records(engine)
@@ -194,7 +194,7 @@ async def test_logs_txt_vanished_or_was_written_over(
 
 
 async def test_a_chunk_of_several_nodes_vanished(tmp_path: Path) -> None:
-    lake = Lake(tmp_path)
+    lake = lake_in(tmp_path)
     async with engine_of(lake) as engine:
         worlds = []
         expected = b""
@@ -227,7 +227,7 @@ async def test_chunks_of_several_nodes_vanished_with_their_indexes(
     tmp_path: Path, *, fold: bool, closed: bool
 ) -> None:
     """All lines are there, of one producer in their order; what comes later is as ever."""
-    lake = Lake(tmp_path)
+    lake = lake_in(tmp_path)
     limits = LIMITS if fold else TextLimits(partial_seconds=1e9)
     async with engine_of(lake) as engine:
         worlds = []
@@ -304,6 +304,24 @@ async def test_a_flush_that_needs_a_vanished_index_ends(tmp_path: Path) -> None:
         world.append(RUN, again[2], ulid=again[1])  # a copy: the index has to say so
         await world.confirm()
         await asyncio.wait_for(world.text.drain(), 60)
+        await agree(world, expected)
+
+
+async def test_the_search_gives_a_copy_from_elsewhere(tmp_path: Path) -> None:
+    """Its position is not the chunk's, so the lines were taken for lost, every other time."""
+    async with written(tmp_path, batches=3) as (world, expected):
+        inner = world.records
+        assert inner is not None
+
+        async def copies(key: RunKey, low: int, high: int) -> AsyncIterator[pa.RecordBatch]:
+            async for batch in inner(key, low, high):
+                places = [1000 + n if n < 3 else n for n in range(batch.num_rows)]
+                at = batch.schema.get_field_index("pos")
+                yield batch.set_column(at, "pos", pa.array(places, pa.int64()))
+
+        world.records = copies
+        await world.store.delete(await chunk_keys(world, ".idx"))
+        await world.restart()
         await agree(world, expected)
 
 

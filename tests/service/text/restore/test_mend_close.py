@@ -10,7 +10,7 @@ from logstore import keys
 from logstore.errors import NotFound
 from tests.service.text.restore.test_mend import RUN, WHERE, agree, chunk_keys, written
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("every_store")]
 
 
 @pytest.mark.parametrize("where", WHERE)

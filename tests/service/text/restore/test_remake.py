@@ -24,11 +24,11 @@ from service.text.fold import FoldLimits
 from service.text.restore.remake import Records
 from service.text.text import Text, TextLimits
 from tests.batches import Entry
-from tests.service.query.world import NODE, NOW_MS, engine_of
+from tests.service.query.world import NODE, NOW_MS, engine_of, lake_in
 from tests.service.query.world import World as Lake
 from tests.service.text.world import World
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("every_store")]
 
 RUN = RunKey("service.pipeline", "run-1")
 OTHER = RunKey("service.pipeline", "run-2")
@@ -87,7 +87,7 @@ async def gone(reader: World) -> None:
 
 @pytest.mark.parametrize("where", ["segments", "table", "both"])
 async def test_only_segments_or_table_are_left(tmp_path: Path, where: str) -> None:
-    lake = Lake(tmp_path)
+    lake = lake_in(tmp_path)
     batches = entries(40)
     others = entries(40, OTHER, seed=8)
     in_table = {"segments": 0, "table": 40, "both": 25}[where]
@@ -109,7 +109,7 @@ async def test_only_segments_or_table_are_left(tmp_path: Path, where: str) -> No
 
 
 async def test_records_that_hold_newlines(tmp_path: Path) -> None:
-    lake = Lake(tmp_path)
+    lake = lake_in(tmp_path)
     text = b"a\nb\nc\nd\n"
     meta = RecordMeta([4, 8], [None, None], [None, None], [None, None])
     entry: Entry = (RUN, entries(1)[0][1], text, None, meta)
@@ -120,7 +120,7 @@ async def test_records_that_hold_newlines(tmp_path: Path) -> None:
 
 
 async def test_a_copy_that_comes_later_is_left_out(tmp_path: Path) -> None:
-    lake = Lake(tmp_path)
+    lake = lake_in(tmp_path)
     batches = entries(6)
     await lake.segment(batches)
     await flushed(lake)
@@ -135,14 +135,14 @@ async def test_a_copy_that_comes_later_is_left_out(tmp_path: Path) -> None:
 
 
 async def test_lines_that_a_node_will_flush_are_left_to_it(tmp_path: Path) -> None:
-    lake = Lake(tmp_path)
+    lake = lake_in(tmp_path)
     await lake.segment(entries(6))
     async with reading(lake) as reader:
         await gone(reader)
 
 
 async def test_what_was_deleted_stays_away(tmp_path: Path) -> None:
-    lake = Lake(tmp_path)
+    lake = lake_in(tmp_path)
     batches = entries(6)
     await lake.segment(batches)
     lake.merge(batches, {NODE: 0})
@@ -154,7 +154,7 @@ async def test_what_was_deleted_stays_away(tmp_path: Path) -> None:
 
 
 async def test_only_what_was_deleted_stays_away(tmp_path: Path) -> None:
-    lake = Lake(tmp_path)
+    lake = lake_in(tmp_path)
     batches = entries(6)
     await lake.segment(batches)
     await flushed(lake)
@@ -165,7 +165,7 @@ async def test_only_what_was_deleted_stays_away(tmp_path: Path) -> None:
 
 
 async def test_a_run_whose_manifest_says_deleted_is_not_remade(tmp_path: Path) -> None:
-    lake = Lake(tmp_path)
+    lake = lake_in(tmp_path)
     await lake.segment(entries(6))
     await flushed(lake)
     async with reading(lake) as reader:
@@ -177,7 +177,7 @@ async def test_a_run_whose_manifest_says_deleted_is_not_remade(tmp_path: Path) -
 
 
 async def test_with_a_segment_that_cannot_be_read_nothing_is_remade(tmp_path: Path) -> None:
-    lake = Lake(tmp_path)
+    lake = lake_in(tmp_path)
     await lake.segment(entries(3))
     where = await lake.segment(entries(6)[3:])
     await flushed(lake)
@@ -191,7 +191,7 @@ async def test_with_a_segment_that_cannot_be_read_nothing_is_remade(tmp_path: Pa
 
 
 async def test_a_run_that_never_was_costs_no_search(tmp_path: Path) -> None:
-    lake = Lake(tmp_path)
+    lake = lake_in(tmp_path)
     await lake.segment(entries(6, OTHER))
     await flushed(lake)
     async with engine_of(lake, concurrent=1, waiting=0) as engine:
@@ -207,14 +207,14 @@ async def test_while_searches_are_busy_it_is_a_run_that_never_was(tmp_path: Path
     def busy(*_: object) -> AsyncIterator[pa.RecordBatch]:
         raise LimitReached("busy")
 
-    async with reading(Lake(tmp_path)) as reader:
+    async with reading(lake_in(tmp_path)) as reader:
         reader.records = busy
         await gone(reader)
         assert reader.text.remaker.put_off == 1
 
 
 async def test_two_nodes_remake_it_once(tmp_path: Path) -> None:
-    lake = Lake(tmp_path)
+    lake = lake_in(tmp_path)
     batches = entries(30)
     await lake.segment(batches)
     await flushed(lake)

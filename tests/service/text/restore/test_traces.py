@@ -9,11 +9,10 @@ import pytest
 from logstore import keys
 from service.query.records import run_records
 from service.text.text import TextLimits
-from tests.service.query.world import World as Lake
-from tests.service.query.world import engine_of
+from tests.service.query.world import engine_of, lake_in
 from tests.service.text.restore.test_mend import RUN, WHERE, Reader, agree, written
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("every_store")]
 
 
 @pytest.mark.parametrize("where", WHERE)
@@ -37,7 +36,7 @@ async def test_new_lines_come_after_the_manifest_is_gone(
 
 
 async def test_an_older_partial_text_of_our_own_is_not_taken_for_all(tmp_path: Path) -> None:
-    lake = Lake(tmp_path)
+    lake = lake_in(tmp_path)
     async with engine_of(lake) as engine:
         world = Reader(store=lake.store, limits=TextLimits(partial_seconds=1e9))
         world.records = run_records(engine)
@@ -58,7 +57,7 @@ async def test_an_older_partial_text_of_our_own_is_not_taken_for_all(tmp_path: P
 
 async def test_a_flush_that_died_before_its_first_manifest_is_done_again(tmp_path: Path) -> None:
     """Its chunk is no trace of a manifest: the lines keep their node and their order."""
-    lake = Lake(tmp_path)
+    lake = lake_in(tmp_path)
     async with engine_of(lake) as engine:
         world = Reader(store=lake.store, limits=TextLimits(partial_seconds=1e9))
         world.records = run_records(engine)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.backing import Backing, Server, standing_on
+from tests.backing import PAUSE_MS, TRIES, Backing, Server, standing_on
 from tests.faults.schedule import Schedule, evenly
 from tests.faults.thread import fault_proxy
 from tests.outside import Outside
@@ -40,7 +40,8 @@ def outside() -> Iterator[Outside]:
 
 @pytest.fixture(scope="session")
 def straight(minio: Minio, outside: Outside) -> Iterator[Server]:
-    server = Server(minio.bucket(), outside)
+    bucket = minio.bucket()
+    server = Server(bucket, outside, straight=bucket)
     yield server
     server.close()
 
@@ -48,8 +49,11 @@ def straight(minio: Minio, outside: Outside) -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def proxied(minio: Minio, outside: Outside) -> Iterator[Proxied]:
     schedule = Schedule(delay_seconds=0.005)
+    bucket = minio.bucket()
     with fault_proxy(minio.endpoint_url, schedule) as url:
-        server = Server(minio.bucket().through(url), outside)
+        # DuckDB and delta-rs try again and pause as our own client does.
+        through = bucket.through(url, attempts=TRIES.count, backoff_milliseconds=PAUSE_MS)
+        server = Server(through, outside, straight=bucket)
         yield Proxied(server, schedule)
         server.close()
 
