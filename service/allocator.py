@@ -17,7 +17,8 @@ import pyarrow as pa
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
-_LARGE_BYTES = 512 << 10
+_LARGE_BYTES = 1 << 20
+_KEPT_BYTES = 4 << 20  # more than what a search of a few thousand lines lets go
 _ARENAS = 2
 
 
@@ -28,4 +29,4 @@ def give_back_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_M_ARENA_MAX, _ARENAS)
         mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
-        mallopt(_M_TRIM_THRESHOLD, _LARGE_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)

@@ -19,7 +19,7 @@ from logstore.segments.detection import Detection
 from logstore.segments.levels import NO_LEVEL
 from logstore.segments.ordering import by_ulid
 from logstore.segments.schema import ATTRIBUTES, LEVELS, SCHEMA
-from logstore.segments.slices import Limits, Slice, slices
+from logstore.segments.slices import NEWLINE, WINDOW, Limits, Slice, slices
 from logstore.segments.ulids import line_ulids
 
 Ints = NDArray[np.int64]
@@ -110,8 +110,25 @@ def _messages(piece: Slice) -> pa.StringArray:
         raise TooLarge(f"a record of {len(piece.text)} bytes is more than 2 GiB")
     offsets = np.zeros(count + 1, dtype=np.int32)
     offsets[1:] = piece.ends - np.arange(1, count + 1)
-    data = piece.text.replace(b"\n", b"") if piece.plain else _without_ends(piece)
+    data = _without_newlines(piece) if piece.plain else _without_ends(piece)
     return pa.StringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(data))
+
+
+def _without_newlines(piece: Slice) -> NDArray[np.uint8]:
+    """The text without its newlines.
+
+    `bytes.replace` is no slower, but holds the interpreter lock for all of it: an event loop
+    beside it would wait 10 ms for every 8 MiB.
+    """
+    text = np.frombuffer(piece.text, dtype=np.uint8)
+    data = np.empty(len(text) - len(piece.ends), dtype=np.uint8)
+    end = 0
+    for start in range(0, len(text), WINDOW):
+        window = text[start : start + WINDOW]
+        kept = window[window != NEWLINE]
+        data[end : end + len(kept)] = kept
+        end += len(kept)
+    return data
 
 
 def _without_ends(piece: Slice) -> NDArray[np.uint8]:

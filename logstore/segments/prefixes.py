@@ -19,7 +19,7 @@ WIDTH = 96
 Bytes = NDArray[np.uint8]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
-_PAD = b"\n" * WIDTH
+_ALL = slice(None)
 
 
 @dataclass(frozen=True)
@@ -46,15 +46,30 @@ class Prefixes:
         return row, found - row * WIDTH
 
 
-def prefixes(text: bytes, ends: Ints) -> Prefixes:
-    """The prefixes of the records of `text` that end (behind their newline) at `ends`."""
-    padded = b"".join((b"\n", text, _PAD))
-    starts = np.empty_like(ends)
-    starts[:1] = 0
-    starts[1:] = ends[:-1]
-    windows = np.ndarray((len(text) + 1,), dtype=f"V{WIDTH}", buffer=padded, strides=(1,))
-    rows = windows[starts].view(np.uint8).reshape(len(ends), WIDTH)
-    return Prefixes(rows, ends - starts)
+def prefixes(text: bytes, ends: Ints, part: slice = _ALL) -> Prefixes:
+    """The prefixes of the records in `part` of those that end (behind their newline) at `ends`."""
+    first, stop, _ = part.indices(len(ends))
+    starts = np.empty(stop - first, dtype=ends.dtype)
+    starts[:1] = ends[first - 1] if first else 0
+    starts[1:] = ends[first : stop - 1]
+    return Prefixes(_rows(text, starts), ends[first:stop] - starts)
+
+
+def _rows(text: bytes, starts: Ints) -> Bytes:
+    """`WIDTH` bytes from one before each start, taken from where they stand."""
+    room = len(text) - WIDTH
+    inside = (starts > 0) & (starts <= room + 1)
+    if room < 0:
+        rows = np.empty((len(starts), WIDTH), dtype=np.uint8)
+    else:
+        windows = np.ndarray((room + 1,), dtype=f"V{WIDTH}", buffer=text, strides=(1,))
+        found = windows[np.clip(starts - 1, 0, room)]
+        rows = found.view(np.uint8).reshape(len(starts), WIDTH)
+    for row in np.flatnonzero(~inside).tolist():
+        start = int(starts[row])
+        window = text[max(start - 1, 0) : start + WIDTH - 1] if start else b"\n" + text[: WIDTH - 1]
+        rows[row] = np.frombuffer(window.ljust(WIDTH, b"\n"), dtype=np.uint8)
+    return rows
 
 
 def first_of_rows(row: Ints) -> Bools:

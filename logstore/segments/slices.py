@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,8 @@ from logstore.errors import Damaged
 from logstore.segments.schema import MAX_ROWS, MAX_TEXT
 
 Ints = NDArray[np.int64]
+NEWLINE: Final = 10
+WINDOW: Final = 1 << 18  # bytes that are searched together: they fit the CPU's cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,12 @@ def _new_ids(chosen: Rows) -> NDArray[np.bool_]:
 
 def _newlines(text: bytes | memoryview) -> Ints:
     """The offsets behind each newline."""
-    return np.flatnonzero(np.frombuffer(text, dtype=np.uint8) == 10) + 1
+    every = np.frombuffer(text, dtype=np.uint8)
+    found = [
+        np.flatnonzero(every[start : start + WINDOW] == NEWLINE) + (start + 1)
+        for start in range(0, len(every), WINDOW)
+    ]
+    return np.concatenate(found) if found else np.empty(0, dtype=np.int64)
 
 
 def _whole(batches: Batches, group: Indexes) -> Slice:

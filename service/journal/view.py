@@ -22,6 +22,7 @@ from service.journal.meta import decode_meta
 
 _SPAN_BYTES = 4 << 20
 _GAP_BYTES = 4096
+_SMALL = 1024
 
 T = TypeVar("T")
 
@@ -50,7 +51,7 @@ class JournalBatches:
             row = self.rows[indexes[0]]
             file: JournalFile = self._files[self._file_of[indexes[0]]]
             return file.read(int(row["size"]), int(row["offset"]))
-        pieces: list[bytes] = []
+        pieces: list[bytes | memoryview] = []
         for low, high in self._spans(indexes):
             chosen = indexes[low:high]
             offsets = self.rows["offset"][chosen]
@@ -59,8 +60,13 @@ class JournalBatches:
             file = self._files[self._file_of[chosen[0]]]
             data = memoryview(file.read(int(ends[-1]) - start, start))
             cuts = zip((offsets - start).tolist(), (ends - start).tolist(), strict=True)
-            # Copied out at once: what was read holds other runs' lines too, often most of it.
-            pieces.append(b"".join([data[a:b] for a, b in cuts]))
+            found = [data[a:b] for a, b in cuts]
+            wanted = int(self.rows["size"][chosen].sum())
+            if 2 * wanted < len(data) or wanted < _SMALL * len(found):
+                # Not kept: most of what was read is other runs' lines, or views would be most.
+                pieces.append(b"".join(found))
+            else:
+                pieces += found
         return b"".join(pieces)
 
     def meta(self, index: int) -> RecordMeta | None:

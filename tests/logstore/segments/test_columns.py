@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import random
+
 import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,7 +12,7 @@ from logstore.segments.columns import record_batches
 from logstore.segments.levels import find_levels
 from logstore.segments.prefixes import prefixes
 from logstore.segments.schema import LEVELS, SCHEMA
-from logstore.segments.slices import Limits
+from logstore.segments.slices import WINDOW, Limits
 from logstore.segments.times import NO_TIME, find_times
 from tests.batches import MemoryBatches, make_batches
 from tests.logstore.segments.corpora import LINES, many_batches
@@ -104,3 +106,11 @@ def test_a_line_number_of_more_than_fifteen_bits() -> None:
     table = table_of(make_batches("n", [(A, 1 << 80, b"\n" * 40_000)]), Limits(rows=1 << 14))
     assert table["ulid"][-1].as_py() == "00000000010000000000001" + "71Z"
     assert table["ulid"].to_pylist() == sorted(set(table["ulid"].to_pylist()))
+
+
+def test_lines_across_the_windows_of_a_long_text_stay_whole() -> None:
+    dice = random.Random(5)
+    lines = [b"x" * dice.randrange(200) for _ in range(6000)]
+    lines += [b"", b"y" * (2 * WINDOW), b""]
+    table = table_of(make_batches("n", [(A, 1 << 80, b"".join(x + b"\n" for x in lines))]))
+    assert [message.encode() for message in table["message"].to_pylist()] == lines

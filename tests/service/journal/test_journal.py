@@ -84,6 +84,21 @@ async def test_lines_come_back_in_order_with_all_that_came_with_them() -> None:
             assert not rig.recovered.torn
 
 
+@pytest.mark.parametrize("size", [10, 3000, 5_000_000])
+async def test_texts_of_any_size_come_out_in_the_order_asked_for(size: int) -> None:
+    rig = Rig()
+    journal = rig.open()
+    put_in = [bytes([97 + k]) * (size + k) + b"\n" for k in range(6)]
+    for k, text in enumerate(put_in):
+        await put(journal, text, rig.next_ulid(), run=(RUN, OTHER)[k % 2])
+    with journal.pin() as pin:
+        batches = pin.batches()
+        assert batches.text(np.arange(6)) == b"".join(put_in)
+        assert batches.text(np.array([1, 3, 5, 4])) == b"".join([put_in[k] for k in (1, 3, 5, 4)])
+        assert pin.batches(run=OTHER).text(np.arange(3)) == b"".join(put_in[1::2])
+    await journal.close()
+
+
 async def test_one_sync_serves_all_that_wait_and_nothing_is_shown_before_it() -> None:
     syncer = HeldSyncer()
     rig = Rig(syncer=syncer)

@@ -1,0 +1,45 @@
+"""The prefixes of records are the same bytes, wherever in a text they stand and are looked at."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from logstore.segments.levels import find_levels
+from logstore.segments.prefixes import WIDTH, prefixes
+from logstore.segments.times import find_times
+from tests.logstore.segments.corpora import LINES
+
+TEXTS = st.lists(LINES, min_size=1, max_size=20).map(
+    lambda lines: [f"{x}\n".encode() for x in lines]
+)
+
+
+def ends_of(texts: list[bytes]) -> np.typing.NDArray[np.int64]:
+    return np.array(list(accumulate(map(len, texts))), dtype=np.int64)
+
+
+@settings(deadline=None)
+@given(TEXTS)
+def test_a_row_is_what_stands_from_the_byte_before_the_record(texts: list[bytes]) -> None:
+    text, ends = b"".join(texts), ends_of(texts)
+    look = prefixes(text, ends)
+    padded = b"\n" + text + b"\n" * WIDTH
+    starts = [0, *ends.tolist()[:-1]]
+    assert [row.tobytes() for row in look.rows] == [padded[s : s + WIDTH] for s in starts]
+    assert look.lengths.tolist() == [len(line) for line in texts]
+
+
+@settings(deadline=None)
+@given(TEXTS, st.integers(1, 20))
+def test_what_is_found_does_not_depend_on_how_many_are_searched_together(
+    texts: list[bytes], step: int
+) -> None:
+    text, ends = b"".join(texts), ends_of(texts)
+    whole = prefixes(text, ends)
+    parts = [prefixes(text, ends, slice(k, k + step)) for k in range(0, len(texts), step)]
+    assert np.concatenate([find_times(p) for p in parts]).tolist() == find_times(whole).tolist()
+    assert np.concatenate([find_levels(p) for p in parts]).tolist() == find_levels(whole).tolist()
