@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from logstore.segments.prefixes import WIDTH, Bools, Ints, Prefixes, first_of_rows, is_word
+from logstore.segments.prefixes import WIDTH, Bools, Bytes, Ints, Prefixes, first_of_rows, is_word
 from logstore.segments.schema import LEVELS
 
 NO_LEVEL: Final = -1
@@ -44,15 +44,31 @@ def _word(text: str) -> int:
     return int.from_bytes(text.lower().encode()[:8], "little")
 
 
-# Sorted by the first four letters, which tell all but WARN and WARNING apart.
-_ENTRIES = sorted((_word(name[:4]), name) for name in NAMES if name != "WARNING")
-_KEYS: Words = np.array([key for key, _ in _ENTRIES], dtype=np.uint64)
-_TEXTS: Words = np.array([_word(name) for _, name in _ENTRIES], dtype=np.uint64)
-_SIZES = np.array([len(name) for _, name in _ENTRIES])
-_MASKS: Words = np.array([(1 << 8 * len(name)) - 1 for _, name in _ENTRIES], dtype=np.uint64)
-_VALUES: Levels = np.array([NAMES[name] for _, name in _ENTRIES], dtype=np.int8)
+# A table by a hash of the first four letters, which tell all but WARN and WARNING apart.
+_FACTOR, _SHIFT = np.uint64(143), np.uint64(28)  # no two of them have the same hash
+_KEYS: Words = np.zeros(16, dtype=np.uint64)
+_TEXTS: Words = np.zeros(16, dtype=np.uint64)
+_MASKS: Words = np.zeros(16, dtype=np.uint64)
+_SIZES = np.zeros(16, dtype=np.intp)
+_VALUES: Levels = np.zeros(16, dtype=np.int8)
 _WARNING, _WARNING_MASK = np.uint64(_word("warning")), np.uint64((1 << 56) - 1)
 _LEVEL, _LVL, _SEVERITY = (np.uint64(_word(key)) for key in ("level", "lvl", "severity"))
+
+
+def _slots(four: Words) -> Words:
+    """Where in the tables a word stands that begins with these four letters."""
+    return (four * _FACTOR & _FOUR) >> _SHIFT
+
+
+def _fill_tables() -> None:
+    for name in NAMES.keys() - {"WARNING"}:
+        slot = int(_slots(np.array([_word(name[:4])], dtype=np.uint64))[0])
+        _KEYS[slot], _TEXTS[slot] = _word(name[:4]), _word(name)
+        _MASKS[slot], _SIZES[slot] = (1 << 8 * len(name)) - 1, len(name)
+        _VALUES[slot] = NAMES[name]
+
+
+_fill_tables()
 
 
 def find_levels(prefixes: Prefixes) -> Levels:
@@ -60,7 +76,9 @@ def find_levels(prefixes: Prefixes) -> Levels:
     levels = np.full(len(prefixes.lengths), NO_LEVEL, dtype=np.int8)
     if len(levels) == 0:
         return levels
-    found, value = _merged(_capitals(prefixes), _marked(prefixes))
+    found, sizes, value = _lookup(prefixes, _starts(prefixes.flat))
+    good = _in_capitals(prefixes, found, sizes) | _marked(prefixes, found, sizes)
+    found, value = found[good], value[good]
     row, column = prefixes.place(found)
     inside = column < prefixes.lengths[row]
     row, value = row[inside], value[inside]
@@ -70,69 +88,81 @@ def find_levels(prefixes: Prefixes) -> Levels:
     return levels
 
 
-def _merged(one: tuple[Ints, Levels], two: tuple[Ints, Levels]) -> tuple[Ints, Levels]:
-    """Both lists of (position, level), in order of position."""
-    found = np.concatenate((one[0], two[0]))
-    order = np.argsort(found, kind="stable")
-    return found[order], np.concatenate((one[1], two[1]))[order]
+def _starts(flat: Bytes) -> Ints:
+    """Where four capitals stand in a row behind something else, or four letters behind a mark."""
+    capital = (flat - np.uint8(65)) < 26
+    letter = ((flat | np.uint8(32)) - np.uint8(97)) < 26
+    mark = (flat == 91) | (flat == 61) | (flat == 34)
+    mark[1:] |= flat[:-1] == 44  # there a space follows
+    start = _four(capital)[1:] & ~capital[:-4]
+    start |= _four(letter)[1:] & mark[:-4]
+    return np.flatnonzero(start) + 1
+
+
+def _four(mask: Bools) -> Bools:
+    """Where four in a row begin."""
+    two = mask[:-1] & mask[1:]
+    four: Bools = two[:-2] & two[2:]
+    return four
 
 
 def _lookup(prefixes: Prefixes, found: Ints) -> tuple[Ints, NDArray[np.intp], Levels]:
-    """The positions at which a level's word stands in any case, its length and level."""
-    found = found[found % WIDTH <= WIDTH - 9]
+    """The positions at which a level's word stands in any case, its length and level.
+
+    `found` ascends. Nearly all of it is something else, which the first four letters tell.
+    """
+    found = found[: np.searchsorted(found, prefixes.words.size)]
     words = prefixes.words[found] | _LOWER
-    entry = np.searchsorted(_KEYS, words & _FOUR)
-    entry[entry == len(_KEYS)] = 0
-    good = (words & _MASKS[entry]) == _TEXTS[entry]
-    found, words, entry = found[good], words[good], entry[good]
-    sizes = _SIZES[entry].copy()
+    four = words & _FOUR
+    like = np.flatnonzero(_KEYS[_slots(four)] == four)
+    found, words = found[like], words[like]
+    slot = _slots(words & _FOUR)
+    column = found % WIDTH
+    good = (words & _MASKS[slot]) == _TEXTS[slot]
+    good &= (column > 0) & (column <= WIDTH - 9)
+    found, words, slot = found[good], words[good], slot[good]
+    sizes = _SIZES[slot]
     sizes[(words & _WARNING_MASK) == _WARNING] = 7
     whole = ~is_word(prefixes.flat[found + sizes])
-    return found[whole], sizes[whole], _VALUES[entry][whole]
+    return found[whole], sizes[whole], _VALUES[slot][whole]
 
 
-def _capitals(prefixes: Prefixes) -> tuple[Ints, Levels]:
-    """Words in capitals: where four capitals stand in a row behind something else."""
-    capital = (prefixes.flat - np.uint8(65)) < 26
-    mask = capital[1:-3] & capital[2:-2]
-    mask &= capital[3:-1] & capital[4:]
-    mask &= ~capital[:-4]
-    found = np.flatnonzero(mask) + 1
-    found = found[found % WIDTH > 0]
-    found = found[~is_word(prefixes.flat[found - 1])]
-    found, sizes, value = _lookup(prefixes, found)
-    pure = _all_capitals(prefixes.words[found], sizes)
-    return found[pure], value[pure]
+def _in_capitals(prefixes: Prefixes, found: Ints, sizes: NDArray[np.intp]) -> Bools:
+    """Which words are in capitals from end to end, and begin where they seem to."""
+    lower = _LOWER >> (np.uint64(64) - sizes.astype(np.uint64) * np.uint64(8))
+    pure = (prefixes.words[found] & lower) == 0
+    good: Bools = pure & ~is_word(prefixes.flat[found - 1])
+    return good
 
 
-def _all_capitals(words: Words, sizes: NDArray[np.intp]) -> Bools:
-    """Whether none of the first `sizes` letters of each word is in lower case."""
-    mask = _LOWER >> (np.uint64(64) - sizes.astype(np.uint64) * np.uint64(8))
-    pure: Bools = (words & mask) == 0
-    return pure
-
-
-def _marked(prefixes: Prefixes) -> tuple[Ints, Levels]:
-    """Words in any case that brackets or a key mark as a level."""
+def _marked(prefixes: Prefixes, found: Ints, sizes: NDArray[np.intp]) -> Bools:
+    """Which words are marked as a level by brackets, a key, or a number and a comma."""
     flat = prefixes.flat
-    found = np.flatnonzero((flat == 91) | (flat == 61) | (flat == 34) | (flat == 44)) + 1
-    found += flat[np.minimum(found, flat.size - 1) - 1] == 44
-    found = found[found % WIDTH > 0]
-    found, sizes, value = _lookup(prefixes, found)
     mark = flat[found - 1]
-    good = (mark == 91) & (flat[found + sizes] == 93)
-    good |= ((mark == 61) | (mark == 34)) & _has_key(prefixes, found)
+    good: Bools = (mark == 91) & (flat[found + sizes] == 93)
+    valued = np.flatnonzero((mark == 61) | (mark == 34))
+    good[valued] = _has_key(prefixes, found[valued])
     number = flat[found - 3] - np.uint8(48)
     good |= (mark == 32) & (flat[found - 2] == 44) & (number < 10)
-    return found[good], value[good]
+    return good
+
+
+def _one_of(marks: bytes) -> Bools:
+    """By byte: whether it is one of them."""
+    table = np.zeros(256, dtype=np.bool_)
+    table[list(marks)] = True
+    return table
+
+
+_QUOTE, _SPACE, _SIGN = _one_of(b'"'), _one_of(b" "), _one_of(b":=")
 
 
 def _has_key(prefixes: Prefixes, found: Ints) -> Bools:
     """Whether a key like `level` stands before each position, behind `=`, `:`, quotes."""
     flat = prefixes.flat
     last = found - 1
-    for marks in (b'"', b" ", b":=", b'"'):
-        last = last - np.isin(flat[np.maximum(last, 0)], list(marks))
+    for marks in (_QUOTE, _SPACE, _SIGN, _QUOTE):
+        last = last - marks[flat[np.maximum(last, 0)]]
     # The eight bytes that end at `last`; row 0 has nothing before it to read.
     missing = np.maximum(7 - last, 0).astype(np.uint64) * np.uint64(8)
     words = (prefixes.words[np.maximum(last - 7, 0)] << missing) | _LOWER
