@@ -1,9 +1,10 @@
 """Removing what nobody needs any more: consumed segments, orphans, what crashed jobs left.
 
 A segment goes when the table has held it for the grace, which is longer than any query,
-and its lines are in their runs' texts. `low` in the node's text mark is raised first, so
-that whoever comes late sees that it is late. Lowest first: a crash leaves no hole. A
-segment that is set aside stays, since it may be repaired.
+its lines are in their runs' texts, and no consumer group needs it (`compactor.consumers`).
+`low` in the node's text mark is raised first, so that whoever comes late sees that it is late,
+and groups are looked at again after that. Lowest first: a crash leaves no hole. A segment
+that is set aside stays, since it may be repaired.
 
 Files of the table go when they are 24 h old and no version of the last 24 h has them; no
 job commits files half as old. Uploads that began 24 h ago and were not completed, Spark's of
@@ -13,11 +14,11 @@ jobs that were killed and anybody's else below the store, are aborted.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
 from compactor.compaction import Compactor
+from compactor.consumers import Candidates, free, settle
 from compactor.place import STAGING
-from compactor.plan import StoredSegment, nodes_of, segments_of
+from compactor.plan import nodes_of, segments_of
 from compactor.report import Report
 from logstore import keys, ulid
 from logstore.errors import InvalidInput
@@ -37,31 +38,43 @@ async def clean_up(compactor: Compactor, report: Report) -> None:
 
 
 async def remove_segments(compactor: Compactor) -> int:
-    """Removes segments that table and texts have, and gives their number."""
+    """Removes segments that table, texts and consumers have, and gives their number."""
     since = compactor.clock.now_ms() - int(compactor.limits.grace_seconds * 1000)
     settled = await asyncio.to_thread(compactor.table.snapshot_at, since)
-    removed = 0
+    candidates = {}
     for node in await nodes_of(compactor.store):
         mark = min(settled.mark(node), (await read_text_mark(compactor.store, node)).seq)
-        segments = await segments_of(compactor.store, node)
-        consumed = [s for s in segments if s.seq <= mark and not s.aside]
-        if consumed:
-            await _remove(compactor, node, mark, consumed)
-        removed += len(consumed)
-    return removed
+        found = await _consumed(compactor, node, mark)
+        if found.segments:
+            candidates[node] = found
+    if not candidates:
+        return 0
+    await settle(compactor, candidates)
+    for node, segments in (await free(compactor, candidates)).items():
+        if segments:
+            await _raise_low(compactor, node, segments[-1].seq + 1)
+    # Looked at again: a group that begins now is there before it looks at `low`.
+    removable = [
+        segment for some in (await free(compactor, candidates)).values() for segment in some
+    ]
+    for segment in removable:
+        await compactor.store.delete([segment.key])
+        compactor.reached("segment removed")
+    return len(removable)
 
 
-async def _remove(
-    compactor: Compactor, node: str, mark: int, consumed: Sequence[StoredSegment]
-) -> None:
+async def _consumed(compactor: Compactor, node: str, mark: int) -> Candidates:
+    segments = [s for s in await segments_of(compactor.store, node) if s.seq <= mark]
+    aside = frozenset(s.seq for s in segments if s.aside)
+    return Candidates([s for s in segments if not s.aside], aside)
+
+
+async def _raise_low(compactor: Compactor, node: str, low: int) -> None:
     def fresh_id() -> str:
         return ulid.encode(ulid.fresh(compactor.clock, compactor.entropy))
 
-    await raise_text_mark(compactor.store, node, fresh_id=fresh_id, low=mark + 1)
+    await raise_text_mark(compactor.store, node, fresh_id=fresh_id, low=low)
     compactor.reached("low raised")
-    for segment in consumed:
-        await compactor.store.delete([segment.key])
-        compactor.reached("segment removed")
 
 
 async def remove_orphans(compactor: Compactor) -> int:

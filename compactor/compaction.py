@@ -52,6 +52,7 @@ class Compactor:
     limits: Compaction
     session: Session
     reached: Callable[[str], None]
+    evict_after_hours: float = 24.0
 
     async def take_in_all(self, report: Report) -> None:
         """Takes in all segments that are ready. Raises `StoreUnavailable`, `Unavailable`."""

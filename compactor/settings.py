@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ConfigDict
 
 from logstore.log_storage import translate
-from logstore.objects.settings import CompactionSettings, StoreSettings
+from logstore.objects.settings import CompactionSettings, QueueRetention, StoreSettings
 from logstore.settings import load, read_file
 
 
@@ -18,10 +18,17 @@ class Compaction(CompactionSettings):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
+class Queue(QueueRetention):
+    """The service has keys of its own in this section."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
 class CompactorSettings(StoreSettings):
     """Where the store is, and how it is compacted."""
 
     compaction: Compaction = Compaction()
+    queue: Queue = Queue()
 
 
 def load_settings(flags: Mapping[str, Any], config: str | None) -> CompactorSettings:

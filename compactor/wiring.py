@@ -41,5 +41,13 @@ async def open_compactor(
             FolderPlacement(disk, table.uri) if settings.bucket is None else ObjectPlacement(store)
         )
         yield Compactor(
-            store, table, placement, clock, entropy, settings.compaction, session, reached
+            store,
+            table,
+            placement,
+            clock,
+            entropy,
+            settings.compaction,
+            session,
+            reached,
+            settings.queue.evict_after_hours,
         )

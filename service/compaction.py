@@ -52,8 +52,10 @@ def job_command(settings: Settings) -> list[str]:
 
 def job_environment(settings: Settings) -> dict[str, str]:
     """What the compactor is told beyond its flags: the same settings by another way."""
-    grace = str(settings.compaction.grace_seconds)
-    extra = {"TAILRACE_COMPACTION__GRACE_SECONDS": grace}
+    extra = {
+        "TAILRACE_COMPACTION__GRACE_SECONDS": str(settings.compaction.grace_seconds),
+        "TAILRACE_QUEUE__EVICT_AFTER_HOURS": str(settings.queue.evict_after_hours),
+    }
     if settings.store:
         extra["TAILRACE_STORE"] = settings.store_place
     return extra | (_s3_environment(settings.s3) if settings.bucket else {})

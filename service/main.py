@@ -28,7 +28,7 @@ from service.java import why_no_spark
 from service.node import Node
 from service.problem_log import ProblemLog
 from service.settings import Settings
-from service.wiring import Machine, make_app, make_engine, make_node, make_store_check
+from service.wiring import Machine, make_app, make_engine, make_node, make_queue, make_store_check
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,8 @@ async def run(
         _tell_torn(node)
         engine = make_engine(settings, machine, node)
         stack.callback(engine.close)
-        app = make_app(settings, machine, node, lambda: engine)
+        queue = make_queue(settings, node)
+        app = make_app(settings, machine, node, lambda: engine, queue)
         http = await stack.enter_async_context(
             serving(app, bound, stop_seconds=_LAST_REPLIES_SECONDS)
         )
@@ -93,8 +94,10 @@ async def run(
         watch = ProblemLog(node.problems, machine.clock)
         await stack.enter_async_context(_beside(watch.run(), "problems"))
         await stack.enter_async_context(_beside(check.run(), "store check"))
+        await stack.enter_async_context(_beside(queue.run(), "queue"))
         # The last to come is the first to stop; the door answers meanwhile.
         stack.push_async_callback(_stop, node)
+        stack.callback(queue.stop)
         on_listening(address(bound))
         return await _until_over(stop, http, [node.failed, check.refused])
 

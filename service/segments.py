@@ -81,6 +81,7 @@ class SegmentShipper:
         self._cut_bytes = 0
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         self._lineage_checked: float | None = None
+        self._news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._stopping = False
         self.cutting = Heartbeat(clock)
         self.shipping = Heartbeat(clock)
@@ -110,9 +111,14 @@ class SegmentShipper:
             self._wake.set()
         return done
 
+    async def next_confirmed(self) -> None:
+        """Returns when the next segment is confirmed, or when the shipper is stopped."""
+        await asyncio.shield(self._news)
+
     def stop(self) -> None:
         """Ends both tasks after what they are doing; waiting callers are cancelled."""
         self._stopping = True
+        self._tell_news()
         self._wake.set()
         self._cut_ready.set()
         for _, done in self._waiting:
@@ -255,8 +261,13 @@ class SegmentShipper:
         self.consecutive_failures += 1
         self.last_error = str(error)
 
+    def _tell_news(self) -> None:
+        told, self._news = self._news, asyncio.get_running_loop().create_future()
+        told.set_result(None)
+
     def _confirmed(self, cut: Cut) -> None:
         self.uploads += 1
+        self._tell_news()
         self.shipping.success()
         self.consecutive_failures = 0
         self.last_error = None

@@ -16,7 +16,7 @@ from pydantic_settings import SettingsConfigDict
 
 from logstore.errors import InvalidInput
 from logstore.log_storage import translate
-from logstore.objects.settings import CompactionSettings, StoreSettings
+from logstore.objects.settings import CompactionSettings, QueueRetention, StoreSettings
 from logstore.settings import PREFIX, Bytes, load, read_file
 from service.http.limits import REPORTED_VERSION
 
@@ -260,6 +260,54 @@ class Coordination(Section):
     )
 
 
+class Queue(QueueRetention):
+    """The segment queue: consumer groups over HTTP."""
+
+    lease_seconds: float = Field(
+        default=60,
+        gt=0,
+        description="How long a segment is leased when `lease_seconds` is not given",
+    )
+    max_lease_seconds: float = Field(
+        default=3600, gt=0, description="A consumer may not ask for more; it may renew"
+    )
+    max_attempts: int = Field(
+        default=5,
+        ge=1,
+        description="A segment that was leased so often without a commit has failed: it is "
+        "passed over",
+    )
+    outstanding: int = Field(
+        default=64,
+        ge=1,
+        le=1000,
+        description="Segments of a group that are leased, or wait to be tried again, at most",
+    )
+    retry_seconds: float = Field(
+        default=1,
+        ge=0,
+        description="A segment that was given back is free after so long, doubled by each attempt",
+    )
+    longest_retry_seconds: float = Field(
+        default=60, ge=0, description="The longest of these pauses"
+    )
+    max_wait_seconds: float = Field(
+        default=60, ge=0, description="`wait` of a consumer at most, whatever it asks for"
+    )
+    max_waiting: int = Field(
+        default=1000, ge=1, description="Consumers that wait at a node; the next one gets 503"
+    )
+    poll_seconds: float = Field(
+        default=1,
+        ge=0.05,
+        description="How often the store is asked for other nodes' segments while consumers wait",
+    )
+    report_seconds: float = Field(
+        default=30, gt=0, description="How often the lag of all groups is looked at, for metrics"
+    )
+    max_groups: int = Field(default=1000, ge=1, description="Consumer groups at most")
+
+
 class Compaction(CompactionSettings):
     """The compactor that the service starts beside itself."""
 
@@ -292,6 +340,7 @@ class Settings(StoreSettings):
     openmetadata: OpenMetadata = OpenMetadata()
     query: Query = Query()
     coordination: Coordination = Coordination()
+    queue: Queue = Queue()
     compaction: Compaction = Compaction()
 
     @property

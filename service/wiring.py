@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from coordination.storetime import StoreTime
 from logstore.clock import Clock, SystemClock
 from logstore.disk import Disk
 from logstore.entropy import Entropy, system_entropy
@@ -35,7 +36,11 @@ from service.query.engine import QueryEngine
 from service.query.limits import QueryLimits
 from service.query.records import run_records
 from service.query.segments import SegmentCatalog
+from service.query.view import Deletion
 from service.query.view import Sources as QuerySources
+from service.queue.contents import Contents
+from service.queue.limits import QueueLimits
+from service.queue.queue import SegmentQueue
 from service.segments import SegmentLimits
 from service.settings import Settings
 from service.status.endings import EndingLimits
@@ -100,15 +105,12 @@ def make_store_check(settings: Settings, machine: Machine, store: ObjectStore) -
 def make_engine(settings: Settings, machine: Machine, node: Node) -> QueryEngine:
     """Searches of a started node: its folder must be locked, for the scratch is emptied."""
 
-    async def deletions() -> Sequence[tuple[str, str | None, int]]:
-        return node.text.deletions.all()
-
     sources = QuerySources(
         store=node.store,
         table=open_table(settings),
         pin=node.pin,
         encode=lambda batches: record_batches(batches, node.shipper.carry),
-        deletions=deletions,
+        deletions=deletions_of(node),
         catalog=SegmentCatalog(),
     )
     scratch = os.path.join(os.path.abspath(settings.data), "scratch")
@@ -124,11 +126,40 @@ def make_engine(settings: Settings, machine: Machine, node: Node) -> QueryEngine
     return engine
 
 
+def deletions_of(node: Node) -> Callable[[], Awaitable[Sequence[Deletion]]]:
+    """What is deleted, as the node knows it at each call."""
+
+    async def deletions() -> Sequence[Deletion]:
+        return node.text.deletions.all()
+
+    return deletions
+
+
+def make_queue(settings: Settings, node: Node) -> SegmentQueue:
+    """The segment queue of a started node; it is woken by the node's own segments."""
+    seams = node.seams
+    return SegmentQueue(
+        node.store,
+        seams.clock,
+        seams.entropy,
+        StoreTime(seams.clock, seams.newest_date),
+        queue_limits(settings),
+        # Asked each time: a node that finds its folder copied has a new shipper.
+        woken=lambda: node.shipper.next_confirmed(),
+    )
+
+
 def make_app(
-    settings: Settings, machine: Machine, node: Node, engine: Callable[[], QueryEngine]
+    settings: Settings,
+    machine: Machine,
+    node: Node,
+    engine: Callable[[], QueryEngine],
+    queue: SegmentQueue,
 ) -> Application:
     """The HTTP door of the node."""
-    sources = Sources(node, engine(), machine.http, machine.store, machine.fsync)
+    counted = queue.counters
+    sources = Sources(node, engine(), machine.http, machine.store, machine.fsync, counted)
+    contents = Contents(node.store, deletions_of(node), queue.limits.readers)
     return build_app(
         node,
         Door(
@@ -138,6 +169,8 @@ def make_app(
             entropy=machine.entropy,
             scrape=scraper(sources),
             query=engine,
+            queue=lambda: queue,
+            contents=lambda: contents,
             reported_version=settings.openmetadata.version,
         ),
     )
@@ -223,6 +256,24 @@ def query_limits(settings: Settings) -> QueryLimits:
         stall_seconds=query.stall_seconds,
         concurrent=query.max_concurrent,
         waiting=query.max_waiting,
+    )
+
+
+def queue_limits(settings: Settings) -> QueueLimits:
+    """What the settings say of the segment queue."""
+    queue = settings.queue
+    return QueueLimits(
+        lease_seconds=min(queue.lease_seconds, queue.max_lease_seconds),
+        max_lease_seconds=queue.max_lease_seconds,
+        max_attempts=queue.max_attempts,
+        outstanding=queue.outstanding,
+        retry_seconds=queue.retry_seconds,
+        longest_retry_seconds=queue.longest_retry_seconds,
+        max_wait_seconds=queue.max_wait_seconds,
+        max_waiting=queue.max_waiting,
+        poll_seconds=queue.poll_seconds,
+        report_seconds=queue.report_seconds,
+        max_groups=queue.max_groups,
     )
 
 

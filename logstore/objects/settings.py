@@ -1,5 +1,5 @@
-"""Where durable things are: the settings that the service and the compactor share;
-and how they are compacted, since both read that section of one file."""
+"""Where durable things are: the settings that the service and the compactor share; how they
+are compacted and how long consumers are waited for, since both read these sections of one file."""
 
 from __future__ import annotations
 
@@ -126,4 +126,17 @@ class CompactionSettings(BaseModel):
     )
     idle_seconds: float = Field(
         default=900, ge=0, description="With --every: Spark is stopped after so long without work"
+    )
+
+
+class QueueRetention(BaseModel):
+    """How long a consumer group of the segment queue may hold back the deletion of segments."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    evict_after_hours: float = Field(
+        default=24.0,
+        gt=0,
+        description="A consumer group that keeps a segment for so long, which nobody else needs, "
+        "loses its place; a failed segment that nobody decides on is given up",
     )

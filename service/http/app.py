@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import cast
+from typing import Any, cast
 
 from fastapi import APIRouter, FastAPI
 from starlette.types import ASGIApp
@@ -39,6 +39,10 @@ from service.http.version import version_routes
 from service.metered import metered_append
 from service.query.engine import QueryEngine
 from service.query.route import router as query_routes
+from service.queue.contents import Contents
+from service.queue.queue import SegmentQueue
+from service.queue.reading import reading_routes
+from service.queue.route import group_routes, queue_routes
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +57,8 @@ class Door:
     entropy: Entropy = field(default_factory=system_entropy)
     scrape: Callable[[], bytes] = bytes
     query: Callable[[], QueryEngine] | None = None
+    queue: Callable[[], SegmentQueue] | None = None
+    contents: Callable[[], Contents] | None = None
     reported_version: str = REPORTED_VERSION
     routers: tuple[APIRouter, ...] = ()
 
@@ -135,6 +141,8 @@ def all_routers(node: NodeApi, door: Door) -> list[APIRouter]:
         health_routes(node, door.scrape),
         version_routes(door.reported_version, version("tailrace")),
         *([query_routes(door.query)] if door.query is not None else []),
+        *([group_routes(door.queue), queue_routes(door.queue)] if door.queue is not None else []),
+        *([reading_routes(door.contents)] if door.contents is not None else []),
         *door.routers,
     ]
 
@@ -142,5 +150,5 @@ def all_routers(node: NodeApi, door: Door) -> list[APIRouter]:
 def documented() -> FastAPI:
     """The app as openapi.yaml describes it: all routes, no node behind them."""
     nobody = cast("NodeApi", None)
-    no_engine = cast("Callable[[], QueryEngine]", lambda: None)
-    return _framework(nobody, Door(query=no_engine), str)
+    nothing = cast("Callable[[], Any]", lambda: None)
+    return _framework(nobody, Door(query=nothing, queue=nothing, contents=nothing), str)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from service.counters import Distribution, HttpCounters, StoreCounters, SyncCounters
+from service.queue.counters import QueueCounters
 
 if TYPE_CHECKING:
     from service.node import Node
@@ -27,6 +28,7 @@ class Sources:
     http: HttpCounters = field(default_factory=HttpCounters)
     store: StoreCounters = field(default_factory=StoreCounters)
     fsync: SyncCounters = field(default_factory=SyncCounters)
+    queue: QueueCounters = field(default_factory=QueueCounters)
 
     @property
     def now(self) -> float:

@@ -18,6 +18,7 @@ from service.metrics.declared import Declared, Reading, Sources, Value
 from service.metrics.doors import DOORS
 from service.metrics.node import NODE
 from service.metrics.openmetadata import OPENMETADATA
+from service.metrics.queue import QUEUE
 from service.metrics.reports import REPORTS
 from service.metrics.store import STORE
 from service.metrics.texts import TEXTS
@@ -27,6 +28,7 @@ METRICS: tuple[Declared, ...] = (
     *NODE,
     *TEXTS,
     *REPORTS,
+    *QUEUE,
     *STORE,
     *OPENMETADATA,
 )

@@ -52,7 +52,7 @@ async def opened(
 
     found = None
     try:
-        found = await _unless_gone(start(), request.receive)
+        found = await unless_gone(start(), request.receive)
     finally:
         if found is None and started:
             await started[0].close()
@@ -82,7 +82,7 @@ class SearchResponse(Response):
 
     async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
         try:
-            await _unless_gone(self._send(send), receive)
+            await unless_gone(self._send(send), receive)
         finally:
             if self._found.batches is not None:
                 await self._found.batches.aclose()
@@ -124,7 +124,7 @@ async def _send_piece(send: Send, piece: bytes | None) -> None:
         await send({"type": "http.response.body", "body": piece, "more_body": True})
 
 
-async def _unless_gone(work: Coroutine[Any, Any, T], receive: Receive) -> T | None:
+async def unless_gone(work: Coroutine[Any, Any, T], receive: Receive) -> T | None:
     """The outcome of `work`, or None once the client has gone; then `work` is cancelled."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_disconnected(receive))

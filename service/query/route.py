@@ -75,6 +75,10 @@ def _output(asked: str | None, accept: str) -> Callable[[], Output]:
                 hint=f"Write one of {', '.join(_OUTPUTS)}.",
             )
         return _OUTPUTS[asked]
+    return _OUTPUTS[accepted_format(accept)]
+
+
+def accepted_format(accept: str) -> str:
+    """The format of the first type of an `Accept` header that there is, else ndjson."""
     types = [part.split(";")[0].strip().lower() for part in accept.split(",")]
-    name = next((_ACCEPTED[t] for t in types if t in _ACCEPTED), "ndjson")
-    return _OUTPUTS[name]
+    return next((_ACCEPTED[t] for t in types if t in _ACCEPTED), "ndjson")

@@ -1,0 +1,338 @@
+"""The segment queue of a node: what the HTTP routes do.
+
+Several nodes may serve one group: what is true of it is in its object in the store. A node
+remembers listings, footers, and the version of a group that it wrote last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from coordination.group_objects import read_group, read_groups
+from coordination.groups import Group, Start, State
+from coordination.storetime import StoreTime
+from logstore import keys
+from logstore import ulid as ulids
+from logstore.clock import Clock
+from logstore.entropy import Entropy
+from logstore.errors import (
+    InvalidInput,
+    LeaseLost,
+    LimitReached,
+    NotFound,
+    TailraceError,
+    Unavailable,
+)
+from logstore.names import check_name
+from logstore.objects.store import ObjectStore
+from service.queue import transitions
+from service.queue.catalogue import Catalogue
+from service.queue.counters import QueueCounters
+from service.queue.lag import lag_of
+from service.queue.limits import QueueLimits
+from service.queue.pulse import Pulse
+from service.queue.segment import Leased, Name, Segment
+from service.queue.transitions import Moment
+from service.queue.writer import Change, GroupWriter, Shared
+
+T = TypeVar("T")
+_NAME_BYTES = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A lease with what is known of its segment."""
+
+    lease: Leased
+    segment: Segment
+
+
+class SegmentQueue:
+    """`woken` gives what is done when this node has confirmed its next segment."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        clock: Clock,
+        entropy: Entropy,
+        time: StoreTime,
+        limits: QueueLimits,
+        *,
+        woken: Callable[[], Awaitable[None]],
+        counters: QueueCounters | None = None,
+    ) -> None:
+        self.limits = limits
+        self.counters = counters or QueueCounters()
+        self.catalogue = Catalogue(store, clock, limits.relist_seconds)
+        self.last_error: str | None = None
+        self._store = store
+        self._clock = clock
+        self._woken = woken
+        self._pulse = Pulse(clock, limits.poll_seconds)
+        self._writers: dict[str, GroupWriter] = {}
+        self._stopping = False
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._shared = Shared(
+            store,
+            clock,
+            entropy,
+            time,
+            self.catalogue,
+            self.counters,
+            lambda: ulids.encode(ulids.fresh(clock, entropy)),
+        )
+
+    def now_ms(self) -> int:
+        """The node's clock."""
+        return self._clock.now_ms()
+
+    # --- consumers -----------------------------------------------------------------
+
+    async def next(
+        self, name: str, *, wait_seconds: float, lease_seconds: float, start: Start
+    ) -> Given | None:
+        """The oldest segment that is free, leased; None if none came in time.
+
+        Makes the group if there is none. Raises `GroupEvicted`, `LimitReached`, `InvalidName`,
+        `StoreUnavailable`, `OutcomeUnknown`, `Damaged`.
+        """
+        _check_group(name)
+        claim = self._shared.fresh_id()
+        try:
+            return await self._next(name, claim, wait_seconds, lease_seconds, start)
+        except asyncio.CancelledError:
+            self._leave(name, claim)  # it may have been leased for one who has gone
+            raise
+
+    async def _next(
+        self, name: str, claim: str, wait: float, lease_seconds: float, start: Start
+    ) -> Given | None:
+        end = self._clock.monotonic() + wait
+        lease_ms = round(lease_seconds * 1000)
+
+        def take(
+            group: Group, upcoming: Sequence[Segment], moment: Moment
+        ) -> tuple[Group, tuple[Leased | None, int]]:
+            after, found = transitions.lease(group, upcoming, claim, lease_ms, moment, self.limits)
+            return after, (found, transitions.expired_between(group, after, moment))
+
+        await self._bounded(name)
+        while True:
+            await self.catalogue.within(self.limits.poll_seconds)
+            leased, expired = await self._writer(name).change(take, wants=True, start=start)
+            self.counters.failed_segments += expired
+            if leased is not None:
+                return await self._given(leased)
+            left = end - self._clock.monotonic()
+            if left <= 0 or self._stopping:
+                return None
+            await self._wait(left)
+
+    async def _given(self, leased: Leased) -> Given:
+        found = await self.catalogue.segment(leased.name)
+        if found is None:  # handed out before, and gone or not readable here since
+            info = await self._store.head(leased.name.key)
+            found = Segment(leased.name, info.size, info.etag, info.modified_ms)
+        return Given(leased, found)
+
+    async def _wait(self, seconds: float) -> None:
+        if self._pulse.waiting >= self.limits.max_waiting:
+            raise Unavailable(
+                f"{self._pulse.waiting} consumers wait at this node already",
+                hint="Ask another node, or without `wait`.",
+            )
+        self.counters.waiting += 1
+        try:
+            await self._pulse.wait(seconds)
+        finally:
+            self.counters.waiting -= 1
+
+    def _leave(self, name: str, claim: str) -> None:
+        def give_back(group: Group, _: Sequence[Segment], __: Moment) -> tuple[Group, None]:
+            return transitions.given_back(group, claim)
+
+        async def work() -> None:
+            try:
+                await self._writer(name).change(give_back)
+            except TailraceError as error:
+                self.last_error = f"a lease that nobody has runs out by itself: {error}"
+            self._pulse.beat()
+
+        task = asyncio.ensure_future(work())
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+    async def commit(self, name: str, segment: Name, epoch: int) -> None:
+        """Done with it, for good; once more is the same.
+
+        Raises `LeaseLost`, `GroupEvicted`, `NotFound`, and as `next`.
+        """
+
+        def work(group: Group, _: Sequence[Segment], moment: Moment) -> tuple[Group, int | None]:
+            after, _none = transitions.commit(group, segment, epoch, moment)
+            known = after is group
+            return after, None if known else after.committed_bytes - group.committed_bytes
+
+        size = await self._held(name, segment, work)
+        if size is not None:
+            self.counters.committed_segments += 1
+            self.counters.committed_bytes += size
+
+    async def fail(self, name: str, segment: Name, epoch: int, reason: str) -> None:
+        """Another consumer may try, after a back-off. Raises as `commit`."""
+
+        def work(group: Group, _: Sequence[Segment], moment: Moment) -> tuple[Group, bool]:
+            after, _none = transitions.fail(group, segment, epoch, reason, moment, self.limits)
+            return after, after is not group
+
+        self.counters.failed_segments += await self._held(name, segment, work)
+
+    async def renew(self, name: str, segment: Name, epoch: int, lease_seconds: float) -> Leased:
+        """Held for `lease_seconds` from now. Raises as `commit`."""
+        lease_ms = round(lease_seconds * 1000)
+
+        def work(group: Group, _: Sequence[Segment], moment: Moment) -> tuple[Group, Leased]:
+            return transitions.renew(group, segment, epoch, lease_ms, moment)
+
+        return await self._held(name, segment, work)
+
+    async def _held(self, name: str, segment: Name, change: Change[T]) -> T:
+        _check_group(name)
+        try:
+            return await self._writer(name).change(change)
+        except LeaseLost:
+            self.counters.lost += 1
+            raise
+        except NotFound as error:
+            # Never given since a reset, or never there: only the second names nothing.
+            if await read_group(self._store, name) is None:
+                self._writers.pop(name, None)  # or names that nobody has would fill the memory
+                raise
+            if not await self._exists(segment):
+                raise
+            self.counters.lost += 1
+            raise LeaseLost(str(error)) from error
+
+    async def _exists(self, segment: Name) -> bool:
+        try:
+            await self._store.head(segment.key)
+        except NotFound:
+            return False
+        return True
+
+    # --- groups --------------------------------------------------------------------
+
+    async def group(self, name: str) -> Group:
+        """The group as it stands. Raises `NotFound`, `StoreUnavailable`, `Damaged`."""
+        _check_group(name)
+        stored = await read_group(self._store, name)
+        if stored is None:
+            raise NotFound(f"no consumer group {name!r}", hint="See GET /segments.")
+        return stored.group
+
+    async def groups(self) -> list[Group]:
+        """All groups. Raises `StoreUnavailable`, `Damaged`."""
+        return await read_groups(self._store)
+
+    async def reset(self, name: str, start: Start) -> Group:
+        """From the oldest segment that is kept, or from now; leases are lost. Raises as `group`."""
+        _check_group(name)
+
+        def again(group: Group, _: Sequence[Segment], moment: Moment) -> tuple[Group, None]:
+            return transitions.reset(group, start, moment), None
+
+        def seen(group: Group, _: Sequence[Segment], __: Moment) -> tuple[Group, Group]:
+            return group, group
+
+        await self._writer(name).change(again)
+        found = await self._writer(name).change(seen)
+        self._pulse.beat()
+        return found
+
+    async def retry(self, name: str, segments: Sequence[Name] | None) -> list[Name]:
+        """Failed segments (all, or these) are free again. Raises as `group`, `GroupEvicted`."""
+        _check_group(name)
+
+        def work(group: Group, _: Sequence[Segment], __: Moment) -> tuple[Group, list[Name]]:
+            return transitions.retry(group, segments)
+
+        chosen = await self._writer(name).change(work)
+        self._pulse.beat()
+        return chosen
+
+    async def forget(self, name: str) -> None:
+        """Removes the group: it holds back nothing. Raises as `group`."""
+        await self.group(name)
+        await self._store.delete([keys.group(name)])
+        self._writers.pop(name, None)
+        await self.report()
+
+    async def _bounded(self, name: str) -> None:
+        """Raises `LimitReached` if one more group would be one too many."""
+        if name in self._writers or await read_group(self._store, name) is not None:
+            return
+        count = 0
+        async for _ in self._store.list(keys.GROUPS):
+            count += 1
+        if count >= self.limits.max_groups:
+            raise LimitReached(
+                f"there are {count} consumer groups",
+                hint="DELETE /segments/groups/{group} forgets one that is not needed.",
+            )
+
+    def _writer(self, name: str) -> GroupWriter:
+        writer = self._writers.get(name)
+        if writer is None:
+            writer = self._writers[name] = GroupWriter(name, self._shared)
+        return writer
+
+    # --- in the background ---------------------------------------------------------
+
+    async def run(self) -> None:
+        """Wakes those who wait, and looks at all groups from time to time, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._wake())
+            tasks.create_task(self._report_forever())
+
+    def stop(self) -> None:
+        """Lets those who wait go with nothing."""
+        self._stopping = True
+        self._pulse.beat()
+
+    async def _wake(self) -> None:
+        while True:
+            await self._woken()
+            self.catalogue.expire()
+            self._pulse.beat()
+
+    async def _report_forever(self) -> None:
+        while True:
+            try:
+                await self.report()
+                self.last_error = None
+            except TailraceError as error:
+                self.counters.report_failures += 1
+                self.last_error = f"consumer groups cannot be looked at: {error}"
+            await self._clock.sleep(self.limits.report_seconds)
+
+    async def report(self) -> list[Group]:
+        """Looks at all groups, for the metrics, and gives them. Raises as `groups`."""
+        found = await self.groups()
+        if found:
+            await self.catalogue.within(self.limits.poll_seconds)
+        now = self._clock.now_ms()
+        counters = self.counters
+        counters.lags = {group.name: lag_of(group, self.catalogue, now) for group in found}
+        counters.evicted = sum(group.state is State.EVICTED for group in found)
+        counters.evictions = {group.name: group.evictions for group in found}
+        counters.dropped = {group.name: group.dropped for group in found}
+        return found
+
+
+def _check_group(name: str) -> None:
+    check_name(name, "group")
+    if len(name.encode()) > _NAME_BYTES:
+        raise InvalidInput(f"group has more than {_NAME_BYTES} bytes", field="group")

@@ -1,0 +1,184 @@
+"""`/segments/…`: consumer groups over HTTP, for programs that have nothing but HTTP.
+
+`GET /segments/next` leases: it changes something, so it is not for caches, and a HEAD of it
+is refused. A consumer that leaves while it waits is given nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
+
+from coordination.groups import Start
+from logstore.errors import InvalidInput
+from service.http.problems import HttpError
+from service.query.response import unless_gone
+from service.queue import wire
+from service.queue.queue import SegmentQueue
+from service.queue.segment import parse_id
+
+_NO_STORE: Final = {"cache-control": "no-store"}
+_REASON_CHARACTERS: Final = 1000
+_PAGE: Final = 100
+_MAX_PAGE: Final = 1000
+
+Group = Annotated[str, Query(description="The consumer group.")]
+Epoch = Annotated[int, Query(description="Of the lease.")]
+
+
+def queue_routes(queue: Callable[[], SegmentQueue]) -> APIRouter:
+    """The routes of consumers; `queue` is asked at each request: a node may start after its app."""
+    routes = APIRouter(prefix="/segments", tags=["segments"])
+
+    @routes.get(
+        "/next",
+        summary="Lease the oldest segment that the group has not consumed",
+        response_class=Response,
+        responses={
+            200: {"description": "A lease.", "model": wire.NextSegment},
+            204: {"description": "No segment came within `wait`."},
+            409: {"description": "`group-evicted`: its place is lost until somebody resets it."},
+        },
+    )
+    async def next_segment(
+        request: Request,
+        group: Group,
+        wait: Annotated[float, Query(ge=0, description="Seconds to wait for one.")] = 0,
+        lease_seconds: Annotated[
+            float | None, Query(gt=0, description="How long it is held; `queue.lease_seconds`.")
+        ] = None,
+        start: Annotated[
+            Start, Query(description="Where a group that is new begins.")
+        ] = Start.OLDEST,
+    ) -> Response:
+        current = queue()
+        seconds = _lease_seconds(current, lease_seconds)
+        asked = current.next(
+            group,
+            wait_seconds=min(wait, current.limits.max_wait_seconds),
+            lease_seconds=seconds,
+            start=start,
+        )
+        given = await unless_gone(asked, request.receive)
+        if given is None:
+            return Response(status_code=204, headers=_NO_STORE)
+        found = wire.next_segment(group, given, seconds)
+        return Response(found.model_dump_json(), headers=_NO_STORE, media_type="application/json")
+
+    @routes.head("/next", include_in_schema=False)
+    async def next_head() -> Response:
+        raise HttpError(405, "HEAD would lease a segment: use GET")
+
+    @routes.get("", summary="State of every segment and group", response_model=wire.SegmentPage)
+    async def segments(
+        after: Annotated[str | None, Query(description="Id; the page begins behind it.")] = None,
+        limit: Annotated[int, Query(ge=1, le=_MAX_PAGE, description="Segments at most.")] = _PAGE,
+    ) -> wire.SegmentPage:
+        return await page_of(queue(), after, limit)
+
+    @routes.post("/{id}/commit", summary="Done with a segment", response_model=wire.Done)
+    async def commit(id: str, group: Group, epoch: Epoch) -> wire.Done:  # noqa: A002
+        name = parse_id(id)
+        await queue().commit(group, name, epoch)
+        return wire.Done(id=name.id, group=group, epoch=epoch, message="Segment committed")
+
+    @routes.post("/{id}/failed", summary="Give a segment back", response_model=wire.Done)
+    async def failed(
+        id: str,  # noqa: A002
+        group: Group,
+        epoch: Epoch,
+        reason: Annotated[str, Query(max_length=_REASON_CHARACTERS, description="Why.")] = "",
+    ) -> wire.Done:
+        name = parse_id(id)
+        await queue().fail(group, name, epoch, reason)
+        return wire.Done(id=name.id, group=group, epoch=epoch, message="Segment given back")
+
+    @routes.post("/{id}/renew", summary="Hold a segment for longer", response_model=wire.Renewed)
+    async def renew(
+        id: str,  # noqa: A002
+        group: Group,
+        epoch: Epoch,
+        lease_seconds: Annotated[
+            float | None, Query(gt=0, description="From now; `queue.lease_seconds`.")
+        ] = None,
+    ) -> wire.Renewed:
+        current, name = queue(), parse_id(id)
+        seconds = _lease_seconds(current, lease_seconds)
+        return wire.renewed(group, await current.renew(group, name, epoch, seconds))
+
+    return routes
+
+
+def group_routes(queue: Callable[[], SegmentQueue]) -> APIRouter:
+    """The routes of those who look after groups."""
+    routes = APIRouter(prefix="/segments/groups", tags=["segments"])
+
+    @routes.get("", summary="All consumer groups", response_model=wire.GroupList)
+    async def groups() -> dict[str, Any]:
+        current = queue()
+        found = await current.report()
+        return {"groups": [wire.group_row(g, current.catalogue, current.now_ms()) for g in found]}
+
+    @routes.get("/{group}", summary="A consumer group", response_model=wire.GroupDetails)
+    async def group(group: str) -> wire.GroupDetails:
+        current = queue()
+        await current.catalogue.within(current.limits.poll_seconds)
+        found = await current.group(group)
+        return wire.group_details(found, current.catalogue, current.now_ms())
+
+    @routes.post(
+        "/{group}/reset",
+        summary="Begin again: from the oldest segment that is kept, or from now",
+        response_model=wire.GroupDetails,
+    )
+    async def reset(
+        group: str, to: Annotated[Start, Query(description="Where it goes on.")]
+    ) -> wire.GroupDetails:
+        current = queue()
+        found = await current.reset(group, to)
+        return wire.group_details(found, current.catalogue, current.now_ms())
+
+    @routes.post("/{group}/retry", summary="Try failed segments again", response_model=wire.Retried)
+    async def retry(
+        group: str,
+        segment: Annotated[str | None, Query(description="Its id; without it, all.")] = None,
+    ) -> dict[str, Any]:
+        chosen = await queue().retry(group, None if segment is None else [parse_id(segment)])
+        return {"group": group, "retried": [name.id for name in chosen]}
+
+    @routes.delete("/{group}", summary="Forget a group", response_model=wire.Forgotten)
+    async def forget(group: str) -> dict[str, Any]:
+        await queue().forget(group)
+        return {"group": group, "message": "Group forgotten"}
+
+    return routes
+
+
+async def page_of(queue: SegmentQueue, after: str | None, limit: int) -> wire.SegmentPage:
+    """Groups, and segments behind an id, by node and number."""
+    groups = await queue.report()
+    catalogue = queue.catalogue
+    await catalogue.within(queue.limits.poll_seconds)
+    page, more = catalogue.page(None if after is None else parse_id(after), limit)
+    return wire.SegmentPage(
+        groups=[wire.group_row(group, catalogue, queue.now_ms()) for group in groups],
+        segments=[
+            wire.segment_row(name, listed, catalogue.is_aside(name), groups)
+            for name, listed in page
+        ],
+        next=page[-1][0].id if more else None,
+        waiting=sorted(catalogue.waiting.values()),
+    )
+
+
+def _lease_seconds(queue: SegmentQueue, asked: float | None) -> float:
+    if asked is not None and asked > queue.limits.max_lease_seconds:
+        raise InvalidInput(
+            f"lease_seconds is {asked:g}, at most {queue.limits.max_lease_seconds:g} are given",
+            field="lease_seconds",
+            hint="Renew the lease while the work goes on.",
+        )
+    return queue.limits.lease_seconds if asked is None else asked

@@ -1,0 +1,317 @@
+"""What may become of a segment in a group: pure functions from one version to the next.
+
+    new ──lease──► pending ──commit──► committed
+                    │   ▲ └─ lease over, or failed: free again after a back-off
+                    │   └──────────────────────┘
+                    └─ `max_attempts` leases over or failed ──► failed ──retry──► pending
+
+A lease is good as long as the store's time is surely before its end; nobody takes what is
+left behind before `MARGIN_MS` after it. Each function knows its own effect again, so that it
+may be applied a second time to a version that has it already: a lease by its claim, the
+others by the epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from coordination.groups import Cursor, Failed, Group, Pending, Start, State
+from coordination.transitions import MARGIN_MS
+from logstore.errors import GroupEvicted, LeaseLost, NotFound
+from service.queue.limits import QueueLimits
+from service.queue.segment import Leased, Name, Segment
+
+_MOST_FAILED: Final = 1000
+_RECENT: Final = 512
+_REASON_CHARACTERS: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What is known of the store's time: it is between the two, in milliseconds."""
+
+    at_least_ms: int
+    at_most_ms: int
+
+
+def fresh(name: str, start: Start, moment: Moment) -> Group:
+    """A group that nobody has met; it holds back everything until it has begun."""
+    now = moment.at_most_ms
+    return Group(name, State.STARTING, start, now, now)
+
+
+def begun(group: Group, first: Mapping[str, int]) -> Group:
+    """With cursors: of each node, the segments up to a number are not for this group."""
+    cursors = {node: Cursor(seq) for node, seq in first.items() if seq > 0}
+    return replace(group, state=State.ACTIVE, cursors=cursors)
+
+
+def reset(group: Group, start: Start, moment: Moment) -> Group:
+    """From another place, as if it were new; leases are lost, and epochs go on rising."""
+    return replace(
+        group,
+        state=State.STARTING,
+        start=start,
+        since_ms=moment.at_most_ms,
+        cursors={},
+        evicted=None,
+    )
+
+
+def lease(
+    group: Group,
+    upcoming: Sequence[Segment],
+    claim: str,
+    lease_ms: int,
+    moment: Moment,
+    limits: QueueLimits,
+) -> tuple[Group, Leased | None]:
+    """The oldest segment that is free, for `lease_ms`; None if there is none.
+
+    `upcoming` are the next ones that were never handed out, oldest first, each node's in
+    sequence. Raises `GroupEvicted`.
+    """
+    _check_place(group)
+    if group.state is not State.ACTIVE:
+        return group, None  # reset by a change before this one: it begins with the next
+    found = _claimed(group, claim)
+    if found is not None:
+        return group, found
+    group = overdue(_without_damaged(group, upcoming, moment), moment, limits)
+    free = _oldest_free(group, moment)
+    new = _next_new(group, upcoming) if _outstanding(group) < limits.outstanding else None
+    if new is not None and (free is None or new.low < free[1].low):
+        return _given(
+            group, new.name, Pending(0, 0, 0, "", new.low, new.size), claim, lease_ms, moment
+        )
+    if free is not None:
+        return _given(group, *free, claim, lease_ms, moment)
+    return group, None
+
+
+def commit(group: Group, name: Name, epoch: int, moment: Moment) -> tuple[Group, None]:
+    """Done with it, for good. Raises `LeaseLost`, `GroupEvicted`, `NotFound`."""
+    if (*name, epoch) in group.recent:
+        return group, None
+    pending = _held(group, name, epoch, moment)
+    done = replace(
+        _without(group, name),
+        recent=tuple(sorted((*group.recent, (*name, epoch)), key=lambda one: one[2])[-_RECENT:]),
+        committed_segments=group.committed_segments + 1,
+        committed_bytes=group.committed_bytes + pending.size,
+    )
+    return done, None
+
+
+def fail(
+    group: Group, name: Name, epoch: int, reason: str, moment: Moment, limits: QueueLimits
+) -> tuple[Group, None]:
+    """Free again after a back-off, or failed if it was tried often enough. Raises as `commit`."""
+    cursor = group.cursor(name.node)
+    pending, failed = cursor.pending.get(name.seq), cursor.failed.get(name.seq)
+    if pending is not None and pending.epoch == epoch and not pending.until_ms:
+        return group, None
+    if failed is not None and failed.epoch == epoch:
+        return group, None
+    pending = _held(group, name, epoch, moment)
+    return _returned(group, name, pending, reason, moment, limits), None
+
+
+def renew(
+    group: Group, name: Name, epoch: int, lease_ms: int, moment: Moment
+) -> tuple[Group, Leased]:
+    """Held for longer, never for less than before. Raises as `commit`."""
+    pending = _held(group, name, epoch, moment)
+    until = max(pending.until_ms, moment.at_most_ms + lease_ms)
+    longer = replace(pending, until_ms=until)
+    return _with(group, name, longer), Leased(name, epoch, until, pending.attempts)
+
+
+def given_back(group: Group, claim: str) -> tuple[Group, None]:
+    """The answer could not be delivered: free again at once, and no attempt counted."""
+    found = _claimed(group, claim)
+    if found is None:
+        return group, None
+    pending = group.cursor(found.name.node).pending[found.name.seq]
+    again = replace(pending, until_ms=0, attempts=pending.attempts - 1, claim="", available_ms=0)
+    return _with(group, found.name, again), None
+
+
+def retry(group: Group, names: Sequence[Name] | None) -> tuple[Group, list[Name]]:
+    """Failed segments (all, or these) are free again, and counted anew.
+
+    Raises `GroupEvicted`, and `NotFound` for one that has not failed.
+    """
+    _check_place(group)
+    failed = {
+        Name(node, seq): f for node, c in group.cursors.items() for seq, f in c.failed.items()
+    }
+    chosen = sorted(failed) if names is None else list(names)
+    for name in chosen:
+        if name not in failed:
+            raise NotFound(f"{name.id} has not failed in group {group.name!r}")
+        old = failed[name]
+        again = Pending(old.epoch, 0, 0, "", old.low, old.size, 0, old.reason)
+        group = _with(group, name, again)
+    return group, chosen
+
+
+def expired_between(before: Group, after: Group, moment: Moment) -> int:
+    """How many leases that had run out were taken over, or failed their segment."""
+    return sum(
+        _left_behind(pending, moment) and after.cursor(name.node).pending.get(name.seq) != pending
+        for name, pending in _pending(before)
+    )
+
+
+def overdue(group: Group, moment: Moment, limits: QueueLimits) -> Group:
+    """Segments whose leases ran out too often are failed: they kill their consumers."""
+    for name, pending in _pending(group):
+        if _left_behind(pending, moment) and pending.attempts >= limits.max_attempts:
+            reason = pending.reason or f"its lease ran out; it was leased {pending.attempts} times"
+            group = _failed(group, name, pending, reason, moment)
+    return group
+
+
+# --- parts -------------------------------------------------------------------------
+
+
+def _check_place(group: Group) -> None:
+    if group.evicted is not None:
+        raise GroupEvicted(f"group {group.name!r} was evicted: {group.evicted.reason}")
+
+
+def _pending(group: Group) -> list[tuple[Name, Pending]]:
+    return [
+        (Name(node, seq), pending)
+        for node, cursor in group.cursors.items()
+        for seq, pending in cursor.pending.items()
+    ]
+
+
+def _outstanding(group: Group) -> int:
+    return sum(len(cursor.pending) for cursor in group.cursors.values())
+
+
+def _left_behind(pending: Pending, moment: Moment) -> bool:
+    return pending.until_ms > 0 and moment.at_least_ms >= pending.until_ms + MARGIN_MS
+
+
+def _oldest_free(group: Group, moment: Moment) -> tuple[Name, Pending] | None:
+    free = [
+        (name, pending)
+        for name, pending in _pending(group)
+        if _left_behind(pending, moment)
+        or (not pending.until_ms and moment.at_least_ms >= pending.available_ms)
+    ]
+    return min(free, key=lambda one: (one[1].low, one[0]), default=None)
+
+
+def _next_new(group: Group, upcoming: Sequence[Segment]) -> Segment | None:
+    return next((s for s in upcoming if s.name.seq > group.cursor(s.name.node).seq), None)
+
+
+def _without_damaged(group: Group, upcoming: Sequence[Segment], moment: Moment) -> Group:
+    """Those that nobody can read are failed before they are handed out, when it is their turn."""
+    while True:
+        new = _next_new(group, upcoming)
+        if new is None or new.damage is None:
+            return group
+        moved = replace(group.cursor(new.name.node), seq=new.name.seq)
+        pending = Pending(group.epoch, 0, 0, "", new.low, new.size)
+        group = _failed(
+            group.at(new.name.node, moved), new.name, pending, f"damaged: {new.damage}", moment
+        )
+
+
+def _given(
+    group: Group, name: Name, pending: Pending, claim: str, lease_ms: int, moment: Moment
+) -> tuple[Group, Leased]:
+    epoch = max(group.epoch + 1, moment.at_most_ms)
+    until, attempts = moment.at_most_ms + lease_ms, pending.attempts + 1
+    taken = replace(pending, epoch=epoch, until_ms=until, attempts=attempts, claim=claim)
+    given = replace(_with(group, name, taken), epoch=epoch)
+    return given, Leased(name, epoch, until, attempts)
+
+
+def _claimed(group: Group, claim: str) -> Leased | None:
+    for name, pending in _pending(group):
+        if pending.claim == claim and pending.until_ms:
+            return Leased(name, pending.epoch, pending.until_ms, pending.attempts)
+    return None
+
+
+def _held(group: Group, name: Name, epoch: int, moment: Moment) -> Pending:
+    """The lease, if it is good. Raises `LeaseLost`, `GroupEvicted`, `NotFound`."""
+    _check_place(group)
+    cursor = group.cursor(name.node)
+    if name.seq > cursor.seq:
+        raise NotFound(f"group {group.name!r} was never given segment {name.id}")
+    pending = cursor.pending.get(name.seq)
+    if pending is None or pending.epoch != epoch or not pending.until_ms:
+        raise LeaseLost(f"epoch {epoch} does not hold {name.id} in group {group.name!r}")
+    if moment.at_least_ms >= pending.until_ms:
+        raise LeaseLost(f"the lease of {name.id} with epoch {epoch} has run out")
+    return pending
+
+
+def _returned(
+    group: Group, name: Name, pending: Pending, reason: str, moment: Moment, limits: QueueLimits
+) -> Group:
+    reason = reason[:_REASON_CHARACTERS]
+    if pending.attempts >= limits.max_attempts:
+        return _failed(group, name, pending, reason or "its consumer said so", moment)
+    pause = min(limits.retry_seconds * 2 ** (pending.attempts - 1), limits.longest_retry_seconds)
+    available = moment.at_most_ms + round(pause * 1000)
+    again = replace(pending, until_ms=0, claim="", available_ms=available, reason=reason or None)
+    return _with(group, name, again)
+
+
+def _failed(group: Group, name: Name, pending: Pending, reason: str, moment: Moment) -> Group:
+    cursor = group.cursor(name.node)
+    gone = Failed(
+        pending.epoch,
+        moment.at_most_ms,
+        pending.attempts,
+        reason[:_REASON_CHARACTERS],
+        pending.low,
+        pending.size,
+    )
+    left = {seq: one for seq, one in cursor.pending.items() if seq != name.seq}
+    moved = replace(cursor, pending=left, failed={**cursor.failed, name.seq: gone})
+    return _within_bounds(group.at(name.node, moved))
+
+
+def _within_bounds(group: Group) -> Group:
+    """A consumer that fails everything must not make the object grow for ever."""
+    failed = [
+        (one.failed_ms, node, seq)
+        for node, cursor in group.cursors.items()
+        for seq, one in cursor.failed.items()
+    ]
+    for _, node, seq in sorted(failed)[: max(len(failed) - _MOST_FAILED, 0)]:
+        cursor = group.cursor(node)
+        left = {other: one for other, one in cursor.failed.items() if other != seq}
+        group = replace(group.at(node, replace(cursor, failed=left)), dropped=group.dropped + 1)
+    return group
+
+
+def _with(group: Group, name: Name, pending: Pending) -> Group:
+    """Pending is now so; what was failed is so no more."""
+    cursor = group.cursor(name.node)
+    failed = {seq: one for seq, one in cursor.failed.items() if seq != name.seq}
+    moved = replace(
+        cursor,
+        seq=max(cursor.seq, name.seq),
+        pending={**cursor.pending, name.seq: pending},
+        failed=failed,
+    )
+    return group.at(name.node, moved)
+
+
+def _without(group: Group, name: Name) -> Group:
+    cursor = group.cursor(name.node)
+    left = {seq: one for seq, one in cursor.pending.items() if seq != name.seq}
+    return group.at(name.node, replace(cursor, pending=left))
