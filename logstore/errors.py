@@ -10,7 +10,7 @@
     ├── Conflict                  the state forbids it; look at the state before going on
     │   ├── BatchConflict         a known batch id with other bytes
     │   ├── RunDeleted            the run was deleted at or after this batch
-    │   ├── LeaseLost             the lease of a segment ran out, or somebody else has it
+    │   ├── LeaseLost             the lease ran out, or somebody else has it: drop the work
     │   ├── GroupEvicted          a consumer group lost its place in the queue
     │   └── FolderLocked          another process holds the data folder
     ├── NotFound                  no such object, run or pipeline
@@ -98,9 +98,9 @@ class RunDeleted(Conflict):
 
 
 class LeaseLost(Conflict):
-    """The lease of a segment ran out, or another consumer of the group has it by now."""
+    """The lease ran out, or somebody else has it by now."""
 
-    hint = "Drop the work, and ask for the next segment."
+    hint = "Drop the work, and ask for the next."
 
 
 class GroupEvicted(Conflict):
