@@ -1,0 +1,210 @@
+"""Who works on a type, and how much of it is whose: the fair share.
+
+A process that acquires registers itself as the partition `{type}/{owner}` of the source
+`[prefix|]name|WORKERS`, a lease of `worker_seconds`, with what it holds and whether it wants
+more as its progress. Three times in that time it says so again and looks at the others:
+
+    share       all that is held or free, poured evenly over the workers; who holds less and
+                wants no more is full. Nobody acquires beyond share + 1
+    too much    what is above share + 1 while others want more is asked back
+    too long    what is held for longer than `rotate_seconds` is asked back while others wait
+
+Shares are of what was last seen: they even out within some beats, and are no promise for a
+moment. Nothing is lost if they are wrong, as leases alone say what is whose.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import orjson
+
+from coordination.counters import CoordinationCounters
+from coordination.held import Held
+from coordination.holder import Holder
+from coordination.partition import NewPartition, Partition, Status
+from coordination.transitions import expired
+from logstore.errors import Damaged, LeaseLost, NotFound, PreconditionFailed
+
+WORKERS: Final = "WORKERS"
+_LOOK_AGAIN_SECONDS: Final = 1.0
+
+
+def fair_share(total: int, demands: Sequence[float]) -> int:
+    """The level to which `total` fills workers evenly, none beyond its demand; rounded up.
+
+    Max-min fairness: filled up are the modest first (Bertsekas and Gallager, Data Networks, 6.5.2).
+    """
+    left = float(total)
+    for filled, demand in enumerate(sorted(demands)):
+        level = left / (len(demands) - filled)
+        if demand >= level:
+            return math.ceil(level)
+        left -= demand
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What was seen of a type: its share for each who wants more, with CLOSED ones and without."""
+
+    share: int
+    busy_share: int
+    free: int
+    workers: int
+    others_want: bool
+    seen: float
+
+
+class Workers:
+    """The workers of one type, seen from one of them."""
+
+    def __init__(
+        self,
+        holder: Holder,
+        counters: CoordinationCounters,
+        *,
+        base: str,
+        kind: str,
+        rotate: bool,
+    ) -> None:
+        self._holder = holder
+        self._counters = counters
+        self._own = CoordinationCounters()
+        self._source = f"{base}|{WORKERS}"
+        self._target = f"{base}|{kind}"
+        self._prefix = f"{kind}/"
+        self._rotate = rotate
+        self._me: Held | None = None
+        self._view: View | None = None
+        self._asked = -math.inf
+
+    async def allowance(self, count: int) -> int:
+        """How many of `count` may be acquired now. Raises as the store."""
+        now = self._holder.clock.monotonic()
+        self._asked = now
+        left = self._left()
+        stale = self._view is None or now - self._view.seen >= _LOOK_AGAIN_SECONDS
+        if left < count and stale:
+            await self._see()
+            left = self._left()
+        if left <= 0:
+            self._counters.held_back += 1
+        return max(min(count, left), 0)
+
+    async def beat(self) -> None:
+        """Says that we are there, looks at the others, asks back. Raises as the store."""
+        if self._view is None:
+            return  # nobody has asked for work yet
+        await self._see()
+        assert self._view is not None
+        for held in self._too_much(self._view):
+            if not held.asked_back.is_set():
+                held.asked_back.set()
+                self._counters.asked_back += 1
+            if self._rotate:
+                await self._holder.hand_over(held)
+
+    async def leave(self) -> None:
+        """Is no worker any more. Raises as the store."""
+        found = await self._holder.store.get(self._source, self._prefix + self._holder.owner)
+        if found is not None:
+            await self._forget(found)
+
+    # --- shares --------------------------------------------------------------------
+
+    def _left(self) -> int:
+        held = len(self._holder.of(self._target))
+        return self._view.share + 1 - held if self._view is not None else 0
+
+    def _too_much(self, view: View) -> list[Held]:
+        held = self._holder.of(self._target)
+        too_much = len(held) - view.busy_share - 1 if view.others_want else 0
+        long_ago = self._holder.clock.monotonic() - self._holder.limits.rotate_seconds
+        too_long = len([one for one in held if one.since <= long_ago])
+        waiting = math.ceil(view.free / view.workers)
+        return held[: max(too_much, min(too_long, waiting), 0)]
+
+    async def _see(self) -> None:
+        await self._say()
+        counts = await self._holder.store.counts(self._target)
+        free, closed = counts.get(Status.UNASSIGNED, 0), counts.get(Status.CLOSED, 0)
+        busy = counts.get(Status.ASSIGNED, 0) + free
+        others = await self._others()
+        demands = [math.inf, *others]
+        held = len(self._holder.of(self._target))
+        wanting = demands if self._wants() else [held, *others]
+        self._view = View(
+            share=fair_share(busy + closed, demands),
+            busy_share=fair_share(busy, wanting),
+            free=free,
+            workers=len(demands),
+            others_want=math.inf in others,
+            seen=self._holder.clock.monotonic(),
+        )
+
+    def _wants(self) -> bool:
+        beat = self._holder.limits.worker_seconds / 3
+        return self._holder.clock.monotonic() - self._asked <= 2 * beat
+
+    # --- the register --------------------------------------------------------------
+
+    async def _say(self) -> None:
+        held = len(self._holder.of(self._target))
+        said = orjson.dumps({"held": held, "wants": self._wants()}).decode()
+        try:
+            if self._me is None or not self._me.valid():
+                self._me = await self._registered()
+            await self._me.save(said)
+        except (LeaseLost, NotFound):
+            self._me = None  # forgotten by an operator, or silent for too long: again with the next
+
+    async def _registered(self) -> Held:
+        key = self._prefix + self._holder.owner
+        await self._holder.store.create(self._source, [NewPartition(key)])
+        lease_ms = round(self._holder.limits.worker_seconds * 1000)
+        held = await self._holder.acquire(self._source, 1, self._own, only=key, lease_ms=lease_ms)
+        if not held:
+            raise LeaseLost(f"{key!r} is not free yet")
+        return held[0]
+
+    async def _others(self) -> list[float]:
+        """What each of the others may take, as it said; forgets those that are gone."""
+        demands: list[float] = []
+        after: str | None = self._prefix
+        while after is not None:
+            page = await self._holder.store.page(self._source, after=after)
+            for one in page.partitions:
+                if not one.key.startswith(self._prefix):
+                    return demands
+                if self._is_gone(one):
+                    await self._forget(one)
+                elif one.owner not in (None, self._holder.owner):
+                    demands.append(_demand(one))
+            after = page.after
+        return demands
+
+    def _is_gone(self, one: Partition) -> bool:
+        now_ms = self._holder.store.time.at_least_ms()
+        silent_ms = round(self._holder.limits.worker_seconds * 1000)
+        let_go = one.owner is None and now_ms - one.available_ms > silent_ms
+        return let_go or expired(one, now_ms)
+
+    async def _forget(self, gone: Partition) -> None:
+        try:
+            await self._holder.store.delete(gone)
+        except (NotFound, PreconditionFailed):
+            return  # it is back, or another forgot it
+
+
+def _demand(worker: Partition) -> float:
+    if worker.progress is None:
+        return math.inf
+    try:
+        value = orjson.loads(worker.progress)
+        return math.inf if value["wants"] else float(value["held"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise Damaged(f"{worker.key!r} is no worker: {error}") from error
