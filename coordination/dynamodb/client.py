@@ -1,0 +1,76 @@
+"""The client of DynamoDB, opened inside the running loop and closed with it.
+
+It makes each request once, as that of S3 does, and for the same reason: a second try of a
+conditional write would be refused by the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import aioboto3
+import aiobotocore.session
+from aiobotocore.config import AioConfig
+from botocore.exceptions import BotoCoreError
+
+from coordination.settings import DynamoDbSettings
+from logstore.clock import Clock
+from logstore.errors import InvalidInput
+from logstore.objects.s3.client import KEEP_SECONDS, OneSend, loader
+from logstore.objects.s3.credentials import Credentials, Renewed
+from logstore.objects.s3.settings import S3Settings
+
+_CONNECT_SECONDS: Final = 5
+_READ_SECONDS: Final = 10
+_HINT: Final = "Set AWS_ACCESS_KEY_ID and its like, or run where a role is given to the machine."
+
+
+@asynccontextmanager
+async def open_client(
+    settings: DynamoDbSettings, clock: Clock, connections: int
+) -> AsyncIterator[Any]:
+    """A client of `dynamodb`. Raises `InvalidInput` for settings that botocore refuses."""
+    session = aiobotocore.session.AioSession()
+    session.register_component("data_loader", loader())
+    session.register_component("credential_provider", Renewed(credentials_of(settings), clock))
+    try:
+        made = aioboto3.Session(botocore_session=session).client(
+            "dynamodb",
+            region_name=settings.region,
+            endpoint_url=settings.endpoint_url or None,
+            config=_config(connections),
+        )
+        client = await made.__aenter__()
+    except (BotoCoreError, ValueError) as error:
+        raise InvalidInput(f"dynamodb: {error}") from error
+    try:
+        yield client
+    finally:
+        await made.__aexit__(None, None, None)
+
+
+def credentials_of(settings: DynamoDbSettings) -> Credentials:
+    """Those of the environment or the machine, and the role that is assumed with them."""
+    return Credentials(
+        S3Settings(
+            region=settings.region,
+            role_arn=settings.sts_role_arn,
+            role_external_id=settings.sts_external_id,
+        ),
+        of="dynamodb",
+        hint=_HINT,
+    )
+
+
+def _config(connections: int) -> AioConfig:
+    return AioConfig(
+        connect_timeout=_CONNECT_SECONDS,
+        read_timeout=_READ_SECONDS,
+        max_pool_connections=connections,
+        connector_args={"keepalive_timeout": KEEP_SECONDS},
+        http_session_cls=OneSend,
+        retries={"total_max_attempts": 1, "mode": "standard"},
+        user_agent_extra="tailrace",
+    )

@@ -1,0 +1,45 @@
+"""From settings to the store of partitions that they name."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from coordination.in_memory import InMemoryPartitions
+from coordination.object_store.store import ObjectPartitions
+from coordination.partition import AGEING_MS
+from coordination.settings import StoreChoice
+from coordination.store import PartitionStore
+from coordination.storetime import StoreTime
+from logstore.clock import Clock
+from logstore.entropy import Entropy
+from logstore.objects.dates import DateSample
+from logstore.objects.store import ObjectStore
+
+
+@asynccontextmanager
+async def open_partitions(
+    settings: StoreChoice,
+    objects: ObjectStore,
+    clock: Clock,
+    entropy: Entropy,
+    *,
+    newest_date: Callable[[], DateSample | None] | None,
+    ageing_ms: int = AGEING_MS,
+) -> AsyncIterator[PartitionStore]:
+    """The store, as long as the block runs, in the loop that runs it; its caller starts it.
+
+    `objects` is where `object_store` keeps them, and `newest_date` the newest `Date` of its
+    answers, None for a folder. `ageing_ms` is that of the claimants. Asks no server. Raises
+    `InvalidInput` for settings that cannot be.
+    """
+    if settings.dynamodb.table_name:
+        from coordination.dynamodb.open import open_dynamodb
+
+        opening = open_dynamodb(settings.dynamodb, clock, entropy, ageing_ms=ageing_ms)
+        async with opening as partitions:
+            yield partitions
+    elif settings.in_memory.enabled:
+        yield InMemoryPartitions(clock, entropy)
+    else:
+        yield ObjectPartitions(objects, clock, entropy, StoreTime(clock, newest_date))

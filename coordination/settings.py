@@ -1,0 +1,154 @@
+"""Where partitions are kept, in the shape of Data Prepper's configuration.
+
+    source_coordination:
+      partition_prefix: "blue"
+      store:
+        dynamodb:
+          table_name: "coordination"
+          region: "us-east-1"
+          ttl: "P7D"
+
+`store` names one store: `in_memory`, `object_store` or `dynamodb`. Without it, it is the
+object store that all else is in.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Final, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+_ISO: Final = re.compile(
+    r"P(?:(?P<d>[0-9]+)D)?(?:T(?:(?P<h>[0-9]+)H)?(?:(?P<m>[0-9]+)M)?(?:(?P<s>[0-9]+)S)?)?"
+)
+_SHORT: Final = re.compile(r"(?P<number>[0-9]+)(?P<unit>ms|[smhd])")
+_UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_TTL: Final = "COMPLETED partitions are removed so long after their last change, as `7d` or `P7D`"
+
+
+def milliseconds(text: str) -> int:
+    """What a duration is long: `500ms`, `90s`, `7d`, `P7D`, `PT12H`. Raises `ValueError`."""
+    short = _SHORT.fullmatch(text)
+    if short:
+        return int(short["number"]) * _UNITS_MS[short["unit"]]
+    iso = _ISO.fullmatch(text)
+    if iso is None or not any(iso.groupdict().values()) or text.endswith("T"):
+        raise ValueError("should be a duration like 7d, 12h, P7D or PT12H")
+    return sum(int(count) * _UNITS_MS[unit] for unit, count in iso.groupdict().items() if count)
+
+
+def _duration(text: str) -> str:
+    if text and milliseconds(text) < 1000:
+        raise ValueError("should be one second at least")
+    return text
+
+
+Duration = Annotated[str, AfterValidator(_duration)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class InMemorySettings(_Section):
+    """Partitions of one process, gone with it."""
+
+    enabled: bool = Field(
+        default=False,
+        description="Partitions in the memory of one process; the key `in_memory:` is enough",
+    )
+
+
+class ObjectStoreSettings(_Section):
+    """Partitions beside all else in the store."""
+
+    ttl: Duration = Field(default="", description=f"{_TTL}; empty: `tailrace leases purge` does")
+
+
+class DynamoDbSettings(_Section):
+    """A table of DynamoDB; the names are Data Prepper's."""
+
+    table_name: str = Field(
+        default="",
+        pattern=r"^([A-Za-z0-9_.-]{3,255})?$",
+        description="Table of DynamoDB that partitions are kept in",
+    )
+    region: str = Field(
+        default="", pattern=r"^[A-Za-z0-9-]*$", description="Region of the table; needed with it"
+    )
+    sts_role_arn: str = Field(
+        default="", description="Role that is assumed with the credentials found; renewed in time"
+    )
+    sts_external_id: str = Field(default="", description="External id that the role demands")
+    skip_table_creation: bool = Field(
+        default=False,
+        description="The table is there: it is looked at, and what it lacks is said, at start-up",
+    )
+    provisioned_read_capacity_units: int = Field(
+        default=10, ge=1, description="Of a table that is made, and of its index"
+    )
+    provisioned_write_capacity_units: int = Field(
+        default=10, ge=1, description="Of a table that is made, and of its index"
+    )
+    ttl: Duration = Field(
+        default="", description=f"{_TTL}, by DynamoDB; empty: `tailrace leases purge` does"
+    )
+    endpoint_url: str = Field(
+        default="",
+        pattern=r"^(https?://[^/?#]+/?)?$",
+        description="Address of a server that speaks DynamoDB; empty: AWS",
+    )
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> Self:
+        if bool(self.table_name) != bool(self.region):
+            raise ValueError("a dynamodb store needs table_name and region")
+        if not self.table_name and self != DynamoDbSettings.model_construct():
+            raise ValueError("a dynamodb store needs table_name and region")
+        if self.sts_external_id and not self.sts_role_arn:
+            raise ValueError("sts_external_id needs sts_role_arn")
+        return self
+
+    @property
+    def ttl_ms(self) -> int | None:
+        """None: COMPLETED partitions stay."""
+        return milliseconds(self.ttl) if self.ttl else None
+
+
+class StoreChoice(_Section):
+    """One of the stores."""
+
+    in_memory: InMemorySettings = InMemorySettings()
+    object_store: ObjectStoreSettings = ObjectStoreSettings()
+    dynamodb: DynamoDbSettings = DynamoDbSettings()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_is_named(cls, given: Any) -> Any:
+        """`in_memory:` with nothing behind it is how Data Prepper's files choose it."""
+        if not isinstance(given, dict):
+            return given
+        found = {name: {} if value is None else value for name, value in given.items()}
+        memory = found.get("in_memory")
+        if isinstance(memory, dict):
+            found["in_memory"] = {"enabled": True, **memory}
+            memory = found["in_memory"]["enabled"] not in (False, "false", "0")
+        named = [name for name in found if name != "in_memory" or memory]
+        if len(named) > 1:
+            raise ValueError(f"one store, not {' and '.join(sorted(named))}")
+        if found.get("dynamodb") == {}:
+            raise ValueError("a dynamodb store needs table_name and region")
+        return found
+
+
+class SourceCoordination(_Section):
+    """Who works on what: the store of partitions, and what sources in it are called."""
+
+    partition_prefix: str = Field(
+        default="",
+        max_length=200,
+        pattern=r"^[^|]*$",
+        description="Before the name of each source, for clusters that share a store",
+    )
+    store: StoreChoice = StoreChoice()
