@@ -94,7 +94,7 @@ class GroupWriter:
                 live = [one for one in some if not one.done.done()]
                 try:
                     _tell(live, await self._outcomes(live))
-                except BaseException:  # cancelled with the loop, or a defect: nobody waits for ever
+                except (asyncio.CancelledError, Exception):  # nobody waits for ever
                     for one in live:
                         one.done.cancel()
                     raise
