@@ -17,12 +17,13 @@ from logstore.segments.carry import Carry
 from logstore.segments.writer import encode_segment
 from service.offload import in_place
 from service.text.text import Text, TextLimits
-from tests.backing import open_store
+from tests.backing import on_disk, open_store
 from tests.batches import MemoryBatches, make_batches
 from tests.powercut import PowerCutFileSystem
 
 NODE = "node-A"
 START_MS = 1_750_000_000_000
+_WIDER = 20
 
 
 class TestClock:
@@ -207,6 +208,8 @@ class World:
         return b"".join(pieces)
 
     async def paged(self, key: RunKey, limit: int) -> bytes:
+        """All pages; on a server larger ones, for each costs requests."""
+        limit *= 1 if on_disk() else _WIDER
         text, after = b"", None
         while True:
             page = await self.text.page(key, after=after, limit=limit)
@@ -216,6 +219,8 @@ class World:
                 return text
 
     async def caught_up(self, key: RunKey, max_bytes: int = 100) -> bytes:
+        """As `paged`, by the cursors of live readers."""
+        max_bytes *= 1 if on_disk() else _WIDER
         text = b""
         cursor = None
         while True:
