@@ -22,6 +22,7 @@ from pydantic import SecretStr
 from logstore.clock import Clock
 from logstore.objects.s3.settings import S3Settings
 from logstore.settings import PREFIX
+from service.priority import go_behind
 from service.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -127,6 +128,7 @@ class CompactionChild:
             )
         except OSError as error:
             return f"it cannot be started: {error}"
+        go_behind(self._child.pid)
         self.starts += 1
         self.state = "running"
         code = await self._child.wait()

@@ -1,12 +1,22 @@
-"""Where blocking work runs: a thread in the service, in place in a simulation."""
+"""Where blocking work runs: a thread in the service, in place in a simulation.
+
+What is handed over here are segments, chunks and the like: work that can wait. So its
+threads stand behind the event loop, which does not wait for a processor because of them.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
+from service.priority import go_behind
+
 T = TypeVar("T")
+_THREADS = 6
 
 
 class Offload(Protocol):
@@ -17,9 +27,17 @@ class Offload(Protocol):
         ...
 
 
+def _begin() -> None:
+    if sys.platform == "linux":  # elsewhere a thread has no priority of its own
+        go_behind(threading.get_native_id())
+
+
+_threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="behind", initializer=_begin)
+
+
 async def in_thread(work: Callable[[], T]) -> T:
-    """Off the event loop."""
-    return await asyncio.to_thread(work)
+    """Off the event loop, and behind it."""
+    return await asyncio.get_running_loop().run_in_executor(_threads, work)
 
 
 async def in_place(work: Callable[[], T]) -> T:

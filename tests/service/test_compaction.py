@@ -56,6 +56,20 @@ async def test_a_child_that_ends_is_started_again() -> None:
     assert child.state == "off: stopped"
 
 
+async def test_a_child_stands_behind_the_service(tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    lower = min(os.nice(0) + 10, 19)
+    program = f"""
+import os, time
+while os.nice(0) < {lower}:
+    time.sleep(0.01)
+open({str(seen)!r}, "w").close()
+time.sleep(60)
+"""
+    async with running(CompactionChild(_python(program), SystemClock(), limits=QUICK)):
+        await until(seen.exists)
+
+
 async def test_a_program_that_is_not_there_is_reported() -> None:
     child = CompactionChild(["/nowhere/job"], SystemClock(), limits=QUICK)
     async with running(child):
