@@ -1,4 +1,4 @@
-"""Where partitions are kept, in the shape of Data Prepper's configuration.
+"""Where partitions are kept and what their coordinators go by, as in Data Prepper's files.
 
     source_coordination:
       partition_prefix: "blue"
@@ -9,7 +9,7 @@
           ttl: "P7D"
 
 `store` names one store: `in_memory`, `object_store` or `dynamodb`. Without it, it is the
-object store that all else is in.
+object store that all else is in. Data Prepper has constants where this section has the rest.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from typing import Annotated, Any, Final, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from coordination.limits import CoordinatorLimits
+
+_LIMITS: Final = CoordinatorLimits()
 _ISO: Final = re.compile(
     r"P(?:(?P<d>[0-9]+)D)?(?:T(?:(?P<h>[0-9]+)H)?(?:(?P<m>[0-9]+)M)?(?:(?P<s>[0-9]+)S)?)?"
 )
@@ -152,3 +155,82 @@ class SourceCoordination(_Section):
         description="Before the name of each source, for clusters that share a store",
     )
     store: StoreChoice = StoreChoice()
+    lease_seconds: float = Field(
+        default=_LIMITS.lease_seconds,
+        ge=15,
+        description="How long a partition is its owner's without a renewal, which comes three "
+        "times as often",
+    )
+    max_attempts: int = Field(
+        default=_LIMITS.max_attempts,
+        ge=0,
+        description="Given out so often without progress a partition becomes FAILED; 0 is never",
+    )
+    retry_seconds: float = Field(
+        default=_LIMITS.retry_seconds,
+        gt=0,
+        description="Pause of a partition that failed once; doubled with each attempt, jittered",
+    )
+    max_retry_seconds: float = Field(
+        default=_LIMITS.max_retry_seconds, gt=0, description="The longest such pause"
+    )
+    ageing_seconds: float = Field(
+        default=_LIMITS.ageing_ms / 1000,
+        ge=0,
+        le=86_400,
+        description="What one step of priority is worth in waiting; the same on all nodes",
+    )
+    supplier_seconds: float = Field(
+        default=_LIMITS.supplier_seconds,
+        gt=0,
+        description="The supplier is asked for new partitions this often even if there is work",
+    )
+    supplier_pause_seconds: float = Field(
+        default=_LIMITS.supplier_pause_seconds,
+        ge=0,
+        description="All nodes together ask the supplier no more often, however idle they are",
+    )
+    supplier_batch: int = Field(
+        default=_LIMITS.supplier_batch,
+        ge=1,
+        le=100_000,
+        description="New partitions that are made at a time, and held in memory",
+    )
+    supplier_batch_seconds: float = Field(
+        default=_LIMITS.supplier_batch_seconds,
+        gt=0,
+        description="Those of a slow supplier are made after so long, however few",
+    )
+    worker_seconds: float = Field(
+        default=_LIMITS.worker_seconds,
+        gt=0,
+        description="A worker that is silent for so long counts in nobody's fair share",
+    )
+    rotate_seconds: float = Field(
+        default=_LIMITS.rotate_seconds,
+        gt=0,
+        description="A partition that is held for so long is asked back while others wait",
+    )
+    poll_seconds: float = Field(
+        default=_LIMITS.poll_seconds,
+        gt=0,
+        description="How often one who waits for the end of all work looks",
+    )
+
+    @property
+    def limits(self) -> CoordinatorLimits:
+        """What a coordinator goes by."""
+        return CoordinatorLimits(
+            lease_seconds=self.lease_seconds,
+            max_attempts=self.max_attempts,
+            retry_seconds=self.retry_seconds,
+            max_retry_seconds=self.max_retry_seconds,
+            ageing_ms=round(self.ageing_seconds * 1000),
+            supplier_seconds=self.supplier_seconds,
+            supplier_pause_seconds=self.supplier_pause_seconds,
+            supplier_batch=self.supplier_batch,
+            supplier_batch_seconds=self.supplier_batch_seconds,
+            worker_seconds=self.worker_seconds,
+            rotate_seconds=self.rotate_seconds,
+            poll_seconds=self.poll_seconds,
+        )

@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from coordination.settings import SourceCoordination
 from logstore.errors import InvalidInput
 from logstore.log_storage import translate
 from logstore.objects.settings import CompactionSettings, QueueRetention, StoreSettings
@@ -340,6 +341,7 @@ class Settings(StoreSettings):
     openmetadata: OpenMetadata = OpenMetadata()
     query: Query = Query()
     coordination: Coordination = Coordination()
+    source_coordination: SourceCoordination = SourceCoordination()
     queue: Queue = Queue()
     compaction: Compaction = Compaction()
 
