@@ -10,9 +10,12 @@ the store's time in milliseconds, so it rises also when the object was removed b
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 
+from coordination.counters import CoordinationCounters
 from coordination.lease import Lease, LeaseName, decode_lease, encode_lease
 from coordination.storetime import StoreTime
 from logstore import keys
@@ -28,11 +31,12 @@ _TRIES = 8
 
 
 class Held:
-    """A lease of this process. `epoch` is its fencing token."""
+    """A lease of this process. `epoch` is its fencing token; `since` a monotonic second."""
 
-    def __init__(self, lease: Lease, etag: str, time: StoreTime) -> None:
+    def __init__(self, lease: Lease, etag: str, time: StoreTime, since: float) -> None:
         self.lease = lease
         self.etag = etag
+        self.since = since
         self.lost = False
         self._time = time
 
@@ -68,7 +72,13 @@ class Leases:
         self.owner = f"{node}/{self._fresh_id()}"
         self._held: dict[LeaseName, Held] = {}
         self._stopping = False
+        self.counters: dict[str, CoordinationCounters] = defaultdict(CoordinationCounters)
         self.last_error: str | None = None
+
+    @property
+    def held(self) -> Iterable[Held]:
+        """All that this process has."""
+        return self._held.values()
 
     async def acquire(self, name: LeaseName) -> Held | None:
         """The lease, or None while it is somebody else's or the time is not known.
@@ -79,7 +89,7 @@ class Leases:
         for _ in range(_TRIES):
             lease, etag = await self._read(name)
             if not self._time.known or not self._free(lease):
-                return None
+                break
             now_ms = self._time.at_most_ms()
             wanted = replace(
                 lease,
@@ -94,6 +104,7 @@ class Leases:
                 continue
             except OutcomeUnknown as error:
                 unclear.bear(error)
+        self.counters[name.source].none_acquired += 1
         return None
 
     async def held_by(self, name: LeaseName) -> str | None:
@@ -112,7 +123,7 @@ class Leases:
         except (PreconditionFailed, OutcomeUnknown):
             lease, etag = await self._read(held.lease.name)
             if (lease.owner, lease.epoch) != (held.lease.owner, held.lease.epoch):
-                self._lose(held)
+                self._lose(held, gone=etag is None)
             else:
                 held.lease, held.etag = lease, etag or ""
         return held.valid()
@@ -128,13 +139,16 @@ class Leases:
         if not held.valid():
             return
         held.lost = True
+        counters = self.counters[name.source]
         if forget:
             await self._store.delete([name.key])
+            counters.deleted += 1
             return
         try:
             await self._write(replace(held.lease, owner=None), held.etag)
         except PreconditionFailed:
             return  # a heartbeat whose answer was lost, or a taker: it runs out
+        counters.given_up += 1
 
     async def clear(self, source: str) -> None:
         """Removes what nobody holds of a kind of lease that is made for each piece of work.
@@ -162,6 +176,7 @@ class Leases:
             try:
                 await self.renew(held)
             except TailraceError as error:
+                self.counters[held.lease.name.source].renewal_errors += 1
                 self.last_error = f"{held.lease.name.key}: {error}"
 
     async def stop(self) -> None:
@@ -176,11 +191,18 @@ class Leases:
     # --- versions ------------------------------------------------------------------
 
     def _hold(self, lease: Lease, etag: str) -> Held:
-        held = self._held[lease.name] = Held(lease, etag, self._time)
+        held = self._held[lease.name] = Held(lease, etag, self._time, self._clock.monotonic())
+        self.counters[lease.name.source].acquired += 1
         return held
 
-    def _lose(self, held: Held) -> None:
+    def _lose(self, held: Held, *, gone: bool) -> None:
+        """It is somebody else's; or, if `gone`, its object was deleted."""
         held.lost = True
+        counters = self.counters[held.lease.name.source]
+        if gone:
+            counters.not_found += 1
+        else:
+            counters.not_owned += 1
         if self._held.get(held.lease.name) is held:
             del self._held[held.lease.name]
 
