@@ -84,12 +84,16 @@ class Contents:
     async def rewritten(self, opened: Opened) -> bytes:
         """A segment as Parquet without what was deleted. Raises as `open`."""
         async with self._decoding:
-            segment = await fetch_segment(self._store, opened.name.key)
-            return await asyncio.to_thread(_rewrite, segment, opened.deleted)
+            return await asyncio.to_thread(_rewrite, await self.whole(opened), opened.deleted)
 
-    async def records(self, opened: Opened, output: Output) -> AsyncIterator[bytes]:
-        """The records in order of ULID, as `output` encodes them. Raises as `open`."""
-        segment = await fetch_segment(self._store, opened.name.key)
+    async def whole(self, opened: Opened) -> SegmentFile:
+        """The stored segment, checked from its first byte to its last. Raises as `open`."""
+        return await fetch_segment(self._store, opened.name.key)
+
+    async def records(
+        self, opened: Opened, segment: SegmentFile, output: Output
+    ) -> AsyncIterator[bytes]:
+        """The records in order of ULID, as `output` encodes them. Raises `Damaged`."""
         for group in range(len(segment.footer.checksums)):
             async with self._decoding:  # not while the client reads, which may take long
                 pieces = await asyncio.to_thread(_encoded, segment, group, opened.deleted, output)

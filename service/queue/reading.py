@@ -74,9 +74,8 @@ async def _answer(
         return Response(status_code=304, headers=common)
     if chosen != "parquet":
         output = _OUTPUTS[chosen]()
-        return StreamingResponse(
-            contents.records(opened, output), headers=common, media_type=output.media_type
-        )
+        records = contents.records(opened, await contents.whole(opened), output)
+        return StreamingResponse(records, headers=common, media_type=output.media_type)
     body = await contents.rewritten(opened) if opened.deleted else None
     size = opened.info.size if body is None else len(body)
     span = _span(headers, size, tag)
