@@ -199,7 +199,8 @@ class Held:
 
     async def beat(self) -> None:
         """Renews it if it is to be renewed. Raises nothing else than the verbs."""
-        if not self._waiting and self.valid():
+        fresh = self._unclear is None and self.left_ms() > self._lease_ms * 5 / 6
+        if not self._waiting and not fresh and self.valid():
             await self._renew(self._lease_ms)
 
     def look_at_time(self) -> None:

@@ -32,7 +32,10 @@ class Claim:
     """After so many acquisitions without progress a partition FAILs; 0 is never."""
     ageing_ms: int = AGEING_MS
     restarted: bool = False
-    """Whether an earlier process of the same identity is surely gone: its leases are free."""
+    """Whether an earlier process of the same identity is surely gone: its leases are free.
+
+    Earlier by its ULID: two that share an identity by mistake do not take from each other in turn.
+    """
 
     @property
     def identity(self) -> str:
@@ -50,7 +53,8 @@ def left_behind(partition: Partition, claim: Claim) -> bool:
     if partition.status is not Status.ASSIGNED:
         return False
     mine = claim.restarted and partition.identity == claim.identity
-    return (mine and partition.owner != claim.owner) or expired(partition, claim.at_least_ms)
+    earlier = mine and partition.owner is not None and partition.owner < claim.owner
+    return earlier or expired(partition, claim.at_least_ms)
 
 
 def free(partition: Partition, claim: Claim) -> bool:

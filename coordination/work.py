@@ -23,7 +23,7 @@ from coordination.holder import Holder
 from coordination.partition import NewPartition, Partition, Status
 from coordination.store import Page
 from coordination.supply import Supplier, Supply
-from coordination.transitions import failed, reset
+from coordination.transitions import reopened, reset, ruled_out
 from coordination.workers import Workers
 from logstore.errors import Conflict, NotFound, PreconditionFailed
 
@@ -67,6 +67,8 @@ class Work:
         await self.supply.run(idle=False)
         held = await self._acquire(count)
         if not held and await self.supply.run(idle=True):
+            if self.workers is not None:
+                self.workers.look_again()  # there is more to share now
             held = await self._acquire(count)
         self.counters.none_acquired += not held
         return held
@@ -132,11 +134,7 @@ class Work:
 
     async def fail(self, key: str, reason: str) -> Partition:
         """FAILED until somebody resets or reopens it. Raises `NotFound`."""
-
-        def wanted(one: Partition, now: int) -> Partition:
-            return failed(one, reason, now, max_attempts=max(one.attempts, 1))
-
-        return await self._changed(key, wanted)
+        return await self._changed(key, lambda one, now: ruled_out(one, reason, now))
 
     async def delete(self, key: str) -> None:
         """Removes it, whoever holds it. Raises `NotFound`."""
@@ -190,4 +188,4 @@ class Work:
 def _reopened(one: Partition, now_ms: int) -> Partition:
     if one.status in (Status.UNASSIGNED, Status.ASSIGNED):
         raise Conflict(f"{one.key!r} is {one.status}", hint="Reset it to take it from its owner.")
-    return reset(one, now_ms)
+    return reopened(one, now_ms)

@@ -80,6 +80,7 @@ class Workers:
         self._rotate = rotate
         self._me: Held | None = None
         self._view: View | None = None
+        self._stale = False
         self._asked = -math.inf
 
     async def allowance(self, count: int) -> int:
@@ -88,12 +89,16 @@ class Workers:
         self._asked = now
         left = self._left()
         stale = self._view is None or now - self._view.seen >= _LOOK_AGAIN_SECONDS
-        if left < count and stale:
+        if left < count and (stale or self._stale):
             await self._see()
             left = self._left()
         if left <= 0:
             self._counters.held_back += 1
         return max(min(count, left), 0)
+
+    def look_again(self) -> None:
+        """What was seen is not how it is."""
+        self._stale = True
 
     async def beat(self) -> None:
         """Says that we are there, looks at the others, asks back. Raises as the store."""
@@ -137,6 +142,7 @@ class Workers:
         demands = [math.inf, *others]
         held = len(self._holder.of(self._target))
         wanting = demands if self._wants() else [held, *others]
+        self._stale = False
         self._view = View(
             share=fair_share(busy + closed, demands),
             busy_share=fair_share(busy, wanting),

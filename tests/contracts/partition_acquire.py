@@ -195,6 +195,8 @@ class PartitionAcquireContract:
         first = await taken(store, "a", "host/A")
         await taken(store, "b", "other/X")
         await taken(store, "c", "host/B")
+        earlier = claim_of(store, "host/A", restarted=True)
+        assert await keys_taken(store, earlier, 9) == [], "not what a later process holds"
         again = claim_of(store, "host/B", restarted=True)
         (back,) = (await store.acquire(SOURCE, again, 9, spread=False)).partitions
         assert (back.key, back.owner) == ("a", "host/B")
