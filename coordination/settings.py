@@ -27,7 +27,10 @@ _ISO: Final = re.compile(
 )
 _SHORT: Final = re.compile(r"(?P<number>[0-9]+)(?P<unit>ms|[smhd])")
 _UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_TTL: Final = "COMPLETED partitions are removed so long after their last change, as `7d` or `P7D`"
+_TTL: Final = (
+    "COMPLETED partitions are removed so long after their last change, as `7d` or `P7D`; empty:"
+    " `tailrace leases purge` does"
+)
 
 
 def milliseconds(text: str) -> int:
@@ -54,6 +57,17 @@ class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
+class _Kept(_Section):
+    """Partitions that outlive the process."""
+
+    ttl: Duration = Field(default="", description=_TTL)
+
+    @property
+    def ttl_ms(self) -> int | None:
+        """None: COMPLETED partitions stay."""
+        return milliseconds(self.ttl) if self.ttl else None
+
+
 class InMemorySettings(_Section):
     """Partitions of one process, gone with it."""
 
@@ -63,13 +77,11 @@ class InMemorySettings(_Section):
     )
 
 
-class ObjectStoreSettings(_Section):
+class ObjectStoreSettings(_Kept):
     """Partitions beside all else in the store."""
 
-    ttl: Duration = Field(default="", description=f"{_TTL}; empty: `tailrace leases purge` does")
 
-
-class DynamoDbSettings(_Section):
+class DynamoDbSettings(_Kept):
     """A table of DynamoDB; the names are Data Prepper's."""
 
     table_name: str = Field(
@@ -94,9 +106,6 @@ class DynamoDbSettings(_Section):
     provisioned_write_capacity_units: int = Field(
         default=10, ge=1, description="Of a table that is made, and of its index"
     )
-    ttl: Duration = Field(
-        default="", description=f"{_TTL}, by DynamoDB; empty: `tailrace leases purge` does"
-    )
     endpoint_url: str = Field(
         default="",
         pattern=r"^(https?://[^/?#]+/?)?$",
@@ -112,11 +121,6 @@ class DynamoDbSettings(_Section):
         if self.sts_external_id and not self.sts_role_arn:
             raise ValueError("sts_external_id needs sts_role_arn")
         return self
-
-    @property
-    def ttl_ms(self) -> int | None:
-        """None: COMPLETED partitions stay."""
-        return milliseconds(self.ttl) if self.ttl else None
 
 
 class StoreChoice(_Section):
@@ -216,6 +220,11 @@ class SourceCoordination(_Section):
         gt=0,
         description="How often one who waits for the end of all work looks",
     )
+
+    @property
+    def prefix(self) -> str | None:
+        """As coordinators take it."""
+        return self.partition_prefix or None
 
     @property
     def limits(self) -> CoordinatorLimits:

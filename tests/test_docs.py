@@ -52,10 +52,14 @@ def _code_of(package: str) -> list[Path]:
 
 
 def test_every_setting_is_read_somewhere() -> None:
-    programs = [path for name in ("service", "compactor", "logstore") for path in _code_of(name)]
+    packages = ("service", "compactor", "coordination", "logstore")
+    programs = [path for name in packages for path in _code_of(name)]
     code = "".join(p.read_text() for p in programs if not p.name.endswith("settings.py"))
     # Read by properties of the settings themselves.
     inside = {"data", "store", "node_id", "server.insecure", "s3.addressing"}
+    of_partitions = ("partition_prefix", "ageing_seconds", "store.object_store", "store.dynamodb")
+    inside |= {f"source_coordination.{name}" for name in of_partitions[:2]}
+    inside |= {f"source_coordination.{name}.ttl" for name in of_partitions[2:]}
     names = [row.name for row in table(Settings) if row.name not in inside]
     assert [name for name in names if f".{name.rpartition('.')[2]}" not in code] == []
 
