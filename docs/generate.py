@@ -100,8 +100,21 @@ def _cli() -> str:
     lines = [_head("Command line", text)]
     for name, verb in VERBS.items():
         lines += [f"## tailrace {name}", "", verb.help, ""]
-        lines += [*_table("argument | what it says", _arguments(verb.parser(name))), ""]
+        lines += _command(verb.parser(name))
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _command(parser: argparse.ArgumentParser) -> list[str]:
+    """A verb's arguments; then, of each act that it has, those that are its own."""
+    lines = [*_table("argument | what it says", _arguments(parser)), ""]
+    for acts in parser._actions:
+        if isinstance(acts, argparse._SubParsersAction):
+            known = {name for name, _ in _arguments(parser)}
+            for act, below in acts.choices.items():
+                rows = [row for row in _arguments(below) if row[0] not in known]
+                lines += [f"`{act}`: {below.description}", ""]
+                lines += [*_table("argument | what it says", rows), ""] if rows else []
+    return lines
 
 
 def _arguments(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:

@@ -26,6 +26,7 @@ from service.compaction import CompactionChild, job_command, job_environment
 from service.http.server import address, listen, serving
 from service.java import why_no_spark
 from service.node import Node
+from service.oversight import open_leases
 from service.problem_log import ProblemLog
 from service.settings import Settings
 from service.wiring import Machine, make_app, make_engine, make_node, make_queue, make_store_check
@@ -86,7 +87,9 @@ async def run(
         engine = make_engine(settings, machine, node)
         stack.callback(engine.close)
         queue = make_queue(settings, node)
-        app = make_app(settings, machine, node, lambda: engine, queue)
+        opening_leases = open_leases(settings.source_coordination, node.seams)
+        leases = await stack.enter_async_context(opening_leases)
+        app = make_app(settings, machine, node, lambda: engine, queue, leases)
         http = await stack.enter_async_context(
             serving(app, bound, stop_seconds=_LAST_REPLIES_SECONDS)
         )

@@ -31,6 +31,7 @@ from service.metered import MeteredStore, MeteredSyncer
 from service.metrics.declared import Sources
 from service.metrics.scrape import scraper
 from service.node import Node
+from service.oversight import LeasesOfStore
 from service.parts import NodeLimits, Seams
 from service.query.engine import QueryEngine
 from service.query.limits import QueryLimits
@@ -155,6 +156,7 @@ def make_app(
     node: Node,
     engine: Callable[[], QueryEngine],
     queue: SegmentQueue,
+    leases: LeasesOfStore,
 ) -> Application:
     """The HTTP door of the node."""
     counted = queue.counters
@@ -171,6 +173,7 @@ def make_app(
             query=engine,
             queue=lambda: queue,
             contents=lambda: contents,
+            leases=leases,
             reported_version=settings.openmetadata.version,
         ),
     )

@@ -39,6 +39,7 @@ VERBS = {
     "compact": Verb("tailrace.compact", "Bring flushed segments into the table."),
     "query": Verb("tailrace.query", "Search across all runs."),
     "tail": Verb("tailrace.tail", "Follow a run, or the newest of a pipeline."),
+    "leases": Verb("tailrace.leases", "See who works on what, and change it."),
 }
 
 

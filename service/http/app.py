@@ -27,6 +27,7 @@ from service.http.body import Receive, Scope, Send
 from service.http.download import download_routes
 from service.http.health import health_routes
 from service.http.last import last_routes
+from service.http.leases import Open, lease_routes
 from service.http.limits import REPORTED_VERSION, HttpLimits
 from service.http.listing import listing_routes
 from service.http.live import live_routes
@@ -59,6 +60,7 @@ class Door:
     query: Callable[[], QueryEngine] | None = None
     queue: Callable[[], SegmentQueue] | None = None
     contents: Callable[[], Contents] | None = None
+    leases: Open | None = None
     reported_version: str = REPORTED_VERSION
     routers: tuple[APIRouter, ...] = ()
 
@@ -143,6 +145,7 @@ def all_routers(node: NodeApi, door: Door) -> list[APIRouter]:
         *([query_routes(door.query)] if door.query is not None else []),
         *([group_routes(door.queue), queue_routes(door.queue)] if door.queue is not None else []),
         *([reading_routes(door.contents)] if door.contents is not None else []),
+        *([lease_routes(door.leases)] if door.leases is not None else []),
         *door.routers,
     ]
 
@@ -151,4 +154,5 @@ def documented() -> FastAPI:
     """The app as openapi.yaml describes it: all routes, no node behind them."""
     nobody = cast("NodeApi", None)
     nothing = cast("Callable[[], Any]", lambda: None)
-    return _framework(nobody, Door(query=nothing, queue=nothing, contents=nothing), str)
+    door = Door(query=nothing, queue=nothing, contents=nothing, leases=nothing)
+    return _framework(nobody, door, str)

@@ -1,0 +1,195 @@
+"""Where `tailrace leases` does what it is told: in a store by its settings, or at a service.
+
+Both give rows as `/leases` and `/segments/groups` spell them, so that what people and programs
+see is the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import httpx
+
+from coordination.groups import Start
+from coordination.oversight import Wanted
+from coordination.partition import Status
+from tailrace.api import check, component, errors_as_ours
+
+if TYPE_CHECKING:  # bring the service, or what is needed for a store only
+    from service.queue.queue import SegmentQueue
+    from tailrace.lease_stores import Opened
+
+Row: TypeAlias = Mapping[str, Any]
+
+_PAGE = 1000
+_READ_SECONDS = 60
+
+
+class Desk(Protocol):
+    """Leases, and what operators do with them. All raise what the store or service answers."""
+
+    async def page(self, filters: Row, after: str | None) -> tuple[list[Row], str | None]:
+        """Some leases, and what continues them; filters are those of `GET /leases`."""
+        ...
+
+    async def show(self, source: str, key: str) -> Row:
+        """One, with its progress."""
+        ...
+
+    async def act(self, act: str, source: str, key: str, options: Row) -> Row:
+        """`reset`, `reopen`, `fail`: the lease as it is then."""
+        ...
+
+    async def purge(self, source: str, older_than_seconds: float) -> int:
+        """How many were removed."""
+        ...
+
+    async def groups(self) -> list[Row]:
+        """Consumer groups of the segment queue."""
+        ...
+
+    async def reset_group(self, group: str, to: str) -> Row:
+        """The group as it begins again, from `oldest` or `now`."""
+        ...
+
+    async def forget_group(self, group: str) -> None:
+        """Removes a group: it holds back nothing any more."""
+        ...
+
+
+class InStore:
+    """By the store itself."""
+
+    def __init__(self, opened: Opened) -> None:
+        self._oversight = opened.oversight
+        self._opened = opened
+
+    async def page(self, filters: Row, after: str | None) -> tuple[list[Row], str | None]:
+        status = filters.get("status")
+        wanted = Wanted(
+            source=filters.get("source"),
+            status=None if status is None else Status(status),
+            owner=filters.get("owner"),
+            prefix=filters.get("prefix", ""),
+            older_than_ms=round(filters.get("older_than_seconds", 0) * 1000),
+        )
+        found = await self._oversight.page(wanted, after=after, limit=_PAGE)
+        return [entry.spelled(whole=False) for entry in found.entries], found.after
+
+    async def show(self, source: str, key: str) -> Row:
+        return (await self._oversight.show(source, key)).spelled(whole=True)
+
+    async def act(self, act: str, source: str, key: str, options: Row) -> Row:
+        oversight = self._oversight
+        if act == "reset":
+            found = await oversight.reset(source, key, **options)
+        elif act == "reopen":
+            found = await oversight.reopen(source, key)
+        else:
+            found = await oversight.fail(source, key, **options)
+        return found.spelled(whole=True)
+
+    async def purge(self, source: str, older_than_seconds: float) -> int:
+        older_than_ms = round(older_than_seconds * 1000)
+        return await self._oversight.purge(source, older_than_ms=older_than_ms)
+
+    async def groups(self) -> list[Row]:
+        from service.queue.wire import group_row
+
+        queue = self._queue()
+        found = await queue.report()
+        rows = [group_row(group, queue.catalogue, queue.now_ms()) for group in found]
+        return [row.model_dump() for row in rows]
+
+    async def reset_group(self, group: str, to: str) -> Row:
+        from service.queue.wire import group_row
+
+        queue = self._queue()
+        found = await queue.reset(group, Start(to))
+        await queue.report()
+        return group_row(found, queue.catalogue, queue.now_ms()).model_dump()
+
+    async def forget_group(self, group: str) -> None:
+        await self._queue().forget(group)
+
+    def _queue(self) -> SegmentQueue:
+        from service.queue.limits import QueueLimits
+        from service.queue.queue import SegmentQueue
+
+        opened = self._opened
+        return SegmentQueue(
+            opened.store,
+            opened.clock,
+            opened.entropy,
+            opened.time,
+            QueueLimits(),
+            woken=_never,
+        )
+
+
+class AtService:
+    """By a service's routes."""
+
+    def __init__(self, client: httpx.AsyncClient) -> None:
+        self._client = client
+
+    async def page(self, filters: Row, after: str | None) -> tuple[list[Row], str | None]:
+        beyond = {} if after is None else {"after": after}
+        found = await self._ask("GET", "/leases", {**filters, **beyond, "limit": _PAGE})
+        return found["leases"], found["after"]
+
+    async def show(self, source: str, key: str) -> Row:
+        return await self._ask("GET", "/leases/one", {"source": source, "key": key})
+
+    async def act(self, act: str, source: str, key: str, options: Row) -> Row:
+        return await self._ask("POST", f"/leases/{act}", {"source": source, "key": key, **options})
+
+    async def purge(self, source: str, older_than_seconds: float) -> int:
+        params = {"source": source, "older_than_seconds": older_than_seconds}
+        return int((await self._ask("POST", "/leases/purge", params))["purged"])
+
+    async def groups(self) -> list[Row]:
+        rows: list[Row] = (await self._ask("GET", "/segments/groups", {}))["groups"]
+        return rows
+
+    async def reset_group(self, group: str, to: str) -> Row:
+        return await self._ask("POST", f"/segments/groups/{component(group)}/reset", {"to": to})
+
+    async def forget_group(self, group: str) -> None:
+        await self._ask("DELETE", f"/segments/groups/{component(group)}", {})
+
+    async def _ask(self, method: str, path: str, params: Row) -> Row:
+        with errors_as_ours(str(self._client.base_url)):
+            answer = await self._client.request(method, path, params=dict(params))
+        check(answer)
+        row: Row = answer.json()
+        return row
+
+
+async def _never() -> None:
+    """No segment is confirmed here, and nobody waits for one."""
+    await asyncio.Event().wait()
+
+
+@asynccontextmanager
+async def open_desk(
+    *, data: str | None, config: str | None, url: str | None
+) -> AsyncIterator[Desk]:
+    """A service's desk if there is a `url`, else that of the settings' store.
+
+    Raises `InvalidInput`, `StoreUnavailable`.
+    """
+    if url is not None:
+        timeout = httpx.Timeout(10, read=_READ_SECONDS)
+        with errors_as_ours(url):
+            client = httpx.AsyncClient(base_url=url, timeout=timeout)
+        async with client:
+            yield AtService(client)
+        return
+    from tailrace.lease_stores import open_leases  # brings the stores' vendors
+
+    async with open_leases(data=data, config=config) as opened:
+        yield InStore(opened)

@@ -1,0 +1,192 @@
+"""`tailrace leases`: who works on what, on a store or over HTTP, and what to do about it.
+
+Without a verb it lists. A table for people; with `--json` one object a line for programs, the
+same as `GET /leases` gives. What somebody holds is changed only with `--force`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+import orjson
+
+from coordination.groups import Start
+from coordination.partition import Status
+from tailrace.lease_desks import Desk, Row, open_desk
+from tailrace.lease_table import details, group_table, table
+
+_UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def seconds(text: str) -> float:
+    """`90`, `90s`, `5m`, `1h`, `7d` in seconds."""
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhd]?)", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 10m")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """The flags of a list, and the verbs with theirs."""
+    _where(parser, None)
+    _filters(parser, None)
+    verbs = parser.add_subparsers(
+        dest="act", metavar="ACT", help="what to do (default: list)", required=False
+    )
+    _filters(_verb(verbs, "list", "List leases."), argparse.SUPPRESS)
+    _named(_verb(verbs, "show", "All that is known of one, with its progress."))
+    reset = _named(_verb(verbs, "reset", "Free it at once, whatever it was."))
+    reset.add_argument("--forget", action="store_true", help="drop its progress too")
+    _force(reset)
+    _named(_verb(verbs, "reopen", "Have work that had ended done again, from its progress on."))
+    fail = _named(_verb(verbs, "fail", "Let nobody try it until it is reset or reopened."))
+    fail.add_argument("--reason", metavar="TEXT", required=True, help="why, for whoever looks")
+    _force(fail)
+    purge = _verb(verbs, "purge", "Remove partitions that were completed long ago.")
+    purge.add_argument("source", metavar="SOURCE", help="of this source, as the list has it")
+    purge.add_argument(
+        "--before", metavar="TIME", type=seconds, required=True, help="completed so long ago, as 7d"
+    )
+    _verb(verbs, "groups", "List consumer groups of the segment queue.")
+    again = _verb(verbs, "reset-group", "Let a consumer group begin again; its leases are lost.")
+    again.add_argument("group", metavar="GROUP", help="its name")
+    again.add_argument(
+        "--to",
+        choices=[start.value for start in Start],
+        required=True,
+        help="from the oldest segment that is kept, or from now",
+    )
+    forget = _verb(verbs, "forget-group", "Remove a consumer group: it holds back nothing.")
+    forget.add_argument("group", metavar="GROUP", help="its name")
+
+
+def _verb(verbs: Any, name: str, text: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = verbs.add_parser(
+        name, help=text, description=text, allow_abbrev=False
+    )
+    _where(parser, argparse.SUPPRESS)  # else its default would undo a flag before the verb
+    return parser
+
+
+def _where(parser: argparse.ArgumentParser, default: Any) -> None:
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
+        "--data", metavar="DIR", default=default, help="data folder (default: ./data)"
+    )
+    where.add_argument(
+        "--config", metavar="FILE", default=default, help="settings file (default: ./tailrace.yaml)"
+    )
+    where.add_argument(
+        "--url", metavar="U", default=default, help="address of a service, to ask it instead"
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        default=default or False,
+        help="whole records, one JSON object a line",
+    )
+
+
+def _filters(parser: argparse.ArgumentParser, default: Any) -> None:
+    parser.add_argument("--source", metavar="S", default=default, help="only of this source")
+    parser.add_argument(
+        "--status",
+        metavar="S",
+        default=default,
+        type=str.upper,
+        choices=[status.value for status in Status],
+        help=f"only in this status: {', '.join(status.value for status in Status)}",
+    )
+    parser.add_argument(
+        "--owner", metavar="O", default=default, help="only of this owner, or of its identity"
+    )
+    parser.add_argument("--key", metavar="K", default=default, help="only keys that begin so")
+    parser.add_argument(
+        "--older-than",
+        metavar="TIME",
+        type=seconds,
+        default=default,
+        help="only of that age and more, as in 10m",
+    )
+
+
+def _named(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    parser.add_argument("source", metavar="SOURCE", help="its source, as the list has it")
+    parser.add_argument("key", metavar="KEY", help="its key, as the list has it")
+    return parser
+
+
+def _force(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--force", action="store_true", help="also take it from whoever holds it")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Does it. Raises what the store or the service answers."""
+    return asyncio.run(_run(arguments))
+
+
+async def _run(arguments: argparse.Namespace) -> int:
+    where = {name: getattr(arguments, name) for name in ("data", "config", "url")}
+    async with open_desk(**where) as desk:
+        act = arguments.act or "list"
+        if act == "list":
+            await _list(desk, arguments)
+        elif act == "purge":
+            gone = await desk.purge(arguments.source, arguments.before)
+            _say({"purged": gone}, f"{gone} removed", as_json=arguments.json)
+        elif act == "groups":
+            _rows(await desk.groups(), group_table, as_json=arguments.json)
+        elif act == "reset-group":
+            row = await desk.reset_group(arguments.group, arguments.to)
+            _say(row, group_table([row]), as_json=arguments.json)
+        elif act == "forget-group":
+            await desk.forget_group(arguments.group)
+            _say({"forgotten": arguments.group}, "forgotten", as_json=arguments.json)
+        else:
+            row = await _act(desk, act, arguments)
+            _say(row, details(row), as_json=arguments.json)
+    return 0
+
+
+async def _act(desk: Desk, act: str, arguments: argparse.Namespace) -> Row:
+    if act == "show":
+        return await desk.show(arguments.source, arguments.key)
+    asked = {name: getattr(arguments, name, None) for name in ("forget", "force", "reason")}
+    options = {name: value for name, value in asked.items() if value}
+    return await desk.act(act, arguments.source, arguments.key, options)
+
+
+async def _list(desk: Desk, arguments: argparse.Namespace) -> None:
+    filters = {
+        "source": arguments.source,
+        "status": arguments.status,
+        "owner": arguments.owner,
+        "prefix": arguments.key,
+        "older_than_seconds": arguments.older_than,
+    }
+    given = {name: value for name, value in filters.items() if value is not None}
+    first, after = True, None
+    while True:
+        rows, after = await desk.page(given, after)
+        if rows or (first and after is None):
+            _rows(rows, partial(table, heading=first), as_json=arguments.json)
+            first = False
+        if after is None:
+            return
+
+
+def _rows(rows: Sequence[Row], shown: Callable[[Sequence[Row]], str], *, as_json: bool) -> None:
+    if as_json:
+        for row in rows:
+            print(orjson.dumps(row).decode())
+    else:
+        print(shown(rows))
+
+
+def _say(row: Row, text: str, *, as_json: bool) -> None:
+    print(orjson.dumps(row).decode() if as_json else text)
