@@ -37,6 +37,17 @@ def encode(ulid: int) -> str:
     return "".join([pairs[(ulid >> shift) & 1023] for shift in range(120, -1, -10)])
 
 
+def encode_many(first: int, count: int) -> list[str]:
+    """The texts of `count` ULIDs, each one above the one before it, from `first` on."""
+    pairs, texts, head = _PAIRS, [], ""
+    for ulid in range(first, first + count):
+        low = ulid & 1023
+        if not low or not head:
+            head = encode(ulid)[:24]
+        texts.append(head + pairs[low])
+    return texts
+
+
 def decode(text: str) -> int:
     """The ULID that `text` writes. Raises `InvalidInput` if it writes none."""
     if len(text) != 26:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final, Protocol
 
-EXPANSION: Final = 4
+EXPANSION: Final = 5
 """What a shard takes in memory per byte in the store, measured: objects of Python are large."""
 
 

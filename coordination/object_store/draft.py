@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from coordination.object_store.row import Row, spelled, unknown
+from coordination.object_store.row import Stored, spelled, unknown
 from coordination.object_store.shard import RECENT, Shard
 from coordination.partition import Partition
 
@@ -30,13 +30,13 @@ class Draft:
 
     def get(self, key: str) -> Partition | None:
         """As it is by now. Raises `Damaged`."""
-        return replace(self._shard, rows=self._rows).get(key)
+        return self._now().get(key)
 
     def unended(self) -> Iterator[Partition]:
         """As `Shard.unended`, as it is by now."""
-        return replace(self._shard, rows=self._rows).unended()
+        return self._now().unended()
 
-    def rows(self) -> Iterator[tuple[str, Row]]:
+    def rows(self) -> Iterator[tuple[str, Stored]]:
         """All rows that were there at the call."""
         return iter(list(self._rows.items()))
 
@@ -49,12 +49,12 @@ class Draft:
         """Sets it, under a new version; what nobody here knows of it stays."""
         fresh = replace(partition, version=self.fresh_id())
         old = self._rows.get(partition.key)
-        stored = spelled(fresh) if old is None else unknown(old.stored) | spelled(fresh)
-        self._rows[partition.key] = Row(stored, fresh)
+        stored = spelled(fresh) if old is None else unknown(old) | spelled(fresh)
+        self._rows[partition.key] = stored
         self.changed = True
         return fresh
 
-    def add(self, key: str, row: Row) -> None:
+    def add(self, key: str, row: Stored) -> None:
         """A partition that was not there."""
         assert key not in self._rows
         self._rows[key] = row
@@ -64,6 +64,9 @@ class Draft:
         """Takes it out."""
         del self._rows[key]
         self.changed = True
+
+    def _now(self) -> Shard:
+        return replace(self._shard, rows=self._rows)
 
     def finished(self) -> Shard:
         """The shard after all changes, under a new version."""

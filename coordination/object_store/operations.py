@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from coordination.object_store.draft import Draft
-from coordination.object_store.row import Row
+from coordination.object_store.row import Stored, status_of
 from coordination.partition import Partition, Status
 from coordination.store import Acquired
 from coordination.transitions import Claim, acquired, chosen, exhausted, worn_out
@@ -37,7 +37,7 @@ class Operation(Protocol[T_co]):
 class Make:
     """Those that are not there. Gives the keys that it made."""
 
-    new: Sequence[tuple[str, Row]]
+    new: Sequence[tuple[str, Stored]]
     patient: bool = True
 
     def decide(self, draft: Draft) -> list[str]:
@@ -114,8 +114,8 @@ class Purge:
         over = [
             key
             for key, row in draft.rows()
-            if row.status == Status.COMPLETED.value
-            and row.stored.get("ended_at", 0) < self.ended_before_ms
+            if status_of(row) == Status.COMPLETED.value
+            and row.get("ended_at", 0) < self.ended_before_ms
         ]
         for key in over:
             draft.remove(key)

@@ -8,7 +8,8 @@
     priority, place, ended_at
                     as in `coordination.partition`; left out if empty or 0
 
-Keys that this version does not know survive a rewrite.
+Keys that this version does not know survive a rewrite. Rows stay as they were parsed, dicts of
+plain values, which Python's garbage collector does not look at: there may be a million.
 """
 
 from __future__ import annotations
@@ -59,35 +60,19 @@ def unknown(stored: Stored) -> dict[str, Any]:
     return {name: value for name, value in stored.items() if name not in _KNOWN}
 
 
-class Row:
-    """What is stored of one partition, and the partition once somebody asked for it."""
-
-    __slots__ = ("_partition", "stored")
-
-    def __init__(self, stored: Stored, partition: Partition | None = None) -> None:
-        self.stored = stored
-        self._partition = partition
-
-    @property
-    def status(self) -> str:
-        """Its `Status`, as it is spelled."""
-        found: str = self.stored.get("status", "UNASSIGNED")
-        return found
-
-    @property
-    def ended(self) -> bool:
-        """Whether it is never free again by itself."""
-        return self.status in _ENDED
-
-    def partition(self, source: str, key: str) -> Partition:
-        """The partition. Raises `ValueError`, `TypeError` or `KeyError` if it is none."""
-        if self._partition is None:
-            self._partition = _read(source, key, self.stored)
-        return self._partition
+def status_of(stored: Stored) -> str:
+    """The status of a row, as it is spelled."""
+    found: str = stored.get("status", "UNASSIGNED")
+    return found
 
 
-def fresh_row(new: NewPartition, version: str, now_ms: int, place: int) -> Row:
-    """What is stored of a partition that is made: a partition of many, so no `Partition` of it."""
+def has_ended(stored: Stored) -> bool:
+    """Whether it is never free again by itself."""
+    return stored.get("status") in _ENDED
+
+
+def fresh_row(new: NewPartition, version: str, now_ms: int, place: int) -> Stored:
+    """What is stored of a partition that is made: one of many, so no `Partition` of it."""
     stored: dict[str, Any] = {"version": version, "created_at": now_ms}
     if place:
         stored["place"] = place
@@ -95,10 +80,11 @@ def fresh_row(new: NewPartition, version: str, now_ms: int, place: int) -> Row:
         stored["priority"] = new.priority
     if new.progress is not None:
         stored["progress_state"] = new.progress
-    return Row(stored)
+    return stored
 
 
-def _read(source: str, key: str, stored: Stored) -> Partition:
+def read_row(source: str, key: str, stored: Stored) -> Partition:
+    """The partition. Raises `ValueError`, `TypeError` or `KeyError` if it is none."""
     get = stored.get
     created_ms = int(stored["created_at"])
     return Partition(

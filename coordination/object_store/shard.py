@@ -26,7 +26,7 @@ from typing import Any, Final
 import orjson
 import xxhash
 
-from coordination.object_store.row import Row
+from coordination.object_store.row import Stored, has_ended, read_row
 from coordination.partition import Partition
 from logstore import keys
 from logstore.errors import Damaged, UnsupportedVersion
@@ -39,7 +39,10 @@ _KNOWN: Final = frozenset(_NAMES.split(" "))
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One version of a shard. `rows` are never changed in place."""
+    """One version of a shard. `rows` are never changed in place.
+
+    `read` has partitions that somebody asked for, whatever their version; versions share it.
+    """
 
     source: str
     number: int
@@ -47,26 +50,31 @@ class Shard:
     epoch: int = 0
     version: str = ""
     recent: tuple[str, ...] = ()
-    rows: Mapping[str, Row] = field(default_factory=dict)
+    rows: Mapping[str, Stored] = field(default_factory=dict)
     others: Mapping[str, Any] = field(default_factory=dict)
+    read: dict[str, Partition] = field(default_factory=dict, compare=False)
 
     def get(self, key: str) -> Partition | None:
         """The partition. Raises `Damaged`."""
-        row = self.rows.get(key)
-        return None if row is None else self._partition(key, row)
+        stored = self.rows.get(key)
+        return None if stored is None else self._partition(key, stored)
 
     def unended(self) -> Iterator[Partition]:
         """Those that may be free, now or later. Raises `Damaged`."""
-        return (self._partition(key, row) for key, row in self.rows.items() if not row.ended)
+        rows = self.rows.items()
+        return (self._partition(key, stored) for key, stored in rows if not has_ended(stored))
 
-    def _partition(self, key: str, row: Row) -> Partition:
+    def _partition(self, key: str, stored: Stored) -> Partition:
+        known = self.read.get(key)
         try:
-            return row.partition(self.source, key)
+            if known is None or known.version != stored["version"]:
+                known = self.read[key] = read_row(self.source, key, stored)
         except (ValueError, TypeError, KeyError) as error:
             raise Damaged(
                 f"partition {key!r} in {keys.partition_shard(self.source, self.number)}"
                 f" is none: {error!r}"
             ) from error
+        return known
 
 
 def shard_of(key: str, shards: int) -> int:
@@ -86,7 +94,7 @@ def encode_shard(shard: Shard) -> bytes:
             "epoch": shard.epoch,
             "version": shard.version,
             "recent": shard.recent,
-            "partitions": {key: row.stored for key, row in shard.rows.items()},
+            "partitions": shard.rows,
         }
     )
 
@@ -108,11 +116,13 @@ def decode_shard(expected: Shard, body: bytes) -> Shard:
             epoch=int(value["epoch"]),
             version=value["version"],
             recent=tuple(value["recent"]),
-            rows={key: Row(stored) for key, stored in value["partitions"].items()},
+            rows=dict(value["partitions"]),
             others={name: kept for name, kept in value.items() if name not in _KNOWN},
         )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise Damaged(f"{where} is not a shard: {error!r}") from error
+    if not set(map(type, found.rows.values())) <= {dict}:
+        raise Damaged(f"{where} holds what is no partition")
     names = (found.source, found.number, found.shards)
     if names != (expected.source, expected.number, expected.shards):
         raise Damaged(f"{where} says that it is shard {found.number} of {found.shards}")

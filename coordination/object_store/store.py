@@ -18,7 +18,7 @@ from coordination.object_store.board import Board, each, written
 from coordination.object_store.cache import Cache
 from coordination.object_store.operations import Change, Make, Purge, Remove, Take
 from coordination.object_store.ordered import Ordered
-from coordination.object_store.row import Row, fresh_row
+from coordination.object_store.row import Stored, fresh_row, status_of
 from coordination.object_store.shard import Shard
 from coordination.object_store.source import MAX_SHARDS, Source, make_source, read_source
 from coordination.object_store.spread import Spread
@@ -98,7 +98,7 @@ class ObjectPartitions:
         if len(by_shard) > 1:
             await opened.board.refresh()  # saves a read of each shard that we know
 
-        async def make(item: tuple[ShardWriter, list[tuple[str, Row]]]) -> list[str]:
+        async def make(item: tuple[ShardWriter, list[tuple[str, Stored]]]) -> list[str]:
             return await item[0].submit(Make(item[1]), moment)
 
         made = set(chain.from_iterable(written(await each(make, by_shard.items()))))
@@ -152,7 +152,8 @@ class ObjectPartitions:
                 (key, shard)
                 for shard in shards
                 for key, row in shard.rows.items()
-                if (after is None or key > after) and (status is None or row.status == status.value)
+                if (after is None or key > after)
+                and (status is None or status_of(row) == status.value)
             )
             first = nsmallest(limit + 1, chain(first, behind), key=lambda item: item[0])
         found = [one for key, shard in first[:limit] if (one := shard.get(key)) is not None]
@@ -223,12 +224,15 @@ class ObjectPartitions:
 
     def _rows_by_shard(
         self, opened: _Opened, new: Sequence[NewPartition]
-    ) -> dict[ShardWriter, list[tuple[str, Row]]]:
-        now_ms, version = self._now_ms(), ulids.fresh(self._means.clock, self._means.entropy)
-        found: dict[ShardWriter, list[tuple[str, Row]]] = {}
-        for at, one in enumerate(new):
-            # Places go on from call to call: several may come in one millisecond.
-            row = fresh_row(one, ulids.encode(version + at), now_ms, opened.places + at)
+    ) -> dict[ShardWriter, list[tuple[str, Stored]]]:
+        now_ms = self._now_ms()
+        first = ulids.fresh(self._means.clock, self._means.entropy) - len(new)
+        found: dict[ShardWriter, list[tuple[str, Stored]]] = {}
+        # Places go on from call to call: several may come in one millisecond.
+        for place, (one, version) in enumerate(
+            zip(new, ulids.encode_many(first, len(new)), strict=True), opened.places
+        ):
+            row = fresh_row(one, version, now_ms, place)
             found.setdefault(opened.board.writer_of(one.key), []).append((one.key, row))
         opened.places += len(new)
         return found

@@ -119,6 +119,7 @@ class ShardWriter:
         self._empty = empty
         self._shard: Shard | None = None
         self._summary: Summary | None = None
+        self._summarizes = False
         self._etag: str | None = None
         self._seen = -1
         self._changed = -1  # when we last came to know another version
@@ -132,7 +133,7 @@ class ShardWriter:
 
         Its order is that of `ageing_ms`, if it can be had without reading.
         """
-        known = self._summary
+        known, self._summarizes = self._summary, True
         if self._shard is None or (known and ageing_ms in (None, known.ageing_ms)):
             return known
         self._summary = summarized(self._shard, AGEING_MS if ageing_ms is None else ageing_ms)
@@ -150,7 +151,10 @@ class ShardWriter:
             self._forget()
 
     def forget_rows(self) -> None:
-        """Keeps the summary."""
+        """Keeps the summary, if anybody here asks for summaries: a mere supplier does not."""
+        if not self._summarizes:
+            self._forget()
+            return
         try:
             self.summary()
         except Damaged:
