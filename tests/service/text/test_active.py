@@ -12,7 +12,7 @@ from logstore.errors import OutcomeUnknown, StoreUnavailable
 from tests.faulty_store import Fault, FaultyStore, Schedule
 from tests.service.text.world import NODE, World
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("every_store")]
 
 RUN = RunKey("Ünïcode pipeline", "run/1")
 
@@ -83,7 +83,6 @@ async def test_what_the_chunks_lack_keeps_it_however_long_nothing_comes() -> Non
     assert await marked(world) == []
 
 
-@pytest.mark.usefixtures("every_store")
 async def test_a_close_and_a_deletion_take_it_away() -> None:
     world = World()
     await world.text.start()
@@ -97,7 +96,6 @@ async def test_a_close_and_a_deletion_take_it_away() -> None:
     assert await marked(world) == []
 
 
-@pytest.mark.usefixtures("every_store")
 async def test_what_a_killed_process_left_goes_with_the_next_start() -> None:
     world = World()
     await world.text.start()

@@ -13,10 +13,11 @@ from logstore.errors import StoreUnavailable
 from logstore.objects.store import ObjectStore
 from service.text.flusher import FlushLimits
 from service.text.text import TextLimits
+from tests.backing import on_disk
 from tests.faulty_store import FaultyStore, Schedule
 from tests.service.text.world import World
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("every_store")]
 
 T = TypeVar("T")
 PARALLEL = 2
@@ -75,9 +76,11 @@ async def test_the_oldest_first_and_few_at_once() -> None:
     world.clock.pass_seconds(120)
     for _ in range(4):
         await turn(world)
-    assert [store.written[n : n + 2] for n in (0, 2, 4)] == [["0", "1"], ["2", "3"], ["4", "5"]]
+    pairs = [sorted(store.written[n : n + 2]) for n in (0, 2, 4)]
+    assert pairs == [["0", "1"], ["2", "3"], ["4", "5"]]
     assert store.written[6:] == ["6"]
-    assert store.most == PARALLEL
+    assert store.most <= PARALLEL
+    assert store.most == PARALLEL or not on_disk(), "a server may answer one before the other"
 
 
 async def test_a_run_that_fails_waits_without_holding_a_place() -> None:

@@ -14,7 +14,7 @@ from service.text.text import TextLimits
 from tests.faulty_store import Fault, FaultyStore, Schedule
 from tests.service.text.world import FakeJournal, World
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("every_store")]
 
 RUN = RunKey("service.pipeline", "run-1")
 DAY = 86_400

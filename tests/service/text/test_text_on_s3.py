@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from tests.faulty_store import Fault
+from tests.service import test_sweeper_races as races
 from tests.service.text import test_crashes as crashes
 from tests.service.text import test_interleavings as interleavings
-from tests.service.text.restore import test_adopt as adopt
 from tests.service.text.restore import test_adopt_crashes as adopt_crashes
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("every_server")]
@@ -22,20 +22,26 @@ pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("every_server")]
 Story = Callable[[], Awaitable[None]]
 Killed = Callable[[Fault], Awaitable[None]]
 
+OURS, THEIRS = adopt_crashes.PLAIN, adopt_crashes.RUN
+LOGS, PARTIAL = {"logs": b"a\nb\n"}, {"partial": b"a\nb"}
+taken_in = adopt_crashes.test_killed_between_any_two_calls
+delete_of_theirs = adopt_crashes.test_a_deletion_killed_anywhere_is_finished_or_did_not_happen
+
 KILLED: dict[str, Killed] = {
     "flush": lambda fault: crashes.test_flush(fault, 3),
     "close": lambda fault: crashes.test_close(fault, True),
     "delete": crashes.test_delete,
+    "taken in by a page": lambda fault: taken_in(fault, 0, THEIRS, PARTIAL, b"a\nb\n"),
+    "taken in by a flush": lambda fault: taken_in(fault, 1, OURS, LOGS, b"a\nb\n"),
+    "taken in by a close": lambda fault: taken_in(fault, 2, THEIRS, LOGS, b"a\nb\n"),
+    "taken in, deleted": lambda fault: delete_of_theirs(fault, True, THEIRS),
 }
 STORIES: dict[str, Story] = {
     "two flushers": crashes.test_two_flushers_race_on_one_manifest,
     "released segments": crashes.test_released_segments_are_flushed_from_the_store,
-    "taken in": lambda: adopt_crashes.test_two_nodes_at_once(2, adopt_crashes.RUN),
-    "taken in, hot": adopt.test_lines_that_are_hot_when_it_is_taken_in_follow_it,
-    "taken in, closed": adopt.test_a_closed_text_at_our_own_key_is_not_copied,
-    "taken in, paged": adopt.test_pages_go_on_with_tokens_from_before_a_close,
-    "taken in, sharing": adopt.test_names_that_share_a_folder_have_copies_of_their_own,
-    "taken in, listed": adopt.test_lists_of_a_plain_name_have_each_run_once,
+    "taken in by two": lambda: adopt_crashes.test_two_nodes_at_once(2, THEIRS),
+    "taken in by two, in place": lambda: adopt_crashes.test_two_nodes_at_once(3, OURS),
+    "taken in for many": adopt_crashes.test_many_readers_share_one_scan_and_outlive_the_first,
 }
 
 
@@ -52,3 +58,16 @@ async def test_stories(story: str) -> None:
 
 def test_a_long_life() -> None:
     interleavings.test_long_lives(3)
+
+
+def test_a_close_keeps_what_only_a_segment_holds() -> None:
+    interleavings.test_a_close_keeps_what_only_a_segment_holds()
+
+
+def test_appends_closes_and_sweepers_race() -> None:
+    races.test_appends_closes_and_sweepers_race(0)
+
+
+def test_a_sweeper_dies_between_two_of_its_steps() -> None:
+    assert races.died_at(7, seed=7)
+    assert races.died_at(20, seed=20)

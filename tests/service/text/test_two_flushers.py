@@ -19,10 +19,11 @@ from service.text.cursors import parse_token
 from service.text.flusher import FlushLimits
 from service.text.fold import FoldLimits
 from service.text.text import TextLimits
+from tests.backing import on_disk
 from tests.faulty_store import Crash, FaultyStore, Schedule
 from tests.service.text.world import FakeJournal, World
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("every_store")]
 
 T = TypeVar("T")
 RUN = RunKey("service.pipeline", "run")
@@ -81,7 +82,7 @@ async def check(world: World, expected: bytes) -> None:
 @pytest.mark.parametrize("chunk", range(4))
 async def test_both_flush_at_once(chunk: int) -> None:
     conflicts = 0
-    for seed in range(chunk * 10, chunk * 10 + 10):
+    for seed in range(chunk * 10, chunk * 10 + (10 if on_disk() else 1)):
         away, heir = await two(seed)
         await away.restart(Yielding(away.disk_store, Random(seed), 5 * seed % 40))
         await heir.restart(Yielding(heir.disk_store, Random(seed + 1), 3))
@@ -100,11 +101,11 @@ async def test_both_flush_at_once(chunk: int) -> None:
         await away.text.flusher.drain()
         await check(away, lines(0, 20))
         await check(heir, lines(0, 20))
-    assert conflicts > 0, "they never met"
+    assert conflicts > 0 or not on_disk(), "they never met"
 
 
 async def test_an_heir_that_is_killed_at_any_step_leaves_the_rest_to_the_next() -> None:
-    for step in range(1, 400):
+    for step in range(1, 400, 1 if on_disk() else 13):
         away, heir = await two(step)
         schedule = Schedule.crash(step, after=step % 2 == 0)
         await heir.restart(FaultyStore(heir.disk_store, Schedule.none()))
@@ -227,7 +228,7 @@ async def met(seed: int) -> tuple[World, World, dict[str, bytes]]:
 async def test_a_reader_gets_what_becomes_text_before_lines_that_it_has_seen(
     seen: int, limit: int
 ) -> None:
-    for by_pages in (True, False):
+    for by_pages in (True, False) if on_disk() else (bool(seen % 2),):
         _away, heir, texts = await met(seen)
         page = await heir.text.page(RUN, after=None, limit=seen)
         got = page.text

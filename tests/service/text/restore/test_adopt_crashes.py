@@ -14,6 +14,7 @@ from logstore import keys
 from logstore.batch import RunKey
 from logstore.errors import NotFound, TailraceError
 from logstore.objects.store import ObjectStore
+from tests.backing import on_disk
 from tests.faulty_store import Crash, Fault, FaultyStore, Schedule
 from tests.service.text.world import World
 
@@ -69,7 +70,7 @@ async def test_killed_between_any_two_calls(
     fault: Fault, act: int, key: RunKey, texts: dict[str, bytes], expected: bytes
 ) -> None:
     whole = expected + b"ours\n"
-    for step in range(1, 400):
+    for step in range(1, 400, 1 if on_disk() else 13):
         world = await prepared(key, texts)
         await world.restart(FaultyStore(world.disk_store, Schedule.none()))
         schedule = Schedule({step: fault})
@@ -101,7 +102,7 @@ async def test_a_deletion_killed_anywhere_is_finished_or_did_not_happen(
         else:
             await world.text.delete_run(key)
 
-    for step in range(1, 400):
+    for step in range(1, 400, 1 if on_disk() else 13):
         world = await prepared(key, {"logs": b"a\n"})
         await world.restart(FaultyStore(world.disk_store, Schedule.none()))
         schedule = Schedule({step: fault})
