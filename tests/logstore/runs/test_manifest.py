@@ -13,7 +13,7 @@ from logstore import keys
 from logstore.batch import RunKey
 from logstore.clock import SystemClock
 from logstore.errors import Damaged, UnsupportedVersion
-from logstore.objects.local import LocalStore, inline
+from logstore.objects.store import ObjectStore
 from logstore.runs.deletion import Deletion, decode_deletion, encode_deletion
 from logstore.runs.manifest import (
     Chunk,
@@ -25,6 +25,7 @@ from logstore.runs.manifest import (
 )
 from logstore.runs.manifests import Manifests
 from logstore.runs.textmark import raise_text_mark, read_text_mark
+from tests.backing import open_store
 from tests.faulty_store import Fault, FaultyStore, Schedule
 from tests.powercut import PowerCutFileSystem
 
@@ -51,9 +52,8 @@ FULL = Manifest(
 )
 
 
-def make_store() -> LocalStore:
-    clock, random = SystemClock(), Random(1)
-    return LocalStore("/store", PowerCutFileSystem(), clock, random, run=inline)
+def make_store() -> ObjectStore:
+    return open_store(PowerCutFileSystem(), SystemClock(), Random(1))
 
 
 def test_round_trip_keeps_what_it_does_not_know() -> None:
@@ -85,6 +85,7 @@ def test_a_deletion_empties_and_keeps_positions() -> None:
     assert gone.deleted_through(1) is gone
 
 
+@pytest.mark.usefixtures("every_store")
 @pytest.mark.parametrize("fault", [None, Fault.UNKNOWN_DONE, Fault.UNKNOWN_NOT_DONE])
 async def test_racing_updates_are_all_kept(fault: Fault | None) -> None:
     clock, random = SystemClock(), Random(2)
@@ -105,6 +106,7 @@ async def test_racing_updates_are_all_kept(fault: Fault | None) -> None:
     assert len((await manifests.get(RUN)).manifest.writers) == 8
 
 
+@pytest.mark.usefixtures("every_store")
 async def test_every_write_has_its_own_version() -> None:
     manifests = Manifests(make_store(), SystemClock(), Random(3))
     first = await manifests.swap(await manifests.get(RUN), Manifest(RUN))
@@ -112,6 +114,7 @@ async def test_every_write_has_its_own_version() -> None:
     assert first.etag != second.etag
 
 
+@pytest.mark.usefixtures("every_store")
 async def test_text_marks_only_rise() -> None:
     store = make_store()
     fresh = iter("abcdef").__next__

@@ -1,28 +1,27 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 
 from logstore.batch import BATCH, Batches, RunKey, of_run
 from logstore.clock import SystemClock
-from logstore.disk import Disk
 from logstore.entropy import system_entropy
 from logstore.errors import Damaged, NotFound
-from logstore.objects.local import LocalStore
-from logstore.objects.store import ObjectInfo
+from logstore.objects.store import ObjectInfo, ObjectStore
 from logstore.segments.carry import Carry
 from logstore.segments.columns import record_batches
 from logstore.segments.reader import fetch_segment, open_segment, read_footer
 from logstore.segments.slices import Limits
 from logstore.segments.stored import SegmentBatches
 from logstore.segments.writer import encode_segment
+from tests.backing import open_store
 from tests.batches import MemoryBatches, make_batches
+from tests.faulty_store import FaultyStore, Schedule
 from tests.logstore.segments.corpora import many_batches
 from tests.logstore.segments.model import rows_of
 from tests.logstore.segments.test_columns import table_of
+from tests.powercut import PowerCutFileSystem
 
 pytestmark = pytest.mark.anyio
 KEY = "segments/node-1/00000000000000000001.parquet"
@@ -84,11 +83,11 @@ def test_records_come_back_with_what_they_carry(batches: MemoryBatches) -> None:
     assert sum(b.num_rows for b in again) == table_of(batches).num_rows
 
 
-class MeteredStore(LocalStore):
-    """A local store that counts the bytes that each `get` gave."""
+class MeteredStore(FaultyStore):
+    """Counts the bytes that each `get` gave, and never fails."""
 
-    def __init__(self, root: str) -> None:
-        super().__init__(root, Disk(), SystemClock(), system_entropy())
+    def __init__(self, inner: ObjectStore) -> None:
+        super().__init__(inner, Schedule.none())
         self.gets: list[int] = []
 
     async def get(
@@ -100,8 +99,8 @@ class MeteredStore(LocalStore):
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> MeteredStore:
-    return MeteredStore(str(tmp_path))
+def store(every_store: object) -> MeteredStore:
+    return MeteredStore(open_store(PowerCutFileSystem(), SystemClock(), system_entropy()))
 
 
 def noise(seed: int, lines: int) -> bytes:
