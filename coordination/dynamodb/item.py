@@ -8,6 +8,7 @@
     partitionPriority           S     index: the order within, see below
     sourcePartitionStatus       S     status
     version                     S     version, a ULID
+    previous                    S     the version that this one replaced
     partitionOwner              S     owner; absent when free
     partitionOwnershipTimeout   N     until_ms
     partitionProgressState      S     progress; absent for None
@@ -43,9 +44,10 @@ Item = dict[str, dict[str, str]]
 INDEX: Final = "source-status"
 HASH, RANGE = "sourceIdentifier", "sourcePartitionKey"
 INDEX_HASH, INDEX_RANGE = "sourceStatusCombinationKey", "partitionPriority"
-STATUS, VERSION, OWNER, EPOCH, ENDED, EXPIRES = (
+STATUS, VERSION, PREVIOUS, OWNER, EPOCH, ENDED, EXPIRES = (
     "sourcePartitionStatus",
     "version",
+    "previous",
     "partitionOwner",
     "epoch",
     "endedAt",

@@ -77,26 +77,28 @@ class DynamoPartitions:
             places.setdefault(one.key, _made(source, one, now_ms, place))
         keys = list(places)
         made: list[str] = []
-        for start in range(0, len(keys), _BATCH):
-            some = [places[key] for key in keys[start : start + _BATCH]]
-            made += await self._create(source, some, len(made))
+        try:
+            for start in range(0, len(keys), _BATCH):
+                some = [places[key] for key in keys[start : start + _BATCH]]
+                await self._create(source, some, made)
+        except StoreUnavailable as error:
+            if not made:
+                raise
+            raise OutcomeUnknown(
+                f"{len(made)} partitions of {source!r} were made, then: {error}",
+                hint="Make them again: those that are there stay as they are.",
+            ) from error
         return made
 
-    async def _create(self, source: str, some: Sequence[Partition], before: int) -> list[str]:
+    async def _create(self, source: str, some: Sequence[Partition], made: list[str]) -> None:
         there = await self._there(source, [one.key for one in some])
         absent = [one for one in some if one.key not in there]
         making = [self._writes.make(one) for one in absent]
         done = await asyncio.gather(*making, return_exceptions=True)
-        made = [one.key for one, outcome in zip(absent, done, strict=True) if outcome is True]
+        made += [one.key for one, outcome in zip(absent, done, strict=True) if outcome is True]
         for outcome in done:
-            if isinstance(outcome, StoreUnavailable) and (before or made):
-                raise OutcomeUnknown(
-                    f"{before + len(made)} partitions of {source!r} were made, then: {outcome}",
-                    hint="Make them again: those that are there stay as they are.",
-                ) from outcome
             if isinstance(outcome, BaseException):
                 raise outcome
-        return made
 
     async def _there(self, source: str, keys: Sequence[str]) -> set[str]:
         """Those surely there: a read is cheaper than a write that is refused."""

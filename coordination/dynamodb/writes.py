@@ -6,7 +6,6 @@ time it is refused, and the item that refuses it has the version that was to be 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -52,7 +51,7 @@ class Writes:
                 ExpressionAttributeNames={"#h": items.HASH},
             )
         except Refused as refused:
-            return _version(refused) == stored.version
+            return _is_in(refused, stored.version)
         return True
 
     async def replace(self, old: Partition, wanted: Partition) -> Partition:
@@ -61,10 +60,13 @@ class Writes:
         stored = self._fresh(wanted)
         try:
             await self._requests.write(
-                "put_item", _name("change", old), Item=self._encode(stored), **_unchanged(old)
+                "put_item",
+                _name("change", old),
+                Item=self._encode(stored) | {items.PREVIOUS: {"S": old.version}},
+                **_unchanged(old),
             )
         except Refused as refused:
-            if _version(refused) != stored.version:
+            if not _is_in(refused, stored.version):
                 raise _lost(old, refused) from None
         return stored
 
@@ -78,7 +80,7 @@ class Writes:
                 **_unchanged(old),
             )
         except Refused as refused:
-            if refused.item is not None or not refused.unclear:
+            if not refused.unclear or not _is_gone(old, refused):
                 raise _lost(old, refused) from None
 
     async def register(self, source: str) -> None:
@@ -136,18 +138,34 @@ def _unchanged(old: Partition) -> dict[str, Any]:
 
 
 def _lost(old: Partition, refused: Refused) -> Exception:
+    """Why a write on `old` that is not there was refused."""
     what = f"{old.key!r} of {old.source!r}"
-    if refused.unclear:
-        return OutcomeUnknown(f"{what} was changed meanwhile, perhaps by this write before")
     if refused.item is None:
         return NotFound(f"there is no partition {what}")
+    instead = _text(refused, items.PREVIOUS) == old.version
+    if refused.unclear and not instead and not _is_gone(old, refused):
+        return OutcomeUnknown(f"{what} was changed several times, perhaps by this write first")
     return PreconditionFailed(f"{what} was changed meanwhile")
 
 
-def _version(refused: Refused) -> str | None:
-    found: Mapping[str, Any] = refused.item or {}
-    version: str | None = found.get(items.VERSION, {}).get("S")
-    return version
+def _is_gone(old: Partition, refused: Refused) -> bool:
+    """Whether the partition was deleted, whoever did it, and perhaps made again.
+
+    Epochs only rise; one that is new has none.
+    """
+    if refused.item is None:
+        return True
+    return int(refused.item.get(items.EPOCH, {}).get("N", "0")) < old.epoch
+
+
+def _is_in(refused: Refused, version: str) -> bool:
+    """Whether a try before wrote this version: it is there, or the newest replaced it."""
+    return version in (_text(refused, items.VERSION), _text(refused, items.PREVIOUS))
+
+
+def _text(refused: Refused, name: str) -> str | None:
+    found: str | None = (refused.item or {}).get(name, {}).get("S")
+    return found
 
 
 def _name(verb: str, partition: Partition) -> str:

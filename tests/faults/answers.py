@@ -1,4 +1,4 @@
-"""What S3 says when it refuses, byte by byte as its REST API documents errors."""
+"""What S3 and DynamoDB say when they refuse, byte by byte as their APIs document errors."""
 
 from __future__ import annotations
 
@@ -19,12 +19,28 @@ _ERRORS = {
     ),
     Kind.ERROR_IN_200: (200, "InternalError", "We encountered an internal error."),
 }
-_REASONS = {200: "OK", 409: "Conflict", 500: "Internal Server Error", 503: "Slow Down"}
+# DynamoDB knows a conflict and an error behind a 200 no more than this proxy lets it.
+_DYNAMODB = {
+    Kind.INTERNAL_ERROR: (500, "InternalServerError"),
+    Kind.ERROR_AFTER: (500, "InternalServerError"),
+    Kind.SLOW_DOWN: (400, "ProvisionedThroughputExceededException"),
+}
+_REASONS = {
+    400: "Bad Request",
+    200: "OK",
+    409: "Conflict",
+    500: "Internal Server Error",
+    503: "Slow Down",
+}
 _KEY = re.compile(rb"<Key>(.*?)</Key>", re.DOTALL)
 
 
 def refusal(kind: Kind, request: Request, body: bytes, *, closing: bool = False) -> bytes:
     """The whole answer. `closing` ends the connection with it."""
+    if request.dynamodb:
+        status, code = _DYNAMODB[kind]
+        error = f'{{"__type":"com.amazonaws.dynamodb.v20120810#{code}","message":"{kind.value}"}}'
+        return _response(status, error.encode(), closing, "application/x-amz-json-1.0")
     status, code, message = _ERRORS[kind]
     if kind is Kind.ERROR_IN_200 and request.batch_delete:
         document = _each_refused(body, code, message)
@@ -47,10 +63,10 @@ def _each_refused(body: bytes, code: str, message: str) -> bytes:
     return b'<DeleteResult xmlns="%b">%b</DeleteResult>' % (name_space, errors)
 
 
-def _response(status: int, body: bytes, closing: bool) -> bytes:
+def _response(status: int, body: bytes, closing: bool, kind: str = "application/xml") -> bytes:
     lines = [
         f"HTTP/1.1 {status} {_REASONS[status]}",
-        "Content-Type: application/xml",
+        f"Content-Type: {kind}",
         f"Content-Length: {len(body)}",
         *(["Connection: close"] if closing else []),
     ]

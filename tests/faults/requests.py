@@ -44,6 +44,16 @@ class Request:
         return self.method in ("PUT", "POST", "DELETE")
 
     @property
+    def dynamodb(self) -> bool:
+        """Whether it is none of S3's: DynamoDB's say in a header what they want."""
+        return self.operation != ""
+
+    @property
+    def operation(self) -> str:
+        """DynamoDB's, like `PutItem`; empty for S3."""
+        return (self.head.value("x-amz-target") or "").rpartition(".")[2]
+
+    @property
     def completion(self) -> bool:
         """Whether it makes an object of an upload's parts."""
         return self.method == "POST" and "uploadId" in self.query
