@@ -87,7 +87,7 @@ class Holder:
         async with self._acquiring[source]:
             if self._stopping:
                 return []
-            claim = self._claim(for_ms, max_attempts)
+            claim = await self._claim(source, for_ms, max_attempts)
             if source in self._broken_off:
                 if found := await self._left_over(source, only):
                     return self._keep(found[:count], counters, for_ms)
@@ -163,9 +163,11 @@ class Holder:
 
     # --- what is held --------------------------------------------------------------
 
-    def _claim(self, lease_ms: int, max_attempts: int) -> Claim:
+    async def _claim(self, source: str, lease_ms: int, max_attempts: int) -> Claim:
         if not self.store.time.known:
-            raise StoreUnavailable("the store's time is not known yet")
+            await self.store.get(source, "?")  # for the time of the answer
+        if not self.store.time.known:
+            raise StoreUnavailable("the store's time is not known yet: its answers take too long")
         return Claim(
             self.owner,
             lease_ms,

@@ -1,7 +1,8 @@
 """A partition store that fails when it is told to: wraps any `PartitionStore`, and is one.
 
 `fault` is asked at every call, by its name: see `tests.faulty_store`. `seconds` is how long
-a call takes, half of it before its effect. `calls` names all that were made.
+a call takes, half of it before its effect. `calls` names all that were made. `newest` is
+what a `Date` in the last answer says: the time of the store, in whole seconds.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from coordination.storetime import StoreTime
 from coordination.transitions import Claim
 from logstore.clock import Clock
 from logstore.errors import OutcomeUnknown, StoreUnavailable
+from logstore.objects.dates import DateSample
 from tests.faulty_store import Fault
 
 T = TypeVar("T")
@@ -36,6 +38,7 @@ class FaultyPartitions:
         self.inner = inner
         self.fault = fault
         self.calls: list[str] = []
+        self.newest: DateSample | None = None
         self._clock = clock
         self._seconds = seconds
         self._time = time or inner.time
@@ -100,16 +103,20 @@ class FaultyPartitions:
         if fault is not None and name not in WRITES:
             fault = Fault.UNAVAILABLE
         half = self._seconds() / 2
+        sent = self._clock.monotonic()
         try:
             await self._clock.sleep(half)
             if fault is Fault.UNAVAILABLE:
                 raise StoreUnavailable(f"{name}: no answer")
             if fault is Fault.UNKNOWN_NOT_DONE:
                 raise OutcomeUnknown(f"{name}: no answer")
+            date_ms = self.inner.time.at_most_ms() // 1000 * 1000
             result = await done
         finally:
             done.close()
         await self._clock.sleep(half)
         if fault is Fault.UNKNOWN_DONE:
             raise OutcomeUnknown(f"{name}: no answer")
+        arrived = self._clock.monotonic()
+        self.newest = DateSample(date_ms, sent, arrived, self._clock.now_ms())
         return result

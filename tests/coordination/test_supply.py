@@ -186,7 +186,7 @@ def test_there_is_work_and_yet_the_supplier_is_asked_now_and_then() -> None:
     async def story(world: World) -> None:
         limits = CoordinatorLimits(lease_seconds=1e6, supplier_seconds=300.0)
         work = world.coordinator(limits=limits).work("file", supplier=counting(size=1000))
-        asked = []
+        asked: list[int] = []
         for second in range(1000):
             assert len(await work.acquire()) == 1
             if work.counters.supplied > len(asked):
