@@ -83,7 +83,7 @@ class Spread:
             async def take(ask: tuple[ShardWriter, int]) -> Acquired:
                 return await ask[0].submit(Take(found.claim, ask[1], patient=patient))
 
-            for writer, result in zip(few, await each(take, asked), strict=True):
+            for (writer, share), result in zip(asked, await each(take, asked), strict=True):
                 if isinstance(result, PreconditionFailed):
                     lost.append(writer)
                 elif isinstance(result, BaseException):
@@ -93,6 +93,8 @@ class Spread:
                 if isinstance(result, Acquired):
                     found.taken += result.partitions
                     found.failed += result.failed
+                    if len(result.partitions) == share:
+                        writers.append(writer)  # it may have more than its part
         return lost
 
 
