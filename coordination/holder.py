@@ -67,6 +67,11 @@ class Holder:
             key=lambda held: held.since,
         )
 
+    def succeeds(self, one: Partition) -> bool:
+        """Whether its owner was an earlier process of ours, that is surely gone."""
+        mine = self._restarted and one.identity == self.owner.rpartition("/")[0]
+        return mine and one.owner is not None and one.owner < self.owner
+
     def jitter(self) -> float:
         """A factor from 0.8 to 1.2, so that processes do not beat in step."""
         return 0.8 + 0.4 * self.entropy.getrandbits(20) / (1 << 20)

@@ -197,7 +197,7 @@ class Workers:
         now_ms = self._holder.store.time.at_least_ms()
         silent_ms = round(self._holder.limits.worker_seconds * 1000)
         let_go = one.owner is None and now_ms - one.available_ms > silent_ms
-        return let_go or expired(one, now_ms)
+        return let_go or expired(one, now_ms) or self._holder.succeeds(one)
 
     async def _forget(self, gone: Partition) -> None:
         try:
