@@ -6,6 +6,7 @@ A batch is planned from one snapshot and committed on it, or not at all:
       ▲                                           │ somebody else was first: plan anew
       └───────────────────────────────────────────┘
 
+Where several drivers work at once, each plans for the nodes that it leases (`compactor.shares`).
 Nothing is remembered between passes, so a crash at any point leaves at most files that
 no version names. `reached` is told each step's name as it ends; tests kill there.
 """
@@ -14,18 +15,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from compactor.aside import set_aside
 from compactor.buckets import bucket_bounds
 from compactor.deletions import deletions_above
 from compactor.merge_input import MergeInput
 from compactor.place import Placement, staging_folder
-from compactor.plan import Plan, choose, nodes_of, segments_of
+from compactor.plan import Plan, StoredSegment, choose, nodes_of, segments_of
 from compactor.report import Report
 from compactor.session import Session
 from compactor.settings import Compaction
+from compactor.shares import Alone, Share, Sharing
 from compactor.verify import Corrupt, Span, Stopped, Verdict, Verified, verify
 from logstore import ulid
 from logstore.clock import Clock
@@ -53,31 +55,47 @@ class Compactor:
     session: Session
     reached: Callable[[str], None]
     evict_after_hours: float = 24.0
+    sharing: Sharing = field(default_factory=Alone)
 
     async def take_in_all(self, report: Report) -> None:
-        """Takes in all segments that are ready. Raises `StoreUnavailable`, `Unavailable`."""
-        stopped: set[str] = set()
-        while True:
-            with report.timed("plan", self.clock):
-                plan = await self._plan(stopped)
-            for alarm in plan.alarms:
-                report.alarm(alarm)
-            if not plan.segments:
-                return
-            try:
-                await self._take_in(plan, stopped, report)
-            except PreconditionFailed as error:
-                log.info("planning anew: %s", error)
+        """Takes in all segments that are ready, of nodes that no other driver works on.
 
-    async def _plan(self, stopped: set[str]) -> Plan:
+        Raises `StoreUnavailable`, `OutcomeUnknown`, `Unavailable`.
+        """
+        stopped: set[str] = set()
+        async with self.sharing.joined() as share:
+            while True:
+                with report.timed("plan", self.clock):
+                    plan = await self._plan(stopped, share, report)
+                if not plan.segments:
+                    return
+                try:
+                    await self._take_in(plan, stopped, share, report)
+                except PreconditionFailed as error:
+                    log.info("planning anew: %s", error)
+
+    async def _plan(self, stopped: set[str], share: Share, report: Report) -> Plan:
+        listed = {node: await segments_of(self.store, node) for node in await nodes_of(self.store)}
+        plan = await self._planned({n: found for n, found in listed.items() if n not in stopped})
+        for alarm in plan.alarms:
+            report.alarm(alarm)
+        waiting = plan.waiting
+        mine = await share.among(list(listed), waiting) if waiting else []
+        report.held_elsewhere = len(waiting) - len(mine)
+        for alarm in share.barred:
+            report.alarm(alarm)
+        if len(mine) == len(waiting) and share.settled:
+            return plan
+        # Planned again: another driver may have taken some of it in before these were ours.
+        return await self._planned({node: listed[node] for node in mine})
+
+    async def _planned(self, listed: Mapping[str, Sequence[StoredSegment]]) -> Plan:
         # The snapshot last: a segment that was removed meanwhile is below its marks.
-        nodes = [node for node in await nodes_of(self.store) if node not in stopped]
-        listed = {node: await segments_of(self.store, node) for node in nodes}
         snapshot = await asyncio.to_thread(self.table.snapshot)
         before = self.clock.now_ms() - int(self.limits.gap_alarm_seconds * 1000)
         return choose(snapshot, listed, batch_bytes=self.limits.batch_bytes, gap_before_ms=before)
 
-    async def _take_in(self, plan: Plan, stopped: set[str], report: Report) -> None:
+    async def _take_in(self, plan: Plan, stopped: set[str], share: Share, report: Report) -> None:
         snapshot = plan.snapshot
         if snapshot.delta is None:
             snapshot = await asyncio.to_thread(self.table.create)
@@ -88,6 +106,7 @@ class Compactor:
             return
         job = ulid.encode(ulid.fresh(self.clock, self.entropy))
         deleted, files = await self._merge(snapshot, whole, job, report)
+        share.check({verified.segment.node for verified in whole})
         with report.timed("commit", self.clock):
             await self._commit(snapshot, files, whole, job)
         self.reached("committed")

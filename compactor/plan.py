@@ -39,6 +39,8 @@ class Plan:
     snapshot: Snapshot
     segments: tuple[StoredSegment, ...]
     alarms: tuple[str, ...]
+    waiting: frozenset[str] = frozenset()
+    """Nodes with something to take in, in this batch or in a later one."""
 
 
 async def nodes_of(store: ObjectStore) -> list[str]:
@@ -80,7 +82,8 @@ def choose(
         ready += run
         if len(run) < len(waiting) and waiting[len(run)].modified_ms < gap_before_ms:
             alarms.append(_gap(node, mark + len(run), waiting[len(run)]))
-    return Plan(snapshot, tuple(_within(ready, batch_bytes)), tuple(alarms))
+    nodes = frozenset(segment.node for segment in ready)
+    return Plan(snapshot, tuple(_within(ready, batch_bytes)), tuple(alarms), nodes)
 
 
 def _unbroken(waiting: Sequence[StoredSegment], mark: int) -> list[StoredSegment]:

@@ -13,7 +13,8 @@ from logstore.clock import Clock
 
 @dataclass
 class Report:
-    """Counts of rows and bytes; `seconds` per phase. Any alarm makes the exit code non-zero."""
+    """Counts of rows and bytes; `seconds` per phase. `held_elsewhere` are nodes with segments to
+    take in that another driver works on. Any alarm makes the exit code non-zero."""
 
     segments: int = 0
     set_aside: int = 0
@@ -29,6 +30,7 @@ class Report:
     segments_removed: int = 0
     orphans_removed: int = 0
     writes_swept: int = 0
+    held_elsewhere: int = 0
     alarms: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import ConfigDict
 
+from coordination.settings import SourceCoordination
 from logstore.log_storage import translate
 from logstore.objects.settings import CompactionSettings, QueueRetention, StoreSettings
 from logstore.settings import load, read_file
@@ -29,6 +30,7 @@ class CompactorSettings(StoreSettings):
 
     compaction: Compaction = Compaction()
     queue: Queue = Queue()
+    source_coordination: SourceCoordination = SourceCoordination()
 
 
 def load_settings(flags: Mapping[str, Any], config: str | None) -> CompactorSettings:

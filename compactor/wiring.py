@@ -12,6 +12,7 @@ from compactor.place_objects import ObjectPlacement
 from compactor.s3a import S3A
 from compactor.session import Session
 from compactor.settings import CompactorSettings
+from compactor.sharing import open_sharing
 from logstore.clock import SystemClock
 from logstore.disk import Disk
 from logstore.entropy import system_entropy
@@ -36,7 +37,10 @@ async def open_compactor(
     """
     clock, entropy, disk = SystemClock(), system_entropy(), Disk()
     table = open_table(settings)
-    async with open_store(settings, clock, entropy, disk) as store:
+    async with (
+        open_store(settings, clock, entropy, disk) as store,
+        open_sharing(settings, store, clock, entropy, disk) as sharing,
+    ):
         placement: Placement = (
             FolderPlacement(disk, table.uri) if settings.bucket is None else ObjectPlacement(store)
         )
@@ -50,4 +54,5 @@ async def open_compactor(
             session,
             reached,
             settings.queue.evict_after_hours,
+            sharing,
         )

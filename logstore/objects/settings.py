@@ -124,6 +124,12 @@ class CompactionSettings(BaseModel):
         default="",
         description="Folder of the jars that Spark needs for S3; empty: Spark fetches them itself",
     )
+    lease_seconds: float = Field(
+        default=600,
+        ge=15,
+        description="A compactor that is silent for so long has lost its nodes to others; one "
+        "that starts again on the same data folder takes them back at once",
+    )
     idle_seconds: float = Field(
         default=900, ge=0, description="With --every: Spark is stopped after so long without work"
     )

@@ -1,0 +1,194 @@
+"""Which nodes this driver takes in: those that it leases, so that several drivers share them.
+
+    pass: what has segments to take in ──► leases (`compact/{node}`) ──► batch, batch, …
+                                              ▲                          │ between two batches:
+                                              └── hand over, acquire ────┘ what is asked back
+    end of a pass: all is closed, and free again at once
+
+A lease only saves work. A batch is committed on the snapshot that it was planned from or not
+at all, so a driver that has lost a lease without knowing it commits nothing twice: it is late,
+and plans anew. Leases are taken only where there is something to do: an idle pass asks for
+none. A driver that was killed is waited for until its leases run out, unless it starts again.
+
+The source is `[prefix|]compactor|compact`, a partition's key `compact/{node}`. One of a node
+that has no segments any more is removed by whoever acquires it. (`hour/{h}`, rewriting an
+hour, will be another type beside it.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from typing import Final, Protocol
+
+from coordination.coordinator import Coordinator
+from coordination.held import Held
+from coordination.partition import NewPartition, Status
+from coordination.work import Work
+from logstore.errors import LeaseLost, NotFound, OutcomeUnknown, PreconditionFailed, Unavailable
+
+NAME: Final = "compactor"
+KIND: Final = "compact"
+_KEY: Final = f"{KIND}/"
+# A closed lease is due at once by everybody's clock, though each knows the store's time only
+# within some seconds.
+_DUE_SECONDS: Final = -5.0
+_GONE_AT_ONCE: Final = 100
+
+
+class Share(Protocol):
+    """A driver's part of the nodes, for one pass."""
+
+    @property
+    def barred(self) -> Sequence[str]:
+        """Nodes that an operator told everybody to leave alone, with the reason."""
+        ...
+
+    @property
+    def settled(self) -> bool:
+        """Whether the last `among` gave none that was not this driver's before."""
+        ...
+
+    async def among(self, nodes: Sequence[str], waiting: Collection[str]) -> list[str]:
+        """Those of `waiting`, nodes with something to do, that are this driver's now.
+
+        `nodes` are all that have segments. Raises `StoreUnavailable`, `OutcomeUnknown`.
+        """
+        ...
+
+    def check(self, nodes: Collection[str]) -> None:
+        """Raises `PreconditionFailed` if one of them is not this driver's any more."""
+        ...
+
+
+class Sharing(Protocol):
+    """How drivers share nodes."""
+
+    def joined(self) -> AbstractAsyncContextManager[Share]:
+        """This driver takes part, as long as the block runs; at its end it gives all back."""
+        ...
+
+
+class Alone:
+    """Nobody else is expected: everything is this driver's."""
+
+    barred: Sequence[str] = ()
+    settled = True
+
+    @asynccontextmanager
+    async def joined(self) -> AsyncIterator[Share]:
+        yield self
+
+    async def among(self, nodes: Sequence[str], waiting: Collection[str]) -> list[str]:
+        return [node for node in nodes if node in waiting]
+
+    def check(self, nodes: Collection[str]) -> None:
+        """Nobody takes any."""
+
+
+class Leased:
+    """Shares by leases. `coordinator` makes one for each pass: between passes nothing beats."""
+
+    def __init__(self, coordinator: Callable[[], Coordinator]) -> None:
+        self._coordinator = coordinator
+
+    @asynccontextmanager
+    async def joined(self) -> AsyncIterator[Share]:
+        coordinator = self._coordinator()
+        share = LeasedShare(coordinator.work(KIND))
+        # Beside the pass, whose Spark calls are in threads: leases are kept meanwhile.
+        beating = asyncio.create_task(coordinator.run(), name="leases of nodes")
+        try:
+            yield share
+            await share.close()
+        finally:
+            await coordinator.stop()
+            beating.cancel()
+            with suppress(asyncio.CancelledError):
+                await beating
+
+
+class LeasedShare:
+    """The nodes that one driver leases."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self.barred: list[str] = []
+        self.settled = True
+
+    async def among(self, nodes: Sequence[str], waiting: Collection[str]) -> list[str]:
+        await self._hand_over()
+        before = self._mine()
+        missing = [node for node in nodes if node in waiting and node not in before]
+        if missing:
+            await self._acquire(nodes, missing)
+        mine = self._mine()
+        self.settled = mine <= before
+        return [node for node in nodes if node in waiting and node in mine]
+
+    def check(self, nodes: Collection[str]) -> None:
+        lost = sorted(set(nodes) - self._mine())
+        if lost:
+            raise PreconditionFailed(f"the lease of {', '.join(map(_key, lost))} is lost")
+
+    async def close(self) -> None:
+        """Gives all back, free at once.
+
+        What is lost or deleted needs no giving back, and what the store does not hear of runs
+        out: neither undoes what this pass has committed.
+        """
+
+        async def close(held: Held) -> None:
+            with suppress(LeaseLost, NotFound, Unavailable, OutcomeUnknown):
+                await held.close(_DUE_SECONDS)
+
+        await asyncio.gather(*(close(held) for held in self._work.held()))
+
+    def _mine(self) -> set[str]:
+        return {held.key.removeprefix(_KEY) for held in self._work.held() if held.valid()}
+
+    async def _hand_over(self) -> None:
+        async def give_up(held: Held) -> None:
+            with suppress(LeaseLost):
+                await held.give_up()
+
+        asked = [held for held in self._work.held() if held.asked_back.is_set()]
+        await asyncio.gather(*(give_up(held) for held in asked))
+
+    async def _acquire(self, nodes: Sequence[str], missing: Sequence[str]) -> None:
+        """Takes of `missing` what is free and this driver's part, making what is not there."""
+        made = await self._work.create([NewPartition(_key(node)) for node in missing])
+        if made and self._work.workers is not None:
+            self._work.workers.look_again()  # there is more to share now
+        await self._take(nodes)
+        await self._look_for_barred(set(missing) - self._mine())
+
+    async def _take(self, nodes: Sequence[str]) -> None:
+        known = set(nodes)
+
+        async def delete(held: Held) -> None:
+            with suppress(LeaseLost):
+                await held.delete()
+
+        while True:
+            taken = await self._work.acquire(len(known) + _GONE_AT_ONCE)
+            gone = [held for held in taken if held.key.removeprefix(_KEY) not in known]
+            if not gone:
+                return
+            await asyncio.gather(*(delete(held) for held in gone))  # their segments are gone
+
+    async def _look_for_barred(self, missing: Collection[str]) -> None:
+        self.barred = []
+        if not missing:
+            return
+        page = await self._work.page(status=Status.FAILED)
+        self.barred = [
+            f"{one.key} is FAILED and waits to be reset: {one.last_error}"
+            for one in page.partitions
+            if one.key.removeprefix(_KEY) in missing
+        ]
+
+
+def _key(node: str) -> str:
+    return f"{_KEY}{node}"

@@ -1,0 +1,105 @@
+"""Drivers that share the nodes of one store, in one process and its virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from compactor.shares import NAME, Leased, Share
+from coordination.coordinator import Coordinator
+from coordination.limits import CoordinatorLimits
+from coordination.object_store.store import ObjectPartitions
+from coordination.overview import Entry, of_partition
+from coordination.storetime import StoreTime
+from logstore.objects.local import LocalStore, inline
+from tests.faulty_store import FaultyStore, Schedule
+from tests.powercut import PowerCutFileSystem
+from tests.virtual_time import VirtualClock, simulate
+
+START_MS = 1_750_000_000_000
+LIMITS = CoordinatorLimits(lease_seconds=600, max_attempts=0)
+SOURCE = f"{NAME}|compact"
+
+
+@dataclass
+class Drivers:
+    """A store of leases and whoever comes to it."""
+
+    clock: VirtualClock
+    store: FaultyStore = field(init=False)
+    made: list[Coordinator] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        disk = LocalStore("/store", PowerCutFileSystem(), self.clock, Random(0), run=inline)
+        self.store = FaultyStore(disk, Schedule.none())
+
+    def leases(self, seed: object) -> ObjectPartitions:
+        time = StoreTime(self.clock, None)
+        return ObjectPartitions(self.store, self.clock, Random(f"{seed}"), time, shards=1)
+
+    def driver(self, host: str, *, configured: bool = False) -> Leased:
+        """A process on `host`."""
+        seed = f"{host} {len(self.made)}"
+        partitions = self.leases(seed)
+
+        def coordinator() -> Coordinator:
+            made = Coordinator(
+                partitions,
+                self.clock,
+                Random(f"{seed} {len(self.made)}"),
+                name=NAME,
+                identity=host,
+                configured=configured,
+                limits=LIMITS,
+            )
+            self.made.append(made)
+            return made
+
+        return Leased(coordinator)
+
+    async def killed(self, host: str, nodes: list[str], *, configured: bool = False) -> None:
+        """A driver that took nodes and was killed: it says nothing more."""
+        share = await self.forsaken(host, nodes, configured=configured)
+        assert await share.among(nodes, nodes) == nodes
+
+    async def forsaken(self, host: str, nodes: list[str], *, configured: bool = False) -> Share:
+        """The share of a driver that stands still: no heartbeat goes on."""
+        joined = self.driver(host, configured=configured).joined()
+        share = await joined.__aenter__()
+        mine = await share.among(nodes, nodes)
+        assert mine == nodes
+        for task in asyncio.all_tasks():
+            if task.get_name() == "leases of nodes":
+                task.cancel()
+        await asyncio.sleep(0)
+        self._standing.append(joined)
+        return share
+
+    _standing: list[Any] = field(default_factory=list)
+
+    async def seen(self) -> dict[str, Entry]:
+        """All leases of nodes as operators see them, by key."""
+        partitions = self.leases("operator")
+        page = await partitions.page(SOURCE)
+        return {one.key: of_partition(one, partitions.time) for one in page.partitions}
+
+    @asynccontextmanager
+    async def joined(self, host: str) -> AsyncIterator[Share]:
+        async with self.driver(host).joined() as share:
+            yield share
+
+
+Story = Callable[[Drivers], Coroutine[Any, Any, None]]
+
+
+def play(story: Story) -> None:
+    """The story, in virtual time."""
+
+    async def go(clock: VirtualClock) -> None:
+        await story(Drivers(clock))
+
+    simulate(go, start_ms=START_MS)
