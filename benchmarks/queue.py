@@ -133,7 +133,7 @@ def _report(name: str, had: Consumed, text: int) -> None:
 def _measure(service: ServiceProcess, store: Path, text: int) -> None:
     files = _read_files(store / "segments")
     _report("reading the files", files, text)
-    for form in ("parquet", "text", "ndjson", None):
+    for form in (None, "parquet", "text", "ndjson"):
         for count in (1, 4):
             had = _consume(service.port, form, count)
             if (had.segments, had.stored) != (files.segments, files.stored):

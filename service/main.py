@@ -94,7 +94,7 @@ async def run(
             serving(app, bound, stop_seconds=_LAST_REPLIES_SECONDS)
         )
         await stack.enter_async_context(_compacting(settings, machine))
-        watch = ProblemLog(node.problems, machine.clock)
+        watch = ProblemLog(lambda: [*node.problems(), *queue.problems()], machine.clock)
         await stack.enter_async_context(_beside(watch.run(), "problems"))
         await stack.enter_async_context(_beside(check.run(), "store check"))
         await stack.enter_async_context(_beside(queue.run(), "queue"))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
@@ -76,12 +76,16 @@ class Catalogue:
         """There is news: the next who asks makes a listing."""
         self._news = self._clock.monotonic()
 
-    def after(self, node: str, seq: int) -> Iterator[tuple[int, Listed]]:
+    def after(self, node: str, seq: int) -> list[tuple[int, Listed]]:
         """The node's segments above `seq`, as far as they are known; none that is set aside."""
-        aside = self._aside.get(node, ())
-        for number, listed in self._nodes.get(node, {}).items():
-            if number > seq and number not in aside:
-                yield number, listed
+        aside, segments = self._aside.get(node, ()), self._nodes.get(node, {})
+        found = []
+        for number in reversed(segments):  # they are in order, and few are above a cursor
+            if number <= seq:
+                break
+            if number not in aside:
+                found.append((number, segments[number]))
+        return found[::-1]
 
     def listed(self, name: Name) -> Listed | None:
         """What is known of a segment; None if it is not there."""
@@ -174,20 +178,24 @@ class Catalogue:
 
     async def _next(self, node: str, seq: int) -> Segment | None:
         """The segment that follows `seq`, None if it is not there."""
+        return await self.segment(Name(node, self._number(node, seq)))
+
+    def _number(self, node: str, seq: int) -> int:
+        """The number that follows `seq`; those set aside are passed over."""
         number = seq + 1
         while self.is_aside(Name(node, number)):
             number += 1
-        return await self.segment(Name(node, number))
+        return number
 
     async def _lost(self, node: str, cursor: Cursor) -> str | None:
         """Why what is missing will not come, None if it may."""
-        behind = next(self.after(node, cursor.seq), None)
-        if behind is None:
+        number = self._number(node, cursor.seq)
+        if self.listed(Name(node, number)) is not None or not self.after(node, number):
             return None
         low = (await read_text_mark(self._store, node)).low
-        if low > cursor.seq + 1 and self.listed(Name(node, cursor.seq + 1)) is None:
-            return f"segments of {node} from {cursor.seq + 1} to {low - 1} were deleted"
-        self.waiting.setdefault(node, f"segment {cursor.seq + 1} of {node} is missing")
+        if low > number:
+            return f"segments of {node} from {number} to {low - 1} were deleted"
+        self.waiting.setdefault(node, f"segment {number} of {node} is missing")
         return None
 
     async def _read(self, name: Name, listed: Listed) -> Segment | None:
@@ -195,7 +203,8 @@ class Catalogue:
         try:
             footer = await read_footer(self._store, name.key)
         except NotFound:
-            self._nodes.pop(name.node, None)  # deleted since: all of the node is listed again
+            self._nodes.get(name.node, {}).pop(name.seq, None)
+            self._whole = None  # deleted since: all is listed again
             return None
         except UnsupportedVersion as error:
             self.waiting[name.node] = f"{name.id}: {error}"
@@ -207,27 +216,31 @@ class Catalogue:
     async def _list(self) -> None:
         began = self._clock.monotonic()
         try:
-            if self._whole is None or began - self._whole > self._relist_seconds:
-                self._nodes = {}
+            whole = self._whole is None or began - self._whole > self._relist_seconds
+            if whole:
                 self._whole = began
-            await self._list_nodes()
-            self._aside = await self._list_aside()
+            # Taken over at once: nobody may see half a listing.
+            nodes = await self._list_nodes({} if whole else self._nodes)
+            self._aside, self._nodes = await self._list_aside(), nodes
             self._began = began
             self.listings += 1
         finally:
             self._listing = None
 
-    async def _list_nodes(self) -> None:
+    async def _list_nodes(
+        self, known: Mapping[str, dict[int, Listed]]
+    ) -> dict[str, dict[int, Listed]]:
+        nodes: dict[str, dict[int, Listed]] = {}
         async for component in self._store.folders(keys.SEGMENTS):
             node = decode(component)
             if component.startswith(".") or node is None:
                 continue
-            known = self._nodes.get(node, {})
-            after = keys.segment(node, max(known)) if known else ""
+            old = known.get(node, {})
+            after = keys.segment(node, next(reversed(old))) if old else ""
             found = [info async for info in self._store.list(keys.segments_of(node), after=after)]
             news = {name.seq: _listed(info) for info in found if (name := _name(info)) is not None}
-            if known or news:
-                self._nodes[node] = {**known, **news}
+            nodes[node] = {**old, **news} if news else old
+        return nodes
 
     async def _list_aside(self) -> dict[str, set[int]]:
         found: dict[str, set[int]] = {}

@@ -22,7 +22,9 @@ from logstore.errors import (
     InvalidInput,
     LeaseLost,
     LimitReached,
+    NodeNotReady,
     NotFound,
+    OutcomeUnknown,
     TailraceError,
     Unavailable,
 )
@@ -103,7 +105,7 @@ class SegmentQueue:
         claim = self._shared.fresh_id()
         try:
             return await self._next(name, claim, wait_seconds, lease_seconds, start)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, OutcomeUnknown):
             self._leave(name, claim)  # it may have been leased for one who has gone
             raise
 
@@ -119,23 +121,29 @@ class SegmentQueue:
             after, found = transitions.lease(group, upcoming, claim, lease_ms, moment, self.limits)
             return after, (found, transitions.expired_between(group, after, moment))
 
+        if self._stopping:
+            raise NodeNotReady("the node is stopping", hint="Ask another node, or later.")
         await self._bounded(name)
         while True:
-            await self.catalogue.within(self.limits.poll_seconds)
+            await self.catalogue.within(self.limits.poll_seconds / 2)
             leased, expired = await self._writer(name).change(take, wants=True, start=start)
             self.counters.failed_segments += expired
             if leased is not None:
-                return await self._given(leased)
+                return await self._given(name, claim, leased)
             left = end - self._clock.monotonic()
             if left <= 0 or self._stopping:
                 return None
             await self._wait(left)
 
-    async def _given(self, leased: Leased) -> Given:
-        found = await self.catalogue.segment(leased.name)
-        if found is None:  # handed out before, and gone or not readable here since
-            info = await self._store.head(leased.name.key)
-            found = Segment(leased.name, info.size, info.etag, info.modified_ms)
+    async def _given(self, name: str, claim: str, leased: Leased) -> Given:
+        try:
+            found = await self.catalogue.segment(leased.name)
+            if found is None:  # handed out before, and not readable here since
+                info = await self._store.head(leased.name.key)
+                found = Segment(leased.name, info.size, info.etag, info.modified_ms)
+        except Unavailable:
+            self._leave(name, claim)
+            raise
         return Given(leased, found)
 
     async def _wait(self, seconds: float) -> None:
@@ -297,6 +305,11 @@ class SegmentQueue:
             tasks.create_task(self._wake())
             tasks.create_task(self._report_forever())
 
+    def problems(self) -> list[str]:
+        """What is in the way of consumers, as sentences."""
+        found = [] if self.last_error is None else [self.last_error]
+        return found + [f"consumers wait: {why}" for why in self.catalogue.waiting.values()]
+
     def stop(self) -> None:
         """Lets those who wait go with nothing."""
         self._stopping = True
@@ -322,7 +335,7 @@ class SegmentQueue:
         """Looks at all groups, for the metrics, and gives them. Raises as `groups`."""
         found = await self.groups()
         if found:
-            await self.catalogue.within(self.limits.poll_seconds)
+            await self.catalogue.within(self.limits.poll_seconds / 2)
         now = self._clock.now_ms()
         counters = self.counters
         counters.lags = {group.name: lag_of(group, self.catalogue, now) for group in found}

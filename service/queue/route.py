@@ -125,7 +125,7 @@ def group_routes(queue: Callable[[], SegmentQueue]) -> APIRouter:
     @routes.get("/{group}", summary="A consumer group", response_model=wire.GroupDetails)
     async def group(group: str) -> wire.GroupDetails:
         current = queue()
-        await current.catalogue.within(current.limits.poll_seconds)
+        await current.catalogue.within(current.limits.poll_seconds / 2)
         found = await current.group(group)
         return wire.group_details(found, current.catalogue, current.now_ms())
 
@@ -161,7 +161,7 @@ async def page_of(queue: SegmentQueue, after: str | None, limit: int) -> wire.Se
     """Groups, and segments behind an id, by node and number."""
     groups = await queue.report()
     catalogue = queue.catalogue
-    await catalogue.within(queue.limits.poll_seconds)
+    await catalogue.within(queue.limits.poll_seconds / 2)
     page, more = catalogue.page(None if after is None else parse_id(after), limit)
     return wire.SegmentPage(
         groups=[wire.group_row(group, catalogue, queue.now_ms()) for group in groups],

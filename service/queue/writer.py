@@ -36,7 +36,7 @@ T = TypeVar("T")
 Change: TypeAlias = Callable[[Group, Sequence[Segment], Moment], tuple[Group, T]]
 Outcome: TypeAlias = "Any | TailraceError"
 
-_AT_ONCE: Final = 256
+_AT_ONCE: Final = 1024
 _LONGEST_PAUSE_SECONDS: Final = 0.5
 
 

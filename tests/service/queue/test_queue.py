@@ -11,6 +11,7 @@ from coordination.groups import Start
 from logstore import keys
 from logstore.errors import (
     LeaseLost,
+    NodeNotReady,
     NotFound,
 )
 from service.queue.segment import Name
@@ -256,6 +257,8 @@ def test_who_waits_gets_what_comes_and_nothing_in_vain() -> None:
         queue.stop()
         given = [one.lease.name for one in await asyncio.gather(*waiting) if one is not None]
         assert given == [name]
+        with pytest.raises(NodeNotReady):
+            await take(queue, wait=60.0)
 
     playing(story)
 
