@@ -27,6 +27,7 @@ from logstore.errors import NotFound, OutcomeUnknown, PreconditionFailed, StoreU
 
 # What one BatchGetItem may ask for.
 _BATCH: Final = 100
+_LOOKS: Final = 5
 
 
 class DynamoPartitions:
@@ -56,6 +57,10 @@ class DynamoPartitions:
 
     async def start(self) -> None:
         await self._table.ready()
+        for _ in range(_LOOKS):  # a first answer may be too slow to tell the time by
+            if self._time.known:
+                return
+            await self.sources()
 
     async def close(self) -> None:
         """Whoever opened the client closes it."""
