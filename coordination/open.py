@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from coordination.in_memory import InMemoryPartitions
-from coordination.object_store.store import SHARDS, ObjectPartitions
+from coordination.object_store.store import ObjectPartitions
 from coordination.partition import AGEING_MS
 from coordination.settings import StoreChoice
 from coordination.store import PartitionStore
@@ -26,13 +26,13 @@ async def open_partitions(
     *,
     newest_date: Callable[[], DateSample | None] | None,
     ageing_ms: int = AGEING_MS,
-    shards: int = SHARDS,
+    shards: int | None = None,
 ) -> AsyncIterator[PartitionStore]:
     """The store, as long as the block runs, in the loop that runs it; its caller starts it.
 
     `objects` is where `object_store` keeps them, and `newest_date` the newest `Date` of its
     answers, None for a folder. `ageing_ms` is that of the claimants, `shards` the number of
-    objects there of a source that is made by this process. Asks no server. Raises
+    objects there of a source that is made by this process, None as the settings say. Asks no server. Raises
     `InvalidInput` for settings that cannot be.
     """
     if settings.dynamodb.table_name:
@@ -45,4 +45,5 @@ async def open_partitions(
         yield InMemoryPartitions(clock, entropy)
     else:
         time = StoreTime(clock, newest_date)
-        yield ObjectPartitions(objects, clock, entropy, time, shards=shards)
+        count = settings.object_store.shards if shards is None else shards
+        yield ObjectPartitions(objects, clock, entropy, time, shards=count)

@@ -80,6 +80,14 @@ class InMemorySettings(_Section):
 class ObjectStoreSettings(_Kept):
     """Partitions beside all else in the store."""
 
+    shards: int = Field(
+        default=64,
+        ge=1,
+        le=4096,
+        description="Objects that the partitions of a new source are kept in: several times as "
+        "many as workers, and one for each 5,000 partitions; what exists stays as it is",
+    )
+
 
 class DynamoDbSettings(_Kept):
     """A table of DynamoDB; the names are Data Prepper's."""
