@@ -32,8 +32,8 @@ async def open_partitions(
 
     `objects` is where `object_store` keeps them, and `newest_date` the newest `Date` of its
     answers, None for a folder. `ageing_ms` is that of the claimants, `shards` the number of
-    objects there of a source that is made by this process, None as the settings say. Asks no server. Raises
-    `InvalidInput` for settings that cannot be.
+    objects there of a source that is made by this process, None as the settings say. Asks no
+    server. Raises `InvalidInput` for settings that cannot be.
     """
     if settings.dynamodb.table_name:
         from coordination.dynamodb.open import open_dynamodb
