@@ -8,8 +8,9 @@ lists the store afterwards misses nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from io import BytesIO
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import NamedTuple, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +21,10 @@ from service.journal import index as indexes
 from service.journal.file import JournalFile
 from service.journal.meta import decode_meta
 
-_SPAN_BYTES = 4 << 20
+_SPAN_BYTES = 512 << 10  # a block that the allocator keeps, and that fits the CPU's cache
 _GAP_BYTES = 4096
-_SMALL = 1024
 
+Ints = NDArray[np.int64]
 T = TypeVar("T")
 
 
@@ -47,27 +48,19 @@ class JournalBatches:
         self._file_of = file_of
 
     def text(self, indexes: Indexes) -> bytes:
-        if len(indexes) == 1:
-            row = self.rows[indexes[0]]
-            file: JournalFile = self._files[self._file_of[indexes[0]]]
-            return file.read(int(row["size"]), int(row["offset"]))
-        pieces: list[bytes | memoryview] = []
-        for low, high in self._spans(indexes):
-            chosen = indexes[low:high]
-            offsets = self.rows["offset"][chosen]
-            start = int(offsets[0])
-            ends = offsets + self.rows["size"][chosen]
-            file = self._files[self._file_of[chosen[0]]]
-            data = memoryview(file.read(int(ends[-1]) - start, start))
-            cuts = zip((offsets - start).tolist(), (ends - start).tolist(), strict=True)
-            found = [data[a:b] for a, b in cuts]
-            wanted = int(self.rows["size"][chosen].sum())
-            if 2 * wanted < len(data) or wanted < _SMALL * len(found):
-                # Not kept: most of what was read is other runs' lines, or views would be most.
-                pieces.append(b"".join(found))
-            else:
-                pieces += found
-        return b"".join(pieces)
+        sizes = self.rows["size"][indexes].astype(np.int64)
+        starts = self.rows["offset"][indexes].astype(np.int64)
+        spans = self._spans(self._file_of[indexes], starts, starts + sizes)
+        if len(spans) == 1:
+            return spans[0].read()
+        # Filled piece by piece and given as it is: of what takes megabytes there is one copy.
+        whole, end = BytesIO(bytes(int(sizes.sum()))), 0
+        with whole.getbuffer() as target:
+            for span in spans:
+                piece = span.read()
+                target[end : end + len(piece)] = piece
+                end += len(piece)
+        return whole.getvalue()[:end]  # less than all of it if a file was cut
 
     def meta(self, index: int) -> RecordMeta | None:
         row = self.rows[index]
@@ -76,26 +69,41 @@ class JournalBatches:
         file = self._files[self._file_of[index]]
         return decode_meta(file.read(int(row["meta"]), int(row["offset"]) + int(row["size"])))
 
-    def _spans(self, indexes: Indexes) -> list[tuple[int, int]]:
-        """Stretches of `indexes` that one read of one file serves."""
-        if len(indexes) == 0:
+    def _spans(self, files: NDArray[np.int32], starts: Ints, stops: Ints) -> list[_Span]:
+        """The texts at these places, in stretches that one read of one file serves."""
+        if len(starts) == 0:
             return []
-        offsets = self.rows["offset"][indexes].astype(np.int64)
-        ends = offsets + self.rows["size"][indexes].astype(np.int64)
-        files = self._file_of[indexes]
-        apart = offsets[1:] - ends[:-1]
+        apart = starts[1:] - stops[:-1]
         breaks = (files[1:] != files[:-1]) | (apart < 0) | (apart > _GAP_BYTES)
-        spans = []
-        low = 0
-        edges = [*(np.flatnonzero(breaks) + 1).tolist(), len(indexes)]
-        for high in edges:
-            while low < high:
-                cut = int(np.searchsorted(ends[low:high], offsets[low] + _SPAN_BYTES, "right"))
-                step = max(cut, 1)
-                spans.append((low, min(low + step, high)))
-                low += step
-            low = high
+        edges = [*(np.flatnonzero(breaks) + 1).tolist(), len(starts)]
+        at, begin, end = files.tolist(), starts.tolist(), stops.tolist()
+        spans, low = [], 0
+        for edge in edges:
+            while low < edge:
+                high = edge
+                if end[edge - 1] - begin[low] > _SPAN_BYTES:
+                    step = np.searchsorted(stops[low:edge], begin[low] + _SPAN_BYTES, "right")
+                    high = low + max(int(step), 1)
+                spans.append(_Span(self._files[at[low]], begin[low:high], end[low:high]))
+                low = high
         return spans
+
+
+class _Span(NamedTuple):
+    """Texts in one file that are read together, and what stands between them along with them."""
+
+    file: JournalFile
+    starts: Sequence[int]
+    stops: Sequence[int]
+
+    def read(self) -> bytes:
+        """The texts, one after another."""
+        first = self.starts[0]
+        data = self.file.read(self.stops[-1] - first, first)
+        if len(self.starts) == 1:
+            return data
+        view, cuts = memoryview(data), zip(self.starts, self.stops, strict=True)
+        return b"".join([view[start - first : stop - first] for start, stop in cuts])
 
 
 class JournalPin:
