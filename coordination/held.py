@@ -45,7 +45,9 @@ Wanted: TypeAlias = Callable[[Partition, int], Partition]
 
 
 class Held:
-    """One lease. Verbs raise `LeaseLost` and `NotFound` once it is not ours any more: stop then.
+    """One lease. The heartbeat keeps it until it is ended, so end it, whatever happens.
+
+    Verbs raise `LeaseLost` and `NotFound` once it is not ours any more: stop then.
 
     They raise `StoreUnavailable` (nothing was changed, ours as long as before),
     `OutcomeUnknown` (ask again), `TooLarge`, `Damaged`.
@@ -195,6 +197,15 @@ class Held:
                 return
             raise self._gone_elsewhere()
 
+    async def hand_over(self) -> None:
+        """Gives it up in any case: if the store does not hear of it, it is renewed no more.
+
+        It is not valid from now on, and only then free: its worker may not know of this yet.
+        """
+        self._handing_over = True
+        self.lost.set()
+        await self.give_up()
+
     # --- for the heartbeat ---------------------------------------------------------
 
     async def beat(self) -> None:
@@ -207,12 +218,6 @@ class Held:
         """Loses it if its time is over."""
         if not self._over and self.left_ms() <= 0:
             self._lose()
-
-    async def hand_over(self) -> None:
-        """Takes it from its worker, then gives it up: it is not valid while it is free."""
-        self._handing_over = True
-        self.lost.set()
-        await self.give_up()
 
     # --- versions ------------------------------------------------------------------
 

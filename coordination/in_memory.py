@@ -1,15 +1,16 @@
 """Partitions in the memory of one process: for programs that run alone, and for tests.
 
 Nothing outlives the process. Every method runs through without waiting, so each is one step
-to all others; a search looks at every partition of its source.
+to all others.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from coordination.due import Due
 from coordination.partition import NewPartition, Partition, Status
 from coordination.sizes import check_changed, check_new
 from coordination.store import Acquired, Page
@@ -29,6 +30,7 @@ class InMemoryPartitions:
         self._entropy = entropy
         self._time = StoreTime(clock, None)
         self._sources: dict[str, dict[str, Partition]] = {}
+        self._due: dict[str, Due] = {}
         self._epoch = 0
 
     @property
@@ -76,13 +78,10 @@ class InMemoryPartitions:
         only: str | None = None,
         spread: bool = True,  # noqa: ARG002 -- one process is in nobody's way
     ) -> Acquired:
-        known = self._sources.get(source, {})
-        asked = known.values() if only is None else [known[only]] if only in known else []
         taken: list[Partition] = []
         failed: list[Partition] = []
-        for one in chosen(asked, claim, len(known)):
-            if len(taken) == count:
-                break
+        due = self._free(source, claim, only)
+        while len(taken) < count and (one := next(due, None)) is not None:
             if exhausted(one, claim):
                 failed.append(self._put(worn_out(one, claim)))
             else:
@@ -99,8 +98,9 @@ class InMemoryPartitions:
         self._newest(old)
         of_source = self._sources[old.source]
         del of_source[old.key]
+        self._due[old.source].gone(old.key)
         if not of_source:
-            del self._sources[old.source]
+            del self._sources[old.source], self._due[old.source]
 
     async def page(
         self,
@@ -134,6 +134,12 @@ class InMemoryPartitions:
             await self.delete(one)
         return len(over)
 
+    def _free(self, source: str, claim: Claim, only: str | None) -> Iterator[Partition]:
+        known = self._sources.get(source, {})
+        if only is not None:
+            return iter(chosen([known[only]] if only in known else [], claim, 1))
+        return self._due[source].take(claim) if known else iter([])
+
     def _newest(self, old: Partition) -> None:
         found = self._sources.get(old.source, {}).get(old.key)
         if found is None:
@@ -144,5 +150,9 @@ class InMemoryPartitions:
     def _put(self, partition: Partition) -> Partition:
         version = ulids.encode(ulids.fresh(self._clock, self._entropy))
         stored = replace(partition, version=version)
-        self._sources.setdefault(stored.source, {})[stored.key] = stored
+        of_source = self._sources.setdefault(stored.source, {})
+        of_source[stored.key] = stored
+        if stored.source not in self._due:
+            self._due[stored.source] = Due(of_source)
+        self._due[stored.source].changed(stored)
         return stored

@@ -19,7 +19,7 @@ each: what is in it when a partition is yielded is written once that partition i
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -29,7 +29,7 @@ from coordination.counters import CoordinationCounters
 from coordination.held import Held
 from coordination.holder import Holder
 from coordination.partition import NewPartition, Partition
-from logstore.errors import Damaged, LeaseLost, TailraceError
+from logstore.errors import Damaged, LeaseLost
 
 GLOBAL: Final = "GLOBAL"
 
@@ -83,9 +83,13 @@ class Supply:
         held = await self._take()
         if held is None:
             raise LeaseLost("a supplier is at work")
-        state, supplied_ms = _decoded(held.partition)
-        state.finished = True
-        await held.give_up(progress=_encoded(state, supplied_ms))
+        try:
+            state, supplied_ms = _decoded(held.partition)
+            state.finished = True
+            await held.give_up(progress=_encoded(state, supplied_ms))
+        except BaseException:
+            await self._holder.hand_over(held)
+            raise
         self._finished = True
 
     async def run(self, *, idle: bool) -> bool:
@@ -133,8 +137,7 @@ class Supply:
             self._counters.supplies_lost += 1
             return False
         except BaseException:
-            with suppress(TailraceError):  # what cannot be given up runs out
-                await held.give_up()
+            await self._holder.hand_over(held)
             raise
         return True
 

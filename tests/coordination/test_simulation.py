@@ -23,7 +23,7 @@ LIMITS = CoordinatorLimits(
     worker_seconds=20.0,
     rotate_seconds=40.0,
 )
-PARTITIONS = 150
+PARTITIONS = 100
 LONGEST_SECONDS = 20_000.0
 
 
@@ -67,7 +67,7 @@ async def trouble(world: World, random: Random, processes: list[Process], sink: 
             processes[i].away = False
 
 
-@pytest.mark.parametrize("seed", seeds(12))
+@pytest.mark.parametrize("seed", [*seeds(8), 610])
 def test_every_partition_is_done_exactly_once_whatever_happens(seed: int) -> None:
     async def story(world: World) -> None:
         random = Random(seed)
