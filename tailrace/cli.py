@@ -40,6 +40,7 @@ VERBS = {
     "query": Verb("tailrace.query", "Search across all runs."),
     "tail": Verb("tailrace.tail", "Follow a run, or the newest of a pipeline."),
     "leases": Verb("tailrace.leases", "See who works on what, and change it."),
+    "verify": Verb("tailrace.verify", "Compare all that is stored, line for line."),
 }
 
 

@@ -1,0 +1,186 @@
+"""The segments in the store: each one's bytes are read and checked once, when it is first seen.
+
+A node's numbers have no gaps from its lowest kept one on (`low` of its text mark), or from
+the first that is there if segments were removed. Positions of a node are never used twice.
+What is kept of a segment is where it is and the ULIDs between which its lines are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from compactor.plan import StoredSegment, nodes_of, segments_of
+from logstore import keys
+from logstore.errors import Damaged, NotFound, StoreUnavailable, UnsupportedVersion
+from logstore.objects.store import ObjectStore
+from logstore.runs.textmark import TextMark, read_text_mark
+from logstore.segments.footer import Footer
+from logstore.segments.reader import verify_segment
+from tailrace.verification.fault import Findings
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A segment that reads well; `low` and `high` are its first and last ULID, as text."""
+
+    node: str
+    seq: int
+    uri: str
+    rows: int
+    low: str
+    high: str
+    first_pos: int
+    end_pos: int
+
+
+Mend = Callable[[StoredSegment, bytes | None, str], Awaitable[str]]
+"""Given a segment, its bytes if they read well, else why not: what was done, or nothing."""
+
+
+async def nothing(_segment: StoredSegment, _body: bytes | None, _reason: str) -> str:
+    """Mends nothing."""
+    return ""
+
+
+@dataclass(slots=True)
+class Catalog:
+    """All segments that were there at the last `refresh`."""
+
+    store: ObjectStore
+    findings: Findings
+    mend: Mend = nothing
+    marks: dict[str, TextMark] = field(default_factory=dict)
+    _whole: dict[str, Whole | None] = field(default_factory=dict)
+    _listed: set[str] = field(default_factory=set)
+    _gaps: set[tuple[str, int]] = field(default_factory=set)
+
+    def segments(self) -> list[Whole]:
+        """Those that read well, by node and number."""
+        found = [self._whole[key] for key in self._listed]
+        return sorted((s for s in found if s is not None), key=lambda s: (s.node, s.seq))
+
+    async def read_marks(self) -> None:
+        """The text marks of now: before the manifests that they speak of are read."""
+        for node in await nodes_of(self.store):
+            self.marks[node] = await read_text_mark(self.store, node)
+
+    async def refresh(self) -> None:
+        """Lists again and checks what is new. Raises `StoreUnavailable`."""
+        listed: set[str] = set()
+        for node in await nodes_of(self.store):
+            segments = await segments_of(self.store, node)
+            self._look_for_gaps(node, segments)
+            await self._look_for_markers(node, segments)
+            for segment in segments:
+                if segment.key not in self._whole:
+                    self._whole[segment.key] = await self._checked(segment)
+                listed.add(segment.key)
+        self._listed = listed
+        self._look_for_overlaps()
+
+    async def _checked(self, segment: StoredSegment) -> Whole | None:
+        try:
+            body = (await self.store.get(segment.key))[1]
+        except NotFound:
+            return None  # consumed by all and removed, since it was listed
+        self.findings.count("segments")
+        try:
+            footer = await asyncio.to_thread(_read, segment, body)
+        except UnsupportedVersion as error:
+            self.findings.add("segment-newer", segment.key, str(error))
+            return None
+        except Damaged as error:
+            if segment.aside:
+                reason = await self._reason(segment)
+                self.findings.add("segment-aside", segment.key, f"set aside: {reason}")
+                return None
+            done = await self.mend(segment, None, str(error))
+            detail = f"{error}{'; ' + done if done else ''}"
+            self.findings.add("segment-damaged", segment.key, detail)
+            return None
+        if segment.aside:
+            done = await self.mend(segment, body, "")
+            reads = "set aside, yet it reads well"
+            self.findings.add("segment-aside", segment.key, reads, lines=footer.rows, repaired=done)
+            if not done:
+                return None
+        self.findings.count("segment lines", footer.rows)
+        return _whole(self.store, segment, footer)
+
+    async def _reason(self, segment: StoredSegment) -> str:
+        try:
+            body = (await self.store.get(keys.aside(segment.node, segment.seq)))[1]
+        except NotFound:
+            return "the marker is gone"
+        return body[:300].decode("utf-8", "replace")
+
+    def _look_for_gaps(self, node: str, segments: Sequence[StoredSegment]) -> None:
+        there = {segment.seq for segment in segments}
+        if not there:
+            return
+        mark = self.marks.get(node, TextMark())
+        # `low` is raised before anything is removed; what was set aside stays below it.
+        kept = {seq for seq in there if seq >= mark.low}
+        if not kept:
+            return
+        for seq in range(max(mark.low, 1), max(kept)):
+            if seq not in there and (node, seq) not in self._gaps:
+                self._gaps.add((node, seq))
+                self.findings.add(
+                    "segment-missing", keys.segment(node, seq), f"{node} has later segments"
+                )
+
+    async def _look_for_markers(self, node: str, segments: Sequence[StoredSegment]) -> None:
+        there = {segment.seq for segment in segments}
+        prefix = keys.aside(node, 0).rsplit("/", 1)[0] + "/"
+        async for info in self.store.list(prefix):
+            name = info.key.rsplit("/", 1)[1]
+            known = (f"aside {node}", int(name) if name.isdecimal() else 0)
+            if known[1] not in there and known not in self._gaps:
+                self._gaps.add(known)
+                self.findings.add("marker-alone", info.key, "the segment that it names is gone")
+
+    def _look_for_overlaps(self) -> None:
+        before: Whole | None = None
+        for segment in self.segments():
+            same = before is not None and before.node == segment.node and segment.rows
+            if same and before is not None and segment.first_pos < before.end_pos:
+                known = (f"overlap {segment.node}", segment.seq)
+                if known not in self._gaps:
+                    self._gaps.add(known)
+                    detail = (
+                        f"its positions begin at {segment.first_pos}, those of segment"
+                        f" {before.seq} end at {before.end_pos}"
+                    )
+                    self.findings.add("segment-overlap", segment.uri, detail)
+            before = segment if segment.rows else before
+
+
+def settled(segments: Sequence[Whole], marks: Mapping[str, TextMark]) -> list[Whole]:
+    """Those whose lines are in their runs' texts, or left out for good."""
+    return [s for s in segments if s.seq <= marks.get(s.node, TextMark()).seq]
+
+
+def _read(segment: StoredSegment, body: bytes) -> Footer:
+    if len(body) != segment.size:
+        raise StoreUnavailable(f"{segment.key}: {len(body)} of {segment.size} bytes were read")
+    footer = verify_segment(body)
+    if (footer.node, footer.seq) != (segment.node, segment.seq):
+        raise Damaged(f"it says that it is segment {footer.seq} of {footer.node}")
+    return footer
+
+
+def _whole(store: ObjectStore, segment: StoredSegment, footer: Footer) -> Whole:
+    first, end = (footer.ranges[0][0], footer.ranges[-1][1]) if footer.ranges else (0, 0)
+    return Whole(
+        segment.node,
+        segment.seq,
+        store.uri(segment.key),
+        footer.rows,
+        footer.low,
+        footer.high,
+        first,
+        end,
+    )

@@ -1,0 +1,78 @@
+"""Files of the table: which of them are there and read. Each is looked at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from logstore import keys
+from logstore.errors import Damaged, NotFound
+from logstore.objects.store import ObjectStore
+from logstore.table.snapshot import TableFile
+from service.query.database import Database
+from service.query.sql import COLUMNS, literal
+from tailrace.verification.fault import Findings
+
+_AT_ONCE: Final = 16
+_READ_ALL: Final = (
+    f"SELECT count(*) FROM (SELECT hash({COLUMNS}) AS h FROM"  # noqa: S608
+    " read_parquet($files, hive_partitioning = false)) WHERE h IS NOT NULL"
+)
+
+
+@dataclass(slots=True)
+class TableFiles:
+    """What is known of them; a file that is not as the log says is told when it is found."""
+
+    store: ObjectStore
+    database: Database
+    findings: Findings
+    _good: set[str] = field(default_factory=set)
+    _bad: set[str] = field(default_factory=set)
+
+    async def usable(self, files: Iterable[TableFile]) -> list[TableFile]:
+        """Those that are there and not known to be unreadable. Raises `StoreUnavailable`."""
+        wanted = list(files)
+        turns = asyncio.Semaphore(_AT_ONCE)
+
+        async def look(file: TableFile) -> None:
+            async with turns:
+                await self._look(file)
+
+        known = self._good | self._bad
+        await asyncio.gather(*(look(file) for file in wanted if file.path not in known))
+        return [file for file in wanted if file.path not in self._bad]
+
+    def unreadable(self, files: Sequence[TableFile]) -> bool:
+        """Reads each file whole, tells those that do not read, and says whether there is one."""
+        found = False
+        for file in files:
+            if file.path in self._bad:
+                continue
+            try:
+                self.database.number(_READ_ALL, {"files": [literal(file.uri)]})
+            except Damaged as error:
+                self._tell(file, str(error))
+                found = True
+        return found
+
+    async def _look(self, file: TableFile) -> None:
+        try:
+            size = (await self.store.head(f"{keys.TABLE}/{file.path}")).size
+        except NotFound:
+            self._bad.add(file.path)
+            detail = "the table's log names it"
+            self.findings.add("table-file-missing", file.path, detail, lines=file.rows)
+            return
+        finally:
+            self.findings.count("table files")
+        if size != file.size:
+            self._tell(file, f"{size} bytes where the table's log says {file.size}")
+        else:
+            self._good.add(file.path)
+
+    def _tell(self, file: TableFile, detail: str) -> None:
+        self._bad.add(file.path)
+        self.findings.add("table-file-damaged", file.path, detail, lines=file.rows)

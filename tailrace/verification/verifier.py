@@ -1,0 +1,244 @@
+"""All comparisons of a store, and of a data folder's journal, in the right order.
+
+    per group of runs:   text marks ─► manifests, chunks ─► segments ─► table ─► deletions
+
+is the way that lines move, so that a line which moves meanwhile is seen at least once, and
+a line that need not be somewhere yet is known to be one: it is in a segment above the text
+mark. A group is some runs up to `GROUP_BYTES` of text, so that no group takes as long as
+segments are kept after they were consumed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from compactor.deletions import deletions_above
+from logstore import keys
+from logstore import ulid as ulids
+from logstore.batch import RunKey
+from logstore.clock import Clock
+from logstore.errors import Damaged, NotFound
+from logstore.filesystem import FileSystem
+from logstore.objects.store import ObjectStore
+from logstore.runs.manifest import Manifest, decode_manifest
+from logstore.table.snapshot import Snapshot, TableFile
+from logstore.table.table import Table
+from service.journal.recovery import recover
+from service.query.database import Database
+from service.text.chunks import Chunks
+from tailrace.verification.catalog import Catalog, Mend, nothing, settled
+from tailrace.verification.compare import Comparison, Stored, hold_deletions
+from tailrace.verification.fault import Findings
+from tailrace.verification.files import TableFiles
+from tailrace.verification.journal import JournalCheck
+from tailrace.verification.table import Segments, TableCheck
+from tailrace.verification.texts import RunText, Texts
+
+GROUP_BYTES = 128 << 20
+_DAY_MS = 86_400_000
+_TRIES = 4
+
+
+@dataclass(slots=True)
+class Verifier:
+    """Of one store; `expiration_days` is the runs', 0 if they are kept for ever."""
+
+    store: ObjectStore
+    table: Table
+    database: Database
+    findings: Findings
+    clock: Clock
+    prefix: str
+    expiration_days: int
+    mend: Mend = nothing
+    _catalog: Catalog = field(init=False)
+    _texts: Texts = field(init=False)
+    _files: TableFiles = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._catalog = Catalog(self.store, self.findings, self.mend)
+        self._files = TableFiles(self.store, self.database, self.findings)
+        self._texts = Texts(
+            self.store,
+            Chunks(self.store, self.prefix),
+            self.findings,
+            self.clock.now_ms(),
+            self.expiration_days * _DAY_MS,
+        )
+
+    async def verify(self, fs: FileSystem, data: str, *, repair: bool) -> None:
+        """Everything; a fault is told when it is found.
+
+        Raises `StoreUnavailable`; `Damaged` only if the store moves faster than it is read.
+        """
+        self._run("CREATE TEMP TABLE known (fqn VARCHAR, run_id VARCHAR, single BOOLEAN)")
+        await self._catalog.read_marks()
+        await self._catalog.refresh()
+        await self.journal(fs, data, repair=repair)
+        await self._all_texts()
+        await self._whole_table()
+
+    # --- the journal -----------------------------------------------------------------
+
+    async def journal(self, fs: FileSystem, data: str, *, repair: bool) -> None:
+        """The data folder's journal, unless there is none or a service holds it."""
+        folder = f"{data}/journal"
+        if not any(True for _ in fs.scan(folder)):
+            self.findings.note(f"{folder} has no journal: only the store is compared")
+            return
+        lock = fs.lock(f"{data}/lock", wait=False)
+        if lock is None:
+            self.findings.note(f"a service holds {data}: its journal is not compared")
+            return
+        try:
+            check = JournalCheck(fs, folder, self.findings)
+            below = check.confirmed()
+            if repair:
+                for found in recover(fs, folder).found:
+                    where = found.aside or "its place was noted"
+                    self.findings.note(f"{found.file} at {found.offset}: set aside, {where}")
+            if below:
+                await self._journal_lines(check, below)
+        finally:
+            lock.release()
+
+    async def _journal_lines(self, check: JournalCheck, below: int) -> None:
+        group = Comparison(self.database, self.findings, "journal")
+        for name, copies in check.files(below):
+            group.begin()
+            named: set[RunKey] = set()
+            for key, records in copies:
+                if key not in named:
+                    named.add(key)
+                    group.name(key, await self._manifest(key))
+                group.take(key, records)
+                self.findings.count("journal lines compared", records.num_rows)
+            if not group.empty:
+                await self._compare(group)
+            self.findings.progress(f"journal file {name}", 0)
+
+    async def _manifest(self, key: RunKey) -> Manifest | None:
+        try:
+            body = (await self.store.get(keys.run_manifest(key)))[1]
+            return decode_manifest(body)
+        except (NotFound, Damaged):
+            return None  # told where all runs are read
+
+    # --- texts -----------------------------------------------------------------------
+
+    async def _all_texts(self) -> None:
+        group = Comparison(self.database, self.findings, "text")
+        size = 0
+        group.begin()
+        await self._catalog.read_marks()
+        async for info in self.store.list(keys.RUNS):
+            if not info.key.endswith(".json"):
+                continue
+            size += await self._take_run(group, info.key)
+            if size > GROUP_BYTES:
+                await self._end(group)
+                size = 0
+        await self._end(group)
+
+    async def _take_run(self, group: Comparison, where: str) -> int:
+        """Reads a run into the group: how many bytes of text."""
+        manifest = await self._texts.manifest(where)
+        if manifest is None:
+            return 0
+        run = RunText(manifest)
+        try:
+            async for stretch in self._texts.read(run, where):
+                group.take(stretch.key, stretch.records)
+        except NotFound as error:
+            run.comparable = False
+            self.findings.note(f"{where} was removed while it was read: {error}")
+        group.name(manifest.key, run.manifest, whole=run.comparable)
+        return manifest.bytes
+
+    async def _end(self, group: Comparison) -> None:
+        if not group.empty:
+            await self._compare(group)
+            self._run("INSERT INTO known SELECT fqn, run_id, single FROM names")
+        group.begin()
+        await self._catalog.read_marks()
+
+    async def _compare(self, group: Comparison) -> None:
+        for tries in range(_TRIES):
+            await self._catalog.refresh()
+            snapshot = await asyncio.to_thread(self.table.snapshot)
+            deletions = await deletions_above(self.store, 0)
+            low, high = group.bounds
+            files = [f for f in snapshot.files if f.fqns is None or _meets(f.fqns, low, high)]
+            files = await self._files.usable(files)
+            try:
+                group.load(self._stored(snapshot, files), deletions)
+            except Damaged:
+                # A file does not read, or a segment was removed since it was listed.
+                if not self._files.unreadable(files) and tries == _TRIES - 1:
+                    raise
+            else:
+                group.compare()
+                return
+
+    def _stored(self, snapshot: Snapshot, files: Sequence[TableFile]) -> Stored:
+        marks, texts = self._table_marks(snapshot), self._catalog.marks
+        segments = self._catalog.segments()
+        below = {s.uri for s in settled(segments, texts)}
+        return Stored(
+            [file.uri for file in files],
+            [s.uri for s in segments if s.uri in below and s.seq > marks[s.node]],
+            [s.uri for s in segments if s.uri not in below],
+        )
+
+    def _table_marks(self, snapshot: Snapshot) -> Mapping[str, int]:
+        return snapshot.marks({segment.node for segment in self._catalog.segments()})
+
+    # --- the table -------------------------------------------------------------------
+
+    async def _whole_table(self) -> None:
+        for tries in range(_TRIES):
+            await self._catalog.read_marks()
+            await self._catalog.refresh()
+            snapshot = await asyncio.to_thread(self.table.snapshot)
+            hold_deletions(self.database, await deletions_above(self.store, 0))
+            marks, segments = self._table_marks(snapshot), self._catalog.segments()
+            below = settled(segments, self._catalog.marks)
+            parts = Segments(
+                held=[s for s in segments if s.seq <= marks[s.node]],
+                settled=below,
+                fresh=[s for s in segments if s not in below],
+            )
+            check = TableCheck(
+                self._files, self.database, self.findings, self._oldest(), self._is_run
+            )
+            try:
+                await check.check(snapshot, parts)
+            except Damaged:  # a segment was removed since it was listed
+                if tries == _TRIES - 1:
+                    raise
+            else:
+                return
+
+    def _oldest(self) -> str:
+        """The lowest ULID of which the run's text is surely kept."""
+        if not self.expiration_days:
+            return ulids.encode(0)
+        kept = self.clock.now_ms() - self.expiration_days * _DAY_MS
+        return ulids.encode(ulids.lowest_at(kept))
+
+    async def _is_run(self, key: RunKey) -> bool:
+        try:
+            await self.store.head(keys.run_manifest(key))
+        except NotFound:
+            return False
+        return True
+
+    def _run(self, statement: str) -> None:
+        for _ in self.database.run(statement, {}):
+            pass
+
+
+def _meets(bounds: tuple[str, str], low: str, high: str) -> bool:
+    return bounds[0] <= high and bounds[1] >= low

@@ -1,0 +1,68 @@
+"""From settings to a comparison of their store: a folder or a place on S3."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Final
+
+from compactor.place import Placement
+from compactor.place_folder import FolderPlacement
+from compactor.place_objects import ObjectPlacement
+from logstore import keys
+from logstore.clock import SystemClock
+from logstore.disk import Disk
+from logstore.entropy import system_entropy
+from logstore.objects.open import open_store
+from logstore.table.options import open_table
+from service.query.database import Database
+from service.settings import Settings
+from service.wiring import query_bucket, query_limits
+from tailrace.verification.catalog import Mend, nothing
+from tailrace.verification.fault import Findings
+from tailrace.verification.repair import Repair
+from tailrace.verification.verifier import Verifier
+
+_SPILL_BYTES: Final = 64 << 30
+
+
+async def verify(settings: Settings, findings: Findings, spill: str, *, repair: bool) -> None:
+    """Compares everything and tells `findings`; `spill` is a folder for what memory does not hold.
+
+    Raises `StoreUnavailable`, `LimitReached` if memory and spill do not do, `Damaged` if the
+    store moves faster than it is read.
+    """
+    data = os.path.abspath(settings.data)  # noqa: ASYNC240 - before there is anything to hold up
+    clock, entropy, disk = SystemClock(), system_entropy(), Disk()
+    table = open_table(settings)
+    async with open_store(settings, clock, entropy, disk) as store:
+        folders = [store.uri(keys.SEGMENTS.rstrip("/")), table.uri]
+        database = _database(settings, folders, spill)
+        mending = _database(settings, folders, spill) if repair else None
+        placement: Placement = (
+            FolderPlacement(disk, table.uri) if settings.bucket is None else ObjectPlacement(store)
+        )
+        try:
+            mend: Mend = nothing
+            if mending is not None:
+                mend = Repair(store, table, placement, mending, clock, entropy).mend
+            verifier = Verifier(
+                store,
+                table,
+                database,
+                findings,
+                clock,
+                settings.runs.prefix,
+                settings.runs.expiration_days,
+                mend,
+            )
+            await verifier.verify(disk, data, repair=repair)
+        finally:
+            database.close()
+            if mending is not None:
+                mending.close()
+
+
+def _database(settings: Settings, folders: list[str], spill: str) -> Database:
+    limits = replace(query_limits(settings), spill_bytes=_SPILL_BYTES)
+    return Database(limits, folders, spill, query_bucket(settings))

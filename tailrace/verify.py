@@ -1,0 +1,110 @@
+"""`tailrace verify`: compares all that journal, segments, run texts and table hold.
+
+Prints a line for each fault, and at the end what was compared; with `--json` an object a line,
+the last one the summary. Exit status: 0 no fault is left, 1 there are faults.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from dataclasses import asdict
+from typing import Any, Final, TextIO
+
+import orjson
+
+from tailrace.verification.fault import Fault, Findings
+
+_SHOWN_EVERY: Final = 50
+_WIDTH: Final = 70
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Where to look, and what to do about it."""
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--data", metavar="DIR", help="data folder (default: ./data)")
+    where.add_argument("--config", metavar="FILE", help="settings file (default: ./tailrace.yaml)")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument(
+        "--repair",
+        action="store_true",
+        help="set damage aside, bring back what reads well again; nothing is deleted",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Compares, and says what is wrong. Raises `StoreUnavailable`, `Damaged`, `InvalidInput`."""
+    from service.settings import load_settings
+
+    flags: dict[str, Any] = {} if arguments.data is None else {"data": arguments.data}
+    settings, warnings = load_settings(flags, config=arguments.config)
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    from tailrace.verification.wiring import verify  # after a refusal, which need not wait for it
+
+    printer = Printer(sys.stdout, sys.stderr, as_json=arguments.json)
+    findings = Findings(printer.fault, printer.progress)
+    with tempfile.TemporaryDirectory(prefix="tailrace-verify-") as spill:
+        asyncio.run(verify(settings, findings, spill, repair=arguments.repair))
+    printer.summary(findings)
+    return 0 if findings.sound else 1
+
+
+class Printer:
+    """Says faults as they are found; in a terminal, how far it is on a line of its own."""
+
+    def __init__(self, out: TextIO, terminal: TextIO, *, as_json: bool) -> None:
+        self._out = out
+        self._terminal = terminal if terminal.isatty() else None
+        self._json = as_json
+        self._calls = 0
+        self._told = 0
+
+    def fault(self, fault: Fault) -> None:
+        """One line, at once."""
+        self._clear()
+        self._told += 1
+        if self._json:
+            line = orjson.dumps(asdict(fault)).decode()
+        else:
+            word = "repaired" if fault.repaired else "fault"
+            more = f"; {fault.repaired}" if fault.repaired else ""
+            line = f"{word}: {fault.kind}: {fault.place}: {fault.detail}{more}"
+        print(line, file=self._out, flush=True)
+
+    def progress(self, what: str, count: int) -> None:
+        """How many of them were looked at by now."""
+        self._calls += 1
+        if self._terminal is not None and self._calls % _SHOWN_EVERY == 1:
+            text = f"{what}: {count}, faults: {self._told}"[:_WIDTH]
+            self._terminal.write(f"\r{text:<{_WIDTH}}")
+            self._terminal.flush()
+
+    def summary(self, findings: Findings) -> None:
+        """What was compared, what was not, and what was found."""
+        self._clear()
+        if self._json:
+            whole = {
+                "sound": findings.sound,
+                "compared": findings.compared,
+                "faults": findings.faults,
+                "repaired": findings.repaired,
+                "notes": findings.notes,
+            }
+            print(orjson.dumps({"summary": whole}).decode(), file=self._out)
+            return
+        for note in findings.notes:
+            print(f"note: {note}", file=self._out)
+        compared = ", ".join(f"{count} {what}" for what, count in sorted(findings.compared.items()))
+        print(f"compared: {compared or 'nothing, the store is empty'}", file=self._out)
+        faults = ", ".join(f"{count} {kind}" for kind, count in sorted(findings.faults.items()))
+        mended = sum(findings.repaired.values())
+        print(f"{mended} repaired" if mended else "", end="; " if mended else "", file=self._out)
+        print(f"faults: {faults}" if faults else "no fault", file=self._out)
+
+    def _clear(self) -> None:
+        if self._terminal is not None:
+            self._terminal.write(f"\r{'':<{_WIDTH}}\r")
+            self._terminal.flush()
