@@ -87,6 +87,11 @@ class Work:
         held = self.held()
         return self._holder.clock.monotonic() - held[0].since if held else 0.0
 
+    def lag_seconds(self) -> float:
+        """For how long the work that is held and was due first is due, 0 if nothing is held."""
+        due_ms = min([held.partition.available_ms for held in self.held()], default=None)
+        return 0.0 if due_ms is None else max(self._store.time.at_least_ms() - due_ms, 0) / 1000
+
     async def finished(self) -> bool:
         """Whether all is COMPLETED or FAILED, and no more partitions will come."""
         if not await self.supply.finished():

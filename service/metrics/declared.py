@@ -7,7 +7,7 @@ that the text format adds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
@@ -15,6 +15,7 @@ from service.counters import Distribution, HttpCounters, StoreCounters, SyncCoun
 from service.queue.counters import QueueCounters
 
 if TYPE_CHECKING:
+    from coordination.work import Work
     from service.node import Node
     from service.query.engine import QueryEngine
 
@@ -29,6 +30,8 @@ class Sources:
     store: StoreCounters = field(default_factory=StoreCounters)
     fsync: SyncCounters = field(default_factory=SyncCounters)
     queue: QueueCounters = field(default_factory=QueueCounters)
+    work: Sequence[Work] = ()
+    """What coordinators of this process work on."""
 
     @property
     def now(self) -> float:

@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 from service.counters import Distribution
 from service.metrics.declared import Declared, Reading, Sources, Value
 from service.metrics.doors import DOORS
+from service.metrics.leases import LEASES
 from service.metrics.node import NODE
 from service.metrics.openmetadata import OPENMETADATA
 from service.metrics.queue import QUEUE
@@ -29,6 +30,7 @@ METRICS: tuple[Declared, ...] = (
     *TEXTS,
     *REPORTS,
     *QUEUE,
+    *LEASES,
     *STORE,
     *OPENMETADATA,
 )

@@ -25,6 +25,7 @@ from service.metrics.texts import TEXTS
 from service.node import Node
 from service.text.sweeper import SweepLimits
 from tests.service.client_model import Clients
+from tests.service.metrics.test_leases import MOVE_WITH_LEASES
 from tests.service.metrics.test_queue import MOVE_IN_QUEUES
 from tests.service.metrics.test_reports import MOVE_BY_REPORTS
 from tests.service.metrics.watched import Watched
@@ -74,7 +75,7 @@ MOVE_AT_WORK = (
 def test_every_metric_is_in_one_of_these_tests() -> None:
     here = MOVE_AT_WORK | MOVE_IN_OUTAGES | MOVE_WITH_DAMAGE | MOVE_WITH_TIME | {"tailrace_forks"}
     elsewhere = MOVE_IN_SEARCHES | MOVE_AT_THE_DOORS | MOVE_ON_S3 | MOVE_BY_MENDING
-    elsewhere |= MOVE_BY_REPORTS | MOVE_IN_QUEUES
+    elsewhere |= MOVE_BY_REPORTS | MOVE_IN_QUEUES | MOVE_WITH_LEASES
     assert {metric.name for metric in METRICS} == here | elsewhere
 
 
