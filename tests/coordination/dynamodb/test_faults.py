@@ -66,14 +66,10 @@ class Site:
 
 @asynccontextmanager
 async def site_of(
-    server: DynamoDb,
-    schedule: Schedule,
-    *,
-    tries: Tries = PATIENT,
-    clock: MovedClock | None = None,
+    server: DynamoDb, schedule: Schedule, *, tries: Tries = PATIENT
 ) -> AsyncIterator[Site]:
     settings = settings_of(server)
-    moved = clock or MovedClock()
+    moved = MovedClock()
     quick = Quick(moved)
     async with FaultProxy(
         server.endpoint_url,
@@ -102,9 +98,13 @@ class TestThroughFaults(PartitionStoreContract):
     ) -> AsyncIterator[DynamoPartitions]:
         self.clock = MovedClock()
         schedule = Schedule(request.node.name, evenly(0.2), delay_seconds=0.002)
-        async with site_of(dynamodb, schedule, clock=self.clock) as site:
-            yield site.store
-            assert schedule.requests > 0
+        settings, quick = settings_of(dynamodb), Quick(self.clock)
+        time = StoreTime(self.clock, None)
+        async with FaultProxy(dynamodb.endpoint_url, schedule) as proxy:
+            through = settings.model_copy(update={"endpoint_url": proxy.url})
+            async with standing(through, clock=quick, time=time, tries=PATIENT) as store:
+                yield store
+        assert schedule.requests > 0
 
     async def pass_time(self, ms: int) -> None:
         self.clock.advance(ms)

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.dynamodb]
 
 
 class TestDynamoDb(PartitionStoreContract):
-    MANY = 450
+    MANY = 240
     clock: MovedClock
 
     @pytest.fixture
