@@ -39,7 +39,7 @@ class Waits:
 async def flood(
     world: World, work: Work, random: Random, load: dict[str, float]
 ) -> dict[str, Waits]:
-    """For so many `SECONDS` partitions of each class come up at its rate a second, one is done a second.
+    """Each class comes up at its rate a second for `SECONDS`, one partition is done a second.
 
     `again` are 200 that close for a time; `new N` are new ones of priority N.
     """
