@@ -76,10 +76,10 @@ class Story:
             await self.nodes[0][0].commit("g", name, epoch)
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_everything_is_delivered_and_committed_once(seed: int) -> None:
+@pytest.mark.parametrize("chunk", range(4))
+def test_everything_is_delivered_and_committed_once(chunk: int) -> None:
     async def story(world: QueueWorld) -> Story:
-        dice = Random(f"consumers {seed}")
+        dice = Random(f"consumers {world.seed}")
         told = Story(world, dice)
         work = [asyncio.ensure_future(told.consume()) for _ in range(6)]
         killing = asyncio.ensure_future(told.kill())
@@ -104,4 +104,5 @@ def test_everything_is_delivered_and_committed_once(seed: int) -> None:
         assert not failed & set(told.acknowledged)
         return told
 
-    assert playing(story, seed=seed).refused > 0
+    told = [playing(story, seed=seed) for seed in range(chunk * 3, chunk * 3 + 3)]
+    assert sum(one.refused for one in told) > 0, "no lease was ever lost"
