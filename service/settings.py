@@ -165,7 +165,12 @@ class Runs(Section):
         description="A run with so much news becomes a chunk without waiting for the time",
     )
     pending_flush_alert_after_failures: int = Field(
-        default=10, ge=1, description="A flush that failed so often in a row is logged as an error"
+        default=10,
+        ge=1,
+        description=(
+            "A flush that failed so often in a row is a problem: in the log, in `/health/ready` "
+            "and for the alert rules"
+        ),
     )
     max_concurrent_streams: int = Field(
         default=100,
