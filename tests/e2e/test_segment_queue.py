@@ -43,6 +43,16 @@ def service(tmp_path: Path) -> Iterator[ServiceProcess]:
 
 
 @pytest.fixture
+def other(service: ServiceProcess, tmp_path: Path) -> Iterator[ServiceProcess]:
+    """Another node on the same store; nobody writes to it."""
+    made = ServiceProcess(tmp_path / "other", store=tmp_path / "store", **FAST)
+    made.start()
+    yield made
+    made.kill()
+    assert "Traceback" not in made.output()
+
+
+@pytest.fixture
 def script(tmp_path: Path) -> Path:
     """The consumer of the documentation, to the letter."""
     assert shutil.which("curl"), "this is a test of curl"
@@ -89,19 +99,21 @@ def curl(*arguments: str) -> tuple[str, str]:
     return status, body
 
 
-async def test_curl_follows_the_queue_while_consumer_and_service_are_killed(
-    service: ServiceProcess, script: Path, tmp_path: Path
+async def test_curl_follows_the_queue_while_consumers_and_service_are_killed(
+    service: ServiceProcess, other: ServiceProcess, script: Path, tmp_path: Path
 ) -> None:
     text = whole_lines(made_log(3, 2000))
     folder = tmp_path / "texts"
     batches = batches_of(text, random.Random(3), largest=60)
     async with httpx.AsyncClient(base_url=service.url, timeout=30) as client:
         consumer = CurlConsumer(script, service.url, folder)
+        elsewhere = CurlConsumer(script, other.url, folder)
         posting = asyncio.create_task(post_all(client, KEY, batches, pause=0.03))
         for number in range(4):
             await asyncio.sleep(0.6)
             consumer.kill()
             if number == 2:
+                elsewhere.kill()
                 service.kill()
                 await asyncio.to_thread(service.start)
             consumer = CurlConsumer(script, service.url, folder)
