@@ -80,7 +80,7 @@ def _identity(data: str, fs: FileSystem) -> tuple[str, Lock | None]:
     """Who we are, and the lock that says that nobody else is, if there can be one."""
     host, folder = socket.gethostname(), os.path.abspath(data)
     try:
-        lock = fs.lock(f"{folder}/{_LOCK}", wait=False) if fs.stat(folder) is not None else None
-    except OSError:  # not ours to write in
+        lock = fs.lock(f"{folder}/{_LOCK}", wait=False)
+    except OSError:  # there is no such folder, or it is not ours to write in
         lock = None
     return (host, None) if lock is None else (f"{host}:{folder}", lock)

@@ -12,10 +12,15 @@ from typing import Any
 from compactor.shares import NAME, Leased, Share
 from coordination.coordinator import Coordinator
 from coordination.limits import CoordinatorLimits
+from coordination.locks import Locks
 from coordination.object_store.store import ObjectPartitions
+from coordination.oversight import Oversight, Wanted
 from coordination.overview import Entry, of_partition
 from coordination.storetime import StoreTime
+from logstore.clock import SystemClock
+from logstore.entropy import system_entropy
 from logstore.objects.local import LocalStore, inline
+from logstore.objects.store import ObjectStore
 from tests.faulty_store import FaultyStore, Schedule
 from tests.powercut import PowerCutFileSystem
 from tests.virtual_time import VirtualClock, simulate
@@ -23,6 +28,15 @@ from tests.virtual_time import VirtualClock, simulate
 START_MS = 1_750_000_000_000
 LIMITS = CoordinatorLimits(lease_seconds=600, max_attempts=0)
 SOURCE = f"{NAME}|compact"
+
+
+async def leases_of(store: ObjectStore) -> list[Entry]:
+    """Leases of nodes in a store, as operators see them."""
+    clock, entropy = SystemClock(), system_entropy()
+    time = StoreTime(clock, None)
+    partitions = ObjectPartitions(store, clock, entropy, time)
+    oversight = Oversight(partitions, Locks(store, clock, entropy, time))
+    return (await oversight.page(Wanted(source=SOURCE))).entries
 
 
 @dataclass

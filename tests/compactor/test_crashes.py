@@ -6,13 +6,17 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from random import Random
 
 import orjson
 import pytest
 
 from logstore import keys
+from tests.compactor.drivers import leases_of
 from tests.compactor.lake import HOUR, NOON, Lake, batch
+from tests.seeds import seeds
 
 ROOT = Path(__file__).parents[2]
 JOB = str(ROOT / "compactor" / "job.py")
@@ -20,9 +24,10 @@ JOB = str(ROOT / "compactor" / "job.py")
 pytestmark = pytest.mark.spark
 
 
-def start(lake: Lake, *flags: str, submit: bool = False) -> subprocess.Popen[str]:
+def start(lake: Lake, *flags: str, submit: bool = False, **settings: str) -> subprocess.Popen[str]:
     environment = {
         **os.environ,
+        **settings,
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "TAILRACE_COMPACTION__DRIVER_MEMORY": "1g",
@@ -99,3 +104,28 @@ def test_two_drivers_at_once_one_of_them_submitted(warm: Lake) -> None:
     warm.holds(sent)
     assert warm.snapshot().marks("ab") == {"a": 4, "b": 4}
     assert sum(int(str(report["rows_out"])) for report in reports) == 320
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", seeds(1))
+def test_two_submitted_at_once_one_of_them_killed(warm: Lake, seed: int) -> None:
+    """Who lives on takes over the nodes of the other when its leases have run out."""
+    lease = {"TAILRACE_COMPACTION__LEASE_SECONDS": "15"}
+    sent = [batch("f", f"r{i % 3}", NOON + i * 1_000, 40) for i in range(8)]
+    for i, one in enumerate(sent):
+        warm.put("abcd"[i % 4], [one, sent[0]])
+    step = Random(seed).choice(["written", "placed", "committed"])
+    killed = start(warm, "--kill-at", step, submit=True, **lease)
+    while not any(entry.held for entry in warm.run(leases_of(warm.store))):
+        assert killed.poll() is None, killed.communicate()
+        time.sleep(0.1)
+    living = start(warm, "--every", "1s", submit=True, **lease)
+    assert living.stdout is not None
+    for _ in living.stdout:  # a line for each pass
+        if set(warm.snapshot().marks("abcd").values()) == {2} and killed.poll() is not None:
+            break
+    living.terminate()
+    living.communicate(timeout=60)
+    assert killed.communicate(timeout=60) is not None
+    assert killed.returncode != 0
+    warm.holds(sent)
