@@ -8,7 +8,8 @@ with pyarrow, as Spark writes it, so that no test waits for a JVM.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from compactor.aside import set_aside
 from compactor.plan import nodes_of, segments_of
 from logstore import keys, ulid
 from logstore.clock import SystemClock
+from logstore.disk import Disk
 from logstore.entropy import system_entropy
+from logstore.objects.local import LocalStore
 from logstore.objects.store import ObjectStore
 from logstore.segments.reader import open_segment
 from logstore.table.commit import Advance, commit_segments
+from logstore.table.options import open_table
 from logstore.table.schema import COLUMNS
 from logstore.table.stats import NewFile, describe
 from logstore.table.table import Table
@@ -36,7 +41,8 @@ from tests.service.test_main import service
 
 BASE = "/api/v1/services/ingestionPipelines/logs"
 NODE = "node-01"
-PLAIN = {"content-type": "text/plain", "tailrace-durability": "bulk"}
+PLAIN = {"content-type": "text/plain"}
+BULK = {**PLAIN, "tailrace-durability": "bulk"}
 NDJSON = {"content-type": "application/x-ndjson", "tailrace-durability": "bulk"}
 
 
@@ -52,12 +58,12 @@ async def _post(client: httpx.AsyncClient, run: str, text: bytes, headers: Any =
 
 
 async def live(settings: Settings) -> None:
-    """A service's life: five segments of one node, of which four are to be in the table."""
+    """A service's life: at least four segments of one node."""
     async with service(settings) as (client, _):
         for part in range(3):
             for run in ("closed", "open", "gone"):
                 text = "".join(f"{run} {part} {n} é\n" for n in range(200))
-                await _post(client, f"p/{run}", text.encode())
+                await _post(client, f"p/{run}", text.encode(), BULK if run == "gone" else PLAIN)
         lines = [{"message": f"one\ntwo {n}", "attributes": {"n": str(n)}} for n in range(20)]
         await _post(client, "p/records", b"\n".join(map(orjson.dumps, lines)), NDJSON)
         assert (await client.delete(f"{BASE}/p/gone")).status_code == 200
@@ -67,19 +73,31 @@ async def live(settings: Settings) -> None:
 async def live_on(settings: Settings) -> None:
     """Another life, whose lines are not in the table yet."""
     async with service(settings) as (client, _):
-        await _post(client, "q/late", b"late 1\nlate 2\n")
+        await _post(client, "q/late", b"late 1\nlate 2\n", BULK)
 
 
-async def take_in(store: ObjectStore, table: Table) -> None:
+def as_it_is(rows: pa.Table) -> pa.Table:
+    """No other lines."""
+    return rows
+
+
+async def take_in(
+    store: ObjectStore,
+    table: Table,
+    change: Callable[[pa.Table], pa.Table] = as_it_is,
+    *,
+    most: int = 1 << 62,
+    hour_off: bool = False,
+) -> None:
     """Every segment into the table, as a compactor would that knows no deletion yet."""
     snapshot = await asyncio.to_thread(table.create)
     for node in await nodes_of(store):
         segments = await segments_of(store, node)
         mark = snapshot.mark(node)
-        for segment in [s for s in segments if s.seq > mark]:
+        for segment in [s for s in segments if mark < s.seq <= most]:
             body = (await store.get(segment.key))[1]
-            rows = pa.concat_tables(open_segment(body).groups())
-            files = await _files(store, rows)
+            rows = change(pa.concat_tables(open_segment(body).groups()))
+            files = await _files(store, rows, hour_off=hour_off)
             snapshot = await asyncio.to_thread(
                 commit_segments,
                 table,
@@ -91,19 +109,13 @@ async def take_in(store: ObjectStore, table: Table) -> None:
             )
 
 
-async def _files(store: ObjectStore, rows: pa.Table) -> list[NewFile]:
-    hours = pc.strftime(rows.column("ts"), "%Y-%m-%d/%H")
-    assert len(pc.unique(hours)) <= 2, "lines of now"
+async def _files(store: ObjectStore, rows: pa.Table, *, hour_off: bool) -> list[NewFile]:
     found = []
-    for hour in _hours(rows.column("ulid").to_pylist()):
-        day, of_day = hour
-        chosen = [_hour(text) == hour for text in rows.column("ulid").to_pylist()]
-        found.append(await write(store, rows.filter(pa.array(chosen)), day, of_day))
+    hours = [_hour(text) for text in rows.column("ulid").to_pylist()]
+    for day, hour in sorted(set(hours)):
+        chosen = pa.array([each == (day, hour) for each in hours])
+        found.append(await write(store, rows.filter(chosen), day, (hour + hour_off) % 24))
     return found
-
-
-def _hours(texts: Sequence[str]) -> list[tuple[str, int]]:
-    return sorted({_hour(text) for text in texts})
 
 
 def _hour(text: str) -> tuple[str, int]:
@@ -151,3 +163,76 @@ def look(settings: Settings, spill: Path, *, repair: bool = False) -> Verified:
     found = Verified(Findings(told.append), told)
     asyncio.run(verify(settings, found.findings, str(spill), repair=repair))
     return found
+
+
+@dataclass
+class World:
+    """A copy of the store in a folder, to be damaged."""
+
+    settings: Settings
+    folder: Path
+
+    @property
+    def root(self) -> Path:
+        return Path(self.settings.store_folder)
+
+    @property
+    def store(self) -> LocalStore:
+        return LocalStore(str(self.root), Disk(), SystemClock(), system_entropy())
+
+    @property
+    def table(self) -> Table:
+        return open_table(self.settings)
+
+    @property
+    def node(self) -> str:
+        return self.segments()[0].parent.name
+
+    def look(self, *, repair: bool = False) -> Verified:
+        """Compares everything, as it is now."""
+        return look(self.settings, self.folder / "spill", repair=repair)
+
+    def segments(self) -> list[Path]:
+        """Lowest first; the last is above the table's mark."""
+        return sorted((self.root / "segments").glob("node-01*/*.parquet"))
+
+    def chunks(self, run: str, suffix: str = "txt") -> list[Path]:
+        return sorted((self.root / "pipeline-logs" / run / "chunks").glob(f"*.{suffix}"))
+
+    def change(self, path: Path, at: int) -> None:
+        """Another byte at that place, as a disk may give it back."""
+        body = bytearray(path.read_bytes())
+        body[at] ^= 0x01
+        path.write_bytes(bytes(body))
+
+    def manifest(self, run: str, **changes: Any) -> None:
+        """Writes other values into a run's manifest."""
+        path = self.root / "runs" / f"{run}.json"
+        path.write_bytes(orjson.dumps(orjson.loads(path.read_bytes()) | changes))
+
+    def table_files(self) -> list[Path]:
+        return [self.root / "table" / file.path for file in self.table.snapshot().files]
+
+    def set_aside(self, seq: int, reason: str) -> None:
+        """A compactor's marker."""
+        version = ulid.encode(1)
+        asyncio.run(set_aside(self.store, self.node, seq, reason=reason, version=version))
+
+    def rewrite(self, change: Callable[[pa.Table], pa.Table], *, hour_off: bool = False) -> None:
+        """Commits a file with some lines of the table's first file, as `change` gives them."""
+        snapshot = self.table.snapshot()
+        file = snapshot.files[0]
+        rows = change(pq.ParquetFile(self.root / "table" / file.path).read())
+        hour = (file.hour + hour_off) % 24
+
+        async def committed() -> None:
+            made = await write(self.store, rows, file.date.isoformat(), hour)
+            commit_segments(self.table, snapshot, [made], [], job=_fresh(), clock=SystemClock())
+
+        asyncio.run(committed())
+
+    def remake(self, change: Callable[[pa.Table], pa.Table], *, hour_off: bool = False) -> None:
+        """Makes the table anew, each segment's lines as `change` gives them."""
+        mark = self.table.snapshot().mark(self.node)
+        shutil.rmtree(self.root / "table")
+        asyncio.run(take_in(self.store, self.table, change, most=mark, hour_off=hour_off))

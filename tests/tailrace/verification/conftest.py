@@ -1,0 +1,37 @@
+"""One store for all tests of a run, made by a service; each test gets a copy."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import pytest
+
+from logstore.clock import SystemClock
+from logstore.disk import Disk
+from logstore.entropy import system_entropy
+from logstore.objects.open import open_store
+from logstore.table.options import open_table
+from service.settings import Settings
+from tests.tailrace.verification.world import World, live, live_on, settings_for, take_in
+
+
+async def made(settings: Settings) -> None:
+    await live(settings)
+    async with open_store(settings, SystemClock(), system_entropy(), Disk()) as store:
+        await take_in(store, open_table(settings))
+    await live_on(settings)
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    data = tmp_path_factory.mktemp("verified") / "data"
+    asyncio.run(made(settings_for(data)))
+    return data
+
+
+@pytest.fixture
+def world(template: Path, tmp_path: Path) -> World:
+    shutil.copytree(template, tmp_path / "data")
+    return World(settings_for(tmp_path / "data"), tmp_path)
