@@ -42,6 +42,7 @@ from service.http.problems import HttpError, Problem, problem
 from service.http.quick import QuickReply
 from service.http.receipt import JSON, echo_cookie, receipt_reply
 from service.http.targets import PREFIX, append_target
+from service.http.text import count_lines
 from service.incoming import Durability, IncomingBatch, Receipt, Submitted
 
 _ROUTES_KEPT = 4096
@@ -165,7 +166,7 @@ class AppendRoutes:
     def _decode_small(self, body: bytes, content_type: bytes | None) -> Decoded:
         kind = KINDS.get(content_type) or kind_of(content_type)
         if kind == "text" and body.isascii() and body[-1:] == b"\n":
-            lines = body.count(b"\n")
+            lines = count_lines(body)
             return Decoded(body, lines, lines)
         return decode(body, kind, None, self._limits.max_text_bytes)
 

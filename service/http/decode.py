@@ -28,7 +28,7 @@ from logstore.ulid import MAX_LINES
 from service.http.inflate import INFLATERS, gunzip
 from service.http.problems import HttpError
 from service.http.records import parse_records
-from service.http.text import as_lines, encode_text, valid_utf8
+from service.http.text import as_lines, count_lines, encode_text, valid_utf8
 
 # OpenMetadata's message for JSON of the wrong shape.
 _FORMAT = "Invalid log data format"
@@ -103,20 +103,20 @@ def kind_of(content_type: bytes | None) -> str:
 
 
 def _lines(text: bytes, replaced: int, connector: str | None = None) -> Decoded:
-    lines = text.count(b"\n")
+    lines = count_lines(text)
     if lines > MAX_LINES:
         raise TooLarge(f"{lines} lines; a batch has at most {MAX_LINES}", field="logs")
     return Decoded(text, lines, lines, connector, None, replaced)
 
 
 def _records(body: bytes, limit: int) -> Decoded:
-    if body.count(b"\n") > MAX_LINES:
+    if count_lines(body) > MAX_LINES:
         raise TooLarge(f"a batch has at most {MAX_LINES} records", field="body")
     body, replaced = valid_utf8(body)
     text, meta, more = parse_records(body)
     if len(text) > limit:
         raise TooLarge(f"more than {limit} bytes of text", field="body")
-    return Decoded(text, len(meta.ends), text.count(b"\n"), None, meta, replaced + more)
+    return Decoded(text, len(meta.ends), count_lines(text), None, meta, replaced + more)
 
 
 def _decode_json(body: bytes, limit: int, *, announced: bool) -> Decoded:
