@@ -3,7 +3,8 @@
 What is done for `count` leases, where nobody else is at it: three queries at a time, one
 addition to the counter of epochs, `count` writes. With `spread` READY is one part of
 `SHARDS`, picked by chance, and within each head the ones that are tried are picked by chance
-too: so workers seldom meet. Where a part has too little, the others are looked at.
+too, half of them at most at a time; who meets another keeps what it won, and asks for no
+more: so workers seldom meet, and part. Where a part has too little, the others are looked at.
 Without, READY is all parts, and the order is that of `transitions.chosen`; but of
 WAITING and ASSIGNED only some hundreds that were due first are compared with each other.
 
@@ -59,6 +60,7 @@ class Acquiring:
         # The index has ranks of our own ageing: for another everything is compared.
         self._whole = claim.ageing_ms != writes.keeping.ageing_ms
         self._brought = Brought()
+        self._met = False
 
     async def one(self, found: Partition | None) -> Acquired:
         """That partition, if it is free."""
@@ -75,9 +77,9 @@ class Acquiring:
         parts = [[*left, shards[0]], shards[1:]] if spread else [[*left, *shards]]
         try:
             for heads in parts:
-                while (wanted := count - len(self._brought.partitions)) > 0:
+                while wanted := self._wanted(count, spread=spread):
                     picked = await self._pick(heads, wanted, spread=spread)
-                    if not picked or self._brought.errors:
+                    if not picked:
                         break
                     await self._take(picked)
         except TailraceError as error:
@@ -91,7 +93,8 @@ class Acquiring:
                 raise done
         seen: dict[str, Partition] = {}
         for head in heads:
-            some = self._shuffled(head.found)[:count] if spread else head.found
+            few = min(count, (len(head.found) + 1) // 2)
+            some = self._shuffled(head.found)[:few] if spread else head.found
             seen |= {one.key: one for one in some}
         picked = chosen(seen.values(), self._claim, count)
         for head in heads:
@@ -113,13 +116,20 @@ class Acquiring:
     async def _decide(self, seen: Partition, wanted: Partition) -> None:
         try:
             stored = await self._writes.replace(seen, wanted)
-        except (PreconditionFailed, NotFound):
-            return  # another was first, or the index was behind
+        except (PreconditionFailed, NotFound):  # another was first, or the index was behind
+            self._met = True
+            return
         except TailraceError as error:
             self._brought.errors.append(error)
             return
         won = stored.status is Status.ASSIGNED
         (self._brought.partitions if won else self._brought.failed).append(stored)
+
+    def _wanted(self, count: int, *, spread: bool) -> int:
+        """How many more. None where others want the same: what is won is enough."""
+        won = len(self._brought.partitions)
+        parted = spread and self._met and won > 0
+        return 0 if parted or self._brought.errors else count - won
 
     def _shuffled(self, of: Sequence[T]) -> list[T]:
         return sorted(of, key=lambda _: self._entropy.getrandbits(32))

@@ -141,6 +141,31 @@ async def test_what_another_takes_after_the_look_is_refused_and_the_search_goes_
         assert store.requests.refused == 2
 
 
+async def test_who_meets_another_keeps_what_it_won_and_leaves_the_rest(
+    dynamodb: DynamoDb,
+) -> None:
+    async with watched(dynamodb) as (store, between):
+        keys = [f"{i}" for i in range(8)]
+        await put(store, *keys)
+        for key in keys:
+            await taken(store, key, lease_ms=1000)
+        late = replace(claim_of(store, "other/B"), at_least_ms=NOW_MS + 5000)
+
+        async def half() -> None:
+            for key in keys[::2]:
+                assert (await store.acquire(SOURCE, late, 1, only=key)).partitions
+
+        made(store)
+        between.before["update_item"] = half
+        mine = replace(late, owner="third/C")
+        won = (await store.acquire(SOURCE, mine, 4)).partitions
+        assert 0 < len(won) < 4, "half of eight were tried, and some of them were another's"
+        assert {one.key for one in won} <= set(keys[1::2])
+        assert made(store)["query"] == 3, "no other part was looked at"
+        rest = (await store.acquire(SOURCE, mine, 4)).partitions
+        assert {one.key for one in [*won, *rest]} == set(keys[1::2])
+
+
 async def test_an_index_that_stands_still_gives_nothing_out_twice(dynamodb: DynamoDb) -> None:
     async with watched(dynamodb) as (store, between):
         await put(store, *[f"{i:02d}" for i in range(12)])
