@@ -10,16 +10,20 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import IO
 
 import orjson
 
+from coordination.dynamodb.open import open_dynamodb
+from coordination.dynamodb.requests import Requests
 from coordination.object_store.store import SHARDS, ObjectPartitions
 from coordination.partition import NewPartition, Partition, Status
+from coordination.settings import DynamoDbSettings
 from coordination.store import PartitionStore
 from coordination.storetime import StoreTime
 from coordination.transitions import MARGIN_MS, Claim, completed
@@ -39,10 +43,11 @@ _TELL_SECONDS = 0.3
 
 @dataclass(frozen=True)
 class Place:
-    """Where the partitions are: a folder, or a bucket. It is sent to processes."""
+    """Where the partitions are: a folder, a bucket, or a table. It is sent to processes."""
 
     folder: str | None = None
     bucket: Bucket | None = None
+    table: DynamoDbSettings | None = None
     shards: int = SHARDS
 
 
@@ -51,41 +56,56 @@ class Traffic:
     """What a process asked of the store so far."""
 
     counters: StoreCounters = field(default_factory=StoreCounters)
-    store: object = None
+    wire: Callable[[], Mapping[str, int]] = dict
+    table: Requests | None = None
 
     def numbers(self) -> dict[str, int]:
-        """Calls by operation, refused conditional writes, and requests on the wire."""
-        found: dict[str, int] = {}
+        """Writes, reads and listings, writes that were refused, and requests on the wire."""
+        found = dict.fromkeys(["put", "get", "list", "refused"], 0)
         for (operation, outcome), number in self.counters.requests.items():
             found[operation] = found.get(operation, 0) + number
             if (operation, outcome) == ("put", "refused"):
-                found["refused"] = number
+                found["refused"] += number
+        for operation, number in ({} if self.table is None else self.table.made).items():
+            read = operation.startswith(("get", "batch_get", "query", "describe"))
+            found["get" if read else "put"] += number
+        found["refused"] += 0 if self.table is None else self.table.refused
         found["sent"] = sum(self.counters.sent.values())
-        found["wire"] = sum(requests_of(self.store).values())  # type: ignore[arg-type]
+        found["wire"] = sum(self.wire().values())
         return found
 
 
 @asynccontextmanager
 async def opened(place: Place, traffic: Traffic) -> AsyncIterator[PartitionStore]:
     """The store, with everything counted."""
-    clock = SystemClock()
+    async with _opened(place, traffic) as store:
+        await store.start()
+        yield store
+        await store.close()
+
+
+@asynccontextmanager
+async def _opened(place: Place, traffic: Traffic) -> AsyncIterator[PartitionStore]:
+    clock, dice = SystemClock(), system_entropy()
+    if place.table is not None:
+        async with open_dynamodb(place.table, clock, dice) as table:
+            traffic.table = table.requests
+            yield table
+        return
     async with AsyncExitStack() as stack:
         if place.bucket is not None:
             objects = await stack.enter_async_context(place.bucket.open())
         else:
             assert place.folder is not None
-            objects = LocalStore(place.folder, Disk(), clock, system_entropy())
-        traffic.store = objects
-        store = ObjectPartitions(
+            objects = LocalStore(place.folder, Disk(), clock, dice)
+        traffic.wire = partial(requests_of, objects)
+        yield ObjectPartitions(
             MeteredStore(objects, clock, traffic.counters),
             clock,
-            system_entropy(),
+            dice,
             StoreTime(clock, newest_date_of(objects)),
             shards=place.shards,
         )
-        await store.start()
-        yield store
-        await store.close()
 
 
 @dataclass(frozen=True)

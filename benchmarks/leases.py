@@ -1,4 +1,4 @@
-"""Leases on the object store: `python -m benchmarks.leases [--store local|minio] [--kill]`.
+"""Leases: `python -m benchmarks.leases [--store local|minio|dynamodb] [--kill]`.
 
 Workers in processes of their own share 10,000 partitions: each takes some, writes a line
 for each, completes them. Printed: leases given out a second, what the store was asked for
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import multiprocessing
+import os
 import resource
 import sys
 import tempfile
@@ -29,6 +30,8 @@ import orjson
 from benchmarks.lease_worker import SOURCE, Job, Place, Traffic, opened, supply, work
 from coordination.object_store.store import SHARDS
 from coordination.partition import Status
+from coordination.settings import DynamoDbSettings
+from tests.dynamodb import ACCESS_KEY, REGION, SECRET_KEY, running_dynamodb, why_no_dynamodb
 from tests.servers import running_minio, why_no_minio
 
 _MOST_REFUSED = 0.10
@@ -108,14 +111,15 @@ def _report(folder: Path, asked: argparse.Namespace, done: dict[str, int], kille
     refused = told["refused"] / told["put"]
     each = {name: told[name] / acquired for name in ("put", "get", "list", "wire")}
     print(
-        f"{asked.store}, {asked.workers} workers, {asked.partitions} partitions in {asked.shards}"
-        f" shards, up to {asked.batch} an acquire: {acquired / told['seconds']:.0f} leases/s and"
+        f"{asked.store}, {asked.workers} workers, {asked.partitions} partitions"
+        + ("" if asked.store == "dynamodb" else f" in {asked.shards} shards")
+        + f", up to {asked.batch} an acquire: {acquired / told['seconds']:.0f} leases/s and"
         f" {told['acquires'] / told['seconds']:.0f} acquires/s in {told['seconds']:.1f} s;"
-        f" a lease and its completion: {each['put']:.2f} puts, {each['get']:.2f} gets,"
-        f" {each['list']:.2f} lists"
+        f" a lease and its completion: {each['put']:.2f} writes, {each['get']:.2f} reads,"
+        f" {each['list']:.2f} listings"
         + (f", {each['wire']:.2f} requests on the wire" if told["wire"] else "")
-        + f"; {refused:.1%} of {told['put']:.0f} writes refused (limit {_MOST_REFUSED:.0%});"
-        f" {told['sent'] / acquired / 1000:.1f} kB sent each"
+        + f"; {refused:.1%} of {told['put']:.0f} writes refused (limit {_MOST_REFUSED:.0%})"
+        + (f"; {told['sent'] / acquired / 1000:.1f} kB sent each" if told["sent"] else "")
     )
     print(
         f"{len(done)} of {asked.partitions} completed, {exact} with exactly one effect under their"
@@ -185,14 +189,23 @@ def _place(folder: Path, asked: argparse.Namespace) -> Iterator[Place]:
     if asked.store == "local":
         yield Place(folder=str(folder / "store"), shards=asked.shards)
         return
-    with running_minio() as minio:
-        yield Place(bucket=minio.bucket(), shards=asked.shards)
+    if asked.store == "minio":
+        with running_minio() as minio:
+            yield Place(bucket=minio.bucket(), shards=asked.shards)
+        return
+    # DynamoDB Local checks no key, but requests are signed.
+    os.environ |= {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
+    with running_dynamodb() as server:
+        table = DynamoDbSettings(
+            table_name=server.table_name(), region=REGION, endpoint_url=server.endpoint_url
+        )
+        yield Place(table=table)
 
 
 def main() -> int:
     """0 if every limit holds and every partition was done exactly once."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("--store", choices=["local", "minio"], default="minio")
+    parser.add_argument("--store", choices=["local", "minio", "dynamodb"], default="minio")
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--partitions", type=int, default=10_000)
     parser.add_argument("--shards", type=int, default=SHARDS)
@@ -205,9 +218,10 @@ def main() -> int:
     asked = parser.parse_args()
     if asked.kill and asked.lease == parser.get_default("lease"):
         asked.lease = 6.0
-    reason = why_no_minio() if asked.store == "minio" else None
+    why_not = {"minio": why_no_minio, "dynamodb": why_no_dynamodb}.get(asked.store)
+    reason = why_not() if why_not is not None else None
     if reason is not None:
-        print(f"no MinIO here: {reason}", file=sys.stderr)
+        print(f"no {asked.store} here: {reason}", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory(prefix="tailrace-bench-", dir=".") as name:
         folder = Path(name).resolve()

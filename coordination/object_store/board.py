@@ -43,7 +43,7 @@ class Board:
     async def refresh(self) -> None:
         """Learns which shards changed. Raises `StoreUnavailable`."""
         began = next(self._means.moments)
-        found = {info.key: info.etag async for info in self._means.store.list(self._prefix)}
+        found = {info.key: info async for info in self._means.store.list(self._prefix)}
         for writer in self.writers:
             writer.listed(found.get(writer.key), began)
 

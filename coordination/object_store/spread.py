@@ -10,6 +10,7 @@ With nothing free and nothing changed that is the LIST alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from coordination.object_store.board import AT_ONCE, Board, each
 from coordination.object_store.found import Found
@@ -20,6 +21,9 @@ from coordination.store import Acquired
 from coordination.transitions import Claim
 from logstore.clock import Clock
 from logstore.errors import Damaged, PreconditionFailed, TailraceError
+
+_BUSY_MS: Final = 3000
+"""A shard that was written so shortly before the last one was is one that somebody is at."""
 
 
 class Spread:
@@ -37,10 +41,13 @@ class Spread:
         if here is not None:
             await self._take(found, route, [self._board.writers[here]])
         if found.missing and found.error is None:
-            await self._look_around(found, route)
+            await self._look_around(found, route, apart=here is not None)
         return found.result()
 
-    async def _look_around(self, found: Found, route: Route) -> None:
+    async def _look_around(self, found: Found, route: Route, *, apart: bool) -> None:
+        """`apart`: rather where nobody else seems to be. Not always, or who is there would
+        keep all others from what waits beside it.
+        """
         ahead = [self._board.writers[number] for number in route.ahead()]
         try:
             await self._board.refresh()
@@ -48,6 +55,9 @@ class Spread:
             found.error = error
             return
         ahead = [writer for writer in ahead if _may_have(writer, found.claim)]
+        if apart:
+            newest_ms = max([writer.modified_ms for writer in ahead], default=0)
+            ahead.sort(key=lambda writer: writer.modified_ms > newest_ms - _BUSY_MS)
         lost: list[ShardWriter] = []
         wave = 1
         while ahead and found.missing:

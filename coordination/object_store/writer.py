@@ -37,7 +37,7 @@ from logstore.errors import (
     StoreUnavailable,
     TailraceError,
 )
-from logstore.objects.store import ObjectStore
+from logstore.objects.store import ObjectInfo, ObjectStore
 from logstore.objects.unclear import Unclear
 
 T = TypeVar("T")
@@ -121,6 +121,8 @@ class ShardWriter:
         self._summary: Summary | None = None
         self._summarizes = False
         self._etag: str | None = None
+        self.modified_ms = 0
+        """When anybody wrote it last, says the listing before; perhaps in whole seconds."""
         self._seen = -1
         self._changed = -1  # when we last came to know another version
         self._group: list[_Waiting] = []
@@ -139,8 +141,10 @@ class ShardWriter:
         self._summary = summarized(self._shard, AGEING_MS if ageing_ms is None else ageing_ms)
         return self._summary
 
-    def listed(self, etag: str | None, began: int) -> None:
+    def listed(self, info: ObjectInfo | None, began: int) -> None:
         """A listing that began at that moment says which version is the newest; None: none is."""
+        etag = None if info is None else info.etag
+        self.modified_ms = 0 if info is None else info.modified_ms
         if began < self._changed:
             return  # it may be from before what we know
         if self._seen >= 0 and etag == self._etag:
