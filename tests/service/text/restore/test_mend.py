@@ -303,7 +303,7 @@ async def test_a_flush_that_needs_a_vanished_index_ends(tmp_path: Path) -> None:
         again = world.journal.entries[0]
         world.append(RUN, again[2], ulid=again[1])  # a copy: the index has to say so
         await world.confirm()
-        await asyncio.wait_for(world.text.drain(), 60)
+        await asyncio.wait_for(world.text.drain(), 600)
         await agree(world, expected)
 
 
