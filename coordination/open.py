@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+from coordination.expiry import expire_for_ever
 from coordination.in_memory import InMemoryPartitions
 from coordination.object_store.store import ObjectPartitions
 from coordination.partition import AGEING_MS
@@ -46,4 +48,22 @@ async def open_partitions(
     else:
         time = StoreTime(clock, newest_date)
         count = settings.object_store.shards if shards is None else shards
-        yield ObjectPartitions(objects, clock, entropy, time, shards=count)
+        kept = ObjectPartitions(objects, clock, entropy, time, shards=count)
+        async with _expiring(kept, clock, settings.object_store.ttl_ms):
+            yield kept
+
+
+@asynccontextmanager
+async def _expiring(
+    partitions: PartitionStore, clock: Clock, ttl_ms: int | None
+) -> AsyncIterator[None]:
+    """DynamoDB removes what is over by itself; an object store does not."""
+    if ttl_ms is None:
+        yield
+        return
+    expiring = asyncio.create_task(expire_for_ever(partitions, clock, ttl_ms))
+    try:
+        yield
+    finally:
+        expiring.cancel()
+        await asyncio.wait([expiring])
