@@ -115,6 +115,8 @@ class Workers:
 
     async def leave(self) -> None:
         """Is no worker any more. Raises as the store."""
+        if self._asked == -math.inf:
+            return  # it never was one
         found = await self._holder.store.get(self._source, self._prefix + self._holder.owner)
         if found is not None:
             await self._forget(found)
