@@ -40,6 +40,11 @@ class Board:
         """The shard of a partition."""
         return self.writers[shard_of(key, self.source.shards)]
 
+    def forget(self) -> None:
+        """Keeps nothing in memory."""
+        for writer in self.writers:
+            writer.forget()
+
     async def refresh(self) -> None:
         """Learns which shards changed. Raises `StoreUnavailable`."""
         began = next(self._means.moments)

@@ -40,9 +40,9 @@ class Draft:
         """All rows that were there at the call."""
         return iter(list(self._rows.items()))
 
-    def next_epoch(self) -> int:
-        """Above all that were given out in this shard."""
-        self._epoch += 1
+    def next_epoch(self, partition: Partition) -> int:
+        """Above all that were given out in this shard, and above its own."""
+        self._epoch = max(self._epoch, partition.epoch) + 1
         return self._epoch
 
     def put(self, partition: Partition) -> Partition:

@@ -69,7 +69,7 @@ class Take:
             if exhausted(one, self.claim):
                 failed.append(draft.put(worn_out(one, self.claim)))
             else:
-                taken.append(draft.put(acquired(one, self.claim, draft.next_epoch())))
+                taken.append(draft.put(acquired(one, self.claim, draft.next_epoch(one))))
         return Acquired(taken, failed)
 
     @staticmethod

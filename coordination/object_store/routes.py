@@ -23,19 +23,18 @@ class Route:
         self._order = sorted(
             range(shards), key=lambda number: xxhash.xxh3_64_intdigest(f"{owner} {number}".encode())
         )
-        self._at = 0
+        self._at = -1
         self._since: float | None = None
 
     def here(self, now: float) -> int | None:
         """The shard to stay at; None if it is time to look around. `now` in seconds."""
-        if self._since is None or now - self._since >= STAY_SECONDS:
-            return None
-        return self._order[self._at]
+        if self._since is not None and now - self._since >= STAY_SECONDS:
+            self._since = None
+        return None if self._since is None else self._order[self._at]
 
     def ahead(self) -> list[int]:
-        """All shards, the next one first, and where it stands last unless it just arrived."""
-        start = self._at if self._since is None else self._at + 1
-        return self._order[start:] + self._order[:start]
+        """All shards, the next one first and the last visited last."""
+        return self._order[self._at + 1 :] + self._order[: self._at + 1]
 
     def arrive(self, number: int, now: float) -> None:
         """That shard gave work."""

@@ -242,5 +242,6 @@ class ObjectPartitions:
         opened = self._sources.setdefault(prefix, _Opened(self._means, source))
         self._sources.move_to_end(prefix)
         if len(self._sources) > _SOURCES:
-            self._sources.popitem(last=False)
+            _, oldest = self._sources.popitem(last=False)
+            oldest.board.forget()
         return opened

@@ -152,17 +152,17 @@ class ShardWriter:
         elif etag is None:
             self._learn(Version(self._empty, None, began), 0)
         else:
-            self._forget()
+            self.forget()
 
     def forget_rows(self) -> None:
         """Keeps the summary, if anybody here asks for summaries: a mere supplier does not."""
         if not self._summarizes:
-            self._forget()
+            self.forget()
             return
         try:
             self.summary()
         except Damaged:
-            self._forget()  # whoever asks reads it, and hears of it
+            self.forget()  # whoever asks reads it, and hears of it
         self._shard = None
 
     async def look(self, needed: int = -1) -> Version:
@@ -193,7 +193,8 @@ class ShardWriter:
         self._changed = next(self._means.moments)
         self._means.cache.used(self, size)
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Knows nothing: what is asked next is read."""
         self._shard = self._summary = self._etag = None
         self._seen = -1
         self._means.cache.dropped(self)
@@ -255,7 +256,7 @@ class ShardWriter:
                 if version.seen >= max([one.moment for one in group], default=-1):
                     decided.answer()
                     return
-                self._forget()
+                self.forget()
                 continue
             try:
                 await self._put(decided.shard, version.etag)
@@ -290,7 +291,7 @@ class ShardWriter:
                 self.key, body, if_absent=etag is None, if_match=etag
             )
         except TailraceError:
-            self._forget()
+            self.forget()
             raise
         self._learn(Version(shard, info.etag, began), len(body))
 
