@@ -131,8 +131,10 @@ def test_merged_twice_and_kept_as_the_settings_say(lake: Lake) -> None:
 def test_killed_between_steps_the_lines_are_there_once(lake: Lake) -> None:
     sent = [batch("f", f"r{i}", NOON + i * HOUR, 30) for i in range(2)]
     lake.put("a", sent)
+    lake.data.mkdir(exist_ok=True)  # by which the second knows that the first is gone
     for step, placed in (("written", 0), ("placed", 2)):
-        process = start(lake, [sys.executable, JOB, "--kill-at", step])
+        data = ["--data", str(lake.data)]
+        process = start(lake, [sys.executable, JOB, *data, "--kill-at", step])
         errors = process.communicate(timeout=240)[1]
         assert process.returncode == -signal.SIGKILL, errors
         assert lake.table() == []
