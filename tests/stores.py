@@ -3,6 +3,7 @@
 `every_store` runs a test over the simulated disk, over a real S3 server, and over that server
 through a proxy that misbehaves in ways that a correct client hides; `every_server` over the
 last two; `through_faults` over the last. They give the proxy's schedule, if there is one.
+Of tests with many parameters `on_servers` says which values are worth a server's time.
 """
 
 from __future__ import annotations
@@ -72,6 +73,23 @@ def _standing(request: pytest.FixtureRequest, kind: str) -> Iterator[Schedule | 
     with standing_on(Backing(proxied.server, outside, name)):
         yield proxied.schedule
     proxied.schedule.calm()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """`on_servers(where=("both",))`: of the values of `where` servers see these."""
+    spared = [item for item in items if _spared(item)]
+    items[:] = [item for item in items if not _spared(item)]
+    config.hook.pytest_deselected(items=spared)
+
+
+def _spared(item: pytest.Item) -> bool:
+    marker = item.get_closest_marker("on_servers")
+    if marker is None or not isinstance(item, pytest.Function):
+        return False
+    params = item.callspec.params
+    return params["every_store"] != "local" and any(
+        params[name] not in values for name, values in marker.kwargs.items()
+    )
 
 
 @pytest.fixture(params=["local", *ON_SERVERS])

@@ -104,6 +104,7 @@ async def bodies(store: ObjectStore, names: list[str]) -> dict[str, bytes]:
     return {name: (await store.get(name))[1] for name in names}
 
 
+@pytest.mark.on_servers(where=("both",))
 @pytest.mark.parametrize("where", WHERE)
 async def test_the_texts_of_chunks_vanished(tmp_path: Path, where: str) -> None:
     async with written(tmp_path, where=where) as (world, expected):
@@ -140,6 +141,7 @@ async def test_the_texts_of_chunks_were_cut(tmp_path: Path) -> None:
             await agree(world, expected)
 
 
+@pytest.mark.on_servers(where=("both",))
 @pytest.mark.parametrize("where", WHERE)
 async def test_the_indexes_of_chunks_vanished(tmp_path: Path, where: str) -> None:
     async with written(tmp_path, where=where, batches=3) as (world, expected):
@@ -162,6 +164,7 @@ async def test_the_indexes_of_chunks_were_cut(tmp_path: Path) -> None:
         await agree(world, expected)
 
 
+@pytest.mark.on_servers(where=("both",))
 @pytest.mark.parametrize("where", WHERE)
 async def test_a_whole_chunk_vanished(tmp_path: Path, where: str) -> None:
     async with written(tmp_path, where=where, batches=3) as (world, expected):
@@ -172,6 +175,7 @@ async def test_a_whole_chunk_vanished(tmp_path: Path, where: str) -> None:
         assert world.text.mender.mended == 1
 
 
+@pytest.mark.on_servers(where=("both",))
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("damage", ["gone", "other bytes", "cut"])
 async def test_logs_txt_vanished_or_was_written_over(

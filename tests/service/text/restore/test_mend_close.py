@@ -13,6 +13,7 @@ from tests.service.text.restore.test_mend import RUN, WHERE, agree, chunk_keys, 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("every_store")]
 
 
+@pytest.mark.on_servers(where=("both",))
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("logs", ["gone", "other bytes"])
 async def test_logs_txt_vanished_with_its_index(tmp_path: Path, where: str, logs: str) -> None:
