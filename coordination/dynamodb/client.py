@@ -23,7 +23,7 @@ from logstore.objects.s3.credentials import Credentials, Renewed
 from logstore.objects.s3.settings import S3Settings
 
 _CONNECT_SECONDS: Final = 5
-_READ_SECONDS: Final = 10
+_READ_SECONDS: Final = 5
 _HINT: Final = "Set AWS_ACCESS_KEY_ID and its like, or run where a role is given to the machine."
 
 

@@ -25,7 +25,7 @@ from logstore.objects.s3.errors import NO_KEY, Meaning
 from logstore.objects.s3.requests import Tries, date_of
 
 CONNECTIONS: Final = 32
-TRIES: Final = Tries(count=8, pause_seconds=0.05)
+TRIES: Final = Tries(count=10, pause_seconds=0.05)
 _LONGEST_PAUSE_SECONDS: Final = 5.0
 _NAME_THEIR_TABLES: Final = frozenset({"batch_get_item"})
 

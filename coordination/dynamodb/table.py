@@ -87,7 +87,7 @@ class Table:
             about = await self._about()
             if about is None:
                 await self._make()
-            elif about["TableStatus"] in ("ACTIVE", "UPDATING"):
+            elif _active(about):
                 return about
             await self._clock.sleep(_LOOK_SECONDS)
         raise StoreUnavailable(f"the table {self._requests.table} does not become active")
@@ -149,6 +149,15 @@ class Table:
         if failure.meaning is not Meaning.FINAL:
             raise failure.error("turn the table's TTL on")
         return f"its TTL cannot be turned on: {failure.message}"
+
+
+def _active(about: Mapping[str, Any]) -> bool:
+    """Whether table and index answer, and the index has all that is in the table."""
+    indexes = about.get("GlobalSecondaryIndexes", [])
+    ours = [one for one in indexes if one["IndexName"] == items.INDEX]
+    states = [about["TableStatus"], *[one["IndexStatus"] for one in ours]]
+    filling = any(one.get("Backfilling", False) for one in ours)
+    return not filling and all(state in ("ACTIVE", "UPDATING") for state in states)
 
 
 def _schema(keys: Mapping[str, str]) -> list[dict[str, str]]:

@@ -8,15 +8,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
+from random import Random
 from typing import Any
 
 import pytest
 
+from coordination.dynamodb.client import open_client
+from coordination.dynamodb.requests import Requests
 from coordination.dynamodb.store import DynamoPartitions
+from coordination.dynamodb.table import Table
 from coordination.partition import NewPartition, Status
 from coordination.storetime import StoreTime
 from coordination.transitions import closed, completed, failed, given_up, renewed, reset, saved
-from logstore.errors import InvalidInput, NotFound
+from logstore.errors import InvalidInput, NotFound, StoreUnavailable
 from tests.contracts.partition_acquire import SOURCE, claim_of, got, keys_taken, put, taken
 from tests.coordination.dynamodb.tables import settings_of, standing
 from tests.dynamodb import DynamoDb
@@ -149,6 +153,50 @@ async def test_a_table_of_another_shape_is_refused_with_what_is_wrong(
     assert caught.value.field == "source_coordination.store.dynamodb.table_name"
 
 
+class Slow:
+    """A client whose table takes its time: Local's is there at once."""
+
+    def __init__(self, client: Any, states: list[dict[str, Any]]) -> None:
+        self._client = client
+        self._states = states
+        self.looks = 0
+
+    def __getattr__(self, operation: str) -> Any:
+        return getattr(self._client, operation)
+
+    async def describe_table(self, **parameters: Any) -> Any:
+        answer = await self._client.describe_table(**parameters)
+        self.looks += 1
+        if self._states:
+            state = self._states.pop(0)
+            answer["Table"]["TableStatus"] = state.pop("table", "ACTIVE")
+            answer["Table"]["GlobalSecondaryIndexes"][0] |= state
+        return answer
+
+
+async def test_a_table_is_used_when_it_and_its_index_are_complete(
+    dynamodb: DynamoDb, client: Any
+) -> None:
+    """An index that is being filled would say that there is no work."""
+    settings, clock = settings_of(dynamodb), MovedClock()
+    make_table(client, settings.table_name)
+    states: list[dict[str, Any]] = [
+        {},
+        {"table": "CREATING"},
+        {"IndexStatus": "CREATING", "Backfilling": True},
+        {"Backfilling": True},
+    ]
+    async with open_client(settings, clock, 4) as real:
+        slow = Slow(real, states)
+        requests = Requests(slow, settings.table_name, clock, Random(1))
+        await Table(requests, settings, clock).ready()
+        assert slow.looks == 5
+        slow = Slow(real, [{"table": "CREATING"} for _ in range(1000)])
+        requests = Requests(slow, settings.table_name, clock, Random(1))
+        with pytest.raises(StoreUnavailable, match="does not become active"):
+            await Table(requests, settings, clock).ready()
+
+
 # -- TTL
 
 
@@ -279,6 +327,6 @@ async def test_a_table_that_vanished_is_an_error(dynamodb: DynamoDb, client: Any
     async with standing(settings_of(dynamodb)) as store:
         await put(store, "a")
         client.delete_table(TableName=store.requests.table)
-        with pytest.raises(Exception, match="ResourceNotFound") as caught:
+        with pytest.raises(StoreUnavailable, match="ResourceNotFound") as caught:
             await keys_taken(store, claim_of(store), 1)
-        assert type(caught.value).__name__ == "StoreUnavailable"
+        assert "Restore it" in caught.value.hint
