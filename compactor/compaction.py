@@ -62,17 +62,21 @@ class Compactor:
 
         Raises `StoreUnavailable`, `OutcomeUnknown`, `Unavailable`.
         """
-        stopped: set[str] = set()
         async with self.sharing.joined() as share:
-            while True:
-                with report.timed("plan", self.clock):
-                    plan = await self._plan(stopped, share, report)
-                if not plan.segments:
-                    return
-                try:
-                    await self._take_in(plan, stopped, share, report)
-                except PreconditionFailed as error:
-                    log.info("planning anew: %s", error)
+            await self._take_in_share(share, report)
+        report.leases = dict(share.counted)
+
+    async def _take_in_share(self, share: Share, report: Report) -> None:
+        stopped: set[str] = set()
+        while True:
+            with report.timed("plan", self.clock):
+                plan = await self._plan(stopped, share, report)
+            if not plan.segments:
+                return
+            try:
+                await self._take_in(plan, stopped, share, report)
+            except PreconditionFailed as error:
+                log.info("planning anew: %s", error)
 
     async def _plan(self, stopped: set[str], share: Share, report: Report) -> Plan:
         listed = {node: await segments_of(self.store, node) for node in await nodes_of(self.store)}

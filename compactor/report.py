@@ -13,8 +13,11 @@ from logstore.clock import Clock
 
 @dataclass
 class Report:
-    """Counts of rows and bytes; `seconds` per phase. `held_elsewhere` are nodes with segments to
-    take in that another driver works on. Any alarm makes the exit code non-zero."""
+    """Counts of rows and bytes; `seconds` per phase. Any alarm makes the exit code non-zero.
+
+    `held_elsewhere` are nodes with segments to take in that another driver works on, `leases`
+    what became of this driver's, by Data Prepper's names of its counters.
+    """
 
     segments: int = 0
     set_aside: int = 0
@@ -31,6 +34,7 @@ class Report:
     orphans_removed: int = 0
     writes_swept: int = 0
     held_elsewhere: int = 0
+    leases: dict[str, int] = field(default_factory=dict)
     alarms: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 

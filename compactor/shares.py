@@ -18,11 +18,13 @@ hour, will be another type beside it.)
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from types import MappingProxyType
 from typing import Final, Protocol
 
 from coordination.coordinator import Coordinator
+from coordination.counters import NAMES
 from coordination.held import Held
 from coordination.partition import NewPartition, Status
 from coordination.work import Work
@@ -43,6 +45,11 @@ class Share(Protocol):
     @property
     def barred(self) -> Sequence[str]:
         """Nodes that an operator told everybody to leave alone, with the reason."""
+        ...
+
+    @property
+    def counted(self) -> Mapping[str, int]:
+        """What became of leases, by Data Prepper's names; those that are 0 are left out."""
         ...
 
     @property
@@ -75,6 +82,7 @@ class Alone:
 
     barred: Sequence[str] = ()
     settled = True
+    counted: Mapping[str, int] = MappingProxyType({})
 
     @asynccontextmanager
     async def joined(self) -> AsyncIterator[Share]:
@@ -116,6 +124,12 @@ class LeasedShare:
         self._work = work
         self.barred: list[str] = []
         self.settled = True
+
+    @property
+    def counted(self) -> Mapping[str, int]:
+        counters = self._work.counters
+        found = {upstream: getattr(counters, name) for name, upstream in NAMES.items()}
+        return {name: count for name, count in found.items() if count}
 
     async def among(self, nodes: Sequence[str], waiting: Collection[str]) -> list[str]:
         await self._hand_over()

@@ -62,12 +62,15 @@ def test_a_driver_takes_all_in_and_leaves_all_free(lake: Lake) -> None:
             assert {entry.status.value for entry in await leases_of(lake.store)} == {"CLOSED"}
             before = await leases_of(lake.store)
             idle = await compact(lake, sharing)
-            assert (idle.commits, idle.held_elsewhere) == (0, 0)
+            assert (idle.commits, idle.held_elsewhere, idle.leases) == (0, 0, {})
             assert [e.version for e in await leases_of(lake.store)] == [e.version for e in before]
             return report
 
     report = lake.run(story())
     assert (report.segments, report.held_elsewhere) == (8, 0)
+    assert report.leases == {
+        "partitionsCreatedCount": 4, "partitionsAcquired": 4, "partitionsClosed": 4
+    }  # fmt: skip
     assert lake.snapshot().marks(NODES) == dict.fromkeys(NODES, 2)
 
 
