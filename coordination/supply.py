@@ -29,7 +29,7 @@ from coordination.counters import CoordinationCounters
 from coordination.held import Held
 from coordination.holder import Holder
 from coordination.partition import NewPartition, Partition
-from logstore.errors import Damaged, LeaseLost
+from logstore.errors import Conflict, Damaged, LeaseLost
 
 GLOBAL: Final = "GLOBAL"
 
@@ -79,10 +79,12 @@ class Supply:
         return self._finished
 
     async def finish(self) -> None:
-        """Says so, where partitions are made by hand. Raises `LeaseLost` while one supplies."""
+        """Says so, where partitions are made by hand. Raises `Conflict` while one supplies."""
+        if await self.finished():
+            return
         held = await self._take()
         if held is None:
-            raise LeaseLost("a supplier is at work")
+            raise Conflict("a supplier is at work", hint="It says itself when it is finished.")
         try:
             state, supplied_ms = _decoded(held.partition)
             state.finished = True

@@ -1,0 +1,75 @@
+"""The same partitions, opened in any process: in a folder, a bucket, a table."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from random import SystemRandom
+from unittest.mock import patch
+
+from coordination.object_store.store import ObjectPartitions
+from coordination.settings import DynamoDbSettings
+from coordination.store import PartitionStore
+from coordination.storetime import StoreTime
+from logstore.clock import Clock, SystemClock
+from logstore.disk import Disk
+from logstore.objects.local import LocalStore
+from logstore.objects.remote import newest_date_of
+from tests.coordination.dynamodb.tables import standing
+from tests.dynamodb import ACCESS_KEY, SECRET_KEY
+from tests.servers import Bucket
+
+KEYS = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
+
+
+class FastClock(SystemClock):
+    """Ten seconds pass in one, in all processes of the machine alike."""
+
+    SPEED = 10
+
+    def now_ms(self) -> int:
+        return super().now_ms() * self.SPEED
+
+    def monotonic(self) -> float:
+        return super().monotonic() * self.SPEED
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds / self.SPEED)
+
+
+class SkewedClock(SystemClock):
+    """A clock that somebody set wrong."""
+
+    def __init__(self, skew_ms: int) -> None:
+        self._skew_ms = skew_ms
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self._skew_ms
+
+
+@asynccontextmanager
+async def in_folder(folder: str, _: int) -> AsyncIterator[tuple[PartitionStore, Clock]]:
+    clock = FastClock()
+    objects = LocalStore(folder, Disk(), SystemClock(), SystemRandom())
+    time = StoreTime(clock, None)
+    yield ObjectPartitions(objects, SystemClock(), SystemRandom(), time, shards=3), clock
+
+
+@asynccontextmanager
+async def in_bucket(bucket: Bucket, skew_ms: int) -> AsyncIterator[tuple[PartitionStore, Clock]]:
+    clock = SkewedClock(skew_ms)
+    async with bucket.open() as objects:
+        time = StoreTime(clock, newest_date_of(objects))
+        yield ObjectPartitions(objects, clock, SystemRandom(), time, shards=3), clock
+
+
+@asynccontextmanager
+async def in_table(
+    settings: DynamoDbSettings, skew_ms: int
+) -> AsyncIterator[tuple[PartitionStore, Clock]]:
+    clock = SkewedClock(skew_ms)
+    with patch.dict(os.environ, KEYS):  # it checks none, but botocore wants one to sign with
+        async with standing(settings, clock=clock) as store:
+            yield store, clock
