@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from coordination.storetime import StoreTime
 from logstore.clock import Clock, SystemClock
 from logstore.disk import Disk
 from logstore.entropy import Entropy, system_entropy
+from logstore.errors import InvalidInput
 from logstore.log_storage import translate
 from logstore.objects.open import open_store
 from logstore.objects.remote import newest_date_of
@@ -40,10 +42,19 @@ class Opened:
 
 
 def load_settings(data: str | None, config: str | None) -> OperatorSettings:
-    """Settings from a flag, environment and file. Raises `InvalidInput`."""
+    """Settings from a flag, environment and file.
+
+    Raises `InvalidInput`, also for a folder that is not there: opening it would make it.
+    """
     flags = {} if data is None else {"data": data}
     file = translate(read_file(config))[0]
-    return load(OperatorSettings, flags=flags, file=file, strict=False)
+    settings = load(OperatorSettings, flags=flags, file=file, strict=False)
+    if settings.bucket is None and not os.path.isdir(settings.store_folder):
+        raise InvalidInput(
+            f"there is no store at {settings.store_folder}",
+            hint="Say --data or --config of the service, or --url to ask it.",
+        )
+    return settings
 
 
 @asynccontextmanager

@@ -165,6 +165,14 @@ def test_a_wrong_command_line(tell: Tell) -> None:
         assert ended.value.code == 2
 
 
+def test_a_store_that_is_not_there_is_not_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["leases", "--data", str(tmp_path / "typo")]) == 1
+    assert f"there is no store at {tmp_path}/typo/store" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_durations_and_cells() -> None:
     shown = [duration(s) for s in (None, 0, 0.6, 59.6, 3_600, 3_661, 90_000, 864_000)]
     assert shown == ["-", "0s", "1s", "1m", "1h", "1h1m", "1d1h", "10d"]
