@@ -23,11 +23,13 @@ import pyarrow.parquet as pq
 from compactor.aside import set_aside
 from compactor.plan import nodes_of, segments_of
 from logstore import keys, ulid
+from logstore.batch import RunKey
 from logstore.clock import SystemClock
 from logstore.disk import Disk
 from logstore.entropy import system_entropy
 from logstore.objects.local import LocalStore
 from logstore.objects.store import ObjectStore
+from logstore.runs.deletion import Deletion, encode_deletion
 from logstore.segments.reader import open_segment
 from logstore.table.commit import Advance, commit_segments
 from logstore.table.options import open_table
@@ -48,7 +50,12 @@ NDJSON = {"content-type": "application/x-ndjson", "tailrace-durability": "bulk"}
 
 def settings_for(data: Path, **sections: Any) -> Settings:
     """Those of a service that compacts nothing."""
-    off: dict[str, Any] = {"server": {"port": 0}, "compaction": {"enabled": False}}
+    # No segment is cut by time, so that each has what its lines below say.
+    off: dict[str, Any] = {
+        "server": {"port": 0},
+        "compaction": {"enabled": False},
+        "flush": {"segment_seconds": 3600},
+    }
     return Settings(data=str(data), node_id=NODE, **off, **sections)
 
 
@@ -87,6 +94,7 @@ async def take_in(
     change: Callable[[pa.Table], pa.Table] = as_it_is,
     *,
     most: int = 1 << 62,
+    without: int = 0,
     hour_off: bool = False,
 ) -> None:
     """Every segment into the table, as a compactor would that knows no deletion yet."""
@@ -97,6 +105,7 @@ async def take_in(
         for segment in [s for s in segments if mark < s.seq <= most]:
             body = (await store.get(segment.key))[1]
             rows = change(pa.concat_tables(open_segment(body).groups()))
+            rows = rows.slice(0, 0) if segment.seq == without else rows
             files = await _files(store, rows, hour_off=hour_off)
             snapshot = await asyncio.to_thread(
                 commit_segments,
@@ -231,8 +240,24 @@ class World:
 
         asyncio.run(committed())
 
-    def remake(self, change: Callable[[pa.Table], pa.Table], *, hour_off: bool = False) -> None:
-        """Makes the table anew, each segment's lines as `change` gives them."""
+    def remake(
+        self,
+        change: Callable[[pa.Table], pa.Table] = as_it_is,
+        *,
+        hour_off: bool = False,
+        without: int = 0,
+    ) -> None:
+        """Makes the table anew, each segment's lines as `change` gives them, one's left out."""
         mark = self.table.snapshot().mark(self.node)
         shutil.rmtree(self.root / "table")
-        asyncio.run(take_in(self.store, self.table, change, most=mark, hour_off=hour_off))
+        work = take_in(
+            self.store, self.table, change, most=mark, hour_off=hour_off, without=without
+        )
+        asyncio.run(work)
+
+    def delete(self, fqn: str, run: str) -> None:
+        """Deletes all that the run may ever have had, as a service records it first."""
+        t = ulid.lowest_at(ulid.MAX_TIME_MS)
+        path = self.root / keys.deleted_run(RunKey(fqn, run))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encode_deletion(Deletion(fqn, run, t, ulid.encode(1))))
