@@ -69,7 +69,7 @@ class Supply:
         self._supplier = supplier
         self._running = False
         self._finished = False
-        self._not_before = 0.0
+        self._not_before = {True: 0.0, False: 0.0}
 
     async def finished(self) -> bool:
         """Whether a supplier of any process said that no more will come."""
@@ -100,31 +100,35 @@ class Supply:
         Raises what the supplier raises, and as `Holder.acquire`.
         """
         now = self._holder.clock.monotonic()
-        if self._supplier is None or self._running or self._finished or now < self._not_before:
+        if self._supplier is None or self._running or self._finished:
+            return False
+        if now < self._not_before[idle]:
             return False
         self._running = True
         try:
-            if await self._wait_ms(idle=idle) > 0:
-                return False
-            held = await self._take()
+            wait_ms = await self._wait_ms(idle=idle)
+            if wait_ms <= 0:
+                held = await self._take()
+                wait_ms = round(self._holder.limits.supplier_pause_seconds * 1000)
+            else:
+                held = None
             if held is None:
-                self._not_before = now + self._holder.limits.supplier_pause_seconds
+                self._not_before[idle] = now + wait_ms / 1000
                 return False
             return await self._supply_while(held, self._supplier)
         finally:
             self._running = False
 
     async def _wait_ms(self, *, idle: bool) -> int:
-        """For how long it is not to be run yet, by anybody; remembered, so as not to ask again."""
+        """For how long nobody is to run it yet."""
         limits = self._holder.limits
         found = await self._holder.store.get(self._source, self._kind)
         state, supplied_ms = _decoded(found)
         self._finished = state.finished
         passed_ms = self._holder.store.time.at_most_ms() - supplied_ms
-        pause_ms = round(limits.supplier_pause_seconds * 1000)
-        due_ms = pause_ms if idle else round(limits.supplier_seconds * 1000)
-        self._not_before = self._holder.clock.monotonic() + max(pause_ms - passed_ms, 0) / 1000
-        return pause_ms if state.finished else due_ms - passed_ms
+        due_seconds = limits.supplier_pause_seconds if idle else limits.supplier_seconds
+        due_ms = round(due_seconds * 1000)
+        return due_ms if state.finished else due_ms - passed_ms
 
     async def _take(self) -> Held | None:
         await self._holder.store.create(self._source, [NewPartition(self._kind)])

@@ -165,6 +165,7 @@ def test_there_is_work_and_yet_the_supplier_is_asked_now_and_then() -> None:
                 asked.append(second)
             await world.clock.sleep(1.0)
         assert asked == [0, 300, 600, 900]
+        assert world.faulty.calls.count("get") < 20, "and nobody looks each time whether it is due"
 
     told(story)
 
