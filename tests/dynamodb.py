@@ -34,7 +34,7 @@ REGION = "us-east-1"
 ACCESS_KEY, SECRET_KEY = "tailracetests", "tailrace-tests-secret"
 START_SECONDS = 60
 _MAIN = "com.amazonaws.services.dynamodbv2.local.main.ServerRunner"
-_POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
+_POM = f"""<project>
   <modelVersion>4.0.0</modelVersion>
   <groupId>tailrace</groupId><artifactId>tests</artifactId><version>1</version>
   <dependencies><dependency>
