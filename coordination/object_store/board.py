@@ -88,9 +88,11 @@ class Board:
         return True
 
 
-async def each(work: Callable[[T], Awaitable[U]], items: Iterable[T]) -> list[U | BaseException]:
-    """`work` on each, `AT_ONCE` at a time; all have ended when it returns. Raises nothing."""
-    places = asyncio.Semaphore(AT_ONCE)
+async def each(
+    work: Callable[[T], Awaitable[U]], items: Iterable[T], at_once: int = AT_ONCE
+) -> list[U | BaseException]:
+    """`work` on each, some at a time; all have ended when it returns. Raises nothing."""
+    places = asyncio.Semaphore(at_once)
 
     async def one(item: T) -> U:
         async with places:

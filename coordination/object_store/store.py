@@ -38,6 +38,8 @@ from logstore.objects.store import ObjectStore
 SHARDS: Final = 64
 CACHE_BYTES: Final = 64 << 20
 _SOURCES: Final = 1024
+_MADE_AT_ONCE: Final = 4
+"""Shards that grow may be large, and those under way are in memory beside the cache."""
 
 
 class _Opened:
@@ -101,7 +103,7 @@ class ObjectPartitions:
         async def make(item: tuple[ShardWriter, list[tuple[str, Stored]]]) -> list[str]:
             return await item[0].submit(Make(item[1]), moment)
 
-        made = set(chain.from_iterable(written(await each(make, by_shard.items()))))
+        made = set(chain.from_iterable(written(await each(make, by_shard.items(), _MADE_AT_ONCE))))
         return [key for key in dict.fromkeys([one.key for one in new]) if key in made]
 
     async def get(self, source: str, key: str) -> Partition | None:
