@@ -92,7 +92,8 @@ def _settings() -> str:
 
 def _cli() -> str:
     text = (
-        "Exit status: 0 done, 1 an error that was said on stderr as `error:` and `hint:`, 2 a "
+        "Exit status: 0 done, 1 an error that was said on stderr as `error:` and `hint:` "
+        "(`verify`: also faults, on stdout), 2 a "
         "command line that cannot be (`query`: a partial result), 130 interrupted. `compact` exits "
         "as the compactor does: 1 done with alarms, 3 nothing could be done, 4 something stored "
         "is damaged."
