@@ -24,7 +24,6 @@ DOTTED = RunKey("my service.a pipeline", "6f1c0e5e-0d1f-4b7c-8f3a-2a2f3a3b4c5d")
 PLAIN = RunKey("plain", DOTTED.run)
 FOLDERS = {DOTTED: "pipeline-logs/my_service_a_pipeline", PLAIN: "pipeline-logs/plain"}
 RUNS = [DOTTED, PLAIN]
-DAY = 86_400
 ODD = b"a\r\n\r\n\xff\xfe\x80\n\n\xe2\x80\xa8x\n"
 METADATA = {"last-flushed-line": "2", "writer-epoch": "1750000000123", "total-bytes": "4"}
 
@@ -159,7 +158,7 @@ async def test_what_nobody_closes_is_closed_after_a_day_by_a_process_that_never_
     world = await started(partial=b"a\nb\n")
     await agree(world, DOTTED, b"a\nb\n", "open")
     await world.restart()
-    world.clock.pass_seconds(DAY + 1)
+    world.clock.pass_seconds(86_401)
     await world.text.sweeper.sweep()
     await agree(world, DOTTED, b"a\nb\n", "closed")
     assert await stored(world, keys.logs("pipeline-logs", DOTTED)) == b"a\nb\n"
@@ -172,7 +171,7 @@ async def test_what_a_server_left_in_progress_is_closed_though_nobody_asks_for_i
     world = await started(partial=b"a\nb")
     where = FOLDERS[DOTTED].replace("pipeline-logs/", "pipeline-logs/.active/")
     await world.disk_store.put(f"{where}/{DOTTED.run}/om-server-0", b"", metadata=mark)
-    world.clock.pass_seconds(DAY + 1)
+    world.clock.pass_seconds(86_401)
     await world.text.sweeper.sweep()
     closed = await stored(world, keys.logs("pipeline-logs", DOTTED))
     # Without the name nobody can say whose it is.
@@ -396,6 +395,6 @@ async def test_an_expired_run_does_not_come_back() -> None:
     world.limits = TextLimits(sweep=SweepLimits(expiration_days=30))
     await world.restart()
     await agree(world, DOTTED, b"z\n", "closed")
-    world.clock.pass_seconds(31 * DAY)
+    world.clock.pass_seconds(31 * 86_400)
     await world.text.sweeper.sweep()
     await gone(world, DOTTED)
