@@ -55,7 +55,6 @@ class View:
     busy_share: int
     free: int
     workers: int
-    others_want: bool
     seen: float
 
 
@@ -129,7 +128,7 @@ class Workers:
 
     def _too_much(self, view: View) -> list[Held]:
         held = self._holder.of(self._target)
-        too_much = len(held) - view.busy_share - 1 if view.others_want else 0
+        too_much = len(held) - view.busy_share - 1
         long_ago = self._holder.clock.monotonic() - self._holder.limits.rotate_seconds
         too_long = len([one for one in held if one.since <= long_ago])
         waiting = math.ceil(view.free / view.workers)
@@ -140,17 +139,13 @@ class Workers:
         counts = await self._holder.store.counts(self._target)
         free, closed = counts.get(Status.UNASSIGNED, 0), counts.get(Status.CLOSED, 0)
         busy = counts.get(Status.ASSIGNED, 0) + free
-        others = await self._others()
-        demands = [math.inf, *others]
-        held = len(self._holder.of(self._target))
-        wanting = demands if self._wants() else [held, *others]
+        demands = [math.inf, *await self._others()]
         self._stale = False
         self._view = View(
             share=fair_share(busy + closed, demands),
-            busy_share=fair_share(busy, wanting),
+            busy_share=fair_share(busy, demands),
             free=free,
             workers=len(demands),
-            others_want=math.inf in others,
             seen=self._holder.clock.monotonic(),
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 
@@ -232,6 +233,34 @@ def test_what_another_owns_is_left_to_it(name: str) -> None:
         assert held.lost.is_set()
         assert work.counters.not_owned == 1
         assert await world.stored() == second.partition
+
+    told(story)
+
+
+def test_what_this_process_acquired_anew_is_another_lease() -> None:
+    async def story(world: World) -> None:
+        work = world.coordinator().work("file")
+        first = await one_held(work)
+        await work.reset("a")
+        second = await one_held(work)
+        with pytest.raises(LeaseLost):
+            await first.save("late")
+        assert not first.valid()
+        await second.save("mine")
+        assert (await world.stored()).progress == "mine"
+        assert work.held() == [second]
+
+    told(story)
+
+
+def test_a_change_that_leaves_it_ours_fails_nothing() -> None:
+    async def story(world: World) -> None:
+        held = await one_held(world.coordinator().work("file"))
+        stored = await world.stored()
+        await world.store.change(stored, replace(stored, priority=7.0))
+        await held.save("half")
+        stored = await world.stored()
+        assert (stored.priority, stored.progress) == (7.0, "half")
 
     told(story)
 

@@ -197,6 +197,7 @@ def test_the_register_forgets_who_is_gone() -> None:
         await put(both[0][1], *[str(i) for i in range(9)])
         for _, work in both:
             await work.acquire()
+        await world.store.create("pipeline|WORKERS", [NewPartition("shard/died early")])
         async with world.running(both[0][0]):
             await world.clock.sleep(3 * BEATS)
             found = (await world.store.page("pipeline|WORKERS")).partitions
