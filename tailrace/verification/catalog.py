@@ -71,7 +71,7 @@ class Catalog:
         listed: set[str] = set()
         for node in await nodes_of(self.store):
             segments = await segments_of(self.store, node)
-            self._look_for_gaps(node, segments)
+            await self._look_for_gaps(node, segments)
             await self._look_for_markers(node, segments)
             for segment in segments:
                 if segment.key not in self._whole:
@@ -116,21 +116,28 @@ class Catalog:
             return "the marker is gone"
         return body[:300].decode("utf-8", "replace")
 
-    def _look_for_gaps(self, node: str, segments: Sequence[StoredSegment]) -> None:
+    async def _look_for_gaps(self, node: str, segments: Sequence[StoredSegment]) -> None:
         there = {segment.seq for segment in segments}
-        if not there:
-            return
-        mark = self.marks.get(node, TextMark())
         # `low` is raised before anything is removed; what was set aside stays below it.
-        kept = {seq for seq in there if seq >= mark.low}
-        if not kept:
+        low = max(self.marks.get(node, TextMark()).low, 1)
+        missing = [seq for seq in range(low, max(there, default=0)) if seq not in there]
+        if not missing:
             return
-        for seq in range(max(mark.low, 1), max(kept)):
-            if seq not in there and (node, seq) not in self._gaps:
-                self._gaps.add((node, seq))
-                self.findings.add(
-                    "segment-missing", keys.segment(node, seq), f"{node} has later segments"
-                )
+        low = (await read_text_mark(self.store, node)).low
+        for seq in missing:
+            known = (node, seq)
+            if seq >= low and known not in self._gaps and not await self._is_there(node, seq):
+                self._gaps.add(known)
+                place = keys.segment(node, seq)
+                self.findings.add("segment-missing", place, f"{node} has later segments")
+
+    async def _is_there(self, node: str, seq: int) -> bool:
+        """Whether it came while the folder was listed."""
+        try:
+            await self.store.head(keys.segment(node, seq))
+        except NotFound:
+            return False
+        return True
 
     async def _look_for_markers(self, node: str, segments: Sequence[StoredSegment]) -> None:
         there = {segment.seq for segment in segments}

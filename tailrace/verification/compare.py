@@ -102,7 +102,7 @@ class Comparison:
     def name(self, key: RunKey, manifest: Manifest | None = None, *, whole: bool = False) -> None:
         """Takes a run into the group; `whole`: its text must have every line that is stored."""
         generation = ulids.encode(manifest.generation) if manifest else ""
-        single = manifest is None or len(manifest.writers) == 1
+        single = manifest is not None and len(manifest.writers) == 1
         self._names[key] = (generation, single, whole)
 
     def take(self, key: RunKey, records: pa.Table) -> None:

@@ -177,7 +177,7 @@ class Texts:
             if int(entry["byte"]) + int(entry["bytes"]) <= skip:
                 continue
             names = np.array(writers, dtype=object)
-            for part in _spans(blocks[blocks["offset"] >= skip]):
+            for part in spans(blocks[blocks["offset"] >= skip]):
                 text = await self._text(info, int(part["offset"][0]), int(part["size"].sum()))
                 starts = batch.take(part, text)
                 yield len(text), Stretch(key, _recorded(part, text, starts, names))
@@ -218,7 +218,7 @@ def _check(directory: Directory, chunk: Chunk) -> None:
         raise Damaged(f"the index speaks of {sums} bytes, lines, records and blocks")
 
 
-def _spans(blocks: Blocks) -> Iterator[Blocks]:
+def spans(blocks: Blocks) -> Iterator[Blocks]:
     """The blocks in stretches of about `SPAN_BYTES`."""
     ends = np.cumsum(blocks["size"], dtype=np.int64)
     low = 0

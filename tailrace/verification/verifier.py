@@ -19,7 +19,7 @@ from logstore import keys
 from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.clock import Clock
-from logstore.errors import Damaged, NotFound
+from logstore.errors import Damaged, JournalFailed, NotFound
 from logstore.filesystem import FileSystem
 from logstore.objects.store import ObjectStore
 from logstore.runs.manifest import Manifest, decode_manifest
@@ -83,7 +83,10 @@ class Verifier:
     # --- the journal -----------------------------------------------------------------
 
     async def journal(self, fs: FileSystem, data: str, *, repair: bool) -> None:
-        """The data folder's journal, unless there is none or a service holds it."""
+        """The data folder's journal, unless there is none or a service holds it.
+
+        No service can be started on the folder meanwhile. Raises `JournalFailed`.
+        """
         folder = f"{data}/journal"
         if not any(True for _ in fs.scan(folder)):
             self.findings.note(f"{folder} has no journal: only the store is compared")
@@ -101,6 +104,8 @@ class Verifier:
                     self.findings.note(f"{found.file} at {found.offset}: set aside, {where}")
             if below:
                 await self._journal_lines(check, below)
+        except OSError as error:
+            raise JournalFailed(f"reading the journal failed: {error}") from error
         finally:
             lock.release()
 

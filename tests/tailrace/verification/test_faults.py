@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pyarrow as pa
@@ -12,9 +14,16 @@ import pyarrow.compute as pc
 import pytest
 
 from logstore import keys, ulid
+from logstore.clock import SystemClock
+from logstore.disk import Disk
+from logstore.entropy import system_entropy
+from logstore.objects.local import LocalStore
+from logstore.objects.store import ObjectInfo
 from logstore.runs.deletion import Deletion, encode_deletion
 from logstore.segments.carry import Carry
 from logstore.segments.writer import encode_segment
+from tailrace.verification.catalog import Catalog
+from tailrace.verification.fault import Fault, Findings
 from tests.batches import make_batches
 from tests.compactor.lake import NOON, batch
 from tests.tailrace.verification.world import World, as_it_is, look, settings_for
@@ -70,11 +79,44 @@ def test_a_missing_segment(world: World) -> None:
 
 def test_consumed_segments_are_no_fault(world: World) -> None:
     """The compactor raises `low`, then removes, lowest first; the table has the lines."""
-    (mark,) = (world.root / "coordination" / "text").iterdir()
-    mark.write_bytes(orjson.dumps(orjson.loads(mark.read_bytes()) | {"low": 3}))
+    world.raise_low(3)
     for segment in world.segments()[:2]:
         segment.unlink()
     assert world.look().faults == []
+
+
+class RaisedStore(LocalStore):
+    """A compactor removes the first segments right after their node's mark was read."""
+
+    raised: Callable[[], None] | None = None
+
+    async def get(self, key: str, **options: Any) -> tuple[ObjectInfo, bytes]:
+        found = await super().get(key, **options)
+        if key.startswith(keys.TEXT_MARKS) and self.raised is not None:
+            raised, self.raised = self.raised, None
+            raised()
+        return found
+
+
+def test_segments_that_are_removed_meanwhile_are_no_fault(world: World) -> None:
+    store = RaisedStore(str(world.root), Disk(), SystemClock(), system_entropy())
+
+    def removed() -> None:
+        world.raise_low(3)
+        for segment in world.segments()[:2]:
+            segment.unlink()
+
+    store.raised = removed
+    told: list[Fault] = []
+    catalog = Catalog(store, Findings(told.append))
+
+    async def looked() -> None:
+        await catalog.read_marks()
+        await catalog.refresh()
+
+    asyncio.run(looked())
+    assert told == []
+    assert catalog.segments()[0].seq == 3
 
 
 def test_a_segment_that_was_set_aside(world: World) -> None:

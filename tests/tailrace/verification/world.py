@@ -222,6 +222,11 @@ class World:
     def table_files(self) -> list[Path]:
         return [self.root / "table" / file.path for file in self.table.snapshot().files]
 
+    def raise_low(self, low: int) -> None:
+        """A compactor's word that segments below are no longer kept."""
+        (mark,) = (self.root / "coordination" / "text").iterdir()
+        mark.write_bytes(orjson.dumps(orjson.loads(mark.read_bytes()) | {"low": low}))
+
     def set_aside(self, seq: int, reason: str) -> None:
         """A compactor's marker."""
         version = ulid.encode(1)
