@@ -33,5 +33,6 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def world(template: Path, tmp_path: Path) -> World:
-    shutil.copytree(template, tmp_path / "data")
-    return World(settings_for(tmp_path / "data"), tmp_path)
+    data = tmp_path / "data [of *]"  # which engines would take for a pattern
+    shutil.copytree(template, data)
+    return World(settings_for(data), tmp_path)
