@@ -110,7 +110,10 @@ def test_two_drivers_at_once_one_of_them_submitted(warm: Lake) -> None:
 @pytest.mark.parametrize("seed", seeds(1))
 def test_two_submitted_at_once_one_of_them_killed(warm: Lake, seed: int) -> None:
     """Who lives on takes over the nodes of the other when its leases have run out."""
-    lease = {"TAILRACE_COMPACTION__LEASE_SECONDS": "15"}
+    lease = {
+        "TAILRACE_COMPACTION__LEASE_SECONDS": "15",
+        "TAILRACE_SOURCE_COORDINATION__WORKER_SECONDS": "10",
+    }
     sent = [batch("f", f"r{i % 3}", NOON + i * 1_000, 40) for i in range(8)]
     for i, one in enumerate(sent):
         warm.put("abcd"[i % 4], [one, sent[0]])
