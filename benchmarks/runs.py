@@ -57,9 +57,7 @@ class Runs:
         self._url = service.url
         self._every = every
         lines = lines_of(_LINES * 100)
-        self._batches = [
-            b"".join(lines[at : at + _LINES]) for at in range(0, len(lines), _LINES)
-        ]
+        self._batches = [b"".join(lines[at : at + _LINES]) for at in range(0, len(lines), _LINES)]
         self.seen = Seen()
 
     async def post(self, seconds: float) -> None:

@@ -138,9 +138,7 @@ def encode_tail(directory: Directory) -> bytes:
     head = orjson.dumps({"writers": writers, "spans": spans})
     plain = _HEAD.pack(len(head)) + head + directory.entries.tobytes()
     body = zstandard.ZstdCompressor(level=3).compress(plain)
-    return body + _FOOTER.pack(
-        _MAGIC, _FORMAT, len(body), xxhash.xxh3_64_intdigest(body), 0
-    )
+    return body + _FOOTER.pack(_MAGIC, _FORMAT, len(body), xxhash.xxh3_64_intdigest(body), 0)
 
 
 def decode_tail(tail: bytes) -> Directory:

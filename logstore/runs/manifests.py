@@ -67,9 +67,7 @@ class Manifests:
         self.swaps += 1
         return Versioned(fresh, info.etag)
 
-    async def update(
-        self, key: RunKey, change: Callable[[Manifest], Manifest | None]
-    ) -> Versioned:
+    async def update(self, key: RunKey, change: Callable[[Manifest], Manifest | None]) -> Versioned:
         """Applies `change` to the newest version until it is in; None leaves it as it is."""
 
         async def decide(seen: Versioned) -> Manifest | None:

@@ -233,9 +233,7 @@ class GroupWriter:
         self._on_full()
         _fail_all(group, JournalFull(f"the disk of the journal is full: {error}"))
 
-    def _layout(
-        self, group: Sequence[Item], offset: int
-    ) -> tuple[list[bytes], list[int], int]:
+    def _layout(self, group: Sequence[Item], offset: int) -> tuple[list[bytes], list[int], int]:
         """The bytes to write, the offset of each item's body, and where the entries end."""
         secret = self._file.secret
         pieces: list[bytes] = []

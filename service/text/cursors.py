@@ -94,9 +94,7 @@ def _raise(seen: dict[str, int], positions: Mapping[str, int]) -> None:
         seen[node] = max(seen.get(node, -1), pos)
 
 
-async def _seen_in_chunk(
-    snapshot: Snapshot, place: Place, line: int, seen: dict[str, int]
-) -> None:
+async def _seen_in_chunk(snapshot: Snapshot, place: Place, line: int, seen: dict[str, int]) -> None:
     """Raises `seen` to what stands before `line` of the chunk."""
     key, chunk = snapshot.manifest.key, place.chunk
     directory = await snapshot.chunks.directory(key, chunk)

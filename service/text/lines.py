@@ -68,9 +68,7 @@ async def _from_chunk(
     last = min(last, max(fitting, first + 1))
     block_end = int(blocks["line"][last - 1] + blocks["lines"][last - 1])
     high = block_end if whole_blocks else min(high, block_end)
-    text = await snapshot.chunks.text(
-        snapshot.manifest, chunk, begin, int(ends[last - 1]) - begin
-    )
+    text = await snapshot.chunks.text(snapshot.manifest, chunk, begin, int(ends[last - 1]) - begin)
     return Lines(_trim(text, low - int(blocks["line"][first]), high - low), place.line + high)
 
 

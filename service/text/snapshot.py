@@ -98,9 +98,7 @@ class Snapshot:
 
     def _settled(self) -> bool:
         closes = self.manifest.closes
-        return all(
-            int(s.rows["pos"][-1]) < closes.get(s.batches.node, 0) for s in self.stretches
-        )
+        return all(int(s.rows["pos"][-1]) < closes.get(s.batches.node, 0) for s in self.stretches)
 
     def stretch_text(self, stretch: Stretch, low: int, high: int) -> bytes:
         """The texts of its rows from `low` to before `high`."""
@@ -121,9 +119,7 @@ def _places(manifest: Manifest) -> list[Place]:
     return places
 
 
-def _stretches(
-    tail: Sequence[tuple[Batches, Indexes]], line: int, byte: int
-) -> list[Stretch]:
+def _stretches(tail: Sequence[tuple[Batches, Indexes]], line: int, byte: int) -> list[Stretch]:
     found = []
     for batches, indexes in tail:
         if len(indexes) == 0:

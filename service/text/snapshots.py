@@ -53,9 +53,7 @@ class Snapshots:
             segments, low = self._backlog.now(), self._flusher.flushed_pos
             horizon = self._deletions.horizon(key)
             manifest = (await self._manifests.get(key)).manifest.deleted_through(horizon)
-            sources = await self._backlog.sources(
-                key, pin, segments, manifest, low, pin.end_pos
-            )
+            sources = await self._backlog.sources(key, pin, segments, manifest, low, pin.end_pos)
             chosen = [in_range(s, key, manifest.dealt_with(s.node)) for s in sources]
             kept = await news(sources, chosen, manifest, self._chunks, horizon)
             tail = [(s.batches, i) for s, i in zip(sources, kept, strict=True)]

@@ -215,7 +215,7 @@ def test_never_two_holders_whatever_the_machines_clocks_say(seed: int) -> None:
 
         async def live(node: str) -> None:
             nonlocal count
-            machine = SkewedClock(true, dice.randint(-10**8, 10**8), dice.random() * 1e6)
+            machine = SkewedClock(true, dice.randint(-(10**8), 10**8), dice.random() * 1e6)
             store = DatedStore(disk, true, machine, dice)
             leases = of(store, machine, node, seed, StoreTime(machine, lambda: store.newest))
             for _ in range(60):

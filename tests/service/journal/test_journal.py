@@ -57,8 +57,14 @@ async def test_lines_come_back_in_order_with_all_that_came_with_them() -> None:
     meta = RecordMeta([4, 9], [None, 5], ["INFO", None], [{}, {"k": "ü"}])
     await put(journal, b"a\nb\n", rig.next_ulid())
     pos, done = journal.append(
-        OTHER, rig.next_ulid(), b"x\ny\n12345\n"[:9], records=2, lines=3,
-        digest=digest(b"x\ny\n12345\n"[:9]), connector="c-1", meta=encode_meta(meta),
+        OTHER,
+        rig.next_ulid(),
+        b"x\ny\n12345\n"[:9],
+        records=2,
+        lines=3,
+        digest=digest(b"x\ny\n12345\n"[:9]),
+        connector="c-1",
+        meta=encode_meta(meta),
     )
     await done
     await put(journal, b"c\n", rig.next_ulid())
@@ -190,8 +196,15 @@ async def test_a_listener_that_fails_is_reported_and_harms_nobody() -> None:
 
     rig = Rig(fs=fs)
     journal = Journal(
-        fs, rig.folder, rig.syncer, rig.clock, rig.dice, rig.limits,
-        recover(fs, rig.folder), JournalState(NODE), fail,
+        fs,
+        rig.folder,
+        rig.syncer,
+        rig.clock,
+        rig.dice,
+        rig.limits,
+        recover(fs, rig.folder),
+        JournalState(NODE),
+        fail,
     )
     await put(journal, b"1\n", rig.next_ulid())
     await put(journal, b"2\n", rig.next_ulid())
@@ -349,7 +362,9 @@ async def test_names_that_do_not_fit_are_refused_before_anything_is_taken() -> N
 async def test_it_works_on_a_real_disk(tmp_path_factory: pytest.TempPathFactory) -> None:
     syncer = syncer_for(asyncio.get_running_loop())
     rig = Rig(
-        fs=Disk(), folder=f"{tmp_path_factory.mktemp('data')}/journal", syncer=syncer,
+        fs=Disk(),
+        folder=f"{tmp_path_factory.mktemp('data')}/journal",
+        syncer=syncer,
         limits=replace(JournalLimits(), file_bytes=50_000, min_free_bytes=0),
     )
     journal = rig.open()

@@ -239,9 +239,7 @@ async def test_a_refused_group_leaves_no_entry_behind_the_next_one(seed: int) ->
 
 
 async def test_damage_in_a_file_that_was_written_over_is_told_from_what_was_there() -> None:
-    limits = JournalLimits(
-        file_bytes=6 * wal.MARK_EVERY, max_bytes=1 << 26, min_free_bytes=0
-    )
+    limits = JournalLimits(file_bytes=6 * wal.MARK_EVERY, max_bytes=1 << 26, min_free_bytes=0)
     rig = Rig(limits=limits)
     journal, number = await recycled(rig, size=9_000)
     first = number
@@ -377,7 +375,9 @@ async def test_no_spares_are_kept_if_none_are_wanted() -> None:
 
 async def test_files_come_back_on_a_real_disk(tmp_path_factory: pytest.TempPathFactory) -> None:
     rig = Rig(
-        fs=Disk(), folder=f"{tmp_path_factory.mktemp('data')}/journal", limits=LIMITS,
+        fs=Disk(),
+        folder=f"{tmp_path_factory.mktemp('data')}/journal",
+        limits=LIMITS,
         syncer=ThreadSyncer(),
     )
     journal = rig.open()

@@ -38,9 +38,7 @@ async def test_a_flush_of_more_than_one_chunk_leaves_no_small_one(lines: int) ->
 
 
 async def test_a_growing_text_is_published_at_most_twice_over() -> None:
-    limits = TextLimits(
-        flush=FlushLimits(early_bytes=1 << 30, seconds=0.0), partial_seconds=0.0
-    )
+    limits = TextLimits(flush=FlushLimits(early_bytes=1 << 30, seconds=0.0), partial_seconds=0.0)
     world = World(limits=limits)
     await world.text.start()
     published: list[int] = []

@@ -233,9 +233,10 @@ async def test_a_reader_gets_what_becomes_text_before_lines_that_it_has_seen(
         _away, heir, texts = await met(seen)
         page = await heir.text.page(RUN, after=None, limit=seen)
         got = page.text
-        token = page.after or (await heir.text.batches_after(RUN, None, max_bytes=1 << 20))[
-            -1
-        ].cursor.encode()
+        token = (
+            page.after
+            or (await heir.text.batches_after(RUN, None, max_bytes=1 << 20))[-1].cursor.encode()
+        )
         await heir.text.lost.look()
         if limit % 2:
             await heir.text.flusher.drain()
