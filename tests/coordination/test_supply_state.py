@@ -195,7 +195,8 @@ class Forgetful(FaultyPartitions):
 def test_thirty_thousand_are_made_in_constant_memory() -> None:
     async def story(world: World) -> None:
         store = Forgetful(world.store, world.clock)
-        work = world.coordinator(store=store).work("file", supplier=counting(size=30_000))
+        coordinator = world.coordinator(store=store, limits=CoordinatorLimits(supplier_batch=1000))
+        work = coordinator.work("file", supplier=counting(size=30_000))
         tracemalloc.start()
         await work.supply.run(idle=True)
         peak = tracemalloc.get_traced_memory()[1]
