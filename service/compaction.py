@@ -17,10 +17,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pydantic import SecretStr
+from pydantic import BaseModel, SecretStr
 
 from logstore.clock import Clock
-from logstore.objects.s3.settings import S3Settings
 from logstore.settings import PREFIX
 from service.priority import go_behind
 from service.settings import Settings
@@ -53,23 +52,23 @@ def job_command(settings: Settings) -> list[str]:
 
 def job_environment(settings: Settings) -> dict[str, str]:
     """What the compactor is told beyond its flags: the same settings by another way."""
-    extra = {
-        "TAILRACE_COMPACTION__GRACE_SECONDS": str(settings.compaction.grace_seconds),
-        "TAILRACE_QUEUE__EVICT_AFTER_HOURS": str(settings.queue.evict_after_hours),
-    }
-    if settings.store:
-        extra["TAILRACE_STORE"] = settings.store_place
-    return extra | (_s3_environment(settings.s3) if settings.bucket else {})
+    extra = {"TAILRACE_STORE": settings.store_place} if settings.store else {}
+    shared = ["compaction", "queue", "source_coordination", *(["s3"] if settings.bucket else [])]
+    for section in shared:
+        extra |= _as_variables(f"{PREFIX}{section.upper()}", getattr(settings, section))
+    return extra
 
 
-def _s3_environment(settings: S3Settings) -> dict[str, str]:
-    """What was set of the section `s3`; in the environment secrets are the owner's to read."""
-    found = {}
-    for name, field in type(settings).model_fields.items():
-        value = getattr(settings, name)
-        if value != field.get_default():
+def _as_variables(prefix: str, section: BaseModel) -> dict[str, str]:
+    """What was set of a section; in the environment secrets are the owner's to read."""
+    found: dict[str, str] = {}
+    for name, field in type(section).model_fields.items():
+        value, variable = getattr(section, name), f"{prefix}__{name.upper()}"
+        if isinstance(value, BaseModel):
+            found |= _as_variables(variable, value)
+        elif value != field.get_default():
             plain = value.get_secret_value() if isinstance(value, SecretStr) else value
-            found[f"{PREFIX}S3__{name.upper()}"] = str(plain)
+            found[variable] = str(plain)
     return found
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from compactor.settings import load_settings
 from logstore.clock import SystemClock
 from service.compaction import CompactionChild, CompactionLimits, job_command, job_environment
 from service.settings import Settings
@@ -122,15 +123,34 @@ def test_a_child_is_told_of_a_bucket_and_who_we_are() -> None:
     settings = Settings.model_validate({"store": "s3a://bucket/prefix/", "s3": s3 | key})
     environment = job_environment(settings)
     assert "s3cret" not in " ".join(job_command(settings))
-    assert environment["TAILRACE_QUEUE__EVICT_AFTER_HOURS"] == "24.0"
-    ours = ("TAILRACE_S3", "TAILRACE_STORE")
-    assert {name: it for name, it in environment.items() if name.startswith(ours)} == {
+    assert environment == {
         "TAILRACE_STORE": "s3://bucket/prefix",
         "TAILRACE_S3__ENDPOINT_URL": "http://minio:9000",
         "TAILRACE_S3__ATTEMPTS": "7",
         "TAILRACE_S3__ACCESS_KEY_ID": "somebody",
         "TAILRACE_S3__SECRET_ACCESS_KEY": "s3cret",
     }
+
+
+def test_a_child_goes_by_all_that_its_service_was_told_in_a_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    table = {"table_name": "leases", "region": "eu-west-1", "skip_table_creation": True}
+    file = {
+        "compaction": {"grace_seconds": 7.5, "lease_seconds": 90, "batch_bytes": "32MiB"},
+        "queue": {"evict_after_hours": 3},
+        "source_coordination": {"partition_prefix": "blue", "store": {"dynamodb": table}},
+    }
+    settings = Settings.model_validate(file)
+    for name, value in job_environment(settings).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)  # no tailrace.yaml of ours
+    told = load_settings({}, None)
+    for section in ("compaction", "queue", "source_coordination"):
+        shared = getattr(told, section).model_dump()
+        ours = getattr(settings, section).model_dump()
+        assert shared == {name: ours[name] for name in shared}
+    assert told.source_coordination.store.dynamodb.table_name == "leases"
 
 
 def test_the_command_names_a_program_that_exists() -> None:
