@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import orjson
 import pytest
 
+from tests.backing import PAUSE_MS, TRIES
+from tests.faults.schedule import Schedule, evenly
+from tests.faults.thread import fault_proxy
+from tests.servers import Bucket
 from tests.service.test_main import PLAIN, RUN, STREAM, service, settings_for
+from tests.stores import ON_SERVERS, RATE
 
 pytestmark = pytest.mark.anyio
 RESTARTS = 1
@@ -59,13 +66,35 @@ class Reader:
         self._cursor = event.get("id", self._cursor)
 
 
+@pytest.fixture(params=["local", *ON_SERVERS])
+def place(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
+    """Settings of where the objects are."""
+    if request.param == "local":
+        yield {}
+        return
+    bucket: Bucket = request.getfixturevalue("bucket")
+    if request.param == "minio":
+        yield _settings_of(bucket)
+        return
+    schedule = Schedule(1, evenly(RATE), delay_seconds=0.005)
+    with fault_proxy(bucket.endpoint_url, schedule) as url:
+        yield _settings_of(bucket.through(url, attempts=TRIES.count, backoff_milliseconds=PAUSE_MS))
+    assert schedule.injected
+
+
+def _settings_of(bucket: Bucket) -> dict[str, Any]:
+    settings = bucket.settings
+    return {"store": settings.store, "s3": settings.s3}
+
+
 @pytest.mark.parametrize("seed", range(2))
 async def test_readers_see_every_line_once_over_flushes_and_restarts(
-    tmp_path: Path, seed: int
+    tmp_path: Path, seed: int, place: dict[str, Any]
 ) -> None:
     dice = random.Random(seed)
     settings = settings_for(
         tmp_path,
+        **place,
         flush={"segment_seconds": 0.05},
         runs={"partial_flush_interval_minutes": 0.002},
         sse={"ring_bytes": 2048, "coalesce_milliseconds": 1},

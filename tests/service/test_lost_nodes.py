@@ -68,6 +68,8 @@ def test_the_lines_of_a_killed_node_are_in_their_run(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", seeds(25))
+@pytest.mark.on_servers(seed=(0,))
+@pytest.mark.usefixtures("every_store")
 def test_a_node_that_was_cut_off_comes_back_while_others_flush_its_lines(seed: int) -> None:
     cluster = Cluster(seed)
     dice = cluster.dice
@@ -112,6 +114,7 @@ def test_a_node_that_was_cut_off_comes_back_while_others_flush_its_lines(seed: i
     cluster.play(together)
 
 
+@pytest.mark.usefixtures("every_store")
 def test_a_gap_in_a_lost_nodes_segments_is_reported_and_not_skipped() -> None:
     cluster = Cluster(1)
     names: list[str] = []

@@ -148,12 +148,15 @@ NAMES += ["crash flush", "crash close", "fault", "token"]
 
 # 3 and 58: a close forgot lines that the journal had let go and only a segment held.
 @pytest.mark.parametrize("seed", [3, 58, *range(100, 106)])
+@pytest.mark.on_servers(seed=(58,))
+@pytest.mark.usefixtures("every_store")
 def test_long_lives(seed: int) -> None:
     random = Random(seed)
     steps = [(random.choice(NAMES), random.randint(1, 25)) for _ in range(60)]
     asyncio.run(play([(n, (v - 1) % 6 + 1 if n == "append" else v) for n, v in steps], seed))
 
 
+@pytest.mark.usefixtures("every_store")
 def test_a_close_keeps_what_only_a_segment_holds() -> None:
     async def live() -> None:
         world = World(limits=LIMITS)

@@ -1,4 +1,4 @@
-"""A bucket as an OpenMetadata server leaves it, on a real S3 server."""
+"""A bucket as an OpenMetadata server leaves it, on a real S3 server, also one that misbehaves."""
 
 from __future__ import annotations
 
@@ -14,8 +14,12 @@ from logstore.batch import RunKey
 from logstore.clock import SystemClock
 from logstore.errors import NotFound
 from logstore.objects.store import ObjectStore
+from tests.backing import PAUSE_MS, TRIES
+from tests.faults.schedule import Schedule, evenly
+from tests.faults.thread import fault_proxy
 from tests.servers import Bucket
 from tests.service.text.world import World
+from tests.stores import RATE
 
 pytestmark = [pytest.mark.anyio, pytest.mark.minio]
 
@@ -30,10 +34,18 @@ def lines(size: int) -> bytes:
     return b"".join(b"[2026-11-21 10:00:00] INFO %08d\n" % n for n in range(size // 36 + 1))[:-1]
 
 
-@pytest.fixture
-async def store(bucket: Bucket) -> AsyncIterator[ObjectStore]:
-    async with bucket.open() as store:
-        yield store
+@pytest.fixture(params=["straight", "faults"])
+async def store(bucket: Bucket, request: pytest.FixtureRequest) -> AsyncIterator[ObjectStore]:
+    if request.param == "straight":
+        async with bucket.open() as store:
+            yield store
+        return
+    schedule = Schedule(1, evenly(RATE), delay_seconds=0.005)
+    with fault_proxy(bucket.endpoint_url, schedule) as url:
+        through = bucket.through(url, attempts=TRIES.count, backoff_milliseconds=PAUSE_MS)
+        async with through.open() as store:
+            yield store
+    assert schedule.injected
 
 
 def upstream(bucket: Bucket, key: RunKey, **texts: bytes) -> None:
