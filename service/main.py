@@ -115,7 +115,11 @@ async def _stop(node: Node) -> None:
 def _tell_torn(node: Node) -> None:
     """A cut-off tail loses nothing that was promised; a disk that cuts files looks the same."""
     for tail in node.torn:
-        log.info("%s: %d unsynced bytes at %d were cut off", tail.file, tail.size, tail.offset)
+        log.info(
+            "%s: %d bytes at %d do not read and were cut off into aside/: the end of a write that a"
+            " crash broke off, or damage there",
+            *(tail.file, tail.size, tail.offset),
+        )
 
 
 def _listen(settings: Settings) -> socket.socket:
