@@ -10,11 +10,9 @@ no signature, and knows conditions, indexes, limits and TTL as AWS does; indexes
 
 from __future__ import annotations
 
-import os
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -28,6 +26,7 @@ from urllib.request import urlopen
 import boto3
 
 from service.java import find_java, why_no_java
+from tests.cached import cache_folder, why_not_fetched
 
 VERSION = "2.6.1"
 REGION = "us-east-1"
@@ -53,30 +52,17 @@ def why_no_dynamodb() -> str | None:
         return reason
     if shutil.which("mvn") is None:
         return "no Maven found to fetch it"
-    print(f"fetching DynamoDB Local {VERSION}, once for this machine", file=sys.stderr, flush=True)
-    folder = _jars()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    # Aside and renamed: another run may be at it, or this one may be killed.
-    with tempfile.TemporaryDirectory(dir=folder.parent) as aside:
-        Path(aside, "pom.xml").write_text(_POM)
-        command = ["mvn", "-q", "-B", "dependency:copy-dependencies", "-DincludeScope=runtime"]
-        done = subprocess.run(
-            [*command, f"-DoutputDirectory={aside}/jars"],
-            cwd=aside,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode != 0:
-            return f"Maven failed: {(done.stdout + done.stderr).strip()[-300:]}"
-        if not folder.is_dir():
-            os.rename(f"{aside}/jars", folder)
-    return None
+
+    def copied(made: Path) -> list[str]:
+        (made.parent / "pom.xml").write_text(_POM)
+        goal = ["dependency:copy-dependencies", "-DincludeScope=runtime"]
+        return ["mvn", "-q", "-B", *goal, f"-DoutputDirectory={made}"]
+
+    return why_not_fetched(_jars(), f"DynamoDB Local {VERSION}", copied)
 
 
 def _jars() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(home) / "tailrace" / f"dynamodb-local-{VERSION}"
+    return cache_folder(f"dynamodb-local-{VERSION}")
 
 
 class DynamoDb:
