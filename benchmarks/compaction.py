@@ -30,11 +30,12 @@ from pathlib import Path
 import duckdb
 
 from benchmarks.corpus import blocks, source
-from compactor.compaction import Compactor
-from compactor.place_folder import FolderPlacement
+from compactor.compactor import Compactor
+from compactor.intake.take_in import take_in_all
+from compactor.place.folder import FolderPlacement
 from compactor.report import Report
-from compactor.session import Session
 from compactor.settings import Compaction
+from compactor.spark.session import Session
 from logstore import keys, ulid
 from logstore.batch import RunKey
 from logstore.clock import SystemClock
@@ -152,7 +153,7 @@ def warm(made: Input, session: Session) -> tuple[float, Report]:
     )
     report = Report()
     start = time.monotonic()
-    asyncio.run(compactor.take_in_all(report))
+    asyncio.run(take_in_all(compactor, report))
     return time.monotonic() - start, report
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from compactor.cleanup import clean_up
-from compactor.compaction import Compactor
+from compactor.compactor import Compactor
+from compactor.intake.take_in import take_in_all
 from compactor.report import Report
+from compactor.upkeep.cleanup import clean_up
 from logstore.errors import OutcomeUnknown, Unavailable
 
 log = logging.getLogger("tailrace.compactor")
@@ -20,7 +21,7 @@ log = logging.getLogger("tailrace.compactor")
 async def once(compactor: Compactor) -> Report:
     """Takes in what there is, cleans up, and reports. Raises `Unavailable`, `Damaged`."""
     report = Report()
-    await compactor.take_in_all(report)
+    await take_in_all(compactor, report)
     await clean_up(compactor, report)
     return report
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from compactor.compaction import Compactor
-from compactor.place import Placement
-from compactor.place_folder import FolderPlacement
-from compactor.place_objects import ObjectPlacement
-from compactor.s3a import S3A
-from compactor.session import Session
+from compactor.compactor import Compactor
+from compactor.place.folder import FolderPlacement
+from compactor.place.objects import ObjectPlacement
+from compactor.place.placement import Placement
 from compactor.settings import CompactorSettings
-from compactor.sharing import open_sharing
+from compactor.sharing.driver import open_sharing
+from compactor.spark.s3a import S3A
+from compactor.spark.session import Session
 from logstore.clock import SystemClock
 from logstore.disk import Disk
 from logstore.entropy import system_entropy

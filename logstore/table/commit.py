@@ -1,4 +1,4 @@
-"""Taking segments into the table, each exactly once, whatever is killed or repeated.
+"""Changing the table, each change exactly once, whatever is killed or repeated.
 
 - A commit is made on the snapshot that it was planned from and succeeds only as the very
   next version (`max_commit_retries=0`: delta-rs's own retry would rebase it, and checks
@@ -8,6 +8,7 @@
 - A commit that failed is *unknown*: the table is read again and the job's ULID looked for. If
   there is no newer version, the same commit is tried again: of itself and a late copy of
   itself, one becomes that version.
+- It removes only files that its snapshot has, which delta-rs would not check.
 - Files are never deleted here: a commit that seemed to fail may name them. The vacuum
   removes what is 24 h old and in no version, so files half as old are not committed.
 """
@@ -16,15 +17,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import date
 
 from deltalake import CommitProperties, DeltaTable, Transaction
-from deltalake.transaction import AddAction
+from deltalake.transaction import AddAction, RemoveAction
 
 from logstore.clock import Clock
 from logstore.errors import NotFound, OutcomeUnknown, PreconditionFailed, StoreUnavailable
 from logstore.objects.unclear import Unclear
-from logstore.table.schema import JOB, PARTITIONS, application
-from logstore.table.snapshot import Snapshot
+from logstore.table.schema import JOB, PARTITIONS, PURGED, application
+from logstore.table.snapshot import Snapshot, TableFile
 from logstore.table.stats import NewFile
 from logstore.table.table import Table
 from logstore.table.vendor import read, writing
@@ -41,6 +43,22 @@ class Advance:
     last: int
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What one version changes. `files` come, `removed` go, marks move.
+
+    `purged_ms`: deletions that were stored by then are done in all files of the snapshot
+    that `removed` leaves. `same_lines`: files are rearranged only, so that who follows the
+    table's changes sees none.
+    """
+
+    files: Sequence[NewFile] = ()
+    advances: Sequence[Advance] = ()
+    removed: Sequence[TableFile] = ()
+    purged_ms: int | None = None
+    same_lines: bool = False
+
+
 def commit_segments(
     table: Table,
     snapshot: Snapshot,
@@ -50,7 +68,12 @@ def commit_segments(
     job: str,
     clock: Clock,
 ) -> Snapshot:
-    """Adds the files and moves the marks in one version, and gives a snapshot that has both.
+    """Adds the files and moves the marks, as `commit` does."""
+    return commit(table, snapshot, Change(files, advances), job=job, clock=clock)
+
+
+def commit(table: Table, snapshot: Snapshot, change: Change, *, job: str, clock: Clock) -> Snapshot:
+    """Makes the change one version, and gives a snapshot that has it.
 
     `snapshot` is the one the job was planned from, `job` its ULID, not used before. Raises
     `PreconditionFailed` if the table moved on or the files are too old: read it again and
@@ -58,14 +81,15 @@ def commit_segments(
     no commit is taken though nobody else made one.
     """
     delta = _planned_from(snapshot)
-    for advance in advances:
+    for advance in change.advances:
         _check_mark(snapshot, advance)
-    _check_age(files, clock)
+    _check_removed(snapshot, change.removed)
+    _check_age(change.files, clock)
     unclear = Unclear()
     while True:
         try:
             with writing(table.uri):
-                _write(delta, files, advances, job, clock)
+                _write(delta, change, job, clock)
             return table.snapshot()
         except OutcomeUnknown as error:
             newest = _newest(table, error)
@@ -90,6 +114,15 @@ def _check_mark(snapshot: Snapshot, advance: Advance) -> None:
         )
 
 
+def _check_removed(snapshot: Snapshot, removed: Sequence[TableFile]) -> None:
+    if not removed:
+        return
+    there = {file.path for file in snapshot.files}
+    for file in removed:
+        if file.path not in there:
+            raise PreconditionFailed(f"version {snapshot.version} has no {file.path} to remove")
+
+
 def _check_age(files: Sequence[NewFile], clock: Clock) -> None:
     oldest = clock.now_ms() - OLDEST_FILE_HOURS * 3_600_000
     stale = [file.path for file in files if file.modified_ms < oldest]
@@ -100,17 +133,16 @@ def _check_age(files: Sequence[NewFile], clock: Clock) -> None:
         )
 
 
-def _write(
-    delta: DeltaTable,
-    files: Sequence[NewFile],
-    advances: Sequence[Advance],
-    job: str,
-    clock: Clock,
-) -> None:
+def _write(delta: DeltaTable, change: Change, job: str, clock: Clock) -> None:
     now = clock.now_ms()
-    marks = [Transaction(application(a.node), a.last, now) for a in advances]
+    changed = not change.same_lines
+    marks = [Transaction(application(a.node), a.last, now) for a in change.advances]
+    if change.purged_ms is not None:
+        marks.append(Transaction(PURGED, change.purged_ms, now))
+    added = [_add(file, changed) for file in change.files]
+    removed = [_remove(file, changed, now) for file in change.removed]
     delta.create_write_transaction(
-        [_add(file) for file in files],
+        [*added, *removed],
         "append",
         delta.schema(),
         list(PARTITIONS),
@@ -120,9 +152,23 @@ def _write(
     )
 
 
-def _add(file: NewFile) -> AddAction:
-    partition = {"date": file.date.isoformat(), "hour": str(file.hour)}
-    return AddAction(file.path, file.size, partition, file.modified_ms, True, file.stats)
+def _add(file: NewFile, changed: bool) -> AddAction:
+    partition = _partition(file.date, file.hour)
+    return AddAction(file.path, file.size, partition, file.modified_ms, changed, file.stats)
+
+
+def _remove(file: TableFile, changed: bool, now_ms: int) -> RemoveAction:
+    return RemoveAction(
+        file.path,
+        changed,
+        now_ms,
+        size=file.size,
+        partition_values=_partition(file.date, file.hour),
+    )
+
+
+def _partition(day: date, hour: int) -> dict[str, str | None]:
+    return {"date": day.isoformat(), "hour": str(hour)}
 
 
 def _newest(table: Table, error: OutcomeUnknown) -> Snapshot:

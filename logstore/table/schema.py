@@ -6,7 +6,8 @@ which partition is said by the Delta log; the path only repeats it for readers o
 Parquet.
 
 Application transactions are named `segments/{node}`: their version is the node's **mark**,
-the sequence of its last segment that is in the table.
+the sequence of its last segment that is in the table. One more is named `deletions`: its
+version is a time in milliseconds, and no file holds lines that a deletion stored by then deletes.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import pyarrow as pa
 PARTITIONS: Final = ("date", "hour")
 JOB: Final = "tailrace.job"
 """Key of the job's ULID in the commit info."""
+PURGED: Final = "deletions"
+"""The application transaction that says up to when deletions are done."""
 
 COLUMNS: Final[Any] = pa.schema(
     [

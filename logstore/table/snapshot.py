@@ -19,7 +19,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from logstore import ulid
-from logstore.table.schema import application
+from logstore.table.schema import PURGED, application
 from logstore.table.vendor import read
 
 EMPTY = -1
@@ -78,6 +78,14 @@ class Snapshot:
     def marks(self, nodes: Iterable[str]) -> Mapping[str, int]:
         """`mark` of each."""
         return {node: self.mark(node) for node in nodes}
+
+    @cached_property
+    def purged_ms(self) -> int:
+        """Deletions that were stored by then are done in all files. Raises `StoreUnavailable`."""
+        table = self._table
+        if table is None:
+            return 0
+        return read(self.uri, lambda: table.transaction_version(PURGED)) or 0
 
     @cached_property
     def files(self) -> tuple[TableFile, ...]:

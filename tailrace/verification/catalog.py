@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from compactor.plan import StoredSegment, nodes_of, segments_of
+from compactor.intake.plan import StoredSegment, nodes_of, segments_of
 from logstore import keys
 from logstore.errors import Damaged, NotFound, StoreUnavailable, UnsupportedVersion
 from logstore.objects.store import ObjectStore

@@ -18,10 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from compactor.aside import set_aside
 from compactor.deletions import deletions_above
-from compactor.place import Placement
-from compactor.plan import StoredSegment
+from compactor.intake.aside import set_aside
+from compactor.intake.plan import StoredSegment
+from compactor.place.placement import Placement
 from logstore import keys
 from logstore import ulid as ulids
 from logstore.clock import Clock

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from compactor.session import Session
+from compactor.spark.session import Session
 from tests.compactor.lake import Lake, lake_in
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from compactor.shares import NAME, Leased, Share
+from compactor.sharing.shares import NAME, Leased, Share
 from coordination.coordinator import Coordinator
 from coordination.limits import CoordinatorLimits
 from coordination.locks import Locks

@@ -13,13 +13,13 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from compactor.compaction import Compactor
-from compactor.place_folder import FolderPlacement
-from compactor.place_objects import ObjectPlacement
+from compactor.compactor import Compactor
+from compactor.place.folder import FolderPlacement
+from compactor.place.objects import ObjectPlacement
 from compactor.report import Report
 from compactor.schedule import once
-from compactor.session import Session
 from compactor.settings import Compaction
+from compactor.spark.session import Session
 from logstore import keys, ulid
 from logstore.batch import RunKey
 from logstore.clock import SystemClock

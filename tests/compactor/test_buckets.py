@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-from compactor.buckets import bucket_bounds
-from compactor.verify import Span
+from compactor.intake.buckets import bucket_bounds
+from compactor.intake.verify import Span
 from logstore import ulid
 from tests.compactor.lake import HOUR, NOON
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from compactor.cleanup import remove_orphans, remove_segments
 from compactor.settings import Compaction
+from compactor.upkeep.cleanup import remove_orphans, remove_segments
 from logstore import keys, ulid
 from logstore.clock import SystemClock
 from logstore.runs.textmark import read_text_mark

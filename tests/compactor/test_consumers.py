@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import orjson
 import pytest
 
-from compactor.cleanup import remove_segments
+from compactor.upkeep.cleanup import remove_segments
 from coordination.group_objects import read_group
 from coordination.groups import Group, Start, State
 from coordination.storetime import StoreTime

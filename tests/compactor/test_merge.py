@@ -11,10 +11,10 @@ import orjson
 import pyarrow.parquet as pq
 import pytest
 
-from compactor.merge import merge
-from compactor.merge_input import MergeInput
-from compactor.session import Session
 from compactor.settings import Compaction
+from compactor.spark.merge import merge
+from compactor.spark.merge_input import MergeInput
+from compactor.spark.session import Session
 from logstore import keys, ulid
 from logstore.batch import RecordMeta, RunKey
 from logstore.errors import Unavailable

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compactor.plan import Plan, StoredSegment, choose, nodes_of, segments_of
+from compactor.intake.plan import Plan, StoredSegment, choose, nodes_of, segments_of
 from logstore import keys
 from logstore.clock import SystemClock
 from logstore.table.commit import Advance, commit_segments

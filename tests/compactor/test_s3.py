@@ -13,12 +13,12 @@ from typing import Any
 import orjson
 import pytest
 
-from compactor.cleanup import clean_up
-from compactor.merge import merge
-from compactor.merge_input import MergeInput
 from compactor.report import Report
-from compactor.s3a import S3A
-from compactor.session import Session
+from compactor.spark.merge import merge
+from compactor.spark.merge_input import MergeInput
+from compactor.spark.s3a import S3A
+from compactor.spark.session import Session
+from compactor.upkeep.cleanup import clean_up
 from logstore import keys, ulid
 from logstore.errors import Unavailable
 from tests.compactor.lake import HOUR, NOON, Lake, batch, lake_in

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from compactor.jars import LEFT_OUT, PACKAGES, SUBMIT, jars_conf
-from compactor.s3a import S3A, address
+from compactor.spark.s3a import S3A, address
 from logstore.errors import InvalidInput
 from logstore.objects.s3.settings import S3Settings
 from tests.jars import LOCK, ROOT, jars_folder

@@ -14,8 +14,8 @@ import orjson
 from compactor.report import Report
 from compactor.schedule import once
 from compactor.settings import Compaction, CompactorSettings
-from compactor.shares import Alone, Share, Sharing
-from compactor.sharing import open_sharing
+from compactor.sharing.driver import open_sharing
+from compactor.sharing.shares import Alone, Share, Sharing
 from coordination.locks import Locks
 from coordination.object_store.store import ObjectPartitions
 from coordination.oversight import Oversight

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from compactor.plan import segments_of
-from compactor.verify import Corrupt, Stopped, Verdict, Verified, verify
+from compactor.intake.plan import segments_of
+from compactor.intake.verify import Corrupt, Stopped, Verdict, Verified, verify
 from logstore import keys, ulid
 from tests.compactor.lake import HOUR, NOON, Lake, batch
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from logstore.errors import NotFound, OutcomeUnknown, PreconditionFailed, StoreUnavailable
-from logstore.table.commit import Advance, commit_segments
+from logstore.table.commit import Advance, Change, commit, commit_segments
 from logstore.table.snapshot import Snapshot
 from logstore.table.stats import NewFile
 from logstore.table.table import Table
@@ -171,4 +171,38 @@ def test_two_drivers_with_the_same_segments_commit_them_once(
     for thread in threads:
         thread.join()
     assert sorted(outcomes) == ["committed", "refused", "refused", "refused"]
+    assert len(table.snapshot().files) == 1
+
+
+def test_files_go_and_come_in_one_version(
+    table: Table, clock: FixedClock, write_file: WriteFile
+) -> None:
+    before = take_in(table, table.create(), clock, write_file("a"), write_file("b"))
+    gone = [file for file in before.files if file.path.endswith("a.parquet")]
+    change = Change(files=[write_file("c")], removed=gone, purged_ms=17, same_lines=True)
+    after = commit(table, before, change, job="J2", clock=clock)
+    assert after.version == before.version + 1
+    names = sorted(file.path.rpartition("/")[2] for file in after.files)
+    assert names == ["b.parquet", "c.parquet"]
+    assert (after.mark("n1"), after.purged_ms) == (1, 17)
+
+
+def test_a_file_that_the_snapshot_has_not_is_not_removed(
+    table: Table, clock: FixedClock, write_file: WriteFile
+) -> None:
+    before = take_in(table, table.create(), clock, write_file("a"))
+    after = commit(table, before, Change(removed=before.files), job="J2", clock=clock)
+    with pytest.raises(PreconditionFailed, match="to remove"):
+        commit(table, after, Change(removed=before.files), job="J3", clock=clock)
+    assert (after.files, table.snapshot().version) == ((), after.version)
+
+
+def test_of_two_that_remove_the_same_file_one_is_refused(
+    table: Table, clock: FixedClock, write_file: WriteFile
+) -> None:
+    before = take_in(table, table.create(), clock, write_file("a"))
+    same = [Change(files=[write_file(name)], removed=before.files) for name in ("b", "c")]
+    commit(table, before, same[0], job="J2", clock=clock)
+    with pytest.raises(PreconditionFailed):
+        commit(table, before, same[1], job="J3", clock=clock)
     assert len(table.snapshot().files) == 1

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from compactor.place_folder import FolderPlacement
-from compactor.plan import segments_of
+from compactor.intake.plan import segments_of
+from compactor.place.folder import FolderPlacement
 from logstore.clock import SystemClock
 from logstore.disk import Disk
 from logstore.entropy import system_entropy

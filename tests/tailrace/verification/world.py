@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from compactor.aside import set_aside
-from compactor.plan import nodes_of, segments_of
+from compactor.intake.aside import set_aside
+from compactor.intake.plan import nodes_of, segments_of
 from logstore import keys, ulid
 from logstore.batch import RunKey
 from logstore.clock import SystemClock

@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from compactor.settings import CompactorSettings
-from compactor.shares import NAME, Leased, Sharing
+from compactor.sharing.shares import NAME, Leased, Sharing
 from coordination.coordinator import Coordinator
 from coordination.open import open_partitions
 from logstore.clock import Clock

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from compactor.compaction import Compactor
-from compactor.plan import StoredSegment
+from compactor.compactor import Compactor
+from compactor.intake.plan import StoredSegment
 from coordination.group_objects import change_group, read_groups
 from coordination.groups import Group, State, drop_failed, evict
 from logstore import ulid

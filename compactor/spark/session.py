@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from compactor.jars import SUBMIT
-from compactor.s3a import COMMITTER, FILE_SYSTEM, S3A
+from compactor.spark.s3a import COMMITTER, FILE_SYSTEM, S3A
 from logstore.errors import Unavailable
 
 if TYPE_CHECKING:  # importing pyspark takes longer than finding out that nothing is to do

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from compactor import aside
+from compactor.intake import aside
 from logstore import keys
 from logstore.errors import UnsupportedVersion
 from logstore.names import decode

@@ -17,7 +17,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from compactor.place import is_part, placed_path, staging_folder
+from compactor.place.placement import is_part, placed_path, staging_folder
 from logstore import keys
 from logstore.errors import Damaged, OutcomeUnknown
 from logstore.objects.store import ObjectInfo, ObjectStore, Part

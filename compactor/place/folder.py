@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from compactor.place import is_part, placed_path, staging_folder
+from compactor.place.placement import is_part, placed_path, staging_folder
 from logstore.errors import StoreUnavailable
 from logstore.filesystem import FileSystem
 from logstore.table.stats import NewFile, describe, read_footer

@@ -11,7 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from compactor.verify import HOUR_MS, Span
+from compactor.intake.verify import HOUR_MS, Span
 from logstore import ulid
 
 _STEPS = 16  # points at which a span's text is taken to lie

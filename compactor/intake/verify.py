@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from compactor.plan import StoredSegment
+from compactor.intake.plan import StoredSegment
 from logstore import ulid
 from logstore.errors import Damaged, NotFound, StoreUnavailable, UnsupportedVersion
 from logstore.objects.store import ObjectStore

@@ -1,7 +1,7 @@
 """Removing what nobody needs any more: consumed segments, orphans, what crashed jobs left.
 
 A segment goes when the table has held it for the grace, which is longer than any query,
-its lines are in their runs' texts, and no consumer group needs it (`compactor.consumers`).
+its lines are in their runs' texts, and no consumer group needs it (`compactor.upkeep.consumers`).
 `low` in the node's text mark is raised first, so that whoever comes late sees that it is late,
 and groups are looked at again after that. Lowest first: a crash leaves no hole. A segment
 that is set aside stays, since it may be repaired.
@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import asyncio
 
-from compactor.compaction import Compactor
-from compactor.consumers import Candidates, free, settle
-from compactor.place import STAGING
-from compactor.plan import nodes_of, segments_of
+from compactor.compactor import Compactor
+from compactor.intake.plan import nodes_of, segments_of
+from compactor.place.placement import STAGING
 from compactor.report import Report
+from compactor.upkeep.consumers import Candidates, free, settle
 from logstore import keys, ulid
 from logstore.errors import InvalidInput
 from logstore.runs.textmark import raise_text_mark, read_text_mark

@@ -23,8 +23,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's users know
 
-from compactor.merge_input import MergeInput
-from compactor.s3a import address
+from compactor.spark.merge_input import MergeInput
+from compactor.spark.s3a import address
 from logstore import ulid
 from logstore.errors import Unavailable
 from logstore.runs.deletion import Deletion

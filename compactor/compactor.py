@@ -1,0 +1,31 @@
+"""What every part of a pass works with: one store and its table, a Spark, a clock, limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from compactor.place.placement import Placement
+from compactor.settings import Compaction
+from compactor.sharing.shares import Alone, Sharing
+from compactor.spark.session import Session
+from logstore.clock import Clock
+from logstore.entropy import Entropy
+from logstore.objects.store import ObjectStore
+from logstore.table.table import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Compactor:
+    """A compactor of one store. `reached` is told each step's name as it ends; tests kill there."""
+
+    store: ObjectStore
+    table: Table
+    placement: Placement
+    clock: Clock
+    entropy: Entropy
+    limits: Compaction
+    session: Session
+    reached: Callable[[str], None]
+    evict_after_hours: float = 24.0
+    sharing: Sharing = field(default_factory=Alone)

@@ -1,0 +1,1 @@
+"""Taking flushed segments into the table: planned, verified, merged, committed, batch by batch."""

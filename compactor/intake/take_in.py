@@ -1,0 +1,216 @@
+"""Takes in segments, batch by batch, until none is left.
+
+A batch is planned from one snapshot and committed on it, or not at all:
+
+    plan ─► verify ─► merge (Spark) ─► place ─► commit
+      ▲                                           │ somebody else was first: plan anew
+      └───────────────────────────────────────────┘
+
+Where several drivers work at once, each plans for the nodes that it leases (`sharing/shares.py`).
+Nothing is remembered between passes, so a crash at any point leaves at most files that
+no version names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from compactor.compactor import Compactor
+from compactor.deletions import deletions_above
+from compactor.intake.aside import set_aside
+from compactor.intake.buckets import bucket_bounds
+from compactor.intake.plan import Plan, StoredSegment, choose, nodes_of, segments_of
+from compactor.intake.verify import Corrupt, Span, Stopped, Verdict, Verified, verify
+from compactor.place.placement import staging_folder
+from compactor.report import Report
+from compactor.sharing.shares import Share
+from compactor.spark.merge_input import MergeInput
+from logstore import ulid
+from logstore.errors import PreconditionFailed
+from logstore.table.commit import Advance, commit_segments
+from logstore.table.snapshot import Snapshot
+from logstore.table.stats import NewFile
+
+log = logging.getLogger("tailrace.compactor")
+
+
+async def take_in_all(compactor: Compactor, report: Report) -> None:
+    """Takes in all segments that are ready, of nodes that no other driver works on.
+
+    Raises `StoreUnavailable`, `OutcomeUnknown`, `Unavailable`.
+    """
+    async with compactor.sharing.joined() as share:
+        await _Intake(compactor, share, report).run()
+    report.leases = dict(share.counted)
+
+
+@dataclass(frozen=True, slots=True)
+class _Intake:
+    """One pass. `stopped` are nodes at whose next segment it cannot go on."""
+
+    compactor: Compactor
+    share: Share
+    report: Report
+    stopped: set[str] = field(default_factory=set)
+
+    async def run(self) -> None:
+        while True:
+            with self.report.timed("plan", self.compactor.clock):
+                plan = await self._plan()
+            if not plan.segments:
+                return
+            try:
+                await self._take_in(plan)
+            except PreconditionFailed as error:
+                log.info("planning anew: %s", error)
+
+    async def _plan(self) -> Plan:
+        store, share = self.compactor.store, self.share
+        listed = {node: await segments_of(store, node) for node in await nodes_of(store)}
+        going = {node: found for node, found in listed.items() if node not in self.stopped}
+        plan = await self._planned(going)
+        for alarm in plan.alarms:
+            self.report.alarm(alarm)
+        waiting = plan.waiting
+        mine = await share.among(list(listed), waiting) if waiting else []
+        self.report.held_elsewhere = len(waiting) - len(mine)
+        for alarm in share.barred:
+            self.report.alarm(alarm)
+        if len(mine) == len(waiting) and share.settled:
+            return plan
+        # Planned again: another driver may have taken some of it in before these were ours.
+        return await self._planned({node: listed[node] for node in mine})
+
+    async def _planned(self, listed: Mapping[str, Sequence[StoredSegment]]) -> Plan:
+        # The snapshot last: a segment that was removed meanwhile is below its marks.
+        snapshot = await asyncio.to_thread(self.compactor.table.snapshot)
+        limits = self.compactor.limits
+        before = self.compactor.clock.now_ms() - int(limits.gap_alarm_seconds * 1000)
+        return choose(snapshot, listed, batch_bytes=limits.batch_bytes, gap_before_ms=before)
+
+    async def _take_in(self, plan: Plan) -> None:
+        compactor = self.compactor
+        snapshot = plan.snapshot
+        if snapshot.delta is None:
+            snapshot = await asyncio.to_thread(compactor.table.create)
+        with self.report.timed("verify", compactor.clock):
+            verdicts = await verify(compactor.store, plan.segments)
+        whole = await self._sift(verdicts)
+        if not whole:
+            return
+        job = ulid.encode(ulid.fresh(compactor.clock, compactor.entropy))
+        deleted, files = await self._merge(snapshot, whole, job)
+        self.share.check({verified.segment.node for verified in whole})
+        with self.report.timed("commit", compactor.clock):
+            await self._commit(snapshot, files, whole, job)
+        compactor.reached("committed")
+        _count(self.report, whole, files, deleted)
+
+    async def _sift(self, verdicts: Sequence[Verdict]) -> list[Verified]:
+        """Segments to take in; corrupt ones are set aside and count as empty."""
+        whole: list[Verified] = []
+        for verdict in verdicts:
+            node = verdict.segment.node
+            if node in self.stopped:
+                continue
+            if isinstance(verdict, Stopped):
+                self.stopped.add(node)
+                self.report.alarm(
+                    f"{node} waits at segment {verdict.segment.seq}: {verdict.reason}"
+                )
+            elif isinstance(verdict, Corrupt):
+                await self._set_aside(verdict)
+                whole.append(Verified(verdict.segment, 0, ()))
+            else:
+                whole.append(verdict)
+        return whole
+
+    async def _set_aside(self, corrupt: Corrupt) -> None:
+        compactor = self.compactor
+        node, seq = corrupt.segment.node, corrupt.segment.seq
+        version = ulid.encode(ulid.fresh(compactor.clock, compactor.entropy))
+        log.warning("segment %d of %s is set aside: %s", seq, node, corrupt.reason)
+        await set_aside(compactor.store, node, seq, reason=corrupt.reason, version=version)
+        self.report.set_aside += 1
+
+    async def _merge(
+        self, snapshot: Snapshot, whole: Sequence[Verified], job: str
+    ) -> tuple[int, list[NewFile]]:
+        compactor, clock = self.compactor, self.compactor.clock
+        spans = [span for verified in whole for span in verified.spans]
+        if not spans:
+            return 0, []
+        with self.report.timed("start", clock):
+            spark = await asyncio.to_thread(compactor.session.get)
+        from compactor.spark.merge import merge  # imports pyspark, which is there by now
+
+        work = await self._work(snapshot, whole, spans, spark.sparkContext.defaultParallelism)
+        folder = staging_folder(compactor.table.uri, job)
+        with self.report.timed("merge", clock):
+            deleted = await asyncio.to_thread(merge, spark, work, folder)
+        compactor.reached("written")
+        with self.report.timed("place", clock):
+            files = await compactor.placement.place(job)
+        compactor.reached("placed")
+        return deleted, files
+
+    async def _work(
+        self, snapshot: Snapshot, whole: Sequence[Verified], spans: Sequence[Span], cores: int
+    ) -> MergeInput:
+        store, limits = self.compactor.store, self.compactor.limits
+        low, high = min(s.low for s in spans), max(s.high for s in spans)
+        return MergeInput(
+            segments=[store.uri(v.segment.key) for v in whole if v.spans],
+            held=[file.uri for file in snapshot.files if _meets(file.ulids, spans)],
+            bounds=bucket_bounds(spans, bucket_bytes=limits.bucket_bytes, cores=cores),
+            deletions=await deletions_above(store, low),
+            low=low,
+            high=high,
+        )
+
+    async def _commit(
+        self, snapshot: Snapshot, files: list[NewFile], whole: Sequence[Verified], job: str
+    ) -> None:
+        after = await asyncio.to_thread(
+            commit_segments,
+            self.compactor.table,
+            snapshot,
+            files,
+            _advances(whole),
+            job=job,
+            clock=self.compactor.clock,
+        )
+        await self.compactor.placement.settle(range(snapshot.version + 1, after.version + 1))
+
+
+def _advances(whole: Sequence[Verified]) -> list[Advance]:
+    seqs: dict[str, list[int]] = {}
+    for verified in whole:
+        seqs.setdefault(verified.segment.node, []).append(verified.segment.seq)
+    return [Advance(node, min(of_node), max(of_node)) for node, of_node in seqs.items()]
+
+
+def _meets(bounds: tuple[str, str] | None, spans: Sequence[Span]) -> bool:
+    if bounds is None:
+        return True
+    low, high = ulid.decode(bounds[0]), ulid.decode(bounds[1])
+    return any(span.low <= high and low <= span.high for span in spans)
+
+
+def _count(
+    report: Report, whole: Sequence[Verified], files: Sequence[NewFile], deleted: int
+) -> None:
+    rows_in, rows_out = sum(v.rows for v in whole), sum(f.rows for f in files)
+    report.commits += 1
+    report.segments += len(whole)
+    report.segment_bytes += sum(v.segment.size for v in whole)
+    report.rows_in += rows_in
+    report.rows_out += rows_out
+    report.deleted += deleted
+    report.duplicates += rows_in - rows_out - deleted
+    report.files += len(files)
+    report.table_bytes += sum(f.size for f in files)
+    report.hours += len({(f.date, f.hour) for f in files})

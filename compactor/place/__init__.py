@@ -1,0 +1,1 @@
+"""From Spark's files to files of the table."""

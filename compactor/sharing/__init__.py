@@ -1,0 +1,1 @@
+"""How several drivers share the work: by leases, which only save work."""

@@ -1,0 +1,1 @@
+"""What is removed, and when nobody needs it any more."""
