@@ -16,10 +16,12 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from compactor.report import Report
 from compactor.schedule import once, repeat
 from compactor.settings import load_settings
+from compactor.telling.passes import Passes
+from compactor.telling.summary import Summary
 from compactor.wiring import make_session, open_compactor
+from logstore.clock import SystemClock
 from logstore.errors import InvalidInput, OutcomeUnknown, TailraceError, Unavailable
 
 log = logging.getLogger("tailrace.compactor")
@@ -60,22 +62,15 @@ def _run(flags: argparse.Namespace) -> int:
     given: dict[str, Any] = {} if flags.data is None else {"data": flags.data}
     settings = load_settings(given, flags.config)
     session = make_session(settings)
-    alarmed = False
-
-    def emit(report: Report) -> None:
-        nonlocal alarmed
-        alarmed = alarmed or bool(report.alarms)
-        for alarm in report.alarms:
-            log.error("%s", alarm)
-        sys.stdout.write(report.line() + "\n")
-        sys.stdout.flush()
+    passes = Passes(SystemClock(), [Summary(sys.stdout)])
 
     async def work() -> None:
         async with open_compactor(settings, session, _killer(flags.kill_at)) as compactor:
             if flags.every is None:
-                emit(await once(compactor))
+                async with passes.next() as report:
+                    await once(compactor, report)
             else:
-                await repeat(compactor, flags.every, emit)
+                await repeat(compactor, flags.every, passes.next)
 
     signal.signal(signal.SIGTERM, _interrupt)
     try:
@@ -84,7 +79,7 @@ def _run(flags: argparse.Namespace) -> int:
         log.info("stopped")
     finally:
         session.stop()
-    return 1 if alarmed else 0
+    return 1 if passes.alarmed else 0
 
 
 def _killer(step: str) -> Callable[[str], None]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 
 from compactor.compactor import Compactor
 from compactor.intake.take_in import take_in_all
@@ -18,28 +19,33 @@ from logstore.errors import OutcomeUnknown, Unavailable
 log = logging.getLogger("tailrace.compactor")
 
 
-async def once(compactor: Compactor) -> Report:
+async def once(compactor: Compactor, report: Report | None = None) -> Report:
     """Takes in what there is, cleans up, and reports. Raises `Unavailable`, `Damaged`."""
-    report = Report()
+    report = report or Report()
     await take_in_all(compactor, report)
     await clean_up(compactor, report)
     return report
 
 
-async def repeat(compactor: Compactor, every: float, emit: Callable[[Report], None]) -> None:
+async def repeat(
+    compactor: Compactor,
+    every: float,
+    next_pass: Callable[[], AbstractAsyncContextManager[Report]],
+) -> None:
     """Passes for ever, `every` seconds from the end of one to the start of the next.
 
+    Each runs inside its own `next_pass`, which gives its report and tells of it.
     A store that does not answer, or does not say what became of a write, is tried again at
     the next pass; other errors end it.
     """
     worked = compactor.clock.monotonic()
     while True:
         try:
-            report = await once(compactor)
+            async with next_pass() as report:
+                await once(compactor, report)
         except (Unavailable, OutcomeUnknown) as error:
             log.warning("this pass broke off: %s", error)
         else:
-            emit(report)
             worked = compactor.clock.monotonic() if report.commits else worked
         if compactor.clock.monotonic() - worked >= compactor.limits.idle_seconds:
             compactor.session.stop()
