@@ -1,4 +1,4 @@
-"""What every part of a pass works with: one store and its table, a Spark, a clock, limits."""
+"""What every part of a pass works with: one store and its table, an engine, a clock, limits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from compactor.place.placement import Placement
 from compactor.settings import Compaction
 from compactor.sharing.shares import Alone, Sharing
-from compactor.spark.session import Session
+from compactor.spark.engine import Engine
 from logstore.clock import Clock
 from logstore.entropy import Entropy
 from logstore.objects.store import ObjectStore
@@ -25,7 +25,7 @@ class Compactor:
     clock: Clock
     entropy: Entropy
     limits: Compaction
-    session: Session
+    engine: Engine
     reached: Callable[[str], None]
     evict_after_hours: float = 24.0
     sharing: Sharing = field(default_factory=Alone)

@@ -48,5 +48,5 @@ async def repeat(
         else:
             worked = compactor.clock.monotonic() if report.commits else worked
         if compactor.clock.monotonic() - worked >= compactor.limits.idle_seconds:
-            compactor.session.stop()
+            compactor.engine.stop()
         await compactor.clock.sleep(every)

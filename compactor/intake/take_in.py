@@ -144,13 +144,11 @@ class _Intake:
         if not spans:
             return 0, []
         with self.report.timed("start", clock):
-            spark = await asyncio.to_thread(compactor.session.get)
-        from compactor.spark.merge import merge  # imports pyspark, which is there by now
-
-        work = await self._work(snapshot, whole, spans, spark.sparkContext.defaultParallelism)
+            cores = await asyncio.to_thread(compactor.engine.cores)
+        work = await self._work(snapshot, whole, spans, cores)
         folder = staging_folder(compactor.table.uri, job)
         with self.report.timed("merge", clock):
-            deleted = await asyncio.to_thread(merge, spark, work, folder)
+            deleted = await asyncio.to_thread(compactor.engine.merge, work, folder)
         compactor.reached("written")
         with self.report.timed("place", clock):
             files = await compactor.placement.place(job)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from compactor.jars import SUBMIT
+from compactor.spark.merge_input import MergeInput
 from compactor.spark.s3a import COMMITTER, FILE_SYSTEM, S3A
 from logstore.errors import Unavailable
 
@@ -59,7 +60,7 @@ _DEFAULTS: Final = {
 
 
 class Session:
-    """One Spark session that can be stopped and started again."""
+    """One Spark session that can be stopped and started again: the `Engine` that ships."""
 
     def __init__(self, driver_memory: str, s3a: S3A | None = None) -> None:
         self._driver_memory = driver_memory
@@ -81,6 +82,17 @@ class Session:
             self._spark = _start(self._driver_memory, self._s3a, secrets)
             self._secrets = secrets
         return self._spark
+
+    def cores(self) -> int:
+        """As `Engine.cores`."""
+        return int(self.get().sparkContext.defaultParallelism)
+
+    def merge(self, work: MergeInput, folder: str) -> int:
+        """As `Engine.merge`."""
+        spark = self.get()
+        from compactor.spark.merge import merge  # imports pyspark, which is there by now
+
+        return merge(spark, work, folder)
 
     def stop(self) -> None:
         """Ends the session and, where this process started it, its JVM."""

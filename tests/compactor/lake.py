@@ -19,6 +19,7 @@ from compactor.place.objects import ObjectPlacement
 from compactor.report import Report
 from compactor.schedule import once
 from compactor.settings import Compaction
+from compactor.spark.engine import Engine
 from compactor.spark.session import Session
 from logstore import keys, ulid
 from logstore.batch import RunKey
@@ -79,7 +80,7 @@ class Lake:
     store: ObjectStore = field(init=False)
     clock: ShiftedClock = field(default_factory=ShiftedClock)
     limits: Compaction = field(default_factory=Compaction)
-    session: Session = field(default_factory=lambda: Session("1g"))
+    session: Engine = field(default_factory=lambda: Session("1g"))
     reached: Callable[[str], None] = lambda _step: None
     taken: list[Batch] = field(default_factory=list)
     _next: dict[str, int] = field(default_factory=dict)

@@ -155,10 +155,10 @@ def test_two_drivers_at_once_one_of_them_submitted(lake: Lake) -> None:
     assert sum(report["rows_out"] for report in reports) == 320
 
 
-def test_a_failure_of_spark_is_an_error_with_a_reason(lake: Lake) -> None:
+def test_a_failure_of_spark_is_an_error_with_a_reason(lake: Lake, s3_session: Session) -> None:
     gone = MergeInput([lake.store.uri("segments/a/gone.parquet")], [], [0], [], 0, 1)
     with pytest.raises(Unavailable, match=r"Spark failed: .*gone"):
-        merge(lake.session.get(), gone, lake.store.uri("table/_staging/out"))
+        merge(s3_session.get(), gone, lake.store.uri("table/_staging/out"))
 
 
 def test_submitted_without_the_jars_it_says_how(lake: Lake) -> None:

@@ -1,0 +1,40 @@
+"""What runs the heavy jobs: the seam between deciding what is to be done and Spark doing it.
+
+A job is plain values in and a folder of Parquet files out, so whatever can read and write
+those may stand behind it. `session.py` is the one that ships; tests that go through
+thousands of histories have one that starts in no time. All calls block, and belong in a
+thread.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from compactor.spark.merge_input import MergeInput
+
+
+class Engine(Protocol):
+    """Runs jobs, one at a time."""
+
+    @property
+    def running(self) -> bool:
+        """Whether there is something to stop."""
+        ...
+
+    def cores(self) -> int:
+        """How many tasks run at once; starts what is not running. Raises `Unavailable`."""
+        ...
+
+    def merge(self, work: MergeInput, folder: str) -> int:
+        """Writes the merged lines below `folder`, each once, sorted by (fqn, run_id, ulid).
+
+        One file `part-{bucket:05d}-….parquet` for each of `work.bounds`; of those without lines
+        there may be one or none. What `work.held` has is left out, and what is deleted. Gives
+        the number of lines left out as deleted. Raises `Unavailable`; then nothing but files in
+        `folder` came of it.
+        """
+        ...
+
+    def stop(self) -> None:
+        """Gives back what it holds. The next call starts it again."""
+        ...
