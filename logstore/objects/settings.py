@@ -10,6 +10,7 @@ from typing import Final, NamedTuple, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from logstore.objects.running import RunningSettings
 from logstore.objects.s3.settings import S3Settings
 from logstore.settings import PREFIX, Bytes
 
@@ -96,7 +97,7 @@ def _parse_bucket(store: str) -> Bucket:
     return Bucket(found[1], prefix)
 
 
-class CompactionSettings(BaseModel):
+class CompactionSettings(RunningSettings):
     """How much is compacted at once, and how long things are kept."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
