@@ -8,22 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 import orjson
 
+from coordination.work import Work
 from logstore.clock import Clock
 
 BATCHES_SHOWN: Final = 100
 _LIVE: Final = {"live": True}
 
 
+def counted(text: str) -> Any:
+    """A count of the report that also adds up to a counter of Prometheus; `text` says of what."""
+    return field(default=0, metadata={"counted": text})
+
+
 @dataclass(frozen=True, slots=True)
 class Lag:
     """What waits for the table: segments, their bytes as stored, the oldest one's age."""
 
-    segments: int = 0
+    segments: int = counted("Segments taken into the table.")
     bytes: int = 0
     seconds: float = 0.0
 
@@ -47,36 +53,47 @@ class Report:
     left. `batches` are the plans of the first hundred commits that were tried. `error` is
     why the pass broke off. `held_elsewhere` are nodes with segments to take in that another
     driver works on, `leases` what became of this driver's, by Data Prepper's names of its
-    counters. `began` is in RFC 3339, `took_seconds` the whole of it.
+    counters. `files_rewritten` files of the table were replaced by `bytes_rewritten` bytes of
+    new ones; `hours_held_elsewhere` and `hour_leases` are of hours to be rewritten.
+    `began` is in RFC 3339, `took_seconds` the whole of it.
 
-    `phase` and `batch` are what goes on now, and not part of the line.
+    `phase` and `batch` are what goes on now, and `works` whose leases count; they are not
+    part of the line.
     """
 
     began: str = ""
     took_seconds: float = 0.0
     error: str | None = None
-    segments: int = 0
-    set_aside: int = 0
-    commits: int = 0
-    rows_in: int = 0
-    rows_out: int = 0
-    duplicates: int = 0
-    deleted: int = 0
-    segment_bytes: int = 0
-    table_bytes: int = 0
-    files: int = 0
-    hours: int = 0
-    segments_removed: int = 0
-    orphans_removed: int = 0
-    writes_swept: int = 0
+    segments: int = counted("Segments taken into the table.")
+    set_aside: int = counted("Segments set aside because their bytes are damaged.")
+    commits: int = counted("Commits that took segments in.")
+    rows_in: int = counted("Rows of the segments that were taken in.")
+    rows_out: int = counted("Rows that the table got of them.")
+    duplicates: int = counted("Rows left out because the table, or the same batch, had them.")
+    deleted: int = counted("Rows left out because their run or pipeline was deleted.")
+    segment_bytes: int = counted("Bytes of the segments that were taken in, as stored.")
+    table_bytes: int = counted("Bytes of table files that segments became.")
+    files: int = counted("Table files that segments became.")
+    hours: int = counted("Hours that commits added files to.")
+    files_rewritten: int = counted("Table files that were replaced when an hour was rewritten.")
+    bytes_rewritten: int = counted("Bytes of table files written in their place.")
+    hours_rewritten: int = counted("Rewrites of an hour.")
+    hours_held_elsewhere: int = 0
+    segments_removed: int = counted("Segments removed that nobody needs any more.")
+    orphans_removed: int = counted(
+        "Files removed that no version of the table names, and what killed jobs left."
+    )
+    writes_swept: int = counted("Uploads that were begun, never completed, and aborted.")
     held_elsewhere: int = 0
     leases: dict[str, int] = field(default_factory=dict)
+    hour_leases: dict[str, int] = field(default_factory=dict)
     lag: Lag = field(default_factory=Lag)
     batches: list[Batch] = field(default_factory=list)
     alarms: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     phase: str = field(default="", metadata=_LIVE)
     batch: Batch | None = field(default=None, metadata=_LIVE)
+    works: list[Work] = field(default_factory=list, metadata=_LIVE)
 
     @contextmanager
     def timed(self, phase: str, clock: Clock) -> Iterator[None]:
@@ -103,8 +120,8 @@ class Report:
 
     def summary(self) -> dict[str, Any]:
         """The report as it is told: all but what goes on now."""
-        live = {one.name for one in fields(self) if one.metadata == _LIVE}
-        return {name: value for name, value in asdict(self).items() if name not in live}
+        told = [one.name for one in fields(self) if one.metadata != _LIVE]
+        return {name: getattr(self, name) for name in told}
 
     def line(self) -> str:
         """The report as one line of JSON."""

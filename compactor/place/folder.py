@@ -20,8 +20,8 @@ class FolderPlacement:
     fs: FileSystem
     table: str
 
-    async def place(self, job: str) -> list[NewFile]:
-        return await asyncio.to_thread(place, self.fs, self.table, job)
+    async def place(self, job: str, level: int = 0) -> list[NewFile]:
+        return await asyncio.to_thread(place, self.fs, self.table, job, level)
 
     async def markers(self, job: str) -> list[str]:  # noqa: ARG002 - folders are folders
         return []
@@ -30,11 +30,12 @@ class FolderPlacement:
         await asyncio.to_thread(sync_commits, self.fs, self.table, versions)
 
 
-def place(fs: FileSystem, table: str, job: str) -> list[NewFile]:
+def place(fs: FileSystem, table: str, job: str, level: int = 0) -> list[NewFile]:
     """As `Placement.place`."""
     folder = staging_folder(table, job)
     try:
-        moved = [_move(fs, table, folder, name, job) for name in sorted(_parts(fs, folder))]
+        parts = sorted(_parts(fs, folder))
+        moved = [_move(fs, table, folder, name, job, level) for name in parts]
         _remove(fs, folder)
     except OSError as error:
         raise StoreUnavailable(f"the files of job {job} cannot be placed: {error}") from error
@@ -63,12 +64,14 @@ def _remove(fs: FileSystem, folder: str) -> None:
     fs.remove_folder(folder)
 
 
-def _move(fs: FileSystem, table: str, folder: str, name: str, job: str) -> NewFile | None:
+def _move(
+    fs: FileSystem, table: str, folder: str, name: str, job: str, level: int
+) -> NewFile | None:
     source = os.path.join(folder, name)
     footer = read_footer(source)
     if footer.num_rows == 0:  # where nothing is left Spark writes a file for its schema
         return None
-    path = placed_path(footer, name, job)
+    path = placed_path(footer, name, job, level)
     target = os.path.join(table, path)
     _sync(fs, source)
     fs.make_folders(os.path.dirname(target))

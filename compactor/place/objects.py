@@ -35,14 +35,14 @@ class ObjectPlacement:
 
     store: ObjectStore
 
-    async def place(self, job: str) -> list[NewFile]:
+    async def place(self, job: str, level: int = 0) -> list[NewFile]:
         prefix = _staging(job)
         staged = [info async for info in self.store.list(prefix)]
         turns = asyncio.Semaphore(_AT_ONCE)
 
         async def one(part: ObjectInfo) -> NewFile | None:
             async with turns:
-                return await self._copy(part, job)
+                return await self._copy(part, job, level)
 
         parts = [info for info in staged if is_part(info.key.rsplit("/", 1)[1])]
         placed = await asyncio.gather(*(one(part) for part in parts))
@@ -62,11 +62,11 @@ class ObjectPlacement:
             found += await self._folders(f"{prefix}{name}/")
         return found
 
-    async def _copy(self, part: ObjectInfo, job: str) -> NewFile | None:
+    async def _copy(self, part: ObjectInfo, job: str, level: int) -> NewFile | None:
         footer = await self._footer(part)
         if footer.num_rows == 0:  # where nothing is left Spark writes a file for its schema
             return None
-        path = placed_path(footer, part.key.rsplit("/", 1)[1], job)
+        path = placed_path(footer, part.key.rsplit("/", 1)[1], job, level)
         made = await self._copied(Part(part.key, if_match=part.etag), f"{keys.TABLE}/{path}")
         return describe(footer, path=path, size=made.size, modified_ms=made.modified_ms)
 

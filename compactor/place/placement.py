@@ -1,7 +1,7 @@
 """Spark's files to their names in the table, for good, before a commit speaks of them.
 
     table/_staging/{job}/part-{bucket:05d}-….parquet       Spark's; no reader looks there
-    table/date=YYYY-MM-DD/hour=HH/{job}-{bucket:05d}.parquet
+    table/date=YYYY-MM-DD/hour=HH/{job}-{bucket:05d}.parquet     (`logstore.table.names`)
 
 Spark writes into a folder of the job's own: its committer removes the whole working
 folder of a target when it is done, and two drivers with one target would remove each
@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from logstore import ulid
 from logstore.errors import Damaged
+from logstore.table.names import file_name
 from logstore.table.stats import NewFile
 
 STAGING = "_staging"
@@ -26,8 +27,8 @@ _HOUR_MS = 3_600_000
 class Placement(Protocol):
     """How what a job wrote becomes files of the table that survive a power cut."""
 
-    async def place(self, job: str) -> list[NewFile]:
-        """Moves what the job wrote, and describes it.
+    async def place(self, job: str, level: int = 0) -> list[NewFile]:
+        """Moves what the job wrote, and describes it. `level` is said by the names.
 
         Raises `StoreUnavailable`, `OutcomeUnknown`, `Damaged`.
         """
@@ -52,9 +53,9 @@ def is_part(name: str) -> bool:
     return name.startswith("part-")
 
 
-def placed_path(footer: Any, name: str, job: str) -> str:
+def placed_path(footer: Any, name: str, job: str, level: int) -> str:
     """The path below the table of a file that Spark wrote as `name`. Raises `Damaged`."""
-    return f"{_partition(footer, name)}/{job}-{name.split('-')[1]}.parquet"
+    return f"{_partition(footer, name)}/{file_name(job, name.split('-')[1], level)}"
 
 
 def _partition(footer: Any, name: str) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from compactor.spark.merge_input import MergeInput
+from compactor.spark.rewrite_input import RewriteInput
 
 
 class Engine(Protocol):
@@ -32,6 +33,14 @@ class Engine(Protocol):
         there may be one or none. What `work.held` has is left out, and what is deleted. Gives
         the number of lines left out as deleted. Raises `Unavailable`; then nothing but files in
         `folder` came of it.
+        """
+        ...
+
+    def rewrite(self, work: RewriteInput, folder: str) -> None:
+        """Writes the lines of `work.files` below `folder`, each once, none that is deleted.
+
+        At most `work.parts` files `part-{part:05d}-….parquet`, each sorted by (fqn, run_id,
+        ulid) and with a range of that key to itself. Raises `Unavailable`, as `merge`.
         """
         ...
 

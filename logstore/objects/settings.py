@@ -105,13 +105,45 @@ class CompactionSettings(RunningSettings):
     grace_seconds: float = Field(
         default=3600,
         ge=0,
+        le=86_400,
         description="Consumed segments are kept this long; longer than any query takes",
+    )
+    retention_days: int | None = Field(
+        default=None,
+        ge=0,
+        description="Hours of the table go when they ended so many days ago, 0 keeps them; null: "
+        "as long as any run is kept by `runs.expiration_days` and `runs.expiration_days_of`",
+    )
+    retention_bytes: Bytes | None = Field(
+        default=None,
+        description="The table's oldest hours go while its files are larger than this in all, "
+        "but never the newest; null: it may grow",
+    )
+    purge_seconds: float = Field(
+        default=3600,
+        ge=0,
+        description="Deleted lines are taken out of the table's files after this long, which "
+        "rewrites the files; sooner where that is `compaction.purge_bytes` in all or less",
+    )
+    purge_bytes: Bytes = Field(
+        default=128 * MIB,
+        description="Files that one pass rewrites for deletions that are younger than "
+        "`compaction.purge_seconds`",
     )
     batch_bytes: Bytes = Field(
         default=256 * MIB, description="Segments that are taken into the table by one commit"
     )
     bucket_bytes: Bytes = Field(
         default=128 * MIB, description="Text that one Spark task sorts; about one table file"
+    )
+    file_bytes: Bytes = Field(
+        default=128 * MIB,
+        description="An hour that is over is written anew as Parquet files of about this size",
+    )
+    settle_seconds: float = Field(
+        default=900,
+        ge=0,
+        description="An hour is over so long after its end: until then late lines are expected",
     )
     gap_alarm_seconds: float = Field(
         default=600, ge=0, description="A missing segment is an alarm after this long"

@@ -4,6 +4,7 @@ snapshot.py   one version: files, marks, what a query or a compaction reads
 table.py      opening, creating, finding what nobody needs
 commit.py     taking segments in, exactly once
 options.py    where it is by the settings, and delta-rs's options there
+names.py      how its files are called
 stats.py      what a written Parquet file says of itself
 schema.py     columns and partitions
 """

@@ -1,0 +1,62 @@
+"""Rewriting files of one hour: read, sorted over all, named. Nothing is committed here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from compactor.compactor import Compactor
+from compactor.place.placement import staging_folder
+from compactor.report import Report
+from compactor.spark.rewrite_input import RewriteInput
+from logstore import ulid
+from logstore.runs.deletion import Deletion
+from logstore.table.names import level_of
+from logstore.table.snapshot import Snapshot, TableFile
+from logstore.table.stats import NewFile
+
+
+async def rewrite(
+    compactor: Compactor,
+    snapshot: Snapshot,
+    files: Sequence[TableFile],
+    deletions: Sequence[Deletion],
+    report: Report,
+    *,
+    level: int | None = None,
+) -> list[NewFile]:
+    """New files with the lines of `files`, each once, without those that `deletions` name.
+
+    `files` are of one hour and of `snapshot`; the new ones may be committed in their place,
+    under any job's ULID but once. They are about `compaction.file_bytes` each, none if no line
+    is left, and of `level` (`logstore.table.names`), else of the lowest of `files`: what
+    is taken out of them is no rewriting that an hour's next one has to reckon with.
+
+    Raises `Unavailable`, `OutcomeUnknown`, `Damaged`; files that came to be are then orphans.
+    """
+    clock, engine = compactor.clock, compactor.engine
+    with report.timed("start", clock):
+        await asyncio.to_thread(engine.cores)
+    job = ulid.encode(ulid.fresh(clock, compactor.entropy))
+    folder = staging_folder(snapshot.uri, job)
+    work = RewriteInput(
+        files=[file.uri for file in files],
+        rows=sum(file.rows for file in files),
+        parts=_parts(sum(file.size for file in files), compactor.limits.file_bytes),
+        deletions=deletions,
+    )
+    with report.timed("rewrite", clock):
+        await asyncio.to_thread(engine.rewrite, work, folder)
+    compactor.reached("rewrite written")
+    named = min(level_of(file.path) for file in files) if level is None else level
+    with report.timed("place", clock):
+        made = await compactor.placement.place(job, named)
+    compactor.reached("rewrite placed")
+    report.files_rewritten += len(files)
+    report.bytes_rewritten += sum(file.size for file in made)
+    return made
+
+
+def _parts(size: int, target: int) -> int:
+    """How many files, each two thirds to one and a half of `target` bytes."""
+    return max(round(size / target), 1)
