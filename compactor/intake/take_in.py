@@ -23,9 +23,9 @@ from compactor.deletions import deletions_above
 from compactor.intake.aside import set_aside
 from compactor.intake.buckets import bucket_bounds
 from compactor.intake.plan import Plan, StoredSegment, choose, nodes_of, segments_of
-from compactor.intake.verify import Corrupt, Span, Stopped, Verdict, Verified, verify
+from compactor.intake.verify import HOUR_MS, Corrupt, Span, Stopped, Verdict, Verified, verify
 from compactor.place.placement import staging_folder
-from compactor.report import Report
+from compactor.report import Batch, Lag, Report
 from compactor.sharing.shares import Share
 from compactor.spark.merge_input import MergeInput
 from logstore import ulid
@@ -43,6 +43,7 @@ async def take_in_all(compactor: Compactor, report: Report) -> None:
     Raises `StoreUnavailable`, `OutcomeUnknown`, `Unavailable`.
     """
     async with compactor.sharing.joined() as share:
+        report.works += share.works
         await _Intake(compactor, share, report).run()
     report.leases = dict(share.counted)
 
@@ -75,6 +76,7 @@ class _Intake:
         for alarm in plan.alarms:
             self.report.alarm(alarm)
         waiting = plan.waiting
+        self.report.lag = _lag(plan.snapshot, listed, self.compactor.clock.now_ms())
         mine = await share.among(list(listed), waiting) if waiting else []
         self.report.held_elsewhere = len(waiting) - len(mine)
         for alarm in share.barred:
@@ -108,6 +110,15 @@ class _Intake:
             await self._commit(snapshot, files, whole, job)
         compactor.reached("committed")
         _count(self.report, whole, files, deleted)
+        log.info(
+            "took in %d segments of %d bytes: %d rows became %d in %d files",
+            len(whole),
+            sum(verified.segment.size for verified in whole),
+            sum(verified.rows for verified in whole),
+            sum(file.rows for file in files),
+            len(files),
+            extra={"fields": {"event": "batch committed", "job": job}},
+        )
 
     async def _sift(self, verdicts: Sequence[Verdict]) -> list[Verified]:
         """Segments to take in; corrupt ones are set aside and count as empty."""
@@ -146,6 +157,7 @@ class _Intake:
         with self.report.timed("start", clock):
             cores = await asyncio.to_thread(compactor.engine.cores)
         work = await self._work(snapshot, whole, spans, cores)
+        self.report.planned(_batch(whole, work.bounds))
         folder = staging_folder(compactor.table.uri, job)
         with self.report.timed("merge", clock):
             deleted = await asyncio.to_thread(compactor.engine.merge, work, folder)
@@ -182,6 +194,24 @@ class _Intake:
             clock=self.compactor.clock,
         )
         await self.compactor.placement.settle(range(snapshot.version + 1, after.version + 1))
+
+
+def _lag(snapshot: Snapshot, listed: Mapping[str, Sequence[StoredSegment]], now_ms: int) -> Lag:
+    """What is above the marks, whosoever takes it in."""
+    waiting = [s for node, some in listed.items() for s in some if s.seq > snapshot.mark(node)]
+    oldest_ms = min([segment.modified_ms for segment in waiting], default=now_ms)
+    size = sum(segment.size for segment in waiting)
+    return Lag(len(waiting), size, max(now_ms - oldest_ms, 0) / 1000)
+
+
+def _batch(whole: Sequence[Verified], bounds: Sequence[int]) -> Batch:
+    return Batch(
+        segments=len(whole),
+        bytes=sum(verified.segment.size for verified in whole),
+        rows=sum(verified.rows for verified in whole),
+        hours=len({ulid.time_ms(bound) // HOUR_MS for bound in bounds}),
+        tasks=len(bounds),
+    )
 
 
 def _advances(whole: Sequence[Verified]) -> list[Advance]:

@@ -53,6 +53,11 @@ class Share(Protocol):
         ...
 
     @property
+    def works(self) -> Sequence[Work]:
+        """Whose leases they are, for metrics."""
+        ...
+
+    @property
     def settled(self) -> bool:
         """Whether the last `among` gave none that was not this driver's before."""
         ...
@@ -81,6 +86,7 @@ class Alone:
     """Nobody else is expected: everything is this driver's."""
 
     barred: Sequence[str] = ()
+    works: Sequence[Work] = ()
     settled = True
     counted: Mapping[str, int] = MappingProxyType({})
 
@@ -122,6 +128,7 @@ class LeasedShare:
 
     def __init__(self, work: Work) -> None:
         self._work = work
+        self.works = (work,)
         self.barred: list[str] = []
         self.settled = True
 
