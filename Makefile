@@ -9,6 +9,7 @@ KILLS ?= 20
 STORE ?= local
 SEED ?=
 BENCH ?=
+PROCESSES ?= 2
 ARGS ?=
 
 help: ## This list
@@ -30,8 +31,8 @@ demo: setup ## Post 13 logs, kill -9, restart, close, compact twice, compare eve
 dev: ## Make .venv with the tools for tests and checks
 	@.ci/setup dev
 
-test: dev ## All tests that this machine can run; CI=true: leaving one out is a failure
-	@$(PY) -m pytest $(ARGS)
+test: dev ## All tests that this machine can run, PROCESSES=2; CI=true: leaving one out is a failure
+	@$(PY) -m pytest --numprocesses $(PROCESSES) --dist worksteal $(ARGS)
 
 check: dev ## Lint, types, layers, Dockerfile, compose file
 	@$(PY) -m ruff check .

@@ -27,7 +27,8 @@ import orjson
 
 from benchmarks.corpus import lines_of
 from benchmarks.process import Load, Watched, load
-from tests.e2e.service_process import BASE, ServiceProcess, free_port
+from tests.e2e.service_process import BASE, ServiceProcess
+from tests.ports import free_port
 
 CONNECTIONS = 8
 BODIES = 16

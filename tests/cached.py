@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -14,6 +16,15 @@ def cache_folder(name: str) -> Path:
     """Where the thing of that name is, or will be."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(home) / "tailrace" / name
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Waits until no other process on this machine is making `folder`, and keeps them off."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with open(f"{folder}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def why_not_fetched(
@@ -25,9 +36,15 @@ def why_not_fetched(
     """
     if folder.is_dir():
         return None
+    with alone(folder):
+        return None if folder.is_dir() else _fetch(folder, what, command, cwd)
+
+
+def _fetch(
+    folder: Path, what: str, command: Callable[[Path], Sequence[str]], cwd: Path | None
+) -> str | None:
     print(f"fetching {what}, once for this machine", file=sys.stderr, flush=True)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    # Aside and renamed: another run may be at it, or this one may be killed.
+    # Aside and renamed: this run may be killed.
     with tempfile.TemporaryDirectory(dir=folder.parent) as aside:
         made = Path(aside) / "made"
         done = subprocess.run(
@@ -35,6 +52,5 @@ def why_not_fetched(
         )
         if done.returncode != 0:
             return f"fetching {what} failed: {(done.stdout + done.stderr).strip()[-300:]}"
-        if not folder.is_dir():
-            os.rename(made, folder)
+        os.rename(made, folder)
     return None

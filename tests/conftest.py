@@ -2,13 +2,15 @@
 
 A test that needs something of the machine carries a marker of that thing (`NEEDS`).
 Where the machine has it not, the test is left out and the end of the run says which
-and why. With `CI=true` nothing may be left out: the run fails instead.
+and why. With `CI=true` nothing may be left out: the run fails instead. Where pytest-xdist
+spreads the run over several processes, each tells the one that prints.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Iterator
+from typing import Any
 
 import pytest
 
@@ -88,6 +90,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.line(f"  {name}")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """A process of pytest-xdist has ended. What the machine has not, each of them left out."""
+    for reason, names in getattr(node, "workeroutput", {}).get("left_out", {}).items():
+        known = _left_out.setdefault(reason, [])
+        known.extend(name for name in names if name not in known)
+
+
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    if _left_out and os.environ.get("CI") == "true" and exitstatus == pytest.ExitCode.OK:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = _left_out
+    elif _left_out and os.environ.get("CI") == "true" and exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

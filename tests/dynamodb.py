@@ -11,7 +11,6 @@ no signature, and knows conditions, indexes, limits and TTL as AWS does; indexes
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -27,6 +26,7 @@ import boto3
 
 from service.java import find_java, why_no_java
 from tests.cached import cache_folder, why_not_fetched
+from tests.ports import free_port
 
 VERSION = "2.6.1"
 REGION = "us-east-1"
@@ -91,7 +91,7 @@ class DynamoDb:
 @contextmanager
 def running_dynamodb() -> Iterator[DynamoDb]:
     """A server without tables, as long as the block runs."""
-    java, jars, port = find_java(), _jars(), _free_port()
+    java, jars, port = find_java(), _jars(), free_port()
     assert java is not None
     with tempfile.TemporaryDirectory(prefix="tailrace-dynamodb-") as folder:
         # Serial collection and the quick compiler: it starts in half the time.
@@ -111,12 +111,6 @@ def running_dynamodb() -> Iterator[DynamoDb]:
         finally:
             process.kill()
             process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def _wait(url: str, process: subprocess.Popen[bytes], log: str) -> None:

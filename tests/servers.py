@@ -14,7 +14,6 @@ from __future__ import annotations
 import base64
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -37,6 +36,8 @@ from logstore.objects.open import open_store
 from logstore.objects.s3.settings import S3Settings
 from logstore.objects.settings import StoreSettings
 from logstore.objects.store import ObjectStore
+from tests.cached import alone, cache_folder
+from tests.ports import free_port
 
 MODULE = "github.com/minio/minio"
 VERSION = "v0.0.0-20260212201848-7aac2a2c5b7c"
@@ -52,10 +53,15 @@ def why_no_minio() -> str | None:
         return None
     if shutil.which("go") is None:
         return "no Go found to build it"
+    with alone(_cache()):
+        return None if find_minio() is not None else _build()
+
+
+def _build() -> str | None:
     print(f"building {MODULE} {VERSION}, once for this machine", file=sys.stderr, flush=True)
     folder = _cache()
     folder.mkdir(parents=True, exist_ok=True)
-    # Built aside and renamed: another run may be at it, or this one may be killed.
+    # Built aside and renamed: this run may be killed.
     with tempfile.TemporaryDirectory(dir=folder) as aside:
         done = subprocess.run(
             ["go", "install", f"{MODULE}@{VERSION}"],
@@ -88,8 +94,7 @@ def find_minio() -> str | None:
 
 
 def _cache() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(home) / "tailrace" / f"minio-{VERSION}"
+    return cache_folder(f"minio-{VERSION}")
 
 
 @dataclass(frozen=True)
@@ -173,7 +178,7 @@ def running_minio() -> Iterator[Minio]:
     program = find_minio()
     assert program is not None, why_no_minio()
     with tempfile.TemporaryDirectory(prefix="tailrace-minio-") as folder:
-        port = _free_port()
+        port = free_port()
         with open(f"{folder}/log", "wb") as log:
             process = subprocess.Popen(
                 [program, "server", "--quiet", "--address", f"127.0.0.1:{port}", f"{folder}/data"],
@@ -205,12 +210,6 @@ def _environment(folder: str) -> dict[str, str]:
         "MINIO_UPDATE": "off",
         "MINIO_CI_CD": "1",  # takes a disk that is the system's
     }
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def _wait(url: str, process: subprocess.Popen[bytes], log: str) -> None:

@@ -26,11 +26,11 @@ def test_skipped(): pass
 """
 
 
-def _run(folder: Path, *, ci: str) -> subprocess.CompletedProcess[str]:
+def _run(folder: Path, *options: str, ci: str) -> subprocess.CompletedProcess[str]:
     (folder / "conftest.py").write_text("from tests.conftest import *\n")
     (folder / "test_it.py").write_text(TESTS)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
-    command += ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(folder), str(folder)]
+    command += ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(folder), *options, str(folder)]
     environment = {**os.environ, "JAVA_HOME": "/nowhere", "PYTHONPATH": str(ROOT), "CI": ci}
     bare = {"PATH": str(folder), "XDG_CACHE_HOME": str(folder), "GOBIN": str(folder)}
     return subprocess.run(
@@ -45,8 +45,11 @@ def _run(folder: Path, *, ci: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(("ci", "status"), [("", 0), ("true", 1)])
-def test_it_is_named_with_its_reason_and_fails_ci(tmp_path: Path, ci: str, status: int) -> None:
-    done = _run(tmp_path, ci=ci)
+@pytest.mark.parametrize("spread", [(), ("-n2", "--dist=worksteal")])
+def test_it_is_named_with_its_reason_and_fails_ci(
+    tmp_path: Path, spread: tuple[str, ...], ci: str, status: int
+) -> None:
+    done = _run(tmp_path, *spread, ci=ci)
     assert done.returncode == status, done.stdout + done.stderr
     assert "1 tests: no Spark here: no Java 17 found" in done.stdout
     assert "test_it.py::test_with_spark" in done.stdout
