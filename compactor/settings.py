@@ -10,6 +10,7 @@ from pydantic import ConfigDict
 from coordination.settings import SourceCoordination
 from logstore.log_storage import translate
 from logstore.objects.settings import CompactionSettings, QueueRetention, StoreSettings
+from logstore.runs.retention import RunRetention
 from logstore.settings import load, read_file
 
 
@@ -25,11 +26,18 @@ class Queue(QueueRetention):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
+class Runs(RunRetention):
+    """The service has keys of its own in this section."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
 class CompactorSettings(StoreSettings):
     """Where the store is, and how it is compacted."""
 
     compaction: Compaction = Compaction()
     queue: Queue = Queue()
+    runs: Runs = Runs()
     source_coordination: SourceCoordination = SourceCoordination()
 
 

@@ -12,9 +12,9 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, get_origin, get_type_hints
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
@@ -52,6 +52,8 @@ class Setting:
     name: str
     default: str
     help: str
+    keyed: bool = False
+    """Whether it is a mapping, whose keys are the operator's."""
 
     @property
     def variable(self) -> str:
@@ -67,7 +69,8 @@ def table(model: type[BaseModel], prefix: str = "") -> Iterator[Setting]:
             yield from table(kind, f"{prefix}{name}.")
         else:
             default = field.get_default(call_default_factory=True, validated_data={})
-            yield Setting(prefix + name, _plain(default), field.description or "")
+            keyed = get_origin(kind) is dict
+            yield Setting(prefix + name, _plain(default), field.description or "", keyed)
 
 
 def _plain(value: object) -> str:
@@ -130,8 +133,10 @@ def _reading(cls: type[S], file: dict[str, Any]) -> type[S]:
 
 
 def _refuse_unknown(cls: type[BaseModel], file: Mapping[str, Any]) -> None:
-    known = [row.name for row in table(cls)]
-    for name in _names(file):
+    rows = list(table(cls))
+    known = [row.name for row in rows]
+    keyed = {row.name for row in rows if row.keyed}
+    for name in _names(file, keyed):
         _refuse(name, known, "in the settings file")
     for variable in sorted(os.environ):
         if variable.startswith(PREFIX) and not _OTHER_VARIABLES.fullmatch(variable):
@@ -151,12 +156,13 @@ def _refuse(name: str, known: list[str], where: str) -> None:
     raise InvalidInput(f"unknown setting {name} {where}", field=name, hint=hint)
 
 
-def _names(content: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def _names(content: Mapping[str, Any], keyed: Container[str], prefix: str = "") -> Iterator[str]:
     for key, value in content.items():
-        if isinstance(value, Mapping) and value:
-            yield from _names(value, f"{prefix}{key}.")
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value and name not in keyed:
+            yield from _names(value, keyed, f"{name}.")
         else:
-            yield f"{prefix}{key}"
+            yield name
 
 
 def _dotted(location: tuple[int | str, ...]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import shutil
@@ -53,7 +54,8 @@ def job_command(settings: Settings) -> list[str]:
 def job_environment(settings: Settings) -> dict[str, str]:
     """What the compactor is told beyond its flags: the same settings by another way."""
     extra = {"TAILRACE_STORE": settings.store_place} if settings.store else {}
-    shared = ["compaction", "queue", "source_coordination", *(["s3"] if settings.bucket else [])]
+    shared = ["compaction", "queue", "runs", "source_coordination"]
+    shared += ["s3"] if settings.bucket else []
     for section in shared:
         extra |= _as_variables(f"{PREFIX}{section.upper()}", getattr(settings, section))
     return extra
@@ -68,7 +70,7 @@ def _as_variables(prefix: str, section: BaseModel) -> dict[str, str]:
             found |= _as_variables(variable, value)
         elif value != field.get_default():
             plain = value.get_secret_value() if isinstance(value, SecretStr) else value
-            found[variable] = str(plain)
+            found[variable] = json.dumps(plain) if isinstance(plain, dict) else str(plain)
     return found
 
 

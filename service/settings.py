@@ -18,6 +18,7 @@ from coordination.settings import SourceCoordination
 from logstore.errors import InvalidInput
 from logstore.log_storage import translate
 from logstore.objects.settings import CompactionSettings, QueueRetention, StoreSettings
+from logstore.runs.retention import RunRetention
 from logstore.settings import PREFIX, Bytes, load, read_file
 from service.http.limits import REPORTED_VERSION
 
@@ -134,18 +135,13 @@ class Flush(Section):
     )
 
 
-class Runs(Section):
+class Runs(RunRetention):
     """The text of runs; OpenMetadata's names for the same things are accepted too."""
 
     prefix: str = Field(
         default="pipeline-logs",
         pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$",
         description="Key prefix of run texts",
-    )
-    expiration_days: int = Field(
-        default=30,
-        ge=0,
-        description="Runs are removed when their last line is this old; 0 keeps them for ever",
     )
     stream_timeout_minutes: float = Field(
         default=1440,
@@ -371,10 +367,14 @@ def load_settings(
 
 
 def _short_expiry(settings: Settings) -> list[str]:
-    days = settings.runs.expiration_days
-    if not 0 < days < _FEW_DAYS:
-        return []
-    return [f"runs.expiration_days is {days}: a run that is open longer than that loses its text"]
+    runs = settings.runs
+    every = {"expiration_days": runs.expiration_days}
+    every |= {f"expiration_days_of[{p!r}]": days for p, days in runs.expiration_days_of.items()}
+    return [
+        f"runs.{name} is {days}: a run that is open longer than that loses its text"
+        for name, days in every.items()
+        if 0 < days < _FEW_DAYS
+    ]
 
 
 def _refuse_open_door(server: Server) -> None:

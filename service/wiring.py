@@ -99,7 +99,7 @@ def make_node(settings: Settings, machine: Machine, store: ObjectStore, check: S
 def make_store_check(settings: Settings, machine: Machine, store: ObjectStore) -> StoreCheck:
     """What finds out whether the store can keep what is entrusted to it."""
     runs = settings.runs
-    days = runs.expiration_days
+    days = runs.longest_days
     return StoreCheck(store, machine.clock, texts=runs.prefix, expiration_days=days)
 
 
@@ -215,7 +215,7 @@ def status_limits(settings: Settings) -> StatusLimits:
     return StatusLimits(
         endings=EndingLimits(grace_seconds=settings.openmetadata.finish_grace_seconds),
         sweep_seconds=settings.runs.cleanup_interval_minutes * 60,
-        expiration_days=settings.runs.expiration_days or None,
+        retention=settings.runs,
     )
 
 
@@ -298,7 +298,7 @@ def text_limits(settings: Settings) -> TextLimits:
             interval_seconds=runs.cleanup_interval_minutes * 60,
             stream_timeout_seconds=runs.stream_timeout_minutes * 60,
             reopened_seconds=runs.reopen_idle_seconds,
-            expiration_days=runs.expiration_days or None,
+            retention=runs,
         ),
         partial_seconds=seconds,
         lease_seconds=settings.coordination.lease_seconds,

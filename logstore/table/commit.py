@@ -25,7 +25,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from logstore.clock import Clock
 from logstore.errors import NotFound, OutcomeUnknown, PreconditionFailed, StoreUnavailable
 from logstore.objects.unclear import Unclear
-from logstore.table.schema import JOB, PARTITIONS, PURGED, application
+from logstore.table.schema import EXPIRED, JOB, PARTITIONS, PURGED, application
 from logstore.table.snapshot import Snapshot, TableFile
 from logstore.table.stats import NewFile
 from logstore.table.table import Table
@@ -48,14 +48,16 @@ class Change:
     """What one version changes. `files` come, `removed` go, marks move.
 
     `purged_ms`: deletions that were stored by then are done in all files of the snapshot
-    that `removed` leaves. `same_lines`: files are rearranged only, so that who follows the
-    table's changes sees none.
+    that `removed` leaves. `expired_ms`: hours that ended by then are beyond the retention, and
+    `removed` has all files that the snapshot has of them. `same_lines`: files are rearranged
+    only, so that who follows the table's changes sees none.
     """
 
     files: Sequence[NewFile] = ()
     advances: Sequence[Advance] = ()
     removed: Sequence[TableFile] = ()
     purged_ms: int | None = None
+    expired_ms: int | None = None
     same_lines: bool = False
 
 
@@ -139,6 +141,8 @@ def _write(delta: DeltaTable, change: Change, job: str, clock: Clock) -> None:
     marks = [Transaction(application(a.node), a.last, now) for a in change.advances]
     if change.purged_ms is not None:
         marks.append(Transaction(PURGED, change.purged_ms, now))
+    if change.expired_ms is not None:
+        marks.append(Transaction(EXPIRED, change.expired_ms, now))
     added = [_add(file, changed) for file in change.files]
     removed = [_remove(file, changed, now) for file in change.removed]
     delta.create_write_transaction(

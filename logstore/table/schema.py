@@ -6,8 +6,9 @@ which partition is said by the Delta log; the path only repeats it for readers o
 Parquet.
 
 Application transactions are named `segments/{node}`: their version is the node's **mark**,
-the sequence of its last segment that is in the table. One more is named `deletions`: its
-version is a time in milliseconds, and no file holds lines that a deletion stored by then deletes.
+the sequence of its last segment that is in the table. Two more have a time in milliseconds for
+their version: no file holds lines that a deletion stored by `deletions` deletes, and hours that
+ended by `expired` are beyond the retention: their files went, and late ones go.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ JOB: Final = "tailrace.job"
 """Key of the job's ULID in the commit info."""
 PURGED: Final = "deletions"
 """The application transaction that says up to when deletions are done."""
+EXPIRED: Final = "expired"
+"""The application transaction that says up to when hours are gone."""
 
 COLUMNS: Final[Any] = pa.schema(
     [

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime
 from functools import cached_property
 from typing import Any
 
@@ -19,10 +19,11 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from logstore import ulid
-from logstore.table.schema import PURGED, application
+from logstore.table.schema import EXPIRED, PURGED, application
 from logstore.table.vendor import read
 
 EMPTY = -1
+HOUR_MS = 3_600_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,16 @@ class TableFile:
     fqns: tuple[str, str] | None
     runs: tuple[str, str] | None
 
+    @property
+    def start_ms(self) -> int:
+        """When its hour began."""
+        return _ms(datetime(self.date.year, self.date.month, self.date.day, self.hour, tzinfo=UTC))
+
+    @property
+    def end_ms(self) -> int:
+        """When its hour was over: none of its lines is of that time or later."""
+        return self.start_ms + HOUR_MS
+
     def may_hold(
         self,
         lowest: int | None = None,
@@ -47,11 +58,9 @@ class TableFile:
         run: str | None = None,
     ) -> bool:
         """False only if no line in it has such a ULID (inclusive), fqn and run."""
-        start = datetime(self.date.year, self.date.month, self.date.day, self.hour, tzinfo=UTC)
-        end = start + timedelta(hours=1)
-        if lowest is not None and ulid.time_ms(lowest) >= _ms(end):
+        if lowest is not None and ulid.time_ms(lowest) >= self.end_ms:
             return False
-        if highest is not None and ulid.time_ms(highest) < _ms(start):
+        if highest is not None and ulid.time_ms(highest) < self.start_ms:
             return False
         return (
             _meets(self.ulids, _text(lowest), _text(highest))
@@ -70,10 +79,7 @@ class Snapshot:
 
     def mark(self, node: str) -> int:
         """The last sequence of the node's segments in this version. Raises `StoreUnavailable`."""
-        table = self._table
-        if table is None:
-            return 0
-        return read(self.uri, lambda: table.transaction_version(application(node))) or 0
+        return self._said_by(application(node))
 
     def marks(self, nodes: Iterable[str]) -> Mapping[str, int]:
         """`mark` of each."""
@@ -82,10 +88,12 @@ class Snapshot:
     @cached_property
     def purged_ms(self) -> int:
         """Deletions that were stored by then are done in all files. Raises `StoreUnavailable`."""
-        table = self._table
-        if table is None:
-            return 0
-        return read(self.uri, lambda: table.transaction_version(PURGED)) or 0
+        return self._said_by(PURGED)
+
+    @cached_property
+    def expired_ms(self) -> int:
+        """Hours that ended by then are gone, and stay away. Raises `StoreUnavailable`."""
+        return self._said_by(EXPIRED)
 
     @cached_property
     def files(self) -> tuple[TableFile, ...]:
@@ -110,6 +118,12 @@ class Snapshot:
     def delta(self) -> DeltaTable | None:
         """The table as delta-rs sees it at this version, for a commit planned from it."""
         return self._table
+
+    def _said_by(self, name: str) -> int:
+        table = self._table
+        if table is None:
+            return 0
+        return read(self.uri, lambda: table.transaction_version(name)) or 0
 
 
 def _file(uri: str, row: Mapping[str, Any]) -> TableFile:

@@ -17,8 +17,14 @@ from logstore.table.schema import COLUMNS, PARTITIONS
 from logstore.table.snapshot import Snapshot
 from logstore.table.vendor import read
 
-# Checkpoints keep opening cheap: a reader replays at most this many commits.
-_CONFIGURATION = {"delta.checkpointInterval": "20"}
+# Checkpoints keep opening cheap: a reader replays at most this many commits. What is older than
+# a reader may be (24 h), delta-rs removes from the log with a commit, never an application
+# transaction: those have no retention unless a table is given one.
+_CONFIGURATION = {
+    "delta.checkpointInterval": "20",
+    "delta.logRetentionDuration": "interval 2 days",
+    "delta.deletedFileRetentionDuration": "interval 2 days",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from logstore.clock import Clock
 from logstore.errors import Damaged, NotFound
 from logstore.objects.store import ObjectStore
 from logstore.runs.report import decode_report
+from logstore.runs.retention import RunRetention
 from service.status.reports import FOLDERS
 
 _DAY_MS = 86_400_000
@@ -30,18 +31,20 @@ class Expiry:
         self._exists = exists
         self.removed = 0
 
-    async def sweep(self, days: int) -> None:
+    async def sweep(self, retention: RunRetention) -> None:
         """Looks at every report once. Raises `StoreUnavailable`."""
-        oldest = self._clock.now_ms() - days * _DAY_MS
+        now = self._clock.now_ms()
         for folder in FOLDERS:
             async for info in self._store.list(folder):
-                if info.modified_ms < oldest and await self._is_gone(info.key):
+                days = (now - info.modified_ms) / _DAY_MS
+                if days > retention.shortest_days and await self._goes(info.key, days, retention):
                     await self._store.delete([info.key])
                     self.removed += 1
 
-    async def _is_gone(self, name: str) -> bool:
+    async def _goes(self, name: str, days: float, retention: RunRetention) -> bool:
         try:
             report = decode_report((await self._store.get(name))[1])
         except (NotFound, Damaged):
             return False  # what cannot be read is for `verify`, not for the sweeper
-        return not await self._exists(report.key)
+        kept = retention.days_of(report.key.fqn)
+        return 0 < kept < days and not await self._exists(report.key)

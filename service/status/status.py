@@ -17,6 +17,7 @@ from logstore.batch import RunKey
 from logstore.clock import Clock
 from logstore.errors import TailraceError
 from logstore.runs.report import Report
+from logstore.runs.retention import FOR_EVER, RunRetention
 from service.status.endings import EndingLimits, Endings, is_terminal
 from service.status.expiry import Expiry
 from service.status.reports import Reports
@@ -30,11 +31,11 @@ _PROGRESS_KEPT = 1000
 
 @dataclass(frozen=True, slots=True)
 class StatusLimits:
-    """The limits of its parts; `expiration_days` None keeps for ever."""
+    """The limits of its parts."""
 
     endings: EndingLimits = field(default_factory=EndingLimits)
     sweep_seconds: float = 3600.0
-    expiration_days: int | None = None
+    retention: RunRetention = FOR_EVER
 
 
 class RunStatus:
@@ -160,11 +161,11 @@ class RunStatus:
 
     async def run(self) -> None:
         """Sweeps every so often, as long as the node lives."""
-        days = self._limits.expiration_days
-        while days is not None:
+        retention = self._limits.retention
+        while retention.shortest_days:
             await self._clock.sleep(self._limits.sweep_seconds)
             try:
-                await self.expiry.sweep(days)
+                await self.expiry.sweep(retention)
             except TailraceError:  # what was not reached is, next time
                 self.sweep_failures += 1
 

@@ -8,8 +8,8 @@
 - A `partial.txt` that vanished is made again, one that a closed run left behind goes.
 - Chunks that no manifest names go when they are older than `orphan_seconds`: folded away,
   sealed, or written by a flush that did not live to swap its manifest.
-- Runs whose last line is older than `expiration_days` go; their manifest says deleted,
-  and goes too after as long again.
+- Runs whose last line is older than their pipeline's retention go; their manifest says
+  deleted, and goes too after as long again.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from logstore.objects.store import ObjectInfo, ObjectStore
 from logstore.runs.deletion import Deletion
 from logstore.runs.manifest import Manifest, decode_manifest
 from logstore.runs.manifests import Manifests
+from logstore.runs.retention import FOR_EVER, RunRetention
 from service.heartbeat import Heartbeat
 from service.text.deletions import Deletions
 from service.text.elsewhere import Elsewhere
@@ -39,13 +40,13 @@ _FAILURES = 3
 
 @dataclass(frozen=True, slots=True)
 class SweepLimits:
-    """How often, and when what goes; `expiration_days` None keeps for ever."""
+    """How often, and when what goes."""
 
     interval_seconds: float = 3600.0
     stream_timeout_seconds: float = 86_400.0
     reopened_seconds: float = 60.0
     orphan_seconds: float = 86_400.0
-    expiration_days: int | None = None
+    retention: RunRetention = FOR_EVER
 
 
 class Sweeper:
@@ -151,8 +152,8 @@ class Sweeper:
         manifest = decode_manifest((await self._store.get(info.key))[1])
         if self._has_hot(manifest):
             return
-        days = self._limits.expiration_days
-        if days is not None and self._idle_ms(manifest) > days * _DAY_MS:
+        days = self._limits.retention.days_of(manifest.key.fqn)
+        if days and self._idle_ms(manifest) > days * _DAY_MS:
             await self._expire(info, manifest, days)
         elif self._abandoned(manifest):
             await self._finalise(manifest.key)

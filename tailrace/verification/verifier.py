@@ -43,7 +43,7 @@ _TRIES = 4
 
 @dataclass(slots=True)
 class Verifier:
-    """Of one store; `expiration_days` is the runs', 0 if they are kept for ever."""
+    """Of one store; every run is kept for `expiration_days`, 0 if for ever."""
 
     store: ObjectStore
     table: Table

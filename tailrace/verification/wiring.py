@@ -53,7 +53,7 @@ async def verify(settings: Settings, findings: Findings, spill: str, *, repair: 
                 findings,
                 clock,
                 settings.runs.prefix,
-                settings.runs.expiration_days,
+                settings.runs.shortest_days,
                 mend,
             )
             await verifier.verify(disk, data, repair=repair)

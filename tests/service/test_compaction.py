@@ -139,6 +139,7 @@ def test_a_child_goes_by_all_that_its_service_was_told_in_a_file(
     file = {
         "compaction": {"grace_seconds": 7.5, "lease_seconds": 90, "batch_bytes": "32MiB"},
         "queue": {"evict_after_hours": 3},
+        "runs": {"expiration_days": 9, "expiration_days_of": {"a.*": 0}, "prefix": "texts"},
         "source_coordination": {"partition_prefix": "blue", "store": {"dynamodb": table}},
     }
     settings = Settings.model_validate(file)
@@ -146,7 +147,7 @@ def test_a_child_goes_by_all_that_its_service_was_told_in_a_file(
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)  # no tailrace.yaml of ours
     told = load_settings({}, None)
-    for section in ("compaction", "queue", "source_coordination"):
+    for section in ("compaction", "queue", "runs", "source_coordination"):
         shared = getattr(told, section).model_dump()
         ours = getattr(settings, section).model_dump()
         assert shared == {name: ours[name] for name in shared}

@@ -222,3 +222,18 @@ def test_settings_cannot_be_changed() -> None:
 def test_an_expiry_that_open_runs_reach_is_warned_of(days: int, warned: bool) -> None:
     _, warnings = load_settings({"runs": {"expiration_days": days}})
     assert [f"expiration_days is {days}" in warning for warning in warnings] == [True] * warned
+
+
+def test_retention_by_patterns_of_pipelines_is_read_from_file_and_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("runs: {expiration_days_of: {'audit.*': 365, 'scratch.*': 1}}")
+    settings, warnings = load_settings(config=str(file))
+    assert settings.runs.expiration_days_of == {"audit.*": 365, "scratch.*": 1}
+    assert ["scratch.*" in warning for warning in warnings] == [True]
+    monkeypatch.setenv("TAILRACE_RUNS__EXPIRATION_DAYS_OF", '{"a": 0}')
+    assert load_settings()[0].runs.longest_days == 0
+    monkeypatch.setenv("TAILRACE_RUNS__EXPIRATION_DAYS_OF", '{"a": -1}')
+    with pytest.raises(InvalidInput, match="expiration_days_of"):
+        load_settings()

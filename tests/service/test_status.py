@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from logstore.runs.retention import RunRetention
 from service.status.status import StatusLimits
 from service.text.sweeper import SweepLimits
 from tests.openmetadata.server import FQN, KEY, LIMITS, OTHER, ROOT, RUN, Server, play
@@ -66,11 +67,11 @@ def test_a_pipelines_deletion_takes_runs_that_have_only_a_status() -> None:
 
 def test_reports_go_when_their_run_has_expired() -> None:
     """Not before, however old they are, and those of runs that never had a line go too."""
-    sweep = SweepLimits(interval_seconds=600.0, expiration_days=1)
+    sweep = SweepLimits(interval_seconds=600.0, retention=RunRetention(expiration_days=1))
     limits = replace(
         LIMITS,
         text=replace(LIMITS.text, sweep=sweep),
-        status=StatusLimits(sweep_seconds=600.0, expiration_days=1),
+        status=StatusLimits(sweep_seconds=600.0, retention=RunRetention(expiration_days=1)),
     )
 
     disk = PowerCutFileSystem()

@@ -10,6 +10,7 @@ import orjson
 import pytest
 
 from logstore.batch import RunKey
+from logstore.runs.retention import RunRetention
 from service.incoming import IncomingBatch
 from service.status.endings import EndingLimits
 from service.tail import TailLimits
@@ -277,9 +278,11 @@ async def test_reports_expire_with_their_runs() -> None:
         await node.status.put(key, status(key.run, "success"))
         await node.status.put_progress(key, {})
         await node.status.add_metrics(key, {})
-    await node.status.expiry.sweep(100_000)
+    await node.status.expiry.sweep(RunRetention(expiration_days=100_000))
     assert node.status.expiry.removed == 0
-    await node.status.expiry.sweep(30)  # the store of the tests stands in the year 2023
+    await node.status.expiry.sweep(
+        RunRetention(expiration_days=30)
+    )  # the store of the tests stands in the year 2023
     assert node.status.expiry.removed == 3
     assert await node.status.get(gone) is None
     assert await node.status.get(kept) is not None

@@ -14,6 +14,7 @@ from logstore import keys
 from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.errors import LimitReached, Unavailable
+from logstore.runs.retention import RunRetention
 from service.incoming import IncomingBatch
 from service.metrics.declared import Sources
 from service.metrics.doors import DOORS
@@ -122,7 +123,11 @@ def test_the_metrics_of_a_store_that_fails(tmp_path: Path) -> None:
 
 def test_the_metrics_of_what_nobody_does(tmp_path: Path) -> None:
     watched, clients = Watched(tmp_path), Clients()
-    sweep = SweepLimits(stream_timeout_seconds=3600.0, orphan_seconds=3600.0, expiration_days=1)
+    sweep = SweepLimits(
+        stream_timeout_seconds=3600.0,
+        orphan_seconds=3600.0,
+        retention=RunRetention(expiration_days=1),
+    )
     limits = replace(LIMITS, text=replace(LIMITS.text, sweep=sweep, alert_after_failures=3))
 
     async def write(node: Node, clock: VirtualClock) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from logstore.runs.retention import RunRetention
 from service.status.status import StatusLimits
 from tests.openmetadata.server import FQN, LIMITS, ROOT, RUN, Server, play
 from tests.powercut import PowerCutFileSystem
 
-SWEEPING = replace(LIMITS, status=StatusLimits(sweep_seconds=60.0, expiration_days=1))
+SWEEPING = replace(
+    LIMITS, status=StatusLimits(sweep_seconds=60.0, retention=RunRetention(expiration_days=1))
+)
 MOVE_BY_REPORTS = {
     *("tailrace_reports", "tailrace_reports_expired", "tailrace_report_sweep_failures"),
     "tailrace_status_look_failures",

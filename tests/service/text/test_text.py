@@ -7,6 +7,7 @@ import pytest
 from logstore import keys
 from logstore.batch import RunKey
 from logstore.errors import NotFound, StoreUnavailable
+from logstore.runs.retention import RunRetention
 from service.text.deletions import Deletions
 from service.text.sweeper import SweepLimits
 from service.text.text import TextLimits
@@ -238,7 +239,7 @@ async def test_a_pipeline_is_deleted_with_all_its_runs() -> None:
 
 
 async def test_expired_runs_go() -> None:
-    world = World(limits=TextLimits(sweep=SweepLimits(expiration_days=30)))
+    world = World(limits=TextLimits(sweep=SweepLimits(retention=RunRetention(expiration_days=30))))
     await world.text.start()
     world.append(RUN, lines(0, 3))
     await world.text.close_run(RUN)
@@ -251,3 +252,17 @@ async def test_expired_runs_go() -> None:
     deletions = Deletions(world.store)
     await deletions.load()
     assert deletions.horizon(RUN) > last
+
+
+async def test_a_pipeline_may_have_a_retention_of_its_own() -> None:
+    kept = RunRetention(expiration_days=30, expiration_days_of={RUN.fqn: 7, "*": 0})
+    world = World(limits=TextLimits(sweep=SweepLimits(retention=kept)))
+    await world.text.start()
+    of_others = RunKey("others.pipeline", "run-1")
+    for key in (RUN, of_others):
+        world.append(key, lines(0, 3))
+        await world.text.close_run(key)
+    world.clock.pass_seconds(8 * 86_400)
+    await world.text.sweeper.sweep()
+    states = [(await world.text.size(key)).state for key in (RUN, of_others)]
+    assert states == ["deleted", "closed"]

@@ -12,6 +12,7 @@ from logstore.batch import RunKey
 from logstore.errors import NotFound, StoreUnavailable
 from logstore.objects.store import ObjectInfo
 from logstore.runs.deletion import Deletion
+from logstore.runs.retention import RunRetention
 from service.text.restore.adopt import WRITER
 from service.text.sweeper import SweepLimits
 from service.text.text import TextLimits
@@ -392,7 +393,7 @@ async def gone(world: World, key: RunKey) -> None:
 
 async def test_an_expired_run_does_not_come_back() -> None:
     world = await started(logs=b"z\n")
-    world.limits = TextLimits(sweep=SweepLimits(expiration_days=30))
+    world.limits = TextLimits(sweep=SweepLimits(retention=RunRetention(expiration_days=30)))
     await world.restart()
     await agree(world, DOTTED, b"z\n", "closed")
     world.clock.pass_seconds(31 * 86_400)

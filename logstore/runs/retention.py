@@ -1,0 +1,52 @@
+"""How long runs are kept: one number of days, and other numbers for some pipelines.
+
+The service removes a run when its last line is older than that and records its deletion, by
+which its lines leave the table as well. The table's own retention goes by whole hours and
+knows no pipelines, so by default it is the longest of these numbers.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import Annotated, Final
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Days = Annotated[int, Field(ge=0)]
+
+
+class RunRetention(BaseModel):
+    """The part of the section `runs` that service and compactor share."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    expiration_days: Days = Field(
+        default=30,
+        description="Runs are removed when their last line is this old; 0 keeps them for ever",
+    )
+    expiration_days_of: dict[str, Days] = Field(
+        default={},
+        description="The same for pipelines whose name matches a pattern (`*`, `?`, `[a-z]`), as "
+        '`{"audit.*": 365, "scratch.*": 1}`; of several that match the first counts',
+    )
+
+    def days_of(self, fqn: str) -> int:
+        """Days that the pipeline's runs are kept; 0 for ever."""
+        matching = (d for p, d in self.expiration_days_of.items() if fnmatchcase(fqn, p))
+        return next(matching, self.expiration_days)
+
+    @property
+    def longest_days(self) -> int:
+        """Days after which no run is kept, of whatever pipeline; 0 if some are kept for ever."""
+        return max(self._all()) if all(self._all()) else 0
+
+    @property
+    def shortest_days(self) -> int:
+        """Days for which the runs of every pipeline are kept; 0 for ever."""
+        return min((days for days in self._all() if days), default=0)
+
+    def _all(self) -> list[int]:
+        return [self.expiration_days, *self.expiration_days_of.values()]
+
+
+FOR_EVER: Final = RunRetention(expiration_days=0)
