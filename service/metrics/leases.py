@@ -6,33 +6,21 @@ progress, stays at 0.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping
-from typing import Final
+from collections.abc import Callable, Mapping
 
-from coordination.counters import NAMES, CoordinationCounters
-from service.metrics.declared import Declared, Sources, counter, gauge
-
-_HELP: Final = {
-    "supplied": "Runs of the supplier of new partitions.",
-    "none_acquired": "Acquires that brought nothing.",
-    "created": "Partitions made.",
-    "acquired": "Leases acquired.",
-    "completed": "Partitions done for good.",
-    "closed": "Partitions done until they are due again.",
-    "deleted": "Partitions and named leases removed by who held them.",
-    "given_up": "Leases let go before the end of the work.",
-    "saved": "Saves of progress.",
-    "not_found": "Leases lost because somebody deleted the item.",
-    "not_owned": "Leases lost to another owner, or to time.",
-}
-_OURS: Final = {
-    "failures": ("partition_failures", "Failures that workers reported, also those tried again."),
-    "failed": ("partitions_failed", "Partitions that became FAILED: tried too often."),
-    "held_back": ("partitions_held_back", "Acquires refused as we hold our fair share."),
-    "asked_back": ("partitions_asked_back", "Partitions that were asked back for others."),
-    "renewal_errors": ("lease_renewal_errors", "Heartbeats of a lease that the store refused."),
-}
+from coordination.counters import CoordinationCounters
+from coordination.measures import (
+    ATTEMPTS,
+    HELD,
+    LAG,
+    OLDEST,
+    OURS,
+    UPDATE_ERRORS,
+    UPSTREAMS,
+    Count,
+    Measure,
+)
+from service.metrics.declared import Declared, Read, Sources, counter, gauge
 
 
 def _counters(sources: Sources) -> Mapping[str, CoordinationCounters]:
@@ -59,7 +47,7 @@ def _held(sources: Sources) -> dict[str, float]:
     found: dict[str, float] = dict.fromkeys(_counters(sources), 0)
     for held in sources.node.text.leases.held:
         found[held.lease.name.source] += 1
-    return found | {work.source: len(work.held()) for work in sources.work}
+    return found | {work.source: HELD.of(work) for work in sources.work}
 
 
 def _oldest(sources: Sources) -> dict[str, float]:
@@ -67,51 +55,30 @@ def _oldest(sources: Sources) -> dict[str, float]:
     for held in sources.node.text.leases.held:
         source = held.lease.name.source
         found[source] = max(found[source], sources.now - held.since)
-    return found | {work.source: work.oldest_seconds() for work in sources.work}
+    return found | {work.source: OLDEST.of(work) for work in sources.work}
 
 
-def _attempts(sources: Sources) -> dict[str, float]:
-    return {
-        work.source: max([held.partition.attempts for held in work.held()], default=0)
-        for work in sources.work
-    }
+def _of_work(measure: Measure) -> Read:
+    def read(sources: Sources) -> dict[str, float]:
+        return {work.source: measure.of(work) for work in sources.work}
+
+    return read
 
 
-def _lag(sources: Sources) -> dict[str, float]:
-    return {work.source: work.lag_seconds() for work in sources.work}
+def _gauge(measure: Measure, read: Read) -> Declared:
+    return gauge(measure.name, measure.help, read, "source")
 
 
-def _snake(upstream: str) -> str:
-    return re.sub("([A-Z])", r"_\1", upstream).lower()
-
-
-def _declared() -> Iterator[Declared]:
-    for field, upstream in NAMES.items():
-        yield counter(_snake(upstream), _HELP[field], _total(field), "source")
-    yield counter(
-        "partition_update_errors",
-        "Writes of a held partition that failed, by `saveState`, `close` and `complete`.",
-        _update_errors,
-        *("source", "action"),
-    )
-    for field, (name, text) in _OURS.items():
-        yield counter(name, text, _total(field), "source")
+def _counter(count: Count) -> Declared:
+    return counter(count.name, count.help, _total(count.field), "source")
 
 
 LEASES: tuple[Declared, ...] = (
-    *_declared(),
-    gauge("leases_held", "Leases that this process holds.", _held, "source"),
-    gauge("lease_oldest_seconds", "For how long the oldest of them is held.", _oldest, "source"),
-    gauge(
-        "lease_attempts",
-        "Acquisitions without progress of the partition held that has most.",
-        _attempts,
-        "source",
-    ),
-    gauge(
-        "lease_lag_seconds",
-        "For how long the work of the held partition that was due first is due.",
-        _lag,
-        "source",
-    ),
+    *map(_counter, UPSTREAMS),
+    counter(*UPDATE_ERRORS, _update_errors, "source", "action"),
+    *map(_counter, OURS),
+    _gauge(HELD, _held),
+    _gauge(OLDEST, _oldest),
+    _gauge(ATTEMPTS, _of_work(ATTEMPTS)),
+    _gauge(LAG, _of_work(LAG)),
 )
