@@ -1,4 +1,4 @@
-"""Which nodes this driver takes in: those that it leases, so that several drivers share them.
+"""Which nodes this driver takes in and which hours it rewrites: those that it leases.
 
     pass: what has segments to take in ──► leases (`compact/{node}`) ──► batch, batch, …
                                               ▲                          │ between two batches:
@@ -11,8 +11,9 @@ and plans anew. Leases are taken only where there is something to do: an idle pa
 none. A driver that was killed is waited for until its leases run out, unless it starts again.
 
 The source is `[prefix|]compactor|compact`, a partition's key `compact/{node}`. One of a node
-that has no segments any more is removed by whoever acquires it. (`hour/{h}`, rewriting an
-hour, will be another type beside it.)
+that has no segments any more is removed by whoever acquires it. For hours to be rewritten it is
+`[prefix|]compactor|hour` and `hour/{YYYY-MM-DDTHH}`, removed when the hour is done: there are new
+ones for ever. What is said of nodes here holds for them.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from coordination.work import Work
 from logstore.errors import LeaseLost, NotFound, OutcomeUnknown, PreconditionFailed, Unavailable
 
 NAME: Final = "compactor"
-KIND: Final = "compact"
-_KEY: Final = f"{KIND}/"
+NODES: Final = "compact"
+HOURS: Final = "hour"
 # A closed lease is due at once by everybody's clock, though each knows the store's time only
 # within some seconds.
 _DUE_SECONDS: Final = -5.0
@@ -77,8 +78,11 @@ class Share(Protocol):
 class Sharing(Protocol):
     """How drivers share nodes."""
 
-    def joined(self) -> AbstractAsyncContextManager[Share]:
-        """This driver takes part, as long as the block runs; at its end it gives all back."""
+    def joined(self, kind: str = NODES) -> AbstractAsyncContextManager[Share]:
+        """This driver takes part in the work on nodes, or on `HOURS`, as long as the block runs.
+
+        At its end it gives all back.
+        """
         ...
 
 
@@ -91,7 +95,7 @@ class Alone:
     counted: Mapping[str, int] = MappingProxyType({})
 
     @asynccontextmanager
-    async def joined(self) -> AsyncIterator[Share]:
+    async def joined(self, kind: str = NODES) -> AsyncIterator[Share]:  # noqa: ARG002
         yield self
 
     async def among(self, nodes: Sequence[str], waiting: Collection[str]) -> list[str]:
@@ -108,11 +112,11 @@ class Leased:
         self._coordinator = coordinator
 
     @asynccontextmanager
-    async def joined(self) -> AsyncIterator[Share]:
+    async def joined(self, kind: str = NODES) -> AsyncIterator[Share]:
         coordinator = self._coordinator()
-        share = LeasedShare(coordinator.work(KIND))
+        share = LeasedShare(coordinator.work(kind), kind)
         # Beside the pass, whose Spark calls are in threads: leases are kept meanwhile.
-        beating = asyncio.create_task(coordinator.run(), name="leases of nodes")
+        beating = asyncio.create_task(coordinator.run(), name="leases")
         try:
             yield share
             await share.close()
@@ -124,10 +128,11 @@ class Leased:
 
 
 class LeasedShare:
-    """The nodes that one driver leases."""
+    """The nodes, or hours, that one driver leases."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: Work, kind: str = NODES) -> None:
         self._work = work
+        self._kind = kind
         self.works = (work,)
         self.barred: list[str] = []
         self.settled = True
@@ -151,7 +156,7 @@ class LeasedShare:
     def check(self, nodes: Collection[str]) -> None:
         lost = sorted(set(nodes) - self._mine())
         if lost:
-            raise PreconditionFailed(f"the lease of {', '.join(map(_key, lost))} is lost")
+            raise PreconditionFailed(f"the lease of {', '.join(map(self._key, lost))} is lost")
 
     async def close(self) -> None:
         """Gives all back, free at once.
@@ -162,12 +167,15 @@ class LeasedShare:
 
         async def close(held: Held) -> None:
             with suppress(LeaseLost, NotFound, Unavailable, OutcomeUnknown):
-                await held.close(_DUE_SECONDS)
+                if self._kind == HOURS:
+                    await held.delete()
+                else:
+                    await held.close(_DUE_SECONDS)
 
         await asyncio.gather(*(close(held) for held in self._work.held()))
 
     def _mine(self) -> set[str]:
-        return {held.key.removeprefix(_KEY) for held in self._work.held() if held.valid()}
+        return {self._thing(held.key) for held in self._work.held() if held.valid()}
 
     async def _hand_over(self) -> None:
         async def give_up(held: Held) -> None:
@@ -179,7 +187,7 @@ class LeasedShare:
 
     async def _acquire(self, nodes: Sequence[str], missing: Sequence[str]) -> None:
         """Takes of `missing` what is free and this driver's part, making what is not there."""
-        made = await self._work.create([NewPartition(_key(node)) for node in missing])
+        made = await self._work.create([NewPartition(self._key(node)) for node in missing])
         if made and self._work.workers is not None:
             self._work.workers.look_again()  # there is more to share now
         await self._take(nodes)
@@ -194,7 +202,7 @@ class LeasedShare:
 
         while True:
             taken = await self._work.acquire(len(known) + _GONE_AT_ONCE)
-            gone = [held for held in taken if held.key.removeprefix(_KEY) not in known]
+            gone = [held for held in taken if self._thing(held.key) not in known]
             if not gone:
                 return
             await asyncio.gather(*(delete(held) for held in gone))  # their segments are gone
@@ -207,9 +215,11 @@ class LeasedShare:
         self.barred = [
             f"{one.key} is FAILED and waits to be reset: {one.last_error}"
             for one in page.partitions
-            if one.key.removeprefix(_KEY) in missing
+            if self._thing(one.key) in missing
         ]
 
+    def _key(self, thing: str) -> str:
+        return f"{self._kind}/{thing}"
 
-def _key(node: str) -> str:
-    return f"{_KEY}{node}"
+    def _thing(self, key: str) -> str:
+        return key.removeprefix(f"{self._kind}/")

@@ -87,7 +87,7 @@ class Drivers:
         mine = await share.among(nodes, nodes)
         assert mine == nodes
         for task in asyncio.all_tasks():
-            if task.get_name() == "leases of nodes":
+            if task.get_name() == "leases":
                 task.cancel()
         await asyncio.sleep(0)
         self._standing.append(joined)
