@@ -50,12 +50,12 @@ class Report:
     """Counts of rows and bytes; `seconds` per phase. Any alarm makes the exit code non-zero.
 
     `lag` is what waits for the table, of all nodes, as of the last look: at the end, what is
-    left. `batches` are the plans of the first hundred commits that were tried. `error` is
-    why the pass broke off. `held_elsewhere` are nodes with segments to take in that another
-    driver works on, `leases` what became of this driver's, by Data Prepper's names of its
-    counters. `files_rewritten` files of the table were replaced by `bytes_rewritten` bytes of
-    new ones; `hours_held_elsewhere` and `hour_leases` are of hours to be rewritten.
-    `began` is in RFC 3339, `took_seconds` the whole of it.
+    left; None before the first. `batches` are the plans of the first hundred commits that were
+    tried. `error` is why the pass broke off. `held_elsewhere` are nodes with segments to take
+    in that another driver works on, `leases` what became of this driver's, by Data Prepper's
+    names of its counters. `files_rewritten` files of the table were replaced by
+    `bytes_rewritten` bytes of new ones; `hours_held_elsewhere` and `hour_leases` are of hours
+    to be rewritten. `began` is in RFC 3339, `took_seconds` the whole of it.
 
     `phase` and `batch` are what goes on now, and `works` whose leases count; they are not
     part of the line.
@@ -79,6 +79,13 @@ class Report:
     bytes_rewritten: int = counted("Bytes of table files written in their place.")
     hours_rewritten: int = counted("Rewrites of an hour.")
     hours_held_elsewhere: int = 0
+    hours_expired: int = counted("Hours that the retention took out of the table.")
+    rows_expired: int = counted("Rows of the hours that the retention took.")
+    bytes_expired: int = counted("Bytes of table files of the hours that the retention took.")
+    rows_purged: int = counted("Rows taken out of table files because they were deleted.")
+    files_purged: int = counted("Table files that held deleted rows, and went or were rewritten.")
+    deletions_waiting: int = 0
+    deletions_removed: int = counted("Records of deletions removed, that nothing needs any more.")
     segments_removed: int = counted("Segments removed that nobody needs any more.")
     orphans_removed: int = counted(
         "Files removed that no version of the table names, and what killed jobs left."
@@ -87,7 +94,7 @@ class Report:
     held_elsewhere: int = 0
     leases: dict[str, int] = field(default_factory=dict)
     hour_leases: dict[str, int] = field(default_factory=dict)
-    lag: Lag = field(default_factory=Lag)
+    lag: Lag | None = None
     batches: list[Batch] = field(default_factory=list)
     alarms: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -117,6 +124,12 @@ class Report:
         """Notes a condition that needs a person, once."""
         if text not in self.alarms:
             self.alarms.append(text)
+
+    @property
+    def busy(self) -> bool:
+        """Whether the pass has changed anything so far."""
+        counts = [one.name for one in fields(self) if "counted" in one.metadata]
+        return any(getattr(self, name) for name in counts)
 
     def summary(self) -> dict[str, Any]:
         """The report as it is told: all but what goes on now."""

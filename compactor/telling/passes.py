@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Protocol
 
 from compactor.report import Report
+from compactor.telling.metrics import STOPPED
 from compactor.telling.times import rfc3339
 from logstore.clock import Clock
 from logstore.errors import TailraceError
@@ -55,7 +56,7 @@ class Passes:
             report.error = str(error)
             raise
         except BaseException as error:
-            report.error = "stopped" if _told_to_stop(error) else f"{type(error).__name__}: {error}"
+            report.error = STOPPED if _told_to_stop(error) else f"{type(error).__name__}: {error}"
             raise
         finally:
             report.phase, report.batch = "", None

@@ -1,13 +1,10 @@
-"""The summary: a line of JSON on standard output for each pass, and its alarms in the log."""
+"""The summary: a line of JSON on standard output for each pass."""
 
 from __future__ import annotations
 
-import logging
 from typing import TextIO
 
 from compactor.report import Report
-
-log = logging.getLogger("tailrace.compactor")
 
 
 class Summary:
@@ -23,7 +20,5 @@ class Summary:
 
     async def over(self, report: Report) -> None:
         """Says all of it."""
-        for alarm in report.alarms:
-            log.error("%s", alarm)
         self._out.write(report.line() + "\n")
         self._out.flush()

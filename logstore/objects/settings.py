@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Final, NamedTuple, Self
+from typing import Final, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -165,6 +165,21 @@ class CompactionSettings(RunningSettings):
     )
     idle_seconds: float = Field(
         default=900, ge=0, description="With --every: Spark is stopped after so long without work"
+    )
+    metrics_file: str = Field(
+        default="compactor.prom",
+        description="The compactor's metrics in Prometheus' text format, written anew every ten "
+        "seconds of a pass and at its end; shown by the service's `/metrics` too. A relative one "
+        "is in the data folder, if there is one; empty: none",
+    )
+    push_gateway: str = Field(
+        default="",
+        pattern=r"^(https?://.+)?$",
+        description="Address of a Prometheus push gateway that gets the compactor's metrics, as "
+        "`http://host:9091`; empty: none",
+    )
+    log_format: Literal["text", "json"] = Field(
+        default="text", description="The compactor's log: lines for people, or a line of JSON each"
     )
 
 

@@ -1,0 +1,84 @@
+"""The log on standard error: lines for people, or a line of JSON each.
+
+A line of JSON has `time` (RFC 3339), `level`, `logger` and `message`, what the call gave as
+`extra={"fields": {…}}`, and `traceback` if there is one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Literal, TextIO
+
+import orjson
+
+from compactor.report import Report
+from compactor.telling.metrics import outcome
+from compactor.telling.times import rfc3339
+
+log = logging.getLogger("tailrace.compactor")
+
+Format = Literal["text", "json"]
+
+
+def configure(form: Format, out: TextIO, before_line: Callable[[], None] | None = None) -> None:
+    """Logs go to `out`, in place of where they went before. `before_line` clears its way."""
+    handler = _Handler(out, before_line)
+    handler.setFormatter(
+        JsonLines() if form == "json" else logging.Formatter("%(levelname)s %(message)s")
+    )
+    logging.basicConfig(handlers=[handler], force=True)
+    log.setLevel(logging.INFO)
+
+
+class JsonLines(logging.Formatter):
+    """A record as a line of JSON."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": rfc3339(int(record.created * 1000)),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line |= getattr(record, "fields", {})
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return orjson.dumps(line, default=str).decode()
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    def __init__(self, out: TextIO, before_line: Callable[[], None] | None) -> None:
+        super().__init__(out)
+        self._before_line = before_line
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._before_line is not None:
+            self._before_line()
+        super().emit(record)
+
+
+class LogListener:
+    """Logs the alarms of a pass, and what it did if it did anything."""
+
+    every_seconds = None
+
+    async def look(self, report: Report) -> None:
+        """Parts of a pass log for themselves."""
+
+    async def over(self, report: Report) -> None:
+        """Of passes that found nothing to do nobody wants to read every few minutes."""
+        for alarm in report.alarms:
+            log.error("%s", alarm, extra={"fields": {"event": "alarm"}})
+        if report.error is None and not report.busy:
+            return
+        log.info(
+            "pass %s in %.1f s: %d segments, %d rows in, %d out, %d duplicates",
+            outcome(report),
+            report.took_seconds,
+            report.segments,
+            report.rows_in,
+            report.rows_out,
+            report.duplicates,
+            extra={"fields": {"event": "pass over", **report.summary()}},
+        )
