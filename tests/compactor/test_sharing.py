@@ -109,7 +109,7 @@ class LostOnce(Alone):
     lost = False
 
     @asynccontextmanager
-    async def joined(self, kind: str = "") -> AsyncIterator[Share]:  # noqa: ARG002
+    async def joined(self, kind: str = "") -> AsyncIterator[Share]:
         yield self
 
     async def among(self, nodes: Sequence[str], waiting: Collection[str]) -> list[str]:
