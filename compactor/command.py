@@ -10,28 +10,31 @@ import argparse
 import asyncio
 import logging
 import os
-import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
 
+from compactor.flags import configure as configure_flags
+from compactor.flags import settings_of
+from compactor.outlook.foresee import foresee
 from compactor.schedule import once, repeat
-from compactor.settings import load_settings
+from compactor.settings import CompactorSettings, load_settings
+from compactor.spark.apart import apart
+from compactor.stopping import run_until_told
+from compactor.telling.listeners import listeners
+from compactor.telling.logs import configure as configure_log
 from compactor.telling.passes import Passes
-from compactor.telling.summary import Summary
 from compactor.wiring import make_session, open_compactor
 from logstore.clock import SystemClock
+from logstore.disk import Disk
 from logstore.errors import InvalidInput, OutcomeUnknown, TailraceError, Unavailable
 
 log = logging.getLogger("tailrace.compactor")
-_UNITS = {"": 1, "s": 1, "m": 60, "h": 3_600}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and gives its exit code."""
-    logging.basicConfig(format="%(levelname)s %(message)s", stream=sys.stderr)
-    log.setLevel(logging.INFO)
+    configure_log("text", sys.stderr)
     try:
         return _run(_parser().parse_args(arguments))
     except TailraceError as error:
@@ -39,30 +42,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _exit_code(error)
 
 
-def seconds(text: str) -> float:
-    """`90`, `90s`, `5m`, `1h` in seconds."""
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smh]?)", text)
-    if found is None or float(found[1]) <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 5m")
-    return float(found[1]) * _UNITS[found[2]]
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="compactor", description="Takes flushed segments into the table."
     )
-    parser.add_argument("--data", metavar="DIR", help="data folder of the service")
-    parser.add_argument("--config", metavar="FILE", help="settings file")
-    parser.add_argument("--every", metavar="TIME", type=seconds, help="again and again, as 5m")
-    parser.add_argument("--kill-at", default="", help=argparse.SUPPRESS)
+    configure_flags(parser)
     return parser
 
 
 def _run(flags: argparse.Namespace) -> int:
-    given: dict[str, Any] = {} if flags.data is None else {"data": flags.data}
-    settings = load_settings(given, flags.config)
-    session = make_session(settings)
-    passes = Passes(SystemClock(), [Summary(sys.stdout)])
+    settings = load_settings(settings_of(flags), flags.config)
+    if flags.dry_run:
+        configure_log(settings.compaction.log_format, sys.stderr)
+        return asyncio.run(_foresee(settings, as_json=flags.json))
+    session, clock = make_session(settings), SystemClock()
+    hearing = listeners(
+        settings,
+        clock,
+        Disk(),
+        lambda: apart(session.tasks),
+        out=sys.stdout,
+        errors=sys.stderr,
+    )
+    passes = Passes(clock, hearing)
 
     async def work() -> None:
         async with open_compactor(settings, session, _killer(flags.kill_at)) as compactor:
@@ -72,14 +74,18 @@ def _run(flags: argparse.Namespace) -> int:
             else:
                 await repeat(compactor, flags.every, passes.next)
 
-    signal.signal(signal.SIGTERM, _interrupt)
     try:
-        asyncio.run(work())
-    except KeyboardInterrupt:
-        log.info("stopped")
+        if not run_until_told(work()):
+            log.info("stopped")
     finally:
-        session.stop()
+        session.abandon()
     return 1 if passes.alarmed else 0
+
+
+async def _foresee(settings: CompactorSettings, *, as_json: bool) -> int:
+    outlook = await foresee(settings)
+    sys.stdout.write((outlook.line() if as_json else outlook.text()) + "\n")
+    return 1 if outlook.alarms else 0
 
 
 def _killer(step: str) -> Callable[[str], None]:
@@ -90,10 +96,6 @@ def _killer(step: str) -> Callable[[str], None]:
             os.kill(os.getpid(), signal.SIGKILL)
 
     return reached
-
-
-def _interrupt(_number: int, _frame: object) -> None:
-    raise KeyboardInterrupt
 
 
 def _exit_code(error: TailraceError) -> int:

@@ -1,5 +1,6 @@
 """Passes: one, or one after another with a Spark that stays warm.
 
+The next pass begins when it is time or when too much waits, whichever is first.
 Between passes Spark is kept for `idle_seconds` without work and then stopped, so that a
 quiet store costs no memory.
 """
@@ -8,10 +9,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 
 from compactor.compactor import Compactor
 from compactor.intake.take_in import take_in_all
+from compactor.lag import Backlog
 from compactor.report import Report
 from compactor.upkeep.cleanup import clean_up
 from logstore.errors import OutcomeUnknown, Unavailable
@@ -32,21 +34,37 @@ async def repeat(
     every: float,
     next_pass: Callable[[], AbstractAsyncContextManager[Report]],
 ) -> None:
-    """Passes for ever, `every` seconds from the end of one to the start of the next.
+    """Passes for ever, `every` seconds from the end of one to the start of the next, at most.
 
-    Each runs inside its own `next_pass`, which gives its report and tells of it.
+    One begins before its time when the limits of what may wait are reached (`lag.py`). Each
+    runs inside its own `next_pass`, which gives its report and tells of it.
     A store that does not answer, or does not say what became of a write, is tried again at
     the next pass; other errors end it.
     """
-    worked = compactor.clock.monotonic()
+    backlog, worked = Backlog(compactor), compactor.clock.monotonic()
     while True:
         try:
             async with next_pass() as report:
+                await backlog.seen()
                 await once(compactor, report)
         except (Unavailable, OutcomeUnknown) as error:
             log.warning("this pass broke off: %s", error)
         else:
             worked = compactor.clock.monotonic() if report.commits else worked
-        if compactor.clock.monotonic() - worked >= compactor.limits.idle_seconds:
+        await _rest(compactor, backlog, every, worked)
+
+
+async def _rest(compactor: Compactor, backlog: Backlog, seconds: float, worked: float) -> None:
+    """Until the next pass is due. Spark, idle since `worked`, is stopped when it is time."""
+    clock, limits = compactor.clock, compactor.limits
+    end = clock.monotonic() + seconds
+    while True:
+        if clock.monotonic() - worked >= limits.idle_seconds:
             compactor.engine.stop()
-        await compactor.clock.sleep(every)
+        left = end - clock.monotonic()
+        if left <= 0:
+            return
+        await clock.sleep(min(left, limits.poll_seconds))
+        with suppress(Unavailable):  # the pass that comes in its time says so
+            if clock.monotonic() < end and await backlog.due():
+                return

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from compactor.compactor import Compactor
 from compactor.place.folder import FolderPlacement
 from compactor.place.objects import ObjectPlacement
-from compactor.place.placement import Placement
+from compactor.place.placement import STAGING, Placement
 from compactor.settings import CompactorSettings
 from compactor.sharing.driver import open_sharing
+from compactor.spark.conf import SparkWishes
 from compactor.spark.s3a import S3A
 from compactor.spark.session import Session
 from logstore.clock import SystemClock
@@ -23,8 +25,10 @@ from logstore.table.options import open_table
 def make_session(settings: CompactorSettings) -> Session:
     """The Spark of these settings, not started."""
     compaction = settings.compaction
-    s3a = S3A(settings.s3, compaction.jars) if settings.bucket else None
-    return Session(compaction.driver_memory, s3a)
+    wishes = SparkWishes(compaction.driver_memory, compaction.master, compaction.spark)
+    if settings.bucket:
+        return Session(wishes, S3A(settings.s3, compaction.jars))
+    return Session(wishes, folder=os.path.join(open_table(settings).uri, STAGING))
 
 
 @asynccontextmanager

@@ -27,6 +27,7 @@ from compactor.intake.verify import HOUR_MS, Corrupt, Span, Stopped, Verdict, Ve
 from compactor.place.placement import staging_folder
 from compactor.report import Batch, Lag, Report
 from compactor.sharing.shares import Share
+from compactor.spark.apart import apart
 from compactor.spark.merge_input import MergeInput
 from logstore import ulid
 from logstore.errors import PreconditionFailed
@@ -155,12 +156,12 @@ class _Intake:
         if not spans:
             return 0, []
         with self.report.timed("start", clock):
-            cores = await asyncio.to_thread(compactor.engine.cores)
+            cores = await apart(compactor.engine.cores)
         work = await self._work(snapshot, whole, spans, cores)
         self.report.planned(_batch(whole, work.bounds))
         folder = staging_folder(compactor.table.uri, job)
         with self.report.timed("merge", clock):
-            deleted = await asyncio.to_thread(compactor.engine.merge, work, folder)
+            deleted = await apart(compactor.engine.merge, work, folder)
         compactor.reached("written")
         with self.report.timed("place", clock):
             files = await compactor.placement.place(job)

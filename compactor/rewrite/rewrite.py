@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 from compactor.compactor import Compactor
 from compactor.place.placement import staging_folder
 from compactor.report import Report
+from compactor.spark.apart import apart
 from compactor.spark.rewrite_input import RewriteInput
 from logstore import ulid
 from logstore.runs.deletion import Deletion
@@ -36,7 +36,7 @@ async def rewrite(
     """
     clock, engine = compactor.clock, compactor.engine
     with report.timed("start", clock):
-        await asyncio.to_thread(engine.cores)
+        await apart(engine.cores)
     job = ulid.encode(ulid.fresh(clock, compactor.entropy))
     folder = staging_folder(snapshot.uri, job)
     work = RewriteInput(
@@ -46,7 +46,7 @@ async def rewrite(
         deletions=deletions,
     )
     with report.timed("rewrite", clock):
-        await asyncio.to_thread(engine.rewrite, work, folder)
+        await apart(engine.rewrite, work, folder)
     compactor.reached("rewrite written")
     named = min(level_of(file.path) for file in files) if level is None else level
     with report.timed("place", clock):

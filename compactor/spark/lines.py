@@ -13,12 +13,15 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import Column, DataFrame, Observation, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's users know
 
+from compactor.spark.conf import is_here
 from compactor.spark.s3a import address
+from compactor.spark.shared import check_rows
 from logstore import ulid
 from logstore.errors import Unavailable
 from logstore.runs.deletion import Deletion
@@ -39,8 +42,17 @@ def read(spark: SparkSession, files: Sequence[str]) -> DataFrame:
 
 
 def write(lines: DataFrame, folder: str) -> None:
-    """A file `part-{bucket:05d}-….parquet` per bucket."""
-    lines.select(COLUMNS).write.parquet(address(folder))
+    """A file `part-{bucket:05d}-….parquet` per bucket.
+
+    Raises `Unavailable` if what executors wrote is not what is found in the folder.
+    """
+    kept, place = lines.select(COLUMNS), address(folder)
+    if place != folder or is_here(lines.sparkSession.sparkContext.master):
+        kept.write.parquet(place)
+        return
+    written = Observation()  # counts a task once, that of the attempt that was committed
+    kept.observe(written, F.count(F.lit(1)).alias("rows")).write.parquet(folder)
+    check_rows(folder, written.get["rows"])
 
 
 def once(lines: DataFrame, order: Sequence[Column]) -> DataFrame:
@@ -57,13 +69,12 @@ def once(lines: DataFrame, order: Sequence[Column]) -> DataFrame:
 
 def without(spark: SparkSession, lines: DataFrame, deletions: Sequence[Deletion]) -> DataFrame:
     """The lines without those at or below the deletion of their run or pipeline."""
-    runs = [(d.fqn, d.run, ulid.encode(d.t)) for d in deletions if d.run is not None]
-    pipelines = [(d.fqn, ulid.encode(d.t)) for d in deletions if d.run is None]
+    runs = [d for d in deletions if d.run is not None]
+    pipelines = [d for d in deletions if d.run is None]
     if runs:
-        gone = spark.createDataFrame(runs, "fqn string, run_id string, t string")
-        lines = _anti(lines, gone, ["fqn", "run_id"])
+        lines = _anti(lines, _gone(spark, runs), ["fqn", "run_id"])
     if pipelines:
-        lines = _anti(lines, spark.createDataFrame(pipelines, "fqn string, t string"), ["fqn"])
+        lines = _anti(lines, _gone(spark, pipelines), ["fqn"])
     return lines
 
 
@@ -89,6 +100,17 @@ def _reason(error: PySparkException | Py4JError) -> str:
         return str(error).partition("\n")[0] or type(error).__name__
     except Exception:  # noqa: BLE001
         return type(error).__name__
+
+
+def _gone(spark: SparkSession, deletions: Sequence[Deletion]) -> DataFrame:
+    # From Arrow: a list would be unpickled by Python in the executors, which need have none.
+    columns = {
+        "fqn": [d.fqn for d in deletions],
+        "run_id": [d.run for d in deletions],
+        "t": [ulid.encode(d.t) for d in deletions],
+    }
+    types = pa.schema([(name, pa.string()) for name in columns])
+    return spark.createDataFrame(pa.table(columns, schema=types))
 
 
 def _anti(lines: DataFrame, gone: DataFrame, names: Sequence[str]) -> DataFrame:

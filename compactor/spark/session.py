@@ -1,17 +1,21 @@
 """The Spark session: started at the first need, so that an idle pass costs no JVM.
 
-What correctness needs is set here whatever the command line says. The rest are defaults
-that `spark-submit --conf` overrides.
+Where executors are other processes, maybe on other machines, a store that is a folder must be
+the same folder for all: that is tried before anything is done (`shared.py`).
 """
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from compactor.jars import SUBMIT
+from compactor.spark.conf import NEEDED, SparkWishes, is_here
 from compactor.spark.merge_input import MergeInput
+from compactor.spark.rewrite_input import RewriteInput
 from compactor.spark.s3a import COMMITTER, FILE_SYSTEM, S3A
 from logstore.errors import Unavailable
 
@@ -27,46 +31,20 @@ _NO_JARS: Final = (
 )
 _NO_PYSPARK: Final = "Install pyspark 4.1.1 beside this program."
 
-# Hours are UTC, times are microseconds (Spark's own default, INT96, is read by few), and
-# a conversion that fails is an error, not a null.
-_NEEDED: Final = {
-    "spark.sql.session.timeZone": "UTC",
-    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    "spark.sql.parquet.compression.codec": "zstd",
-    "spark.sql.ansi.enabled": "true",
-    # One file per bucket: coalescing would put two hours into one file.
-    "spark.sql.adaptive.coalescePartitions.enabled": "false",
-    # It would look for a name with brackets as it stands and warn at length.
-    "spark.sql.streaming.fileStreamSink.ignoreMetadata": "true",
-    "spark.sql.files.ignoreCorruptFiles": "false",
-    "spark.sql.files.ignoreMissingFiles": "false",
-    "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
-}
-_DEFAULTS: Final = {
-    "spark.app.name": "tailrace-compactor",
-    "spark.master": "local[*]",
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.sql.adaptive.enabled": "true",
-    "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",
-    "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
-    # Rows of a batch and its copies that a window holds before it goes by way of a sorter.
-    "spark.sql.windowExec.buffer.in.memory.threshold": "65536",
-    # A dictionary of messages or ULIDs never pays; level 1 is as small on sorted logs.
-    "spark.hadoop.parquet.compression.codec.zstd.level": "1",
-    "spark.hadoop.parquet.enable.dictionary#message": "false",
-    "spark.hadoop.parquet.enable.dictionary#ulid": "false",
-}
-
 
 class Session:
     """One Spark session that can be stopped and started again: the `Engine` that ships."""
 
-    def __init__(self, driver_memory: str, s3a: S3A | None = None) -> None:
-        self._driver_memory = driver_memory
+    def __init__(
+        self, wishes: SparkWishes | str, s3a: S3A | None = None, folder: str | None = None
+    ) -> None:
+        """`wishes` may be the driver's memory alone. `folder` is what executors must share."""
+        self._wishes = SparkWishes(wishes) if isinstance(wishes, str) else wishes
         self._s3a = s3a
+        self._folder = folder
         self._spark: SparkSession | None = None
         self._secrets: dict[str, str] = {}
+        self._starting = False
 
     @property
     def running(self) -> bool:
@@ -79,8 +57,10 @@ class Session:
         if secrets != self._secrets:  # the first time, or the keys of a role were renewed
             self.stop()
         if self._spark is None:
-            self._spark = _start(self._driver_memory, self._s3a, secrets)
+            with self._being_started():
+                self._spark = _start(self._wishes, self._s3a, secrets)
             self._secrets = secrets
+            self._try_folder(self._spark)
         return self._spark
 
     def cores(self) -> int:
@@ -94,6 +74,22 @@ class Session:
 
         return merge(spark, work, folder)
 
+    def rewrite(self, work: RewriteInput, folder: str) -> None:
+        """As `Engine.rewrite`."""
+        spark = self.get()
+        from compactor.spark.rewrite import rewrite
+
+        rewrite(spark, work, folder)
+
+    def tasks(self) -> tuple[int, int] | None:
+        """Tasks done, and all, of the stages under way; None if there are none."""
+        spark = self._spark
+        if spark is None or self._starting:
+            return None
+        from compactor.spark.tasks import tasks_of
+
+        return tasks_of(spark)
+
     def stop(self) -> None:
         """Ends the session and, where this process started it, its JVM."""
         if self._spark is None:
@@ -103,27 +99,61 @@ class Session:
         self._spark.stop()
         self._spark = None
         gateway = SparkContext._gateway
-        if gateway is not None and not _submitted():
+        if gateway is not None and not submitted():
             # stop() leaves the JVM running, and its memory is what an idle compactor gives back.
             gateway.shutdown()
             gateway.proc.stdin.close()
             gateway.proc.wait()
             SparkContext._gateway = SparkContext._jvm = None
 
+    def abandon(self) -> None:
+        """As `stop`, beside a job or a start that a thread of this process waits for.
 
-def _submitted() -> bool:
+        The process is to end then. What was waited for fails or never comes, which is what was
+        asked for, and nothing that anybody needs to read about.
+        """
+        logging.getLogger("py4j").setLevel(logging.CRITICAL + 1)
+        if self._spark is None or self._starting:
+            return  # a JVM that is being started ends when it finds our end of its input closed
+        from py4j.protocol import Py4JError
+
+        with suppress(Py4JError, OSError):  # it may have been told to end as well, and be gone
+            self._spark.sparkContext.setLogLevel("OFF")
+            self.stop()
+
+    @contextmanager
+    def _being_started(self) -> Iterator[None]:
+        self._starting = True
+        try:
+            yield
+        finally:
+            self._starting = False
+
+    def _try_folder(self, spark: SparkSession) -> None:
+        if self._folder is None or is_here(spark.sparkContext.master):
+            return
+        from compactor.spark.shared import try_folder
+
+        try:
+            try_folder(spark, self._folder)
+        except Unavailable:
+            self.stop()
+            raise
+
+
+def submitted() -> bool:
     """Whether spark-submit started this process, beside a JVM of its own."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
-def _start(driver_memory: str, s3a: S3A | None, secrets: Mapping[str, str]) -> SparkSession:
+def _start(wishes: SparkWishes, s3a: S3A | None, secrets: Mapping[str, str]) -> SparkSession:
     try:
         from pyspark.errors import PySparkRuntimeError
         from pyspark.sql import SparkSession
     except ImportError as error:
         raise Unavailable(f"Spark does not start: {error}", hint=_NO_PYSPARK) from error
     try:
-        conf = _conf(driver_memory, s3a)
+        conf = _conf(wishes, s3a)
         spark = SparkSession.builder.config(conf=conf).getOrCreate()
     except PySparkRuntimeError as error:
         hint = _NO_JAVA if s3a is None else _NO_JARS
@@ -134,18 +164,18 @@ def _start(driver_memory: str, s3a: S3A | None, secrets: Mapping[str, str]) -> S
     return spark
 
 
-def _conf(driver_memory: str, s3a: S3A | None) -> SparkConf:
+def _conf(wishes: SparkWishes, s3a: S3A | None) -> SparkConf:
     from pyspark import SparkConf, SparkContext
 
-    if _submitted():
+    if submitted():
         # Connects to spark-submit's JVM, so that SparkConf sees what its flags said.
         SparkContext._ensure_initialized()
     conf = SparkConf()
-    for name, value in _DEFAULTS.items():
+    for name, value in wishes.defaults().items():
         conf.setIfMissing(name, value)
-    needed = _NEEDED | (s3a.needed() if s3a else {})
-    if not _submitted():
-        conf.setIfMissing("spark.driver.memory", driver_memory)
+    needed = NEEDED | (s3a.needed() if s3a else {})
+    if not submitted():
+        conf.setIfMissing("spark.driver.memory", wishes.driver_memory)
         needed |= s3a.launch() if s3a else {}
     return conf.setAll(list(needed.items()))
 

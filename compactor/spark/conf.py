@@ -1,0 +1,67 @@
+"""Spark's configuration: what correctness needs, whatever anybody says, and what is better.
+
+`NEEDED` is set over flags and settings. `DEFAULTS` give way to `compaction.spark`, and both to
+what `spark-submit` was told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+NEEDED: Final = {
+    # Hours are UTC, times are microseconds (Spark's own default, INT96, is read by few), and
+    # a conversion that fails is an error, not a null.
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.parquet.compression.codec": "zstd",
+    "spark.sql.ansi.enabled": "true",
+    # One file per bucket: coalescing would put two hours into one file, and a file that is
+    # cut at some number of rows would be two files of one name.
+    "spark.sql.adaptive.coalescePartitions.enabled": "false",
+    "spark.sql.files.maxRecordsPerFile": "0",
+    # One attempt of a task commits, whatever is tried again or speculated upon; what an attempt
+    # wrote is nowhere to be seen before.
+    "spark.hadoop.outputCommitCoordination.enabled": "true",
+    "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "1",
+    "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+    # It would look for a name with brackets as it stands and warn at length.
+    "spark.sql.streaming.fileStreamSink.ignoreMetadata": "true",
+    "spark.sql.files.ignoreCorruptFiles": "false",
+    "spark.sql.files.ignoreMissingFiles": "false",
+}
+DEFAULTS: Final = {
+    "spark.app.name": "tailrace-compactor",
+    "spark.master": "local[*]",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.adaptive.enabled": "true",
+    "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",
+    "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
+    # Rows of a batch and its copies that a window holds before it goes by way of a sorter.
+    "spark.sql.windowExec.buffer.in.memory.threshold": "65536",
+    # A dictionary of messages or ULIDs never pays; level 1 is as small on sorted logs.
+    "spark.hadoop.parquet.compression.codec.zstd.level": "1",
+    "spark.hadoop.parquet.enable.dictionary#message": "false",
+    "spark.hadoop.parquet.enable.dictionary#ulid": "false",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SparkWishes:
+    """What the settings say of Spark: heap of the driver, master if not the usual, and more."""
+
+    driver_memory: str
+    master: str = ""
+    more: Mapping[str, str] = field(default_factory=dict)
+
+    def defaults(self) -> dict[str, str]:
+        """What holds where `spark-submit` was told nothing else."""
+        master = {"spark.master": self.master} if self.master else {}
+        return DEFAULTS | dict(self.more) | master
+
+
+def is_here(master: str | None) -> bool:
+    """Whether tasks run in the driver's own process."""
+    return master is not None and (master == "local" or master.startswith("local["))

@@ -1,0 +1,187 @@
+"""When the next pass begins, and how long Spark stays warm, on a clock that leaps."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from compactor.report import Report
+from compactor.schedule import repeat
+from compactor.settings import Compaction
+from logstore.errors import StoreUnavailable
+from logstore.objects.local import LocalStore
+from tests.compactor.lake import NOON, Lake, ShiftedClock, batch
+from tests.compactor.plain_engine import PlainEngine
+
+EVERY = 300.0
+
+
+class Enough(Exception):
+    """The story is over."""
+
+
+@dataclass
+class Leaping(ShiftedClock):
+    """Nobody waits: time passes by as much as is slept, and `happens` as it does."""
+
+    happens: Callable[[float], None] = lambda _at: None
+    slept: float = 0.0
+
+    def monotonic(self) -> float:
+        return self.slept
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept += seconds
+        self.shift_ms += int(seconds * 1000)
+        await asyncio.to_thread(self.happens, self.slept)
+
+
+@dataclass
+class Engine(PlainEngine):
+    """Says when it was stopped."""
+
+    clock: Leaping = field(default_factory=Leaping)
+    stopped: list[float] = field(default_factory=list)
+    running: bool = False
+
+    def cores(self) -> int:
+        self.running = True
+        return super().cores()
+
+    def stop(self) -> None:
+        if self.running:
+            self.stopped.append(self.clock.slept)
+        self.running = False
+
+
+@dataclass
+class Story:
+    """A compactor that repeats, until `end` seconds have passed."""
+
+    lake: Lake
+    clock: Leaping
+    engine: Engine
+    began: list[float] = field(default_factory=list)
+    reports: list[Report] = field(default_factory=list)
+
+    def go(
+        self, end: float, happens: Callable[[float], None] = lambda _at: None, **limits: float
+    ) -> None:
+        def until_end(at: float) -> None:
+            if at >= end:
+                raise Enough
+            happens(at)
+
+        self.clock.happens = until_end
+        self.lake.limits = Compaction.model_validate(limits)
+        with suppress(Enough):
+            asyncio.run(repeat(self.lake.compactor, EVERY, self._next))
+
+    @asynccontextmanager
+    async def _next(self) -> AsyncIterator[Report]:
+        self.began.append(self.clock.slept)
+        self.reports.append(Report())
+        yield self.reports[-1]
+
+
+@pytest.fixture
+def story(lake: Lake) -> Story:
+    clock = Leaping()
+    lake.clock, lake.session = clock, Engine(clock=clock)
+    return Story(lake, clock, lake.session)
+
+
+def test_a_quiet_store_is_looked_at_when_it_is_time(story: Story) -> None:
+    story.go(1000, poll_seconds=15)
+    assert story.began == [0, 300, 600, 900]
+
+
+@pytest.mark.parametrize("limit", [{"lag_segments": 3}, {"lag_seconds": 40}])
+def test_a_pass_begins_when_too_much_waits(story: Story, limit: dict[str, float]) -> None:
+    def upload(at: float) -> None:
+        if at in (20, 30, 40):
+            key = story.lake.put("a", [batch("f", "r", NOON + int(at), 5)])
+            now_ns = story.clock.now_ms() * 1_000_000
+            os.utime(story.lake.store.uri(key), ns=(now_ns, now_ns))
+
+    story.go(200, upload, poll_seconds=10, **limit)
+    due = 40.0 if "lag_segments" in limit else 60.0
+    assert story.began == [0, due]
+    assert story.reports[1].segments == 3
+
+
+def test_a_pass_begins_when_too_many_bytes_wait(story: Story) -> None:
+    key = story.lake.put("a", [batch("f", "r", NOON, 100)])
+    size = story.lake.run(story.lake.store.head(key)).size
+
+    def upload(at: float) -> None:
+        if at in (20, 30):
+            story.lake.put("a", [batch("f", "r", NOON + int(at) * 1000, 100)])
+
+    story.go(200, upload, poll_seconds=10, lag_bytes=2 * size - 50)
+    assert story.began == [0, 30]
+
+
+def test_what_a_pass_cannot_take_in_starts_no_other(story: Story) -> None:
+    """Segments behind a gap, and one of another kind, wait and wait."""
+    for seq in (2, 3, 4):
+        story.lake.put("a", [batch("f", "r", NOON + seq, 5)], seq=seq)
+    story.go(1000, poll_seconds=10, lag_segments=2, lag_seconds=10)
+    assert story.began == [0, 300, 600, 900]
+
+
+def test_what_another_compactor_took_in_does_not_wait(story: Story) -> None:
+    other = Lake(story.lake.data, session=PlainEngine())
+
+    def upload(at: float) -> None:
+        if at in (20, 30, 40):
+            other.put("a", [batch("f", "r", NOON + int(at), 5)])
+            other.compact()
+
+    story.go(200, upload, poll_seconds=10, lag_segments=2)
+    assert story.began == [0]
+    assert other.snapshot().mark("a") == 3
+
+
+def test_spark_is_stopped_once_it_was_idle_for_long(story: Story) -> None:
+    story.lake.put("a", [batch("f", "r", NOON, 5)])
+
+    def upload(at: float) -> None:
+        if at == 150:
+            story.lake.put("a", [batch("f", "r", NOON + 1, 5)])
+
+    story.go(800, upload, poll_seconds=10, idle_seconds=200)
+    assert story.began == [0, 300, 600]
+    assert [report.commits for report in story.reports] == [1, 1, 0]
+    assert story.engine.stopped == [200, 500]
+
+
+class Away(LocalStore):
+    """A store that does not answer while `away`."""
+
+    away = False
+
+    def folders(self, prefix: str, *, after: str = "") -> AsyncIterator[str]:
+        if self.away:
+            raise StoreUnavailable("away")
+        return super().folders(prefix, after=after)
+
+
+def test_a_store_that_is_away_is_tried_again(story: Story, tmp_path: Path) -> None:
+    lake = story.lake
+    assert isinstance(lake.store, LocalStore)
+    lake.put("a", [batch("f", "r", NOON, 5)])
+    lake.store.__class__ = Away
+
+    def come_and_go(at: float) -> None:
+        Away.away = 100 <= at < 650
+
+    story.go(1000, come_and_go, poll_seconds=10, lag_segments=1)
+    assert story.began == [0, 300, 600, 900]
+    assert lake.snapshot().mark("a") == 1
