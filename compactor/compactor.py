@@ -12,12 +12,16 @@ from compactor.spark.engine import Engine
 from logstore.clock import Clock
 from logstore.entropy import Entropy
 from logstore.objects.store import ObjectStore
+from logstore.runs.retention import FOR_EVER, RunRetention
 from logstore.table.table import Table
 
 
 @dataclass(frozen=True, slots=True)
 class Compactor:
-    """A compactor of one store. `reached` is told each step's name as it ends; tests kill there."""
+    """A compactor of one store. `reached` is told each step's name as it ends; tests kill there.
+
+    `runs` is how long the service keeps runs.
+    """
 
     store: ObjectStore
     table: Table
@@ -29,3 +33,4 @@ class Compactor:
     reached: Callable[[str], None]
     evict_after_hours: float = 24.0
     sharing: Sharing = field(default_factory=Alone)
+    runs: RunRetention = FOR_EVER

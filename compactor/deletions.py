@@ -1,17 +1,59 @@
-"""Which lines are deleted, as far as a merge needs to know."""
+"""Which lines are deleted: what the store says, read again only where it changed."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
 from logstore import keys
-from logstore.objects.store import ObjectStore
+from logstore.errors import NotFound
+from logstore.objects.store import ObjectInfo, ObjectStore
 from logstore.runs.deletion import Deletion, decode_deletion
 
+_AT_ONCE: Final = 16
 
-async def deletions_above(store: ObjectStore, low: int) -> list[Deletion]:
+
+@dataclass(frozen=True, slots=True)
+class StoredDeletion:
+    """A deletion, and when it was stored by the store's clock, which may tell whole seconds."""
+
+    deletion: Deletion
+    modified_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Deletions:
+    """Those of one store. There may be as many as runs that expire in some weeks."""
+
+    store: ObjectStore
+    _read: dict[str, tuple[str, Deletion]] = field(default_factory=dict)
+
+    async def all(self) -> list[StoredDeletion]:
+        """Every deletion of now. Raises `StoreUnavailable`, `Damaged`."""
+        listed = [info async for info in self.store.list(keys.DELETED)]
+        fresh = [info for info in listed if self._read.get(info.key, ("",))[0] != info.etag]
+        for start in range(0, len(fresh), _AT_ONCE):
+            await asyncio.gather(*(self._get(info) for info in fresh[start : start + _AT_ONCE]))
+        for gone in self._read.keys() - {info.key for info in listed}:
+            del self._read[gone]
+        found = [(self._read.get(info.key), info.modified_ms) for info in listed]
+        return [StoredDeletion(read[1], modified) for read, modified in found if read is not None]
+
+    async def above(self, low: int) -> list[Deletion]:
+        """Those of ULIDs at or above `low`. Raises as `all`."""
+        return [one.deletion for one in await self.all() if one.deletion.t >= low]
+
+    async def _get(self, info: ObjectInfo) -> None:
+        try:
+            found, body = await self.store.get(info.key)
+        except NotFound:  # it is done everywhere, and somebody removed it
+            self._read.pop(info.key, None)
+        else:
+            self._read[info.key] = (found.etag, decode_deletion(body))
+
+
+async def deletions_above(store: ObjectStore, low: int) -> Sequence[Deletion]:
     """Deletions of ULIDs at or above `low`. Raises `StoreUnavailable`, `Damaged`."""
-    found = []
-    async for info in store.list(keys.DELETED):
-        deletion = decode_deletion((await store.get(info.key))[1])
-        if deletion.t >= low:
-            found.append(deletion)
-    return found
+    return await Deletions(store).above(low)

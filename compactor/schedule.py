@@ -16,6 +16,7 @@ from compactor.intake.take_in import take_in_all
 from compactor.lag import Backlog
 from compactor.report import Report
 from compactor.upkeep.cleanup import clean_up
+from compactor.upkeep.retention import expire
 from logstore.errors import OutcomeUnknown, Unavailable
 
 log = logging.getLogger("tailrace.compactor")
@@ -25,6 +26,7 @@ async def once(compactor: Compactor, report: Report | None = None) -> Report:
     """Takes in what there is, cleans up, and reports. Raises `Unavailable`, `Damaged`."""
     report = report or Report()
     await take_in_all(compactor, report)
+    await expire(compactor, report)
     await clean_up(compactor, report)
     return report
 

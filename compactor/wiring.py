@@ -59,4 +59,5 @@ async def open_compactor(
             reached,
             settings.queue.evict_after_hours,
             sharing,
+            settings.runs,
         )

@@ -11,6 +11,12 @@ from compactor.spark.session import Session
 from tests.compactor.lake import Lake, lake_in
 
 
+@pytest.fixture(autouse=True)
+def kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of compactors in processes of their own: what the tests write may be as old as they are."""
+    monkeypatch.setenv("TAILRACE_RUNS__EXPIRATION_DAYS", "0")
+
+
 @pytest.fixture
 def lake(tmp_path: Path) -> Lake:
     """A store whose compactor must not start Spark, or starts its own."""
