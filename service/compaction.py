@@ -139,7 +139,9 @@ class CompactionChild:
         child = self._child
         if child is None:
             return
-        _signal_group(child.pid, signal.SIGTERM)
+        # Its Spark is a child of its own and must not be told, nor end, before it: it stops that.
+        with contextlib.suppress(ProcessLookupError):
+            child.terminate()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(child.wait(), self._limits.stop_seconds)
         _signal_group(child.pid, signal.SIGKILL)

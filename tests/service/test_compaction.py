@@ -95,6 +95,19 @@ async def test_a_stop_ends_the_child_and_its_children(tmp_path: Path) -> None:
         await until(lambda pid=pid: not _alive(int(pid)))  # type: ignore[misc]
 
 
+async def test_a_stop_is_told_to_the_child_and_not_to_its_spark(tmp_path: Path) -> None:
+    seen, ready = tmp_path / "seen", tmp_path / "ready"
+    waiting = "open({0!r}, 'w').close()\ntime.sleep(600)\n"
+    telling = "signal.signal(15, lambda *_: (open({0!r}, 'w').close(), sys.exit(0)))\n"
+    first = "import signal, subprocess, sys, time\n"
+    spark = first + telling.format(f"{seen}-spark") + waiting.format(str(ready))
+    text = first + f"subprocess.Popen([sys.executable, '-S', '-c', {spark!r}])\n"
+    text += telling.format(f"{seen}-child") + "time.sleep(600)\n"
+    async with running(CompactionChild(_python(text), SystemClock(), limits=QUICK)):
+        await until(ready.exists)
+    assert [path.name for path in tmp_path.glob("seen*")] == ["seen-child"]
+
+
 def _alive(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
