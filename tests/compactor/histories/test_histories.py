@@ -1,0 +1,129 @@
+"""Whatever happens to a store and its compactors, the table is what a plain model says.
+
+Segments, copies of batches, late lines, deletions, bad segments, days that pass; drivers that
+are killed between any two steps, whose store fails, whose commits' answers are lost or come
+late; and at any step another driver's whole pass. After each step all that anybody could
+read is compared with the model, and in the end, nothing is left of it all but the table.
+
+`make sim SEED=7` tells other stories than the first, `make sim SEED=7 COUNT=1000` many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from compactor.settings import Compaction
+from logstore import ulid
+from tests.compactor.histories.dated import HOUR_MS
+from tests.compactor.histories.lossy import Loss, Losses
+from tests.compactor.histories.world import NODES, Troubles, World
+from tests.compactor.lake import Batch, batch
+from tests.faulty_store import Fault, Schedule
+from tests.seeds import seeds
+
+FQNS = ("f", "g", "svc.pipe")
+RUNS = ("r1", "r2", "r3")
+DAY_MS = 24 * HOUR_MS
+STEPS = 14
+
+
+@pytest.mark.parametrize("seed", seeds(12))
+def test_a_history_ends_as_the_model_says(tmp_path: Path, seed: int) -> None:
+    dice = Random(seed)
+    world = World(tmp_path, dice, limits=limits(dice))
+    try:
+        for _ in range(STEPS):
+            happens(world)
+            world.check()
+        settle(world)
+    except BaseException:
+        print("\n".join(world.story))
+        raise
+
+
+def limits(dice: Random) -> Compaction:
+    return Compaction(batch_bytes=dice.choice([1, 12_000, 256 << 20]))
+
+
+def happens(world: World, depth: int = 0) -> None:
+    """Something, and what it is follows from the world's dice."""
+    dice = world.dice
+    choices: list[tuple[int, Callable[[], object]]] = [
+        (6, lambda: flush(world)),
+        (1, lambda: world.put_bad(dice.choice(NODES), batches(world))),
+        (2, lambda: delete(world)),
+        (2, lambda: world.pass_time(dice.choice([HOUR_MS // 20, HOUR_MS, DAY_MS, 3 * DAY_MS]))),
+        (1, lambda: world.texts_made(dice.choice(NODES))),
+        (1, world.pin),
+        (6 if depth < 2 else 0, lambda: world.drive(troubles(world, depth + 1))),
+    ]
+    dice.choices([what for _, what in choices], [weight for weight, _ in choices])[0]()
+
+
+def settle(world: World) -> None:
+    """Nothing goes wrong any more, and nothing comes: what is left to be done is done."""
+    while (report := world.drive()) is not None and report.commits:
+        world.pass_time(HOUR_MS)
+    for node in world.model.segments:
+        world.texts_made(node)
+    for _ in range(3):
+        world.pass_time(26 * HOUR_MS)
+        report = world.drive()
+    assert report is not None
+    assert report.commits == 0
+    world.check_settled()
+    assert world.left_segments() == world.model.unreadable
+
+
+def flush(world: World) -> None:
+    for _ in range(world.dice.randrange(1, 4)):
+        world.put(world.dice.choice(NODES), batches(world))
+
+
+def batches(world: World) -> list[Batch]:
+    """New ones, of now or late, and copies of some that were sent before."""
+    dice = world.dice
+    ago = dice.choice([HOUR_MS // 2, HOUR_MS, 3 * HOUR_MS, 2 * DAY_MS])
+    fresh = [
+        batch(
+            dice.choice(FQNS),
+            dice.choice(RUNS),
+            world.clock.ms - dice.randrange(ago),
+            dice.randrange(1, 12),
+            salt=dice.randrange(1 << 20),
+        )
+        for _ in range(dice.randrange(1, 5))
+    ]
+    return fresh + dice.sample(world.sent, min(len(world.sent), dice.randrange(3)))
+
+
+def delete(world: World) -> None:
+    """Of a run or a whole pipeline what there was at some time."""
+    dice = world.dice
+    until = ulid.highest_at(world.clock.ms - dice.choice([0, HOUR_MS, DAY_MS]))
+    if world.sent and dice.random() < 0.5:
+        until = dice.choice(world.sent)[1] | ulid.LINE_MASK
+    run = dice.choice(RUNS) if dice.random() < 0.8 else None
+    world.delete(dice.choice(FQNS), run, until)
+
+
+def troubles(world: World, depth: int) -> Troubles:
+    """What goes wrong in a pass: mostly one thing."""
+    dice = world.dice
+    met = Troubles()
+    kind = dice.randrange(6)
+    if kind == 0:
+        met.killed_at = dice.randrange(1, 10)
+    elif kind == 1:
+        met.store = Schedule({dice.randrange(1, 80): dice.choice(list(Fault))})
+    elif kind == 2:
+        lost = dice.choice(list(Loss))
+        met.losses = Losses({dice.randrange(1, 4) + n: lost for n in range(dice.randrange(1, 4))})
+    if kind >= 3 or dice.random() < 0.3:
+        for step in dice.sample(range(1, 10), dice.randrange(1, 3)):
+            met.meanwhile[step] = lambda: happens(world, depth)
+    return met

@@ -1,0 +1,97 @@
+"""An engine in plain Python: what Spark's jobs give, line by line and without a JVM.
+
+It starts in no time, so that tests go through thousands of histories. `test_plain_engine.py`
+holds it to what Spark does with the same input.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from compactor.spark.merge_input import MergeInput
+from compactor.spark.rewrite_input import RewriteInput
+from logstore import ulid
+from logstore.runs.deletion import Deletion
+from logstore.table.schema import COLUMNS, PARTITIONS
+
+Row: TypeAlias = "dict[str, Any]"
+Key: TypeAlias = tuple[str, str, str]
+
+_SCHEMA = pa.schema([field for field in COLUMNS if field.name not in PARTITIONS])
+
+
+@dataclass
+class PlainEngine:
+    """`Engine` over local files."""
+
+    parallel: int = 2
+    running: bool = True
+
+    def cores(self) -> int:
+        return self.parallel
+
+    def merge(self, work: MergeInput, folder: str) -> int:
+        rows = list(_rows(work.segments))
+        kept = [row for row in rows if not is_deleted(key_of(row), work.deletions)]
+        held = {key_of(row) for row in _rows(work.held)}
+        bounds = [ulid.encode(bound) for bound in work.bounds]
+        buckets: dict[int, list[Row]] = {index: [] for index in range(len(bounds))}
+        for row in _once(kept):
+            if key_of(row) not in held:
+                buckets[max(bisect_right(bounds, row["ulid"]) - 1, 0)].append(row)
+        self._write(buckets, folder)
+        return len(rows) - len(kept)
+
+    def rewrite(self, work: RewriteInput, folder: str) -> None:
+        rows = list(_once(_rows(work.files)))
+        kept = [row for row in rows if not is_deleted(key_of(row), work.deletions)]
+        size = max(-(-len(kept) // work.parts), 1)
+        parts = {start // size: kept[start : start + size] for start in range(0, len(kept), size)}
+        self._write(parts, folder)
+
+    def stop(self) -> None:
+        """Nothing runs."""
+
+    def _write(self, parts: dict[int, list[Row]], folder: str) -> None:
+        Path(folder).mkdir(parents=True)
+        for index, rows in parts.items():
+            write_part(rows, f"{folder}/part-{index:05d}-plain.parquet")
+
+
+def write_part(rows: Sequence[Row], path: str) -> None:
+    """The rows as a Parquet file."""
+    pq.write_table(pa.Table.from_pylist(list(rows), _SCHEMA), path, compression="zstd")
+
+
+def key_of(row: Row) -> Key:
+    """What makes it the same record as another."""
+    return row["fqn"], row["run_id"], row["ulid"]
+
+
+def is_deleted(key: Key, deletions: Iterable[Deletion]) -> bool:
+    """Whether one of the deletions says so."""
+    fqn, run, text = key
+    return any(
+        deletion.fqn == fqn and deletion.run in (None, run) and ulid.decode(text) <= deletion.t
+        for deletion in deletions
+    )
+
+
+def _rows(paths: Sequence[str]) -> Iterator[Row]:
+    for path in paths:
+        yield from pq.ParquetFile(path).read(_SCHEMA.names).to_pylist(maps_as_pydicts=None)
+
+
+def _once(rows: Iterable[Row]) -> list[Row]:
+    """Each record once, sorted."""
+    first: dict[Key, Row] = {}
+    for row in rows:
+        first.setdefault(key_of(row), row)
+    return [first[key] for key in sorted(first)]
