@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import gzip
 import json
 from typing import Any
 
@@ -14,6 +13,7 @@ import zstandard
 from logstore import errors
 from logstore.batch import RunKey
 from service.http.decode import decode
+from tests.gzipped import gzipped
 from tests.service.http.conftest import Serve
 from tests.service.http.memory_node import MemoryNode
 
@@ -25,7 +25,7 @@ BATCH = "01HZZZZZZZZZZZZZZZZZZ00000"
 
 
 def packed(text: str) -> str:
-    return base64.b64encode(gzip.compress(text.encode())).decode()
+    return base64.b64encode(gzipped(text.encode())).decode()
 
 
 @pytest.mark.parametrize(
@@ -38,14 +38,14 @@ def packed(text: str) -> str:
         (b'{"logs":"a","compressed":false,"timestamp":1,"lineCount":2}', JSON, b"a\n"),
         (b"a\nb", PLAIN, b"a\nb\n"),
         (b"a\0b\n", {"content_type": "text/plain; charset=utf-8"}, b"a\0b\n"),
-        (gzip.compress(b"z\n"), PLAIN | {"content_encoding": "gzip"}, b"z\n"),
+        (gzipped(b"z\n"), PLAIN | {"content_encoding": "gzip"}, b"z\n"),
         (
-            gzip.compress(b"1\n") + gzip.compress(b"2"),
+            gzipped(b"1\n") + gzipped(b"2"),
             PLAIN | {"content_encoding": "gzip"},
             b"1\n2\n",
         ),
         (zstandard.compress(b"z\n"), PLAIN | {"content_encoding": "zstd"}, b"z\n"),
-        (gzip.compress(b'"j"'), JSON | {"content_encoding": "gzip"}, b"j\n"),
+        (gzipped(b'"j"'), JSON | {"content_encoding": "gzip"}, b"j\n"),
         (b'{"message":"a"}\n\n{"message":"b\\nc"}\n', NDJSON, b"a\nb\nc\n"),
         (
             "süß \N{OLD PERSONAL COMPUTER}\n".encode(),
@@ -156,14 +156,14 @@ BAD: list[tuple[bytes, dict[str, str], int, str, str | None]] = [
     (b'{"logs":"YWJj","compressed":true}', JSON, 400, "invalid-input", "logs"),
     (b"plain", PLAIN | {"content_encoding": "gzip"}, 400, "invalid-input", "body"),
     (
-        gzip.compress(b"cut")[:-3],
+        gzipped(b"cut")[:-3],
         PLAIN | {"content_encoding": "gzip"},
         400,
         "invalid-input",
         "body",
     ),
     (
-        gzip.compress(b"x") + b"junk",
+        gzipped(b"x") + b"junk",
         PLAIN | {"content_encoding": "gzip"},
         400,
         "invalid-input",
@@ -290,7 +290,7 @@ async def test_limits_are_kept_on_the_wire_and_once_decompressed(serve: Serve) -
     served = await serve(max_body_bytes=10_000, max_text_bytes=20_000)
     cases: list[tuple[Any, dict[str, str]]] = [
         (b"x" * 10_001, PLAIN),
-        (gzip.compress(b"x" * 30_000), PLAIN | {"content_encoding": "gzip"}),
+        (gzipped(b"x" * 30_000), PLAIN | {"content_encoding": "gzip"}),
         (zstandard.compress(b"x" * 30_000), PLAIN | {"content_encoding": "zstd"}),
         (json.dumps({"logs": packed("x" * 30_000), "compressed": True}).encode(), JSON),
     ]
@@ -318,7 +318,7 @@ async def test_a_chunked_body_is_stopped_at_the_limit(serve: Serve) -> None:
 
 
 def test_a_bomb_stops_at_the_limit() -> None:
-    bomb = gzip.compress(b"\0" * 200_000_000, 9)
+    bomb = gzipped(b"\0" * 200_000_000, 9)
     with pytest.raises(errors.TooLarge):
         decode(bomb, "text", b"gzip", 1_000_000)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import gzip
 import json
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 
 from logstore.batch import RunKey
 from service.http.ids import echoed, run_tag
+from tests.gzipped import gzipped
 from tests.service.http.conftest import Serve
 
 pytestmark = pytest.mark.anyio
@@ -52,8 +52,8 @@ async def test_json_of_another_shape_is_refused_in_upstreams_words(
     [
         "not base64!",
         base64.b64encode(b"not gzip").decode(),
-        base64.b64encode(gzip.compress(b"cut short" * 99)[:-9]).decode(),
-        base64.b64encode(gzip.compress(b"a\n")).decode()[:-2],
+        base64.b64encode(gzipped(b"cut short" * 99)[:-9]).decode(),
+        base64.b64encode(gzipped(b"a\n")).decode()[:-2],
     ],
 )
 async def test_what_cannot_be_unpacked_is_refused_and_nothing_of_it_stored(
@@ -149,7 +149,7 @@ async def test_a_node_that_is_stopping_says_so_to_an_opening_call(direct: Serve)
         (b'"a"', b"", b"a\n"),
         (
             body(
-                logs=base64.b64encode(gzip.compress(b"a\nb")).decode(),
+                logs=base64.b64encode(gzipped(b"a\nb")).decode(),
                 compressed=True,
                 connectorId="h-1",
             ),
