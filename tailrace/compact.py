@@ -35,4 +35,4 @@ def run(arguments: argparse.Namespace) -> int:
         if value is not None:
             command += [f"--{flag}", value]
     # In this process's place: whoever stops it stops the compactor, and nobody in between.
-    os.execv(command[0], command)
+    os.execv(command[0], command)  # noqa: S606 - of our own
