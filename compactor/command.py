@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 
 from compactor.flags import configure as configure_flags
 from compactor.flags import settings_of
-from compactor.outlook.foresee import foresee
 from compactor.schedule import once, repeat
 from compactor.settings import CompactorSettings, load_settings
 from compactor.spark.apart import apart
@@ -83,8 +82,12 @@ def _run(flags: argparse.Namespace) -> int:
 
 
 async def _foresee(settings: CompactorSettings, *, as_json: bool) -> int:
-    outlook = await foresee(settings)
+    from compactor.outlook.foresee import foresee
+
+    async with open_compactor(settings, make_session(settings), _killer(""), alone=True) as looks:
+        outlook = await foresee(looks)
     sys.stdout.write((outlook.line() if as_json else outlook.text()) + "\n")
+    sys.stdout.flush()
     return 1 if outlook.alarms else 0
 
 

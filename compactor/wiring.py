@@ -12,13 +12,16 @@ from compactor.place.objects import ObjectPlacement
 from compactor.place.placement import STAGING, Placement
 from compactor.settings import CompactorSettings
 from compactor.sharing.driver import open_sharing
+from compactor.sharing.shares import Alone, Sharing
 from compactor.spark.conf import SparkWishes
 from compactor.spark.s3a import S3A
 from compactor.spark.session import Session
-from logstore.clock import SystemClock
+from logstore.clock import Clock, SystemClock
 from logstore.disk import Disk
-from logstore.entropy import system_entropy
+from logstore.entropy import Entropy, system_entropy
+from logstore.filesystem import FileSystem
 from logstore.objects.open import open_store
+from logstore.objects.store import ObjectStore
 from logstore.table.options import open_table
 
 
@@ -33,17 +36,21 @@ def make_session(settings: CompactorSettings) -> Session:
 
 @asynccontextmanager
 async def open_compactor(
-    settings: CompactorSettings, session: Session, reached: Callable[[str], None]
+    settings: CompactorSettings,
+    session: Session,
+    reached: Callable[[str], None],
+    *,
+    alone: bool = False,
 ) -> AsyncIterator[Compactor]:
     """A compactor of the settings' store, as long as the block lasts.
 
-    Raises `InvalidInput`, `StoreUnavailable`.
+    `alone`: as if there were no other, without leases: for one that only looks. Raises `InvalidInput`, `StoreUnavailable`.
     """
     clock, entropy, disk = SystemClock(), system_entropy(), Disk()
     table = open_table(settings)
     async with (
         open_store(settings, clock, entropy, disk) as store,
-        open_sharing(settings, store, clock, entropy, disk) as sharing,
+        _sharing(settings, store, clock, entropy, disk, alone=alone) as sharing,
     ):
         placement: Placement = (
             FolderPlacement(disk, table.uri) if settings.bucket is None else ObjectPlacement(store)
@@ -61,3 +68,20 @@ async def open_compactor(
             sharing,
             settings.runs,
         )
+
+
+@asynccontextmanager
+async def _sharing(
+    settings: CompactorSettings,
+    store: ObjectStore,
+    clock: Clock,
+    entropy: Entropy,
+    disk: FileSystem,
+    *,
+    alone: bool,
+) -> AsyncIterator[Sharing]:
+    if alone:
+        yield Alone()
+        return
+    async with open_sharing(settings, store, clock, entropy, disk) as sharing:
+        yield sharing

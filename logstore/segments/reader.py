@@ -69,8 +69,13 @@ async def read_footer(store: ObjectStore, key: str) -> Footer:
 
     Raises `NotFound`, `StoreUnavailable`, `Damaged`, `UnsupportedVersion`.
     """
+    return (await fetch_statistics(store, key)).footer
+
+
+async def fetch_statistics(store: ObjectStore, key: str) -> SegmentFile:
+    """A stored segment without its row groups: what footer and statistics say. As `read_footer`."""
     size = (await store.head(key)).size
-    return _opened(await _tail(store, key, size)).footer
+    return _opened(await _tail(store, key, size))
 
 
 async def fetch_segment(store: ObjectStore, key: str, *, run: RunKey | None = None) -> SegmentFile:
