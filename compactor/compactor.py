@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from compactor.deletions import Deletions
 from compactor.place.placement import Placement
 from compactor.settings import Compaction
 from compactor.sharing.shares import Alone, Sharing
@@ -20,7 +21,7 @@ from logstore.table.table import Table
 class Compactor:
     """A compactor of one store. `reached` is told each step's name as it ends; tests kill there.
 
-    `runs` is how long the service keeps runs.
+    `runs` is how long the service keeps runs, `deletions` remembers what was read of them.
     """
 
     store: ObjectStore
@@ -34,3 +35,4 @@ class Compactor:
     evict_after_hours: float = 24.0
     sharing: Sharing = field(default_factory=Alone)
     runs: RunRetention = FOR_EVER
+    deletions: Deletions = field(default_factory=Deletions)

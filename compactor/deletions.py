@@ -25,35 +25,39 @@ class StoredDeletion:
 
 @dataclass(frozen=True, slots=True)
 class Deletions:
-    """Those of one store. There may be as many as runs that expire in some weeks."""
+    """Those of a store. There may be as many as runs that expire in some weeks."""
 
-    store: ObjectStore
     _read: dict[str, tuple[str, Deletion]] = field(default_factory=dict)
 
-    async def all(self) -> list[StoredDeletion]:
+    async def all(self, store: ObjectStore) -> list[StoredDeletion]:
         """Every deletion of now. Raises `StoreUnavailable`, `Damaged`."""
-        listed = [info async for info in self.store.list(keys.DELETED)]
-        fresh = [info for info in listed if self._read.get(info.key, ("",))[0] != info.etag]
+        listed = [info async for info in store.list(keys.DELETED)]
+        fresh = [info.key for info in listed if not self._is_read(info)]
         for start in range(0, len(fresh), _AT_ONCE):
-            await asyncio.gather(*(self._get(info) for info in fresh[start : start + _AT_ONCE]))
+            some = fresh[start : start + _AT_ONCE]
+            await asyncio.gather(*(self._get(store, key) for key in some))
         for gone in self._read.keys() - {info.key for info in listed}:
             del self._read[gone]
         found = [(self._read.get(info.key), info.modified_ms) for info in listed]
         return [StoredDeletion(read[1], modified) for read, modified in found if read is not None]
 
-    async def above(self, low: int) -> list[Deletion]:
+    async def above(self, store: ObjectStore, low: int) -> list[Deletion]:
         """Those of ULIDs at or above `low`. Raises as `all`."""
-        return [one.deletion for one in await self.all() if one.deletion.t >= low]
+        return [one.deletion for one in await self.all(store) if one.deletion.t >= low]
 
-    async def _get(self, info: ObjectInfo) -> None:
+    def _is_read(self, info: ObjectInfo) -> bool:
+        read = self._read.get(info.key)
+        return read is not None and read[0] == info.etag
+
+    async def _get(self, store: ObjectStore, key: str) -> None:
         try:
-            found, body = await self.store.get(info.key)
+            found, body = await store.get(key)
         except NotFound:  # it is done everywhere, and somebody removed it
-            self._read.pop(info.key, None)
+            self._read.pop(key, None)
         else:
-            self._read[info.key] = (found.etag, decode_deletion(body))
+            self._read[key] = (found.etag, decode_deletion(body))
 
 
 async def deletions_above(store: ObjectStore, low: int) -> Sequence[Deletion]:
     """Deletions of ULIDs at or above `low`. Raises `StoreUnavailable`, `Damaged`."""
-    return await Deletions(store).above(low)
+    return await Deletions().above(store, low)

@@ -15,7 +15,9 @@ from compactor.compactor import Compactor
 from compactor.intake.take_in import take_in_all
 from compactor.lag import Backlog
 from compactor.report import Report
+from compactor.rewrite.hours import rewrite_hours
 from compactor.upkeep.cleanup import clean_up
+from compactor.upkeep.purge import purge
 from compactor.upkeep.retention import expire
 from logstore.errors import OutcomeUnknown, Unavailable
 
@@ -27,6 +29,8 @@ async def once(compactor: Compactor, report: Report | None = None) -> Report:
     report = report or Report()
     await take_in_all(compactor, report)
     await expire(compactor, report)
+    await purge(compactor, report)
+    await rewrite_hours(compactor, report)
     await clean_up(compactor, report)
     return report
 
@@ -52,7 +56,8 @@ async def repeat(
         except (Unavailable, OutcomeUnknown) as error:
             log.warning("this pass broke off: %s", error)
         else:
-            worked = compactor.clock.monotonic() if report.commits else worked
+            busy = report.commits or report.hours_rewritten
+            worked = compactor.clock.monotonic() if busy else worked
         await _rest(compactor, backlog, every, worked)
 
 

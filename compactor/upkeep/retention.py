@@ -70,13 +70,18 @@ async def expire(compactor: Compactor, report: Report) -> None:
 
 def expiring(compactor: Compactor, snapshot: Snapshot) -> Expiry:
     """What the retention takes from the snapshot now. Raises `StoreUnavailable`."""
-    limits = compactor.limits
-    days = compactor.runs.longest_days if limits.retention_days is None else limits.retention_days
-    oldest = now_ms(compactor) - days * _DAY_MS if days else 0
-    until = max(snapshot.expired_ms, oldest, _beyond(snapshot.files, limits.retention_bytes))
+    room = _beyond(snapshot.files, compactor.limits.retention_bytes)
+    until = max(snapshot.expired_ms, oldest_ms(compactor), room)
     gone = tuple(file for file in snapshot.files if file.end_ms <= until)
     ends = (file.end_ms for file in gone)
     return Expiry(max(snapshot.expired_ms, max(ends, default=0)), gone)
+
+
+def oldest_ms(compactor: Compactor) -> int:
+    """Hours that ended by then are too old; 0 if none ever is."""
+    days = compactor.limits.retention_days
+    days = compactor.runs.longest_days if days is None else days
+    return now_ms(compactor) - days * _DAY_MS if days else 0
 
 
 def _beyond(files: Sequence[TableFile], most: int | None) -> int:
