@@ -1,0 +1,141 @@
+"""Rewrites hours that are over: files that came one by one become few, each line once.
+
+    plan (statistics) ─► leases (`hour/…`) ─► plan one hour ─► rewrite (Spark) ─► replace
+                                                   ▲                                │
+                                                   └─ a file that it read is gone ──┘
+
+An hour is over `compaction.settle_seconds` after its end, and after what waits above the table's
+marks was uploaded: such segments may be full of it. Nobody waits for segments older than a day:
+their node stands still, or a backlog is taken in, and what comes of them comes late.
+
+What is read is one snapshot's files; the new ones replace them in one version, or are orphans.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from compactor.compactor import Compactor
+from compactor.deletions import deletions_above
+from compactor.intake.plan import nodes_of, waiting_above
+from compactor.report import Report
+from compactor.rewrite.plan import Rewriting, hour_of, rewriting, rewritings
+from compactor.rewrite.replace import replace
+from compactor.rewrite.rewrite import rewrite
+from compactor.sharing.shares import HOURS, Share
+from logstore.errors import PreconditionFailed
+from logstore.runs.deletion import Deletion
+from logstore.table.commit import Change
+from logstore.table.snapshot import Snapshot, TableFile
+
+log = logging.getLogger("tailrace.compactor")
+_WAITED_FOR_MS: Final = 24 * 3_600_000
+_TRIES: Final = 5
+"""Where others rewrite the same hour all the time, it is left to the next pass."""
+
+
+async def rewrite_hours(compactor: Compactor, report: Report) -> None:
+    """Rewrites the hours that need it and that no other driver works on.
+
+    Raises `StoreUnavailable`, `OutcomeUnknown`, `Unavailable`, `Damaged`.
+    """
+    with report.timed("plan", compactor.clock):
+        planned = await plan_hours(compactor)
+    if not planned:
+        return
+    async with compactor.sharing.joined(HOURS) as share:
+        report.works += share.works
+        await _Hours(compactor, share, report, [one.hour for one in planned]).run()
+    report.hour_leases = dict(share.counted)
+
+
+async def plan_hours(compactor: Compactor) -> list[Rewriting]:
+    """What would be rewritten now, the oldest hour first. Raises `StoreUnavailable`."""
+    snapshot = await asyncio.to_thread(compactor.table.snapshot)
+    over_ms = await _over(compactor, snapshot)
+    return await asyncio.to_thread(
+        lambda: rewritings(
+            snapshot.files,
+            over_ms=over_ms,
+            after_ms=snapshot.expired_ms,
+            file_bytes=compactor.limits.file_bytes,
+        )
+    )
+
+
+async def _over(compactor: Compactor, snapshot: Snapshot) -> int:
+    """Hours that ended by then are over."""
+    now = compactor.clock.now_ms()
+    marks = await asyncio.to_thread(snapshot.marks, await nodes_of(compactor.store))
+    waiting = await waiting_above(compactor.store, marks, batch_bytes=0)
+    uploads = [one.segments[0].modified_ms for one in waiting.values() if one.segments]
+    young = [uploaded for uploaded in uploads if uploaded > now - _WAITED_FOR_MS]
+    return min([now, *young]) - int(compactor.limits.settle_seconds * 1000)
+
+
+@dataclass(slots=True)
+class _Hours:
+    """One pass over the hours that are `left`, oldest first."""
+
+    compactor: Compactor
+    share: Share
+    report: Report
+    left: list[str]
+    deletions: Sequence[Deletion] | None = None
+
+    async def run(self) -> None:
+        while self.left:
+            mine = await self.share.among(self.left, self.left)
+            for alarm in self.share.barred:
+                self.report.alarm(alarm)
+            self.report.hours_held_elsewhere = len(self.left) - len(mine)
+            if not mine:
+                return
+            await self._settle(mine[0])
+            self.left.remove(mine[0])
+
+    async def _settle(self, hour: str) -> None:
+        """Rewrites the hour, as it is by now: another driver may have done so before."""
+        for _ in range(_TRIES):
+            snapshot = await asyncio.to_thread(self.compactor.table.snapshot)
+            planned = await asyncio.to_thread(self._planned, snapshot, hour)
+            if planned is None:
+                return
+            try:
+                await self._rewrite(snapshot, planned)
+            except PreconditionFailed as error:
+                log.info("planning hour %s anew: %s", hour, error)
+            else:
+                return
+
+    def _planned(self, snapshot: Snapshot, hour: str) -> Rewriting | None:
+        files = [file for file in snapshot.files if hour_of(file) == hour]
+        return rewriting(files, file_bytes=self.compactor.limits.file_bytes)
+
+    async def _rewrite(self, snapshot: Snapshot, planned: Rewriting) -> None:
+        compactor, files = self.compactor, planned.files
+        deletions = await self._deletions(files)
+        made = await rewrite(
+            compactor, snapshot, files, deletions, self.report, level=planned.level
+        )
+        self.share.check({planned.hour})
+        same = sum(file.rows for file in made) == sum(file.rows for file in files)
+        with self.report.timed("commit", compactor.clock):
+            await replace(compactor, snapshot, Change(made, removed=files, same_lines=same))
+        compactor.reached("hour committed")
+        self.report.hours_rewritten += 1
+
+    async def _deletions(self, files: Collection[TableFile]) -> Sequence[Deletion]:
+        """Those that may be of lines in the files. Which are left out is nobody's condition."""
+        known = self.deletions
+        if known is None:
+            known = self.deletions = await deletions_above(self.compactor.store, 0)
+        return [
+            one
+            for one in known
+            if any(file.may_hold(highest=one.t, fqn=one.fqn, run=one.run) for file in files)
+        ]

@@ -1,0 +1,157 @@
+"""Which files of which hours are written anew, from the snapshot's statistics alone.
+
+A file that holds lines as they were taken in is **fresh** (level 0), any other is **old**.
+Of an hour that is over, these are written anew:
+
+1. The fresh files, and the old ones whose range of keys (fqn, run_id, ulid) one of them
+   meets, if these old ones have **at most half as many bytes**. So the first time an hour is
+   written anew whole, and stragglers wait until they are worth it; old files that they do not
+   touch stay as they are. What comes out is of level 1, or of the old files' highest.
+2. Else those of one level that are smaller than a quarter of a file, alone, once there are
+   sixteen of them; what comes out is one level up. So stragglers that are never worth it, small as
+   they are beside their hour, cost readers fifteen files and not thousands.
+
+Nothing is done for fewer than four files, unless they are together a quarter of a file or
+more; and a large file that is fresh but meets no other is as good as old.
+
+**Bound**: intake writes a byte once. The job by which it leaves level 0 writes at most half a
+byte more for it, by 1: 2.5 bytes in all, and 2 where nothing comes late. Only an hour that
+was added to some sixty times after it was over pays one more for those late bytes, by 2. That
+leaves half a byte per byte of the table for the log and its checkpoints, below 3.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from logstore.table.names import level_of
+from logstore.table.snapshot import TableFile
+
+_WORTH: Final = 2  # fresh bytes for each old one that is written again with them
+_FEWEST: Final = 4
+_MANY: Final = 16
+_LAST: Final = "\U0010ffff"  # above every fqn and run in the order of their UTF-8
+
+Key: TypeAlias = tuple[str, str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Rewriting:
+    """Files of one hour that become files of `level`."""
+
+    files: tuple[TableFile, ...]
+    level: int
+
+    @property
+    def hour(self) -> str:
+        """`YYYY-MM-DDTHH`, in UTC."""
+        return hour_of(self.files[0])
+
+    @property
+    def size(self) -> int:
+        """Bytes to be read."""
+        return sum(file.size for file in self.files)
+
+
+def rewritings(
+    files: Iterable[TableFile], *, over_ms: int, after_ms: int, file_bytes: int
+) -> list[Rewriting]:
+    """What is to be written anew of hours that ended after `after_ms`, up to `over_ms`.
+
+    The oldest first; files of about `file_bytes` come of it.
+    """
+    hours: dict[int, list[TableFile]] = defaultdict(list)
+    for file in files:
+        if after_ms < file.end_ms <= over_ms:
+            hours[file.end_ms].append(file)
+    planned = (rewriting(hours[end], file_bytes=file_bytes) for end in sorted(hours))
+    return [found for found in planned if found is not None]
+
+
+def rewriting(files: Sequence[TableFile], *, file_bytes: int) -> Rewriting | None:
+    """What is to be written anew of an hour with these files, if anything."""
+    levels: dict[int, list[TableFile]] = defaultdict(list)
+    for file in files:
+        levels[level_of(file.path)].append(file)
+    fresh = _unsettled(levels.pop(0, []), files, file_bytes)
+    return _merged_in(fresh, levels, file_bytes) or _piled_up({0: fresh, **levels}, file_bytes)
+
+
+def hour_of(file: TableFile) -> str:
+    """The file's hour, `YYYY-MM-DDTHH` in UTC."""
+    return f"{file.date.isoformat()}T{file.hour:02}"
+
+
+def key_range(file: TableFile) -> tuple[Key, Key]:
+    """The lowest and the highest key that the file may have, by its bounds."""
+    (fqn, last_fqn), (run, last_run), (low, high) = map(_known, (file.fqns, file.runs, file.ulids))
+    if fqn != last_fqn:  # each fqn has runs of its own
+        return (fqn, "", ""), (last_fqn, _LAST, _LAST)
+    if run != last_run:
+        return (fqn, run, ""), (fqn, last_run, _LAST)
+    return (fqn, run, low), (fqn, run, high)
+
+
+def _known(bounds: tuple[str, str] | None) -> tuple[str, str]:
+    return ("", _LAST) if bounds is None else bounds
+
+
+def _unsettled(
+    fresh: Sequence[TableFile], files: Sequence[TableFile], file_bytes: int
+) -> list[TableFile]:
+    """Of the fresh ones those that are small, or meet another file of the hour."""
+    return [
+        one
+        for one in fresh
+        if one.size < file_bytes // 2
+        or any(other is not one and _meet(one, other) for other in files)
+    ]
+
+
+def _merged_in(
+    fresh: Sequence[TableFile], old: dict[int, list[TableFile]], file_bytes: int
+) -> Rewriting | None:
+    ranges = _joined([key_range(one) for one in fresh])
+    met = [
+        (level, one)
+        for level, some in sorted(old.items())
+        for one in some
+        if _meets_one(key_range(one), ranges)
+    ]
+    size, more = sum(one.size for one in fresh), sum(one.size for _, one in met)
+    count = len(fresh) + len(met)
+    few = count < _FEWEST and size + more < file_bytes // 4
+    if not fresh or count < 2 or few or more * _WORTH > size:
+        return None
+    return Rewriting((*fresh, *(one for _, one in met)), max([1, *(level for level, _ in met)]))
+
+
+def _piled_up(levels: dict[int, list[TableFile]], file_bytes: int) -> Rewriting | None:
+    for level, some in sorted(levels.items()):
+        small = [one for one in some if one.size < file_bytes // 4]
+        if len(small) >= _MANY:
+            return Rewriting(tuple(small), level + 1)
+    return None
+
+
+def _meet(one: TableFile, other: TableFile) -> bool:
+    (low, high), (low_too, high_too) = key_range(one), key_range(other)
+    return low <= high_too and low_too <= high
+
+
+def _joined(ranges: list[tuple[Key, Key]]) -> list[tuple[Key, Key]]:
+    """The ranges in order, those that meet as one."""
+    joined: list[tuple[Key, Key]] = []
+    for low, high in sorted(ranges):
+        if joined and low <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(joined[-1][1], high)
+        else:
+            joined.append((low, high))
+    return joined
+
+
+def _meets_one(span: tuple[Key, Key], ranges: Sequence[tuple[Key, Key]]) -> bool:
+    return any(low <= span[1] and span[0] <= high for low, high in ranges)
