@@ -44,7 +44,8 @@ async def open_compactor(
 ) -> AsyncIterator[Compactor]:
     """A compactor of the settings' store, as long as the block lasts.
 
-    `alone`: as if there were no other, without leases: for one that only looks. Raises `InvalidInput`, `StoreUnavailable`.
+    `alone`: as if there were no other, without leases: for one that only looks. Raises
+    `InvalidInput`, `StoreUnavailable`.
     """
     clock, entropy, disk = SystemClock(), system_entropy(), Disk()
     table = open_table(settings)
