@@ -14,10 +14,14 @@ from logstore.objects.store import ObjectStore
 from logstore.objects.unclear import Unclear
 
 
-async def markers(store: ObjectStore, node: str) -> set[int]:
-    """Sequences of the node's segments that are set aside. Raises `StoreUnavailable`."""
+async def markers(store: ObjectStore, node: str, *, above: int = 0) -> set[int]:
+    """Sequences above `above` of the node's segments that are set aside.
+
+    Raises `StoreUnavailable`.
+    """
     prefix = keys.aside(node, 0).rsplit("/", 1)[0] + "/"
-    names = [info.key.rsplit("/", 1)[1] async for info in store.list(prefix)]
+    listed = store.list(prefix, after=keys.aside(node, above))
+    names = [info.key.rsplit("/", 1)[1] async for info in listed]
     return {int(name) for name in names if name.isdecimal()}
 
 

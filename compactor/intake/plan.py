@@ -3,21 +3,29 @@
 A missing number ends a node's turn: what is behind it waits. If what is behind it has
 waited for long, that is an alarm, and still never skipped. Segments are taken in order
 of their upload over all nodes, so that copies of a batch mostly meet in one merge, and
-only as many at once as the limit allows, so that a backlog of any size needs no more
-memory than a small one.
+only as many at once as the limit allows.
+
+A node is listed from its mark on, and no further than one batch can reach: a backlog of any
+size needs no more memory, and each of its batches no more requests, than a small one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from compactor.intake import aside
+from compactor.report import Lag
 from logstore import keys
 from logstore.errors import UnsupportedVersion
 from logstore.names import decode
 from logstore.objects.store import ObjectStore
 from logstore.table.snapshot import Snapshot
+
+MOST_SEGMENTS: Final = 20_000  # in a batch: each is a path and some spans in the driver's memory
+_AT_ONCE: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +38,14 @@ class StoredSegment:
     size: int
     modified_ms: int
     aside: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A node's first segments above its mark; `more` are behind them."""
+
+    segments: tuple[StoredSegment, ...]
+    more: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +65,43 @@ async def nodes_of(store: ObjectStore) -> list[str]:
     return [_node(name) for name in found]
 
 
-async def segments_of(store: ObjectStore, node: str) -> list[StoredSegment]:
-    """The node's segments, lowest first. Raises `StoreUnavailable`."""
-    set_aside = await aside.markers(store, node)
-    found = []
-    async for info in store.list(keys.segments_of(node)):
-        parsed = keys.parse_segment(info.key)
-        if parsed is not None:
-            seq = parsed[1]
-            marked = seq in set_aside
-            found.append(StoredSegment(node, seq, info.key, info.size, info.modified_ms, marked))
-    return sorted(found, key=lambda segment: segment.seq)
+async def segments_of(
+    store: ObjectStore, node: str, *, above: int = 0, up_to: int | None = None
+) -> list[StoredSegment]:
+    """The node's segments above `above` up to `up_to`, lowest first. Raises `StoreUnavailable`."""
+    return [segment async for segment in _listed(store, node, above, up_to=up_to)]
+
+
+async def waiting_above(
+    store: ObjectStore, marks: Mapping[str, int], *, batch_bytes: int
+) -> dict[str, Waiting]:
+    """What the nodes have above their marks, as far as a batch may reach.
+
+    Raises `StoreUnavailable`, `UnsupportedVersion`.
+    """
+    turns = asyncio.Semaphore(_AT_ONCE)
+    marked = {_node(name) async for name in store.folders(keys.ASIDE)}
+
+    async def one(node: str, mark: int) -> Waiting:
+        async with turns:
+            return await _first(store, node, mark, batch_bytes, marked)
+
+    found = await asyncio.gather(*(one(node, mark) for node, mark in marks.items()))
+    return dict(zip(marks, found, strict=True))
+
+
+async def lag_of(store: ObjectStore, listed: Mapping[str, Waiting], now_ms: int) -> Lag:
+    """All that waits, listed on from where `listed` ends. Raises `StoreUnavailable`."""
+    count, size, oldest_ms = 0, 0, now_ms
+    for node, known in listed.items():
+        for segment in known.segments:
+            count, size = count + 1, size + segment.size
+            oldest_ms = min(oldest_ms, segment.modified_ms)
+        if known.more:
+            async for segment in _listed(store, node, known.segments[-1].seq, markers=False):
+                count, size = count + 1, size + segment.size
+                oldest_ms = min(oldest_ms, segment.modified_ms)
+    return Lag(count, size, (now_ms - oldest_ms) / 1000)
 
 
 def choose(
@@ -71,7 +113,9 @@ def choose(
 ) -> Plan:
     """The next segments of all nodes, at least one and then at most `batch_bytes`.
 
-    A gap is an alarm if the segment behind it was uploaded before `gap_before_ms`.
+    `listed` are a node's first ones above its mark (lower ones do not matter), as many as
+    `waiting_above` gives. A gap is an alarm if the segment behind it was uploaded before
+    `gap_before_ms`.
     """
     ready: list[StoredSegment] = []
     alarms: list[str] = []
@@ -86,6 +130,34 @@ def choose(
     return Plan(snapshot, tuple(_within(ready, batch_bytes)), tuple(alarms), nodes)
 
 
+async def _first(
+    store: ObjectStore, node: str, mark: int, batch_bytes: int, marked: Collection[str]
+) -> Waiting:
+    """So many of the node's segments that a batch cannot take in all, or all there are."""
+    found: list[StoredSegment] = []
+    size = 0
+    async for segment in _listed(store, node, mark, markers=node in marked):
+        if size > batch_bytes or len(found) > MOST_SEGMENTS:
+            return Waiting(tuple(found), more=True)
+        found.append(segment)
+        size += segment.size
+    return Waiting(tuple(found))
+
+
+async def _listed(
+    store: ObjectStore, node: str, above: int, *, up_to: int | None = None, markers: bool = True
+) -> AsyncIterator[StoredSegment]:
+    set_aside = await aside.markers(store, node, above=above) if markers else set[int]()
+    async for info in store.list(keys.segments_of(node), after=keys.segment(node, above)):
+        parsed = keys.parse_segment(info.key)
+        if parsed is None:
+            continue
+        seq = parsed[1]
+        if up_to is not None and seq > up_to:
+            return
+        yield StoredSegment(node, seq, info.key, info.size, info.modified_ms, seq in set_aside)
+
+
 def _unbroken(waiting: Sequence[StoredSegment], mark: int) -> list[StoredSegment]:
     """The first of them that follow the mark one by one."""
     return [s for index, s in enumerate(waiting) if s.seq == mark + index + 1]
@@ -96,7 +168,7 @@ def _within(ready: list[StoredSegment], batch_bytes: int) -> list[StoredSegment]
     total, taken = 0, 0
     for segment in ready:
         total += segment.size
-        if taken and total > batch_bytes:
+        if taken and (total > batch_bytes or taken == MOST_SEGMENTS):
             break
         taken += 1
     return ready[:taken]

@@ -22,7 +22,7 @@ from compactor.compactor import Compactor
 from compactor.deletions import deletions_above
 from compactor.intake.aside import set_aside
 from compactor.intake.buckets import bucket_bounds
-from compactor.intake.plan import Plan, StoredSegment, choose, nodes_of, segments_of
+from compactor.intake.plan import Plan, Waiting, choose, lag_of, nodes_of, waiting_above
 from compactor.intake.verify import HOUR_MS, Corrupt, Span, Stopped, Verdict, Verified, verify
 from compactor.place.placement import staging_folder
 from compactor.report import Batch, Lag, Report
@@ -49,14 +49,18 @@ async def take_in_all(compactor: Compactor, report: Report) -> None:
     report.leases = dict(share.counted)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Intake:
-    """One pass. `stopped` are nodes at whose next segment it cannot go on."""
+    """One pass. `stopped` are nodes at whose next segment it cannot go on.
+
+    `newest` is the last snapshot seen: where listing begins, and nothing is planned from.
+    """
 
     compactor: Compactor
     share: Share
     report: Report
     stopped: set[str] = field(default_factory=set)
+    newest: Snapshot | None = None
 
     async def run(self) -> None:
         while True:
@@ -70,29 +74,49 @@ class _Intake:
                 log.info("planning anew: %s", error)
 
     async def _plan(self) -> Plan:
-        store, share = self.compactor.store, self.share
-        listed = {node: await segments_of(store, node) for node in await nodes_of(store)}
-        going = {node: found for node, found in listed.items() if node not in self.stopped}
-        plan = await self._planned(going)
+        share = self.share
+        nodes = await nodes_of(self.compactor.store)
+        plan, listed = await self._planned(nodes)
         for alarm in plan.alarms:
             self.report.alarm(alarm)
         waiting = plan.waiting
-        self.report.lag = _lag(plan.snapshot, listed, self.compactor.clock.now_ms())
-        mine = await share.among(list(listed), waiting) if waiting else []
+        mine = await share.among(nodes, waiting) if waiting else []
         self.report.held_elsewhere = len(waiting) - len(mine)
         for alarm in share.barred:
             self.report.alarm(alarm)
-        if len(mine) == len(waiting) and share.settled:
-            return plan
-        # Planned again: another driver may have taken some of it in before these were ours.
-        return await self._planned({node: listed[node] for node in mine})
+        if len(mine) < len(waiting) or not share.settled:
+            # Planned again: another driver may have taken some of it in before these were ours.
+            plan, _ = await self._planned(mine)
+        await self._measure(plan, listed)
+        return plan
 
-    async def _planned(self, listed: Mapping[str, Sequence[StoredSegment]]) -> Plan:
-        # The snapshot last: a segment that was removed meanwhile is below its marks.
-        snapshot = await asyncio.to_thread(self.compactor.table.snapshot)
-        limits = self.compactor.limits
-        before = self.compactor.clock.now_ms() - int(limits.gap_alarm_seconds * 1000)
-        return choose(snapshot, listed, batch_bytes=limits.batch_bytes, gap_before_ms=before)
+    async def _measure(self, plan: Plan, listed: Mapping[str, Waiting]) -> None:
+        """Notes what waits for whomsoever; all of it is listed at the first and last look only."""
+        partly = any(of_node.more for of_node in listed.values())
+        if self.report.lag is None or not plan.segments or not partly:
+            now = self.compactor.clock.now_ms()
+            self.report.lag = await lag_of(self.compactor.store, listed, now)
+
+    async def _planned(self, nodes: Sequence[str]) -> tuple[Plan, Mapping[str, Waiting]]:
+        limits, clock = self.compactor.limits, self.compactor.clock
+        snapshot = self.newest or await self._snapshot()
+        while True:
+            marks = snapshot.marks(nodes)
+            listed = await waiting_above(
+                self.compactor.store, marks, batch_bytes=limits.batch_bytes
+            )
+            # The snapshot last: a segment that was removed meanwhile is below its marks.
+            snapshot = await self._snapshot()
+            if snapshot.marks(nodes) == marks:
+                break  # else another driver was quicker, and what is next may not be listed
+        going = {node: w.segments for node, w in listed.items() if node not in self.stopped}
+        before = clock.now_ms() - int(limits.gap_alarm_seconds * 1000)
+        plan = choose(snapshot, going, batch_bytes=limits.batch_bytes, gap_before_ms=before)
+        return plan, listed
+
+    async def _snapshot(self) -> Snapshot:
+        self.newest = await asyncio.to_thread(self.compactor.table.snapshot)
+        return self.newest
 
     async def _take_in(self, plan: Plan) -> None:
         compactor = self.compactor
@@ -194,15 +218,8 @@ class _Intake:
             job=job,
             clock=self.compactor.clock,
         )
+        self.newest = after
         await self.compactor.placement.settle(range(snapshot.version + 1, after.version + 1))
-
-
-def _lag(snapshot: Snapshot, listed: Mapping[str, Sequence[StoredSegment]], now_ms: int) -> Lag:
-    """What is above the marks, whosoever takes it in."""
-    waiting = [s for node, some in listed.items() for s in some if s.seq > snapshot.mark(node)]
-    oldest_ms = min([segment.modified_ms for segment in waiting], default=now_ms)
-    size = sum(segment.size for segment in waiting)
-    return Lag(len(waiting), size, max(now_ms - oldest_ms, 0) / 1000)
 
 
 def _batch(whole: Sequence[Verified], bounds: Sequence[int]) -> Batch:
@@ -235,7 +252,11 @@ def _count(
     rows_in, rows_out = sum(v.rows for v in whole), sum(f.rows for f in files)
     report.commits += 1
     report.segments += len(whole)
-    report.segment_bytes += sum(v.segment.size for v in whole)
+    size = sum(v.segment.size for v in whole)
+    report.segment_bytes += size
+    if report.lag is not None:
+        lag = report.lag
+        report.lag = Lag(max(lag.segments - len(whole), 0), max(lag.bytes - size, 0), lag.seconds)
     report.rows_in += rows_in
     report.rows_out += rows_out
     report.deleted += deleted
