@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from compactor.telling.metrics import COUNTERS, GAUGES
 from docs.upstream import COUNTS, SOURCES, rows
 from logstore import errors
 from logstore.settings import table
@@ -23,6 +24,15 @@ FOLDER = Path(__file__).parent
 _NOT_EXPORTED = textwrap.fill(
     "Names of OpenMetadata's that stand on some board, and have no meaning on this side or "
     "a better one.",
+    100,
+)
+
+_COMPACTOR = textwrap.fill(
+    "Told by every compactor, in the file `compaction.metrics_file` and to the gateway "
+    "`compaction.push_gateway`; of one on the data folder of a service also by that service's "
+    "`/metrics`. Counters in the file rise over passes, restarts and compactors. Leases of "
+    "compactors are measured under the names above, with the source `compactor|compact` for "
+    "nodes and `compactor|hour` for hours.",
     100,
 )
 
@@ -134,11 +144,12 @@ def _metrics() -> str:
     )
     rows = ((_code(m.name), m.kind, _codes(m.labels), m.help) for m in METRICS)
     own = _page("Metrics", text, "metric | kind | labels | what it says", rows)
+    theirs = ((_code(m.name), m.kind, _codes(m.labels), m.help) for m in (*COUNTERS, *GAUGES))
+    compactor = _table("metric | kind | labels | what it says", theirs)
     others = ((_code(name), why) for name, why in NOT_EXPORTED.items())
-    return (
-        "\n".join([own, "## Not exported", "", _NOT_EXPORTED, "", *_table("name | why", others)])
-        + "\n"
-    )
+    lines = [own, "## The compactor", "", _COMPACTOR, "", *compactor, ""]
+    lines += ["## Not exported", "", _NOT_EXPORTED, "", *_table("name | why", others)]
+    return "\n".join(lines) + "\n"
 
 
 def _errors() -> str:

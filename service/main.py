@@ -89,11 +89,12 @@ async def run(
         queue = make_queue(settings, node)
         opening_leases = open_leases(settings.source_coordination, node.seams)
         leases = await stack.enter_async_context(opening_leases)
-        app = make_app(settings, machine, node, lambda: engine, queue, leases)
+        child = _compactor(settings, machine)
+        app = make_app(settings, machine, node, lambda: engine, queue, leases, child)
         http = await stack.enter_async_context(
             serving(app, bound, stop_seconds=_LAST_REPLIES_SECONDS)
         )
-        await stack.enter_async_context(_compacting(settings, machine))
+        await stack.enter_async_context(_beside(child.run(), "compaction"))
         watch = ProblemLog(lambda: [*node.problems(), *queue.problems()], machine.clock)
         await stack.enter_async_context(_beside(watch.run(), "problems"))
         await stack.enter_async_context(_beside(check.run(), "store check"))
@@ -114,7 +115,7 @@ async def _stop(node: Node) -> None:
 
 def _tell_torn(node: Node) -> None:
     """A cut-off tail loses nothing that was promised; a disk that cuts files looks the same."""
-    for tail in node.torn:
+    for tail in node.recovered.torn:
         log.info(
             "%s: %d bytes at %d do not read and were cut off into aside/: the end of a write that a"
             " crash broke off, or damage there",
@@ -133,18 +134,15 @@ def _listen(settings: Settings) -> socket.socket:
         ) from error
 
 
-@asynccontextmanager
-async def _compacting(settings: Settings, machine: Machine) -> AsyncIterator[None]:
-    """The compactor runs beside the block, or its absence is said."""
+def _compactor(settings: Settings, machine: Machine) -> CompactionChild:
+    """The compactor beside the service, not started, or the reason for its absence."""
     off = why_no_spark() if settings.compaction.enabled else "compaction.enabled is false"
-    child = CompactionChild(
+    return CompactionChild(
         job_command(settings),
         machine.clock,
         off=off,
         environment=job_environment(settings),
     )
-    async with _beside(child.run(), "compaction"):
-        yield
 
 
 @asynccontextmanager

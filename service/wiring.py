@@ -23,11 +23,13 @@ from logstore.segments.columns import record_batches
 from logstore.syncer import QuickSyncer, Syncer, syncer_for
 from logstore.table.options import open_table
 from service.append import AppendLimits
+from service.compaction import CompactionChild
 from service.counters import HttpCounters, StoreCounters, SyncCounters
 from service.http.app import Application, Door, build_app
 from service.http.limits import HttpLimits
 from service.journal.limits import JournalLimits
 from service.metered import MeteredStore, MeteredSyncer
+from service.metrics.compaction import CompactorFile
 from service.metrics.declared import Sources
 from service.metrics.scrape import scraper
 from service.node import Node
@@ -157,10 +159,19 @@ def make_app(
     engine: Callable[[], QueryEngine],
     queue: SegmentQueue,
     leases: LeasesOfStore,
+    compaction: CompactionChild | None = None,
 ) -> Application:
     """The HTTP door of the node."""
-    counted = queue.counters
-    sources = Sources(node, engine(), machine.http, machine.store, machine.fsync, counted)
+    sources = Sources(
+        node,
+        engine(),
+        machine.http,
+        machine.store,
+        machine.fsync,
+        queue.counters,
+        compaction=compaction,
+        compactor_file=compactor_file(settings, machine),
+    )
     contents = Contents(node.store, deletions_of(node), queue.limits.readers)
     return build_app(
         node,
@@ -177,6 +188,14 @@ def make_app(
             reported_version=settings.openmetadata.version,
         ),
     )
+
+
+def compactor_file(settings: Settings, machine: Machine) -> CompactorFile | None:
+    """Where a compactor on the same data folder tells of itself."""
+    name = settings.compaction.metrics_file
+    if not name:
+        return None
+    return CompactorFile(machine.fs, os.path.join(os.path.abspath(settings.data), name))
 
 
 def node_limits(settings: Settings) -> NodeLimits:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from compactor.telling.metrics import METRICS as COMPACTORS
 from service.metrics.scrape import METRICS
 from tests.promtool import promtool
 
@@ -29,7 +30,8 @@ METRIC = re.compile(r"\b(?:tailrace|om)_\w+|\bup\b")
 def _exported() -> set[str]:
     """Every name that a sample of ours can have."""
     endings = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
-    return {metric.name + end for metric in METRICS for end in endings[metric.kind]}
+    metrics = (*METRICS, *COMPACTORS)
+    return {metric.name + end for metric in metrics for end in endings[metric.kind]}
 
 
 @pytest.mark.promtool
@@ -86,7 +88,7 @@ def test_every_metric_that_a_rule_names_is_exported() -> None:
 
 
 def test_metrics_that_the_words_of_a_rule_or_the_manual_name_are_exported() -> None:
-    names = {metric.name for metric in METRICS}
+    names = {metric.name for metric in (*METRICS, *COMPACTORS)}
     words = [text for rule in ALERTS for text in rule["annotations"].values()]
     words.append((ROOT / "docs" / "operations.md").read_text())
     named = {name for text in words for name in re.findall(r"\b(?:tailrace|om)_\w+", text)}

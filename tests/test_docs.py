@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from compactor.telling.metrics import METRICS as COMPACTORS
 from docs import generate
 from logstore.settings import table
 from service.http.app import documented
@@ -31,6 +32,7 @@ def test_a_made_page_is_current(name: str) -> None:
         ("settings.md", [row.name for row in table(Settings)]),
         ("settings.md", [row.variable for row in table(Settings)]),
         ("metrics.md", [metric.name for metric in METRICS]),
+        ("metrics.md", [metric.name for metric in COMPACTORS]),
         ("errors.md", [classify(cls(""))[1] for cls in generate.error_classes()]),
         ("cli.md", [f"tailrace {verb}" for verb in VERBS]),
     ],
@@ -42,7 +44,7 @@ def test_the_page_names_each(page: str, names: list[str]) -> None:
 
 def test_every_setting_metric_verb_and_error_says_what_it_is() -> None:
     assert [row.name for row in table(Settings) if len(row.help) < 10] == []
-    assert [metric.name for metric in METRICS if not metric.help] == []
+    assert [metric.name for metric in (*METRICS, *COMPACTORS) if not metric.help] == []
     assert [name for name, verb in VERBS.items() if not verb.help] == []
     assert [cls.__name__ for cls in generate.error_classes() if not cls.__doc__] == []
 

@@ -16,6 +16,8 @@ from service.queue.counters import QueueCounters
 
 if TYPE_CHECKING:
     from coordination.work import Work
+    from service.compaction import CompactionChild
+    from service.metrics.compaction import CompactorFile
     from service.node import Node
     from service.query.engine import QueryEngine
 
@@ -32,6 +34,8 @@ class Sources:
     queue: QueueCounters = field(default_factory=QueueCounters)
     work: Sequence[Work] = ()
     """What coordinators of this process work on."""
+    compaction: CompactionChild | None = None
+    compactor_file: CompactorFile | None = None
 
     @property
     def now(self) -> float:

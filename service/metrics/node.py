@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from math import nan
+
+from logstore.errors import JournalFailed
 from service.heartbeat import Heartbeat
 from service.metrics.declared import Declared, Sources, counter, gauge, histogram
 
@@ -16,6 +19,13 @@ def loops(sources: Sources) -> dict[str, Heartbeat]:
         "sweep": text.sweeper.heartbeat,
         "lost": text.lost.heartbeat,
     }
+
+
+def _left_bytes(sources: Sources) -> float:
+    try:
+        return sources.node.journal.room.left_bytes()
+    except JournalFailed:
+        return nan
 
 
 NODE: tuple[Declared, ...] = (
@@ -47,7 +57,19 @@ NODE: tuple[Declared, ...] = (
     gauge(
         "damaged_entries",
         "Damaged places found in the journal at the last start.",
-        lambda s: len(s.node.damage),
+        lambda s: len(s.node.recovered.found),
+    ),
+    gauge(
+        "journal_cut_off_bytes",
+        "Bytes behind the last mark of the journal that did not read at the last start: mostly a"
+        " write that a crash broke off; it may be damage.",
+        lambda s: sum(tail.size for tail in s.node.recovered.torn),
+    ),
+    gauge(
+        "journal_disk_left_bytes",
+        "What is free on the journal's disk beyond `journal.min_free_bytes`; without any no batch"
+        " is taken. NaN while the disk does not say.",
+        _left_bytes,
     ),
     counter("journal_syncs", "Group syncs of the journal.", lambda s: s.node.journal.syncs),
     histogram("fsync_seconds", "Time of one sync of the journal.", lambda s: s.fsync.seconds),

@@ -14,6 +14,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from service.counters import Distribution
+from service.metrics.compaction import COMPACTION, joined
 from service.metrics.declared import Declared, Reading, Sources, Value
 from service.metrics.doors import DOORS
 from service.metrics.leases import LEASES
@@ -31,6 +32,7 @@ METRICS: tuple[Declared, ...] = (
     *REPORTS,
     *QUEUE,
     *LEASES,
+    *COMPACTION,
     *STORE,
     *OPENMETADATA,
 )
@@ -43,8 +45,10 @@ class NodeCollector(Collector):
         self._sources = sources
 
     def collect(self) -> Iterator[Metric]:
-        for declared in METRICS:
-            yield family(declared, declared.read(self._sources))
+        file = self._sources.compactor_file
+        theirs = {} if file is None else file.families()  # first: it knows then if it is readable
+        ours = (family(declared, declared.read(self._sources)) for declared in METRICS)
+        yield from joined(ours, theirs)
 
     def describe(self) -> list[Metric]:
         return []  # spares reading a node that is not started yet

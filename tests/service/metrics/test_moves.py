@@ -16,6 +16,7 @@ from logstore.batch import RunKey
 from logstore.errors import LimitReached, Unavailable
 from logstore.runs.retention import RunRetention
 from service.incoming import IncomingBatch
+from service.journal.scan import Unused, read_header, scan
 from service.metrics.declared import Sources
 from service.metrics.doors import DOORS
 from service.metrics.node import NODE
@@ -26,6 +27,7 @@ from service.metrics.texts import TEXTS
 from service.node import Node
 from service.text.sweeper import SweepLimits
 from tests.service.client_model import Clients
+from tests.service.metrics.test_compaction import MOVE_WITH_COMPACTION
 from tests.service.metrics.test_leases import MOVE_WITH_LEASES
 from tests.service.metrics.test_queue import MOVE_IN_QUEUES
 from tests.service.metrics.test_reports import MOVE_BY_REPORTS
@@ -51,6 +53,7 @@ MOVE_IN_OUTAGES = {
 }
 MOVE_WITH_DAMAGE = {
     *("tailrace_damaged_entries", "tailrace_damaged_manifests", "tailrace_unreadable_segments"),
+    "tailrace_journal_cut_off_bytes",
 }
 MOVE_WITH_TIME = {
     *("tailrace_runs_finalised", "tailrace_chunks_swept", "tailrace_runs_expired"),
@@ -77,6 +80,7 @@ def test_every_metric_is_in_one_of_these_tests() -> None:
     here = MOVE_AT_WORK | MOVE_IN_OUTAGES | MOVE_WITH_DAMAGE | MOVE_WITH_TIME | {"tailrace_forks"}
     elsewhere = MOVE_IN_SEARCHES | MOVE_AT_THE_DOORS | MOVE_ON_S3 | MOVE_BY_MENDING
     elsewhere |= MOVE_BY_REPORTS | MOVE_IN_QUEUES | MOVE_WITH_LEASES
+    elsewhere |= MOVE_WITH_COMPACTION
     assert {metric.name for metric in METRICS} == here | elsewhere
 
 
@@ -190,7 +194,7 @@ def test_the_metric_of_a_folder_that_was_copied(tmp_path: Path) -> None:
 
 
 def damage(watched: Watched) -> None:
-    """One byte of the journal's newest full file becomes another."""
+    """One byte of the journal's oldest file becomes another, and the newest ends in a torn write."""
     folder = f"{DATA}/journal"
     names = sorted(name for name, _ in watched.fs.scan(folder) if name.endswith(".wal"))
     file = watched.fs.open(f"{folder}/{names[0]}", "update")
@@ -198,6 +202,10 @@ def damage(watched: Watched) -> None:
     (byte,) = file.pread(1, middle)
     file.write_at([bytes([byte ^ 1])], middle)
     file.sync()
+    newest = watched.fs.open(f"{folder}/{names[-1]}", "update")
+    unused = [item.offset for item in scan(newest, read_header(newest)) if isinstance(item, Unused)]
+    newest.write_at([b"torn write"], unused[0] if unused else newest.size())
+    newest.sync()
     file.close()
 
 
