@@ -24,9 +24,10 @@ from service.append import Appender
 from service.identity import DataFolder, Identity, register
 from service.incoming import IncomingBatch, Receipt, Submitted
 from service.journal.journal import Journal
-from service.journal.recovery import Found, recover
+from service.journal.recovery import Recovered, recover
 from service.journal.state import Cut, JournalState
 from service.journal.view import JournalPin
+from service.journal.worries import worries
 from service.journal.writer import Appended
 from service.parts import NodeLimits, Seams
 from service.segments import SegmentShipper, forked_in
@@ -72,10 +73,9 @@ class Node:
         self.status = open_status(self, seams, limits.status)
         self.records: Records | None = None
         self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
-        self.damage: list[Found] = []
-        self.torn: list[Found] = []
         self.forks = 0
         self._folder: DataFolder
+        self.recovered: Recovered
         self.identity: Identity
         self.journal: Journal
         self.shipper: SegmentShipper
@@ -98,7 +98,7 @@ class Node:
     async def _open(self) -> None:
         seams, limits = self.seams, self._limits
         recovered = await seams.offload(lambda: recover(seams.fs, f"{self._data}/journal"))
-        self.damage, self.torn = recovered.found, recovered.torn
+        self.recovered = recovered
         self.identity = self._identify(recovered.state)
         state = recovered.state or JournalState(self.identity.node)
         if state.node != self.identity.node:
@@ -238,7 +238,11 @@ class Node:
 
     @property
     def ready(self) -> bool:
-        """Whether batches are taken now."""
+        """Whether batches are taken now: those that come hear at once what keeps them out."""
+        return self._open_doors and self.journal.room.shortage() is None
+
+    @property
+    def _open_doors(self) -> bool:
         return (
             self._started.is_set()
             and not self._stopping
@@ -249,26 +253,22 @@ class Node:
     def problems(self) -> list[str]:
         """What keeps it from being ready, or worries it, as sentences."""
         found = [] if self._waiting is None else [self._waiting]
-        if self._stopping:
-            found.append("the node is stopping")
-        elif not self._started.is_set():
-            found.append("the node is starting")
-        if self.journal.failure is not None:
-            found.append(str(self.journal.failure))
+        if self._stopping or not self._started.is_set():
+            found.append(f"the node is {'stopping' if self._stopping else 'starting'}")
         if self.skew.problem is not None:
             found.append(self.skew.problem)
         if self.shipper.last_error is not None:
             found.append(f"segments wait in the journal: {self.shipper.last_error}")
-        found += [f"{d.file}: {d.size} bytes at {d.offset} {d.reason}" for d in self.damage]
-        return found + self.text.problems() + self.seams.worries()
+        found += [*worries(self.journal, self.recovered), *self.text.problems()]
+        return found + self.seams.worries()
 
     def submit(self, batch: IncomingBatch) -> Submitted | None:
         """See `Appender.submit`."""
-        return self.appender.submit(batch) if self.ready else None
+        return self.appender.submit(batch) if self._open_doors else None
 
     async def append(self, batch: IncomingBatch) -> Receipt:
         """See `Appender.append`; waits while the node starts. Raises `NodeNotReady`."""
-        if not self.ready:
+        if not self._open_doors:
             await self._until_ready()
             if self.skew.problem is not None:
                 raise NodeNotReady(self.skew.problem, hint="Send it to another node, or later.")
@@ -276,13 +276,13 @@ class Node:
 
     async def open_run(self, key: RunKey, connector: str) -> int:
         """See `Appender.open_run`; waits while the node starts. Raises `NodeNotReady`."""
-        if not self.ready:
+        if not self._open_doors:
             await self._until_ready()
         return await self.appender.open_run(key, connector)
 
     async def close_run(self, key: RunKey) -> str:
         """Finalises a run: `closed`, or `closing` if that takes longer. Raises `NodeNotReady`."""
-        if not self.ready:
+        if not self._open_doors:
             await self._until_ready()
         state = await self.text.close_run(key)
         if state == "closed":
@@ -291,7 +291,7 @@ class Node:
 
     async def delete_run(self, key: RunKey) -> None:
         """Deletes a run for good. Raises `Unavailable`."""
-        if not self.ready:
+        if not self._open_doors:
             await self._until_ready()
         await self.text.delete_run(key)
         await self.status.remove(*key)
@@ -299,7 +299,7 @@ class Node:
 
     async def delete_pipeline(self, fqn: str) -> list[str]:
         """Deletes all runs of a pipeline, giving their ids. Raises `Unavailable`."""
-        if not self.ready:
+        if not self._open_doors:
             await self._until_ready()
         runs = await self.text.delete_pipeline(fqn)
         await self.status.remove(fqn, None)

@@ -21,6 +21,7 @@ from service.journal import format as wal
 from service.journal.file import JournalFile, make_file
 from service.journal.limits import JournalLimits
 from service.journal.recovery import Recovered
+from service.journal.room import DiskRoom
 from service.journal.spares import Spares
 from service.journal.state import Cut, JournalState, encode_cut_entry
 from service.journal.view import JournalPin
@@ -34,7 +35,6 @@ _MAX_BATCH_BYTES = wal.MAX_ENTRY_BYTES - (1 << 20)
 _CONTROL_ROOM = 1 << 20
 _NAME_CACHE = 4096
 _FILE_CHAIN = 1000
-_DISK_CHECK_BYTES = 1 << 20
 
 
 class Journal:
@@ -81,8 +81,7 @@ class Journal:
         )  # fmt: skip
         self._release_pos = 0
         self._confirmed_on_disk = 0
-        self._unchecked_bytes = 0
-        self._scarce = False
+        self.room = DiskRoom(fs, folder, self._spares, min_free_bytes=limits.min_free_bytes)
         pos = max(recovered.next_pos, state.last_cut().end)
         self._writer = GroupWriter(
             state,
@@ -240,23 +239,7 @@ class Journal:
             raise self._full()
         if size > _MAX_BATCH_BYTES:
             raise TooLarge(f"a batch of {size} bytes; an entry holds {_MAX_BATCH_BYTES}")
-        self._unchecked_bytes += size
-        if self._scarce or self._unchecked_bytes >= _DISK_CHECK_BYTES:
-            self._check_disk(size)
-
-    def _check_disk(self, size: int) -> None:
-        least = self._limits.min_free_bytes + size
-        free = self._fs.free_bytes(self._folder)
-        if free < least:
-            self._spares.drop()
-            free = self._fs.free_bytes(self._folder)
-        self._unchecked_bytes = 0
-        self._scarce = free < least
-        if self._scarce:
-            raise JournalFull(
-                f"{free} bytes are free on the disk of the journal, "
-                f"{self._limits.min_free_bytes} are kept free"
-            )
+        self.room.take(size)
 
     def _full(self) -> JournalFull:
         return JournalFull(

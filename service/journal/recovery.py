@@ -43,21 +43,26 @@ _TORN_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Something wrong with a file: what it is, where, and where its bytes were put."""
+    """Something wrong with a file: what it is, where, and where its bytes were put.
+
+    `followed` is said of a torn tail, see `TornTail`.
+    """
 
     file: str
     offset: int
     size: int
     aside: str
     reason: str
+    followed: bool = False
 
 
 @dataclass(slots=True)
 class Recovered:
     """A journal as it was found. `state` is None for a folder without one.
 
-    `found` is damage: something that was promised is not there. `torn` is what no sync
-    had covered when the power went. `spares` are paths of files to be written over.
+    `found` is damage: something that was promised is not there. `torn` is what, for all
+    that is known, no sync had covered when the process or the power went. `spares` are
+    paths of files to be written over.
     """
 
     files: list[JournalFile] = field(default_factory=list)
@@ -218,9 +223,11 @@ class _Recovery:
         return None
 
     def _torn(self, file: JournalFile, tail: TornTail) -> None:
-        reason = "the end was never synced"
+        reason = "do not read, and nothing says that they were synced"
         aside = self._copy_aside(file, tail.offset, min(tail.size, _TORN_BYTES))
-        self._result.torn.append(Found(file.path, tail.offset, tail.size, aside, reason))
+        self._result.torn.append(
+            Found(file.path, tail.offset, tail.size, aside, reason, tail.followed)
+        )
 
     def _cut(self, file: JournalFile, size: int) -> None:
         target = self._fs.open(file.path, "append")

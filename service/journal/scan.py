@@ -47,10 +47,16 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class TornTail:
-    """Where the whole entries end; what follows was never synced."""
+    """Where the whole entries end; no mark says that what follows was ever synced.
+
+    `followed` if a whole entry stands right behind the bad one, by its length: then it is no
+    write that the end of the process broke off, but damage, or writes of which a power cut
+    kept the later one.
+    """
 
     offset: int
     size: int
+    followed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +100,7 @@ def scan(
             resume = _resume_offset(window, header.secret, offset, synced)
             if resume is None:
                 unused = window.bytes(offset, len(wal.END)) == wal.END
-                yield Unused(offset) if unused else TornTail(offset, window.size - offset)
+                yield Unused(offset) if unused else _torn(window, offset, header.secret)
                 return
             yield Damage(offset, resume - offset)
             offset = resume
@@ -113,6 +119,15 @@ def _body_at(window: _Window, offset: int, secret: bytes) -> memoryview | None:
         return None
     body = window.bytes(offset + wal.PREFIX.size, length)
     return body if len(body) == length and wal.seal_fits(body, crc, secret) else None
+
+
+def _torn(window: _Window, offset: int, secret: bytes) -> TornTail:
+    prefix = window.bytes(offset, wal.PREFIX.size)
+    followed = False
+    if len(prefix) == wal.PREFIX.size:
+        behind = offset + wal.PREFIX.size + wal.PREFIX.unpack(prefix)[0]
+        followed = _body_at(window, behind, secret) is not None
+    return TornTail(offset, window.size - offset, followed)
 
 
 def _resume_offset(window: _Window, secret: bytes, bad: int, synced: int) -> int | None:

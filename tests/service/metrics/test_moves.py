@@ -194,7 +194,7 @@ def test_the_metric_of_a_folder_that_was_copied(tmp_path: Path) -> None:
 
 
 def damage(watched: Watched) -> None:
-    """One byte of the journal's oldest file becomes another, and the newest ends in a torn write."""
+    """One byte of the journal's oldest file becomes another; the newest ends in a torn write."""
     folder = f"{DATA}/journal"
     names = sorted(name for name, _ in watched.fs.scan(folder) if name.endswith(".wal"))
     file = watched.fs.open(f"{folder}/{names[0]}", "update")

@@ -1,0 +1,29 @@
+"""What is wrong with a journal, as sentences for `/health/ready` and the log.
+
+A sentence stays the same for as long as what it tells of lasts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from service.journal.journal import Journal
+from service.journal.recovery import Recovered
+
+
+def worries(journal: Journal, recovered: Recovered) -> Iterator[str]:
+    """What keeps batches out now, and what was not as it should be when the journal was opened."""
+    if journal.failure is not None:
+        yield str(journal.failure)
+    shortage = journal.room.shortage()
+    if shortage is not None:
+        yield shortage
+    for damage in recovered.found:
+        yield f"{damage.file}: {damage.size} bytes at {damage.offset} {damage.reason}"
+    for tail in recovered.torn:
+        if tail.followed:
+            yield (
+                f"{tail.file}: {tail.size} bytes at {tail.offset} were cut off from an entry on "
+                "that does not read, though a whole one follows it: damage, or writes under way "
+                f"when the power went; a copy is at {tail.aside or 'no place: no room'}"
+            )
