@@ -84,6 +84,11 @@ def _run(flags: argparse.Namespace) -> int:
 async def _foresee(settings: CompactorSettings, *, as_json: bool) -> int:
     from compactor.outlook.foresee import foresee
 
+    if settings.bucket is None and not os.path.isdir(settings.store_folder):
+        raise InvalidInput(  # opening a store would make it
+            f"there is no store at {settings.store_folder}",
+            hint="Name the data folder of a service with --data, or its settings with --config.",
+        )
     async with open_compactor(settings, make_session(settings), _killer(""), alone=True) as looks:
         outlook = await foresee(looks)
     sys.stdout.write((outlook.line() if as_json else outlook.text()) + "\n")

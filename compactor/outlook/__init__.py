@@ -1,0 +1,1 @@
+"""What a pass would do, without doing it: `--dry-run`."""
