@@ -17,10 +17,11 @@ import asyncio
 import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 from compactor.compactor import Compactor
-from compactor.deletions import deletions_above
+from compactor.deletions import StoredDeletion
 from compactor.intake.plan import nodes_of, waiting_above
 from compactor.report import Report
 from compactor.rewrite.plan import Rewriting, hour_of, rewriting, rewritings
@@ -34,6 +35,7 @@ from logstore.table.snapshot import Snapshot, TableFile
 
 log = logging.getLogger("tailrace.compactor")
 _WAITED_FOR_MS: Final = 24 * 3_600_000
+_MOST_DELETIONS: Final = 10_000
 _TRIES: Final = 5
 """Where others rewrite the same hour all the time, it is left to the next pass."""
 
@@ -85,7 +87,7 @@ class _Hours:
     share: Share
     report: Report
     left: list[str]
-    deletions: Sequence[Deletion] | None = None
+    deletions: Sequence[StoredDeletion] | None = None
 
     async def run(self) -> None:
         while self.left:
@@ -118,7 +120,7 @@ class _Hours:
 
     async def _rewrite(self, snapshot: Snapshot, planned: Rewriting) -> None:
         compactor, files = self.compactor, planned.files
-        deletions = await self._deletions(files)
+        deletions = await self._deletions(snapshot, files)
         made = await rewrite(
             compactor, snapshot, files, deletions, self.report, level=planned.level
         )
@@ -129,13 +131,14 @@ class _Hours:
         compactor.reached("hour committed")
         self.report.hours_rewritten += 1
 
-    async def _deletions(self, files: Collection[TableFile]) -> Sequence[Deletion]:
-        """Those that may be of lines in the files. Which are left out is nobody's condition."""
-        known = self.deletions
-        if known is None:
-            known = self.deletions = await deletions_above(self.compactor.store, 0)
-        return [
-            one
-            for one in known
-            if any(file.may_hold(highest=one.t, fqn=one.fqn, run=one.run) for file in files)
-        ]
+    async def _deletions(self, snapshot: Snapshot, files: Collection[TableFile]) -> list[Deletion]:
+        """Deletions of lines in the files, unless there are very many: nobody counts on them."""
+        if self.deletions is None:
+            self.deletions = await self.compactor.deletions.all(self.compactor.store)
+        found = (one.deletion for one in self.deletions if one.modified_ms > snapshot.purged_ms)
+        met = (one for one in found if _may_hold(files, one))
+        return list(islice(met, _MOST_DELETIONS))
+
+
+def _may_hold(files: Collection[TableFile], gone: Deletion) -> bool:
+    return any(file.may_hold(highest=gone.t, fqn=gone.fqn, run=gone.run) for file in files)
