@@ -7,6 +7,7 @@ looks whether both agree, at every version that somebody could see.
 from __future__ import annotations
 
 import threading
+from bisect import bisect_right
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any, TypeVar
 
 import orjson
 import pyarrow.parquet as pq
+from deltalake import DeltaTable
 
 from compactor.compactor import Compactor
 from compactor.place.folder import FolderPlacement
@@ -41,7 +43,9 @@ from tests.faulty_store import Crash, FaultyStore, Schedule
 
 T = TypeVar("T")
 NODES = ("a", "b", "c")
-PINNED_MS = 24 * HOUR_MS
+DAY_MS = 24 * HOUR_MS
+PINNED_MS = DAY_MS
+AGES = 10_000
 
 
 @dataclass
@@ -184,11 +188,22 @@ class World:
         snapshot = self.table.snapshot()
         said = self._said(snapshot)
         found = self._read(snapshot)
-        assert {r for r in found if not self.model.may_be_gone(r, said)} == self.model.settled(said)
+        assert set(found) == self.model.settled(said)
         assert dict(said.marks) == self.model.readable()
+        oldest = self.clock.ms - (self.limits.retention_days or AGES) * DAY_MS
+        assert not [record for record in found if end_of_hour(record) <= oldest]
+        if self.limits.retention_bytes is None:
+            assert said.expired_ms <= max(oldest, 0)
         there = {p.relative_to(self.table.uri) for p in Path(self.table.uri).rglob("*.*")}
         data = {str(path) for path in there if path.parts[0] != "_delta_log"}
-        assert data == {file.path for file in snapshot.files}
+        assert data <= self._needed(), "orphans are left"
+
+    def _needed(self) -> set[str]:
+        """Files of versions that some reader of the last day may have."""
+        first = max(bisect_right(self._made, self.clock.ms - PINNED_MS) - 1, 0)
+        newest = self.table.snapshot().version
+        tables = (DeltaTable(self.table.uri, version=v) for v in range(first, newest + 1))
+        return {f.path for t in tables for f in Snapshot(self.table.uri, t.version(), t).files}
 
     def left_segments(self) -> set[tuple[str, int]]:
         """Segments in the store."""
@@ -207,7 +222,7 @@ class World:
 
     def _said(self, snapshot: Snapshot) -> Said:
         marks = {node: snapshot.mark(node) for node in self.model.segments}
-        return Said(marks, snapshot.purged_ms, getattr(snapshot, "expired_ms", 0))
+        return Said(marks, snapshot.purged_ms, snapshot.expired_ms)
 
     def _read(self, snapshot: Snapshot) -> list[Record]:
         found: list[Record] = []
