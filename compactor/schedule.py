@@ -24,13 +24,18 @@ from logstore.errors import OutcomeUnknown, Unavailable
 log = logging.getLogger("tailrace.compactor")
 
 
-async def once(compactor: Compactor, report: Report | None = None) -> Report:
-    """Takes in what there is, cleans up, and reports. Raises `Unavailable`, `Damaged`."""
+async def once(
+    compactor: Compactor, report: Report | None = None, backlog: Backlog | None = None
+) -> Report:
+    """Takes in what there is, cleans up, and reports. Raises `Unavailable`, `Damaged`.
+
+    Hours wait where `backlog`, which has seen what was there before, says that segments do.
+    """
     report = report or Report()
     await take_in_all(compactor, report)
     await expire(compactor, report)
     await purge(compactor, report)
-    await rewrite_hours(compactor, report)
+    await rewrite_hours(compactor, report, *([backlog.due] if backlog else []))
     await clean_up(compactor, report)
     return report
 
@@ -52,7 +57,7 @@ async def repeat(
         try:
             async with next_pass() as report:
                 await backlog.seen()
-                await once(compactor, report)
+                await once(compactor, report, backlog)
         except (Unavailable, OutcomeUnknown) as error:
             log.warning("this pass broke off: %s", error)
         else:

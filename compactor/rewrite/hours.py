@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
@@ -40,9 +40,16 @@ _TRIES: Final = 5
 """Where others rewrite the same hour all the time, it is left to the next pass."""
 
 
-async def rewrite_hours(compactor: Compactor, report: Report) -> None:
+async def _never() -> bool:
+    return False
+
+
+async def rewrite_hours(
+    compactor: Compactor, report: Report, hurry: Callable[[], Awaitable[bool]] = _never
+) -> None:
     """Rewrites the hours that need it and that no other driver works on.
 
+    After each it asks `hurry`: where that says yes, the rest is left to the next pass.
     Raises `StoreUnavailable`, `OutcomeUnknown`, `Unavailable`, `Damaged`.
     """
     with report.timed("plan", compactor.clock):
@@ -51,7 +58,7 @@ async def rewrite_hours(compactor: Compactor, report: Report) -> None:
         return
     async with compactor.sharing.joined(HOURS) as share:
         report.works += share.works
-        await _Hours(compactor, share, report, [one.hour for one in planned]).run()
+        await _Hours(compactor, share, report, [one.hour for one in planned], hurry).run()
     report.hour_leases = dict(share.counted)
 
 
@@ -87,6 +94,7 @@ class _Hours:
     share: Share
     report: Report
     left: list[str]
+    hurry: Callable[[], Awaitable[bool]]
     deletions: Sequence[StoredDeletion] | None = None
 
     async def run(self) -> None:
@@ -99,6 +107,9 @@ class _Hours:
                 return
             await self._settle(mine[0])
             self.left.remove(mine[0])
+            if self.left and await self.hurry():
+                log.info("%d hours are left to the next pass: segments wait", len(self.left))
+                return
 
     async def _settle(self, hour: str) -> None:
         """Rewrites the hour, as it is by now: another driver may have done so before."""
