@@ -30,6 +30,8 @@ class IncomingBatch:
     connector: str | None = None
     meta: RecordMeta | None = None
     durability: Durability = "durable"
+    replaced: int = 0
+    """How many characters of `text` stand for something that was no UTF-8."""
 
 
 @dataclass(slots=True)

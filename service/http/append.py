@@ -195,8 +195,9 @@ class AppendRoutes:
             await self._take_nothing(route, decoded, batch.durability, send)
             return
         receipt = await self._append(batch)
-        self.counters.replaced += decoded.replaced
-        headers, reply = receipt_reply(receipt, route.tag, route.session)
+        replaced = decoded.replaced
+        headers, reply = receipt_reply(receipt, route.tag, route.session, replaced=replaced)
+        self.counters.replaced += replaced
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": reply})
 
@@ -275,6 +276,7 @@ class AppendRoutes:
             decoded.connector,
             decoded.meta,
             _DURABILITIES.get(get(b"tailrace-durability")) or _durability(get),
+            decoded.replaced,
         )
 
     async def _patiently(self, receiving: Coroutine[Any, Any, Message], waits_for: Any) -> Message:

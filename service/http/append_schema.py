@@ -45,6 +45,10 @@ _APPENDED: Final = {
         "duplicate": {"type": "boolean", "description": "It was known: nothing was stored anew."},
         "durability": {"type": "string"},
         "last": {"type": ["string", "null"], "description": "ULID of the last record."},
+        "replaced": {
+            "type": "integer",
+            "description": "Characters that were not UTF-8 and became U+FFFD; absent without any.",
+        },
     },
 }
 

@@ -62,5 +62,5 @@ class QuickReply:
         batch, last = self._batch, self._submitted.last
         self._answerer.stored(batch.records, self._start)
         receipt = Receipt(last + 1 - batch.records, batch.records, False, batch.durability, last)
-        headers, body = receipt_reply(receipt, self._tag, self._session)
+        headers, body = receipt_reply(receipt, self._tag, self._session, replaced=batch.replaced)
         return 200, headers, body

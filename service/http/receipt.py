@@ -11,17 +11,21 @@ Headers = list[tuple[bytes, bytes]]
 
 
 def receipt_reply(
-    receipt: Receipt, tag: bytes, session: tuple[bytes, bytes]
+    receipt: Receipt, tag: bytes, session: tuple[bytes, bytes], *, replaced: int = 0
 ) -> tuple[Headers, bytes]:
-    """Headers and body; the run's `tag` and `session` cookie come from its route."""
+    """Headers and body; the run's `tag` and `session` cookie come from its route.
+
+    `replaced` characters of the text were not UTF-8, which is said only where it is so.
+    """
     last = ulids.encode(receipt.last).encode()
     # A batch id is its last line's ULID with five zeros at the end.
-    body = b'{"batch":"%b00000","lines":%d,"duplicate":%b,"durability":"%b","last":"%b"}' % (
+    body = b'{"batch":"%b00000","lines":%d,"duplicate":%b,"durability":"%b","last":"%b"%b}' % (
         last[:21],
         receipt.records,
         _BOOLEANS[receipt.duplicate],
         receipt.durability.encode(),
         last,
+        b',"replaced":%d' % replaced if replaced else b"",
     )
     headers = [
         JSON,

@@ -68,7 +68,9 @@ async def test_every_form_of_body_is_stored_as_its_lines(
     assert batch.text == text
     assert batch.lines == text.count(b"\n")
     assert response.json()["lines"] == batch.records
-    assert served.counters.replaced == text.count("\N{REPLACEMENT CHARACTER}".encode())
+    replaced = text.count("\N{REPLACEMENT CHARACTER}".encode())
+    assert response.json().get("replaced") == (replaced or None)
+    assert served.counters.replaced == replaced
 
 
 async def test_the_reply_names_the_batch_and_its_last_line(direct: Serve) -> None:
@@ -85,6 +87,17 @@ async def test_the_reply_names_the_batch_and_its_last_line(direct: Serve) -> Non
     cookies = response.headers.get_list("set-cookie")
     assert cookies[0] == "PIPELINE_SESSION=p_q_r-1; Path=/; Max-Age=86400"
     assert cookies[1].startswith(f"tailrace={BATCH[:-1]}2.")
+
+
+async def test_the_quick_lane_says_what_was_replaced(serve: Serve) -> None:
+    served = await serve()
+    for sent, replaced in ((b"a\n", None), (b"\xff\n", 1), (b"\xff \xfe\n", 2)):
+        response = await served.post("/p/r", sent, **PLAIN)
+        assert response.json().get("replaced") == replaced
+    assert (
+        served.node.batches[-1].text
+        == "\N{REPLACEMENT CHARACTER} \N{REPLACEMENT CHARACTER}\n".encode()
+    )
 
 
 async def test_a_batch_sent_twice_is_a_duplicate_and_other_bytes_conflict(direct: Serve) -> None:

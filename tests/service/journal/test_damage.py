@@ -16,7 +16,6 @@ from service.journal.journal import Journal
 from service.journal.limits import JournalLimits
 from service.journal.recovery import recover
 from service.journal.state import Cut
-from service.journal.worries import worries
 from tests.powercut import PowerCutFileSystem
 from tests.service.journal.rig import NODE, RUN, Rig, held, put
 
@@ -105,8 +104,6 @@ def test_a_newest_file_cut_at_every_byte_keeps_all_whole_entries() -> None:
             assert not rig.recovered.found
             kept = sum(torn.size for torn in rig.recovered.torn) + journal.files[0].size
             assert kept == size
-            # What is simply cut is the end of a write, and nobody needs to look.
-            assert list(worries(journal, rig.recovered)) == []
 
         asyncio.run(opened(copy_with(fs, 0, data[:size]), ask))
 
@@ -147,24 +144,6 @@ def test_a_flip_of_every_byte_of_the_newest_file_is_reported_and_stops_nothing()
             assert journal.state.node == NODE
 
         asyncio.run(opened(copy_with(fs, 1, bytes(flipped)), ask))
-
-
-def test_behind_the_last_mark_a_whole_entry_that_follows_tells_of_damage() -> None:
-    lines = [b"line %d\n" % number for number in range(6)]
-    fs = written(lines)
-    data = bytearray(read(fs, wals(fs)[0]))
-    data[data.index(lines[2])] ^= 1
-
-    def ask(rig: Rig, journal: Journal) -> None:
-        assert [text for _, _, text in held(journal)] == lines[:2]
-        assert not rig.recovered.found
-        (worry,) = worries(journal, rig.recovered)
-        (torn,) = rig.recovered.torn
-        assert torn.aside in worry
-        assert f"{torn.size} bytes at {torn.offset}" in worry
-        assert read(rig.fs, torn.aside) == bytes(data[torn.offset :])
-
-    asyncio.run(opened(copy_with(fs, 0, bytes(data)), ask))
 
 
 def test_damage_before_a_mark_loses_the_stretch_up_to_it_and_nothing_else() -> None:
