@@ -4,28 +4,36 @@ A segment goes when the table has held it for the grace, which is longer than an
 its lines are in their runs' texts, and no consumer group needs it (`compactor.upkeep.consumers`).
 `low` in the node's text mark is raised first, so that whoever comes late sees that it is late,
 and groups are looked at again after that. Lowest first: a crash leaves no hole. A segment
-that is set aside stays, since it may be repaired.
+that is set aside stays, since it may be repaired, until the retention would take all it can hold.
 
 Files of the table go when they are 24 h old and no version of the last 24 h has them; no
 job commits files half as old. Uploads that began 24 h ago and were not completed, Spark's of
-jobs that were killed and anybody's else below the store, are aborted.
+jobs that were killed and anybody's else below the store, are aborted; and what a commit that was
+killed left beside the table's log goes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 
 from compactor.compactor import Compactor
 from compactor.intake.plan import nodes_of, segments_of
 from compactor.place.placement import STAGING
 from compactor.report import Report
 from compactor.upkeep.consumers import Candidates, free, settle
+from compactor.upkeep.forget import forget
+from compactor.upkeep.retention import oldest_ms
 from logstore import keys, ulid
 from logstore.errors import InvalidInput
 from logstore.runs.textmark import raise_text_mark, read_text_mark
 
 ORPHAN_HOURS = 24
+_AHEAD_MS = 24 * 3_600_000  # far more than a line's ULID may be ahead of its segment's upload
 _STAGING = f"{keys.TABLE}/{STAGING}/"
+_LOG = f"{keys.TABLE}/_delta_log/"
+# What delta-rs writes and then links or renames, in a folder: `….json#1`, `….json.tmp`.
+_UNFINISHED = re.compile(r"(#[0-9]+|\.tmp)$")
 
 
 async def clean_up(compactor: Compactor, report: Report) -> None:
@@ -33,6 +41,7 @@ async def clean_up(compactor: Compactor, report: Report) -> None:
     with report.timed("cleanup", compactor.clock):
         report.segments_removed += await remove_segments(compactor)
         report.orphans_removed += await remove_orphans(compactor)
+        await forget(compactor, report)
         oldest = compactor.clock.now_ms() - ORPHAN_HOURS * 3_600_000
         report.writes_swept += await compactor.store.sweep(oldest)
 
@@ -58,6 +67,8 @@ async def remove_segments(compactor: Compactor) -> int:
         segment for some in (await free(compactor, candidates)).values() for segment in some
     ]
     for segment in removable:
+        if segment.aside:  # the marker first: without it the segment is like any other
+            await compactor.store.delete([keys.aside(segment.node, segment.seq)])
         await compactor.store.delete([segment.key])
         compactor.reached("segment removed")
     return len(removable)
@@ -65,8 +76,9 @@ async def remove_segments(compactor: Compactor) -> int:
 
 async def _consumed(compactor: Compactor, node: str, mark: int) -> Candidates:
     segments = [s for s in await segments_of(compactor.store, node) if s.seq <= mark]
-    aside = frozenset(s.seq for s in segments if s.aside)
-    return Candidates([s for s in segments if not s.aside], aside)
+    before = oldest_ms(compactor) - _AHEAD_MS
+    kept = frozenset(s.seq for s in segments if s.aside and s.modified_ms > before)
+    return Candidates([s for s in segments if s.seq not in kept], kept)
 
 
 async def _raise_low(compactor: Compactor, node: str, low: int) -> None:
@@ -86,6 +98,9 @@ async def remove_orphans(compactor: Compactor) -> int:
         if _time_ms(job) < oldest:
             gone += [info.key async for info in compactor.store.list(f"{_STAGING}{job}/")]
             gone += await compactor.placement.markers(job)
+    async for info in compactor.store.list(_LOG):
+        if info.modified_ms < oldest and _UNFINISHED.search(info.key):
+            gone.append(info.key)
     await compactor.store.delete(gone)
     return len(gone)
 

@@ -130,6 +130,12 @@ class CompactionSettings(RunningSettings):
         description="Files that one pass rewrites for deletions that are younger than "
         "`compaction.purge_seconds`",
     )
+    away_days: float = Field(
+        default=30,
+        ge=0,
+        description="The longest that a node may be away and still be started on its data folder: "
+        "deletions are remembered for so long beyond the retention",
+    )
     batch_bytes: Bytes = Field(
         default=256 * MIB, description="Segments that are taken into the table by one commit"
     )

@@ -92,6 +92,18 @@ def test_a_segment_that_is_set_aside_stays_for_repair(any_lake: Lake) -> None:
     assert left(lake) == [2]
 
 
+def test_a_segment_that_is_set_aside_goes_when_its_lines_would_have_expired(any_lake: Lake) -> None:
+    lake = consumed(any_lake, segments=3, mark=3, text=3)
+    lake.put_bytes(keys.aside("n", 2), b"{}")
+    lake.limits = Compaction(retention_days=10)
+    lake.clock.shift_ms = 11 * 24 * HOUR - 60_000
+    lake.run(remove_segments(lake.compactor))
+    assert left(lake) == [2]
+    lake.clock.shift_ms += 120_000
+    assert lake.run(remove_segments(lake.compactor)) == 1
+    assert (left(lake), lake.keys(keys.ASIDE)) == ([], [])
+
+
 def test_what_dead_jobs_left_goes_after_a_day(lake: Lake) -> None:
     consumed(lake, segments=1, mark=1, text=1)
     now = lake.clock.now_ms()
@@ -103,7 +115,12 @@ def test_what_dead_jobs_left_goes_after_a_day(lake: Lake) -> None:
     moment = now / 1000 - 25 * 3_600
     os.utime(lake.store.uri(stale), (moment, moment))
     lake.put_bytes("table/date=2026-11-21/hour=12/fresh.parquet", b"x")
-    assert lake.run(remove_orphans(lake.compactor)) == 2
+    log = "table/_delta_log/"
+    for name, age in (("00000000000000000007.json#1", 25), ("x.json.tmp", 25), ("y.json#2", 1)):
+        lake.put_bytes(log + name, b"x")
+        os.utime(lake.store.uri(log + name), (now / 1000 - age * 3_600,) * 2)
+    assert lake.run(remove_orphans(lake.compactor)) == 4
+    assert [key for key in lake.keys(log) if "#" in key or "tmp" in key] == [f"{log}y.json#2"]
     kept = [key for key in lake.keys("table/") if "_delta_log" not in key]
     assert kept == [
         f"table/_staging/{young}/part-00000-x.parquet",
