@@ -89,17 +89,6 @@ async def test_the_reply_names_the_batch_and_its_last_line(direct: Serve) -> Non
     assert cookies[1].startswith(f"tailrace={BATCH[:-1]}2.")
 
 
-async def test_the_quick_lane_says_what_was_replaced(serve: Serve) -> None:
-    served = await serve()
-    for sent, replaced in ((b"a\n", None), (b"\xff\n", 1), (b"\xff \xfe\n", 2)):
-        response = await served.post("/p/r", sent, **PLAIN)
-        assert response.json().get("replaced") == replaced
-    assert (
-        served.node.batches[-1].text
-        == "\N{REPLACEMENT CHARACTER} \N{REPLACEMENT CHARACTER}\n".encode()
-    )
-
-
 async def test_a_batch_sent_twice_is_a_duplicate_and_other_bytes_conflict(direct: Serve) -> None:
     served = await direct()
     for duplicate in (False, True):

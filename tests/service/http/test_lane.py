@@ -235,3 +235,14 @@ async def test_a_client_that_leaves_in_its_body_is_counted_as_gone(serve: Serve)
             await asyncio.sleep(0.01)
     assert served.counters.append_requests == before + 1
     assert served.node.batches == []
+
+
+async def test_the_quick_lane_says_what_was_replaced(serve: Serve) -> None:
+    served = await serve()
+    for sent, replaced in ((b"a\n", None), (b"\xff\n", 1), (b"\xff \xfe\n", 2)):
+        response = await served.post("/p/r", sent, **PLAIN)
+        assert response.json().get("replaced") == replaced
+    assert (
+        served.node.batches[-1].text
+        == "\N{REPLACEMENT CHARACTER} \N{REPLACEMENT CHARACTER}\n".encode()
+    )

@@ -31,9 +31,8 @@ METADATA = {"last-flushed-line": "2", "writer-epoch": "1750000000123", "total-by
 
 async def upstream(world: World, key: RunKey, name: str, body: bytes) -> ObjectInfo:
     """What an OpenMetadata server left behind."""
-    return await world.disk_store.put(
-        f"{FOLDERS[key]}/{key.run}/{name}.txt", body, metadata=METADATA
-    )
+    place = f"{FOLDERS[key]}/{key.run}/{name}.txt"
+    return await world.disk_store.put(place, body, metadata=METADATA)
 
 
 async def started(key: RunKey = DOTTED, /, **texts: bytes) -> World:
