@@ -29,6 +29,7 @@ _NO_JARS: Final = (
     " its own messages stand above this one. `python -m compactor.jars FOLDER` fetches them"
     " once, for `compaction.jars`."
 )
+_NO_START: Final = "Its own messages stand above this one."
 _NO_PYSPARK: Final = "Install pyspark 4.1.1 beside this program."
 
 
@@ -148,6 +149,7 @@ def submitted() -> bool:
 
 def _start(wishes: SparkWishes, s3a: S3A | None, secrets: Mapping[str, str]) -> SparkSession:
     try:
+        from py4j.protocol import Py4JError
         from pyspark.errors import PySparkRuntimeError
         from pyspark.sql import SparkSession
     except ImportError as error:
@@ -158,10 +160,21 @@ def _start(wishes: SparkWishes, s3a: S3A | None, secrets: Mapping[str, str]) -> 
     except PySparkRuntimeError as error:
         hint = _NO_JAVA if s3a is None else _NO_JARS
         raise Unavailable(f"Spark does not start: {error}", hint=hint) from error
+    except Py4JError as error:  # there is a JVM, and it fails: a master that does not answer
+        raise Unavailable(f"Spark does not start: {_why(error)}", hint=_NO_START) from error
     spark.sparkContext.setLogLevel("WARN")
     if s3a is not None:
         _tell_s3(spark, secrets)
     return spark
+
+
+def _why(error: Exception) -> str:
+    """What Java said, which is the second line; py4j's own is the first."""
+    try:
+        lines = str(error).splitlines()
+    except Exception:  # noqa: BLE001 - with its JVM gone it fails to put itself into words
+        lines = []
+    return (lines[1].lstrip(": ") if len(lines) > 1 else "".join(lines)) or type(error).__name__
 
 
 def _conf(wishes: SparkWishes, s3a: S3A | None) -> SparkConf:

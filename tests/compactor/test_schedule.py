@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,9 +15,11 @@ import pytest
 from compactor.report import Report
 from compactor.schedule import repeat
 from compactor.settings import Compaction
+from logstore.clock import SystemClock
 from logstore.errors import StoreUnavailable
 from logstore.objects.local import LocalStore
-from tests.compactor.lake import NOON, Lake, ShiftedClock, batch
+from tests.compactor.files import add_files
+from tests.compactor.lake import HOUR, NOON, Lake, ShiftedClock, batch
 from tests.compactor.plain_engine import PlainEngine
 
 EVERY = 300.0
@@ -92,7 +95,7 @@ class Story:
 
 @pytest.fixture
 def story(lake: Lake) -> Story:
-    clock = Leaping()
+    clock = Leaping(NOON - SystemClock().now_ms())
     lake.clock, lake.session = clock, Engine(clock=clock)
     return Story(lake, clock, lake.session)
 
@@ -160,6 +163,28 @@ def test_spark_is_stopped_once_it_was_idle_for_long(story: Story) -> None:
     assert story.began == [0, 300, 600]
     assert [report.commits for report in story.reports] == [1, 1, 0]
     assert story.engine.stopped == [200, 500]
+
+
+def test_hours_wait_where_segments_do(story: Story) -> None:
+    """Each has files enough to be rewritten; what comes meanwhile is taken in before the rest."""
+    lake, clock = story.lake, story.clock
+    clock.shift_ms += 12 * HOUR
+    hours = [[batch("f", "r", NOON + h * HOUR + i, 20) for i in range(5)] for h in range(3)]
+    add_files(lake, *([one] for hour in hours for one in hour))
+
+    put: list[str] = []
+
+    def reached(step: str) -> None:
+        if step == "hour committed" and not put:
+            new = [batch("f", "r", NOON + 9 * HOUR, 5)]
+            with ThreadPoolExecutor(1) as beside:  # this thread has a loop that runs
+                put.append(beside.submit(lake.put, "a", new).result())
+
+    lake.reached = reached
+    story.go(100, poll_seconds=10, lag_segments=1)
+    assert [report.hours_rewritten for report in story.reports] == [1, 2]
+    assert [report.segments for report in story.reports] == [0, 1]
+    assert story.began == [0, 10]
 
 
 class Away(LocalStore):
