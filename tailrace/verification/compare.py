@@ -47,7 +47,7 @@ _SAME: Final = "{0}.fqn = {1}.fqn AND {0}.run_id = {1}.run_id AND {0}.ulid = {1}
 # Each gives of a run: how many lines, the lowest ULID of them.
 _PER_RUN: Final = "SELECT r.fqn, r.run_id, count(*), min(r.ulid) FROM {} GROUP BY ALL ORDER BY ALL"
 _NOT_STORED: Final = _PER_RUN.format(
-    f"copies r WHERE r.writer <> '{WRITER}' AND {LIVE} AND NOT EXISTS"  # noqa: S608
+    f"copies r WHERE r.writer <> '{WRITER}' AND r.ulid >= $kept AND {LIVE} AND NOT EXISTS"  # noqa: S608
     f" (SELECT 1 FROM stored s WHERE {_SAME.format('s', 'r')})"
 )
 _DIFFERS: Final = _PER_RUN.format(
@@ -74,12 +74,14 @@ _NOT_IN_TEXT: Final = (
 class Stored:
     """Where the lines are: addresses of table files, and of segments above the table's marks.
 
-    `fresh` segments are above the text marks, so their lines need not be in texts yet.
+    `fresh` segments are above the text marks, so their lines need not be in texts yet. Below
+    the ULID `kept` the retention took the table's hours.
     """
 
     table: Sequence[str]
     settled: Sequence[str]
     fresh: Sequence[str]
+    kept: str = ""
 
 
 @dataclass(slots=True)
@@ -90,6 +92,7 @@ class Comparison:
     findings: Findings
     copies: str  # what they are copies of: "text", or a file of the journal
     _names: dict[RunKey, tuple[str, bool, bool]] = field(default_factory=dict)
+    _kept: str = ""
 
     def begin(self) -> None:
         """Forgets the group before."""
@@ -130,12 +133,14 @@ class Comparison:
         rows = [(*key, *flags) for key, flags in self._names.items()]
         self.database.hold("names", _table(_RUNS, rows))
         hold_deletions(self.database, deletions)
+        self._kept = stored.kept
         self._load(stored)
 
     def compare(self) -> None:
         """Reports every run that differs."""
         what = self.copies
-        self._report("line-not-stored", _NOT_STORED, f"in the {what}, not in segments or table")
+        detail = f"in the {what}, not in segments or table"
+        self._report("line-not-stored", _NOT_STORED, detail, kept=self._kept)
         self._report("line-differs", _DIFFERS, f"in the {what} are not as they are stored")
         self._report("line-twice-in-text", _TWICE, f"twice in the {what}")
         self._report("line-not-in-text", _NOT_IN_TEXT, f"stored, and not in the {what}")
@@ -159,8 +164,8 @@ class Comparison:
         values: dict[str, Any] = {**files, "low": low, "high": high} if files else {}
         self._do(f"CREATE OR REPLACE TEMP TABLE stored AS {' UNION ALL '.join(parts)}", **values)
 
-    def _report(self, kind: Kind, statement: str, detail: str) -> None:
-        for batch in self.database.run(statement, {}):
+    def _report(self, kind: Kind, statement: str, detail: str, **values: str) -> None:
+        for batch in self.database.run(statement, values):
             for fqn, run, count, first in zip(*(c.to_pylist() for c in batch.columns), strict=True):
                 text = f"{count} lines {detail}, the first {first}"
                 self.findings.add(kind, run_place(fqn, run), text, lines=count)

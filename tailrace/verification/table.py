@@ -6,7 +6,8 @@ no ULID is left out, so that lines are found missing of which the table has no h
 
 Segments at or below the table's mark must have each line that is not deleted in the table,
 with the same message; in runs that one node wrote, with the same position, time, level,
-connector and attributes. Segments that were consumed and removed cannot be compared.
+connector and attributes. Lines of hours that the retention took need not be there. Segments that
+were consumed and removed cannot be compared.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any, Final
 
 from logstore import ulid as ulids
@@ -44,7 +46,8 @@ _TWICE: Final = (
 )
 _MISSING: Final = (
     "SELECT r.fqn, r.run_id, count(DISTINCT r.ulid), min(r.ulid) FROM held r"  # noqa: S608
-    f" WHERE {LIVE} AND NOT EXISTS (SELECT 1 FROM lines o WHERE {_SAME})"
+    f" WHERE r.ulid >= $expired AND {LIVE}"
+    f" AND NOT EXISTS (SELECT 1 FROM lines o WHERE {_SAME})"
     " GROUP BY ALL ORDER BY ALL"
 )
 _DIFFERS: Final = (
@@ -61,6 +64,9 @@ _UNKNOWN: Final = (
     f" AND NOT EXISTS (SELECT 1 FROM fresh o WHERE {_SAME})"
     " GROUP BY ALL ORDER BY ALL"
 )
+
+
+_NO_VALUES: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +89,11 @@ class Segments:
     held: Sequence[Whole]  # at or below the table's marks
     settled: Sequence[Whole]  # at or below the text marks
     fresh: Sequence[Whole]  # above the text marks
+
+
+def oldest_kept(snapshot: Snapshot) -> str:
+    """The lowest ULID that the retention has left in the table."""
+    return ulids.encode(ulids.lowest_at(snapshot.expired_ms))
 
 
 def tiles(files: Sequence[TableFile]) -> Iterator[Tile]:
@@ -117,18 +128,19 @@ class TableCheck:
 
     async def check(self, snapshot: Snapshot, segments: Segments) -> None:
         """All tiles. Raises `StoreUnavailable`; `Damaged` if segments were removed meanwhile."""
+        expired = oldest_kept(snapshot)
         for tile in tiles(snapshot.files):
-            await self._tile(tile, segments)
+            await self._tile(tile, segments, expired)
 
-    async def _tile(self, tile: Tile, segments: Segments) -> None:
+    async def _tile(self, tile: Tile, segments: Segments, expired: str) -> None:
         try:
-            await self._compare(tile, segments)
+            await self._compare(tile, segments, expired)
         except Damaged:
             if not self.files.unreadable(tile.files):
                 raise
-            await self._compare(tile, segments)
+            await self._compare(tile, segments, expired)
 
-    async def _compare(self, tile: Tile, segments: Segments) -> None:
+    async def _compare(self, tile: Tile, segments: Segments, expired: str) -> None:
         files = {file.uri: file for file in await self.files.usable(tile.files)}
         self._load("lines", list(files), tile, ", filename")
         self._load("held", [s.uri for s in segments.held if tile.meets(s)], tile)
@@ -139,7 +151,7 @@ class TableCheck:
         # A file that is gone says enough; its lines are not told one run after another.
         if len(files) == len(tile.files):
             detail = "of segments that the table says it holds are not in it"
-            self._report("table-line-missing", _MISSING, detail)
+            self._report("table-line-missing", _MISSING, detail, {"expired": expired})
         detail = "are in the table, and not as their segment has them"
         self._report("table-line-differs", _DIFFERS, detail)
         for fqn, run, count, first in list(self._rows(_UNKNOWN, {"kept": self.kept})):
@@ -183,8 +195,10 @@ class TableCheck:
                 detail = f"its ULIDs are {low} to {high}, not of {file.date} hour {file.hour}"
                 self.findings.add("table-line-misplaced", file.path, detail, lines=count)
 
-    def _report(self, kind: Kind, statement: str, detail: str) -> None:
-        for fqn, run, count, first in self._rows(statement, {}):
+    def _report(
+        self, kind: Kind, statement: str, detail: str, values: Mapping[str, Any] = _NO_VALUES
+    ) -> None:
+        for fqn, run, count, first in self._rows(statement, values):
             text = f"{count} lines {detail}, the first {first}"
             self.findings.add(kind, run_place(fqn, run), text, lines=count)
 

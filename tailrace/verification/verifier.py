@@ -33,7 +33,7 @@ from tailrace.verification.compare import Comparison, Stored, hold_deletions
 from tailrace.verification.fault import Findings
 from tailrace.verification.files import TableFiles
 from tailrace.verification.journal import JournalCheck
-from tailrace.verification.table import Segments, TableCheck
+from tailrace.verification.table import Segments, TableCheck, oldest_kept
 from tailrace.verification.texts import RunText, Texts
 
 GROUP_BYTES = 128 << 20
@@ -195,6 +195,7 @@ class Verifier:
             [file.uri for file in files],
             [s.uri for s in segments if s.uri in below and s.seq > marks[s.node]],
             [s.uri for s in segments if s.uri not in below],
+            oldest_kept(snapshot),
         )
 
     def _table_marks(self, snapshot: Snapshot) -> Mapping[str, int]:

@@ -22,6 +22,7 @@ from logstore.objects.store import ObjectInfo
 from logstore.runs.deletion import Deletion, encode_deletion
 from logstore.segments.carry import Carry
 from logstore.segments.writer import encode_segment
+from logstore.table.commit import Change, commit
 from tailrace.verification.catalog import Catalog
 from tailrace.verification.fault import Fault, Findings
 from tests.batches import make_batches
@@ -282,6 +283,16 @@ def test_lines_of_a_taken_in_segment_that_the_table_has_not(world: World) -> Non
     fault = found.one("table-line-missing")
     assert fault.place == "run p/open"
     assert fault.lines > 0
+
+
+def test_hours_that_the_retention_took_are_no_fault(world: World) -> None:
+    table = world.table
+    snapshot = table.snapshot()
+    gone = Change(removed=snapshot.files, expired_ms=max(file.end_ms for file in snapshot.files))
+    commit(table, snapshot, gone, job="J", clock=SystemClock())
+    found = world.look()
+    assert found.faults == []
+    assert found.findings.compared["text lines"] > 0
 
 
 def test_a_line_twice_in_the_table(world: World) -> None:
