@@ -14,6 +14,7 @@ import asyncio
 import json
 import math
 import multiprocessing
+import os
 import random
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -135,6 +136,10 @@ def _fill(folder: Path, shape: Shape, node: str) -> tuple[int, int]:
         pos += int(rows.rows["records"].sum())
         body = encode_segment(rows, node=node, seq=seq, carry=carry).body
         await store.put(keys.segment(node, seq), body)
+        # Uploaded when its last line came, however long making it took: nodes keep step.
+        os.utime(
+            folder / "store" / keys.segment(node, seq), (ulid.time_ms(pending[-1][1]) / 1000,) * 2
+        )
         pending.clear()
 
     async def fill() -> None:
