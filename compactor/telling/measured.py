@@ -49,7 +49,7 @@ class MetricsListener:
         self, clock: Clock, file: Textfile | None, gateway: PushGateway | None = None
     ) -> None:
         self._clock = clock
-        self._totals: Totals = file or InMemory()
+        self.totals: Totals = file or InMemory()
         self._gateway = gateway
         self._owed: Samples = {}
         self._booked: Samples = {}
@@ -68,9 +68,9 @@ class MetricsListener:
     async def _tell(self, report: Report, *, over: bool) -> None:
         self._book(counts(report, over=over))
         # Not in a thread: a pass that ends while a change is on its way must not make it twice.
-        before = self._totals.read()
+        before = self.totals.read()
         now = gauges(report, before, over=over, now_ms=self._clock.now_ms())
-        samples = self._totals.change(self._owed, now)
+        samples = self.totals.change(self._owed, now)
         self._owed = {}
         if self._gateway is not None:
             await self._gateway.push(render(samples))

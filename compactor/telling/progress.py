@@ -1,6 +1,6 @@
 """The progress bar: one line on a terminal that is drawn over again and again.
 
-    merge [=============>..............]  46 %  1.1 of 2.4 GB  14 MB/s  0:01:32 left  tasks 3/8
+    merge  [=========...........]  46%  1.1 GB of 2.4 GB  14 MB/s  0:01:32 left  tasks 3/8
 
 The share is of the bytes that waited when the pass last looked and of those it has taken in,
 with the batch under way by its Spark tasks. A phase of which no share is known has its time
@@ -20,7 +20,7 @@ from logstore.clock import Clock
 Tasks: TypeAlias = Callable[[], Awaitable[tuple[int, int] | None]]
 """Of the job under way: tasks done, and all that are known; None if there is none."""
 
-_BAR: Final = 28
+_BAR: Final = 20
 _CLEAR: Final = "\r\x1b[2K"
 _UNITS: Final = ("B", "kB", "MB", "GB", "TB")
 

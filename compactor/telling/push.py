@@ -11,17 +11,25 @@ from urllib.parse import quote
 
 import httpx
 
-from logstore.errors import Unavailable
+from logstore.errors import InvalidInput, Unavailable
 
 _SECONDS = 5.0
 JOB = "tailrace-compactor"
 
 
 class PushGateway:
-    """A gateway at an address, which may have a name and password in it."""
+    """A gateway at an address, which may have a name and password in it.
+
+    Raises `InvalidInput` for what is no address.
+    """
 
     def __init__(self, address: str, instance: str) -> None:
-        url = httpx.URL(address)
+        try:
+            url = httpx.URL(address)
+        except httpx.InvalidURL as error:
+            raise InvalidInput(
+                f"compaction.push_gateway is no address: {error}", field="compaction.push_gateway"
+            ) from error
         path = url.path.rstrip("/")
         self._auth = httpx.BasicAuth(url.username, url.password) if url.username else None
         self._url = url.copy_with(
