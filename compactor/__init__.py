@@ -1,7 +1,7 @@
 """The compactor: flushed segments become the table, each line once.
 
 job.py        what `spark-submit` and `python` start
-command.py    flags, exit codes, the line of JSON at the end
+command.py    from flags (flags.py) to passes, and exit codes
 wiring.py     from settings to a `Compactor`, what every part works with (compactor.py)
 schedule.py   once, or again and again with a warm Spark
 intake/       segments into the table: plan, verify, merge, place, commit, until nothing is left
@@ -9,6 +9,8 @@ spark/        the jobs, and Spark itself, started at the first need
 place/        Spark's files to their names in the table
 sharing/      which nodes this driver works on, where there are several
 upkeep/       removing what nobody needs any more
-report.py     what a pass did
+report.py     what a pass did, and what is seen of it meanwhile
+telling/      progress bar, log, summary, metrics: who hears of passes
+outlook/      `--dry-run`: what a pass would do
 jars.py       `python -m compactor.jars`: what Spark needs for S3
 """

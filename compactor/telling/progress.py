@@ -20,7 +20,7 @@ from logstore.clock import Clock
 Tasks: TypeAlias = Callable[[], Awaitable[tuple[int, int] | None]]
 """Of the job under way: tasks done, and all that are known; None if there is none."""
 
-_BAR: Final = 20
+_SHORTEST, _LONGEST = 6, 40
 _CLEAR: Final = "\r\x1b[2K"
 _UNITS: Final = ("B", "kB", "MB", "GB", "TB")
 
@@ -50,8 +50,9 @@ class Progress:
                 self._started = now
             self._lag = report.lag
             self._all = report.segment_bytes + report.lag.bytes
-        line = self._line(report, await self._tasks(), now)
-        self._out.write(_CLEAR + line[: _columns(self._out) - 1])
+        wide = _columns(self._out) - 1
+        line = self._line(report, await self._tasks(), now, wide)
+        self._out.write(_CLEAR + line[:wide])
         self._out.flush()
         self._drawn = True
 
@@ -67,20 +68,19 @@ class Progress:
             self._out.flush()
             self._drawn = False
 
-    def _line(self, report: Report, tasks: tuple[int, int] | None, now: float) -> str:
-        pieces = [report.phase or "plan"]
-        done = self._done(report, tasks)
-        if 0 < done <= self._all:
-            share, spent = done / self._all, max(now - self._started, 1e-3)
-            full = round(_BAR * share)
-            pieces.append(f"[{'=' * full}{'.' * (_BAR - full)}] {share:4.0%}")
-            pieces.append(f"{size(done)} of {size(self._all)}  {size(done / spent)}/s")
-            pieces.append(f"{span(spent / share - spent)} left")
-        else:
-            pieces.append(span(now - self._since))
-        if tasks is not None:
-            pieces.append(f"tasks {tasks[0]}/{tasks[1]}")
-        return "  ".join(pieces)
+    def _line(self, report: Report, tasks: tuple[int, int] | None, now: float, wide: int) -> str:
+        phase, done = report.phase or "plan", self._done(report, tasks)
+        counted = "" if tasks is None else f"  tasks {tasks[0]}/{tasks[1]}"
+        if not 0 < done <= self._all:
+            return f"{phase}  {span(now - self._since)}{counted}"
+        share, spent = done / self._all, max(now - self._started, 1e-3)
+        rest = (
+            f" {share:4.0%}  {size(done)} of {size(self._all)}  {size(done / spent)}/s"
+            f"  {span(spent / share - spent)} left{counted}"
+        )
+        room = min(max(wide - len(phase) - len(rest) - 4, _SHORTEST), _LONGEST)
+        full = round(room * share)
+        return f"{phase}  [{'=' * full}{'.' * (room - full)}]{rest}"
 
     def _done(self, report: Report, tasks: tuple[int, int] | None) -> float:
         if report.batch is None or report.phase != "merge" or not tasks or not tasks[1]:
