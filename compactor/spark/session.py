@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -81,6 +81,13 @@ class Session:
         from compactor.spark.rewrite import rewrite
 
         rewrite(spark, work, folder)
+
+    def share_batches(self, some: Sequence[str], others: Sequence[str]) -> bool:
+        """As `Engine.share_batches`."""
+        spark = self.get()
+        from compactor.spark.share import share_batches
+
+        return share_batches(spark, some, others)
 
     def tasks(self) -> tuple[int, int] | None:
         """Tasks done, and all, of the stages under way; None if there are none."""
