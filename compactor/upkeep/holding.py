@@ -181,12 +181,11 @@ def _bounds(chunk: Any) -> Bounds:
 
 
 async def _fetch(store: ObjectStore, key: str, sparse: SparseFile, chunks: Sequence[Any]) -> None:
-    for chunk in chunks:
-        start = chunk.data_page_offset
-        if chunk.dictionary_page_offset:
-            start = min(start, chunk.dictionary_page_offset)
-        size = chunk.total_compressed_size
-        sparse.add(start, (await store.get(key, offset=start, size=size))[1])
+    """All from the first to the last of them, in one piece: pyarrow reads across neighbours."""
+    starts = [chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks]
+    ends = [s + c.total_compressed_size for s, c in zip(starts, chunks, strict=True)]
+    start, size = min(starts), max(ends) - min(starts)
+    sparse.add(start, (await store.get(key, offset=start, size=size))[1])
 
 
 def _encoded(column: pa.ChunkedArray) -> Any:
