@@ -1,6 +1,7 @@
 """Takes in segments, batch by batch, until none is left.
 
-A batch is planned from one snapshot and committed on it, or not at all:
+A batch is planned from one snapshot and committed on it, or on a later one that changes nothing
+for it (`rebase.py`), or not at all:
 
     plan ─► verify ─► merge (Spark) ─► place ─► commit
       ▲                                           │ somebody else was first: plan anew
@@ -19,11 +20,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from compactor.compactor import Compactor
-from compactor.deletions import deletions_above
 from compactor.intake.aside import set_aside
-from compactor.intake.buckets import bucket_bounds
+from compactor.intake.buckets import buckets_of
 from compactor.intake.plan import Plan, Waiting, choose, lag_of, nodes_of, waiting_above
-from compactor.intake.verify import HOUR_MS, Corrupt, Span, Stopped, Verdict, Verified, verify
+from compactor.intake.rebase import Merged, commit_merged
+from compactor.intake.room import Room
+from compactor.intake.span import Coverage, Span, hour_of
+from compactor.intake.verify import Corrupt, Stopped, Verdict, Verified, verify
 from compactor.place.placement import staging_folder
 from compactor.report import Batch, Lag, Report
 from compactor.sharing.shares import Share
@@ -31,7 +34,7 @@ from compactor.spark.apart import apart
 from compactor.spark.merge_input import MergeInput
 from logstore import ulid
 from logstore.errors import PreconditionFailed
-from logstore.table.commit import Advance, commit_segments
+from logstore.table.commit import Advance
 from logstore.table.snapshot import Snapshot
 from logstore.table.stats import NewFile
 
@@ -124,7 +127,8 @@ class _Intake:
         if snapshot.delta is None:
             snapshot = await asyncio.to_thread(compactor.table.create)
         with self.report.timed("verify", compactor.clock):
-            verdicts = await verify(compactor.store, plan.segments)
+            room = Room(compactor.limits.bucket_bytes)
+            verdicts = await verify(compactor.store, plan.segments, room)
         whole = await self._sift(verdicts)
         if not whole:
             return
@@ -182,7 +186,7 @@ class _Intake:
         with self.report.timed("start", clock):
             cores = await apart(compactor.engine.cores)
         work = await self._work(snapshot, whole, spans, cores)
-        self.report.planned(_batch(whole, work.bounds))
+        self.report.planned(_batch(whole, work))
         folder = staging_folder(compactor.table.uri, job)
         with self.report.timed("merge", clock):
             deleted = await apart(compactor.engine.merge, work, folder)
@@ -197,11 +201,14 @@ class _Intake:
     ) -> MergeInput:
         store, limits = self.compactor.store, self.compactor.limits
         low, high = min(s.low for s in spans), max(s.high for s in spans)
+        buckets = buckets_of(spans, bucket_bytes=limits.bucket_bytes, cores=cores)
+        covered = Coverage(spans)
         return MergeInput(
             segments=[store.uri(v.segment.key) for v in whole if v.spans],
-            held=[file.uri for file in snapshot.files if _meets(file.ulids, spans)],
-            bounds=bucket_bounds(spans, bucket_bytes=limits.bucket_bytes, cores=cores),
-            deletions=await deletions_above(store, low),
+            held=[file.uri for file in snapshot.files if covered.meets(file.ulids)],
+            bounds=buckets.bounds,
+            tasks=buckets.tasks,
+            deletions=await self.compactor.deletions.above(store, low),
             low=low,
             high=high,
         )
@@ -209,26 +216,18 @@ class _Intake:
     async def _commit(
         self, snapshot: Snapshot, files: list[NewFile], whole: Sequence[Verified], job: str
     ) -> None:
-        after = await asyncio.to_thread(
-            commit_segments,
-            self.compactor.table,
-            snapshot,
-            files,
-            _advances(whole),
-            job=job,
-            clock=self.compactor.clock,
-        )
-        self.newest = after
-        await self.compactor.placement.settle(range(snapshot.version + 1, after.version + 1))
+        covered = Coverage(span for verified in whole for span in verified.spans)
+        merged = Merged(files, _advances(whole), covered, job)
+        self.newest = await commit_merged(self.compactor, snapshot, merged)
 
 
-def _batch(whole: Sequence[Verified], bounds: Sequence[int]) -> Batch:
+def _batch(whole: Sequence[Verified], work: MergeInput) -> Batch:
     return Batch(
         segments=len(whole),
         bytes=sum(verified.segment.size for verified in whole),
         rows=sum(verified.rows for verified in whole),
-        hours=len({ulid.time_ms(bound) // HOUR_MS for bound in bounds}),
-        tasks=len(bounds),
+        hours=len({hour_of(bound) for bound in work.bounds}),
+        tasks=work.tasks[-1] + 1,
     )
 
 
@@ -237,13 +236,6 @@ def _advances(whole: Sequence[Verified]) -> list[Advance]:
     for verified in whole:
         seqs.setdefault(verified.segment.node, []).append(verified.segment.seq)
     return [Advance(node, min(of_node), max(of_node)) for node, of_node in seqs.items()]
-
-
-def _meets(bounds: tuple[str, str] | None, spans: Sequence[Span]) -> bool:
-    if bounds is None:
-        return True
-    low, high = ulid.decode(bounds[0]), ulid.decode(bounds[1])
-    return any(span.low <= high and low <= span.high for span in spans)
 
 
 def _count(

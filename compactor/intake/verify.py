@@ -9,34 +9,35 @@ again would halve its speed. Three things can come of it:
 - **Stopped**: it could not be read, or is of a newer format. The node waits.
 
 Beside the check, each row group says where its text lies in time (`Span`). A group that
-crosses an hour is looked into, so that no hour is planned that holds nothing.
+crosses an hour is looked into, so that no hour is planned that holds nothing; and so is one of
+more than a minute: where some lines are late, most of the others are nowhere near them.
+
+What the footers say also ends a batch (`Room`): before them only the segments' bytes are known,
+and a byte may be a hundred of text.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
+
+import pyarrow.compute as pc
 
 from compactor.intake.plan import StoredSegment
+from compactor.intake.room import Room
+from compactor.intake.span import Span, hour_of
 from logstore import ulid
 from logstore.errors import Damaged, NotFound, StoreUnavailable, UnsupportedVersion
 from logstore.objects.store import ObjectStore
 from logstore.segments.reader import SegmentFile, open_segment
 
-HOUR_MS = 3_600_000
-_AT_ONCE = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Text between two ULIDs, inclusive, of one hour; `size` in bytes."""
-
-    low: int
-    high: int
-    size: int
+_AT_ONCE: Final = 2
+_SLICE_MS: Final = 60_000  # an hour has a whole number of them
+_SHORTEST: Final = 64  # bytes that a line counts for at least: its ids are sorted with it
+_BATCH_CHARACTERS: Final = 21  # of a ULID's 26: the last five are the line number
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +68,31 @@ class Stopped:
 Verdict: TypeAlias = "Verified | Corrupt | Stopped"
 
 
-async def verify(store: ObjectStore, segments: Sequence[StoredSegment]) -> list[Verdict]:
-    """A verdict for each, in their order; two at a time, so memory is bounded."""
-    turns = asyncio.Semaphore(_AT_ONCE)
+async def verify(
+    store: ObjectStore, segments: Sequence[StoredSegment], room: Room
+) -> list[Verdict]:
+    """A verdict for each, in their order, up to where a batch has room; at least one.
 
-    async def one(segment: StoredSegment) -> Verdict:
-        async with turns:
-            return await _verdict(store, segment)
-
-    return await asyncio.gather(*(one(segment) for segment in segments))
+    Two are read at a time, so memory is bounded.
+    """
+    ahead: deque[asyncio.Task[Verdict]] = deque()
+    behind = iter(segments)
+    found: list[Verdict] = []
+    try:
+        while True:
+            while len(ahead) < _AT_ONCE and (segment := next(behind, None)) is not None:
+                ahead.append(asyncio.create_task(_verdict(store, segment)))
+            if not ahead:
+                return found
+            verdict = await ahead[0]
+            ahead.popleft()
+            if not room.takes(verdict.spans if isinstance(verdict, Verified) else ()):
+                return found
+            found.append(verdict)
+    finally:
+        for task in ahead:
+            task.cancel()
+        await asyncio.gather(*ahead, return_exceptions=True)
 
 
 async def _verdict(store: ObjectStore, segment: StoredSegment) -> Verdict:
@@ -108,26 +125,24 @@ def _examine(segment: StoredSegment, body: bytes) -> Verified:
 def _spans(opened: SegmentFile, index: int) -> Iterator[Span]:
     group = opened.parquet.metadata.row_group(index)
     chunks = {c.path_in_schema: c for c in map(group.column, range(group.num_columns))}
-    bounds, size = chunks["ulid"].statistics, chunks["message"].total_uncompressed_size
+    bounds, text = chunks["ulid"].statistics, chunks["message"].total_uncompressed_size
     low, high = ulid.decode(bounds.min), ulid.decode(bounds.max)
-    if _hour(low) == _hour(high):
+    size = max(text, group.num_rows * _SHORTEST)
+    if ulid.time_ms(high) - ulid.time_ms(low) < _SLICE_MS and hour_of(low) == hour_of(high):
         yield Span(low, high, size)
     else:
-        yield from _by_hour(opened.group(index, ["ulid"]), size)
+        yield from _sliced(opened.group(index, ["ulid"]), size)
 
 
-def _by_hour(rows: Any, size: int) -> Iterator[Span]:
-    """The rows of one group by the hour of their batch's time."""
-    texts: list[str] = rows.column("ulid").to_pylist()
-    batches = Counter(text[:21] for text in texts)
-    ids = sorted(ulid.decode(f"{prefix}00000") for prefix in batches)
-    hours: dict[int, list[int]] = {}
-    for batch in ids:
-        hours.setdefault(_hour(batch), []).append(batch)
-    for members in hours.values():
-        count = sum(batches[ulid.encode(batch)[:21]] for batch in members)
-        yield Span(members[0], members[-1] | ulid.LINE_MASK, size * count // len(texts))
-
-
-def _hour(value: int) -> int:
-    return ulid.time_ms(value) // HOUR_MS
+def _sliced(rows: Any, size: int) -> Iterator[Span]:
+    """The rows of one group by the minute of their batch's time."""
+    prefixes = pc.utf8_slice_codeunits(rows.column("ulid"), 0, _BATCH_CHARACTERS)
+    counts = {one["values"]: one["counts"] for one in prefixes.value_counts().to_pylist()}
+    slices: dict[int, list[tuple[int, int]]] = {}
+    for prefix, count in sorted(counts.items()):
+        batch = ulid.decode(f"{prefix}00000")
+        slices.setdefault(ulid.time_ms(batch) // _SLICE_MS, []).append((batch, count))
+    for batches in slices.values():
+        share = sum(count for _, count in batches)
+        high = batches[-1][0] | ulid.LINE_MASK
+        yield Span(batches[0][0], high, size * share // rows.num_rows)

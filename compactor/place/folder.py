@@ -53,14 +53,27 @@ def sync_commits(fs: FileSystem, table: str, versions: range) -> None:
         raise StoreUnavailable(f"the table's log cannot be synced: {error}") from error
 
 
-def _parts(fs: FileSystem, folder: str) -> Iterator[str]:
-    return (name for name, is_folder in fs.scan(folder) if not is_folder and is_part(name))
+def _parts(fs: FileSystem, folder: str) -> list[str]:
+    return [name for name in _files(fs, folder) if is_part(name)]
+
+
+def _files(fs: FileSystem, folder: str) -> Iterator[str]:
+    """Names below the folder, some in folders of their bucket."""
+    for name, is_folder in list(fs.scan(folder)):
+        if is_folder:
+            yield from (f"{name}/{file}" for file in _files(fs, os.path.join(folder, name)))
+        else:
+            yield name
 
 
 def _remove(fs: FileSystem, folder: str) -> None:
     """What Spark leaves beside its files: their checksums, and files without rows."""
-    for name, _ in list(fs.scan(folder)):
-        fs.unlink(os.path.join(folder, name))
+    for name, is_folder in list(fs.scan(folder)):
+        path = os.path.join(folder, name)
+        if is_folder:
+            _remove(fs, path)
+        else:
+            fs.unlink(path)
     fs.remove_folder(folder)
 
 

@@ -44,7 +44,7 @@ class ObjectPlacement:
             async with turns:
                 return await self._copy(part, job, level)
 
-        parts = [info for info in staged if is_part(info.key.rsplit("/", 1)[1])]
+        parts = [info for info in staged if is_part(info.key.removeprefix(prefix))]
         placed = await asyncio.gather(*(one(part) for part in parts))
         await self.store.delete([*(info.key for info in staged), *await self.markers(job)])
         return [file for file in placed if file is not None]
@@ -66,7 +66,7 @@ class ObjectPlacement:
         footer = await self._footer(part)
         if footer.num_rows == 0:  # where nothing is left Spark writes a file for its schema
             return None
-        path = placed_path(footer, part.key.rsplit("/", 1)[1], job, level)
+        path = placed_path(footer, part.key.removeprefix(_staging(job)), job, level)
         made = await self._copied(Part(part.key, if_match=part.etag), f"{keys.TABLE}/{path}")
         return describe(footer, path=path, size=made.size, modified_ms=made.modified_ms)
 

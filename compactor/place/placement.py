@@ -1,6 +1,7 @@
 """Spark's files to their names in the table, for good, before a commit speaks of them.
 
     table/_staging/{job}/part-{bucket:05d}-….parquet       Spark's; no reader looks there
+    table/_staging/{job}/bucket={bucket}/part-….parquet    where a task has several buckets
     table/date=YYYY-MM-DD/hour=HH/{job}-{bucket:05d}.parquet     (`logstore.table.names`)
 
 Spark writes into a folder of the job's own: its committer removes the whole working
@@ -12,8 +13,9 @@ other's. Which hour a file belongs to is read from the file.
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from logstore import ulid
 from logstore.errors import Damaged
@@ -21,6 +23,7 @@ from logstore.table.names import file_name
 from logstore.table.stats import NewFile
 
 STAGING = "_staging"
+_PART: Final = re.compile(r"(?:bucket=([0-9]+)/)?part-([0-9]+)-[^/]*$")
 _HOUR_MS = 3_600_000
 
 
@@ -49,13 +52,26 @@ def staging_folder(table: str, job: str) -> str:
 
 
 def is_part(name: str) -> bool:
-    """Whether the job's result is in it; what Spark leaves beside it is not."""
-    return name.startswith("part-")
+    """Whether the job's result is in it: `name` is below the job's staging folder.
+
+    What Spark leaves beside it is not, nor what a task that was too late left further below.
+    """
+    return _PART.match(name) is not None
 
 
 def placed_path(footer: Any, name: str, job: str, level: int) -> str:
-    """The path below the table of a file that Spark wrote as `name`. Raises `Damaged`."""
-    return f"{_partition(footer, name)}/{file_name(job, name.split('-')[1], level)}"
+    """The path below the table of a file that Spark wrote as `name`, below its staging folder.
+
+    Raises `Damaged`.
+    """
+    return f"{_partition(footer, name)}/{file_name(job, _bucket(name), level)}"
+
+
+def _bucket(name: str) -> str:
+    found = _PART.match(name)
+    if found is None:
+        raise Damaged(f"{name} is not named as Spark names its files")
+    return f"{int(found[1] or found[2]):05d}"
 
 
 def _partition(footer: Any, name: str) -> str:

@@ -8,6 +8,7 @@ thread.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from compactor.spark.merge_input import MergeInput
@@ -29,10 +30,10 @@ class Engine(Protocol):
     def merge(self, work: MergeInput, folder: str) -> int:
         """Writes the merged lines below `folder`, each once, sorted by (fqn, run_id, ulid).
 
-        One file `part-{bucket:05d}-….parquet` for each of `work.bounds`; of those without lines
-        there may be one or none. What `work.held` has is left out, and what is deleted. Gives
-        the number of lines left out as deleted. Raises `Unavailable`; then nothing but files in
-        `folder` came of it.
+        One file `part-{bucket:05d}-….parquet` for each of `work.bounds`, or
+        `bucket={bucket}/part-….parquet`; of those without lines there may be one or none. What
+        `work.held` has is left out, and what is deleted. Gives the number of lines left out as
+        deleted. Raises `Unavailable`; then nothing but files in `folder` came of it.
         """
         ...
 
@@ -41,6 +42,13 @@ class Engine(Protocol):
 
         At most `work.parts` files `part-{part:05d}-….parquet`, each sorted by (fqn, run_id,
         ulid) and with a range of that key to itself. Raises `Unavailable`, as `merge`.
+        """
+        ...
+
+    def share_batches(self, some: Sequence[str], others: Sequence[str]) -> bool:
+        """Whether a batch of a run has lines in `some` and in `others`, addresses of table files.
+
+        Raises `Unavailable`.
         """
         ...
 

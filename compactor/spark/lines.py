@@ -28,12 +28,13 @@ from logstore.runs.deletion import Deletion
 
 KEY = ("fqn", "run_id", "ulid")
 BUCKET = "bucket"
+TASK = "task"
 SCHEMA = (
     "ulid string, ts timestamp, fqn string, run_id string, pos long, level string,"
     " connector_id string, message string, attributes map<string,string>"
 )
 COLUMNS = [column.split()[0] for column in SCHEMA.split(", ")]
-_BATCH_CHARACTERS = 21  # of 26: the last five are the line number
+BATCH_CHARACTERS = 21  # of 26: the last five are the line number
 
 
 def read(spark: SparkSession, files: Sequence[str]) -> DataFrame:
@@ -44,24 +45,29 @@ def read(spark: SparkSession, files: Sequence[str]) -> DataFrame:
 def write(lines: DataFrame, folder: str) -> None:
     """A file `part-{bucket:05d}-….parquet` per bucket.
 
-    Raises `Unavailable` if what executors wrote is not what is found in the folder.
+    Where a task has several buckets, it is `bucket={bucket}/part-….parquet`. Raises
+    `Unavailable` if what executors wrote is not what is found in the folder.
     """
-    kept, place = lines.select(COLUMNS), address(folder)
+    apart = [BUCKET] if TASK in lines.columns else []
+    kept, place = lines.select(COLUMNS + apart), address(folder)
     if place != folder or is_here(lines.sparkSession.sparkContext.master):
-        kept.write.parquet(place)
+        kept.write.parquet(place, partitionBy=apart)
         return
     written = Observation()  # counts a task once, that of the attempt that was committed
-    kept.observe(written, F.count(F.lit(1)).alias("rows")).write.parquet(folder)
+    counted = kept.observe(written, F.count(F.lit(1)).alias("rows"))
+    counted.write.parquet(folder, partitionBy=apart)
     check_rows(folder, written.get["rows"])
 
 
 def once(lines: DataFrame, order: Sequence[Column]) -> DataFrame:
     """The first of each record in the given order; the batch is a ULID without its line number.
 
-    `lines` are partitioned by their bucket, and come out sorted by the record's identity.
+    `lines` are partitioned by their task, or by their bucket if each has a task of its own, and
+    come out sorted by bucket and record's identity: so files are written one after another.
     """
-    batch = F.substring("ulid", 1, _BATCH_CHARACTERS)
-    window = Window.partitionBy("fqn", "run_id", "batch", BUCKET).orderBy(*order)
+    batch = F.substring("ulid", 1, BATCH_CHARACTERS)
+    place = [BUCKET, TASK] if TASK in lines.columns else [BUCKET]
+    window = Window.partitionBy(*place, "fqn", "run_id", "batch").orderBy(*order)
     before = F.lag("ulid").over(window)
     marked = lines.withColumn("batch", batch).withColumn("before", before)
     return marked.where(F.col("before").isNull() | (F.col("before") != F.col("ulid")))

@@ -1,22 +1,25 @@
 """The Spark job: segments in, one sorted file per time bucket out, each record once.
 
-Lines are shuffled once, by bucket. A comparison of the ULID with the bounds gives the
-bucket; there is no sampling pass and no Python in the executors.
+Lines are shuffled once, by the task of their bucket. A search of the ULID among the bounds gives
+the bucket: as many comparisons as bounds have bits, however many there are. There is no
+sampling pass and no Python in the executors.
 
 What the table already holds is read as keys only (`held`), from the files whose ULID
 bounds meet the input's, goes through the same shuffle, and comes before its copies.
 
-Output is `part-{bucket:05d}-….parquet` in a folder of its own. Addresses are paths or `s3://`.
+Output is `part-{bucket:05d}-….parquet` in a folder of its own, or `bucket={bucket}/part-….parquet`
+if a task has several buckets: Spark writes a file per task otherwise. Addresses are paths or
+`s3://`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's users know
 
-from compactor.spark.lines import BUCKET, KEY, failing, once, read, without, write
+from compactor.spark.lines import BUCKET, KEY, TASK, failing, once, read, without, write
 from compactor.spark.merge_input import MergeInput
 from logstore import ulid
 
@@ -37,7 +40,7 @@ def _merge(spark: SparkSession, work: MergeInput, folder: str) -> int:
     if work.held:
         merged = _with_held(spark, kept, work)
     else:
-        merged = once(_spread(kept, work.bounds), [F.col("ulid")])
+        merged = once(_spread(kept, work), [F.col("ulid")])
     write(merged, folder)
     return deleted
 
@@ -51,19 +54,32 @@ def _with_held(spark: SparkSession, lines: DataFrame, work: MergeInput) -> DataF
         allowMissingColumns=True,
     )
     held_first = [F.col("ulid"), F.col("held").desc()]
-    return once(_spread(both, work.bounds), held_first).where(~F.col("held"))
+    return once(_spread(both, work), held_first).where(~F.col("held"))
 
 
-def _spread(lines: DataFrame, bounds: Sequence[int]) -> DataFrame:
-    texts = [ulid.encode(bound) for bound in bounds]
-    bucket = _bucket(F.col("ulid"), texts, 0, len(texts) - 1)
-    return lines.withColumn(BUCKET, bucket).repartitionById(len(texts), BUCKET)
+def _spread(lines: DataFrame, work: MergeInput) -> DataFrame:
+    found, tasks = _searched(lines, work.bounds), work.tasks[-1] + 1
+    if tasks == len(work.bounds):
+        return found.repartitionById(tasks, BUCKET)
+    task = F.get(_constant(map(str, work.tasks)).cast("array<int>"), F.col(BUCKET))
+    return found.withColumn(TASK, task).repartitionById(tasks, TASK)
 
 
-def _bucket(column: Column, bounds: Sequence[str], low: int, high: int) -> Column:
-    """The index of the last bound at or below the column, by halving."""
-    if low == high:
-        return F.lit(low)
-    middle = (low + high + 1) // 2
-    below = _bucket(column, bounds, low, middle - 1)
-    return F.when(column < bounds[middle], below).otherwise(_bucket(column, bounds, middle, high))
+def _searched(lines: DataFrame, bounds: Sequence[int]) -> DataFrame:
+    """With the index of the last bound at or below the ULID, found by halving.
+
+    Each step is a column of its own, which Spark computes once. One expression of all of them
+    would be a tree with as many leaves as bounds, too large a method for Java to compile.
+    """
+    known = _constant(map(ulid.encode, bounds))
+    found = lines.withColumn(BUCKET, F.lit(0))
+    for bit in reversed(range((len(bounds) - 1).bit_length())):
+        higher = F.col(BUCKET) + (1 << bit)
+        is_there = F.col("ulid") >= F.get(known, higher)  # null beyond the last bound
+        found = found.withColumn(BUCKET, F.when(is_there, higher).otherwise(F.col(BUCKET)))
+    return found
+
+
+def _constant(texts: Iterable[str]) -> Column:
+    """An array: one literal for Py4J, which Spark takes apart once, when it plans."""
+    return F.split(F.lit(",".join(texts)), ",")

@@ -13,12 +13,14 @@ class MergeInput:
     """One merge.
 
     `segments` are addresses of segments, `held` of table files that may hold the same
-    records, `bounds` the lowest ULID of each bucket, `low` and `high` the input's ULIDs.
+    records, `bounds` the lowest ULID of each bucket, `tasks` the task of each, from 0 on and
+    rising, `low` and `high` the input's ULIDs.
     """
 
     segments: Sequence[str]
     held: Sequence[str]
     bounds: Sequence[int]
+    tasks: Sequence[int]
     deletions: Sequence[Deletion]
     low: int
     high: int

@@ -45,9 +45,10 @@ def check_rows(folder: str, written: int) -> None:
     """Raises `Unavailable` unless the Parquet files in `folder` hold `written` rows."""
     found = 0
     try:
-        for name in os.listdir(folder):
-            if name.startswith("part-"):
-                found += pq.read_metadata(os.path.join(folder, name)).num_rows
+        for inner, _, names in os.walk(folder):
+            for name in names:
+                if name.startswith("part-"):
+                    found += pq.read_metadata(os.path.join(inner, name)).num_rows
     except (OSError, pa.ArrowInvalid) as error:
         raise Unavailable(f"what executors wrote cannot be read: {error}", hint=_HINT) from error
     if found != written:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from compactor.intake.plan import segments_of
+from compactor.intake.room import Room
 from compactor.intake.verify import Corrupt, Stopped, Verdict, Verified, verify
 from logstore import keys, ulid
 from tests.compactor.lake import HOUR, NOON, Lake, batch
 
 
 def verdicts(lake: Lake, node: str = "n") -> list[Verdict]:
-    return lake.run(verify(lake.store, lake.run(segments_of(lake.store, node))))
+    return lake.run(verify(lake.store, lake.run(segments_of(lake.store, node)), Room(1 << 27)))
 
 
 def test_a_whole_segment_says_where_its_text_lies(lake: Lake) -> None:
@@ -32,6 +33,17 @@ def test_a_group_over_several_hours_names_only_those_it_has(lake: Lake) -> None:
     hours = [ulid.time_ms(span.low) // HOUR - NOON // HOUR for span in verdict.spans]
     assert hours == [0, 100]
     assert verdict.spans[1].size > verdict.spans[0].size
+
+
+def test_where_some_lines_are_late_it_says_where_most_are(lake: Lake) -> None:
+    late = batch("f", "r", NOON + 60_000, 5)
+    most = [batch("f", "r", NOON + 3_000_000 + i, 100) for i in range(10)]
+    lake.put("n", [late, *most])
+    (verdict,) = verdicts(lake)
+    assert isinstance(verdict, Verified)
+    assert [ulid.time_ms(span.low) - NOON for span in verdict.spans] == [60_000, 3_000_000]
+    assert verdict.spans[1].size == pytest.approx(200 * verdict.spans[0].size, rel=0.1)
+    assert ulid.time_ms(verdict.spans[1].high) - NOON == 3_000_009
 
 
 @pytest.mark.parametrize("at", [0, 10, 300, -200, -40, -20, -1])
@@ -65,7 +77,7 @@ def test_what_is_gone_stops_the_node(lake: Lake) -> None:
     lake.put("n", [batch("f", "r", NOON, 5)])
     listed = lake.run(segments_of(lake.store, "n"))
     lake.run(lake.store.delete([listed[0].key]))
-    (verdict,) = lake.run(verify(lake.store, listed))
+    (verdict,) = lake.run(verify(lake.store, listed, Room(1 << 27)))
     assert isinstance(verdict, Stopped)
 
 

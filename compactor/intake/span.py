@@ -1,0 +1,50 @@
+"""Where text lies in time, as the footers of segments say, and whether a file may have some of it.
+
+A span is of one hour (UTC), since a table file is. Planning knows the input by its spans only.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from logstore import ulid
+
+HOUR_MS: Final = 3_600_000
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Text between two ULIDs, inclusive, of one hour; `size` in bytes."""
+
+    low: int
+    high: int
+    size: int
+
+
+def hour_of(value: int) -> int:
+    """The hour of a ULID, counted from the epoch."""
+    return ulid.time_ms(value) // HOUR_MS
+
+
+class Coverage:
+    """All ULIDs of some spans, as ranges that are apart: thousands of spans, thousands of files."""
+
+    def __init__(self, spans: Iterable[Span]) -> None:
+        self._lows: list[str] = []
+        self._highs: list[str] = []
+        for low, high in sorted((ulid.encode(s.low), ulid.encode(s.high)) for s in spans):
+            if self._highs and low <= self._highs[-1]:
+                self._highs[-1] = max(self._highs[-1], high)
+            else:
+                self._lows.append(low)
+                self._highs.append(high)
+
+    def meets(self, bounds: tuple[str, str] | None) -> bool:
+        """Whether lines between the two ULIDs, inclusive, may be in it; None is unknown bounds."""
+        if bounds is None:
+            return True
+        below = bisect_right(self._lows, bounds[1]) - 1  # the last that begins at or below the end
+        return below >= 0 and self._highs[below] >= bounds[0]
