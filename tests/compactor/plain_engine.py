@@ -56,6 +56,10 @@ class PlainEngine:
         parts = {start // size: kept[start : start + size] for start in range(0, len(kept), size)}
         self._write(parts, folder)
 
+    def share_batches(self, some: Sequence[str], others: Sequence[str]) -> bool:
+        mine, theirs = ({batch_of(row) for row in _rows(files)} for files in (some, others))
+        return not mine.isdisjoint(theirs)
+
     def stop(self) -> None:
         """Nothing runs."""
 
@@ -73,6 +77,11 @@ def write_part(rows: Sequence[Row], path: str) -> None:
 def key_of(row: Row) -> Key:
     """What makes it the same record as another."""
     return row["fqn"], row["run_id"], row["ulid"]
+
+
+def batch_of(row: Row) -> Key:
+    """Which batch of which run it is of."""
+    return row["fqn"], row["run_id"], row["ulid"][:21]
 
 
 def is_deleted(key: Key, deletions: Iterable[Deletion]) -> bool:
