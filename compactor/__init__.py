@@ -4,6 +4,8 @@ job.py        what `spark-submit` and `python` start
 command.py    from flags (flags.py) to passes, and exit codes
 wiring.py     from settings to a `Compactor`, what every part works with (compactor.py)
 schedule.py   once, or again and again with a warm Spark
+lag.py        whether so much waits that a pass begins before its time
+stopping.py   ending when told to, whatever Spark is doing
 intake/       segments into the table: plan, verify, merge, place, commit, until nothing is left
 spark/        the jobs, and Spark itself, started at the first need
 place/        Spark's files to their names in the table

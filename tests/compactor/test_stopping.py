@@ -1,0 +1,80 @@
+"""Told to stop, a compactor ends soon and without a word of failure, whatever Spark is doing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from compactor.place.placement import STAGING
+from tests.compactor.executors import commands_below, until
+from tests.compactor.lake import HOUR, NOON, Batch, Lake, batch
+from tests.compactor.plain_engine import PlainEngine
+
+JOB = str(Path(__file__).parents[2] / "compactor" / "job.py")
+JVM = b"org.apache.spark.deploy.SparkSubmit"
+
+pytestmark = pytest.mark.spark
+
+
+def start(lake: Lake, *command: str) -> subprocess.Popen[str]:
+    """A compactor that stays, the first of a process group."""
+    python = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+    memory = {"TAILRACE_COMPACTION__DRIVER_MEMORY": "1g"}
+    return subprocess.Popen(
+        [*command, JOB, "--data", str(lake.data), "--every", "1h"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **python, **memory, "TEST_FOLDER": str(lake.data)},
+        start_new_session=True,
+    )
+
+
+def starting(lake: Lake) -> bool:
+    return any(JVM in words for _, words in commands_below(lake.data))
+
+
+def merging(lake: Lake) -> bool:
+    staging = Path(lake.compactor.table.uri) / STAGING
+    with suppress(OSError):  # folders come and go
+        return any(staging.glob("*/_temporary/**/*.parquet"))
+    return False
+
+
+@pytest.fixture
+def sent(lake: Lake) -> list[Batch]:
+    batches = [batch("f", f"r{i}", NOON + i * HOUR, 20_000) for i in range(4)]
+    lake.put("a", batches)
+    return batches
+
+
+def goes_on_elsewhere(lake: Lake, sent: list[Batch]) -> None:
+    until(lambda: list(commands_below(lake.data)) == [])
+    lake.session = PlainEngine()
+    lake.compact()
+    lake.holds(sent)
+
+
+@pytest.mark.parametrize("all_of_it", [False, True], ids=["the driver is told", "all are told"])
+@pytest.mark.parametrize("doing", [starting, merging])
+def test_it_ends_clean_while_spark_is_busy(
+    lake: Lake, sent: list[Batch], doing: Callable[[Lake], bool], all_of_it: bool
+) -> None:
+    process = start(lake, sys.executable)
+    until(lambda: doing(lake))
+    if all_of_it:  # as systemd tells them
+        os.killpg(process.pid, signal.SIGTERM)
+    else:
+        process.terminate()
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, "INFO stopped" in errors) == (0, True), errors
+    for word in ("Traceback", "py4j", "broke off"):
+        assert word not in errors
+    goes_on_elsewhere(lake, sent)
