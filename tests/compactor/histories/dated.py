@@ -28,9 +28,10 @@ AHEAD_MS: Final = 400 * 24 * HOUR_MS
 class MovedClock:
     """Stands still until `advance`; whoever sleeps is woken at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, ms: int | None = None) -> None:
         start = SystemClock().now_ms() - AHEAD_MS
-        self.ms = start - start % HOUR_MS  # so that a story is the same whenever it is told
+        # A whole hour, so that a story is the same whenever it is told.
+        self.ms = start - start % HOUR_MS if ms is None else ms
 
     def now_ms(self) -> int:
         return self.ms
@@ -55,7 +56,7 @@ class _DatedFile(DiskFile):
         self._dated = "/_delta_log/" not in path
 
     def sync(self) -> None:
-        # A power cut is another test's: this one only dates what is written for good.
+        # A power cut is another test's: nothing is synced, only dated.
         if self._dated:
             moment = self._clock.ms * 1_000_000
             os.utime(self.fileno(), ns=(moment, moment))
@@ -69,6 +70,9 @@ class DatedDisk(Disk):
 
     def open(self, path: str, mode: Mode) -> DiskFile:
         return _DatedFile(path, mode, self.clock)
+
+    def sync_folder(self, path: str) -> None:
+        """As `_DatedFile.sync`: nothing to date."""
 
 
 class _InPlace(ThreadPoolExecutor):

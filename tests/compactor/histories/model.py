@@ -31,12 +31,13 @@ class Said:
 class Model:
     """Segments in the order of their numbers, from 1, and deletions with when they were stored.
 
-    A segment that cannot be read has no records; at one that is `newer` its node waits.
+    A segment that cannot be read has no records, and is kept by when it was stored; at one that
+    is `newer` its node waits.
     """
 
     segments: dict[str, list[set[Record]]] = field(default_factory=dict)
     newer: dict[str, int] = field(default_factory=dict)
-    unreadable: set[tuple[str, int]] = field(default_factory=set)
+    unreadable: dict[tuple[str, int], int] = field(default_factory=dict)
     deletions: dict[tuple[str, str | None], tuple[Deletion, int]] = field(default_factory=dict)
 
     def readable(self) -> dict[str, int]:

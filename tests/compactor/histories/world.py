@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -23,6 +23,7 @@ from compactor.place.folder import FolderPlacement
 from compactor.report import Report
 from compactor.schedule import once
 from compactor.settings import Compaction
+from compactor.sharing.shares import Alone
 from compactor.spark.engine import Engine
 from logstore import keys, ulid
 from logstore.errors import OutcomeUnknown, Unavailable
@@ -48,10 +49,24 @@ PINNED_MS = DAY_MS
 AGES = 10_000
 
 
+class Some(Alone):
+    """Leaves some nodes to others, who do the same or do not: leases must not matter."""
+
+    def __init__(self, left: Collection[str]) -> None:
+        self._left = left
+
+    async def among(self, nodes: Sequence[str], waiting: Collection[str]) -> list[str]:
+        return [node for node in nodes if node in waiting and node not in self._left]
+
+
 @dataclass
 class Troubles:
-    """What goes wrong in one pass: at which step it is killed, what others do meanwhile."""
+    """What goes wrong in one pass: at which step it is killed, what others do meanwhile.
 
+    The driver leaves the nodes `left` alone.
+    """
+
+    left: Collection[str] = ()
     store: Schedule = field(default_factory=Schedule.none)
     losses: Losses = field(default_factory=Losses)
     killed_at: int = 0
@@ -109,7 +124,7 @@ class World:
         body = CORRUPTED[kind](self._segment(node, batches), self.dice)
         self.tell(f"{node} puts a segment that is {kind}")
         self._stored(node, body, set())
-        self.model.unreadable.add((node, len(self.model.segments[node])))
+        self.model.unreadable[node, len(self.model.segments[node])] = self.clock.ms
 
     def put_newer(self, node: str, batches: Sequence[Batch]) -> None:
         """The node is of a newer version, from here on."""
@@ -150,7 +165,7 @@ class World:
         self.tell("a pass begins")
         report = None
         try:
-            report = self.run(once(self._compactor(met)))
+            report = self.attempt(met)
         except (Crash, Unavailable, OutcomeUnknown) as error:
             self.tell(f"it ended by {type(error).__name__} {error}")
         self.tell(f"it went through {met.steps}")
@@ -158,6 +173,10 @@ class World:
             met.losses.commit(lambda: None)
         self.check()
         return report
+
+    def attempt(self, troubles: Troubles) -> Report:
+        """The pass alone. Raises what ends it."""
+        return self.run(once(self._compactor(troubles)))
 
     def _compactor(self, met: Troubles) -> Compactor:
         table = LossyTable(self.table.uri, clock=self.clock, losses=met.losses, made=self._made)
@@ -170,6 +189,7 @@ class World:
             self.limits,
             self.engine,
             met.reached,
+            sharing=Some(met.left),
         )
 
     # What must hold.
@@ -209,15 +229,21 @@ class World:
         """Segments in the store."""
         return {parsed for key in self.keys("segments/") if (parsed := keys.parse_segment(key))}
 
+    def kept_aside(self) -> set[tuple[str, int]]:
+        """Segments that cannot be read and may still be repaired: retention would take no line."""
+        days = self.limits.retention_days
+        oldest = self.clock.ms - (days + 1) * DAY_MS if days else 0
+        return {name for name, stored_ms in self.model.unreadable.items() if stored_ms > oldest}
+
     def _check_segments(self, snapshot: Snapshot) -> None:
         left = self.left_segments()
         for node, some in self.model.segments.items():
             above = {(node, seq) for seq in range(snapshot.mark(node) + 1, len(some) + 1)}
             assert above <= left, f"not in the table, and gone: {sorted(above - left)}"
-        assert self.model.unreadable <= left
+        assert self.kept_aside() <= left
         aside = {(key.split("/")[2], int(key.split("/")[3])) for key in self.keys(keys.ASIDE)}
-        assert aside <= self.model.unreadable
-        for node, seq in self.model.unreadable - aside:
+        assert aside <= self.model.unreadable.keys()
+        for node, seq in self.kept_aside() - aside:
             assert snapshot.mark(node) < seq
 
     def _said(self, snapshot: Snapshot) -> Said:
