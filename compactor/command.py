@@ -53,6 +53,7 @@ def _run(flags: argparse.Namespace) -> int:
     settings = load_settings(settings_of(flags), flags.config)
     if flags.dry_run:
         configure_log(settings.compaction.log_format, sys.stderr)
+        _refuse_no_store(settings)
         return asyncio.run(_foresee(settings, as_json=flags.json))
     session, clock = make_session(settings), SystemClock()
     hearing = listeners(
@@ -81,14 +82,17 @@ def _run(flags: argparse.Namespace) -> int:
     return 1 if passes.alarmed else 0
 
 
-async def _foresee(settings: CompactorSettings, *, as_json: bool) -> int:
-    from compactor.outlook.foresee import foresee
-
+def _refuse_no_store(settings: CompactorSettings) -> None:
     if settings.bucket is None and not os.path.isdir(settings.store_folder):
         raise InvalidInput(  # opening a store would make it
             f"there is no store at {settings.store_folder}",
             hint="Name the data folder of a service with --data, or its settings with --config.",
         )
+
+
+async def _foresee(settings: CompactorSettings, *, as_json: bool) -> int:
+    from compactor.outlook.foresee import foresee
+
     async with open_compactor(settings, make_session(settings), _killer(""), alone=True) as looks:
         outlook = await foresee(looks)
     sys.stdout.write((outlook.line() if as_json else outlook.text()) + "\n")
