@@ -7,7 +7,8 @@ has a pass every ten minutes by the day's clock, with its default settings, unti
 hour is over. Counted is every file that was ever in the table's folder: what intake wrote,
 what rewriting wrote in its place, the log and its checkpoints. The text is scaled down to
 some 30 KB a segment, 0.9 GB a day, so that it ends within minutes; with more of it, files'
-footers and the log weigh less, so that the ratio is no smaller here than it would be.
+footers and the log weigh less. Passes must leave four files an hour or more: fewer, as small
+as these are, are not worth rewriting, and the figure would be near 1.
 Goal: at most 3. Beside it: files per hour at the end, and bytes of the table per byte of
 text, where `zstd -3` has the same text without its copies.
 """
