@@ -8,6 +8,7 @@ DATA ?= data
 KILLS ?= 20
 STORE ?= local
 SEED ?=
+COUNT ?=
 BENCH ?=
 PROCESSES ?= 2
 ARGS ?=
@@ -48,8 +49,9 @@ torture: dev ## kill -9 at random moments under load: KILLS=20, SEED=, STORE=loc
 clients: dev ## OpenMetadata's own clients, both generations (800 MB, cached): STORE=local, minio or faults
 	@$(PY) -m tests.e2e.openmetadata --store $(STORE) $(ARGS)
 
-sim: dev ## Power cuts at every call of a simulated disk; SEED= picks what the disk kept
-	@$(if $(SEED),TAILRACE_SIM_SEED=$(SEED)) $(PY) -m pytest $(ARGS) \
+sim: dev ## Power cuts at every call of a simulated disk, histories of compactors: SEED= others, COUNT= more
+	@$(if $(SEED),TAILRACE_SIM_SEED=$(SEED)) $(if $(COUNT),TAILRACE_SIM_COUNT=$(COUNT)) \
+		$(PY) -m pytest $(ARGS) tests/compactor/histories \
 		$$(grep -rlE 'import.*PowerCut' tests --include='test_*.py')
 
 bench: dev ## Every figure of the README, or one: BENCH=ingest
