@@ -9,6 +9,7 @@ import pytest
 
 from compactor.intake.take_in import take_in_all
 from compactor.report import Report
+from compactor.spark.session import Session
 from compactor.settings import Compaction
 from tests.compactor.lake import HOUR, NOON, Batch, Lake, batch
 
@@ -69,7 +70,9 @@ def taken_in(lake: Lake) -> Report:
 
 def sorts(lake: Lake) -> int:
     """How often the last job of Spark sorted each line, by the plan that ran in the end."""
-    spark: Any = lake.session.get()
+    session = lake.session
+    assert isinstance(session, Session)
+    spark: Any = session.get()
     done = spark._jsparkSession.sharedState().statusStore().executionsList().last()
     final = done.physicalPlanDescription().partition("Initial Plan")[0]
     return int(final.count("Sort ("))
