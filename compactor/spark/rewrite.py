@@ -13,8 +13,9 @@ Output is `part-{part:05d}-….parquet` in a folder of its own. Addresses are pa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
+import orjson
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's users know
 
@@ -50,7 +51,15 @@ def cuts(keys: Sequence[Key], parts: int) -> list[Key]:
 def _ranges(lines: DataFrame, work: RewriteInput) -> list[Key]:
     one_in = max(work.rows // (_SAMPLES * work.parts), 1)
     sample = lines.select(*KEY).where(F.pmod(F.xxhash64("ulid"), F.lit(one_in)) == 0)
-    return cuts([tuple(row) for row in sample.collect()], work.parts)
+    return cuts([tuple(key) for key in orjson.loads(_text(sample))], work.parts)
+
+
+def _text(keys: DataFrame) -> str:
+    """All of them as JSON. Collecting rows would leave a socket of pyspark's open each time."""
+    listed = F.collect_list(F.array(*KEY))
+    found: Any = keys.agg(F.to_json(listed))
+    text: str = found._jdf.head().getString(0)
+    return text
 
 
 def _spread(lines: DataFrame, ranges: Sequence[Key]) -> DataFrame:
