@@ -9,8 +9,8 @@ import pytest
 
 from compactor.intake.take_in import take_in_all
 from compactor.report import Report
-from compactor.spark.session import Session
 from compactor.settings import Compaction
+from compactor.spark.session import Session
 from tests.compactor.lake import HOUR, NOON, Batch, Lake, batch
 
 pytestmark = pytest.mark.spark
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.spark
 HOURS = 40
 
 
-def test_many_hours_with_few_rows_are_files_of_a_few_tasks(warm: Lake) -> None:
+def test_many_hours_with_few_rows_are_files_of_a_few_tasks(warm: Lake, session: Session) -> None:
     dice = random.Random(1)
     every = list(range(HOURS))
     dice.shuffle(every)
@@ -34,7 +34,7 @@ def test_many_hours_with_few_rows_are_files_of_a_few_tasks(warm: Lake) -> None:
     (planned,) = report.batches
     assert planned.hours == HOURS
     assert 1 < planned.tasks < HOURS // 3
-    assert sorts(warm) == 1
+    assert sorts(session) == 1
     late = [batch("f", "late", NOON + hour * HOUR + 1, 2) for hour in every[:34]]
     warm.put("b", batches[:20] + late)
     report = taken_in(warm)
@@ -68,7 +68,7 @@ def taken_in(lake: Lake) -> Report:
     return report
 
 
-def sorts(lake: Lake) -> int:
+def sorts(session: Session) -> int:
     """How often the last job of Spark sorted each line, by the plan that ran in the end."""
     session = lake.session
     assert isinstance(session, Session)
