@@ -70,8 +70,6 @@ def taken_in(lake: Lake) -> Report:
 
 def sorts(session: Session) -> int:
     """How often the last job of Spark sorted each line, by the plan that ran in the end."""
-    session = lake.session
-    assert isinstance(session, Session)
     spark: Any = session.get()
     done = spark._jsparkSession.sharedState().statusStore().executionsList().last()
     final = done.physicalPlanDescription().partition("Initial Plan")[0]
