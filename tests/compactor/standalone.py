@@ -32,9 +32,9 @@ def standalone(workers: int, folder: Path) -> Iterator[str]:
         for number in range(workers):
             host = f"127.0.0.{number + 2}"
             size = ("--cores", "1", "--memory", "1g", "--work-dir", str(folder / host))
-            at = ("--host", host, "--webui-port", "0", *size, address)
-            here = {"SPARK_LOCAL_IP": host}
-            running.enter_context(_started(f"{_DEPLOY}.worker.Worker", at, here))
+            here = ("--host", host, "--webui-port", "0", *size, address)
+            home = {"SPARK_LOCAL_IP": host}
+            running.enter_context(_started(f"{_DEPLOY}.worker.Worker", here, home))
         yield address
 
 
