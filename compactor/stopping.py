@@ -8,7 +8,6 @@ Spark. But its input is a pipe from that JVM, so the end of that is a signal as 
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 import sys
@@ -32,19 +31,14 @@ def run_until_told(work: Coroutine[Any, Any, None]) -> bool:
 async def _until_told(work: Coroutine[Any, Any, None]) -> None:
     loop, task = asyncio.get_running_loop(), asyncio.create_task(work)
 
-    def stop() -> None:
-        # Whoever tells us may have told Spark's JVM, and calls that are under way break off.
-        logging.getLogger("py4j").setLevel(logging.CRITICAL + 1)
-        task.cancel()
-
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
+        loop.add_signal_handler(number, task.cancel)
     if submitted():
-        _at_the_end_of_input(loop, stop)
+        _at_the_end_of_input(loop, task.cancel)
     await task
 
 
-def _at_the_end_of_input(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+def _at_the_end_of_input(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
     def read() -> None:
         with suppress(OSError):
             while os.read(sys.stdin.fileno(), 4096):

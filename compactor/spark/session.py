@@ -120,7 +120,6 @@ class Session:
         The process is to end then. What was waited for fails or never comes, which is what was
         asked for, and nothing that anybody needs to read about.
         """
-        logging.getLogger("py4j").setLevel(logging.CRITICAL + 1)
         if self._spark is None or self._starting:
             return  # a JVM that is being started ends when it finds our end of its input closed
         from py4j.protocol import Py4JError
@@ -161,6 +160,9 @@ def _start(wishes: SparkWishes, s3a: S3A | None, secrets: Mapping[str, str]) -> 
         from pyspark.sql import SparkSession
     except ImportError as error:
         raise Unavailable(f"Spark does not start: {error}", hint=_NO_PYSPARK) from error
+    # What a call met is in the error that it raises. Whoever tells us to end may tell Spark's JVM
+    # as well, and calls that break off then are what was asked for.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL + 1)
     try:
         conf = _conf(wishes, s3a)
         spark = SparkSession.builder.config(conf=conf).getOrCreate()

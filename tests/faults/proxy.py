@@ -16,6 +16,8 @@ from urllib.parse import urlsplit
 from tests.faults.exchange import Exchange
 from tests.faults.schedule import Schedule
 
+_TURNS = 20  # of the loop: from a socket that is accepted to the task that serves it it takes four
+
 
 class FaultProxy:
     """Listens on `port`, any free one for 0, as long as its context lasts."""
@@ -51,7 +53,8 @@ class FaultProxy:
     ) -> None:
         assert self._server is not None
         self._server.close()
-        await asyncio.sleep(0)  # whoever was just accepted is entered
+        for _ in range(_TURNS):  # whoever was just accepted is entered
+            await asyncio.sleep(0)
         for connection in self._connections:
             connection.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
