@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -20,6 +19,7 @@ from compactor.upkeep.purge import purge
 from logstore import ulid
 from logstore.clock import SystemClock
 from logstore.table.commit import Change
+from tests.compactor.elsewhere import elsewhere
 from tests.compactor.lake import HOUR, NOON, Batch, Lake, batch
 from tests.compactor.plain_engine import PlainEngine
 from tests.seeds import seeds
@@ -76,23 +76,6 @@ class Race:
     @property
     def merges(self) -> int:
         return self.steps.count("placed")
-
-
-def elsewhere(work: Callable[[], object]) -> None:
-    """Runs it in another thread, with a loop of its own, to its end."""
-    failures: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            work()
-        except BaseException as error:  # noqa: BLE001 - raised below
-            failures.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    for failure in failures:
-        raise failure
 
 
 def some(run: str, count: int = 3, *, salt: int = 0) -> list[Batch]:

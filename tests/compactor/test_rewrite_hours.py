@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import replace
@@ -29,6 +28,7 @@ from logstore.disk import Disk
 from logstore.entropy import system_entropy
 from logstore.errors import PreconditionFailed
 from logstore.table.names import level_of
+from tests.compactor.elsewhere import elsewhere
 from tests.compactor.files import add_files
 from tests.compactor.lake import HOUR, NOON, Batch, Lake, batch
 from tests.compactor.plain_engine import PlainEngine
@@ -68,23 +68,6 @@ def took_in(lake: Lake) -> Report:
 
 def levels(lake: Lake) -> list[int]:
     return sorted(level_of(file.path) for file in lake.snapshot().files)
-
-
-def elsewhere(work: Callable[[], object]) -> None:
-    """Runs it in another thread, with a loop of its own, to its end."""
-    failures: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            work()
-        except BaseException as error:  # noqa: BLE001 - raised below
-            failures.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    for failure in failures:
-        raise failure
 
 
 @contextmanager
