@@ -64,6 +64,6 @@ def _words(parser: argparse.ArgumentParser, flags: argparse.Namespace) -> Iterat
         value = getattr(flags, action.dest)
         if value == action.default:
             continue
-        yield action.option_strings[0]
-        if action.nargs != 0:
-            yield str(value)
+        option = action.option_strings[0]
+        # In one word: a value may begin with a dash.
+        yield option if action.nargs == 0 else f"{option}={value}"

@@ -18,6 +18,7 @@ from tests.compactor.lake import HOUR, NOON, Batch, Lake, batch
 from tests.compactor.plain_engine import PlainEngine
 
 JOB = str(Path(__file__).parents[2] / "compactor" / "job.py")
+SUBMIT = str(Path(sys.executable).parent / "spark-submit")
 JVM = b"org.apache.spark.deploy.SparkSubmit"
 
 pytestmark = pytest.mark.spark
@@ -77,4 +78,17 @@ def test_it_ends_clean_while_spark_is_busy(
     assert (process.returncode, "INFO stopped" in errors) == (0, True), errors
     for word in ("Traceback", "py4j", "broke off"):
         assert word not in errors
+    goes_on_elsewhere(lake, sent)
+
+
+def test_submitted_it_ends_with_its_jvm(lake: Lake, sent: list[Batch]) -> None:
+    """The signal goes to spark-submit, which is the JVM, and the driver is a child of that."""
+    process = start(lake, SUBMIT)
+    assert process.stdout is not None
+    assert any('"commits":1' in line for line in process.stdout)  # our log goes there as well
+    process.terminate()
+    out, errors = process.communicate(timeout=60)
+    assert "INFO stopped" in out or process.returncode == 128 + signal.SIGTERM
+    for word in ("Traceback", "py4j", "broke off"):
+        assert word not in out + errors
     goes_on_elsewhere(lake, sent)
