@@ -8,7 +8,9 @@ lag.py        whether so much waits that a pass begins before its time
 stopping.py   ending when told to, whatever Spark is doing
 intake/       segments into the table: plan, verify, merge, place, commit, until nothing is left
 spark/        the jobs, and Spark itself, started at the first need
+rewrite/      hours that are over, into files of a good size
 place/        Spark's files to their names in the table
+change.py     committing what was planned, where it still holds
 sharing/      which nodes this driver works on, where there are several
 upkeep/       removing what nobody needs any more
 report.py     what a pass did, and what is seen of it meanwhile

@@ -10,6 +10,7 @@ from compactor.place.placement import Placement
 from compactor.settings import Compaction
 from compactor.sharing.shares import Alone, Sharing
 from compactor.spark.engine import Engine
+from logstore import ulid
 from logstore.clock import Clock
 from logstore.entropy import Entropy
 from logstore.objects.store import ObjectStore
@@ -36,3 +37,7 @@ class Compactor:
     sharing: Sharing = field(default_factory=Alone)
     runs: RunRetention = FOR_EVER
     deletions: Deletions = field(default_factory=Deletions)
+
+    def fresh_id(self) -> str:
+        """A ULID that nobody else has: for a job, a version, a mark."""
+        return ulid.encode(ulid.fresh(self.clock, self.entropy))

@@ -6,8 +6,9 @@ and without what was deleted. It still holds on a newer version if, since then,
 - no node of the batch was taken in further: nobody else took these segments;
 - deletions were not noted as done, nor hours as expired: those who did have not seen the files
   of this batch, so a merge has to look at deletions that are newer than its own;
-- no file came that holds a batch of lines which the new files hold as well. A file whose ULIDs
-  do not meet the input's cannot; of others the keys are read, which is a small part of a merge.
+- no file came that holds a batch of lines which the new files hold as well. A file
+  that cannot by its bounds (`reach.py`) does not; of others the keys are read, a small part of a
+  merge.
 
 Files that went do not matter: what was left out because one of them held it is either in a file
 that came (a rewriting), or gone with the rest of it (deleted, expired). Lines of another node
@@ -17,28 +18,25 @@ that came meanwhile are the usual case of several drivers at work, and cost no s
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from compactor.change import make_while
 from compactor.compactor import Compactor
-from compactor.intake.span import Coverage
+from compactor.intake.reach import Reach
 from compactor.spark.apart import apart
-from logstore.errors import PreconditionFailed
-from logstore.table.commit import Advance, commit_segments
+from logstore.table.commit import Advance, Change
 from logstore.table.snapshot import Snapshot
 from logstore.table.stats import NewFile
-
-log = logging.getLogger("tailrace.compactor")
 
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """What a merge came to: `files` with all lines of `advances` that lie within `covered`."""
+    """What a merge came to: `files` with all lines of `advances`, which are within `reach`."""
 
     files: Sequence[NewFile]
     advances: Sequence[Advance]
-    covered: Coverage
+    reach: Reach
     job: str
 
 
@@ -48,37 +46,19 @@ async def commit_merged(compactor: Compactor, snapshot: Snapshot, merged: Merged
     Raises `PreconditionFailed` where it is to be planned anew, `OutcomeUnknown`,
     `StoreUnavailable`, `Unavailable`.
     """
-    planned = snapshot
-    while True:
-        try:
-            after = await asyncio.to_thread(
-                commit_segments,
-                compactor.table,
-                snapshot,
-                merged.files,
-                merged.advances,
-                job=merged.job,
-                clock=compactor.clock,
-            )
-        except PreconditionFailed:
-            newest = await asyncio.to_thread(compactor.table.snapshot)
-            if newest.version == snapshot.version or not await _holds(
-                compactor, planned, newest, merged
-            ):
-                raise
-            log.info("merged on version %d, committed after %d", planned.version, newest.version)
-            snapshot = newest
-            compactor.reached("rebased")
-        else:
-            await compactor.placement.settle(range(snapshot.version + 1, after.version + 1))
-            return after
+
+    async def holds(newest: Snapshot) -> bool:
+        return await _holds(compactor, snapshot, newest, merged)
+
+    change = Change(merged.files, merged.advances)
+    return await make_while(compactor, snapshot, change, holds, job=merged.job)
 
 
 async def _holds(compactor: Compactor, planned: Snapshot, newest: Snapshot, merged: Merged) -> bool:
     """Whether what the merge found out on `planned` is so on `newest`."""
     if not await asyncio.to_thread(_undisturbed, planned, newest, merged.advances):
         return False
-    came = await asyncio.to_thread(_came, planned, newest, merged.covered)
+    came = await asyncio.to_thread(_came, planned, newest, merged.reach)
     if not came or not merged.files:
         return True
     mine = [f"{newest.uri}/{file.path}" for file in merged.files]
@@ -93,9 +73,7 @@ def _undisturbed(planned: Snapshot, newest: Snapshot, advances: Sequence[Advance
     )
 
 
-def _came(planned: Snapshot, newest: Snapshot, covered: Coverage) -> list[str]:
+def _came(planned: Snapshot, newest: Snapshot, reach: Reach) -> list[str]:
     """Addresses of files that `planned` has not, and that may hold lines of the batch."""
     known = {file.path for file in planned.files}
-    return [
-        file.uri for file in newest.files if file.path not in known and covered.meets(file.ulids)
-    ]
+    return [file.uri for file in newest.files if file.path not in known and reach.meets(file)]

@@ -23,16 +23,16 @@ from compactor.compactor import Compactor
 from compactor.intake.aside import set_aside
 from compactor.intake.buckets import buckets_of
 from compactor.intake.plan import Plan, Waiting, choose, lag_of, nodes_of, waiting_above
+from compactor.intake.reach import Reach, Shares
 from compactor.intake.rebase import Merged, commit_merged
 from compactor.intake.room import Room
-from compactor.intake.span import Coverage, Span, hour_of
+from compactor.intake.span import hour_of
 from compactor.intake.verify import Corrupt, Stopped, Verdict, Verified, verify
 from compactor.place.placement import staging_folder
 from compactor.report import Batch, Lag, Report
 from compactor.sharing.shares import Share
 from compactor.spark.apart import apart
 from compactor.spark.merge_input import MergeInput
-from logstore import ulid
 from logstore.errors import PreconditionFailed
 from logstore.table.commit import Advance
 from logstore.table.snapshot import Snapshot
@@ -128,15 +128,18 @@ class _Intake:
             snapshot = await asyncio.to_thread(compactor.table.create)
         with self.report.timed("verify", compactor.clock):
             room = Room(compactor.limits.bucket_bytes)
-            verdicts = await verify(compactor.store, plan.segments, room)
+            shares = Shares()
+            verdicts = await verify(compactor.store, plan.segments, room, shares)
         whole = await self._sift(verdicts)
         if not whole:
             return
-        job = ulid.encode(ulid.fresh(compactor.clock, compactor.entropy))
-        deleted, files = await self._merge(snapshot, whole, job)
+        job = compactor.fresh_id()
+        reach = Reach((span for verified in whole for span in verified.spans), shares)
+        deleted, files = await self._merge(snapshot, whole, reach, job)
         self.share.check({verified.segment.node for verified in whole})
         with self.report.timed("commit", compactor.clock):
-            await self._commit(snapshot, files, whole, job)
+            merged = Merged(files, _advances(whole), reach, job)
+            self.newest = await commit_merged(compactor, snapshot, merged)
         compactor.reached("committed")
         _count(self.report, whole, files, deleted)
         log.info(
@@ -171,21 +174,20 @@ class _Intake:
     async def _set_aside(self, corrupt: Corrupt) -> None:
         compactor = self.compactor
         node, seq = corrupt.segment.node, corrupt.segment.seq
-        version = ulid.encode(ulid.fresh(compactor.clock, compactor.entropy))
+        version = compactor.fresh_id()
         log.warning("segment %d of %s is set aside: %s", seq, node, corrupt.reason)
         await set_aside(compactor.store, node, seq, reason=corrupt.reason, version=version)
         self.report.set_aside += 1
 
     async def _merge(
-        self, snapshot: Snapshot, whole: Sequence[Verified], job: str
+        self, snapshot: Snapshot, whole: Sequence[Verified], reach: Reach, job: str
     ) -> tuple[int, list[NewFile]]:
         compactor, clock = self.compactor, self.compactor.clock
-        spans = [span for verified in whole for span in verified.spans]
-        if not spans:
+        if not any(verified.spans for verified in whole):
             return 0, []
         with self.report.timed("start", clock):
             cores = await apart(compactor.engine.cores)
-        work = await self._work(snapshot, whole, spans, cores)
+        work = await self._work(snapshot, whole, reach, cores)
         self.report.planned(_batch(whole, work))
         folder = staging_folder(compactor.table.uri, job)
         with self.report.timed("merge", clock):
@@ -197,28 +199,21 @@ class _Intake:
         return deleted, files
 
     async def _work(
-        self, snapshot: Snapshot, whole: Sequence[Verified], spans: Sequence[Span], cores: int
+        self, snapshot: Snapshot, whole: Sequence[Verified], reach: Reach, cores: int
     ) -> MergeInput:
         store, limits = self.compactor.store, self.compactor.limits
+        spans = [span for verified in whole for span in verified.spans]
         low, high = min(s.low for s in spans), max(s.high for s in spans)
         buckets = buckets_of(spans, bucket_bytes=limits.bucket_bytes, cores=cores)
-        covered = Coverage(spans)
         return MergeInput(
             segments=[store.uri(v.segment.key) for v in whole if v.spans],
-            held=[file.uri for file in snapshot.files if covered.meets(file.ulids)],
+            held=[file.uri for file in snapshot.files if reach.meets(file)],
             bounds=buckets.bounds,
             tasks=buckets.tasks,
             deletions=await self.compactor.deletions.above(store, low),
             low=low,
             high=high,
         )
-
-    async def _commit(
-        self, snapshot: Snapshot, files: list[NewFile], whole: Sequence[Verified], job: str
-    ) -> None:
-        covered = Coverage(span for verified in whole for span in verified.spans)
-        merged = Merged(files, _advances(whole), covered, job)
-        self.newest = await commit_merged(self.compactor, snapshot, merged)
 
 
 def _batch(whole: Sequence[Verified], work: MergeInput) -> Batch:

@@ -9,7 +9,6 @@ from compactor.place.placement import staging_folder
 from compactor.report import Report
 from compactor.spark.apart import apart
 from compactor.spark.rewrite_input import RewriteInput
-from logstore import ulid
 from logstore.runs.deletion import Deletion
 from logstore.table.names import level_of
 from logstore.table.snapshot import Snapshot, TableFile
@@ -37,7 +36,7 @@ async def rewrite(
     clock, engine = compactor.clock, compactor.engine
     with report.timed("start", clock):
         await apart(engine.cores)
-    job = ulid.encode(ulid.fresh(clock, compactor.entropy))
+    job = compactor.fresh_id()
     folder = staging_folder(snapshot.uri, job)
     work = RewriteInput(
         files=[file.uri for file in files],

@@ -20,6 +20,7 @@ from pyspark.sql import Column, DataFrame, Observation, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's users know
 
 from compactor.spark.conf import is_here
+from compactor.spark.reason import reason
 from compactor.spark.s3a import address
 from compactor.spark.shared import check_rows
 from logstore import ulid
@@ -91,21 +92,13 @@ def failing() -> Iterator[None]:
         yield
     except (PySparkException, Py4JError) as error:
         raise Unavailable(
-            f"Spark failed: {_reason(error)}", hint="Its own messages stand above this one."
+            f"Spark failed: {reason(error)}", hint="Its own messages stand above this one."
         ) from error
 
 
 def _no_pattern(path: str) -> str:
     """The path as Spark finds exactly it: what it is given is a pattern (Hadoop's globs)."""
     return re.sub(r"([\\*?\[\]{}])", r"\\\1", path)
-
-
-def _reason(error: PySparkException | Py4JError) -> str:
-    # Some of them fail to put themselves into words.
-    try:
-        return str(error).partition("\n")[0] or type(error).__name__
-    except Exception:  # noqa: BLE001
-        return type(error).__name__
 
 
 def _gone(spark: SparkSession, deletions: Sequence[Deletion]) -> DataFrame:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from compactor.jars import SUBMIT
 from compactor.spark.conf import NEEDED, SparkWishes, is_here
 from compactor.spark.merge_input import MergeInput
+from compactor.spark.reason import reason
 from compactor.spark.rewrite_input import RewriteInput
 from compactor.spark.s3a import COMMITTER, FILE_SYSTEM, S3A
 from logstore.errors import Unavailable
@@ -170,20 +171,11 @@ def _start(wishes: SparkWishes, s3a: S3A | None, secrets: Mapping[str, str]) -> 
         hint = _NO_JAVA if s3a is None else _NO_JARS
         raise Unavailable(f"Spark does not start: {error}", hint=hint) from error
     except Py4JError as error:  # there is a JVM, and it fails: a master that does not answer
-        raise Unavailable(f"Spark does not start: {_why(error)}", hint=_NO_START) from error
+        raise Unavailable(f"Spark does not start: {reason(error)}", hint=_NO_START) from error
     spark.sparkContext.setLogLevel("WARN")
     if s3a is not None:
         _tell_s3(spark, secrets)
     return spark
-
-
-def _why(error: Exception) -> str:
-    """What Java said, which is the second line; py4j's own is the first."""
-    try:
-        lines = str(error).splitlines()
-    except Exception:  # noqa: BLE001 - with its JVM gone it fails to put itself into words
-        lines = []
-    return (lines[1].lstrip(": ") if len(lines) > 1 else "".join(lines)) or type(error).__name__
 
 
 def _conf(wishes: SparkWishes, s3a: S3A | None) -> SparkConf:

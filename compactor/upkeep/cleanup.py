@@ -82,18 +82,18 @@ async def _consumed(compactor: Compactor, node: str, mark: int) -> Candidates:
 
 
 async def _raise_low(compactor: Compactor, node: str, low: int) -> None:
-    def fresh_id() -> str:
-        return ulid.encode(ulid.fresh(compactor.clock, compactor.entropy))
-
-    await raise_text_mark(compactor.store, node, fresh_id=fresh_id, low=low)
+    await raise_text_mark(compactor.store, node, fresh_id=compactor.fresh_id, low=low)
     compactor.reached("low raised")
 
 
-async def remove_orphans(compactor: Compactor) -> int:
-    """Removes files of no version and of jobs that are long dead, and gives their number."""
-    paths = await asyncio.to_thread(compactor.table.orphans, ORPHAN_HOURS)
+async def remove_orphans(compactor: Compactor, hours: int = ORPHAN_HOURS) -> int:
+    """Removes files of no version and of jobs that are long dead, and gives their number.
+
+    `hours` below `ORPHAN_HOURS` are for who knows that nobody writes and nobody reads.
+    """
+    paths = await asyncio.to_thread(compactor.table.orphans, hours)
     gone = [f"{keys.TABLE}/{path}" for path in paths]
-    oldest = compactor.clock.now_ms() - ORPHAN_HOURS * 3_600_000
+    oldest = compactor.clock.now_ms() - hours * 3_600_000
     async for job in compactor.store.folders(_STAGING):
         if _time_ms(job) < oldest:
             gone += [info.key async for info in compactor.store.list(f"{_STAGING}{job}/")]

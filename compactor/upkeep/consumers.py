@@ -17,7 +17,6 @@ from compactor.compactor import Compactor
 from compactor.intake.plan import StoredSegment
 from coordination.group_objects import change_group, read_groups
 from coordination.groups import Group, State, drop_failed, evict
-from logstore import ulid
 
 _HOUR_MS = 3_600_000
 
@@ -38,9 +37,6 @@ async def settle(compactor: Compactor, candidates: Mapping[str, Candidates]) -> 
     now = compactor.clock.now_ms()
     oldest = now - round(compactor.evict_after_hours * _HOUR_MS)
 
-    def fresh_id() -> str:
-        return ulid.encode(ulid.fresh(compactor.clock, compactor.entropy))
-
     def settled(group: Group) -> Group:
         return _settled(group, candidates, oldest, now)
 
@@ -48,7 +44,9 @@ async def settle(compactor: Compactor, candidates: Mapping[str, Candidates]) -> 
     for group in await read_groups(compactor.store):
         if settled(group) == group:
             continue
-        after = await change_group(compactor.store, group.name, settled, fresh_id=fresh_id)
+        after = await change_group(
+            compactor.store, group.name, settled, fresh_id=compactor.fresh_id
+        )
         compactor.reached("group settled")
         evicted += after is not None and after.evictions > group.evictions
     return evicted

@@ -63,7 +63,7 @@ async def _remove(compactor: Compactor, key: RunKey, deletion: Deletion) -> bool
     anew = await _generation(compactor, key)
     if anew is None or anew <= deletion.t:
         return True
-    version = ulid.encode(ulid.fresh(compactor.clock, compactor.entropy))
+    version = compactor.fresh_id()
     body = encode_deletion(Deletion(key.fqn, key.run, anew, version))
     with suppress(PreconditionFailed):  # then who deleted it anew wrote it after we removed it
         await store.put(deletion.key, body, if_absent=True)

@@ -24,6 +24,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from compactor.change import make
 from compactor.compactor import Compactor
 from compactor.deletions import StoredDeletion
 from compactor.report import Report
@@ -31,7 +32,6 @@ from compactor.rewrite.plan import hour_of
 from compactor.rewrite.replace import replace
 from compactor.rewrite.rewrite import rewrite
 from compactor.sharing.shares import HOURS, Share
-from compactor.upkeep.change import make
 from compactor.upkeep.holding import NOTHING, Horizons, Taken, taken
 from compactor.upkeep.now import now_ms
 from compactor.upkeep.retention import oldest_ms

@@ -20,9 +20,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from compactor.change import make
 from compactor.compactor import Compactor
 from compactor.report import Report
-from compactor.upkeep.change import make
 from compactor.upkeep.now import now_ms
 from logstore.errors import PreconditionFailed
 from logstore.table.commit import Change
