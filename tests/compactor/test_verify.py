@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from compactor.intake.plan import segments_of
+from compactor.intake.plan import StoredSegment, segments_of
+from compactor.intake.reach import Shares
 from compactor.intake.room import Room
 from compactor.intake.verify import Corrupt, Stopped, Verdict, Verified, verify
 from logstore import keys, ulid
@@ -12,7 +13,11 @@ from tests.compactor.lake import HOUR, NOON, Lake, batch
 
 
 def verdicts(lake: Lake, node: str = "n") -> list[Verdict]:
-    return lake.run(verify(lake.store, lake.run(segments_of(lake.store, node)), Room(1 << 27)))
+    return verified(lake, lake.run(segments_of(lake.store, node)))
+
+
+def verified(lake: Lake, listed: list[StoredSegment]) -> list[Verdict]:
+    return lake.run(verify(lake.store, listed, Room(1 << 27), Shares()))
 
 
 def test_a_whole_segment_says_where_its_text_lies(lake: Lake) -> None:
@@ -77,7 +82,7 @@ def test_what_is_gone_stops_the_node(lake: Lake) -> None:
     lake.put("n", [batch("f", "r", NOON, 5)])
     listed = lake.run(segments_of(lake.store, "n"))
     lake.run(lake.store.delete([listed[0].key]))
-    (verdict,) = lake.run(verify(lake.store, listed, Room(1 << 27)))
+    (verdict,) = verified(lake, listed)
     assert isinstance(verdict, Stopped)
 
 
