@@ -14,13 +14,14 @@ if a task has several buckets: Spark writes a file per task otherwise. Addresses
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's users know
 
 from compactor.spark.lines import BUCKET, KEY, TASK, failing, once, read, without, write
 from compactor.spark.merge_input import MergeInput
+from compactor.spark.search import bucketed
 from logstore import ulid
 
 
@@ -58,26 +59,13 @@ def _with_held(spark: SparkSession, lines: DataFrame, work: MergeInput) -> DataF
 
 
 def _spread(lines: DataFrame, work: MergeInput) -> DataFrame:
-    found, tasks = _searched(lines, work.bounds), work.tasks[-1] + 1
+    begins = _constant(map(ulid.encode, work.bounds))
+    found = bucketed(lines, F.col("ulid"), begins, len(work.bounds))
+    tasks = work.tasks[-1] + 1
     if tasks == len(work.bounds):
         return found.repartitionById(tasks, BUCKET)
     task = F.get(_constant(map(str, work.tasks)).cast("array<int>"), F.col(BUCKET))
     return found.withColumn(TASK, task).repartitionById(tasks, TASK)
-
-
-def _searched(lines: DataFrame, bounds: Sequence[int]) -> DataFrame:
-    """With the index of the last bound at or below the ULID, found by halving.
-
-    Each step is a column of its own, which Spark computes once. One expression of all of them
-    would be a tree with as many leaves as bounds, too large a method for Java to compile.
-    """
-    known = _constant(map(ulid.encode, bounds))
-    found = lines.withColumn(BUCKET, F.lit(0))
-    for bit in reversed(range((len(bounds) - 1).bit_length())):
-        higher = F.col(BUCKET) + (1 << bit)
-        is_there = F.col("ulid") >= F.get(known, higher)  # null beyond the last bound
-        found = found.withColumn(BUCKET, F.when(is_there, higher).otherwise(F.col(BUCKET)))
-    return found
 
 
 def _constant(texts: Iterable[str]) -> Column:

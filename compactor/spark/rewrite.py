@@ -21,6 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's use
 
 from compactor.spark.lines import BUCKET, KEY, failing, once, read, without, write
 from compactor.spark.rewrite_input import RewriteInput
+from compactor.spark.search import bucketed
 
 _SAMPLES: Final = 1_000  # keys for each file: their sizes differ by some percent
 
@@ -63,17 +64,14 @@ def _text(keys: DataFrame) -> str:
 
 
 def _spread(lines: DataFrame, ranges: Sequence[Key]) -> DataFrame:
-    part = _part(F.struct(*KEY), ranges, 0, len(ranges))
-    return lines.withColumn(BUCKET, part).repartitionById(len(ranges) + 1, BUCKET)
+    begins = _constant([("",) * len(KEY), *ranges])
+    parts = len(ranges) + 1
+    found = bucketed(lines, F.struct(*KEY), begins, parts)
+    return found.repartitionById(parts, BUCKET)
 
 
-def _part(key: Column, ranges: Sequence[Key], low: int, high: int) -> Column:
-    """How many of the ranges begin at or below the key, by halving."""
-    if low == high:
-        return F.lit(low)
-    middle = (low + high) // 2
-    begin = F.struct(
-        *(F.lit(text).alias(name) for name, text in zip(KEY, ranges[middle], strict=True))
-    )
-    below = _part(key, ranges, low, middle)
-    return F.when(key < begin, below).otherwise(_part(key, ranges, middle + 1, high))
+def _constant(keys: Sequence[Key]) -> Column:
+    """An array of structs: one literal for Py4J, which Spark takes apart once, when it plans."""
+    schema = f"array<struct<{','.join(f'{name}:string' for name in KEY)}>>"
+    text = orjson.dumps([dict(zip(KEY, key, strict=True)) for key in keys]).decode()
+    return F.from_json(F.lit(text), schema)
