@@ -10,6 +10,8 @@ Files of the table go when they are 24 h old and no version of the last 24 h has
 job commits files half as old. Uploads that began 24 h ago and were not completed, Spark's of
 jobs that were killed and anybody's else below the store, are aborted; and what a commit that was
 killed left beside the table's log goes.
+
+All ages are by the earlier of this machine's clock and the store's (`now.py`).
 """
 
 from __future__ import annotations
@@ -23,13 +25,15 @@ from compactor.place.placement import STAGING
 from compactor.report import Report
 from compactor.upkeep.consumers import Candidates, free, settle
 from compactor.upkeep.forget import forget
+from compactor.upkeep.now import now_ms
 from compactor.upkeep.retention import oldest_ms
 from logstore import keys, ulid
 from logstore.errors import InvalidInput
 from logstore.runs.textmark import raise_text_mark, read_text_mark
 
 ORPHAN_HOURS = 24
-_AHEAD_MS = 24 * 3_600_000  # far more than a line's ULID may be ahead of its segment's upload
+_HOUR_MS = 3_600_000
+_AHEAD_MS = 24 * _HOUR_MS  # far more than a line's ULID may be ahead of its segment's upload
 _STAGING = f"{keys.TABLE}/{STAGING}/"
 _LOG = f"{keys.TABLE}/_delta_log/"
 # What delta-rs writes and then links or renames, in a folder: `….json#1`, `….json.tmp`.
@@ -42,13 +46,13 @@ async def clean_up(compactor: Compactor, report: Report) -> None:
         report.segments_removed += await remove_segments(compactor)
         report.orphans_removed += await remove_orphans(compactor)
         await forget(compactor, report)
-        oldest = compactor.clock.now_ms() - ORPHAN_HOURS * 3_600_000
+        oldest = now_ms(compactor) - ORPHAN_HOURS * _HOUR_MS
         report.writes_swept += await compactor.store.sweep(oldest)
 
 
 async def remove_segments(compactor: Compactor) -> int:
     """Removes segments that table, texts and consumers have, and gives their number."""
-    since = compactor.clock.now_ms() - int(compactor.limits.grace_seconds * 1000)
+    since = now_ms(compactor) - int(compactor.limits.grace_seconds * 1000)
     settled = await asyncio.to_thread(compactor.table.snapshot_at, since)
     candidates = {}
     for node in await nodes_of(compactor.store):
@@ -91,9 +95,11 @@ async def remove_orphans(compactor: Compactor, hours: int = ORPHAN_HOURS) -> int
 
     `hours` below `ORPHAN_HOURS` are for who knows that nobody writes and nobody reads.
     """
-    paths = await asyncio.to_thread(compactor.table.orphans, hours)
+    now = now_ms(compactor)
+    ahead = round((compactor.clock.now_ms() - now) / _HOUR_MS)  # delta-rs has our clock only
+    paths = await asyncio.to_thread(compactor.table.orphans, hours + ahead)
     gone = [f"{keys.TABLE}/{path}" for path in paths]
-    oldest = compactor.clock.now_ms() - hours * 3_600_000
+    oldest = now - hours * _HOUR_MS
     async for job in compactor.store.folders(_STAGING):
         if _time_ms(job) < oldest:
             gone += [info.key async for info in compactor.store.list(f"{_STAGING}{job}/")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from compactor.settings import Compaction
@@ -11,6 +12,7 @@ from logstore import keys, ulid
 from logstore.clock import SystemClock
 from logstore.runs.textmark import read_text_mark
 from logstore.table.commit import Advance, commit_segments
+from tests.compactor.dated_store import DatedStore
 from tests.compactor.lake import HOUR, NOON, Lake, batch
 
 
@@ -126,3 +128,27 @@ def test_what_dead_jobs_left_goes_after_a_day(lake: Lake) -> None:
         f"table/_staging/{young}/part-00000-x.parquet",
         "table/date=2026-11-21/hour=12/fresh.parquet",
     ]
+
+
+def test_a_machine_whose_clock_is_ahead_removes_nothing_before_its_time(lake: Lake) -> None:
+    """Else it took what others are about to commit, and segments that queries read."""
+    now, ahead = lake.clock.now_ms(), 48 * HOUR
+    lake.clock.shift_ms = -ahead
+    consumed(lake, segments=1, mark=1, text=1)
+    lake.clock.shift_ms = 0
+    machine = replace(lake.compactor, store=DatedStore(lake, now - ahead))
+    job = ulid.encode(ulid.lowest_at(now - ahead - HOUR))
+    staged, log = f"table/_staging/{job}/part-00000-x.parquet", "table/_delta_log/"
+    for key, age in (
+        ("table/date=2026-11-21/hour=12/placed.parquet", 1),
+        ("table/date=2026-11-21/hour=12/orphan.parquet", 26),
+        (staged, 1),
+        (f"{log}x.json.tmp", 1),
+        (f"{log}y.json.tmp", 25),
+    ):
+        lake.put_bytes(key, b"x")
+        os.utime(lake.store.uri(key), ((now - ahead) / 1000 - age * 3_600,) * 2)
+    assert lake.run(remove_orphans(machine)) == 2
+    assert lake.keys("table/date") == ["table/date=2026-11-21/hour=12/placed.parquet"]
+    assert lake.keys("table/_staging") == [staged]
+    assert [key for key in lake.keys(log) if "tmp" in key] == [f"{log}x.json.tmp"]

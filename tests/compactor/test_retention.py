@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 
 import pytest
 
@@ -14,39 +12,15 @@ from compactor.settings import Compaction
 from compactor.upkeep.retention import expire
 from logstore import keys
 from logstore.clock import SystemClock
-from logstore.disk import Disk
-from logstore.entropy import system_entropy
-from logstore.objects.dates import DateSample
-from logstore.objects.local import LocalStore
-from logstore.objects.remote import Requesting
 from logstore.runs.retention import RunRetention
 from logstore.table.commit import Advance, commit_segments
 from logstore.table.snapshot import Snapshot
 from logstore.table.table import Table
+from tests.compactor.dated_store import DatedStore
 from tests.compactor.files import add_files
 from tests.compactor.lake import HOUR, NOON, Lake, batch
 
 DAY = 24 * HOUR
-
-
-class NoRequests:
-    """Nothing is asked for."""
-
-    made: Mapping[str, int] = MappingProxyType({})
-
-
-class DatedStore(LocalStore):
-    """A store with a clock of its own, by which it is noon."""
-
-    newest_date: DateSample | None = DateSample(NOON, 0.0, 0.0, NOON)
-
-    requests: Requesting = NoRequests()
-
-    async def check(self) -> None:
-        raise NotImplementedError
-
-    async def expire(self, prefix: str, days: int) -> bool:
-        raise NotImplementedError
 
 
 def at(lake: Lake, now: int) -> None:
@@ -177,6 +151,6 @@ def test_a_machine_whose_clock_is_ahead_removes_nothing_before_its_time(lake: La
     at(lake, NOON + 400 * DAY)
     add_files(lake, [batch("f", "r", NOON, 3)])
     kept(lake, days=30)
-    store = DatedStore(lake.settings.store_folder, Disk(), lake.clock, system_entropy())
+    store = DatedStore(lake, NOON)
     assert after_expiry(lake, replace(lake.compactor, store=store)).hours_expired == 0
     assert after_expiry(lake).hours_expired == 1
