@@ -1,6 +1,6 @@
 """Whether so much waits that the next pass should not wait for its time.
 
-Looking costs a list per node, and no Spark. Only segments that came since the last pass
+Looking costs a list per node of what came since, and no Spark. Only segments that came since the last pass
 began are counted: what that pass saw and left has a reason (another driver has the node, a
 segment of a newer version, a gap), and would start pass after pass for nothing. The table
 is read only when the count says that a pass is due: some of it may be taken in by now.
@@ -39,8 +39,12 @@ class Backlog:
         return self._over(self._lag(listed))
 
     async def _listed(self) -> list[StoredSegment]:
-        store = self._compactor.store
-        return [one for node in await nodes_of(store) for one in await segments_of(store, node)]
+        store, seen = self._compactor.store, self._seen
+        return [
+            segment
+            for node in await nodes_of(store)
+            for segment in await segments_of(store, node, above=seen.get(node, 0))
+        ]
 
     def _pass_over(self, node: str, seq: int) -> None:
         self._seen[node] = max(self._seen.get(node, 0), seq)
