@@ -21,6 +21,9 @@ NEEDED: Final = {
     # cut at some number of rows would be two files of one name.
     "spark.sql.adaptive.coalescePartitions.enabled": "false",
     "spark.sql.files.maxRecordsPerFile": "0",
+    # Which hour a file is of, and which files a batch is compared with, is said by their bounds.
+    "spark.hadoop.parquet.column.statistics.enabled": "true",
+    "spark.hadoop.parquet.statistics.truncate.length": "2147483647",
     # One attempt of a task commits, whatever is tried again or speculated upon; what an attempt
     # wrote is nowhere to be seen before.
     "spark.hadoop.outputCommitCoordination.enabled": "true",
@@ -50,11 +53,15 @@ DEFAULTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class SparkWishes:
-    """What the settings say of Spark: heap of the driver, master if not the usual, and more."""
+    """What the settings say of Spark: heap of the driver, master if not the usual, and more.
+
+    `json_log`: what it says on standard error is to be lines of JSON.
+    """
 
     driver_memory: str
     master: str = ""
     more: Mapping[str, str] = field(default_factory=dict)
+    json_log: bool = False
 
     def defaults(self) -> dict[str, str]:
         """What holds where `spark-submit` was told nothing else."""
