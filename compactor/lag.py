@@ -1,9 +1,9 @@
 """Whether so much waits that the next pass should not wait for its time.
 
-Looking costs a list per node of what came since, and no Spark. Only segments that came since the last pass
-began are counted: what that pass saw and left has a reason (another driver has the node, a
-segment of a newer version, a gap), and would start pass after pass for nothing. The table
-is read only when the count says that a pass is due: some of it may be taken in by now.
+Looking costs a list per node of what came since the last pass began, and no Spark. Only that
+is counted: what the pass saw and left has a reason (another driver has the node, a segment of a
+newer version, a gap), and would start pass after pass for nothing. The table is read only when
+the count says that a pass is due: some of it may be taken in by now.
 """
 
 from __future__ import annotations
