@@ -33,12 +33,16 @@ log = logging.getLogger("tailrace.compactor")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and gives its exit code."""
-    configure_log("text", sys.stderr)
+    flags = _parser().parse_args(arguments)
+    configure_log(flags.log_format or "text", sys.stderr)
     try:
-        return _run(_parser().parse_args(arguments))
+        return _run(flags)
     except TailraceError as error:
         log.error("%s%s", error, f" ({error.hint})" if error.hint else "")
         return _exit_code(error)
+    except Exception:
+        log.exception("this is a defect of the compactor")
+        return 1
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -28,7 +28,12 @@ from logstore.table.options import open_table
 def make_session(settings: CompactorSettings) -> Session:
     """The Spark of these settings, not started."""
     compaction = settings.compaction
-    wishes = SparkWishes(compaction.driver_memory, compaction.master, compaction.spark)
+    wishes = SparkWishes(
+        compaction.driver_memory,
+        compaction.master,
+        compaction.spark,
+        json_log=compaction.log_format == "json",
+    )
     if settings.bucket:
         return Session(wishes, S3A(settings.s3, compaction.jars))
     return Session(wishes, folder=os.path.join(open_table(settings).uri, STAGING))

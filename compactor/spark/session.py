@@ -6,7 +6,6 @@ the same folder for all: that is tried before anything is done (`shared.py`).
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -14,7 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from compactor.jars import SUBMIT
 from compactor.spark.conf import NEEDED, SparkWishes, is_here
+from compactor.spark.jvm_log import hear
 from compactor.spark.merge_input import MergeInput
+from compactor.spark.quiet import quiet_py4j
 from compactor.spark.reason import reason
 from compactor.spark.rewrite_input import RewriteInput
 from compactor.spark.s3a import COMMITTER, FILE_SYSTEM, S3A
@@ -161,11 +162,11 @@ def _start(wishes: SparkWishes, s3a: S3A | None, secrets: Mapping[str, str]) -> 
         from pyspark.sql import SparkSession
     except ImportError as error:
         raise Unavailable(f"Spark does not start: {error}", hint=_NO_PYSPARK) from error
-    # What a call met is in the error that it raises. Whoever tells us to end may tell Spark's JVM
-    # as well, and calls that break off then are what was asked for.
-    logging.getLogger("py4j").setLevel(logging.CRITICAL + 1)
+    quiet_py4j()
     try:
         conf = _conf(wishes, s3a)
+        if wishes.json_log:
+            hear(conf)
         spark = SparkSession.builder.config(conf=conf).getOrCreate()
     except PySparkRuntimeError as error:
         hint = _NO_JAVA if s3a is None else _NO_JARS

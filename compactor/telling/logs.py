@@ -28,6 +28,7 @@ def configure(form: Format, out: TextIO, before_line: Callable[[], None] | None 
         JsonLines() if form == "json" else logging.Formatter("%(levelname)s %(message)s")
     )
     logging.basicConfig(handlers=[handler], force=True)
+    logging.captureWarnings(form == "json")
     log.setLevel(logging.INFO)
 
 
