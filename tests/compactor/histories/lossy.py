@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_right
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -16,7 +18,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
 from logstore.clock import SystemClock
-from logstore.table.snapshot import Snapshot
+from logstore.table.snapshot import EMPTY, Snapshot
 from logstore.table.table import Table
 from tests.compactor.histories.dated import HOUR_MS, MovedClock
 from tests.faulty_store import Crash
@@ -37,47 +39,118 @@ class Loss(Enum):
 
 @dataclass
 class Losses:
-    """Which attempt goes wrong, counted from 1."""
+    """Which attempt goes wrong, counted from 1. Before and after each it is others' `turn`."""
 
     planned: dict[int, Loss] = field(default_factory=dict)
     attempts: int = 0
     late: Callable[[], None] | None = None
+    turn: Callable[[], None] = lambda: None
+    dead: bool = False
 
     def commit(self, attempt: Callable[[], None]) -> None:
         """Makes the attempt, or not."""
-        if self.late is not None:
-            late, self.late = self.late, None
-            _ignored(late)
+        if self.dead:
+            raise Crash("it is dead already")
+        self.turn()
+        self.arrive()
         self.attempts += 1
         loss = self.planned.get(self.attempts)
         if loss is Loss.CRASH_BEFORE:
-            raise Crash("before the commit")
+            self._die("before the commit")
         if loss is Loss.LATE:
             self.late = attempt
         if loss in (Loss.LATE, Loss.REFUSED):
             raise CommitFailedError("no answer")
         attempt()
+        self.turn()
         if loss is Loss.CRASH_AFTER:
-            raise Crash("after the commit")
+            self._die("after the commit")
         if loss is Loss.LOST:
             raise CommitFailedError("no answer")
 
+    def arrive(self) -> None:
+        """What was late is there now. Nobody hears what became of it."""
+        late, self.late = self.late, None
+        if late is not None:
+            with suppress(CommitFailedError):
+                late()
 
-def _ignored(attempt: Callable[[], None]) -> None:
-    """Nobody hears what became of it."""
-    try:
-        attempt()
-    except CommitFailedError:
-        return
+    def _die(self, where: str) -> None:
+        self.dead = True
+        raise Crash(where)
+
+
+@dataclass
+class Versions:
+    """What is known of a table's versions, which never change: when each came to be.
+
+    The newest is opened once and not by everybody who looks: half of a story's time went there.
+    """
+
+    uri: str
+    made: list[int] = field(default_factory=list)
+    said: dict[tuple[int, str], int | None] = field(default_factory=dict)
+    _opened: Snapshot | None = None
+
+    def newest(self) -> Snapshot:
+        """As `Table.snapshot`."""
+        version = self.number()
+        if self._opened is None or self._opened.version != version:
+            self._opened = self._remembering(Table(self.uri).snapshot())
+        return self._opened
+
+    def forget(self) -> None:
+        """The newest is to be opened anew."""
+        self._opened = None
+
+    def number(self) -> int:
+        """Of the newest."""
+        log = os.path.join(self.uri, "_delta_log")
+        names = os.listdir(log) if os.path.isdir(log) else []
+        return max((int(n[:20]) for n in names if n[20:] == ".json"), default=EMPTY)
+
+    def at(self, version: int) -> Snapshot:
+        """That one."""
+        if version == EMPTY:
+            return Snapshot(self.uri)
+        return self._remembering(Snapshot(self.uri, version, DeltaTable(self.uri, version=version)))
+
+    def _remembering(self, snapshot: Snapshot) -> Snapshot:
+        if snapshot.delta is None:
+            return snapshot
+        remembering: Any = _Remembering(snapshot.delta, self.said)
+        return Snapshot(self.uri, snapshot.version, remembering)
+
+    def note(self, now_ms: int) -> None:
+        """Those that came to be since the last look did so now."""
+        self.made.extend([now_ms] * (self.number() + 1 - len(self.made)))
+
+
+class _Remembering:
+    """delta-rs's table at one version; what it has said it says again at once."""
+
+    def __init__(self, delta: DeltaTable, said: dict[tuple[int, str], int | None]) -> None:
+        self._delta = delta
+        self._said = said
+        self._number = delta.version()
+
+    def transaction_version(self, name: str) -> int | None:
+        key = self._number, name
+        if key not in self._said:
+            self._said[key] = self._delta.transaction_version(name)
+        return self._said[key]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._delta, name)
 
 
 @dataclass(frozen=True)
 class LossyTable(Table):
-    """`Table` with losses, dated by a clock; `made` says when each version came to be."""
+    """`Table` with losses, dated by a clock."""
 
     clock: MovedClock = field(default_factory=MovedClock)
     losses: Losses = field(default_factory=Losses)
-    made: list[int] = field(default_factory=list)
+    versions: Versions = field(default_factory=lambda: Versions(""))
 
     def create(self) -> Snapshot:
         found = super().create()
@@ -85,27 +158,23 @@ class LossyTable(Table):
         text = first.read_text()
         if _KEPT in text:  # else checkpoints would forget files that were removed a moment ago
             first.write_text(text.replace(_KEPT, "interval 1000 days"))
+            self.versions.forget()
             return self.snapshot()
         return found
 
     def snapshot(self) -> Snapshot:
-        return self._lossy(super().snapshot())
+        return self._lossy(self.versions.newest())
 
     def snapshot_at(self, now_ms: int) -> Snapshot:
         self.note()
-        version = bisect_right(self.made, now_ms) - 1
-        if version < 0:
-            return Snapshot(self.uri)
-        return Snapshot(self.uri, version, DeltaTable(self.uri, version=version))
+        return self.versions.at(bisect_right(self.versions.made, now_ms) - 1)
 
     def orphans(self, hours: int) -> list[str]:
         ahead = SystemClock().now_ms() - self.clock.ms
         return super().orphans(hours + -(-ahead // HOUR_MS))
 
     def note(self) -> None:
-        """Versions that came to be since the last look did so now."""
-        newest = super().snapshot().version
-        self.made.extend([self.clock.ms] * (newest + 1 - len(self.made)))
+        self.versions.note(self.clock.ms)
 
     def _lossy(self, snapshot: Snapshot) -> Snapshot:
         if snapshot.delta is None:

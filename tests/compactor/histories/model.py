@@ -32,13 +32,15 @@ class Model:
     """Segments in the order of their numbers, from 1, and deletions with when they were stored.
 
     A segment that cannot be read has no records, and is kept by when it was stored; at one that
-    is `newer` its node waits.
+    is `newer` its node waits. `deletions` are those of which the store has a record, `ever`
+    has those that were forgotten, too, by the highest ULID that is gone.
     """
 
     segments: dict[str, list[set[Record]]] = field(default_factory=dict)
     newer: dict[str, int] = field(default_factory=dict)
     unreadable: dict[tuple[str, int], int] = field(default_factory=dict)
     deletions: dict[tuple[str, str | None], tuple[Deletion, int]] = field(default_factory=dict)
+    ever: dict[tuple[str, str | None], int] = field(default_factory=dict)
 
     def readable(self) -> dict[str, int]:
         """The last segment of each node that can be taken in."""
@@ -56,7 +58,8 @@ class Model:
 
     def may_be_gone(self, record: Record, said: Said) -> bool:
         """Whether nobody misses it: deleted, or beyond the retention."""
-        if is_deleted(record[:3], [deletion for deletion, _ in self.deletions.values()]):
+        ever = [Deletion(*name, t) for name, t in self.ever.items()]
+        if is_deleted(record[:3], [*ever, *(deletion for deletion, _ in self.deletions.values())]):
             return True
         return end_of_hour(record) <= said.expired_ms
 
@@ -64,6 +67,8 @@ class Model:
         """Raises `AssertionError` unless a version that says so may hold just that."""
         twice = [record for record, count in Counter(r[:3] for r in found).items() if count > 1]
         assert not twice, f"there twice: {_some(twice)}"
+        beyond = {n: m for n, m in said.marks.items() if m > self.readable().get(n, 0)}
+        assert not beyond, f"beyond a segment of a newer version: {beyond}"
         taken_in = self.taken_in(said.marks)
         strange = set(found) - taken_in
         assert not strange, f"from no segment up to {said.marks}: {_some(strange)}"

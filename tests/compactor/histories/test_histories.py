@@ -1,15 +1,18 @@
 """Whatever happens to a store and its compactors, the table is what a plain model says.
 
-Segments, copies of batches, late lines, deletions, bad segments, days that pass; drivers that
-are killed between any two steps, whose store fails, whose commits' answers are lost or come
-late; and at any step another driver's whole pass. After each step all that anybody could
-read is compared with the model, and in the end, nothing is left of it all but the table.
+Segments, copies of batches, late lines, deletions, runs that expire and are forgotten, bad
+segments and newer ones, consumers, days that pass; drivers that are killed between any two steps
+and at each that has a name, whose store fails, whose writes' answers are lost or come late; at any
+step another driver's whole pass, or several that race with each other and with all the rest,
+by leases or against them. After each step all that anybody could read is compared with the
+model, and in the end, nothing is left of it all but the table.
 
 `make sim SEED=7` tells other stories than the first, `make sim SEED=7 COUNT=1000` many.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -18,11 +21,16 @@ import pytest
 
 from compactor.settings import Compaction
 from logstore import ulid
+from logstore.runs.retention import FOR_EVER, RunRetention
 from tests.compactor.histories.dated import HOUR_MS
+from tests.compactor.histories.leased import RESTARTED
 from tests.compactor.histories.lossy import Loss, Losses
-from tests.compactor.histories.world import NODES, Troubles, World
+from tests.compactor.histories.steps import STEPS
+from tests.compactor.histories.troubles import Troubles
+from tests.compactor.histories.turns import Runner, Turns
+from tests.compactor.histories.world import NODES, World
 from tests.compactor.lake import Batch, batch
-from tests.faulty_store import Fault, Schedule
+from tests.faulty_store import WRITES, Fault, Schedule
 from tests.seeds import seeds
 
 FQNS = ("f", "g", "svc.pipe")
@@ -30,21 +38,33 @@ RUNS = ("r1", "r2", "r3")
 MINUTE_MS = 60_000
 DAY_MS = 24 * HOUR_MS
 PAUSES_MS = (2 * MINUTE_MS, HOUR_MS, 3 * HOUR_MS, DAY_MS, 3 * DAY_MS)
-STEPS = 22
+HAPPENINGS = 18
+ENOUGH = 300
+"""Histories in which each step with a name is some driver's last."""
+KILLED = Counter[str]()
 
 
 @pytest.mark.parametrize("seed", seeds(5))
 def test_a_history_ends_as_the_model_says(tmp_path: Path, seed: int) -> None:
     dice = Random(seed)
-    world = World(tmp_path, dice, limits=limits(dice))
+    world = World(tmp_path, dice, limits=limits(dice), runs=runs(dice))
     try:
-        for _ in range(STEPS):
+        for _ in range(HAPPENINGS):
             happens(world)
             world.check()
         settle(world)
+        if world.model.newer:
+            world.upgrade()
+            settle(world)
     except BaseException:
         print("\n".join(world.story))
         raise
+
+
+@pytest.mark.skipif(len(seeds(5)) < ENOUGH, reason=f"not in fewer than {ENOUGH} histories")
+def test_each_step_was_the_last_of_some_driver() -> None:
+    print(dict(KILLED))
+    assert set(STEPS) <= KILLED.keys()
 
 
 def limits(dice: Random) -> Compaction:
@@ -56,20 +76,36 @@ def limits(dice: Random) -> Compaction:
         settle_seconds=dice.choice([0, 900]),
         retention_days=dice.choice([None, None, 2, 9]),
         retention_bytes=dice.choice([None, None, None, 60_000]),
+        away_days=dice.choice([0, 1, 30]),
     )
 
 
-def happens(world: World, depth: int = 0) -> None:
-    """Something, and what it is follows from the world's dice."""
+def runs(dice: Random) -> RunRetention:
+    """For how long the service keeps them, in all and some pipelines."""
+    some = [
+        FOR_EVER,
+        RunRetention(expiration_days=2),
+        RunRetention(expiration_days=1, expiration_days_of={"svc.*": 3}),
+        RunRetention(expiration_days=3, expiration_days_of={"g": 0}),
+    ]
+    return dice.choice(some)
+
+
+def happens(world: World, depth: int = 0, turn: Callable[[], None] = lambda: None) -> None:
+    """Something, and what it is follows from the world's dice; `turn` as `World.delete` has it."""
     dice = world.dice
-    choices: list[tuple[int, Callable[[], object]]] = [
+    choices: list[tuple[float, Callable[[], object]]] = [
         (6, lambda: flush(world)),
         (1, lambda: world.put_bad(dice.choice(NODES), batches(world))),
-        (2, lambda: delete(world)),
+        (0.2, lambda: world.put_newer(dice.choice(NODES), batches(world))),
+        (2, lambda: delete(world, turn)),
         (3, lambda: world.pass_time(dice.choice(PAUSES_MS))),
         (1, lambda: world.texts_made(dice.choice(NODES))),
         (1, world.pin),
-        (12 if depth == 0 else 6 if depth == 1 else 0, lambda: drive(world, depth)),
+        (1, world.sweep),
+        (1, world.consume),
+        ([12, 6, 2, 0][depth], lambda: drive(world, depth)),
+        ([4, 0, 0, 0][depth], lambda: race(world)),
     ]
     dice.choices([what for _, what in choices], [weight for weight, _ in choices])[0]()
 
@@ -77,21 +113,57 @@ def happens(world: World, depth: int = 0) -> None:
 def drive(world: World, depth: int) -> None:
     """A pass, somewhat later than what was before it."""
     world.pass_time(world.dice.choice([0, MINUTE_MS, HOUR_MS]))
-    world.drive(troubles(world, depth + 1))
+    tried(world, troubles(world, depth + 1))
+
+
+def tried(world: World, met: Troubles) -> None:
+    """A pass with these troubles, if it comes to them."""
+    world.drive(met)
+    if met.dead and met.steps and met.steps[-1] == met.killed_on:
+        KILLED[met.killed_on] += 1
+
+
+def race(world: World) -> None:
+    """Two or three passes at once, and all that happens otherwise beside them."""
+
+    dice = world.dice
+    apart, free = dice.random() < 0.5, dice.sample(NODES, len(NODES))
+
+    def driver(turn: Callable[[], None]) -> None:
+        met = troubles(world, 3)
+        if apart:  # each has a node of its own, and all have the same hours
+            mine = free.pop()
+            met.leases, met.left = None, [node for node in NODES if node != mine]
+        met.turn = turn
+        tried(world, met)
+
+    def others(turn: Callable[[], None]) -> None:
+        for _ in range(dice.randrange(6)):
+            turn()
+            happens(world, 3, turn)
+
+    flush(world)
+    world.tell("a race begins")
+    some: list[Runner] = [driver] * dice.choice([2, 2, 3])
+    Turns(dice).race([*some, others])
+    world.tell("it is over")
 
 
 def settle(world: World) -> None:
     """Nothing goes wrong any more, and nothing comes: what is left to be done is done."""
     for node in world.model.segments:
         world.texts_made(node)
+    world.sweep()
     for _ in range(4):
         world.pass_time(26 * HOUR_MS)
-        assert world.drive() is not None
-    version = world.table.snapshot().version
-    assert world.drive() is not None
-    assert world.table.snapshot().version == version
+        assert world.drive(Troubles(leases=RESTARTED)) is not None
+    version = world.versions.number()
+    report = world.drive()
+    assert report is not None
+    assert world.versions.number() == version
     world.check_settled()
-    assert world.left_segments() == world.kept_aside()
+    waiting = [f"{node} waits at segment {seq}:" for node, seq in world.model.newer.items()]
+    assert sorted(alarm.split(":")[0] + ":" for alarm in report.alarms) == sorted(waiting)
 
 
 def flush(world: World) -> None:
@@ -116,29 +188,37 @@ def batches(world: World) -> list[Batch]:
     return fresh + dice.sample(world.sent, min(len(world.sent), dice.randrange(3)))
 
 
-def delete(world: World) -> None:
+def delete(world: World, turn: Callable[[], None]) -> None:
     """Of a run or a whole pipeline what there was at some time."""
     dice = world.dice
     until = ulid.highest_at(world.clock.ms - dice.choice([0, HOUR_MS, DAY_MS]))
     if world.sent and dice.random() < 0.5:
         until = dice.choice(world.sent)[1] | ulid.LINE_MASK
     run = dice.choice(RUNS) if dice.random() < 0.8 else None
-    world.delete(dice.choice(FQNS), run, until)
+    world.delete(dice.choice(FQNS), run, until, turn)
 
 
 def troubles(world: World, depth: int) -> Troubles:
     """What goes wrong in a pass: mostly one thing."""
     dice = world.dice
     met = Troubles(left=dice.sample(NODES, dice.choice([0, 1, 2])))
-    kind = dice.randrange(6)
+    if dice.random() < 0.4:
+        met.leases = dice.choice(["one", "other", RESTARTED])
+    kind = dice.randrange(8)
     if kind == 0:
         met.killed_at = dice.choice([1, 2, 3, 4, 5, 6, 8, 10, 14])
     elif kind == 1:
-        met.store = Schedule({dice.randrange(1, 150): dice.choice(list(Fault))})
+        met.killed_on = dice.choice(STEPS)
     elif kind == 2:
-        lost = dice.choice(list(Loss))
-        met.losses = Losses({dice.randrange(1, 4) + n: lost for n in range(dice.randrange(1, 4))})
-    if kind >= 3 or dice.random() < 0.3:
+        met.store = Schedule({dice.randrange(1, 150): dice.choice(list(Fault))})
+    elif kind == 3:
+        lost = {dice.randrange(1, 20): dice.choice(list(Fault)) for _ in range(2)}
+        met.store = Schedule(lost, applies=lambda call: call.split(" ")[0] in WRITES)
+    elif kind == 4:
+        lost_commit = dice.choice(list(Loss))
+        planned = {dice.randrange(1, 4) + n: lost_commit for n in range(dice.randrange(1, 4))}
+        met.losses = Losses(planned)
+    if depth < 3 and (kind >= 5 or dice.random() < 0.3):
         for step in dice.sample(range(1, 9), dice.randrange(1, 4)):
             met.meanwhile[step] = lambda: happens(world, depth)
     return met

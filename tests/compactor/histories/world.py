@@ -1,86 +1,56 @@
 """A store, whoever writes to it, and drivers that come and go: one random history of it.
 
-`Driver` is one pass with what goes wrong in it. `World` keeps the model beside the store and
-looks whether both agree, at every version that somebody could see.
+`World` keeps the model beside the store and looks whether both agree, at every version that
+somebody could see.
 """
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
-import orjson
 import pyarrow.parquet as pq
-from deltalake import DeltaTable
 
 from compactor.compactor import Compactor
 from compactor.place.folder import FolderPlacement
 from compactor.report import Report
 from compactor.schedule import once
 from compactor.settings import Compaction
-from compactor.sharing.shares import Alone
 from compactor.spark.engine import Engine
 from logstore import keys, ulid
+from logstore.batch import RunKey
 from logstore.errors import OutcomeUnknown, Unavailable
 from logstore.objects.local import LocalStore, inline
-from logstore.runs.deletion import Deletion, encode_deletion
+from logstore.runs.retention import FOR_EVER, RunRetention
+from logstore.runs.textmark import raise_text_mark
 from logstore.segments.carry import Carry
 from logstore.segments.writer import encode_segment
 from logstore.table.snapshot import Snapshot
 from logstore.table.table import Table
 from tests.batches import make_batches
 from tests.compactor.histories.bad import CORRUPTED, newer
+from tests.compactor.histories.consumers import check_kept, consume
 from tests.compactor.histories.dated import HOUR_MS, DatedDisk, MovedClock, play
-from tests.compactor.histories.lossy import Losses, LossyTable
+from tests.compactor.histories.deleted import Deleting
+from tests.compactor.histories.leased import RESTARTED, DriverClock, Some, leased
+from tests.compactor.histories.lossy import LossyTable, Versions
 from tests.compactor.histories.model import Model, Said, end_of_hour
+from tests.compactor.histories.troubles import MortalStore, Troubles
 from tests.compactor.lake import Batch, Record, records
 from tests.compactor.plain_engine import PlainEngine
-from tests.faulty_store import Crash, FaultyStore, Schedule
+from tests.faulty_store import Crash
 
 T = TypeVar("T")
 NODES = ("a", "b", "c")
 DAY_MS = 24 * HOUR_MS
 PINNED_MS = DAY_MS
 AGES = 10_000
-
-
-class Some(Alone):
-    """Leaves some nodes to others, who do the same or do not: leases must not matter."""
-
-    def __init__(self, left: Collection[str]) -> None:
-        self._left = left
-
-    async def among(self, nodes: Sequence[str], waiting: Collection[str]) -> list[str]:
-        return [node for node in nodes if node in waiting and node not in self._left]
-
-
-@dataclass
-class Troubles:
-    """What goes wrong in one pass: at which step it is killed, what others do meanwhile.
-
-    The driver leaves the nodes `left` alone.
-    """
-
-    left: Collection[str] = ()
-    store: Schedule = field(default_factory=Schedule.none)
-    losses: Losses = field(default_factory=Losses)
-    killed_at: int = 0
-    meanwhile: dict[int, Callable[[], None]] = field(default_factory=dict)
-    steps: list[str] = field(default_factory=list)
-
-    def reached(self, step: str) -> None:
-        """A step is over."""
-        self.steps.append(step)
-        number = len(self.steps)
-        if number in self.meanwhile:
-            self.meanwhile[number]()
-        if number == self.killed_at:
-            raise Crash(step)
 
 
 @dataclass
@@ -91,11 +61,15 @@ class World:
     dice: Random
     engine: Engine = field(default_factory=PlainEngine)
     limits: Compaction = field(default_factory=Compaction)
+    runs: RunRetention = FOR_EVER
     clock: MovedClock = field(default_factory=MovedClock)
     model: Model = field(default_factory=Model)
     story: list[str] = field(default_factory=list)
     sent: list[Batch] = field(default_factory=list)
-    _made: list[int] = field(default_factory=list)
+    _newer: dict[tuple[str, int], tuple[bytes, set[Record]]] = field(default_factory=dict)
+    _looked_after: list[set[str]] = field(default_factory=list)
+    _restarted: bool = False
+    _checked: int = -1
     _pins: list[tuple[int, Snapshot, list[Record]]] = field(default_factory=list)
     _contents: dict[str, list[Record]] = field(default_factory=dict)
     _pos: dict[str, int] = field(default_factory=dict)
@@ -104,6 +78,18 @@ class World:
         self.disk = DatedDisk(self.clock)
         self.store = self._store()
         self.table = Table(self.store.uri(keys.TABLE))
+        self.versions = Versions(self.table.uri)
+        table_days, days = self.retention_days, self.runs.longest_days
+        away = max(table_days, days) + self.limits.away_days if table_days and days else 0
+        self._deleting = Deleting(
+            self.store, self.clock, self.dice, self.model, self.runs, self.run, away
+        )
+
+    @property
+    def retention_days(self) -> int:
+        """After so many days the table forgets; 0 is never."""
+        days = self.limits.retention_days
+        return self.runs.longest_days if days is None else days
 
     def _store(self) -> LocalStore:
         bits = Random(self.dice.random())
@@ -128,29 +114,53 @@ class World:
 
     def put_newer(self, node: str, batches: Sequence[Batch]) -> None:
         """The node is of a newer version, from here on."""
-        body = newer(self._segment(node, batches))
+        body = self._segment(node, batches)
         self.tell(f"{node} puts a segment of a newer version")
-        self._stored(node, body, set())
-        self.model.newer.setdefault(node, len(self.model.segments[node]))
+        self._stored(node, newer(body), set())
+        seq = len(self.model.segments[node])
+        self._newer[node, seq] = body, records(batches)
+        self.model.newer.setdefault(node, seq)
 
-    def delete(self, fqn: str, run: str | None, t: int) -> None:
-        """A run or pipeline is deleted; an earlier deletion's bound stays, if it is higher."""
-        earlier = self.model.deletions.get((fqn, run))
-        bound = max(t, earlier[0].t if earlier else 0)
-        deletion = Deletion(fqn, run, bound, ulid.encode(ulid.fresh(self.clock, self.dice)))
-        self.tell(f"{fqn} {run} is deleted up to {ulid.encode(bound)}")
-        self.run(self.store.put(deletion.key, encode_deletion(deletion)))
-        self.model.deletions[fqn, run] = (deletion, self.clock.ms)
+    def upgrade(self) -> None:
+        """Drivers that know the newer version, which is as if it were this one."""
+        self.tell("drivers are of the newer version")
+        for (node, seq), (body, content) in self._newer.items():
+            self.run(self.store.put(keys.segment(node, seq), body))
+            self.model.segments[node][seq - 1] = content
+        self._newer.clear()
+        self.model.newer.clear()
+
+    def delete(
+        self, fqn: str, run: str | None, t: int, between: Callable[[], None] = lambda: None
+    ) -> None:
+        """A run or pipeline is deleted; `between` manifest and record others may do something."""
+        self.tell(f"{fqn} {run} is deleted up to {ulid.encode(t)}")
+        self._deleting.delete(fqn, run, t, between)
+
+    def sweep(self) -> None:
+        """The service looks after its runs."""
+        self.tell("runs expire")
+        newest: dict[RunKey, int] = {}
+        for key, first, _ in self.sent:
+            newest[key] = max(newest.get(key, 0), first | ulid.LINE_MASK)
+        self._deleting.sweep(newest)
+
+    def consume(self) -> None:
+        """A consumer comes."""
+        self.tell(self.run(consume(self.store, self.clock, self.dice)))
 
     def texts_made(self, node: str) -> None:
         """All segments of the node are in their runs' texts."""
         seq = len(self.model.segments.get(node, ()))
-        body = {"seq": seq, "pos": 0, "low": 0, "version": ulid.encode(1)}
-        self.run(self.store.put(keys.text_mark(node), orjson.dumps(body)))
+
+        def fresh_id() -> str:
+            return ulid.encode(ulid.fresh(self.clock, self.dice))
+
+        self.run(raise_text_mark(self.store, node, fresh_id=fresh_id, seq=seq))
 
     def pin(self) -> None:
         """A query begins, and reads what it pinned for as long as it may."""
-        snapshot = self.table.snapshot()
+        snapshot = self.versions.newest()
         self._pins.append((self.clock.ms, snapshot, self._read(snapshot)))
 
     def pass_time(self, ms: int) -> None:
@@ -163,14 +173,25 @@ class World:
         """One pass. None if it did not come to its end."""
         met = troubles or Troubles()
         self.tell("a pass begins")
+        self._looked_after.append(met.removing)
+        if met.leases == RESTARTED and self._restarted:
+            met.leases = "one more"  # what holds the lock is alive
+        self._restarted |= met.leases == RESTARTED
         report = None
         try:
             report = self.attempt(met)
-        except (Crash, Unavailable, OutcomeUnknown) as error:
+        except (Unavailable, OutcomeUnknown) as error:
             self.tell(f"it ended by {type(error).__name__} {error}")
+        except (Crash, asyncio.CancelledError, BaseExceptionGroup) as end:
+            if not met.dead:  # of a killed one nobody hears how its tasks end
+                raise
+            self.tell(f"it was killed: {end}")
         self.tell(f"it went through {met.steps}")
+        self._restarted &= met.leases != RESTARTED
+        if report is not None:
+            met.removing.clear()
         if met.losses.late is not None and self.dice.random() < 0.5:
-            met.losses.commit(lambda: None)
+            met.losses.arrive()
         self.check()
         return report
 
@@ -179,51 +200,81 @@ class World:
         return self.run(once(self._compactor(troubles)))
 
     def _compactor(self, met: Troubles) -> Compactor:
-        table = LossyTable(self.table.uri, clock=self.clock, losses=met.losses, made=self._made)
+        met.losses.turn = met.turn
+        store = MortalStore(self._store(), met)
+        bits = Random(self.dice.random())
+        waiting = DriverClock(self.clock)
+        met.wake = waiting.wake
         return Compactor(
-            FaultyStore(self._store(), met.store),
-            table,
-            FolderPlacement(self.disk, table.uri),
+            store,
+            LossyTable(self.table.uri, clock=self.clock, losses=met.losses, versions=self.versions),
+            FolderPlacement(self.disk, self.table.uri),
             self.clock,
-            Random(self.dice.random()),
+            bits,
             self.limits,
             self.engine,
             met.reached,
-            sharing=Some(met.left),
+            sharing=(
+                leased(store, self.clock, waiting, bits, met.leases)
+                if met.leases
+                else Some(met.left)
+            ),
+            runs=self.runs,
         )
 
     # What must hold.
 
     def check(self) -> None:
         """Raises `AssertionError` if something is there twice, lost, or not gone."""
-        snapshot = self.table.snapshot()
-        self.model.check(self._read(snapshot), self._said(snapshot))
-        self._check_segments(snapshot)
+        newest = self.versions.newest()
+        self.versions.note(self.clock.ms)
+        looked_after = set().union(*self._looked_after)
+        self._deleting.check(newest.purged_ms, looked_after)
+        for version in range(max(self._checked + 1, self._oldest()), newest.version):
+            self._check_version(self.versions.at(version))
+        self._check_version(newest)
+        self._checked = newest.version
+        self._check_segments(newest)
         self._pins = [pin for pin in self._pins if self.clock.ms - pin[0] < PINNED_MS]
         for _, pinned, found in self._pins:
             assert self._read(pinned) == found
 
+    def _check_version(self, snapshot: Snapshot) -> None:
+        self.model.check(self._read(snapshot), self._said(snapshot))
+
     def check_settled(self) -> None:
         """Nothing is left to do: the table has what it must have, the store nothing else."""
-        snapshot = self.table.snapshot()
+        snapshot = self.versions.newest()
         said = self._said(snapshot)
         found = self._read(snapshot)
         assert set(found) == self.model.settled(said)
         assert dict(said.marks) == self.model.readable()
-        oldest = self.clock.ms - (self.limits.retention_days or AGES) * DAY_MS
+        oldest = self.clock.ms - (self.retention_days or AGES) * DAY_MS
         assert not [record for record in found if end_of_hour(record) <= oldest]
         if self.limits.retention_bytes is None:
             assert said.expired_ms <= max(oldest, 0)
         there = {p.relative_to(self.table.uri) for p in Path(self.table.uri).rglob("*.*")}
         data = {str(path) for path in there if path.parts[0] != "_delta_log"}
         assert data <= self._needed(), "orphans are left"
+        waiting = {
+            (node, seq)
+            for node, first in self.model.newer.items()
+            for seq in range(first, len(self.model.segments[node]) + 1)
+        }
+        assert self.left_segments() == self.kept_aside() | waiting
 
     def _needed(self) -> set[str]:
         """Files of versions that some reader of the last day may have."""
-        first = max(bisect_right(self._made, self.clock.ms - PINNED_MS) - 1, 0)
-        newest = self.table.snapshot().version
-        tables = (DeltaTable(self.table.uri, version=v) for v in range(first, newest + 1))
-        return {f.path for t in tables for f in Snapshot(self.table.uri, t.version(), t).files}
+        versions = range(self._oldest(), self.versions.number() + 1)
+        return {file.path for version in versions for file in self.versions.at(version).files}
+
+    def _oldest(self) -> int:
+        """The oldest version that somebody may still read."""
+        return max(bisect_right(self.versions.made, self.clock.ms - PINNED_MS) - 1, 0)
+
+    def nodes(self) -> set[str]:
+        """Nodes that have segments in the store."""
+        return {node for node, _ in self.left_segments()}
 
     def left_segments(self) -> set[tuple[str, int]]:
         """Segments in the store."""
@@ -231,20 +282,21 @@ class World:
 
     def kept_aside(self) -> set[tuple[str, int]]:
         """Segments that cannot be read and may still be repaired: retention would take no line."""
-        days = self.limits.retention_days
+        days = self.retention_days
         oldest = self.clock.ms - (days + 1) * DAY_MS if days else 0
         return {name for name, stored_ms in self.model.unreadable.items() if stored_ms > oldest}
 
     def _check_segments(self, snapshot: Snapshot) -> None:
         left = self.left_segments()
-        for node, some in self.model.segments.items():
-            above = {(node, seq) for seq in range(snapshot.mark(node) + 1, len(some) + 1)}
-            assert above <= left, f"not in the table, and gone: {sorted(above - left)}"
+        every = {(n, seq) for n, some in self.model.segments.items() for seq in _up_to(len(some))}
+        above = {(node, seq) for node, seq in every if seq > snapshot.mark(node)}
+        assert above <= left, f"not in the table, and gone: {sorted(above - left)}"
         assert self.kept_aside() <= left
         aside = {(key.split("/")[2], int(key.split("/")[3])) for key in self.keys(keys.ASIDE)}
         assert aside <= self.model.unreadable.keys()
         for node, seq in self.kept_aside() - aside:
             assert snapshot.mark(node) < seq
+        self.run(check_kept(self.store, every - left, aside))
 
     def _said(self, snapshot: Snapshot) -> Said:
         marks = {node: snapshot.mark(node) for node in self.model.segments}
@@ -307,6 +359,10 @@ class World:
         of_node = self.model.segments.setdefault(node, [])
         of_node.append(content)
         self.run(self.store.put(keys.segment(node, len(of_node)), body))
+
+
+def _up_to(last: int) -> range:
+    return range(1, last + 1)
 
 
 def _content(path: str) -> list[Record]:

@@ -85,28 +85,9 @@ def test_it_goes_from_nothing_to_all_and_leaves_nothing_behind() -> None:
     assert terminal.getvalue().endswith(CLEARED)
 
 
-def test_lines_of_the_log_do_not_stand_in_it() -> None:
-    terminal, out = Terminal(), io.StringIO()
-
-    async def none() -> None:
-        return None
-
-    async def story(clock: VirtualClock) -> None:
-        hearing = listeners(
-            CompactorSettings(data="/nowhere"), clock, Disk(), none, out=out, errors=terminal
-        )
-        await _pass(clock, Passes(clock, hearing))
-
-    simulate(story, start_ms=1_795_262_400_000)
-    text = terminal.getvalue()
-    assert text.count(f"{CLEARED}INFO took in a batch\n") == 2
-    assert re.search(r"INFO pass done in 24\.0 s: 10 segments, .*\n$", text)
-    (line,) = out.getvalue().splitlines()
-    assert orjson.loads(line)["segments"] == 10
-
-
-def test_without_a_terminal_nothing_is_drawn() -> None:
-    errors, out = io.StringIO(), io.StringIO()
+def heard(errors: io.StringIO) -> str:
+    """What a pass told on stdout by all its listeners, whose stderr is `errors`."""
+    out = io.StringIO()
 
     async def none() -> None:
         return None
@@ -118,6 +99,21 @@ def test_without_a_terminal_nothing_is_drawn() -> None:
         await _pass(clock, Passes(clock, hearing))
 
     simulate(story, start_ms=1_795_262_400_000)
+    return out.getvalue()
+
+
+def test_lines_of_the_log_do_not_stand_in_it() -> None:
+    terminal = Terminal()
+    (line,) = heard(terminal).splitlines()
+    assert orjson.loads(line)["segments"] == 10
+    text = terminal.getvalue()
+    assert text.count(f"{CLEARED}INFO took in a batch\n") == 2
+    assert re.search(r"INFO pass done in 24\.0 s: 10 segments, .*\n$", text)
+
+
+def test_without_a_terminal_nothing_is_drawn() -> None:
+    errors = io.StringIO()
+    heard(errors)
     assert errors.getvalue().splitlines()[:2] == ["INFO took in a batch"] * 2
     assert "\r" not in errors.getvalue()
 

@@ -1,0 +1,115 @@
+"""What the service does about deletions, and what may become of their records.
+
+A deletion is first in the run's manifest and then in its record. The service lets runs expire,
+each pipeline's by its own days, removes manifests as old, and writes records again that its
+manifests know of and the store does not. The compactor forgets records; none may be missing that
+is still of use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Coroutine
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Final
+
+from logstore import keys, ulid
+from logstore.batch import RunKey
+from logstore.objects.store import ObjectStore
+from logstore.runs.deletion import Deletion, decode_deletion, encode_deletion
+from logstore.runs.manifest import Manifest, encode_manifest
+from logstore.runs.retention import RunRetention
+from tests.compactor.histories.dated import MovedClock
+from tests.compactor.histories.model import Model
+
+DAY_MS: Final = 24 * 3_600_000
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
+
+
+@dataclass
+class Deleting:
+    """The service's part in one store. `manifests`: generation of each run, and when stored."""
+
+    store: ObjectStore
+    clock: MovedClock
+    dice: Random
+    model: Model
+    runs: RunRetention
+    run: Run
+    forgotten_days: float
+    """A deleted line as old as that is nowhere and comes back nowhere; 0: none ever is."""
+    manifests: dict[RunKey, tuple[int, int]] = field(default_factory=dict)
+    _under_way: set[tuple[str, str | None]] = field(default_factory=set)
+    _read: dict[str, tuple[str, Deletion]] = field(default_factory=dict)
+
+    def delete(self, fqn: str, run: str | None, t: int, between: Callable[[], None]) -> None:
+        """A run or pipeline is deleted up to `t`; a bound never falls."""
+        name = fqn, run
+        bound = max(t, self.model.ever.get(name, 0))
+        self.model.ever[name] = bound
+        self._under_way.add(name)
+        if run is not None:
+            key = RunKey(fqn, run)
+            body = encode_manifest(Manifest(key, state="deleted", generation=bound))
+            self.run(self.store.put(keys.run_manifest(key), body))
+            self.manifests[key] = bound, self.clock.ms
+        between()
+        self._record(fqn, run, bound)
+        self._under_way.discard(name)
+
+    def sweep(self, sent: dict[RunKey, int]) -> None:
+        """Runs expire by their last ULIDs, manifests go; lost records are written again."""
+        for key, newest in sent.items():
+            days = self.runs.days_of(key.fqn)
+            old = ulid.time_ms(newest) < self.clock.ms - days * DAY_MS
+            if days and old and self.model.ever.get((key.fqn, key.run), 0) < newest:
+                self.delete(key.fqn, key.run, newest, lambda: None)
+        for key, (t, stored_ms) in list(self.manifests.items()):
+            record = self.model.deletions.get((key.fqn, key.run))
+            if record is None or record[0].t < t:
+                self._record(key.fqn, key.run, t)
+            days = self.runs.days_of(key.fqn)
+            if days and self.clock.ms - stored_ms > days * DAY_MS:
+                self.run(self.store.delete([keys.run_manifest(key)]))
+                del self.manifests[key]
+
+    def check(self, purged_ms: int, looked_after: Collection[str]) -> None:
+        """Raises `AssertionError` if a record is missing that is of use.
+
+        `looked_after` are keys that a pass has removed that is under way, or was killed there.
+        """
+        there = self._there()
+        for name, (deletion, stored_ms) in list(self.model.deletions.items()):
+            if name not in there:
+                about = name in self._under_way or deletion.key in looked_after
+                assert about or self._of_no_use(deletion, stored_ms, purged_ms), deletion
+        for name, (deletion, _) in there.items():
+            before = self.model.deletions.get(name, (deletion, 0))[0]
+            assert before.t <= deletion.t <= self.model.ever[name]
+        self.model.deletions = there
+
+    def _of_no_use(self, deletion: Deletion, stored_ms: int, purged_ms: int) -> bool:
+        if deletion.run is None or not self.forgotten_days or stored_ms > purged_ms:
+            return False
+        oldest = self.clock.ms - self.forgotten_days * DAY_MS
+        known = RunKey(deletion.fqn, deletion.run) in self.manifests
+        return ulid.time_ms(deletion.t) < oldest and not known
+
+    def _record(self, fqn: str, run: str | None, t: int) -> None:
+        deletion = Deletion(fqn, run, t, ulid.encode(ulid.fresh(self.clock, self.dice)))
+        self.run(self.store.put(deletion.key, encode_deletion(deletion)))
+        self.model.deletions[fqn, run] = deletion, self.clock.ms
+
+    def _there(self) -> dict[tuple[str, str | None], tuple[Deletion, int]]:
+        async def read() -> dict[tuple[str, str | None], tuple[Deletion, int]]:
+            found = {}
+            async for info in self.store.list(keys.DELETED):
+                if self._read.get(info.key, ("",))[0] != info.etag:
+                    body = (await self.store.get(info.key))[1]
+                    self._read[info.key] = info.etag, decode_deletion(body)
+                one = self._read[info.key][1]
+                found[one.fqn, one.run] = one, info.modified_ms
+            return found
+
+        there: dict[tuple[str, str | None], tuple[Deletion, int]] = self.run(read())
+        return there
