@@ -70,6 +70,8 @@ class _Intake:
             with self.report.timed("plan", self.compactor.clock):
                 plan = await self._plan()
             if not plan.segments:
+                if self.report.held_elsewhere and await self.share.wait():
+                    continue
                 return
             try:
                 await self._take_in(plan)
