@@ -5,8 +5,9 @@ A process that acquires registers itself as the partition `{type}/{owner}` of th
 more as its progress. Three times in that time it says so again and looks at the others:
 
     share       all that is held or free, poured evenly over the workers; who holds less and
-                wants no more is full. Nobody acquires beyond share + 1
-    too much    what is above share + 1 while others want more is asked back
+                wants no more is full. Nobody acquires beyond share + 1, nor beyond the share
+                while one who wants more holds less than it: of two partitions each of two has one
+    too much    what is above that while others want more is asked back
     too long    what is held for longer than `rotate_seconds` is asked back while others wait
 
 Shares are of what was last seen: they even out within some beats, and are no promise for a
@@ -33,8 +34,8 @@ WORKERS: Final = "WORKERS"
 _LOOK_AGAIN_SECONDS: Final = 1.0
 
 
-def fair_share(total: int, demands: Sequence[float]) -> int:
-    """The level to which `total` fills workers evenly, none beyond its demand; rounded up.
+def fair_level(total: int, demands: Sequence[float]) -> float:
+    """The level to which `total` fills workers evenly, none beyond its demand.
 
     Max-min fairness: filled up are the modest first (Bertsekas and Gallager, Data Networks, 6.5.2).
     """
@@ -42,9 +43,14 @@ def fair_share(total: int, demands: Sequence[float]) -> int:
     for filled, demand in enumerate(sorted(demands)):
         level = left / (len(demands) - filled)
         if demand >= level:
-            return math.ceil(level)
+            return level
         left -= demand
-    return total
+    return float(total)
+
+
+def fair_share(total: int, demands: Sequence[float]) -> int:
+    """The level, rounded up."""
+    return math.ceil(fair_level(total, demands))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +59,30 @@ class View:
 
     share: int
     busy_share: int
+    sure: int
+    """What is left for each who wants more whoever got the one that cannot be parted."""
+    least: float
+    """What that one of the others holds that has least and wants more; infinite without one."""
     free: int
     workers: int
     seen: float
+
+    def may_hold(self, share: int) -> int:
+        """How many one may hold of a share, without keeping others from theirs."""
+        return share if self.least < share else share + 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What another worker said of itself."""
+
+    held: int
+    wants: bool
+
+    @property
+    def demand(self) -> float:
+        """How many it may take."""
+        return math.inf if self.wants else self.held
 
 
 class Workers:
@@ -99,6 +126,12 @@ class Workers:
         """What was seen is not how it is."""
         self._stale = True
 
+    @property
+    def owed(self) -> bool:
+        """Whether others that are at work hold what will be asked back from them for us."""
+        view = self._view
+        return view is not None and view.workers > 1 and self._held() < view.sure
+
     async def beat(self) -> None:
         """Says that we are there, looks at the others, asks back. Raises as the store."""
         if self._view is None:
@@ -122,13 +155,16 @@ class Workers:
 
     # --- shares --------------------------------------------------------------------
 
+    def _held(self) -> int:
+        return len(self._holder.of(self._target))
+
     def _left(self) -> int:
-        held = len(self._holder.of(self._target))
-        return self._view.share + 1 - held if self._view is not None else 0
+        view = self._view
+        return 0 if view is None else view.may_hold(view.share) - self._held()
 
     def _too_much(self, view: View) -> list[Held]:
         held = self._holder.of(self._target)
-        too_much = len(held) - view.busy_share - 1
+        too_much = len(held) - view.may_hold(view.busy_share)
         long_ago = self._holder.clock.monotonic() - self._holder.limits.rotate_seconds
         too_long = len([one for one in held if one.since <= long_ago])
         waiting = math.ceil(view.free / view.workers)
@@ -139,11 +175,14 @@ class Workers:
         counts = await self._holder.store.counts(self._target)
         free, closed = counts.get(Status.UNASSIGNED, 0), counts.get(Status.CLOSED, 0)
         busy = counts.get(Status.ASSIGNED, 0) + free
-        demands = [math.inf, *await self._others()]
+        others = await self._others()
+        demands = [math.inf, *[other.demand for other in others]]
         self._stale = False
         self._view = View(
             share=fair_share(busy + closed, demands),
             busy_share=fair_share(busy, demands),
+            sure=math.floor(fair_level(busy + closed, demands)),
+            least=min([other.held for other in others if other.wants], default=math.inf),
             free=free,
             workers=len(demands),
             seen=self._holder.clock.monotonic(),
@@ -156,8 +195,7 @@ class Workers:
     # --- the register --------------------------------------------------------------
 
     async def _say(self) -> None:
-        held = len(self._holder.of(self._target))
-        said = orjson.dumps({"held": held, "wants": self._wants()}).decode()
+        said = orjson.dumps({"held": self._held(), "wants": self._wants()}).decode()
         try:
             if self._me is None or not self._me.valid():
                 self._me = await self._registered()
@@ -174,21 +212,21 @@ class Workers:
             raise LeaseLost(f"{key!r} is not free yet")
         return held[0]
 
-    async def _others(self) -> list[float]:
-        """What each of the others may take, as it said; forgets those that are gone."""
-        demands: list[float] = []
+    async def _others(self) -> list[_Said]:
+        """What each of the others said; forgets those that are gone."""
+        others: list[_Said] = []
         after: str | None = self._prefix
         while after is not None:
             page = await self._holder.store.page(self._source, after=after)
             for one in page.partitions:
                 if not one.key.startswith(self._prefix):
-                    return demands
+                    return others
                 if self._is_gone(one):
                     await self._forget(one)
                 elif one.owner not in (None, self._holder.owner):
-                    demands.append(_demand(one))
+                    others.append(_said(one))
             after = page.after
-        return demands
+        return others
 
     def _is_gone(self, one: Partition) -> bool:
         now_ms = self._holder.store.time.at_least_ms()
@@ -203,11 +241,11 @@ class Workers:
             return  # it is back, or another forgot it
 
 
-def _demand(worker: Partition) -> float:
+def _said(worker: Partition) -> _Said:
     if worker.progress is None:
-        return math.inf
+        return _Said(0, wants=True)
     try:
         value = orjson.loads(worker.progress)
-        return math.inf if value["wants"] else float(value["held"])
+        return _Said(int(value["held"]), wants=bool(value["wants"]))
     except (ValueError, TypeError, KeyError) as error:
         raise Damaged(f"{worker.key!r} is no worker: {error}") from error

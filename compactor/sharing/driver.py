@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from compactor.settings import CompactorSettings
-from compactor.sharing.shares import NAME, Leased, Sharing
+from compactor.sharing.shares import NAME, Leased, Patience, Sharing
 from coordination.coordinator import Coordinator
 from coordination.open import open_partitions
 from logstore.clock import Clock
@@ -70,7 +70,7 @@ async def open_sharing(
                     limits=limits,
                 )
 
-            yield Leased(coordinator)
+            yield Leased(coordinator, Patience(clock, settings.compaction.lease_seconds))
     finally:
         if lock is not None:
             lock.release()

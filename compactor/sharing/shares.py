@@ -5,6 +5,10 @@
                                               └── hand over, acquire ────┘ what is asked back
     end of a pass: all is closed, and free again at once
 
+A driver that gets nothing, though by its fair share some nodes will be handed over to it, waits
+for them: two that start together share what there is, whichever is first. One that is owed nothing
+ends its pass.
+
 A lease only saves work. A batch is committed on the snapshot that it was planned from or not
 at all, so a driver that has lost a lease without knowing it commits nothing twice: it is late,
 and plans anew. Leases are taken only where there is something to do: an idle pass asks for
@@ -19,8 +23,10 @@ ones for ever. What is said of nodes here holds for them.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Protocol
 
@@ -29,7 +35,10 @@ from coordination.counters import NAMES
 from coordination.held import Held
 from coordination.partition import NewPartition, Status
 from coordination.work import Work
+from logstore.clock import Clock
 from logstore.errors import LeaseLost, NotFound, OutcomeUnknown, PreconditionFailed, Unavailable
+
+log = logging.getLogger("tailrace.compactor")
 
 NAME: Final = "compactor"
 NODES: Final = "compact"
@@ -38,6 +47,15 @@ HOURS: Final = "hour"
 # within some seconds.
 _DUE_SECONDS: Final = -5.0
 _GONE_AT_ONCE: Final = 100
+_LOOK_AGAIN_SECONDS: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """For how long at a time a driver waits for what is to be handed over to it."""
+
+    clock: Clock
+    seconds: float
 
 
 class Share(Protocol):
@@ -74,6 +92,10 @@ class Share(Protocol):
         """Raises `PreconditionFailed` if one of them is not this driver's any more."""
         ...
 
+    async def wait(self) -> bool:
+        """After an `among` that gave none: whether it is worth to ask again, which is then due."""
+        ...
+
 
 class Sharing(Protocol):
     """How drivers share nodes."""
@@ -104,17 +126,26 @@ class Alone:
     def check(self, nodes: Collection[str]) -> None:
         """Nobody takes any."""
 
+    async def wait(self) -> bool:
+        return False
+
 
 class Leased:
-    """Shares by leases. `coordinator` makes one for each pass: between passes nothing beats."""
+    """Shares by leases. `coordinator` makes one for each pass: between passes nothing beats.
 
-    def __init__(self, coordinator: Callable[[], Coordinator]) -> None:
+    Without `patience` nothing is waited for.
+    """
+
+    def __init__(
+        self, coordinator: Callable[[], Coordinator], patience: Patience | None = None
+    ) -> None:
         self._coordinator = coordinator
+        self._patience = patience
 
     @asynccontextmanager
     async def joined(self, kind: str = NODES) -> AsyncIterator[Share]:
         coordinator = self._coordinator()
-        share = LeasedShare(coordinator.work(kind), kind)
+        share = LeasedShare(coordinator.work(kind), kind, self._patience)
         # Beside the pass, whose Spark calls are in threads: leases are kept meanwhile.
         beating = asyncio.create_task(coordinator.run(), name="leases")
         try:
@@ -130,9 +161,11 @@ class Leased:
 class LeasedShare:
     """The nodes, or hours, that one driver leases."""
 
-    def __init__(self, work: Work, kind: str = NODES) -> None:
+    def __init__(self, work: Work, kind: str = NODES, patience: Patience | None = None) -> None:
         self._work = work
         self._kind = kind
+        self._patience = patience
+        self._since: float | None = None
         self.works = (work,)
         self.barred: list[str] = []
         self.settled = True
@@ -151,12 +184,27 @@ class LeasedShare:
             await self._acquire(nodes, missing)
         mine = self._mine()
         self.settled = mine <= before
-        return [node for node in nodes if node in waiting and node in mine]
+        found = [node for node in nodes if node in waiting and node in mine]
+        self._since = None if found else self._since
+        return found
 
     def check(self, nodes: Collection[str]) -> None:
         lost = sorted(set(nodes) - self._mine())
         if lost:
             raise PreconditionFailed(f"the lease of {', '.join(map(self._key, lost))} is lost")
+
+    async def wait(self) -> bool:
+        patience, workers = self._patience, self._work.workers
+        if patience is None or workers is None or not workers.owed:
+            return False
+        now = patience.clock.monotonic()
+        if self._since is None:
+            log.info("waiting for what other compactors hand over")
+            self._since = now
+        if now - self._since >= patience.seconds:
+            return False
+        await patience.clock.sleep(_LOOK_AGAIN_SECONDS)
+        return True
 
     async def close(self) -> None:
         """Gives all back, free at once.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from compactor.sharing.shares import NAME, Leased, Share
+from compactor.sharing.shares import NAME, Leased, Patience, Share
 from coordination.coordinator import Coordinator
 from coordination.limits import CoordinatorLimits
 from coordination.locks import Locks
@@ -27,6 +27,7 @@ from tests.virtual_time import VirtualClock, simulate
 
 START_MS = 1_750_000_000_000
 LIMITS = CoordinatorLimits(lease_seconds=600, max_attempts=0)
+PATIENCE_SECONDS = 600.0
 SOURCE = f"{NAME}|compact"
 
 
@@ -73,7 +74,7 @@ class Drivers:
             self.made.append(made)
             return made
 
-        return Leased(coordinator)
+        return Leased(coordinator, Patience(self.clock, PATIENCE_SECONDS))
 
     async def killed(self, host: str, nodes: list[str], *, configured: bool = False) -> None:
         """A driver that took nodes and was killed: it says nothing more."""

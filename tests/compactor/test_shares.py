@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
+from compactor.sharing.shares import Share
 from coordination.partition import Status
 from coordination.transitions import ruled_out
 from logstore.errors import PreconditionFailed, StoreUnavailable
-from tests.compactor.drivers import LIMITS, SOURCE, Drivers, play
+from tests.compactor.drivers import LIMITS, PATIENCE_SECONDS, SOURCE, Drivers, play
 from tests.faulty_store import Fault, Schedule
 
 NODES = ["a", "b", "c", "d"]
@@ -57,7 +60,65 @@ def test_nodes_are_handed_over_between_batches_until_each_has_its_part() -> None
                 assert not set(mine) & set(theirs)
                 await drivers.clock.sleep(5)
             assert sorted(mine + theirs) == NODES
-            assert max(len(mine), len(theirs)) <= 3, "nobody above the fair share + 1"
+            assert (len(mine), len(theirs)) == (2, 2)
+
+    play(story)
+
+
+@pytest.mark.parametrize("nodes", [["a", "b"], ["a", "b", "c"], NODES])
+def test_one_that_comes_when_all_is_taken_waits_for_its_part(nodes: list[str]) -> None:
+    async def story(drivers: Drivers) -> None:
+        async with drivers.joined("x") as first, drivers.joined("y") as second:
+            assert await first.among(nodes, nodes) == nodes
+
+            async def work() -> None:
+                while True:  # a batch takes twenty seconds
+                    await drivers.clock.sleep(20)
+                    await first.among(nodes, nodes)
+
+            working = asyncio.create_task(work())
+            start = drivers.clock.monotonic()
+            while not (theirs := await second.among(nodes, nodes)):
+                assert await second.wait(), "it is owed some"
+            assert drivers.clock.monotonic() - start <= 60, "a beat and a batch"
+            await drivers.clock.sleep(100)
+            working.cancel()
+            mine, theirs = await first.among(nodes, nodes), await second.among(nodes, nodes)
+            assert sorted(mine + theirs) == nodes
+            assert abs(len(mine) - len(theirs)) <= 1
+
+    play(story)
+
+
+def test_one_that_is_owed_nothing_does_not_wait() -> None:
+    async def story(drivers: Drivers) -> None:
+        async with drivers.joined("x") as first, drivers.joined("y") as second:
+            assert await second.wait() is False, "it has not asked"
+            assert await first.among(["a"], ["a"]) == ["a"]
+            assert await second.among(["a"], ["a"]) == []
+            assert await second.wait() is False
+
+    play(story)
+
+
+async def waited(drivers: Drivers, share: Share) -> float:
+    """For how long it waits in vain."""
+    start = drivers.clock.monotonic()
+    while not await share.among(NODES, NODES) and await share.wait():
+        pass
+    return drivers.clock.monotonic() - start
+
+
+def test_the_dead_and_the_stubborn_are_not_waited_for_without_end() -> None:
+    async def story(drivers: Drivers) -> None:
+        await drivers.killed("x", NODES)
+        async with drivers.joined("y") as share:
+            assert 50 <= await waited(drivers, share) <= 80, "until it counts as gone"
+            await drivers.clock.sleep(LIMITS.lease_seconds)
+            assert await share.among(NODES, NODES) == NODES
+        async with drivers.joined("x") as stubborn, drivers.joined("y") as share:
+            assert await stubborn.among(NODES, NODES) == NODES
+            assert 0 <= await waited(drivers, share) - PATIENCE_SECONDS <= 5
 
     play(story)
 
