@@ -7,6 +7,7 @@ PY := .venv/bin/python
 DATA ?= data
 KILLS ?= 20
 STORE ?= local
+OF ?= service
 SEED ?=
 COUNT ?=
 BENCH ?=
@@ -43,8 +44,8 @@ check: dev ## Lint, types, layers, Dockerfile, compose file
 	@.venv/bin/yamllint --strict docker-compose.yml
 	@.venv/bin/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
 
-torture: dev ## kill -9 at random moments under load: KILLS=20, SEED=, STORE=local, minio or faults
-	@$(PY) -m tests.e2e.torture --store $(STORE) --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(ARGS)
+torture: dev ## kill -9 at random moments: KILLS=20, SEED=, STORE=local, minio or faults, OF=compactor
+	@$(PY) -m tests.$(if $(filter compactor,$(OF)),compactor,e2e).torture --store $(STORE) --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 clients: dev ## OpenMetadata's own clients, both generations (800 MB, cached): STORE=local, minio or faults
 	@$(PY) -m tests.e2e.openmetadata --store $(STORE) $(ARGS)

@@ -7,19 +7,27 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 
+from compactor.intake.take_in import take_in_all
 from compactor.report import Report
+from compactor.rewrite.hours import plan_hours, rewrite_hours
+from compactor.settings import Compaction, CompactorSettings
+from compactor.sharing.driver import open_sharing
+from compactor.sharing.shares import HOURS
 from compactor.spark.merge import merge
 from compactor.spark.merge_input import MergeInput
 from compactor.spark.s3a import S3A
 from compactor.spark.session import Session
-from compactor.upkeep.cleanup import clean_up
+from compactor.upkeep.cleanup import clean_up, remove_orphans
 from logstore import keys, ulid
+from logstore.disk import Disk
+from logstore.entropy import system_entropy
 from logstore.errors import Unavailable
 from tests.compactor.lake import HOUR, NOON, Lake, batch, lake_in
 from tests.jars import jars_folder
@@ -28,6 +36,7 @@ from tests.servers import Bucket, Minio
 ROOT = Path(__file__).parents[2]
 JOB = str(ROOT / "compactor" / "job.py")
 CLASS = "REDUCED_REDUNDANCY"
+HOURS_APART = 33
 KEPT = {"encryption": "AES256", "storage_class": CLASS}
 
 pytestmark = [pytest.mark.spark, pytest.mark.jars, pytest.mark.minio]
@@ -141,6 +150,65 @@ def test_killed_between_steps_the_lines_are_there_once(lake: Lake) -> None:
         assert len(lake.keys(f"{keys.TABLE}/date")) == placed
     lake.compact()
     lake.holds(sent)
+
+
+def test_packed_rewritten_purged_expired_and_vacuumed(lake: Lake) -> None:
+    """Hours that are several to a task; then all that upkeep does, and nothing is left over."""
+    lake.limits = Compaction(settle_seconds=0, purge_seconds=0, file_bytes=1_000)
+    first = lake.clock.now_ms() // HOUR * HOUR - 2 * HOUR
+    gone = batch("f", "gone", first - 9 * HOUR, 20)
+    sent = [batch("f", "r", first - i * HOUR, 20) for i in range(HOURS_APART)]
+    lake.put("a", [*sent, gone])
+    report = lake.compact()
+    assert report.files == report.batches[0].hours == HOURS_APART
+    assert report.batches[0].tasks <= 4
+    late = [batch("f", run, first + 7, 20) for run in ("a", "z")]
+    lake.put("b", [*late, sent[3]])
+    lake.delete("f", "gone", ulid.highest_at(first))
+    report = lake.compact()
+    assert (report.hours_rewritten, report.duplicates, report.rows_purged) == (1, 20, 20)
+    assert report.files_rewritten == 3  # one without what was deleted, two of the late one's hour
+    lake.holds([*sent, *late])
+    lake.limits = Compaction(retention_days=1)
+    assert lake.compact().hours_expired >= HOURS_APART - 23
+    until = lake.snapshot().expired_ms
+    lake.holds([one for one in (*sent, *late) if ulid.time_ms(one[1]) >= until])
+    lake.run(remove_orphans(lake.compactor, hours=0))
+    log = f"{keys.TABLE}/_delta_log/"
+    there = [key for key in objects(lake) if key.startswith("table/") and not key.startswith(log)]
+    assert sorted(there) == sorted(f"{keys.TABLE}/{file.path}" for file in lake.snapshot().files)
+    assert uploads(lake) == []
+
+
+def test_two_drivers_lease_hours(lake: Lake, tmp_path: Path) -> None:
+    """Hours that another driver has are left to it, and done when it gives them back."""
+    lake.limits = Compaction(settle_seconds=0, file_bytes=1_000)
+    first = lake.clock.now_ms() // HOUR * HOUR - 3 * HOUR
+    for again in range(2):
+        lake.put(
+            "a", [batch("f", run, first + again + i * HOUR, 9) for i in range(2) for run in "az"]
+        )
+        report = Report()
+        lake.run(take_in_all(lake.compactor, report))
+    settings = CompactorSettings(data=str(tmp_path), **lake.settings.model_dump(exclude={"data"}))
+    clock, entropy = lake.clock, system_entropy()
+
+    async def story() -> tuple[Report, Report]:
+        opened = [open_sharing(settings, lake.store, clock, entropy, Disk()) for _ in range(2)]
+        during, after = Report(), Report()
+        async with opened[0] as one, opened[1] as other:
+            second = replace(lake.compactor, sharing=other)
+            hours = [planned.hour for planned in await plan_hours(second)]
+            async with one.joined(HOURS) as share:
+                assert await share.among(hours, hours) == hours
+                await rewrite_hours(second, during)
+            await rewrite_hours(second, after)
+        return during, after
+
+    during, after = lake.run(story())
+    assert (during.hours_held_elsewhere, during.hours_rewritten) == (2, 0)
+    assert (after.hours_held_elsewhere, after.hours_rewritten) == (0, 2)
+    lake.holds(lake.taken)
 
 
 def test_two_drivers_at_once_one_of_them_submitted(lake: Lake) -> None:
