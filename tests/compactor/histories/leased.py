@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Collection, Sequence
 from random import Random
 
-from compactor.sharing.shares import NAME, Alone, Leased
+from compactor.sharing.shares import NAME, Alone, Leased, Patience
 from coordination.coordinator import Coordinator
 from coordination.limits import CoordinatorLimits
 from coordination.object_store.store import ObjectPartitions
@@ -19,6 +19,7 @@ from logstore.objects.store import ObjectStore
 from tests.compactor.histories.dated import MovedClock
 
 LIMITS = CoordinatorLimits(max_attempts=0)
+_PATIENT_SECONDS = 60.0
 RESTARTED = "one that has a lock"
 """The host of drivers that take their own leases back at once."""
 
@@ -31,6 +32,22 @@ class Some(Alone):
 
     async def among(self, nodes: Sequence[str], waiting: Collection[str]) -> list[str]:
         return [node for node in nodes if node in waiting and node not in self._left]
+
+
+class PassingClock:
+    """The story's time, which passes where it is waited for."""
+
+    def __init__(self, clock: MovedClock) -> None:
+        self._clock = clock
+
+    def now_ms(self) -> int:
+        return self._clock.now_ms()
+
+    def monotonic(self) -> float:
+        return self._clock.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        self._clock.advance(round(seconds * 1000))
 
 
 class DriverClock:
@@ -77,4 +94,4 @@ def leased(
             limits=LIMITS,
         )
 
-    return Leased(coordinator)
+    return Leased(coordinator, Patience(PassingClock(clock), _PATIENT_SECONDS))

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from bisect import bisect_right
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
-
-import pyarrow.parquet as pq
 
 from compactor.compactor import Compactor
 from compactor.place.folder import FolderPlacement
@@ -40,7 +37,8 @@ from tests.compactor.histories.dated import HOUR_MS, DatedDisk, MovedClock, play
 from tests.compactor.histories.deleted import Deleting
 from tests.compactor.histories.leased import RESTARTED, DriverClock, Some, leased
 from tests.compactor.histories.lossy import LossyTable, Versions
-from tests.compactor.histories.model import Model, Said, end_of_hour
+from tests.compactor.histories.model import Model, end_of_hour
+from tests.compactor.histories.readers import Readers
 from tests.compactor.histories.troubles import MortalStore, Troubles
 from tests.compactor.lake import Batch, Record, records
 from tests.compactor.plain_engine import PlainEngine
@@ -49,7 +47,6 @@ from tests.faulty_store import Crash
 T = TypeVar("T")
 NODES = ("a", "b", "c")
 DAY_MS = 24 * HOUR_MS
-PINNED_MS = DAY_MS
 AGES = 10_000
 
 
@@ -69,9 +66,6 @@ class World:
     _newer: dict[tuple[str, int], tuple[bytes, set[Record]]] = field(default_factory=dict)
     _looked_after: list[set[str]] = field(default_factory=list)
     _restarted: bool = False
-    _checked: int = -1
-    _pins: list[tuple[int, Snapshot, list[Record]]] = field(default_factory=list)
-    _contents: dict[str, list[Record]] = field(default_factory=dict)
     _pos: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -79,6 +73,7 @@ class World:
         self.store = self._store()
         self.table = Table(self.store.uri(keys.TABLE))
         self.versions = Versions(self.table.uri)
+        self.readers = Readers(self.versions, self.model, self.clock)
         table_days, days = self.retention_days, self.runs.longest_days
         away = max(table_days, days) + self.limits.away_days if table_days and days else 0
         self._deleting = Deleting(
@@ -158,11 +153,6 @@ class World:
 
         self.run(raise_text_mark(self.store, node, fresh_id=fresh_id, seq=seq))
 
-    def pin(self) -> None:
-        """A query begins, and reads what it pinned for as long as it may."""
-        snapshot = self.versions.newest()
-        self._pins.append((self.clock.ms, snapshot, self._read(snapshot)))
-
     def pass_time(self, ms: int) -> None:
         self.tell(f"{ms / HOUR_MS:.2f} h pass")
         self.clock.advance(ms)
@@ -227,26 +217,15 @@ class World:
     def check(self) -> None:
         """Raises `AssertionError` if something is there twice, lost, or not gone."""
         newest = self.versions.newest()
-        self.versions.note(self.clock.ms)
-        looked_after = set().union(*self._looked_after)
-        self._deleting.check(newest.purged_ms, looked_after)
-        for version in range(max(self._checked + 1, self._oldest()), newest.version):
-            self._check_version(self.versions.at(version))
-        self._check_version(newest)
-        self._checked = newest.version
+        self._deleting.check(newest.purged_ms, set().union(*self._looked_after))
+        self.readers.check()
         self._check_segments(newest)
-        self._pins = [pin for pin in self._pins if self.clock.ms - pin[0] < PINNED_MS]
-        for _, pinned, found in self._pins:
-            assert self._read(pinned) == found
-
-    def _check_version(self, snapshot: Snapshot) -> None:
-        self.model.check(self._read(snapshot), self._said(snapshot))
 
     def check_settled(self) -> None:
         """Nothing is left to do: the table has what it must have, the store nothing else."""
         snapshot = self.versions.newest()
-        said = self._said(snapshot)
-        found = self._read(snapshot)
+        said = self.readers.said(snapshot)
+        found = self.readers.read(snapshot)
         assert set(found) == self.model.settled(said)
         assert dict(said.marks) == self.model.readable()
         oldest = self.clock.ms - (self.retention_days or AGES) * DAY_MS
@@ -255,22 +234,13 @@ class World:
             assert said.expired_ms <= max(oldest, 0)
         there = {p.relative_to(self.table.uri) for p in Path(self.table.uri).rglob("*.*")}
         data = {str(path) for path in there if path.parts[0] != "_delta_log"}
-        assert data <= self._needed(), "orphans are left"
+        assert data <= self.readers.needed(), "orphans are left"
         waiting = {
             (node, seq)
             for node, first in self.model.newer.items()
             for seq in range(first, len(self.model.segments[node]) + 1)
         }
         assert self.left_segments() == self.kept_aside() | waiting
-
-    def _needed(self) -> set[str]:
-        """Files of versions that some reader of the last day may have."""
-        versions = range(self._oldest(), self.versions.number() + 1)
-        return {file.path for version in versions for file in self.versions.at(version).files}
-
-    def _oldest(self) -> int:
-        """The oldest version that somebody may still read."""
-        return max(bisect_right(self.versions.made, self.clock.ms - PINNED_MS) - 1, 0)
 
     def nodes(self) -> set[str]:
         """Nodes that have segments in the store."""
@@ -297,26 +267,6 @@ class World:
         for node, seq in self.kept_aside() - aside:
             assert snapshot.mark(node) < seq
         self.run(check_kept(self.store, every - left, aside))
-
-    def _said(self, snapshot: Snapshot) -> Said:
-        marks = {node: snapshot.mark(node) for node in self.model.segments}
-        return Said(marks, snapshot.purged_ms, snapshot.expired_ms)
-
-    def _read(self, snapshot: Snapshot) -> list[Record]:
-        found: list[Record] = []
-        for file in snapshot.files:
-            assert Path(file.uri).exists(), f"version {snapshot.version} lacks {file.path}"
-            if file.path not in self._contents:
-                self._contents[file.path] = _content(file.uri)
-            some = self._contents[file.path]
-            assert file.rows == len(some) > 0
-            ids = [record[2] for record in some]
-            assert file.ulids == (min(ids), max(ids))
-            assert {end_of_hour(record) // HOUR_MS % 24 for record in some} == {
-                (file.hour + 1) % 24
-            }
-            found += some
-        return found
 
     # How it is done.
 
@@ -363,10 +313,3 @@ class World:
 
 def _up_to(last: int) -> range:
     return range(1, last + 1)
-
-
-def _content(path: str) -> list[Record]:
-    rows = pq.ParquetFile(path).read(["fqn", "run_id", "ulid", "message"]).to_pylist()
-    found = [(row["fqn"], row["run_id"], row["ulid"], row["message"]) for row in rows]
-    assert [record[:3] for record in found] == sorted(record[:3] for record in found)
-    return found
