@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from compactor.intake.extent import extent_of
@@ -29,7 +30,8 @@ from logstore.errors import Damaged, NotFound, StoreUnavailable, UnsupportedVers
 from logstore.objects.store import ObjectStore
 from logstore.segments.reader import open_segment
 
-_AT_ONCE: Final = 2
+_AT_ONCE: Final = 8
+_BYTES_AT_ONCE: Final = 128 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,32 +64,62 @@ Looked: TypeAlias = tuple[Verdict, Sequence[Share]]
 """A segment's verdict, and what it has of which run."""
 
 
-async def verify(
-    store: ObjectStore, segments: Sequence[StoredSegment], room: Room, shares: Shares
-) -> list[Verdict]:
-    """A verdict for each, in their order, up to where a batch has room; at least one.
+@dataclass(slots=True)
+class Verification:
+    """Verdicts on the first segments of a batch, in their order, as far as it has `room`.
 
-    Which runs they have is added to `shares`. Two are read at a time, so memory is bounded.
+    `shares` has the lines of those that are whole, and `full` says that the next one is of
+    the next batch.
     """
-    ahead: deque[asyncio.Task[Looked]] = deque()
-    behind = iter(segments)
-    found: list[Verdict] = []
+
+    room: Room
+    shares: Shares = field(default_factory=Shares)
+    verdicts: list[Verdict] = field(default_factory=list)
+    full: bool = False
+
+    def begins(self, segments: Sequence[StoredSegment]) -> bool:
+        """Whether what is known is of the first of them."""
+        known = [verdict.segment for verdict in self.verdicts]
+        return list(segments[: len(known)]) == known
+
+    async def go_on(self, store: ObjectStore, segments: Sequence[StoredSegment]) -> None:
+        """Goes on through them from where it ended; a first one always has room."""
+        if self.full:
+            return
+        async with aclosing(_looked_at(store, segments[len(self.verdicts) :])) as found:
+            async for verdict, of_segment in found:
+                spans = verdict.spans if isinstance(verdict, Verified) else ()
+                if not self.room.takes(spans):
+                    self.full = True
+                    return
+                self.verdicts.append(verdict)
+                self.shares.add(of_segment)
+
+
+async def _looked_at(
+    store: ObjectStore, segments: Sequence[StoredSegment]
+) -> AsyncGenerator[Looked, None]:
+    """In their order. Some are read at a time, fewer of large ones, so memory is bounded."""
+    behind = deque(segments)
+    ahead: deque[tuple[int, asyncio.Task[Looked]]] = deque()
     try:
-        while True:
-            while len(ahead) < _AT_ONCE and (segment := next(behind, None)) is not None:
-                ahead.append(asyncio.create_task(_look(store, segment)))
-            if not ahead:
-                return found
-            verdict, of_segment = await ahead[0]
+        while behind or ahead:
+            reading = sum(size for size, _ in ahead)
+            while behind and _may_read(behind[0].size, len(ahead), reading):
+                segment = behind.popleft()
+                ahead.append((segment.size, asyncio.create_task(_look(store, segment))))
+                reading += segment.size
+            looked = await ahead[0][1]
             ahead.popleft()
-            if not room.takes(verdict.spans if isinstance(verdict, Verified) else ()):
-                return found
-            found.append(verdict)
-            shares.add(of_segment)
+            yield looked
     finally:
-        for task in ahead:
+        for _, task in ahead:
             task.cancel()
-        await asyncio.gather(*ahead, return_exceptions=True)
+        await asyncio.gather(*(task for _, task in ahead), return_exceptions=True)
+
+
+def _may_read(size: int, count: int, reading: int) -> bool:
+    return count == 0 or (count < _AT_ONCE and reading + size <= _BYTES_AT_ONCE)
 
 
 async def _look(store: ObjectStore, segment: StoredSegment) -> Looked:

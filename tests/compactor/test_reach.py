@@ -16,7 +16,7 @@ from compactor.intake.reach import Reach, Share, Shares
 from compactor.intake.room import Room
 from compactor.intake.span import HOUR_MS, Span, hour_of
 from compactor.intake.take_in import take_in_all
-from compactor.intake.verify import Verified, verify
+from compactor.intake.verify import Verification, Verified
 from compactor.report import Report
 from compactor.rewrite.hours import rewrite_hours
 from compactor.settings import Compaction
@@ -70,11 +70,11 @@ def reach_of(lake: Lake, batches: Sequence[Batch]) -> Reach:
     """As intake comes to it, by way of a segment."""
     node = f"n{len(lake.taken)}"
     lake.put(node, batches)
-    shares = Shares()
-    listed = lake.run(segments_of(lake.store, node))
-    (verdict,) = lake.run(verify(lake.store, listed, Room(1 << 27), shares))
+    found = Verification(Room(1 << 27))
+    lake.run(found.go_on(lake.store, lake.run(segments_of(lake.store, node))))
+    (verdict,) = found.verdicts
     assert isinstance(verdict, Verified)
-    return Reach(verdict.spans, shares)
+    return Reach(verdict.spans, found.shares)
 
 
 def rewritten_hour(lake: Lake) -> list[Batch]:
@@ -137,10 +137,19 @@ def test_every_file_with_one_of_the_lines_is_met_whatever_the_names(plain: Lake,
     """Long names have no bounds in the log; bounds of others are lines that are there."""
     dice, salts = Random(seed), count()
 
+    def name() -> str:
+        return dice.choice(NAMES)
+
     def some(number: int) -> list[Batch]:
         moments = [0, 1, 59_999, 60_000, HOUR - 1]
         return [
-            batch(*dice.choices(NAMES, k=2), NOON + dice.choice(moments), 3, salt=next(salts))
+            batch(
+                dice.choice(NAMES),
+                dice.choice(NAMES),
+                NOON + dice.choice(moments),
+                3,
+                salt=next(salts),
+            )
             for _ in range(number)
         ]
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from compactor.intake.plan import StoredSegment, segments_of
-from compactor.intake.reach import Shares
 from compactor.intake.room import Room
-from compactor.intake.verify import Corrupt, Stopped, Verdict, Verified, verify
+from compactor.intake.verify import Corrupt, Stopped, Verdict, Verification, Verified
 from logstore import keys, ulid
 from tests.compactor.lake import HOUR, NOON, Lake, batch
 
@@ -17,7 +16,9 @@ def verdicts(lake: Lake, node: str = "n") -> list[Verdict]:
 
 
 def verified(lake: Lake, listed: list[StoredSegment]) -> list[Verdict]:
-    return lake.run(verify(lake.store, listed, Room(1 << 27), Shares()))
+    found = Verification(Room(1 << 27))
+    lake.run(found.go_on(lake.store, listed))
+    return found.verdicts
 
 
 def test_a_whole_segment_says_where_its_text_lies(lake: Lake) -> None:
