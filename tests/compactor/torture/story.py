@@ -87,10 +87,11 @@ class Story:
         ]
 
     def _expired(self) -> list[Batch]:
-        """Lines of an hour that the retention takes, of a run that is deleted."""
+        """Lines of an hour that the retention takes, also once their deletion is forgotten."""
         at = self._base - (KEPT_DAYS * 24 + 1 + self.chapters) * HOUR
-        name = f"r{self.chapters}"
-        self._deleted("old", name, ulid.highest_at(at + HOUR))
+        name, t = f"r{self.chapters}", ulid.highest_at(at + HOUR)
+        self.lake.delete("old", name, t)
+        self.model.ever["old", name] = t
         return [batch("old", name, at, 3), batch("older", name, at + 1, 3)]
 
     def _wide(self) -> list[Batch]:
