@@ -96,10 +96,13 @@ class _Hours:
     left: list[str]
     hurry: Callable[[], Awaitable[bool]]
     deletions: Sequence[StoredDeletion] | None = None
+    newest: Snapshot | None = None
 
     async def run(self) -> None:
         while self.left:
             mine = await self.share.among(self.left, self.left)
+            if not self.share.settled:
+                self.newest = None  # another driver may have had them until now
             for alarm in self.share.barred:
                 self.report.alarm(alarm)
             self.report.hours_held_elsewhere = len(self.left) - len(mine)
@@ -112,24 +115,35 @@ class _Hours:
                 return
 
     async def _settle(self, hour: str) -> None:
-        """Rewrites the hour, as it is by now: another driver may have done so before."""
+        """Rewrites the hour, as it is by now: another driver may have done so before.
+
+        Of a table of very many hours it takes a while to open a version. So each is planned on
+        what the one before it came to.
+        """
         for _ in range(_TRIES):
-            snapshot = await asyncio.to_thread(self.compactor.table.snapshot)
+            snapshot = await self._newest()
             planned = await asyncio.to_thread(self._planned, snapshot, hour)
             if planned is None:
+                self.newest = snapshot
                 return
             try:
-                await self._rewrite(snapshot, planned)
+                self.newest = await self._rewrite(snapshot, planned)
             except PreconditionFailed as error:
                 log.info("planning hour %s anew: %s", hour, error)
             else:
                 return
 
+    async def _newest(self) -> Snapshot:
+        known, self.newest = self.newest, None
+        if known is not None:
+            return known
+        return await asyncio.to_thread(self.compactor.table.snapshot)
+
     def _planned(self, snapshot: Snapshot, hour: str) -> Rewriting | None:
         files = [file for file in snapshot.files if hour_of(file) == hour]
         return rewriting(files, file_bytes=self.compactor.limits.file_bytes)
 
-    async def _rewrite(self, snapshot: Snapshot, planned: Rewriting) -> None:
+    async def _rewrite(self, snapshot: Snapshot, planned: Rewriting) -> Snapshot:
         compactor, files = self.compactor, planned.files
         deletions = await self._deletions(snapshot, files)
         made = await rewrite(
@@ -138,9 +152,10 @@ class _Hours:
         self.share.check({planned.hour})
         same = sum(file.rows for file in made) == sum(file.rows for file in files)
         with self.report.timed("commit", compactor.clock):
-            await replace(compactor, snapshot, Change(made, removed=files, same_lines=same))
+            after = await replace(compactor, snapshot, Change(made, removed=files, same_lines=same))
         compactor.reached("hour committed")
         self.report.hours_rewritten += 1
+        return after
 
     async def _deletions(self, snapshot: Snapshot, files: Collection[TableFile]) -> list[Deletion]:
         """Deletions of lines in the files, unless there are very many: nobody counts on them."""

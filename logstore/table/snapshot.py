@@ -9,7 +9,7 @@ the empty snapshot of version -1.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from functools import cached_property
@@ -102,7 +102,7 @@ class Snapshot:
         if table is None:
             return ()
         actions = pa.table(read(self.uri, lambda: table.get_add_actions(flatten=True)))
-        return tuple(_file(self.uri, row) for row in actions.to_pylist())
+        return tuple(_files(self.uri, actions))
 
     def files_for(
         self,
@@ -126,23 +126,22 @@ class Snapshot:
         return read(self.uri, lambda: table.transaction_version(name)) or 0
 
 
-def _file(uri: str, row: Mapping[str, Any]) -> TableFile:
-    return TableFile(
-        path=row["path"],
-        uri=f"{uri}/{row['path']}",
-        size=row["size_bytes"],
-        rows=row["num_records"] or 0,
-        date=row["partition.date"],
-        hour=row["partition.hour"],
-        ulids=_bounds(row, "ulid"),
-        fqns=_bounds(row, "fqn"),
-        runs=_bounds(row, "run_id"),
-    )
+def _files(uri: str, actions: pa.Table) -> Iterator[TableFile]:
+    """Column by column, which takes a third of the time: there are as many as hours, or more."""
 
+    def column(name: str) -> Sequence[Any]:
+        there = name in actions.schema.names
+        return actions.column(name).to_pylist() if there else [None] * actions.num_rows
 
-def _bounds(row: Mapping[str, Any], column: str) -> tuple[str, str] | None:
-    low, high = row.get(f"min.{column}"), row.get(f"max.{column}")
-    return None if low is None or high is None else (low, high)
+    def bounds(name: str) -> Sequence[tuple[str, str] | None]:
+        lows, highs = column(f"min.{name}"), column(f"max.{name}")
+        pairs = zip(lows, highs, strict=True)
+        return [None if None in pair else pair for pair in pairs]
+
+    names = ("path", "size_bytes", "num_records", "partition.date", "partition.hour")
+    columns = [*map(column, names), *map(bounds, ("ulid", "fqn", "run_id"))]
+    for path, size, rows, day, hour, *bound in zip(*columns, strict=True):
+        yield TableFile(path, f"{uri}/{path}", size, rows or 0, day, hour, *bound)
 
 
 def _meets(bounds: tuple[str, str] | None, low: str | None, high: str | None) -> bool:

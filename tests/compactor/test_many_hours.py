@@ -1,0 +1,79 @@
+"""What it costs to keep a table of many hours: no more for each than for the hour itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+from compactor.report import Report
+from compactor.rewrite.hours import rewrite_hours
+from logstore.clock import SystemClock
+from logstore.table.table import Table
+from tests.compactor.files import add_files
+from tests.compactor.lake import HOUR, NOON, Batch, Lake, batch
+from tests.compactor.plain_engine import PlainEngine
+from tests.compactor.test_rewrite_hours import meanwhile, parts
+
+
+@dataclass
+class Openings:
+    """Storage options, asked for at each opening of a table."""
+
+    count: int = 0
+
+    def __call__(self) -> dict[str, str]:
+        self.count += 1
+        return {}
+
+
+@pytest.fixture
+def plain(lake: Lake) -> Lake:
+    lake.session = PlainEngine()
+    lake.clock.shift_ms = NOON + 10 * HOUR - SystemClock().now_ms()
+    return lake
+
+
+def files_of(hours: int) -> list[Batch]:
+    """Five files for each hour."""
+    return [
+        batch("f", f"r{i}", NOON + hour * HOUR + i, 5) for hour in range(hours) for i in range(5)
+    ]
+
+
+def rewritten(lake: Lake) -> tuple[int, Report]:
+    """How often the table was opened, and what was done."""
+    openings, report = Openings(), Report()
+    table = Table(lake.compactor.table.uri, openings)
+    lake.run(rewrite_hours(replace(lake.compactor, table=table), report))
+    return openings.count, report
+
+
+def test_each_hour_opens_the_table_once_to_see_its_commit(plain: Lake) -> None:
+    sent = files_of(8)
+    add_files(plain, *([one] for one in sent))
+    openings, report = rewritten(plain)
+    assert report.hours_rewritten == 8
+    assert openings <= 8 + 2  # one to plan all of them, and one for the first
+    plain.holds(sent)
+    assert len(plain.snapshot().files) == 8
+
+
+def test_what_came_since_the_hour_before_is_kept(plain: Lake) -> None:
+    """Stragglers of an hour that is next: it was planned on the version before they came."""
+    sent = files_of(2)
+    add_files(plain, *([one] for one in sent))
+    late = [batch("f", "late", NOON + HOUR + 9, 5)]
+    with meanwhile(plain, "rewrite written", lambda other: add_files(other, late)):
+        _, report = rewritten(plain)
+    plain.holds([*sent, *late])
+    assert report.hours_rewritten == 2
+
+
+def test_an_hour_that_another_rewrote_meanwhile_is_planned_anew(plain: Lake) -> None:
+    sent = [*files_of(1), *parts(5, salt=9)]
+    add_files(plain, *([one] for one in sent))
+    with meanwhile(plain, "rewrite placed", lambda other: rewritten(other)):
+        _, report = rewritten(plain)
+    plain.holds(sent)
+    assert report.hours_rewritten == 0
