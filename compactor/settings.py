@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from pydantic import ConfigDict
 
@@ -13,11 +13,8 @@ from logstore.objects.settings import CompactionSettings, QueueRetention, StoreS
 from logstore.runs.retention import RunRetention
 from logstore.settings import load, read_file
 
-
-class Compaction(CompactionSettings):
-    """The service has keys of its own in this section."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
+Compaction: TypeAlias = CompactionSettings
+"""Nobody has keys of their own in this section, so one that is not known is refused."""
 
 
 class Queue(QueueRetention):

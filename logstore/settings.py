@@ -104,14 +104,15 @@ def load(cls: type[S], *, flags: Mapping[str, Any], file: Mapping[str, Any], str
     """Settings from all sources; `flags` has the nested form of the file.
 
     `strict` refuses keys that the class does not know; a program that reads only its part
-    of a shared file is not strict. Raises `InvalidInput` with a sentence naming the key.
+    of a shared file is not strict, but for sections that are its own as a whole: models that
+    forbid more. Raises `InvalidInput` with a sentence naming the key.
     """
     if strict:
         _refuse_unknown(cls, file)
     try:
         return _reading(cls, dict(file))(**flags)
     except ValidationError as error:
-        raise InvalidInput(_sentence(error), field=_dotted(error.errors()[0]["loc"])) from None
+        raise _invalid(cls, error) from None
 
 
 def _reading(cls: type[S], file: dict[str, Any]) -> type[S]:
@@ -144,8 +145,11 @@ def _refuse_unknown(cls: type[BaseModel], file: Mapping[str, Any]) -> None:
 
 
 def _refuse(name: str, known: list[str], where: str) -> None:
-    if name in known or any(k.startswith(f"{name}.") for k in known):
-        return
+    if name not in known and not any(k.startswith(f"{name}.") for k in known):
+        raise _unknown(name, known, where)
+
+
+def _unknown(name: str, known: list[str], where: str) -> InvalidInput:
     near = [k for k in known if k.endswith(f".{name}")]
     near = near or difflib.get_close_matches(name, known, n=2, cutoff=0.6)
     hint = (
@@ -153,7 +157,17 @@ def _refuse(name: str, known: list[str], where: str) -> None:
         if near
         else "The settings are listed in docs/settings.md."
     )
-    raise InvalidInput(f"unknown setting {name} {where}", field=name, hint=hint)
+    return InvalidInput(f"unknown setting {name} {where}", field=name, hint=hint)
+
+
+def _invalid(cls: type[BaseModel], error: ValidationError) -> InvalidInput:
+    first = error.errors()[0]
+    name = _dotted(first["loc"])
+    if first["type"] != "extra_forbidden":
+        return InvalidInput(_sentence(error), field=name)
+    variable = PREFIX + name.upper().replace(".", "__")
+    where = f"({variable})" if variable in os.environ else "in the settings file"
+    return _unknown(name, [row.name for row in table(cls)], where)
 
 
 def _names(content: Mapping[str, Any], keyed: Container[str], prefix: str = "") -> Iterator[str]:

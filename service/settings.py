@@ -310,15 +310,6 @@ class Queue(QueueRetention):
     max_groups: int = Field(default=1000, ge=1, description="Consumer groups at most")
 
 
-class Compaction(CompactionSettings):
-    """The compactor that the service starts beside itself."""
-
-    enabled: bool = Field(default=True, description="Compact on a schedule, where Java is found")
-    every_seconds: float = Field(
-        default=300, ge=1, description="Time from the end of a compaction to the next"
-    )
-
-
 class Settings(StoreSettings):
     """All of it. `warnings` of the loader are for the log, not part of it."""
 
@@ -344,7 +335,7 @@ class Settings(StoreSettings):
     coordination: Coordination = Coordination()
     source_coordination: SourceCoordination = SourceCoordination()
     queue: Queue = Queue()
-    compaction: Compaction = Compaction()
+    compaction: CompactionSettings = CompactionSettings()
 
     @property
     def node_name(self) -> str:

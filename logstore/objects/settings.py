@@ -98,7 +98,11 @@ def _parse_bucket(store: str) -> Bucket:
 
 
 class CompactionSettings(RunningSettings):
-    """How much is compacted at once, and how long things are kept."""
+    """How much is compacted at once, and how long things are kept.
+
+    The service's part is here as well (`enabled`, `every_seconds`), so that a compactor that runs
+    elsewhere, and reads the same file, refuses what nobody knows.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -186,6 +190,10 @@ class CompactionSettings(RunningSettings):
     )
     log_format: Literal["text", "json"] = Field(
         default="text", description="The compactor's log: lines for people, or a line of JSON each"
+    )
+    enabled: bool = Field(default=True, description="Compact on a schedule, where Java is found")
+    every_seconds: float = Field(
+        default=300, ge=1, description="Time from the end of a compaction to the next"
     )
 
 
