@@ -71,10 +71,11 @@ def place_of(store: TorturedStore, folder: Path) -> Place:
 def torment(torture: Torture, parts: list[str], kills: int) -> None:
     """All of it, or the parts that are named."""
     dice = torture.dice
-    torture.story.write(wide=True)
+    torture.story.write()
     if "steps" in parts:
         for step in STEPS:
             torture.kill_at(step, dice.choice((Way.JOB, Way.SUBMIT, Way.TAILRACE)))
+        torture.story.write(wide=True)
     torture.undisturbed()
     if "moments" in parts:
         for _ in range(kills):
