@@ -52,11 +52,14 @@ def job_command(settings: Settings) -> list[str]:
 
 
 def job_environment(settings: Settings) -> dict[str, str]:
-    """What the compactor is told beyond its flags: the same settings by another way."""
+    """What the compactor is told beyond its flags."""
+    return environment_of(settings, ["compaction", "queue", "runs", "source_coordination"])
+
+
+def environment_of(settings: Settings, sections: Sequence[str]) -> dict[str, str]:
+    """The store and these sections of the settings, as a child of this process reads them."""
     extra = {"TAILRACE_STORE": settings.store_place} if settings.store else {}
-    shared = ["compaction", "queue", "runs", "source_coordination"]
-    shared += ["s3"] if settings.bucket else []
-    for section in shared:
+    for section in [*sections, *(["s3"] if settings.bucket else [])]:
         extra |= _as_variables(f"{PREFIX}{section.upper()}", getattr(settings, section))
     return extra
 
@@ -121,7 +124,7 @@ class CompactionChild:
         """One life of the child, from start to end; why it ended."""
         try:
             self._child = await asyncio.create_subprocess_exec(
-                *_dying_with_us(),
+                *dying_with_us(),
                 *self._command,
                 stdin=asyncio.subprocess.DEVNULL,
                 env=self._environment,
@@ -148,7 +151,7 @@ class CompactionChild:
         await child.wait()
 
 
-def _dying_with_us() -> list[str]:
+def dying_with_us() -> list[str]:
     """A prefix by which the kernel ends the child when the service dies, where there is one."""
     setpriv = shutil.which("setpriv")
     return [setpriv, "--pdeathsig", "TERM", "--"] if setpriv else []

@@ -54,6 +54,7 @@ from service.text.closer import CloseLimits
 from service.text.flusher import FlushLimits
 from service.text.sweeper import SweepLimits
 from service.text.text import TextLimits
+from service.verification import Verification, verify_command, verify_environment
 
 if TYPE_CHECKING:
     from service.query.bucket import Bucket
@@ -173,6 +174,7 @@ def make_app(
         compactor_file=compactor_file(settings, machine),
     )
     contents = Contents(node.store, deletions_of(node), queue.limits.readers)
+    verification = Verification(verify_command(settings), verify_environment(settings))
     return build_app(
         node,
         Door(
@@ -185,6 +187,7 @@ def make_app(
             queue=lambda: queue,
             contents=lambda: contents,
             leases=leases,
+            verification=lambda: verification,
             reported_version=settings.openmetadata.version,
         ),
     )

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
 import sys
 import tempfile
+from collections.abc import Coroutine
 from dataclasses import asdict
 from typing import Any, Final, TextIO
 
@@ -47,9 +49,19 @@ def run(arguments: argparse.Namespace) -> int:
     printer = Printer(sys.stdout, sys.stderr, as_json=arguments.json)
     findings = Findings(printer.fault, printer.progress)
     with tempfile.TemporaryDirectory(prefix="tailrace-verify-") as spill:
-        asyncio.run(verify(settings, findings, spill, repair=arguments.repair))
+        try:
+            work = verify(settings, findings, spill, repair=arguments.repair)
+            asyncio.run(_until_told(work))
+        except asyncio.CancelledError:  # what it spilled goes, and no summary is said
+            return 128 + signal.SIGTERM
     printer.summary(findings)
     return 0 if findings.sound else 1
+
+
+async def _until_told(work: Coroutine[Any, Any, None]) -> None:
+    task = asyncio.create_task(work)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    await task
 
 
 class Printer:

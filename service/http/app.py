@@ -36,6 +36,7 @@ from service.http.node import NodeApi
 from service.http.pages import page_routes
 from service.http.status import progress_routes, status_routes
 from service.http.targets import PREFIX, canonical, canonical_beside
+from service.http.verify import Verifier, verify_routes
 from service.http.version import version_routes
 from service.metered import metered_append
 from service.query.engine import QueryEngine
@@ -61,6 +62,7 @@ class Door:
     queue: Callable[[], SegmentQueue] | None = None
     contents: Callable[[], Contents] | None = None
     leases: Open | None = None
+    verification: Verifier | None = None
     reported_version: str = REPORTED_VERSION
     routers: tuple[APIRouter, ...] = ()
 
@@ -146,6 +148,7 @@ def all_routers(node: NodeApi, door: Door) -> list[APIRouter]:
         *([group_routes(door.queue), queue_routes(door.queue)] if door.queue is not None else []),
         *([reading_routes(door.contents)] if door.contents is not None else []),
         *([lease_routes(door.leases)] if door.leases is not None else []),
+        *([verify_routes(door.verification)] if door.verification is not None else []),
         *door.routers,
     ]
 
@@ -154,5 +157,7 @@ def documented() -> FastAPI:
     """The app as openapi.yaml describes it: all routes, no node behind them."""
     nobody = cast("NodeApi", None)
     nothing = cast("Callable[[], Any]", lambda: None)
-    door = Door(query=nothing, queue=nothing, contents=nothing, leases=nothing)
+    door = Door(
+        query=nothing, queue=nothing, contents=nothing, leases=nothing, verification=nothing
+    )
     return _framework(nobody, door, str)
