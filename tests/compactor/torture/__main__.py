@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from tests.compactor.lake import Lake, lake_in
+from tests.compactor.lake import HOUR, Lake, lake_in
 from tests.compactor.torture.processes import Place, Victim, Way
 from tests.compactor.torture.story import KEPT_DAYS
 from tests.compactor.torture.torture import STEPS, Torture
@@ -113,6 +113,7 @@ def main() -> int:
         stack.callback(torture.end)
         try:
             torment(torture, arguments.parts, arguments.kills)
+            store.swept = lake.run(lake.store.sweep(lake.clock.now_ms() + 24 * HOUR))
             torture.faults += filter(None, [vacuumed(lake)])
         finally:
             counts = ", ".join(f"{count} {what}" for what, count in torture.told.items())
