@@ -58,6 +58,11 @@ OURS: Final = (
         "Failures that workers reported, also those tried again.",
     ),
     Count("failed", "partitions_failed", "Partitions that became FAILED: tried too often."),
+    Count(
+        "supplies_lost",
+        "partition_supplies_lost",
+        "Runs of the supplier that outlived their lease, and were broken off.",
+    ),
     Count("held_back", "partitions_held_back", "Acquires refused as we hold our fair share."),
     Count("asked_back", "partitions_asked_back", "Partitions that were asked back for others."),
     Count(

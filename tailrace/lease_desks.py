@@ -51,6 +51,14 @@ class Desk(Protocol):
         """Consumer groups of the segment queue."""
         ...
 
+    async def group(self, group: str) -> Row:
+        """One, with its leases and failed segments."""
+        ...
+
+    async def retry_group(self, group: str, segment: str | None) -> list[str]:
+        """The failed segments, one or all, that are free again."""
+        ...
+
     async def reset_group(self, group: str, to: str) -> Row:
         """The group as it begins again, from `oldest` or `now`."""
         ...
@@ -104,6 +112,20 @@ class InStore:
         rows = [group_row(group, queue.catalogue, queue.now_ms()) for group in found]
         return [row.model_dump() for row in rows]
 
+    async def group(self, group: str) -> Row:
+        from service.queue.wire import group_details
+
+        queue = self._queue()
+        await queue.report()
+        found = await queue.group(group)
+        return group_details(found, queue.catalogue, queue.now_ms()).model_dump()
+
+    async def retry_group(self, group: str, segment: str | None) -> list[str]:
+        from service.queue.segment import parse_id
+
+        chosen = None if segment is None else [parse_id(segment)]
+        return [name.id for name in await self._queue().retry(group, chosen)]
+
     async def reset_group(self, group: str, to: str) -> Row:
         from service.queue.wire import group_row
 
@@ -154,6 +176,16 @@ class AtService:
     async def groups(self) -> list[Row]:
         rows: list[Row] = (await self._ask("GET", "/segments/groups", {}))["groups"]
         return rows
+
+    async def group(self, group: str) -> Row:
+        return await self._ask("GET", f"/segments/groups/{component(group)}", {})
+
+    async def retry_group(self, group: str, segment: str | None) -> list[str]:
+        one = {} if segment is None else {"segment": segment}
+        free: list[str] = (
+            await self._ask("POST", f"/segments/groups/{component(group)}/retry", one)
+        )["retried"]
+        return free
 
     async def reset_group(self, group: str, to: str) -> Row:
         return await self._ask("POST", f"/segments/groups/{component(group)}/reset", {"to": to})

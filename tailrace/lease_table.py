@@ -14,6 +14,7 @@ _GROUP_HEADS: Final = (
     *("GROUP", "STATE", "SEGMENTS", "BYTES", "LAG", "LEASED", "FAILED", "COMMITTED"),
     *("EVICTIONS", "EVICTED"),
 )
+_OPEN_HEADS: Final = ("SEGMENT", "STATE", "EPOCH", "ATTEMPTS", "UNTIL", "REASON")
 _WIDEST: Final = 60
 _NONE: Final = "-"
 
@@ -26,6 +27,22 @@ def table(rows: Sequence[Mapping[str, Any]], *, heading: bool) -> str:
 def group_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Consumer groups in columns; an evicted one has no lag, and says why it lost its place."""
     return _columns(_GROUP_HEADS, [_group_cells(row) for row in rows], heading=True)
+
+
+def group_details(row: Mapping[str, Any]) -> str:
+    """A consumer group, and what is leased, waits to be tried again or has failed in it."""
+    cells = [
+        [
+            one["id"],
+            one["state"],
+            str(one["epoch"]),
+            str(one["attempts"]),
+            one["lease_until"] or _NONE,
+            _short(one["reason"] or _NONE),
+        ]
+        for one in row["open"]
+    ]
+    return f"{group_table([row])}\n\n{_columns(_OPEN_HEADS, cells, heading=True)}"
 
 
 def details(row: Mapping[str, Any]) -> str:

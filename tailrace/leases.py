@@ -18,7 +18,7 @@ import orjson
 from coordination.groups import Start
 from coordination.partition import Status
 from tailrace.lease_desks import Desk, Row, open_desk
-from tailrace.lease_table import details, group_table, table
+from tailrace.lease_table import details, group_details, group_table, table
 
 _UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
@@ -53,6 +53,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--before", metavar="TIME", type=seconds, required=True, help="completed so long ago, as 7d"
     )
     _verb(verbs, "groups", "List consumer groups of the segment queue.")
+    shown = _verb(verbs, "show-group", "A consumer group, with its leases and failed segments.")
+    shown.add_argument("group", metavar="GROUP", help="its name")
+    retry = _verb(verbs, "retry-group", "Let failed segments of a consumer group be tried again.")
+    retry.add_argument("group", metavar="GROUP", help="its name")
+    retry.add_argument("segment", metavar="SEGMENT", nargs="?", help="only this one; else all")
     again = _verb(verbs, "reset-group", "Let a consumer group begin again; its leases are lost.")
     again.add_argument("group", metavar="GROUP", help="its name")
     again.add_argument(
@@ -141,6 +146,12 @@ async def _run(arguments: argparse.Namespace) -> int:
             _say({"purged": gone}, f"{gone} removed", as_json=arguments.json)
         elif act == "groups":
             _rows(await desk.groups(), group_table, as_json=arguments.json)
+        elif act == "show-group":
+            row = await desk.group(arguments.group)
+            _say(row, group_details(row), as_json=arguments.json)
+        elif act == "retry-group":
+            free = await desk.retry_group(arguments.group, arguments.segment)
+            _say({"retried": free}, f"{len(free)} free again", as_json=arguments.json)
         elif act == "reset-group":
             row = await desk.reset_group(arguments.group, arguments.to)
             _say(row, group_table([row]), as_json=arguments.json)

@@ -5,8 +5,8 @@
                     │   └──────────────────────┘
                     └─ `max_attempts` leases over or failed ──► failed ──retry──► pending
 
-A lease is good as long as the store's time is surely before its end; nobody takes what is
-left behind before `MARGIN_MS` after it. Each function knows its own effect again, so that it
+A lease is good until the store's time is surely past its end; nobody takes what is left behind
+before `MARGIN_MS` after it. Each function knows its own effect again, so that it
 may be applied a second time to a version that has it already: a lease by its claim, the
 others by the epoch.
 """
@@ -151,7 +151,10 @@ def retry(group: Group, names: Sequence[Name] | None) -> tuple[Group, list[Name]
     chosen = sorted(failed) if names is None else list(names)
     for name in chosen:
         if name not in failed:
-            raise NotFound(f"{name.id} has not failed in group {group.name!r}")
+            raise NotFound(
+                f"{name.id} has not failed in group {group.name!r}",
+                hint="GET /segments/groups/{group} has those that did.",
+            )
         old = failed[name]
         again = Pending(old.epoch, 0, 0, "", old.low, old.size, 0, old.reason)
         group = _with(group, name, again)
@@ -248,7 +251,10 @@ def _held(group: Group, name: Name, epoch: int, moment: Moment) -> Pending:
     _check_place(group)
     cursor = group.cursor(name.node)
     if name.seq > cursor.seq:
-        raise NotFound(f"group {group.name!r} was never given segment {name.id}")
+        raise NotFound(
+            f"group {group.name!r} was never given segment {name.id}",
+            hint="Ids come from GET /segments/next; GET /segments lists all of them.",
+        )
     pending = cursor.pending.get(name.seq)
     if pending is None or pending.epoch != epoch or not pending.until_ms:
         raise LeaseLost(f"epoch {epoch} does not hold {name.id} in group {group.name!r}")

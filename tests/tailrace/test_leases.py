@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from coordination.group_objects import write_group
-from coordination.groups import Group, Start, State
+from coordination.groups import Cursor, Failed, Group, Start, State
 from coordination.lease import text_lease
 from coordination.leases import Leases
 from coordination.object_store.store import ObjectPartitions
@@ -29,11 +29,12 @@ from tailrace.lease_table import details, duration, table
 from tests.service.test_main import service, settings_for
 
 SOURCE = "logs|file"
+NODE = f"A-{ulid.encode(1)}"
 Tell = Callable[..., tuple[int, str, str]]
 
 
 async def fill(data: Path) -> None:
-    """A named lease, a held, a free and a completed partition, and a consumer group."""
+    """A named lease, a held, a free and a completed partition, and a group that failed at two."""
     clock, entropy = SystemClock(), system_entropy()
     store = LocalStore(str(data / "store"), Disk(), clock, entropy)
     time = StoreTime(clock, None)
@@ -47,7 +48,9 @@ async def fill(data: Path) -> None:
     await partitions.close()
     await Leases(store, clock, entropy, time, node="node-A").acquire(text_lease("node-A"))
     now = clock.now_ms()
-    await write_group(store, Group("g", State.ACTIVE, Start.NOW, now, now), None, ulid.encode(1))
+    at = {NODE: Cursor(2, failed={seq: Failed(seq, now, 5, f"bad {seq}") for seq in (1, 2)})}
+    group = Group("g", State.ACTIVE, Start.NOW, now, now, cursors=at)
+    await write_group(store, group, None, ulid.encode(1))
 
 
 @pytest.fixture
@@ -144,6 +147,25 @@ def test_groups(tell: Tell) -> None:
     assert tell("forget-group", "g")[0] == 1
 
 
+def test_what_failed_in_a_group_is_shown_and_tried_again(tell: Tell) -> None:
+    status, out, _ = tell("show-group", "g")
+    assert status == 0
+    assert [line.split()[:2] for line in out.splitlines()[-2:]] == [
+        [f"{NODE}-1", "failed"],
+        [f"{NODE}-2", "failed"],
+    ]
+    assert "bad 2" in out
+    (row,) = rows(tell("show-group", "--json", "g")[1])
+    assert [one["reason"] for one in row["open"]] == ["bad 1", "bad 2"]
+    assert tell("retry-group", "g", f"{NODE}-2")[:2] == (0, "1 free again\n")
+    (row,) = rows(tell("show-group", "--json", "g")[1])
+    assert [one["state"] for one in row["open"]] == ["failed", "waiting"]
+    assert rows(tell("--json", "retry-group", "g")[1]) == [{"retried": [f"{NODE}-1"]}]
+    status, _, errors = tell("retry-group", "g", f"{NODE}-1")
+    assert (status, "has not failed" in errors, "hint: " in errors) == (1, True, True)
+    assert tell("show-group", "nobody")[0] == 1
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -226,6 +248,11 @@ async def test_a_service_tells_the_same(tmp_path: Path, capsys: pytest.CaptureFi
         assert row["last_error"] == "x"
         assert (await asked("--url", url, "purge", SOURCE, "--before", "0s"))[1] == [{"purged": 1}]
         assert [row["group"] for row in (await asked("--url", url, "groups"))[1]] == ["g"]
+        (row,) = (await asked("--url", url, "show-group", "g"))[1]
+        assert [one["state"] for one in row["open"]] == ["failed", "failed"]
+        (row,) = (await asked("--url", url, "retry-group", "g", f"{NODE}-2"))[1]
+        assert row == {"retried": [f"{NODE}-2"]}
+        assert (await asked("--url", url, "retry-group", "g"))[1] == [{"retried": [f"{NODE}-1"]}]
         assert (await asked("--url", url, "reset-group", "g", "--to", "now"))[0] == 0
         assert (await asked("--url", url, "forget-group", "g"))[0] == 0
         assert (await asked("--url", url, "show", "text", "node-A"))[1][0]["kind"] == "lock"

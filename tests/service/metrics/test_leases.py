@@ -15,6 +15,7 @@ from coordination.leases import Leases
 from coordination.partition import NewPartition
 from coordination.storetime import StoreTime
 from coordination.supply import SharedState
+from coordination.transitions import reset
 from logstore.errors import LeaseLost, NotFound, StoreUnavailable
 from logstore.objects.local import LocalStore, inline
 from service.metrics.declared import Sources
@@ -65,7 +66,14 @@ def test_the_metrics_of_a_coordinator() -> None:
         mine = world.coordinator("A", limits=replace(LIMITS, max_attempts=1))
         work = mine.work("file", supplier=supplier)
         other = world.coordinator("B").work("file")
-        sources = sources_of(world.clock, named(world.clock), work)
+
+        async def overtaken(_: SharedState) -> AsyncGenerator[NewPartition, None]:
+            yield NewPartition("one")
+            state = await world.stored("list", "pipeline|GLOBAL")
+            await world.store.change(state, reset(state, world.clock.now_ms()))
+
+        listing = mine.work("list", supplier=overtaken)
+        sources = sources_of(world.clock, named(world.clock), work, listing)
 
         def look() -> None:
             for name, readings in shown(sources).items():
@@ -100,6 +108,7 @@ def test_the_metrics_of_a_coordinator() -> None:
             await other.acquire(12)
             await world.clock.sleep(2)
             assert await work.acquire(100) == []
+            await listing.acquire()
             look()
 
     told(story)
