@@ -56,8 +56,8 @@ sim: dev ## Power cuts at every call of a simulated disk, histories of compactor
 		$$(grep -rlE 'import.*PowerCut' tests --include='test_*.py')
 
 bench: dev ## Every figure of the README, or one: BENCH=ingest
-	@for name in $(or $(BENCH),ingest outage live pages compaction amplification executors \
-		query s3 runs stall leases); do \
+	@for name in $(or $(BENCH),ingest outage live pages compaction amplification executors drivers \
+		query s3 runs stall leases queue); do \
 		echo "== $$name"; $(PY) -m benchmarks.$$name $(ARGS) || exit 1; done
 
 ##@ Maintain
