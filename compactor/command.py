@@ -69,6 +69,8 @@ def _run(flags: argparse.Namespace) -> int:
         errors=sys.stderr,
     )
     passes = Passes(clock, hearing)
+    if flags.every is None:  # else its service may come later
+        _refuse_no_store(settings)
 
     async def work() -> None:
         async with open_compactor(settings, session, _killer(flags.kill_at)) as compactor:

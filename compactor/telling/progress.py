@@ -4,7 +4,8 @@
 
 The share is of the bytes that waited when the pass last looked and of those it has taken in,
 with the batch under way by its Spark tasks. A phase of which no share is known has its time
-instead. The line is cleared before anything else is written (`clear`).
+instead. The line is cleared before anything else is written (`clear`). The cursor stays at its
+start: what others write, Java and Spark above all, begins there and not behind the bar.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Progress:
             self._all = report.segment_bytes + report.lag.bytes
         wide = _columns(self._out) - 1
         line = self._line(report, await self._tasks(), now, wide)
-        self._out.write(_CLEAR + line[:wide])
+        self._out.write(f"{_CLEAR}{line[:wide]}\r")
         self._out.flush()
         self._drawn = True
 

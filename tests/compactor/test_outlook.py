@@ -94,8 +94,12 @@ def test_it_warns_of_what_would_wait_or_be_set_aside(plain: Lake) -> None:
 
 
 def _dry(*words: str) -> subprocess.CompletedProcess[str]:
+    return _ran("tailrace", "compact", "--dry-run", *words)
+
+
+def _ran(module: str, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "tailrace", "compact", "--dry-run", *words],
+        [sys.executable, "-m", module, *words],
         capture_output=True,
         text=True,
         env={**os.environ, "JAVA_HOME": "/nowhere"},
@@ -116,8 +120,9 @@ def test_the_command_prints_it_without_java(lake: Lake) -> None:
     assert orjson.loads(program.stdout)["batches"][0]["rows"] == 3
 
 
-def test_a_store_that_is_not_there_is_not_made(tmp_path: Path) -> None:
-    done = _dry("--data", str(tmp_path / "nowhere"))
+@pytest.mark.parametrize("flags", [["--dry-run"], []])
+def test_a_store_that_is_not_there_is_not_made(tmp_path: Path, flags: list[str]) -> None:
+    done = _ran("compactor.job", "--data", str(tmp_path / "nowhere"), *flags)
     assert done.returncode == 2
     assert "there is no store at" in done.stderr
     assert list(tmp_path.iterdir()) == []

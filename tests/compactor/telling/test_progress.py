@@ -32,8 +32,8 @@ class Terminal(io.StringIO):
 
     @property
     def lines(self) -> list[str]:
-        """What was drawn, one over the other."""
-        return [line for line in self.getvalue().split(CLEARED) if line]
+        """What was drawn, one over the other; each leaves the cursor at its start."""
+        return [line for line in self.getvalue().split(f"\r{CLEARED}") if line]
 
 
 @pytest.fixture(autouse=True)
