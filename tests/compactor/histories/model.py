@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from logstore import ulid
 from logstore.runs.deletion import Deletion
@@ -82,6 +83,7 @@ class Model:
         return {r for r in self.taken_in(self.readable()) if not self.may_be_gone(r, said)}
 
 
+@lru_cache(maxsize=100_000)
 def end_of_hour(record: Record) -> int:
     """When the record's hour is over."""
     return (ulid.time_ms(ulid.decode(record[2])) // HOUR_MS + 1) * HOUR_MS

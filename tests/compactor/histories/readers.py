@@ -9,7 +9,7 @@ from typing import Final
 
 import pyarrow.parquet as pq
 
-from logstore.table.snapshot import Snapshot
+from logstore.table.snapshot import Snapshot, TableFile
 from tests.compactor.histories.dated import HOUR_MS, MovedClock
 from tests.compactor.histories.lossy import Versions
 from tests.compactor.histories.model import Model, Said, end_of_hour
@@ -62,15 +62,8 @@ class Readers:
         for file in snapshot.files:
             assert Path(file.uri).exists(), f"version {snapshot.version} lacks {file.path}"
             if file.path not in self._contents:
-                self._contents[file.path] = _content(file.uri)
-            some = self._contents[file.path]
-            assert file.rows == len(some) > 0
-            ids = [record[2] for record in some]
-            assert file.ulids == (min(ids), max(ids))
-            assert {end_of_hour(record) // HOUR_MS % 24 for record in some} == {
-                (file.hour + 1) % 24
-            }
-            found += some
+                self._contents[file.path] = _content(file)
+            found += self._contents[file.path]
         return found
 
     def _oldest(self) -> int:
@@ -80,8 +73,12 @@ class Readers:
         self.model.check(self.read(snapshot), self.said(snapshot))
 
 
-def _content(path: str) -> list[Record]:
-    rows = pq.ParquetFile(path).read(["fqn", "run_id", "ulid", "message"]).to_pylist()
+def _content(file: TableFile) -> list[Record]:
+    rows = pq.ParquetFile(file.uri).read(["fqn", "run_id", "ulid", "message"]).to_pylist()
     found = [(row["fqn"], row["run_id"], row["ulid"], row["message"]) for row in rows]
     assert [record[:3] for record in found] == sorted(record[:3] for record in found)
+    assert file.rows == len(found) > 0
+    ids = [record[2] for record in found]
+    assert file.ulids == (min(ids), max(ids))
+    assert {end_of_hour(record) for record in found} == {file.end_ms}
     return found
