@@ -36,7 +36,8 @@ NEEDED: Final = {
 }
 DEFAULTS: Final = {
     "spark.app.name": "tailrace-compactor",
-    "spark.master": "local[*]",
+    # A task is tried again as on a cluster: one answer of S3 that breaks off ends no pass.
+    "spark.master": "local[*, 4]",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.adaptive.enabled": "true",

@@ -20,7 +20,7 @@ class RunningSettings(BaseModel):
     master: str = Field(
         default="",
         description="Spark's master, as `spark://host:7077`; empty: what spark-submit says, or "
-        "`local[*]`",
+        "`local[*, 4]`",
     )
     spark: dict[str, str] = Field(
         default={},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -30,6 +31,10 @@ from logstore.disk import Disk
 from logstore.entropy import system_entropy
 from logstore.errors import Unavailable
 from tests.compactor.lake import HOUR, NOON, Lake, batch, lake_in
+from tests.faults.kinds import Kind
+from tests.faults.requests import Request
+from tests.faults.schedule import Schedule
+from tests.faults.thread import fault_proxy
 from tests.jars import jars_folder
 from tests.servers import Bucket, Minio
 
@@ -43,13 +48,20 @@ pytestmark = [pytest.mark.spark, pytest.mark.jars, pytest.mark.minio]
 
 
 @pytest.fixture(scope="module")
-def s3_session(session: Session, minio: Minio) -> Iterator[Session]:
+def between() -> Schedule:
+    """What goes wrong between Spark and the server, and for nobody else: nothing, of itself."""
+    return Schedule()
+
+
+@pytest.fixture(scope="module")
+def s3_session(session: Session, minio: Minio, between: Schedule) -> Iterator[Session]:
     """A warm Spark that knows S3. The other one ends meanwhile: a process has one at a time."""
     session.stop()
-    settings = minio.bucket(**KEPT).settings
-    spark = Session("1g", S3A(settings.s3, str(jars_folder())))
-    yield spark
-    spark.stop()
+    with fault_proxy(minio.endpoint_url, between) as url:
+        settings = minio.bucket(**KEPT).through(url).settings
+        spark = Session("1g", S3A(settings.s3, str(jars_folder())))
+        yield spark
+        spark.stop()
 
 
 @pytest.fixture
@@ -221,6 +233,23 @@ def test_two_drivers_at_once_one_of_them_submitted(lake: Lake) -> None:
     lake.holds(sent)
     assert lake.snapshot().marks("ab") == {"a": 4, "b": 4}
     assert sum(report["rows_out"] for report in reports) == 320
+
+
+def test_an_answer_that_breaks_off_costs_a_task_another_try_and_no_pass(
+    lake: Lake, between: Schedule
+) -> None:
+    """Hadoop's connector tries no read of columns again."""
+
+    def reads_columns(request: Request) -> bool:
+        found = re.match("bytes=([0-9]+)-", request.head.value("range") or "")
+        near = found is not None and int(found[1]) < 1_000  # a footer is far behind
+        return near and request.method == "GET" and "/segments/" in request.path
+
+    lake.put("a", [batch("f", "r", NOON, 2_000)])
+    between.plan(Kind.CUT_RESPONSE, applies=reads_columns)
+    assert lake.compact().rows_out == 2_000
+    assert between.injected[Kind.CUT_RESPONSE] == 1
+    lake.holds(lake.taken)
 
 
 def test_a_failure_of_spark_is_an_error_with_a_reason(lake: Lake, s3_session: Session) -> None:
