@@ -152,12 +152,14 @@ def race(world: World) -> None:
 
 
 def settle(world: World) -> None:
-    """Nothing goes wrong any more, and nothing comes: what is left to be done is done."""
+    """Nothing comes any more, and drivers die at most: what is left to be done is done."""
     for node in world.model.segments:
         world.texts_made(node)
     world.sweep()
     for _ in range(4):
         world.pass_time(26 * HOUR_MS)
+        if world.dice.random() < 0.5:
+            tried(world, Troubles(leases=RESTARTED, killed_on=last_step(world.dice)))
         assert world.drive(Troubles(leases=RESTARTED)) is not None
     version = world.versions.number()
     report = world.drive()
@@ -200,6 +202,11 @@ def delete(world: World, turn: Callable[[], None]) -> None:
     world.delete(dice.choice(FQNS), run, until, turn)
 
 
+def last_step(dice: Random) -> str:
+    """At which a driver is killed, if it comes there."""
+    return dice.choices(STEPS, [RARE.get(step, 1) for step in STEPS])[0]
+
+
 def troubles(world: World, depth: int) -> Troubles:
     """What goes wrong in a pass: mostly one thing."""
     dice = world.dice
@@ -210,7 +217,7 @@ def troubles(world: World, depth: int) -> Troubles:
     if kind == 0:
         met.killed_at = dice.choice([1, 2, 3, 4, 5, 6, 8, 10, 14])
     elif kind in (1, 5):
-        met.killed_on = dice.choices(STEPS, [RARE.get(step, 1) for step in STEPS])[0]
+        met.killed_on = last_step(dice)
     elif kind == 2:
         met.store = Schedule({dice.randrange(1, 150): dice.choice(list(Fault))})
     elif kind == 3:
