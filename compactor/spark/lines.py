@@ -90,7 +90,7 @@ def failing() -> Iterator[None]:
     """Translates what a job may raise to `Unavailable`."""
     try:
         yield
-    except (PySparkException, Py4JError) as error:
+    except (PySparkException, Py4JError, ConnectionError) as error:  # the last: the JVM is gone
         raise Unavailable(
             f"Spark failed: {reason(error)}", hint="Its own messages stand above this one."
         ) from error
