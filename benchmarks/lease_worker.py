@@ -19,14 +19,14 @@ from typing import IO
 
 import orjson
 
-from coordination.dynamodb.open import open_dynamodb
-from coordination.dynamodb.requests import Requests
-from coordination.object_store.store import SHARDS, ObjectPartitions
-from coordination.partition import NewPartition, Partition, Status
+from coordination.partitions.dynamodb.open import open_dynamodb
+from coordination.partitions.dynamodb.requests import Requests
+from coordination.partitions.object_store.store import SHARDS, ObjectPartitions
+from coordination.partitions.partition import NewPartition, Partition, Status
+from coordination.partitions.store import PartitionStore
+from coordination.partitions.transitions import MARGIN_MS, Claim, completed
 from coordination.settings import DynamoDbSettings
-from coordination.store import PartitionStore
 from coordination.storetime import StoreTime
-from coordination.transitions import MARGIN_MS, Claim, completed
 from logstore.clock import SystemClock
 from logstore.disk import Disk
 from logstore.entropy import system_entropy

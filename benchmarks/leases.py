@@ -28,8 +28,8 @@ from random import Random
 import orjson
 
 from benchmarks.lease_worker import SOURCE, Job, Place, Traffic, opened, supply, work
-from coordination.object_store.store import SHARDS
-from coordination.partition import Status
+from coordination.partitions.object_store.store import SHARDS
+from coordination.partitions.partition import Status
 from coordination.settings import DynamoDbSettings
 from tests.dynamodb import ACCESS_KEY, REGION, SECRET_KEY, running_dynamodb, why_no_dynamodb
 from tests.servers import running_minio, why_no_minio

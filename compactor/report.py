@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import orjson
 
-from coordination.work import Work
+from coordination.coordinator.work import Work
 from logstore.clock import Clock
 
 BATCHES_SHOWN: Final = 100

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Final, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from coordination.limits import CoordinatorLimits
+from coordination.coordinator.limits import CoordinatorLimits
 
 _LIMITS: Final = CoordinatorLimits()
 _ISO: Final = re.compile(

@@ -8,11 +8,11 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from coordination.locks import Locks
+from coordination.named.locks import Locks
 from coordination.open import open_partitions
-from coordination.oversight import Oversight
+from coordination.oversight.oversight import Oversight
+from coordination.partitions.store import PartitionStore
 from coordination.settings import SourceCoordination
-from coordination.store import PartitionStore
 from coordination.storetime import StoreTime
 from service.parts import Seams
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import httpx
 
-from coordination.groups import Start
-from coordination.oversight import Wanted
-from coordination.partition import Status
+from coordination.groups.groups import Start
+from coordination.oversight.oversight import Wanted
+from coordination.partitions.partition import Status
 from tailrace.api import check, component, errors_as_ours
 
 if TYPE_CHECKING:  # bring the service, or what is needed for a store only

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from coordination.locks import Locks
+from coordination.named.locks import Locks
 from coordination.open import open_partitions
-from coordination.oversight import Oversight
+from coordination.oversight.oversight import Oversight
 from coordination.settings import SourceCoordination
 from coordination.storetime import StoreTime
 from logstore.clock import Clock, SystemClock

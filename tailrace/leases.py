@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import orjson
 
-from coordination.groups import Start
-from coordination.partition import Status
+from coordination.groups.groups import Start
+from coordination.partitions.partition import Status
 from tailrace.lease_desks import Desk, Row, open_desk
 from tailrace.lease_table import details, group_details, group_table, table
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-from coordination.partition import NewPartition, Partition, Status
-from coordination.store import Acquired, Page, PartitionStore
+from coordination.partitions.partition import NewPartition, Partition, Status
+from coordination.partitions.store import Acquired, Page, PartitionStore
+from coordination.partitions.transitions import Claim
 from coordination.storetime import StoreTime
-from coordination.transitions import Claim
 from logstore.clock import Clock
 from logstore.errors import OutcomeUnknown, StoreUnavailable
 from logstore.objects.dates import DateSample

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from compactor.settings import CompactorSettings
 from compactor.sharing.shares import NAME, Leased, Patience, Sharing
-from coordination.coordinator import Coordinator
+from coordination.coordinator.coordinator import Coordinator
 from coordination.open import open_partitions
 from logstore.clock import Clock
 from logstore.entropy import Entropy

@@ -30,11 +30,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Protocol
 
-from coordination.coordinator import Coordinator
+from coordination.coordinator.coordinator import Coordinator
+from coordination.coordinator.held import Held
+from coordination.coordinator.work import Work
 from coordination.counters import NAMES
-from coordination.held import Held
-from coordination.partition import NewPartition, Status
-from coordination.work import Work
+from coordination.partitions.partition import NewPartition, Status
 from logstore.clock import Clock
 from logstore.errors import LeaseLost, NotFound, OutcomeUnknown, PreconditionFailed, Unavailable
 

@@ -11,8 +11,8 @@ from dataclasses import fields
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from compactor.report import Report
-from coordination.measures import MEASURES, OURS, UPDATE_ERRORS, UPSTREAMS
-from coordination.work import Work
+from coordination.coordinator.measures import MEASURES, OURS, UPDATE_ERRORS, UPSTREAMS
+from coordination.coordinator.work import Work
 
 Labels: TypeAlias = tuple[str, ...]
 Samples: TypeAlias = dict[tuple[str, Labels], float]

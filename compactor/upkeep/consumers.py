@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from compactor.compactor import Compactor
 from compactor.intake.plan import StoredSegment
-from coordination.group_objects import change_group, read_groups
-from coordination.groups import Group, State, drop_failed, evict
+from coordination.groups.group_objects import change_group, read_groups
+from coordination.groups.groups import Group, State, drop_failed, evict
 
 _HOUR_MS = 3_600_000
 

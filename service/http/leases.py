@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 from fastapi import APIRouter, Query
 from pydantic import BaseModel
 
-from coordination.oversight import Oversight, Wanted
-from coordination.partition import Status
+from coordination.oversight.oversight import Oversight, Wanted
+from coordination.partitions.partition import Status
 
 _LIST, _MAX_LIST = 100, 1000
 

@@ -15,7 +15,7 @@ from service.counters import Distribution, HttpCounters, StoreCounters, SyncCoun
 from service.queue.counters import QueueCounters
 
 if TYPE_CHECKING:
-    from coordination.work import Work
+    from coordination.coordinator.work import Work
     from service.compaction import CompactionChild
     from service.metrics.compaction import CompactorFile
     from service.node import Node

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from coordination.counters import CoordinationCounters
-from coordination.measures import (
+from coordination.coordinator.measures import (
     ATTEMPTS,
     HELD,
     LAG,
@@ -20,6 +19,7 @@ from coordination.measures import (
     Count,
     Measure,
 )
+from coordination.counters import CoordinationCounters
 from service.metrics.declared import Declared, Read, Sources, counter, gauge
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from coordination.groups import Start
+from coordination.groups.groups import Start
 from logstore.errors import InvalidInput
 from service.http.problems import HttpError
 from service.query.response import unless_gone

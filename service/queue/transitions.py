@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from coordination.groups import Cursor, Failed, Group, Pending, Start, State
-from coordination.transitions import MARGIN_MS
+from coordination.groups.groups import Cursor, Failed, Group, Pending, Start, State
+from coordination.partitions.transitions import MARGIN_MS
 from logstore.errors import GroupEvicted, LeaseLost, NotFound
 from service.queue.limits import QueueLimits
 from service.queue.segment import Leased, Name, Segment

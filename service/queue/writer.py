@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
 
-from coordination.group_objects import Stored, read_group, write_group
-from coordination.groups import Group, Start, State, evict
+from coordination.groups.group_objects import Stored, read_group, write_group
+from coordination.groups.groups import Group, Start, State, evict
 from coordination.storetime import StoreTime
 from logstore.clock import Clock
 from logstore.entropy import Entropy

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from coordination.lease import text_lease
-from coordination.leases import Held, Leases
+from coordination.named.lease import text_lease
+from coordination.named.leases import Held, Leases
 from logstore import keys
 from logstore.clock import Clock
 from logstore.errors import TailraceError

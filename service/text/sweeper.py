@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Container
 from dataclasses import dataclass, replace
 
-from coordination.lease import SWEEP, sweep_lease
-from coordination.leases import Leases
+from coordination.named.lease import SWEEP, sweep_lease
+from coordination.named.leases import Leases
 from logstore import keys
 from logstore import ulid as ulids
 from logstore.batch import RunKey

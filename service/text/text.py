@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 
-from coordination.leases import Leases
+from coordination.named.leases import Leases
 from coordination.storetime import StoreTime
 from logstore import keys
 from logstore.batch import RunKey

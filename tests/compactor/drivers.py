@@ -10,12 +10,12 @@ from random import Random
 from typing import Any
 
 from compactor.sharing.shares import NAME, Leased, Patience, Share
-from coordination.coordinator import Coordinator
-from coordination.limits import CoordinatorLimits
-from coordination.locks import Locks
-from coordination.object_store.store import ObjectPartitions
-from coordination.oversight import Oversight, Wanted
-from coordination.overview import Entry, of_partition
+from coordination.coordinator.coordinator import Coordinator
+from coordination.coordinator.limits import CoordinatorLimits
+from coordination.named.locks import Locks
+from coordination.oversight.oversight import Oversight, Wanted
+from coordination.oversight.overview import Entry, of_partition
+from coordination.partitions.object_store.store import ObjectPartitions
 from coordination.storetime import StoreTime
 from logstore.clock import SystemClock
 from logstore.entropy import system_entropy

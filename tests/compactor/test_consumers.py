@@ -10,8 +10,8 @@ import orjson
 import pytest
 
 from compactor.upkeep.cleanup import remove_segments
-from coordination.group_objects import read_group
-from coordination.groups import Group, Start, State
+from coordination.groups.group_objects import read_group
+from coordination.groups.groups import Group, Start, State
 from coordination.storetime import StoreTime
 from logstore import keys, ulid
 from logstore.errors import GroupEvicted

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from compactor.sharing.shares import Share
-from coordination.partition import Status
-from coordination.transitions import ruled_out
+from coordination.partitions.partition import Status
+from coordination.partitions.transitions import ruled_out
 from logstore.errors import PreconditionFailed, StoreUnavailable
 from tests.compactor.drivers import LIMITS, PATIENCE_SECONDS, SOURCE, Drivers, play
 from tests.faulty_store import Fault, Schedule

@@ -16,9 +16,9 @@ from compactor.schedule import once
 from compactor.settings import Compaction, CompactorSettings
 from compactor.sharing.driver import open_sharing
 from compactor.sharing.shares import Alone, Share, Sharing
-from coordination.locks import Locks
-from coordination.object_store.store import ObjectPartitions
-from coordination.oversight import Oversight
+from coordination.named.locks import Locks
+from coordination.oversight.oversight import Oversight
+from coordination.partitions.object_store.store import ObjectPartitions
 from coordination.settings import SourceCoordination
 from coordination.storetime import StoreTime
 from logstore import keys

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from coordination.partition import AGEING_MS, NewPartition, Partition, Status
-from coordination.store import PartitionStore
-from coordination.transitions import (
+from coordination.partitions.partition import AGEING_MS, NewPartition, Partition, Status
+from coordination.partitions.store import PartitionStore
+from coordination.partitions.transitions import (
     MARGIN_MS,
     Claim,
     closed,

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from coordination.limits import CoordinatorLimits
-from coordination.partition import NewPartition, Partition, Status
+from coordination.coordinator.limits import CoordinatorLimits
+from coordination.partitions.partition import NewPartition, Partition, Status
 from tests.coordination.remote import OpenPartitions, Remote
 
 SOURCE = "races|file"

@@ -13,10 +13,18 @@ from dataclasses import replace
 
 import pytest
 
-from coordination.partition import NewPartition, Partition, Status
-from coordination.sizes import MAX_KEY_BYTES, MAX_PROGRESS_BYTES, MAX_SOURCE_BYTES
-from coordination.store import PartitionStore
-from coordination.transitions import closed, completed, failed, given_up, renewed, reset, saved
+from coordination.partitions.partition import NewPartition, Partition, Status
+from coordination.partitions.sizes import MAX_KEY_BYTES, MAX_PROGRESS_BYTES, MAX_SOURCE_BYTES
+from coordination.partitions.store import PartitionStore
+from coordination.partitions.transitions import (
+    closed,
+    completed,
+    failed,
+    given_up,
+    renewed,
+    reset,
+    saved,
+)
 from logstore.errors import InvalidInput, NotFound, PreconditionFailed, TooLarge
 from tests.contracts.partition_acquire import (
     SOURCE,

@@ -9,15 +9,15 @@ from contextlib import asynccontextmanager
 from random import SystemRandom
 from unittest.mock import patch
 
-from coordination.object_store.store import ObjectPartitions
+from coordination.partitions.object_store.store import ObjectPartitions
+from coordination.partitions.store import PartitionStore
 from coordination.settings import DynamoDbSettings
-from coordination.store import PartitionStore
 from coordination.storetime import StoreTime
 from logstore.clock import Clock, SystemClock
 from logstore.disk import Disk
 from logstore.objects.local import LocalStore
 from logstore.objects.remote import newest_date_of
-from tests.coordination.dynamodb.tables import standing
+from tests.coordination.partitions.dynamodb.tables import standing
 from tests.dynamodb import ACCESS_KEY, SECRET_KEY
 from tests.servers import Bucket
 

@@ -16,12 +16,12 @@ from contextlib import suppress
 from functools import partial
 from random import Random
 
-from coordination.coordinator import Coordinator
-from coordination.held import Held
-from coordination.limits import CoordinatorLimits
+from coordination.coordinator.coordinator import Coordinator
+from coordination.coordinator.held import Held
+from coordination.coordinator.limits import CoordinatorLimits
+from coordination.coordinator.supply import Supplier
+from coordination.coordinator.work import Work
 from coordination.storetime import StoreTime
-from coordination.supply import Supplier
-from coordination.work import Work
 from logstore.errors import LeaseLost, NotFound, OutcomeUnknown, TailraceError, Unavailable
 from tests.coordination.processes import World
 from tests.faulty_partitions import FaultyPartitions

@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 from random import Random
 from typing import Any, TypeVar
 
-from coordination.coordinator import Coordinator
-from coordination.in_memory import InMemoryPartitions
-from coordination.limits import CoordinatorLimits
-from coordination.partition import NewPartition, Partition
-from coordination.work import Work
+from coordination.coordinator.coordinator import Coordinator
+from coordination.coordinator.limits import CoordinatorLimits
+from coordination.coordinator.work import Work
+from coordination.partitions.in_memory import InMemoryPartitions
+from coordination.partitions.partition import NewPartition, Partition
 from tests.faulty_partitions import FaultyPartitions
 from tests.virtual_time import VirtualClock, simulate
 

@@ -19,11 +19,11 @@ from contextlib import AbstractAsyncContextManager, suppress
 from multiprocessing.connection import Connection
 from typing import Any, TypeAlias
 
-from coordination.coordinator import Coordinator
-from coordination.held import Held
-from coordination.limits import CoordinatorLimits
-from coordination.store import PartitionStore
-from coordination.work import Work
+from coordination.coordinator.coordinator import Coordinator
+from coordination.coordinator.held import Held
+from coordination.coordinator.limits import CoordinatorLimits
+from coordination.coordinator.work import Work
+from coordination.partitions.store import PartitionStore
 from logstore.clock import Clock
 from logstore.entropy import system_entropy
 from logstore.errors import LeaseLost, NotFound, TailraceError

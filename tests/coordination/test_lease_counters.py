@@ -5,8 +5,8 @@ from __future__ import annotations
 from random import Random
 
 from coordination.counters import CoordinationCounters
-from coordination.lease import sweep_lease, text_lease
-from coordination.leases import Leases
+from coordination.named.lease import sweep_lease, text_lease
+from coordination.named.leases import Leases
 from coordination.storetime import StoreTime
 from logstore.batch import RunKey
 from logstore.objects.local import LocalStore, inline

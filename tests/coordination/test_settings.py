@@ -8,11 +8,11 @@ from random import Random
 
 import pytest
 
-from coordination.dynamodb.store import DynamoPartitions
-from coordination.in_memory import InMemoryPartitions
-from coordination.limits import CoordinatorLimits
-from coordination.object_store.store import ObjectPartitions
+from coordination.coordinator.limits import CoordinatorLimits
 from coordination.open import open_partitions
+from coordination.partitions.dynamodb.store import DynamoPartitions
+from coordination.partitions.in_memory import InMemoryPartitions
+from coordination.partitions.object_store.store import ObjectPartitions
 from coordination.settings import SourceCoordination, StoreChoice, milliseconds
 from logstore.clock import SystemClock
 from logstore.errors import InvalidInput

@@ -8,9 +8,9 @@ from random import Random
 
 import pytest
 
-from coordination.limits import CoordinatorLimits
-from coordination.partition import NewPartition, Status
-from coordination.supply import SharedState
+from coordination.coordinator.limits import CoordinatorLimits
+from coordination.coordinator.supply import SharedState
+from coordination.partitions.partition import NewPartition, Status
 from tests.coordination.pretended import LINES, Process, Sink
 from tests.coordination.processes import World, told
 from tests.seeds import seeds

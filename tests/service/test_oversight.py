@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from coordination.oversight import Wanted
+from coordination.oversight.oversight import Wanted
 from coordination.settings import SourceCoordination
 from logstore.errors import StoreUnavailable
 from service.oversight import open_leases

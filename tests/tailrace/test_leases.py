@@ -11,14 +11,14 @@ from typing import Any
 import orjson
 import pytest
 
-from coordination.group_objects import write_group
-from coordination.groups import Cursor, Failed, Group, Start, State
-from coordination.lease import text_lease
-from coordination.leases import Leases
-from coordination.object_store.store import ObjectPartitions
-from coordination.partition import NewPartition
+from coordination.groups.group_objects import write_group
+from coordination.groups.groups import Cursor, Failed, Group, Start, State
+from coordination.named.lease import text_lease
+from coordination.named.leases import Leases
+from coordination.partitions.object_store.store import ObjectPartitions
+from coordination.partitions.partition import NewPartition
+from coordination.partitions.transitions import Claim, completed
 from coordination.storetime import StoreTime
-from coordination.transitions import Claim, completed
 from logstore import ulid
 from logstore.clock import SystemClock
 from logstore.disk import Disk

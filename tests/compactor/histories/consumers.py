@@ -6,8 +6,8 @@ from collections.abc import Collection
 from random import Random
 from typing import Final
 
-from coordination.group_objects import read_groups
-from coordination.groups import Start, State
+from coordination.groups.group_objects import read_groups
+from coordination.groups.groups import Start, State
 from coordination.storetime import StoreTime
 from logstore.errors import GroupEvicted, UnsupportedVersion
 from logstore.objects.store import ObjectStore

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from coordination.group_objects import write_group
-from coordination.groups import Group, Start, State
+from coordination.groups.group_objects import write_group
+from coordination.groups.groups import Group, Start, State
 from logstore import ulid
 from logstore.runs.deletion import Deletion
 from logstore.runs.textmark import raise_text_mark

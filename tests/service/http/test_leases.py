@@ -10,14 +10,14 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from coordination.in_memory import InMemoryPartitions
-from coordination.lease import text_lease
-from coordination.leases import Leases
-from coordination.locks import Locks
-from coordination.oversight import Oversight
-from coordination.partition import NewPartition
+from coordination.named.lease import text_lease
+from coordination.named.leases import Leases
+from coordination.named.locks import Locks
+from coordination.oversight.oversight import Oversight
+from coordination.partitions.in_memory import InMemoryPartitions
+from coordination.partitions.partition import NewPartition
+from coordination.partitions.transitions import Claim
 from coordination.storetime import StoreTime
-from coordination.transitions import Claim
 from logstore.clock import SystemClock
 from logstore.disk import Disk
 from logstore.entropy import system_entropy

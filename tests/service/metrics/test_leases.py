@@ -10,12 +10,12 @@ from typing import Any, cast
 
 import pytest
 
-from coordination.lease import text_lease
-from coordination.leases import Leases
-from coordination.partition import NewPartition
+from coordination.coordinator.supply import SharedState
+from coordination.named.lease import text_lease
+from coordination.named.leases import Leases
+from coordination.partitions.partition import NewPartition
+from coordination.partitions.transitions import reset
 from coordination.storetime import StoreTime
-from coordination.supply import SharedState
-from coordination.transitions import reset
 from logstore.errors import LeaseLost, NotFound, StoreUnavailable
 from logstore.objects.local import LocalStore, inline
 from service.metrics.declared import Sources

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from coordination.group_objects import change_group
-from coordination.groups import Start, drop_failed
+from coordination.groups.group_objects import change_group
+from coordination.groups.groups import Start, drop_failed
 from logstore import keys
 from logstore.errors import LeaseLost
 from service.metrics.declared import Sources

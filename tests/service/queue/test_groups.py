@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from coordination.groups import Start, State
+from coordination.groups.groups import Start, State
 from logstore.errors import (
     GroupEvicted,
     InvalidInput,

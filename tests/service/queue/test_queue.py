@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from coordination.groups import Start
+from coordination.groups.groups import Start
 from logstore import keys
 from logstore.errors import (
     LeaseLost,

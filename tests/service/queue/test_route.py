@@ -7,8 +7,8 @@ from datetime import datetime
 
 import pytest
 
-from coordination.group_objects import change_group
-from coordination.groups import evict
+from coordination.groups.group_objects import change_group
+from coordination.groups.groups import evict
 from tests.service.queue.door import queue_door
 
 pytestmark = pytest.mark.anyio

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from coordination.groups import Cursor, Failed, Group, Start, State, decode_group, encode_group
+from coordination.groups.groups import (
+    Cursor,
+    Failed,
+    Group,
+    Start,
+    State,
+    decode_group,
+    encode_group,
+)
 from logstore.errors import Damaged, LeaseLost, UnsupportedVersion
 from service.queue import transitions
 from service.queue.limits import QueueLimits

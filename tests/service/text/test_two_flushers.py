@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from coordination.lease import text_lease
+from coordination.named.lease import text_lease
 from logstore.batch import RunKey
 from logstore.errors import NotFound
 from logstore.objects.store import ObjectStore

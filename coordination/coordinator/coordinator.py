@@ -1,0 +1,143 @@
+"""What programs use to share work: one coordinator in each process.
+
+    coordinator = Coordinator(store, clock, entropy, name="pipeline", identity=hostname)
+    await store.start()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(coordinator.run())
+        …acquire and work…
+        await coordinator.stop()
+
+    Coordinator ──► Work (one type) ──► Held (one partition)
+        │             ├── Supply   new partitions, the state that suppliers share
+        │             └── Workers  the fair share of each process
+        └── Holder    all that is held, kept by one heartbeat
+
+A source is `[prefix|]name|type`. The types `GLOBAL` and `WORKERS` are the coordinator's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from coordination.coordinator.holder import Holder
+from coordination.coordinator.limits import CoordinatorLimits
+from coordination.coordinator.supply import GLOBAL, Supplier
+from coordination.coordinator.work import Work
+from coordination.coordinator.workers import WORKERS
+from coordination.counters import CoordinationCounters
+from coordination.partitions.store import PartitionStore
+from logstore.clock import Clock
+from logstore.entropy import Entropy
+from logstore.errors import InvalidInput, TailraceError
+
+
+class Coordinator:
+    """`identity` is the host's name, or a configured one that no other process has.
+
+    With `configured` the leases of earlier processes of that identity are taken at once: they
+    are surely gone. Two processes that share one by mistake do not fight: the later one wins.
+    """
+
+    def __init__(
+        self,
+        store: PartitionStore,
+        clock: Clock,
+        entropy: Entropy,
+        *,
+        name: str,
+        identity: str,
+        configured: bool = False,
+        prefix: str | None = None,
+        limits: CoordinatorLimits | None = None,
+    ) -> None:
+        self._base = name if prefix is None else f"{prefix}|{name}"
+        self._clock = clock
+        self._limits = limits or CoordinatorLimits()
+        self._work: dict[str, Work] = {}
+        self._holder = Holder(
+            store, clock, entropy, self._limits, identity=identity, restarted=configured
+        )
+
+    @property
+    def owner(self) -> str:
+        """`identity/ULID of this process`."""
+        return self._holder.owner
+
+    @property
+    def last_error(self) -> str | None:
+        """Of the last heartbeat, balancing or hand-over: a store that was away."""
+        return self._holder.last_error
+
+    @property
+    def counters(self) -> Mapping[str, CoordinationCounters]:
+        """By source."""
+        return {work.source: work.counters for work in self._work.values()}
+
+    def work(
+        self,
+        kind: str,
+        *,
+        supplier: Supplier | None = None,
+        spread: bool = True,
+        balance: bool = True,
+        rotate: bool = False,
+    ) -> Work:
+        """The work of type `kind`, once for each.
+
+        `spread` for types without an order among partitions: workers begin in different places.
+        `balance` keeps to the fair share; with `rotate` the coordinator itself takes from the
+        workers what others should have, else it only asks (`Held.asked_back`).
+        """
+        if kind in self._work:
+            raise InvalidInput(f"there is work of type {kind!r} already", field="type")
+        if not kind or kind in (GLOBAL, WORKERS) or "|" in kind or "/" in kind:
+            raise InvalidInput(f"{kind!r} cannot be a type", field="type")
+        self._work[kind] = Work(
+            self._holder,
+            base=self._base,
+            kind=kind,
+            supplier=supplier,
+            spread=spread,
+            balance=balance,
+            rotate=rotate,
+        )
+        return self._work[kind]
+
+    async def run(self) -> None:
+        """Keeps what is held and balances it, until stopped."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._holder.run())
+            group.create_task(self._balance())
+
+    async def stop(self) -> None:
+        """Acquires no more, hands over what is held, with its progress and without an attempt.
+
+        Raises nothing: what a store that is away does not hear of runs out.
+        """
+        await self._holder.stop()
+        for work in self._work.values():
+            await self._leave(work)
+
+    async def _balance(self) -> None:
+        beat = self._limits.worker_seconds / 3
+        while not self._holder.stopping:
+            await self._holder.pause(beat * min(self._holder.jitter(), 1.0))
+            for work in list(self._work.values()):
+                await self._beat(work)
+
+    async def _beat(self, work: Work) -> None:
+        if work.workers is None or self._holder.stopping:
+            return
+        try:
+            await work.workers.beat()
+        except TailraceError as error:
+            self._holder.last_error = f"{work.source}: {error}"
+
+    async def _leave(self, work: Work) -> None:
+        if work.workers is None:
+            return
+        try:
+            await work.workers.leave()
+        except TailraceError as error:
+            self._holder.last_error = f"{work.source}: {error}"

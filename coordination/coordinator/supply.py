@@ -1,0 +1,187 @@
+"""The supplier of new partitions: one process at a time runs it, and its state is shared.
+
+The state is the progress of the partition `{type}` of the source `[prefix|]name|GLOBAL`, a
+JSON object:
+
+    map          the supplier's own, for instance where a listing goes on
+    finished     whether it said that no more will come
+    supplied_ms  when it was last run to its end, by the store's clock
+
+That partition is a lease like any other: it is kept by the heartbeat, given back when the
+supplier ends or raises, and free after its timeout if the process died. A supplier that
+outlived its lease makes nothing more and cannot write the state. The partition is never
+COMPLETED, so nothing purges it.
+
+Partitions are made in batches while the supplier goes on, and the map is written after
+each: what is in it when a partition is yielded is written once that partition is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+import orjson
+
+from coordination.coordinator.held import Held
+from coordination.coordinator.holder import Holder
+from coordination.counters import CoordinationCounters
+from coordination.partitions.partition import NewPartition, Partition
+from logstore.errors import Conflict, Damaged, LeaseLost
+
+GLOBAL: Final = "GLOBAL"
+
+
+@dataclass(slots=True)
+class SharedState:
+    """What suppliers of a type know of each other; theirs to change, both fields."""
+
+    map: dict[str, Any] = field(default_factory=dict)
+    """Anything JSON."""
+    finished: bool = False
+    """Whether there will be no more new partitions: the supplier is not asked again."""
+
+
+Supplier: TypeAlias = Callable[[SharedState], AsyncGenerator[NewPartition, None]]
+"""An async generator. It is closed where it stands if the lease is lost."""
+
+
+class Supply:
+    """The supplier of one type, in one process; None if partitions are made by hand."""
+
+    def __init__(
+        self,
+        holder: Holder,
+        counters: CoordinationCounters,
+        *,
+        base: str,
+        kind: str,
+        supplier: Supplier | None,
+    ) -> None:
+        self._holder = holder
+        self._counters = counters
+        self._own = CoordinationCounters()  # the shared state is nobody's piece of work
+        self._source = f"{base}|{GLOBAL}"
+        self._target = f"{base}|{kind}"
+        self._kind = kind
+        self._supplier = supplier
+        self._running = False
+        self._finished = False
+        self._not_before = {True: 0.0, False: 0.0}
+
+    async def finished(self) -> bool:
+        """Whether a supplier of any process said that no more will come."""
+        if not self._finished:
+            found = await self._holder.store.get(self._source, self._kind)
+            self._finished = _decoded(found)[0].finished
+        return self._finished
+
+    async def finish(self) -> None:
+        """Says so, where partitions are made by hand. Raises `Conflict` while one supplies."""
+        if await self.finished():
+            return
+        held = await self._take()
+        if held is None:
+            raise Conflict("a supplier is at work", hint="It says itself when it is finished.")
+        try:
+            state, supplied_ms = _decoded(held.partition)
+            state.finished = True
+            await held.give_up(progress=_encoded(state, supplied_ms))
+        except BaseException:
+            await self._holder.hand_over(held)
+            raise
+        self._finished = True
+
+    async def run(self, *, idle: bool) -> bool:
+        """Runs the supplier if it is time, more often for the idle; says whether it did.
+
+        Raises what the supplier raises, and as `Holder.acquire`.
+        """
+        now = self._holder.clock.monotonic()
+        if self._supplier is None or self._running or self._finished:
+            return False
+        if now < self._not_before[idle]:
+            return False
+        self._running = True
+        try:
+            wait_ms = await self._wait_ms(idle=idle)
+            if wait_ms <= 0:
+                held = await self._take()
+                wait_ms = round(self._holder.limits.supplier_pause_seconds * 1000)
+            else:
+                held = None
+            if held is None:
+                self._not_before[idle] = now + wait_ms / 1000
+                return False
+            return await self._supply_while(held, self._supplier)
+        finally:
+            self._running = False
+
+    async def _wait_ms(self, *, idle: bool) -> int:
+        """For how long nobody is to run it yet."""
+        limits = self._holder.limits
+        found = await self._holder.store.get(self._source, self._kind)
+        state, supplied_ms = _decoded(found)
+        self._finished = state.finished
+        passed_ms = self._holder.store.time.at_most_ms() - supplied_ms
+        due_seconds = limits.supplier_pause_seconds if idle else limits.supplier_seconds
+        due_ms = round(due_seconds * 1000)
+        return due_ms if state.finished else due_ms - passed_ms
+
+    async def _take(self) -> Held | None:
+        await self._holder.store.create(self._source, [NewPartition(self._kind)])
+        held = await self._holder.acquire(self._source, 1, self._own, only=self._kind)
+        return held[0] if held else None
+
+    async def _supply_while(self, held: Held, supplier: Supplier) -> bool:
+        """Whether it came to its end, not having lost the lease."""
+        try:
+            await self._supply(held, supplier)
+        except LeaseLost:
+            self._counters.supplies_lost += 1
+            return False
+        except BaseException:
+            await self._holder.hand_over(held)
+            raise
+        return True
+
+    async def _supply(self, held: Held, supplier: Supplier) -> None:
+        state, supplied_ms = _decoded(held.partition)
+        self._counters.supplied += 1
+        clock, limits = self._holder.clock, self._holder.limits
+        batch: list[NewPartition] = []
+        since = clock.monotonic()
+        async with aclosing(supplier(state)) as new:
+            async for one in new:
+                batch.append(one)
+                late = clock.monotonic() - since >= limits.supplier_batch_seconds
+                if late or len(batch) >= limits.supplier_batch:
+                    await self._make(held, batch)
+                    await held.save(_encoded(state, supplied_ms))
+                    batch, since = [], clock.monotonic()
+        await self._make(held, batch)
+        await held.give_up(progress=_encoded(state, self._holder.store.time.at_most_ms()))
+        self._finished = state.finished
+
+    async def _make(self, held: Held, batch: list[NewPartition]) -> None:
+        if not held.valid():
+            raise LeaseLost("another process may supply by now")
+        made = await self._holder.store.create(self._target, batch)
+        self._counters.created += len(made)
+
+
+def _encoded(state: SharedState, supplied_ms: int) -> str:
+    value = {"map": state.map, "finished": state.finished, "supplied_ms": supplied_ms}
+    return orjson.dumps(value).decode()
+
+
+def _decoded(found: Partition | None) -> tuple[SharedState, int]:
+    if found is None or found.progress is None:
+        return SharedState(), 0
+    try:
+        value = orjson.loads(found.progress)
+        return SharedState(value["map"], value["finished"]), int(value["supplied_ms"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise Damaged(f"the shared state of {found.source!r} is not one: {error}") from error

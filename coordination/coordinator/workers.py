@@ -1,0 +1,251 @@
+"""Who works on a type, and how much of it is whose: the fair share.
+
+A process that acquires registers itself as the partition `{type}/{owner}` of the source
+`[prefix|]name|WORKERS`, a lease of `worker_seconds`, with what it holds and whether it wants
+more as its progress. Three times in that time it says so again and looks at the others:
+
+    share       all that is held or free, poured evenly over the workers; who holds less and
+                wants no more is full. Nobody acquires beyond share + 1, nor beyond the share
+                while one who wants more holds less than it: of two partitions each of two has one
+    too much    what is above that while others want more is asked back
+    too long    what is held for longer than `rotate_seconds` is asked back while others wait
+
+Shares are of what was last seen: they even out within some beats, and are no promise for a
+moment. Nothing is lost if they are wrong, as leases alone say what is whose.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import orjson
+
+from coordination.coordinator.held import Held
+from coordination.coordinator.holder import Holder
+from coordination.counters import CoordinationCounters
+from coordination.partitions.partition import NewPartition, Partition, Status
+from coordination.partitions.transitions import expired
+from logstore.errors import Damaged, LeaseLost, NotFound, PreconditionFailed
+
+WORKERS: Final = "WORKERS"
+_LOOK_AGAIN_SECONDS: Final = 1.0
+
+
+def fair_level(total: int, demands: Sequence[float]) -> float:
+    """The level to which `total` fills workers evenly, none beyond its demand.
+
+    Max-min fairness: filled up are the modest first (Bertsekas and Gallager, Data Networks, 6.5.2).
+    """
+    left = float(total)
+    for filled, demand in enumerate(sorted(demands)):
+        level = left / (len(demands) - filled)
+        if demand >= level:
+            return level
+        left -= demand
+    return float(total)
+
+
+def fair_share(total: int, demands: Sequence[float]) -> int:
+    """The level, rounded up."""
+    return math.ceil(fair_level(total, demands))
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What was seen of a type: its share for each who wants more, with CLOSED ones and without."""
+
+    share: int
+    busy_share: int
+    sure: int
+    """What is left for each who wants more whoever got the one that cannot be parted."""
+    least: float
+    """What that one of the others holds that has least and wants more; infinite without one."""
+    free: int
+    workers: int
+    seen: float
+
+    def may_hold(self, share: int) -> int:
+        """How many one may hold of a share, without keeping others from theirs."""
+        return share if self.least < share else share + 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What another worker said of itself."""
+
+    held: int
+    wants: bool
+
+    @property
+    def demand(self) -> float:
+        """How many it may take."""
+        return math.inf if self.wants else self.held
+
+
+class Workers:
+    """The workers of one type, seen from one of them."""
+
+    def __init__(
+        self,
+        holder: Holder,
+        counters: CoordinationCounters,
+        *,
+        base: str,
+        kind: str,
+        rotate: bool,
+    ) -> None:
+        self._holder = holder
+        self._counters = counters
+        self._own = CoordinationCounters()
+        self._source = f"{base}|{WORKERS}"
+        self._target = f"{base}|{kind}"
+        self._prefix = f"{kind}/"
+        self._rotate = rotate
+        self._me: Held | None = None
+        self._view: View | None = None
+        self._stale = False
+        self._asked = -math.inf
+
+    async def allowance(self, count: int) -> int:
+        """How many of `count` may be acquired now. Raises as the store."""
+        now = self._holder.clock.monotonic()
+        self._asked = now
+        left = self._left()
+        stale = self._view is None or now - self._view.seen >= _LOOK_AGAIN_SECONDS
+        if left < count and (stale or self._stale):
+            await self._see()
+            left = self._left()
+        if left <= 0:
+            self._counters.held_back += 1
+        return max(min(count, left), 0)
+
+    def look_again(self) -> None:
+        """What was seen is not how it is."""
+        self._stale = True
+
+    @property
+    def owed(self) -> bool:
+        """Whether others that are at work hold what will be asked back from them for us."""
+        view = self._view
+        return view is not None and view.workers > 1 and self._held() < view.sure
+
+    async def beat(self) -> None:
+        """Says that we are there, looks at the others, asks back. Raises as the store."""
+        if self._view is None:
+            return  # nobody has asked for work yet
+        await self._see()
+        assert self._view is not None
+        for held in self._too_much(self._view):
+            if not held.asked_back.is_set():
+                held.asked_back.set()
+                self._counters.asked_back += 1
+            if self._rotate:
+                await self._holder.hand_over(held)
+
+    async def leave(self) -> None:
+        """Is no worker any more. Raises as the store."""
+        if self._asked == -math.inf:
+            return  # it never was one
+        found = await self._holder.store.get(self._source, self._prefix + self._holder.owner)
+        if found is not None:
+            await self._forget(found)
+
+    # --- shares --------------------------------------------------------------------
+
+    def _held(self) -> int:
+        return len(self._holder.of(self._target))
+
+    def _left(self) -> int:
+        view = self._view
+        return 0 if view is None else view.may_hold(view.share) - self._held()
+
+    def _too_much(self, view: View) -> list[Held]:
+        held = self._holder.of(self._target)
+        too_much = len(held) - view.may_hold(view.busy_share)
+        long_ago = self._holder.clock.monotonic() - self._holder.limits.rotate_seconds
+        too_long = len([one for one in held if one.since <= long_ago])
+        waiting = math.ceil(view.free / view.workers)
+        return held[: max(too_much, min(too_long, waiting), 0)]
+
+    async def _see(self) -> None:
+        await self._say()
+        counts = await self._holder.store.counts(self._target)
+        free, closed = counts.get(Status.UNASSIGNED, 0), counts.get(Status.CLOSED, 0)
+        busy = counts.get(Status.ASSIGNED, 0) + free
+        others = await self._others()
+        demands = [math.inf, *[other.demand for other in others]]
+        self._stale = False
+        self._view = View(
+            share=fair_share(busy + closed, demands),
+            busy_share=fair_share(busy, demands),
+            sure=math.floor(fair_level(busy + closed, demands)),
+            least=min([other.held for other in others if other.wants], default=math.inf),
+            free=free,
+            workers=len(demands),
+            seen=self._holder.clock.monotonic(),
+        )
+
+    def _wants(self) -> bool:
+        beat = self._holder.limits.worker_seconds / 3
+        return self._holder.clock.monotonic() - self._asked <= 2 * beat
+
+    # --- the register --------------------------------------------------------------
+
+    async def _say(self) -> None:
+        said = orjson.dumps({"held": self._held(), "wants": self._wants()}).decode()
+        try:
+            if self._me is None or not self._me.valid():
+                self._me = await self._registered()
+            await self._me.save(said)
+        except (LeaseLost, NotFound):
+            self._me = None  # forgotten by an operator, or silent for too long: again with the next
+
+    async def _registered(self) -> Held:
+        key = self._prefix + self._holder.owner
+        await self._holder.store.create(self._source, [NewPartition(key)])
+        lease_ms = round(self._holder.limits.worker_seconds * 1000)
+        held = await self._holder.acquire(self._source, 1, self._own, only=key, lease_ms=lease_ms)
+        if not held:
+            raise LeaseLost(f"{key!r} is not free yet")
+        return held[0]
+
+    async def _others(self) -> list[_Said]:
+        """What each of the others said; forgets those that are gone."""
+        others: list[_Said] = []
+        after: str | None = self._prefix
+        while after is not None:
+            page = await self._holder.store.page(self._source, after=after)
+            for one in page.partitions:
+                if not one.key.startswith(self._prefix):
+                    return others
+                if self._is_gone(one):
+                    await self._forget(one)
+                elif one.owner not in (None, self._holder.owner):
+                    others.append(_said(one))
+            after = page.after
+        return others
+
+    def _is_gone(self, one: Partition) -> bool:
+        now_ms = self._holder.store.time.at_least_ms()
+        silent_ms = round(self._holder.limits.worker_seconds * 1000)
+        let_go = one.owner is None and now_ms - one.available_ms > silent_ms
+        return let_go or expired(one, now_ms) or self._holder.succeeds(one)
+
+    async def _forget(self, gone: Partition) -> None:
+        try:
+            await self._holder.store.delete(gone)
+        except (NotFound, PreconditionFailed):
+            return  # it is back, or another forgot it
+
+
+def _said(worker: Partition) -> _Said:
+    if worker.progress is None:
+        return _Said(0, wants=True)
+    try:
+        value = orjson.loads(worker.progress)
+        return _Said(int(value["held"]), wants=bool(value["wants"]))
+    except (ValueError, TypeError, KeyError) as error:
+        raise Damaged(f"{worker.key!r} is no worker: {error}") from error

@@ -1,0 +1,233 @@
+"""Taking, keeping and letting go of leases; one object of a process.
+
+    acquire ──► held ──heartbeat every third of the timeout──► held ──► release
+                  └── somebody else's version, or 2 s before the timeout: not valid
+
+A holder stops 2 s before its timeout, a taker waits 2 s after it. Every write is
+conditional on the version that was read. An epoch is above the one before it and at least
+the store's time in milliseconds, so it rises also when the object was removed between.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
+
+from coordination.counters import CoordinationCounters
+from coordination.named.lease import Lease, LeaseName, decode_lease, encode_lease
+from coordination.storetime import StoreTime
+from logstore import keys
+from logstore import ulid as ulids
+from logstore.clock import Clock
+from logstore.entropy import Entropy
+from logstore.errors import NotFound, OutcomeUnknown, PreconditionFailed, TailraceError
+from logstore.objects.store import ObjectStore
+from logstore.objects.unclear import Unclear
+
+_MARGIN_MS = 2000
+_TRIES = 8
+
+
+class Held:
+    """A lease of this process. `epoch` is its fencing token; `since` a monotonic second."""
+
+    def __init__(self, lease: Lease, etag: str, time: StoreTime, since: float) -> None:
+        self.lease = lease
+        self.etag = etag
+        self.since = since
+        self.lost = False
+        self._time = time
+
+    @property
+    def epoch(self) -> int:
+        """Above that of every earlier owner."""
+        return self.lease.epoch
+
+    def valid(self) -> bool:
+        """Whether it is still ours, for 2 s more at least. Asked before each effect."""
+        return not self.lost and self._time.at_most_ms() < self.lease.until_ms - _MARGIN_MS
+
+
+class Leases:
+    """All leases of one process. `node` is who takes them; it may take its own earlier life's."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        clock: Clock,
+        entropy: Entropy,
+        time: StoreTime,
+        *,
+        node: str,
+        timeout_seconds: float = 600.0,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._entropy = entropy
+        self._time = time
+        self._node = node
+        self._timeout_ms = round(timeout_seconds * 1000)
+        self.owner = f"{node}/{self._fresh_id()}"
+        self._held: dict[LeaseName, Held] = {}
+        self._stopping = False
+        self.counters: dict[str, CoordinationCounters] = defaultdict(CoordinationCounters)
+        self.last_error: str | None = None
+
+    @property
+    def held(self) -> Iterable[Held]:
+        """All that this process has."""
+        return self._held.values()
+
+    async def acquire(self, name: LeaseName) -> Held | None:
+        """The lease, or None while it is somebody else's or the time is not known.
+
+        Raises `StoreUnavailable`, `OutcomeUnknown`, `Damaged`.
+        """
+        unclear = Unclear()
+        for _ in range(_TRIES):
+            lease, etag = await self._read(name)
+            if not self._time.known or not self._free(lease):
+                break
+            now_ms = self._time.at_most_ms()
+            wanted = replace(
+                lease,
+                owner=self.owner,
+                epoch=max(lease.epoch + 1, now_ms),
+                until_ms=now_ms + self._timeout_ms,
+                created_ms=lease.created_ms or now_ms,
+            )
+            try:
+                return self._hold(*await self._write(wanted, etag))
+            except PreconditionFailed:
+                continue
+            except OutcomeUnknown as error:
+                unclear.bear(error)
+        self.counters[name.source].none_acquired += 1
+        return None
+
+    async def held_by(self, name: LeaseName) -> str | None:
+        """The node that holds it now, None if it is free. Raises as `acquire`."""
+        lease, _ = await self._read(name)
+        if lease.owner is None or self._expired(lease):
+            return None
+        return lease.owner.rpartition("/")[0]
+
+    async def renew(self, held: Held) -> bool:
+        """Whether it is ours for another timeout. Raises as `acquire`: ours as long as before."""
+        now_ms = self._time.at_most_ms()
+        wanted = replace(held.lease, until_ms=now_ms + self._timeout_ms)
+        try:
+            held.lease, held.etag = await self._write(wanted, held.etag)
+        except (PreconditionFailed, OutcomeUnknown):
+            lease, etag = await self._read(held.lease.name)
+            if (lease.owner, lease.epoch) != (held.lease.owner, held.lease.epoch):
+                self._lose(held, gone=etag is None)
+            else:
+                held.lease, held.etag = lease, etag or ""
+        return held.valid()
+
+    async def release(self, held: Held, *, forget: bool = False) -> None:
+        """Lets it go; with `forget` nothing is left in the store. Raises as `acquire`.
+
+        What cannot be written is let go by its timeout.
+        """
+        name = held.lease.name
+        if self._held.get(name) is held:
+            del self._held[name]
+        if not held.valid():
+            return
+        held.lost = True
+        counters = self.counters[name.source]
+        if forget:
+            await self._store.delete([name.key])
+            counters.deleted += 1
+            return
+        try:
+            await self._write(replace(held.lease, owner=None), held.etag)
+        except PreconditionFailed:
+            return  # a heartbeat whose answer was lost, or a taker: it runs out
+        counters.given_up += 1
+
+    async def clear(self, source: str) -> None:
+        """Removes what nobody holds of a kind of lease that is made for each piece of work.
+
+        Raises `StoreUnavailable`, `Damaged`.
+        """
+        prefix = keys.leases_of(source)
+        for where in [info.key async for info in self._store.list(prefix)]:
+            with suppress(NotFound):
+                body = (await self._store.get(where))[1]
+                lease = decode_lease(LeaseName(source, (where.removeprefix(prefix),)), body)
+                if lease.owner is None or self._expired(lease):
+                    await self._store.delete([where])
+
+    async def run(self) -> None:
+        """Renews what is held, until stopped."""
+        while not self._stopping:
+            await self._clock.sleep(self._timeout_ms / 3000)
+            await self.renew_all()
+
+    async def renew_all(self) -> None:
+        """One heartbeat. A store that is away is tried again by the next."""
+        self.last_error = None
+        for held in list(self._held.values()):
+            try:
+                await self.renew(held)
+            except TailraceError as error:
+                self.counters[held.lease.name.source].renewal_errors += 1
+                self.last_error = f"{held.lease.name.key}: {error}"
+
+    async def stop(self) -> None:
+        """Ends `run` and lets everything go. Raises nothing: a lease that stays runs out."""
+        self._stopping = True
+        for held in list(self._held.values()):
+            try:
+                await self.release(held)
+            except TailraceError as error:
+                self.last_error = f"{held.lease.name.key}: {error}"
+
+    # --- versions ------------------------------------------------------------------
+
+    def _hold(self, lease: Lease, etag: str) -> Held:
+        held = self._held[lease.name] = Held(lease, etag, self._time, self._clock.monotonic())
+        self.counters[lease.name.source].acquired += 1
+        return held
+
+    def _lose(self, held: Held, *, gone: bool) -> None:
+        """It is somebody else's; or, if `gone`, its object was deleted."""
+        held.lost = True
+        counters = self.counters[held.lease.name.source]
+        if gone:
+            counters.not_found += 1
+        else:
+            counters.not_owned += 1
+        if self._held.get(held.lease.name) is held:
+            del self._held[held.lease.name]
+
+    def _free(self, lease: Lease) -> bool:
+        if lease.owner is None or self._expired(lease):
+            return True
+        # An earlier life of this node, or a write of ours whose answer was lost.
+        return lease.owner.rpartition("/")[0] == self._node
+
+    def _expired(self, lease: Lease) -> bool:
+        return self._time.at_least_ms() >= lease.until_ms + _MARGIN_MS
+
+    async def _read(self, name: LeaseName) -> tuple[Lease, str | None]:
+        try:
+            info, body = await self._store.get(name.key)
+        except NotFound:
+            return Lease(name), None
+        return decode_lease(name, body), info.etag
+
+    async def _write(self, lease: Lease, etag: str | None) -> tuple[Lease, str]:
+        fresh = replace(lease, version=self._fresh_id())
+        info = await self._store.put(
+            lease.name.key, encode_lease(fresh), if_absent=etag is None, if_match=etag
+        )
+        return fresh, info.etag
+
+    def _fresh_id(self) -> str:
+        return ulids.encode(ulids.fresh(self._clock, self._entropy))

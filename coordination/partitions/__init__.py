@@ -1,0 +1,7 @@
+"""Work in many pieces, in a store that all workers share.
+
+partition, transitions, sizes   a piece of work, what may become of it, how large it may be
+store                           what a store of them does
+in_memory (due), object_store/, dynamodb/   the stores
+expiry                          COMPLETED ones go, where the store itself does not do it
+"""

@@ -1,0 +1,135 @@
+"""A search for free partitions: queries of the index, then conditional writes in parallel.
+
+What is done for `count` leases, where nobody else is at it: three queries at a time, one
+addition to the counter of epochs, `count` writes. With `spread` READY is one part of
+`SHARDS`, picked by chance, and within each head the ones that are tried are picked by chance
+too, half of them at most at a time; who meets another keeps what it won, and asks for no
+more: so workers seldom meet, and part. Where a part has too little, the others are looked at.
+Without, READY is all parts, and the order is that of `transitions.chosen`; but of
+WAITING and ASSIGNED only some hundreds that were due first are compared with each other.
+
+What was won is given whatever else failed; a search that won nothing and failed raises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from coordination.partitions.dynamodb.heads import Head, left_heads, ready_head
+from coordination.partitions.dynamodb.item import SHARDS
+from coordination.partitions.dynamodb.requests import Requests
+from coordination.partitions.dynamodb.writes import Writes
+from coordination.partitions.partition import Partition, Status
+from coordination.partitions.store import Acquired
+from coordination.partitions.transitions import Claim, acquired, chosen, exhausted, worn_out
+from logstore.entropy import Entropy
+from logstore.errors import NotFound, PreconditionFailed, TailraceError
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Brought:
+    """What a search has so far."""
+
+    partitions: list[Partition] = field(default_factory=list)
+    failed: list[Partition] = field(default_factory=list)
+    errors: list[TailraceError] = field(default_factory=list)
+
+    def result(self) -> Acquired:
+        """Raises the first error of a search that brought nothing."""
+        if self.errors and not (self.partitions or self.failed):
+            raise self.errors[0]
+        return Acquired(self.partitions, self.failed)
+
+
+class Acquiring:
+    """One acquire of one claimant."""
+
+    def __init__(
+        self, requests: Requests, writes: Writes, entropy: Entropy, source: str, claim: Claim
+    ) -> None:
+        self._requests = requests
+        self._writes = writes
+        self._entropy = entropy
+        self._source = source
+        self._claim = claim
+        # The index has ranks of our own ageing: for another everything is compared.
+        self._whole = claim.ageing_ms != writes.keeping.ageing_ms
+        self._brought = Brought()
+        self._met = False
+
+    async def one(self, found: Partition | None) -> Acquired:
+        """That partition, if it is free."""
+        await self._take(chosen([] if found is None else [found], self._claim, 1))
+        return self._brought.result()
+
+    async def search(self, count: int, *, spread: bool) -> Acquired:
+        """Up to `count`. Raises as `PartitionStore.acquire`."""
+        left = left_heads(self._requests, self._source, self._claim)
+        shards = [
+            ready_head(self._requests, self._source, self._claim, shard, ordered=not spread)
+            for shard in self._shuffled(range(SHARDS))
+        ]
+        parts = [[*left, shards[0]], shards[1:]] if spread else [[*left, *shards]]
+        try:
+            for heads in parts:
+                while wanted := self._wanted(count, spread=spread):
+                    picked = await self._pick(heads, wanted, spread=spread)
+                    if not picked:
+                        break
+                    await self._take(picked)
+        except TailraceError as error:
+            self._brought.errors.append(error)
+        return self._brought.result()
+
+    async def _pick(self, heads: Sequence[Head], count: int, *, spread: bool) -> list[Partition]:
+        filling = [head.fill(count, whole=self._whole) for head in heads]
+        for done in await asyncio.gather(*filling, return_exceptions=True):
+            if isinstance(done, BaseException):
+                raise done
+        seen: dict[str, Partition] = {}
+        for head in heads:
+            few = min(count, (len(head.found) + 1) // 2)
+            some = self._shuffled(head.found)[:few] if spread else head.found
+            seen |= {one.key: one for one in some}
+        picked = chosen(seen.values(), self._claim, count)
+        for head in heads:
+            head.remove({one.key for one in picked})
+        return picked
+
+    async def _take(self, picked: Sequence[Partition]) -> None:
+        worn = [worn_out(one, self._claim) for one in picked if exhausted(one, self._claim)]
+        able = [one for one in picked if not exhausted(one, self._claim)]
+        wanted = dict(zip([one.key for one in worn], worn, strict=True))
+        if able:
+            above = max(one.epoch for one in able)
+            epochs = await self._writes.epochs(self._source, len(able), above)
+            for one, epoch in zip(able, epochs, strict=True):
+                wanted[one.key] = acquired(one, self._claim, epoch)
+        await asyncio.gather(*[self._decide(one, wanted[one.key]) for one in picked])
+        self._brought.partitions.sort(key=lambda one: one.epoch)
+
+    async def _decide(self, seen: Partition, wanted: Partition) -> None:
+        try:
+            stored = await self._writes.replace(seen, wanted)
+        except (PreconditionFailed, NotFound):  # another was first, or the index was behind
+            self._met = True
+            return
+        except TailraceError as error:
+            self._brought.errors.append(error)
+            return
+        won = stored.status is Status.ASSIGNED
+        (self._brought.partitions if won else self._brought.failed).append(stored)
+
+    def _wanted(self, count: int, *, spread: bool) -> int:
+        """How many more. None where others want the same: what is won is enough."""
+        won = len(self._brought.partitions)
+        parted = spread and self._met and won > 0
+        return 0 if parted or self._brought.errors else count - won
+
+    def _shuffled(self, of: Sequence[T]) -> list[T]:
+        return sorted(of, key=lambda _: self._entropy.getrandbits(32))

@@ -1,0 +1,42 @@
+"""COMPLETED partitions go when their `ttl` is over, in stores that do not see to it themselves.
+
+Each process looks now and then; that several do costs requests, nothing else. What cannot be
+removed now is removed later: nobody waits for it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from coordination.partitions.store import PartitionStore
+from logstore.clock import Clock
+from logstore.errors import TailraceError
+
+_LONGEST_PAUSE_SECONDS: Final = 3600.0
+
+
+async def expire_for_ever(store: PartitionStore, clock: Clock, ttl_ms: int) -> None:
+    """Runs until it is cancelled."""
+    pause = min(ttl_ms / 1000, _LONGEST_PAUSE_SECONDS)
+    while True:
+        await clock.sleep(pause)
+        await expire(store, ttl_ms)
+
+
+async def expire(store: PartitionStore, ttl_ms: int) -> int:
+    """How many partitions were removed. Sources that cannot be looked at stay for the next time."""
+    removed = 0
+    try:
+        for source in await store.sources():
+            before_ms = store.time.at_least_ms() - ttl_ms
+            removed += await _purged(store, source, before_ms)
+    except TailraceError:  # the store is away: whoever works with it is told
+        pass
+    return removed
+
+
+async def _purged(store: PartitionStore, source: str, before_ms: int) -> int:
+    try:
+        return await store.purge(source, before_ms)
+    except TailraceError:  # one that is damaged keeps no other from being seen to
+        return 0

@@ -1,0 +1,158 @@
+"""Partitions in the memory of one process: for programs that run alone, and for tests.
+
+Nothing outlives the process. Every method runs through without waiting, so each is one step
+to all others.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from coordination.partitions.due import Due
+from coordination.partitions.partition import NewPartition, Partition, Status
+from coordination.partitions.sizes import check_changed, check_new
+from coordination.partitions.store import Acquired, Page
+from coordination.partitions.transitions import Claim, acquired, chosen, exhausted, worn_out
+from coordination.storetime import StoreTime
+from logstore import ulid as ulids
+from logstore.clock import Clock
+from logstore.entropy import Entropy
+from logstore.errors import NotFound, PreconditionFailed
+
+
+class InMemoryPartitions:
+    """A `PartitionStore` of this process alone."""
+
+    def __init__(self, clock: Clock, entropy: Entropy) -> None:
+        self._clock = clock
+        self._entropy = entropy
+        self._time = StoreTime(clock, None)
+        self._sources: dict[str, dict[str, Partition]] = {}
+        self._due: dict[str, Due] = {}
+        self._epoch = 0
+
+    @property
+    def time(self) -> StoreTime:
+        return self._time
+
+    async def start(self) -> None:
+        """There is nothing to make."""
+
+    async def close(self) -> None:
+        """There is nothing to let go."""
+
+    async def create(self, source: str, new: Sequence[NewPartition]) -> list[str]:
+        for one in new:
+            check_new(source, one)
+        now_ms = self._time.at_most_ms()
+        made = []
+        for place, one in enumerate(new):
+            if one.key in self._sources.get(source, {}):
+                continue
+            self._put(
+                Partition(
+                    source,
+                    one.key,
+                    version="",
+                    created_ms=now_ms,
+                    available_ms=now_ms,
+                    progress=one.progress,
+                    priority=one.priority,
+                    place=place,
+                )
+            )
+            made.append(one.key)
+        return made
+
+    async def get(self, source: str, key: str) -> Partition | None:
+        return self._sources.get(source, {}).get(key)
+
+    async def acquire(
+        self,
+        source: str,
+        claim: Claim,
+        count: int,
+        *,
+        only: str | None = None,
+        spread: bool = True,  # noqa: ARG002 -- one process is in nobody's way
+    ) -> Acquired:
+        taken: list[Partition] = []
+        failed: list[Partition] = []
+        due = self._free(source, claim, only)
+        while len(taken) < count and (one := next(due, None)) is not None:
+            if exhausted(one, claim):
+                failed.append(self._put(worn_out(one, claim)))
+            else:
+                self._epoch += 1
+                taken.append(self._put(acquired(one, claim, self._epoch)))
+        return Acquired(taken, failed)
+
+    async def change(self, old: Partition, wanted: Partition) -> Partition:
+        check_changed(wanted.progress, wanted.priority)
+        self._newest(old)
+        return self._put(wanted)
+
+    async def delete(self, old: Partition) -> None:
+        self._newest(old)
+        of_source = self._sources[old.source]
+        del of_source[old.key]
+        self._due[old.source].gone(old.key)
+        if not of_source:
+            del self._sources[old.source], self._due[old.source]
+
+    async def page(
+        self,
+        source: str,
+        *,
+        status: Status | None = None,
+        after: str | None = None,
+        limit: int = 1000,
+    ) -> Page:
+        found = [
+            one
+            for one in self._sources.get(source, {}).values()
+            if (status is None or one.status is status) and (after is None or one.key > after)
+        ]
+        found.sort(key=lambda one: one.key)
+        return Page(found[:limit], found[limit - 1].key if len(found) > limit else None)
+
+    async def counts(self, source: str) -> Mapping[Status, int]:
+        return Counter([one.status for one in self._sources.get(source, {}).values()])
+
+    async def sources(self) -> list[str]:
+        return sorted(self._sources)
+
+    async def purge(self, source: str, ended_before_ms: int) -> int:
+        over = [
+            one
+            for one in self._sources.get(source, {}).values()
+            if one.status is Status.COMPLETED and one.ended_ms < ended_before_ms
+        ]
+        for one in over:
+            await self.delete(one)
+        return len(over)
+
+    def _free(self, source: str, claim: Claim, only: str | None) -> Iterator[Partition]:
+        known = self._sources.get(source, {})
+        if only is not None:
+            return iter(chosen([known[only]] if only in known else [], claim, 1))
+        return self._due[source].take(claim) if known else iter([])
+
+    def _newest(self, old: Partition) -> None:
+        found = self._sources.get(old.source, {}).get(old.key)
+        if found is None:
+            raise NotFound(f"there is no partition {old.key!r} of {old.source!r}")
+        if found.version != old.version:
+            raise PreconditionFailed(f"{old.key!r} of {old.source!r} was changed meanwhile")
+
+    def _put(self, partition: Partition) -> Partition:
+        version = ulids.encode(ulids.fresh(self._clock, self._entropy))
+        stored = replace(partition, version=version)
+        of_source = self._sources.setdefault(stored.source, {})
+        of_source[stored.key] = stored
+        if stored.source not in self._due:
+            self._due[stored.source] = Due(of_source)
+        self._due[stored.source].changed(stored)
+        return stored

@@ -1,0 +1,25 @@
+"""Partitions in the memory of one process fulfil the contract of all stores."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from coordination.partitions.in_memory import InMemoryPartitions
+from tests.contracts.partition_store import PartitionStoreContract
+from tests.moved_clock import MovedClock
+
+pytestmark = pytest.mark.anyio
+
+
+class TestInMemory(PartitionStoreContract):
+    clock: MovedClock
+
+    @pytest.fixture
+    def store(self) -> InMemoryPartitions:
+        self.clock = MovedClock()
+        return InMemoryPartitions(self.clock, Random(7))
+
+    async def pass_time(self, ms: int) -> None:
+        self.clock.advance(ms)
