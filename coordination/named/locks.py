@@ -1,4 +1,4 @@
-"""The named leases of `coordination.named.leases`, as who operates them needs them: all, one, free it.
+"""The named leases of `coordination.named`, as who operates them needs them: all, one, free it.
 
 A key is that of the lease's object behind its source: encoded names with `/` between, which is
 what lists show. Nothing else can be reached by it.

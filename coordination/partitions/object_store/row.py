@@ -6,7 +6,7 @@
     status          left out if UNASSIGNED
     owner, epoch, owner_timeout, progress_state, closed_count, attempts, last_error,
     priority, place, ended_at
-                    as in `coordination.partition`; left out if empty or 0
+                    as in `coordination.partitions.partition`; left out if empty or 0
 
 Keys that this version does not know survive a rewrite. Rows stay as they were parsed, dicts of
 plain values, which Python's garbage collector does not look at: there may be a million.
