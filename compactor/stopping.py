@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
-from compactor.spark.session import submitted
+from compactor.spark.conf import submitted
 
 
 def run_until_told(work: Coroutine[Any, Any, None]) -> bool:

@@ -6,6 +6,7 @@ what `spark-submit` was told.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -73,3 +74,8 @@ class SparkWishes:
 def is_here(master: str | None) -> bool:
     """Whether tasks run in the driver's own process."""
     return master is not None and (master == "local" or master.startswith("local["))
+
+
+def submitted() -> bool:
+    """Whether spark-submit started this process, beside a JVM of its own."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ

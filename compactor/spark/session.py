@@ -6,13 +6,13 @@ the same folder for all: that is tried before anything is done (`shared.py`).
 
 from __future__ import annotations
 
-import os
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from compactor.jars import SUBMIT
-from compactor.spark.conf import NEEDED, SparkWishes, is_here
+from compactor.spark.conf import DEFAULTS, NEEDED, SparkWishes, is_here, submitted
 from compactor.spark.jvm_log import hear
 from compactor.spark.merge_input import MergeInput
 from compactor.spark.quiet import quiet_py4j
@@ -25,6 +25,8 @@ if TYPE_CHECKING:  # importing pyspark takes longer than finding out that nothin
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
+log = logging.getLogger("tailrace.compactor")
+
 _NO_JAVA: Final = "Compaction needs Java 17 or newer, found by JAVA_HOME or PATH."
 _NO_JARS: Final = (
     "Compaction on S3 needs Java 17 or newer, and jars that Spark fetches at its first start;"
@@ -32,6 +34,7 @@ _NO_JARS: Final = (
     " once, for `compaction.jars`."
 )
 _NO_START: Final = "Its own messages stand above this one."
+_SUBMITTED: Final = "local[*]"  # what spark-submit says where nothing was said
 _NO_PYSPARK: Final = "Install pyspark 4.1.1 beside this program."
 
 
@@ -55,9 +58,12 @@ class Session:
         return self._spark is not None
 
     def get(self) -> SparkSession:
-        """The session, started if need be. Raises `Unavailable` where Spark cannot run."""
+        """The session, started if need be, also where the one there was is gone.
+
+        Raises `Unavailable` where Spark cannot run.
+        """
         secrets = self._s3a.secrets() if self._s3a else {}
-        if secrets != self._secrets:  # the first time, or the keys of a role were renewed
+        if secrets != self._secrets or self._is_gone():  # the keys of a role are renewed
             self.stop()
         if self._spark is None:
             with self._being_started():
@@ -68,12 +74,16 @@ class Session:
 
     def cores(self) -> int:
         """As `Engine.cores`."""
-        return int(self.get().sparkContext.defaultParallelism)
+        spark = self.get()
+        from compactor.spark.lines import failing  # imports pyspark, which is there by now
+
+        with failing():
+            return int(spark.sparkContext.defaultParallelism)
 
     def merge(self, work: MergeInput, folder: str) -> int:
         """As `Engine.merge`."""
         spark = self.get()
-        from compactor.spark.merge import merge  # imports pyspark, which is there by now
+        from compactor.spark.merge import merge
 
         return merge(spark, work, folder)
 
@@ -104,17 +114,10 @@ class Session:
         """Ends the session and, where this process started it, its JVM."""
         if self._spark is None:
             return
-        from pyspark import SparkContext
+        from compactor.spark.jvm import end
 
-        self._spark.stop()
-        self._spark = None
-        gateway = SparkContext._gateway
-        if gateway is not None and not submitted():
-            # stop() leaves the JVM running, and its memory is what an idle compactor gives back.
-            gateway.shutdown()
-            gateway.proc.stdin.close()
-            gateway.proc.wait()
-            SparkContext._gateway = SparkContext._jvm = None
+        spark, self._spark = self._spark, None
+        end(spark)
 
     def abandon(self) -> None:
         """As `stop`, beside a job or a start that a thread of this process waits for.
@@ -129,6 +132,16 @@ class Session:
         with suppress(Py4JError, OSError):  # it may have been told to end as well, and be gone
             self._spark.sparkContext.setLogLevel("OFF")
             self.stop()
+
+    def _is_gone(self) -> bool:
+        if self._spark is None:
+            return False
+        from compactor.spark.jvm import lives
+
+        if lives(self._spark):
+            return False
+        log.warning("Spark is gone; another one is started")
+        return True
 
     @contextmanager
     def _being_started(self) -> Iterator[None]:
@@ -150,16 +163,13 @@ class Session:
             raise
 
 
-def submitted() -> bool:
-    """Whether spark-submit started this process, beside a JVM of its own."""
-    return "PYSPARK_GATEWAY_PORT" in os.environ
-
-
 def _start(wishes: SparkWishes, s3a: S3A | None, secrets: Mapping[str, str]) -> SparkSession:
     try:
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkRuntimeError
         from pyspark.sql import SparkSession
+
+        from compactor.spark.jvm import end_jvm
     except ImportError as error:
         raise Unavailable(f"Spark does not start: {error}", hint=_NO_PYSPARK) from error
     quiet_py4j()
@@ -168,14 +178,15 @@ def _start(wishes: SparkWishes, s3a: S3A | None, secrets: Mapping[str, str]) -> 
         if wishes.json_log:
             hear(conf)
         spark = SparkSession.builder.config(conf=conf).getOrCreate()
+        spark.sparkContext.setLogLevel("WARN")
+        if s3a is not None:
+            _tell_s3(spark, secrets)
     except PySparkRuntimeError as error:
         hint = _NO_JAVA if s3a is None else _NO_JARS
         raise Unavailable(f"Spark does not start: {error}", hint=hint) from error
-    except Py4JError as error:  # there is a JVM, and it fails: a master that does not answer
+    except (Py4JError, ConnectionError) as error:  # a JVM that fails: its master does not answer
+        end_jvm()
         raise Unavailable(f"Spark does not start: {reason(error)}", hint=_NO_START) from error
-    spark.sparkContext.setLogLevel("WARN")
-    if s3a is not None:
-        _tell_s3(spark, secrets)
     return spark
 
 
@@ -186,6 +197,8 @@ def _conf(wishes: SparkWishes, s3a: S3A | None) -> SparkConf:
         # Connects to spark-submit's JVM, so that SparkConf sees what its flags said.
         SparkContext._ensure_initialized()
     conf = SparkConf()
+    if conf.get("spark.master", None) == _SUBMITTED:
+        conf.setMaster(DEFAULTS["spark.master"])
     for name, value in wishes.defaults().items():
         conf.setIfMissing(name, value)
     needed = NEEDED | (s3a.needed() if s3a else {})

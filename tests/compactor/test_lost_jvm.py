@@ -1,0 +1,86 @@
+"""Spark's JVM is killed under a compactor that stays, as the kernel does for its memory."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import orjson
+import pytest
+
+from compactor.place.placement import STAGING
+from tests.compactor.executors import commands_below, until
+from tests.compactor.lake import HOUR, NOON, Batch, Lake, batch
+
+JOB = str(Path(__file__).parents[2] / "compactor" / "job.py")
+JVM = b"org.apache.spark.deploy.SparkSubmit"
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "log"
+
+
+@pytest.fixture
+def resident(lake: Lake, log: Path) -> Iterator[subprocess.Popen[str]]:
+    settings = {"DRIVER_MEMORY": "1g", "POLL_SECONDS": "1"}
+    with log.open("wb") as errors:
+        process = subprocess.Popen(
+            [sys.executable, JOB, "--data", str(lake.data), "--every", "1s"],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env={
+                **os.environ,
+                **{f"TAILRACE_COMPACTION__{name}": value for name, value in settings.items()},
+                "TEST_FOLDER": str(lake.data),
+            },
+        )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+def new(lake: Lake, again: int) -> list[Batch]:
+    batches = [batch("f", f"r{i}", NOON + again + i * HOUR, 20_000) for i in range(2)]
+    lake.put("a", batches)
+    return batches
+
+
+def takes_in(process: subprocess.Popen[str], rows: int) -> None:
+    assert process.stdout is not None
+    found = 0
+    while found < rows:
+        line = process.stdout.readline()
+        assert line, "it ended"
+        found += orjson.loads(line)["rows_out"]
+    assert found == rows
+
+
+def kill_jvm(lake: Lake) -> None:
+    [found] = [pid for pid, words in commands_below(lake.data) if JVM in words]
+    os.kill(found, signal.SIGKILL)
+
+
+def test_another_is_started(lake: Lake, resident: subprocess.Popen[str], log: Path) -> None:
+    sent = new(lake, 0)
+    takes_in(resident, 40_000)
+    kill_jvm(lake)  # idle
+    sent += new(lake, 1)
+    staging = Path(lake.compactor.table.uri) / STAGING
+    until(lambda: any(staging.glob("*/_temporary")))
+    kill_jvm(lake)  # at work
+    takes_in(resident, 40_000)
+    lake.holds(sent)
+    said = log.read_text()
+    assert "Spark is gone; another one is started" in said
+    assert "this pass broke off: Spark failed: " in said
+    assert "Traceback" not in said
