@@ -169,13 +169,16 @@ class _Purge:
         async with self.compactor.sharing.joined(HOURS) as share:
             self.report.works += share.works
             mine = await share.among(sorted(hours), set(hours))
+            snapshot = await asyncio.to_thread(self.compactor.table.snapshot)
             for hour in mine:
-                await self._take_out_of(share, hour, hours[hour])
+                snapshot = await self._take_out_of(snapshot, share, hour, hours[hour])
         return len(mine) == len(hours)
 
-    async def _take_out_of(self, share: Share, hour: str, files: Sequence[TableFile]) -> None:
+    async def _take_out_of(
+        self, snapshot: Snapshot, share: Share, hour: str, files: Sequence[TableFile]
+    ) -> Snapshot:
+        """A version in which that is done, or a newer one if it has to be done anew."""
         compactor = self.compactor
-        snapshot = await asyncio.to_thread(compactor.table.snapshot)
         there = {file.path for file in snapshot.files}
         files = [file for file in files if file.path in there]
         rest = [file for file in files if self._found[file.path].rows < file.rows]
@@ -185,13 +188,14 @@ class _Purge:
             made = await rewrite(compactor, snapshot, rest, deletions, self.report)
         try:
             share.check({hour})
-            await replace(compactor, snapshot, Change(files=made, removed=files))
+            after = await replace(compactor, snapshot, Change(files=made, removed=files))
         except PreconditionFailed as error:
             log.info("hour %s is to be purged anew: %s", hour, error)
-            return
+            return await asyncio.to_thread(compactor.table.snapshot)
         compactor.reached("hour purged")
         self.report.files_purged += len(files)
         self.report.rows_purged += sum(self._found[file.path].rows for file in files)
+        return after
 
     async def _note(self, snapshot: Snapshot) -> bool:
         """Says that it is done, unless the table has moved on: then there are more files."""

@@ -6,8 +6,12 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from compactor.compactor import Compactor
 from compactor.report import Report
 from compactor.rewrite.hours import rewrite_hours
+from compactor.settings import Compaction
+from compactor.upkeep.purge import purge
+from logstore import ulid
 from logstore.clock import SystemClock
 from logstore.table.table import Table
 from tests.compactor.files import add_files
@@ -41,11 +45,16 @@ def files_of(hours: int) -> list[Batch]:
     ]
 
 
+def opening(lake: Lake) -> tuple[Openings, Compactor]:
+    """A compactor, and how often it opened the table."""
+    openings = Openings()
+    return openings, replace(lake.compactor, table=Table(lake.compactor.table.uri, openings))
+
+
 def rewritten(lake: Lake) -> tuple[int, Report]:
-    """How often the table was opened, and what was done."""
-    openings, report = Openings(), Report()
-    table = Table(lake.compactor.table.uri, openings)
-    lake.run(rewrite_hours(replace(lake.compactor, table=table), report))
+    openings, compactor = opening(lake)
+    report = Report()
+    lake.run(rewrite_hours(compactor, report))
     return openings.count, report
 
 
@@ -57,6 +66,20 @@ def test_each_hour_opens_the_table_once_to_see_its_commit(plain: Lake) -> None:
     assert openings <= 8 + 2  # one to plan all of them, and one for the first
     plain.holds(sent)
     assert len(plain.snapshot().files) == 8
+
+
+def test_deletions_in_each_hour_open_the_table_once_to_see_their_commit(plain: Lake) -> None:
+    plain.limits = Compaction(purge_seconds=0)
+    sent = files_of(8)
+    add_files(plain, *([one] for one in sent))
+    plain.delete("f", "r2", ulid.highest_at(NOON + 9 * HOUR))
+    openings, compactor = opening(plain)
+    report = Report()
+    plain.run(purge(compactor, report))
+    assert report.files_purged == 8
+    # Also to see whether there is something, to look, to begin, to look again, and its note.
+    assert openings.count <= 8 + 5
+    plain.holds([one for one in sent if one[0].run != "r2"])
 
 
 def test_what_came_since_the_hour_before_is_kept(plain: Lake) -> None:
