@@ -9,6 +9,7 @@ from urllib.parse import parse_qs, urlsplit
 from tests.faults.http1 import Head
 
 _UPLOAD = re.compile("uploadId=[^&]*")
+_CHECKSUMS = "x-amz-checksum-crc32", "content-md5"  # DeleteObjects has to have one
 
 
 @dataclass(frozen=True)
@@ -32,11 +33,13 @@ class Request:
     def name(self) -> str:
         """What schedules count by: the same request tried again has the same name.
 
-        With the query, so that parts of an upload are different requests; without the upload's
-        id, which is another for each try; without the bucket, which tests name as they come.
+        With the query, so that parts of an upload are different requests, and with the checksum
+        of the keys to delete, which are in the body; without the upload's id, which is another
+        for each try; without the bucket, which tests name as they come.
         """
         _, _, key = self.head.request_line()[1].removeprefix("/").partition("/")
-        return f"{self.method} {_UPLOAD.sub('uploadId', key)}"
+        deleted = map(self.head.value, _CHECKSUMS) if self.batch_delete else ()
+        return " ".join([self.method, _UPLOAD.sub("uploadId", key), *filter(None, deleted)])
 
     @property
     def write(self) -> bool:

@@ -109,3 +109,13 @@ def test_calm_ends_everything() -> None:
     schedule.refuse()
     schedule.calm()
     assert [schedule.next(PUT) for _ in range(9)] == [None] * 9
+
+
+def test_deletions_of_other_keys_are_counted_apart() -> None:
+    schedule = Schedule(rates={Kind.SLOW_DOWN: 1.0}, most_in_a_row=1)
+    some = request("POST /b?delete", x_amz_checksum_crc32="AAAAAA==")
+    others = request("POST /b?delete", content_md5="1B2M2Y8AsgTpgAmY7PhCfg==")
+    for one in (some, others):
+        assert schedule.next(one) is Kind.SLOW_DOWN
+    for one in (some, others):
+        assert schedule.next(one) is None
