@@ -46,3 +46,14 @@ def end_jvm() -> None:
     gateway.proc.stdin.close()
     gateway.proc.wait()
     SparkContext._gateway = SparkContext._jvm = None
+
+
+def end_dead_jvm() -> None:
+    """Forgets the JVM if it does not answer any more, so that the next start is of another one."""
+    gateway = SparkContext._gateway
+    if gateway is None:
+        return
+    try:
+        gateway.jvm.java.lang.System.nanoTime()
+    except (Py4JError, ConnectionError):
+        end_jvm()

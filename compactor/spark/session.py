@@ -169,7 +169,7 @@ def _start(wishes: SparkWishes, s3a: S3A | None, secrets: Mapping[str, str]) -> 
         from pyspark.errors import PySparkRuntimeError
         from pyspark.sql import SparkSession
 
-        from compactor.spark.jvm import end_jvm
+        from compactor.spark.jvm import end_dead_jvm
     except ImportError as error:
         raise Unavailable(f"Spark does not start: {error}", hint=_NO_PYSPARK) from error
     quiet_py4j()
@@ -185,7 +185,7 @@ def _start(wishes: SparkWishes, s3a: S3A | None, secrets: Mapping[str, str]) -> 
         hint = _NO_JAVA if s3a is None else _NO_JARS
         raise Unavailable(f"Spark does not start: {error}", hint=hint) from error
     except (Py4JError, ConnectionError) as error:  # a JVM that fails: its master does not answer
-        end_jvm()
+        end_dead_jvm()
         raise Unavailable(f"Spark does not start: {reason(error)}", hint=_NO_START) from error
     return spark
 

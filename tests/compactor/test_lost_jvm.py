@@ -19,6 +19,22 @@ from tests.compactor.lake import HOUR, NOON, Batch, Lake, batch
 JOB = str(Path(__file__).parents[2] / "compactor" / "job.py")
 JVM = b"org.apache.spark.deploy.SparkSubmit"
 
+STARTS_TWICE = """
+import os, signal
+from pyspark import SparkContext
+from compactor.spark.session import Session
+from logstore.errors import Unavailable
+SparkContext._ensure_initialized()
+os.kill(SparkContext._gateway.proc.pid, signal.SIGKILL)
+session = Session("1g")
+try:
+    session.get()
+except Unavailable as error:
+    print(error)
+print(session.cores() > 0)
+session.stop()
+"""
+
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 
@@ -84,3 +100,11 @@ def test_another_is_started(lake: Lake, resident: subprocess.Popen[str], log: Pa
     assert "Spark is gone; another one is started" in said
     assert "this pass broke off: Spark failed: " in said
     assert "Traceback" not in said
+
+
+def test_one_that_dies_before_spark_is_there() -> None:
+    root = str(Path(JOB).parents[1])
+    said = subprocess.check_output([sys.executable, "-c", STARTS_TWICE], cwd=root, text=True)
+    failure, works = said.splitlines()
+    assert failure.startswith("Spark does not start: ")
+    assert works == "True"
