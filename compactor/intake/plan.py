@@ -55,13 +55,8 @@ class Plan:
     snapshot: Snapshot
     segments: tuple[StoredSegment, ...]
     alarms: tuple[str, ...]
-    behind: tuple[StoredSegment, ...] = ()
-    """What may follow in a later batch, as far as it was listed."""
-
-    @property
-    def waiting(self) -> frozenset[str]:
-        """Nodes with something to take in, in this batch or in a later one."""
-        return frozenset(segment.node for segment in (*self.segments, *self.behind))
+    waiting: frozenset[str] = frozenset()
+    """Nodes with something to take in, in this batch or in a later one."""
 
 
 async def nodes_of(store: ObjectStore) -> list[str]:
@@ -131,20 +126,8 @@ def choose(
         ready += run
         if len(run) < len(waiting) and waiting[len(run)].modified_ms < gap_before_ms:
             alarms.append(_gap(node, mark + len(run), waiting[len(run)]))
-    chosen, behind = _within(ready, batch_bytes)
-    return Plan(snapshot, tuple(chosen), tuple(alarms), tuple(behind))
-
-
-def following(
-    plan: Plan, taken: Mapping[str, int], *, without: Collection[str], batch_bytes: int
-) -> tuple[StoredSegment, ...]:
-    """The batch that comes next if nothing else does, as far as it was listed.
-
-    `taken` has the last sequence that is taken in of each node; nodes in `without` wait.
-    """
-    left = (*plan.segments, *plan.behind)
-    ready = [s for s in left if s.seq > taken.get(s.node, 0) and s.node not in without]
-    return tuple(_within(ready, batch_bytes)[0])
+    nodes = frozenset(segment.node for segment in ready)
+    return Plan(snapshot, tuple(_within(ready, batch_bytes)), tuple(alarms), nodes)
 
 
 async def _first(
@@ -180,10 +163,7 @@ def _unbroken(waiting: Sequence[StoredSegment], mark: int) -> list[StoredSegment
     return [s for index, s in enumerate(waiting) if s.seq == mark + index + 1]
 
 
-def _within(
-    ready: list[StoredSegment], batch_bytes: int
-) -> tuple[list[StoredSegment], list[StoredSegment]]:
-    """Those of the next batch, and those behind them."""
+def _within(ready: list[StoredSegment], batch_bytes: int) -> list[StoredSegment]:
     ready.sort(key=_upload_order(ready))
     total, taken = 0, 0
     for segment in ready:
@@ -191,7 +171,7 @@ def _within(
         if taken and (total > batch_bytes or taken == MOST_SEGMENTS):
             break
         taken += 1
-    return ready[:taken], ready[taken:]
+    return ready[:taken]
 
 
 def _upload_order(ready: Sequence[StoredSegment]) -> Order:

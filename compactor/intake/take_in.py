@@ -4,8 +4,8 @@ A batch is planned from one snapshot and committed on it, or on a later one that
 for it (`rebase.py`), or not at all:
 
     plan ─► verify ─► merge (Spark) ─► place ─► commit
-      ▲               beside it the next          │ somebody else was first: plan anew
-      └──────────── batch is verified ────────────┘
+      ▲                                           │ somebody else was first: plan anew
+      └───────────────────────────────────────────┘
 
 Where several drivers work at once, each plans for the nodes that it leases (`sharing/shares.py`).
 Nothing is remembered between passes, so a crash at any point leaves at most files that
@@ -20,14 +20,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from compactor.compactor import Compactor
-from compactor.intake.ahead import Ahead
 from compactor.intake.aside import set_aside
 from compactor.intake.buckets import buckets_of
-from compactor.intake.plan import Plan, Waiting, choose, following, lag_of, nodes_of, waiting_above
+from compactor.intake.plan import Plan, Waiting, choose, lag_of, nodes_of, waiting_above
 from compactor.intake.reach import Reach
 from compactor.intake.rebase import Merged, commit_merged
+from compactor.intake.room import Room
 from compactor.intake.span import hour_of
-from compactor.intake.verify import Corrupt, Stopped, Verdict, Verified
+from compactor.intake.verify import Corrupt, Stopped, Verdict, Verified, verify
 from compactor.place.placement import staging_folder
 from compactor.report import Batch, Lag, Report
 from compactor.sharing.shares import Share
@@ -57,7 +57,6 @@ class _Intake:
     """One pass. `stopped` are nodes at whose next segment it cannot go on.
 
     `newest` is the last snapshot seen: where listing begins, and nothing is planned from.
-    `alone`: all that waits is of one node.
     """
 
     compactor: Compactor
@@ -65,19 +64,8 @@ class _Intake:
     report: Report
     stopped: set[str] = field(default_factory=set)
     newest: Snapshot | None = None
-    alone: bool = False
-    ahead: Ahead = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.ahead = Ahead(self.compactor.store, self.compactor.limits.bucket_bytes)
 
     async def run(self) -> None:
-        try:
-            await self._batches()
-        finally:
-            await self.ahead.close()
-
-    async def _batches(self) -> None:
         while True:
             with self.report.timed("plan", self.compactor.clock):
                 plan = await self._plan()
@@ -97,7 +85,6 @@ class _Intake:
         for alarm in plan.alarms:
             self.report.alarm(alarm)
         waiting = plan.waiting
-        self.alone = len(waiting) == 1
         mine = await share.among(nodes, waiting) if waiting else []
         self.report.held_elsewhere = len(waiting) - len(mine)
         for alarm in share.barred:
@@ -120,7 +107,9 @@ class _Intake:
         snapshot = self.newest or await self._snapshot()
         while True:
             marks = snapshot.marks(nodes)
-            listed = await waiting_above(self.compactor.store, marks, batch_bytes=self._reach())
+            listed = await waiting_above(
+                self.compactor.store, marks, batch_bytes=limits.batch_bytes
+            )
             # The snapshot last: a segment that was removed meanwhile is below its marks.
             snapshot = await self._snapshot()
             if snapshot.marks(nodes) == marks:
@@ -129,10 +118,6 @@ class _Intake:
         before = clock.now_ms() - int(limits.gap_alarm_seconds * 1000)
         plan = choose(snapshot, going, batch_bytes=limits.batch_bytes, gap_before_ms=before)
         return plan, listed
-
-    def _reach(self) -> int:
-        """How many bytes of each node are listed: where one is alone, also those behind a batch."""
-        return self.compactor.limits.batch_bytes * (2 if self.alone else 1)
 
     async def _snapshot(self) -> Snapshot:
         self.newest = await asyncio.to_thread(self.compactor.table.snapshot)
@@ -144,13 +129,13 @@ class _Intake:
         if snapshot.delta is None:
             snapshot = await asyncio.to_thread(compactor.table.create)
         with self.report.timed("verify", compactor.clock):
-            found = await self.ahead.of(plan.segments)
+            room = Room(compactor.limits.bucket_bytes)
+            found = await verify(compactor.store, plan.segments, room)
         whole = await self._sift(found.verdicts)
         if not whole:
             return
         job = compactor.fresh_id()
         reach = Reach((span for verified in whole for span in verified.spans), found.shares)
-        self._look_ahead(plan, whole)
         deleted, files = await self._merge(snapshot, whole, reach, job)
         self.share.check({verified.segment.node for verified in whole})
         with self.report.timed("commit", compactor.clock):
@@ -167,13 +152,6 @@ class _Intake:
             len(files),
             extra={"fields": {"event": "batch committed", "job": job}},
         )
-
-    def _look_ahead(self, plan: Plan, whole: Sequence[Verified]) -> None:
-        taken = {verified.segment.node: verified.segment.seq for verified in whole}
-        size = self.compactor.limits.batch_bytes
-        probable = following(plan, taken, without=self.stopped, batch_bytes=size)
-        if probable:
-            self.ahead.look(probable)
 
     async def _sift(self, verdicts: Sequence[Verdict]) -> list[Verified]:
         """Segments to take in; corrupt ones are set aside and count as empty."""

@@ -66,34 +66,26 @@ Looked: TypeAlias = tuple[Verdict, Sequence[Share]]
 
 @dataclass(slots=True)
 class Verification:
-    """Verdicts on the first segments of a batch, in their order, as far as it has `room`.
+    """Verdicts on the first segments of a batch, in their order.
 
-    `shares` has the lines of those that are whole, and `full` says that the next one is of
-    the next batch.
+    `shares` has the lines of those that are whole.
     """
 
-    room: Room
     shares: Shares = field(default_factory=Shares)
     verdicts: list[Verdict] = field(default_factory=list)
-    full: bool = False
 
-    def begins(self, segments: Sequence[StoredSegment]) -> bool:
-        """Whether what is known is of the first of them."""
-        known = [verdict.segment for verdict in self.verdicts]
-        return list(segments[: len(known)]) == known
 
-    async def go_on(self, store: ObjectStore, segments: Sequence[StoredSegment]) -> None:
-        """Goes on through them from where it ended; a first one always has room."""
-        if self.full:
-            return
-        async with aclosing(_looked_at(store, segments[len(self.verdicts) :])) as found:
-            async for verdict, of_segment in found:
-                spans = verdict.spans if isinstance(verdict, Verified) else ()
-                if not self.room.takes(spans):
-                    self.full = True
-                    return
-                self.verdicts.append(verdict)
-                self.shares.add(of_segment)
+async def verify(store: ObjectStore, segments: Sequence[StoredSegment], room: Room) -> Verification:
+    """Goes through them as far as there is room; a first one always has."""
+    found = Verification()
+    async with aclosing(_looked_at(store, segments)) as looked:
+        async for verdict, of_segment in looked:
+            spans = verdict.spans if isinstance(verdict, Verified) else ()
+            if not room.takes(spans):
+                break
+            found.verdicts.append(verdict)
+            found.shares.add(of_segment)
+    return found
 
 
 async def _looked_at(

@@ -14,13 +14,11 @@ from compactor.intake.plan import (
     StoredSegment,
     Waiting,
     choose,
-    following,
     lag_of,
     nodes_of,
     segments_of,
     waiting_above,
 )
-from compactor.outlook.foresee import Ahead
 from compactor.report import Lag, Report
 from compactor.schedule import once
 from compactor.settings import Compaction
@@ -54,26 +52,6 @@ def test_all_nodes_in_sequence() -> None:
     plan = plan_of(stored("a", 1), stored("a", 2), stored("b", 1))
     assert sorted(chosen(plan)) == [("a", 1), ("a", 2), ("b", 1)]
     assert plan.alarms == ()
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_what_follows_is_what_the_next_plan_is_if_nothing_comes(seed: int) -> None:
-    """Also where a batch took less than was planned, or a node stopped."""
-    dice = random.Random(seed)
-    every = [
-        stored(node, seq, size=dice.randrange(1, 30), at=dice.randrange(50))
-        for node in "abc"
-        for seq in range(1, 15)
-    ]
-    plan = plan_of(*every, limit=100)
-    taken = plan.segments[: dice.randrange(1, len(plan.segments) + 1)]
-    last = {segment.node: segment.seq for segment in taken}
-    stopped = dice.choice(["", "a"])
-    left = [s for s in every if s not in taken and s.node != stopped]
-    ahead = following(plan, last, without={stopped}, batch_bytes=100)
-    then = Ahead("none", taken={node: last.get(node, 0) for node in "abc"})
-    assert ahead == plan_of(*left, snapshot=then, limit=100).segments
-    assert len(ahead) > 0
 
 
 def test_a_missing_number_ends_the_nodes_turn_and_only_its() -> None:

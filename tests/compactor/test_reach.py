@@ -16,7 +16,7 @@ from compactor.intake.reach import Reach, Share, Shares
 from compactor.intake.room import Room
 from compactor.intake.span import HOUR_MS, Span, hour_of
 from compactor.intake.take_in import take_in_all
-from compactor.intake.verify import Verification, Verified
+from compactor.intake.verify import Verified, verify
 from compactor.report import Report
 from compactor.rewrite.hours import rewrite_hours
 from compactor.settings import Compaction
@@ -70,8 +70,8 @@ def reach_of(lake: Lake, batches: Sequence[Batch]) -> Reach:
     """As intake comes to it, by way of a segment."""
     node = f"n{len(lake.taken)}"
     lake.put(node, batches)
-    found = Verification(Room(1 << 27))
-    lake.run(found.go_on(lake.store, lake.run(segments_of(lake.store, node))))
+    listed = lake.run(segments_of(lake.store, node))
+    found = lake.run(verify(lake.store, listed, Room(1 << 27)))
     (verdict,) = found.verdicts
     assert isinstance(verdict, Verified)
     return Reach(verdict.spans, found.shares)

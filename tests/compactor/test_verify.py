@@ -6,7 +6,7 @@ import pytest
 
 from compactor.intake.plan import StoredSegment, segments_of
 from compactor.intake.room import Room
-from compactor.intake.verify import Corrupt, Stopped, Verdict, Verification, Verified
+from compactor.intake.verify import Corrupt, Stopped, Verdict, Verified, verify
 from logstore import keys, ulid
 from tests.compactor.lake import HOUR, NOON, Lake, batch
 
@@ -16,9 +16,7 @@ def verdicts(lake: Lake, node: str = "n") -> list[Verdict]:
 
 
 def verified(lake: Lake, listed: list[StoredSegment]) -> list[Verdict]:
-    found = Verification(Room(1 << 27))
-    lake.run(found.go_on(lake.store, listed))
-    return found.verdicts
+    return lake.run(verify(lake.store, listed, Room(1 << 27))).verdicts
 
 
 def test_a_whole_segment_says_where_its_text_lies(lake: Lake) -> None:
