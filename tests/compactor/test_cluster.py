@@ -34,6 +34,8 @@ COMMON = {
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",
     "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
     "spark.sql.files.minPartitionNum": "1",
+    # Whoever has read writes no more of the files than the other, whom the tests wait for.
+    "spark.shuffle.reduceLocality.enabled": "false",
 }
 SPECULATION = {
     # A piece that a halted executor has is soon asked of another.
@@ -41,6 +43,8 @@ SPECULATION = {
     "spark.shuffle.io.maxRetries": "0",
     "spark.speculation": "true",
     "spark.speculation.interval": "100ms",
+    # An executor's first task takes seconds, and is to begin to write before it is overtaken.
+    "spark.speculation.minTaskRuntime": "10s",
     "spark.speculation.multiplier": "1.5",
     "spark.speculation.quantile": "0.5",
 }
