@@ -133,7 +133,7 @@ async def test_half_of_a_request_is_none_for_the_server(site: Site) -> None:
         await site.put()
     with pytest.raises(httpx.TransportError):
         await site.client.get("/b/k")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(120):
         while site.server.broken < 2:
             await asyncio.sleep(0.001)
     assert site.server.seen == []
@@ -164,13 +164,12 @@ async def test_a_delayed_request_is_done_in_the_end(site: Site) -> None:
 async def test_a_request_that_stalls_is_done_though_its_client_gave_up(site: Site) -> None:
     site.schedule.plan(Kind.STALL)
     with pytest.raises(httpx.ReadTimeout):
-        await site.client.put("/b/k", content=b"late", timeout=0.05)
-    await site.put()
-    assert site.server.objects == {"/b/k": BODY}
-    async with asyncio.timeout(5):
-        while site.server.objects == {"/b/k": BODY}:
+        await site.client.put("/b/k", content=b"late", timeout=httpx.Timeout(120, read=0.05))
+    await site.client.put("/b/other", content=BODY)
+    async with asyncio.timeout(120):
+        while site.server.objects.get("/b/k") != b"late":
             await asyncio.sleep(0.01)
-    assert site.server.objects == {"/b/k": b"late"}
+    assert len(site.server.seen) == 2
 
 
 async def test_a_copy_and_a_completion_may_fail_behind_a_200(site: Site) -> None:
@@ -258,7 +257,7 @@ async def test_the_end_of_the_proxy_does_not_wait_for_what_stalls() -> None:
     async with standing(Schedule(stall_seconds=3600)) as site:
         site.schedule.refuse(Kind.STALL)
         waiting = asyncio.create_task(site.put())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(120):
             while not site.schedule.injected:
                 await asyncio.sleep(0.001)
     with pytest.raises(httpx.TransportError):

@@ -20,6 +20,7 @@ from logstore.errors import (
 from service.journal.limits import JournalLimits
 from tests.service.door import Door, at, batch
 from tests.service.journal.rig import RUN, START_MS
+from tests.turns import turns
 
 pytestmark = pytest.mark.anyio
 
@@ -110,7 +111,7 @@ async def test_the_same_batch_at_the_same_time_is_stored_once_and_both_wait_for_
     door = Door()
     door.syncer.gate.clear()
     tasks = [asyncio.create_task(door.appender.append(batch(ulid=at()))) for _ in range(5)]
-    await asyncio.sleep(0.01)
+    await turns()
     assert not any(task.done() for task in tasks)
     door.syncer.gate.set()
     receipts = await asyncio.gather(*tasks)
@@ -203,11 +204,11 @@ async def test_a_client_that_goes_away_leaves_its_batch_for_the_retry() -> None:
     door = Door()
     door.syncer.gate.clear()
     gone = asyncio.create_task(door.appender.append(batch(ulid=at())))
-    await asyncio.sleep(0.01)
+    await turns()
     gone.cancel()
     await asyncio.sleep(0)
     retry = asyncio.create_task(door.appender.append(batch(ulid=at())))
-    await asyncio.sleep(0.01)
+    await turns()
     assert not retry.done()
     door.syncer.gate.set()
     assert (await retry).duplicate
@@ -222,7 +223,7 @@ async def test_a_refused_batch_of_a_client_that_went_away_may_be_sent_again() ->
         await asyncio.sleep(0)
     gone.cancel()
     door.fs.fail_with(errno.ENOSPC, at=len(door.fs.calls) + 1, once=True)
-    await asyncio.sleep(0.01)
+    await turns()
     assert not door.fs.fault_pending
     assert not (await door.appender.append(batch(ulid=at()))).duplicate
     assert door.texts() == [b"one\ntwo\n"]
@@ -233,10 +234,10 @@ async def test_a_fast_duplicate_is_not_acknowledged_before_the_first_copy_is_wri
     door = Door()
     door.syncer.gate.clear()
     before = asyncio.create_task(door.appender.append(batch(b"before\n")))
-    await asyncio.sleep(0.01)  # its sync is under way: the next ones wait for their write
+    await turns()  # its sync is under way: the next ones wait for their write
     first = asyncio.create_task(door.appender.append(batch(ulid=at())))
     again = asyncio.create_task(door.appender.append(batch(ulid=at(), durability="fast")))
-    await asyncio.sleep(0.01)
+    await turns()
     assert not again.done()
     door.syncer.gate.set()
     await asyncio.gather(before, first, again)
@@ -248,7 +249,7 @@ async def test_a_durable_duplicate_of_a_fast_batch_waits_for_the_sync() -> None:
     door.syncer.gate.clear()
     await door.appender.append(batch(ulid=at(), durability="fast"))
     again = asyncio.create_task(door.appender.append(batch(ulid=at())))
-    await asyncio.sleep(0.01)
+    await turns()
     assert not again.done()
     door.syncer.gate.set()
     assert (await again).duplicate

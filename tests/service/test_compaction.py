@@ -18,7 +18,7 @@ from service.compaction import CompactionChild, CompactionLimits, job_command, j
 from service.settings import Settings
 
 pytestmark = pytest.mark.anyio
-QUICK = CompactionLimits(first_pause_seconds=0.01, longest_pause_seconds=0.05, stop_seconds=5)
+QUICK = CompactionLimits(first_pause_seconds=0.01, longest_pause_seconds=0.05, stop_seconds=120)
 
 
 def _python(text: str) -> list[str]:
@@ -37,7 +37,7 @@ async def running(child: CompactionChild) -> AsyncIterator[asyncio.Task[None]]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while not condition():
             await asyncio.sleep(0.01)
 
@@ -101,8 +101,8 @@ async def test_a_stop_is_told_to_the_child_and_not_to_its_spark(tmp_path: Path) 
     telling = "signal.signal(15, lambda *_: (open({0!r}, 'w').close(), sys.exit(0)))\n"
     first = "import signal, subprocess, sys, time\n"
     spark = first + telling.format(f"{seen}-spark") + waiting.format(str(ready))
-    text = first + f"subprocess.Popen([sys.executable, '-S', '-c', {spark!r}])\n"
-    text += telling.format(f"{seen}-child") + "time.sleep(600)\n"
+    text = first + telling.format(f"{seen}-child")  # before anybody can be ready
+    text += f"subprocess.Popen([sys.executable, '-S', '-c', {spark!r}])\ntime.sleep(600)\n"
     async with running(CompactionChild(_python(text), SystemClock(), limits=QUICK)):
         await until(ready.exists)
     assert [path.name for path in tmp_path.glob("seen*")] == ["seen-child"]

@@ -18,6 +18,7 @@ from tests.powercut import PowerCut, PowerCutFileSystem
 from tests.seeds import seeds
 from tests.service.door import Door, at, batch
 from tests.service.journal.rig import RUN
+from tests.turns import turns
 
 pytestmark = pytest.mark.anyio
 NAME = "host-17"
@@ -180,11 +181,11 @@ async def test_a_retry_waits_for_the_sync_of_a_batch_whose_client_went_away() ->
     door, echo = await opened()
     door.syncer.gate.clear()
     gone = asyncio.create_task(send(door, above=echo))
-    await asyncio.sleep(0.01)
+    await turns()
     gone.cancel()
     await asyncio.sleep(0)
     retry = asyncio.create_task(send(door, above=echo))
-    await asyncio.sleep(0.01)
+    await turns()
     assert not retry.done()
     door.syncer.gate.set()
     assert (await retry).duplicate

@@ -41,7 +41,7 @@ async def test_a_running_service_tells_what_its_store_has(tmp_path: Path) -> Non
     async with service(settings) as (client, _):
         await client.post(RUN, content=b"a\nb\n", headers=PLAIN)
         store = tmp_path / "data" / "store"
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while not (segments := list(store.glob("segments/*/*.parquet"))):
                 await asyncio.sleep(0.05)
         answer = await client.post("/verify")
@@ -57,10 +57,17 @@ async def test_a_running_service_tells_what_its_store_has(tmp_path: Path) -> Non
         assert (await client.post("/verify?repair=perhaps")).status_code == 400
 
 
-async def test_its_lines_and_what_is_said_in_a_silence() -> None:
-    program = said(FAULT) + "time.sleep(0.5)\n" + said(SUMMARY) + "sys.exit(1)"
-    one = child(program, VerificationLimits(quiet_seconds=0.05))
-    lines = await all_of(await one.begin(repair=False))
+async def test_its_lines_and_what_is_said_in_a_silence(tmp_path: Path) -> None:
+    heard = tmp_path / "heard"
+    silent = f"while not os.path.exists({str(heard)!r}): time.sleep(0.01)\n"
+    one = child(
+        said(FAULT) + silent + said(SUMMARY) + "sys.exit(1)", VerificationLimits(quiet_seconds=0.05)
+    )
+    lines: list[dict[str, Any]] = []
+    async for line in await one.begin(repair=False):
+        lines.append(orjson.loads(line))
+        if {"kind": "run-lost"} in lines[:-1]:
+            heard.touch()  # the silence, too
     found = lines.index({"kind": "run-lost"})
     silence, last = lines[found + 1 : -1], lines[-1]
     assert {word for line in silence for word in line} == {"progress"}
@@ -106,7 +113,7 @@ async def test_whoever_closes_the_report_ends_the_work(tmp_path: Path, *, stubbo
     deaf = "signal.signal(15, signal.SIG_IGN)\n"
     polite = f"signal.signal(15, lambda *_: (open({str(wide)!r}, 'w').close(), os._exit(0)))\n"
     program = (deaf if stubborn else polite) + (said(FAULT) * 2) + "time.sleep(600)\n"
-    limits = VerificationLimits(quiet_seconds=600, stop_seconds=0.2 if stubborn else 10)
+    limits = VerificationLimits(quiet_seconds=600, stop_seconds=0.2 if stubborn else 120)
     one = child(f"{program}", limits)
     await (await one.begin(repair=False)).aclose()
     lines = await one.begin(repair=False)

@@ -61,7 +61,7 @@ async def serve(anyio_backend: str) -> AsyncIterator[Serve]:
             url = address(bound)
             await stack.enter_async_context(serving(app, bound, stop_seconds=2))
             stack.callback(node.tail.stop)
-            client = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=30))
+            client = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=120))
             return Served(node, door.counters, client, url)
 
         yield start

@@ -33,7 +33,7 @@ ROOT = "/api/v1/services/ingestionPipelines"
 async def test_head_is_get_without_a_body(serve: Serve, path: str) -> None:
     served = await serve()
     await served.post("/p/r", b"x\n", content_type="text/plain")
-    head = await asyncio.wait_for(served.client.head(ROOT + path), 10)
+    head = await asyncio.wait_for(served.client.head(ROOT + path), 120)
     assert (head.status_code, head.content) == (200, b"")
     assert head.headers["content-type"]
     if "stream" not in path:

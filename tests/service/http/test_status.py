@@ -176,7 +176,7 @@ async def test_a_stream_of_a_run_that_ended_replays_and_completes(serve: Serve, 
     await say(served, status("r", state))
     await asyncio.sleep(0.06)
     async with watching(served) as stream:
-        assert await asyncio.wait_for(drained(stream), 10) == ["a"]
+        assert await asyncio.wait_for(drained(stream), 120) == ["a"]
 
 
 @pytest.mark.parametrize("state", ["queued", "running"])
@@ -203,7 +203,7 @@ async def test_a_status_said_to_another_node_is_found(serve: Serve) -> None:
         other = MemoryNode()
         other.status._reports._store = node.store
         await other.status.put(KEY, status("r", "success"))
-        assert await asyncio.wait_for(reading, 10) == ["a"]
+        assert await asyncio.wait_for(reading, 120) == ["a"]
 
 
 async def test_a_store_that_is_away_is_not_the_end_of_a_run(serve: Serve) -> None:

@@ -14,7 +14,7 @@ import pytest
 from logstore.batch import RunKey
 from logstore.errors import StoreUnavailable
 from service.incoming import IncomingBatch
-from service.tail import TailLimits
+from service.tail import TailLimits, Tick
 from tests.service.http.conftest import RUNS, Serve, Served
 from tests.service.http.memory_node import MemoryNode, MemorySize
 
@@ -189,9 +189,12 @@ async def test_readers_of_one_run_share_their_frames(serve: Serve) -> None:
     mark = channel.mark()
     for i in range(50):
         await put(served.node, f"{i}")
-    await asyncio.sleep(0.1)
-    ticks, _, behind = channel.take(mark, None)
-    assert not behind
+    text = "".join(f"{i}\n" for i in range(50)).encode()
+    ticks: list[Tick] = []
+    while b"".join(tick.text for tick in ticks) != text or not all(t.frames for t in ticks):
+        await asyncio.sleep(0.01)
+        ticks, _, behind = channel.take(mark, None)
+        assert not behind
     assert len(ticks) < 50
     assert all(len(tick.frames) == 1 for tick in ticks)
     await served.node.close_run(KEY)

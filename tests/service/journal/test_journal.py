@@ -24,6 +24,7 @@ from service.journal.state import Cut, JournalState
 from service.journal.writer import Appended
 from tests.powercut import PowerCutFileSystem
 from tests.service.journal.rig import NODE, RUN, Rig, held, put, texts
+from tests.turns import turns
 
 pytestmark = pytest.mark.anyio
 OTHER = RunKey("übung/..\0", "🎉" * 100)
@@ -110,7 +111,7 @@ async def test_one_sync_serves_all_that_wait_and_nothing_is_shown_before_it() ->
     rig = Rig(syncer=syncer)
     journal = rig.open()
     waiting = [asyncio.create_task(put(journal, b"x\n", rig.next_ulid())) for _ in range(100)]
-    await asyncio.sleep(0.01)
+    await turns()
     assert not any(task.done() for task in waiting)
     assert held(journal) == []
     assert rig.heard == []
@@ -135,7 +136,7 @@ async def test_a_fast_batch_is_acknowledged_before_its_sync_which_follows() -> N
     await waiting
     assert len(held(journal)) == 1
     await put(journal, b"fast\n", rig.next_ulid(), fast=True)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(120):
         while journal.synced_pos < 2:
             await asyncio.sleep(0.005)
     await journal.close()
@@ -158,7 +159,7 @@ async def test_closing_syncs_what_was_taken_while_a_sync_was_under_way() -> None
     rig = Rig(syncer=syncer, limits=JournalLimits(fast_sync_seconds=3600))
     journal = rig.open()
     first = asyncio.create_task(put(journal, b"1\n", rig.next_ulid()))
-    await asyncio.sleep(0.01)
+    await turns()
     second = asyncio.create_task(put(journal, b"2\n", rig.next_ulid(), fast=True))
     await asyncio.sleep(0)
     closing = asyncio.create_task(journal.close())
@@ -176,7 +177,7 @@ async def test_who_waits_is_told_when_the_writer_is_cancelled() -> None:
     rig = Rig(syncer=syncer)
     journal = rig.open()
     waiting = asyncio.create_task(put(journal, b"1\n", rig.next_ulid()))
-    await asyncio.sleep(0.01)
+    await turns()
     next(task for task in asyncio.all_tasks() if task.get_name() == "journal").cancel()
     with pytest.raises(JournalFailed):
         await waiting

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -103,8 +104,10 @@ def test_a_file_that_is_something_else_costs_only_its_own_metrics(
 async def story(tmp_path: Path) -> dict[str, list[float]]:
     """Readings of all metrics: before the child, while it runs, after it ended, a bad file."""
     path = tmp_path / "compactor.prom"
-    limits = CompactionLimits(first_pause_seconds=30)
-    child = CompactionChild(["sleep", "0.5"], SystemClock(), limits=limits)
+    limits = CompactionLimits(first_pause_seconds=600)
+    until_told = tmp_path / "told"
+    os.mkfifo(until_told)
+    child = CompactionChild(["cat", str(until_told)], SystemClock(), limits=limits)
     sources = Sources(
         cast("Any", SimpleNamespace()),
         cast("Any", None),
@@ -121,10 +124,11 @@ async def story(tmp_path: Path) -> dict[str, list[float]]:
 
     look()
     running = asyncio.create_task(child.run())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while child.state != "running":
             await asyncio.sleep(0.01)
         look()
+        await asyncio.to_thread(until_told.write_bytes, b"")
         while child.failures == 0:
             await asyncio.sleep(0.01)
     path.write_bytes(b"a{ b")

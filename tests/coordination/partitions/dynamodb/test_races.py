@@ -12,7 +12,7 @@ import pytest
 from coordination.partitions.partition import NewPartition, Status
 from tests.contracts.partition_acquire import SOURCE
 from tests.coordination.partitions.dynamodb.tables import settings_of, standing
-from tests.coordination.partitions.dynamodb.workers import Job, effects, hold, work
+from tests.coordination.partitions.dynamodb.workers import HELD, Job, effects, hold, work
 from tests.dynamodb import DynamoDb
 
 pytestmark = [pytest.mark.anyio, pytest.mark.dynamodb]
@@ -38,8 +38,10 @@ async def test_every_partition_is_done_once_though_a_worker_is_killed(
         spawn = multiprocessing.get_context("spawn")
         holder = spawn.Process(target=hold, args=(victim,), daemon=True)
         holder.start()
-        until = time.monotonic() + 60
-        while not Path(victim.lines).exists() and time.monotonic() < until:
+        until = time.monotonic() + 120
+        while len(effects(victim.lines)) < HELD:
+            assert holder.is_alive()
+            assert time.monotonic() < until
             time.sleep(0.02)
         workers = [spawn.Process(target=work, args=(one,), daemon=True) for one in jobs]
         for worker in workers:
@@ -47,12 +49,12 @@ async def test_every_partition_is_done_once_though_a_worker_is_killed(
         holder.kill()
         holder.join()
         for worker in workers:
-            worker.join(120)
+            worker.join(400)
         assert [worker.exitcode for worker in workers] == [0, 0, 0]
         done = {one.key: one.epoch for one in (await store.page(SOURCE)).partitions}
         assert await store.counts(SOURCE) == {Status.COMPLETED: TOTAL}
     lost = dict(effects(victim.lines))
-    assert len(lost) == 7
+    assert len(lost) == HELD
     assert all(done[key] > epoch for key, epoch in lost.items()), "taken over under other epochs"
     made = Counter([line for one in jobs for line in effects(one.lines)])
     assert [made[item] for item in done.items()] == [1] * TOTAL
