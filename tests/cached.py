@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+TRIES = 3
+"""One answer of a registry that breaks off is not the end of all tests."""
+
 
 def cache_folder(name: str) -> Path:
     """Where the thing of that name is, or will be."""
@@ -44,13 +47,16 @@ def _fetch(
     folder: Path, what: str, command: Callable[[Path], Sequence[str]], cwd: Path | None
 ) -> str | None:
     print(f"fetching {what}, once for this machine", file=sys.stderr, flush=True)
-    # Aside and renamed: this run may be killed.
-    with tempfile.TemporaryDirectory(dir=folder.parent) as aside:
-        made = Path(aside) / "made"
-        done = subprocess.run(
-            command(made), cwd=cwd or aside, capture_output=True, text=True, check=False
-        )
-        if done.returncode != 0:
-            return f"fetching {what} failed: {(done.stdout + done.stderr).strip()[-300:]}"
-        os.rename(made, folder)
-    return None
+    failure = ""
+    for _ in range(TRIES):
+        # Aside and renamed: this run may be killed.
+        with tempfile.TemporaryDirectory(dir=folder.parent) as aside:
+            made = Path(aside) / "made"
+            done = subprocess.run(
+                command(made), cwd=cwd or aside, capture_output=True, text=True, check=False
+            )
+            if done.returncode == 0:
+                os.rename(made, folder)
+                return None
+        failure = f"fetching {what} failed: {(done.stdout + done.stderr).strip()[-300:]}"
+    return failure

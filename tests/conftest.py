@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from service.java import why_no_spark
 from tests.dynamodb import DynamoDb, running_dynamodb, why_no_dynamodb
@@ -21,6 +22,11 @@ from tests.promtool import why_no_promtool
 from tests.servers import Bucket, Minio, running_minio, why_no_minio
 
 pytest_plugins = ["tests.stores"]
+# How long an example takes says nothing of the code, on whatever machine that is.
+settings.register_profile(
+    "patient", settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+)
+settings.load_profile("patient")
 
 # Marker: what to call it, and what says why it is not here, or None.
 NEEDS: dict[str, tuple[str, Callable[[], str | None]]] = {

@@ -31,7 +31,7 @@ from tests.ports import free_port
 VERSION = "2.6.1"
 REGION = "us-east-1"
 ACCESS_KEY, SECRET_KEY = "tailracetests", "tailrace-tests-secret"
-START_SECONDS = 60
+START_SECONDS = 180
 _MAIN = "com.amazonaws.services.dynamodbv2.local.main.ServerRunner"
 _POM = f"""<project>
   <modelVersion>4.0.0</modelVersion>

@@ -26,5 +26,5 @@ def promtool(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     command = find_promtool()
     assert command is not None, why_no_promtool()
     return subprocess.run(
-        [command, *arguments], cwd=folder, capture_output=True, text=True, timeout=120, check=False
+        [command, *arguments], cwd=folder, capture_output=True, text=True, timeout=300, check=False
     )

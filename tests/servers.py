@@ -36,14 +36,14 @@ from logstore.objects.open import open_store
 from logstore.objects.s3.settings import S3Settings
 from logstore.objects.settings import StoreSettings
 from logstore.objects.store import ObjectStore
-from tests.cached import alone, cache_folder
+from tests.cached import TRIES, alone, cache_folder
 from tests.ports import free_port
 
 MODULE = "github.com/minio/minio"
 VERSION = "v0.0.0-20260212201848-7aac2a2c5b7c"
 KMS_KEY = "tailrace-key"
 ACCESS_KEY, SECRET_KEY = "tailrace-tests", "tailrace-tests-secret"
-START_SECONDS = 60
+START_SECONDS = 180
 
 
 @cache
@@ -63,14 +63,17 @@ def _build() -> str | None:
     folder.mkdir(parents=True, exist_ok=True)
     # Built aside and renamed: this run may be killed.
     with tempfile.TemporaryDirectory(dir=folder) as aside:
-        done = subprocess.run(
-            ["go", "install", f"{MODULE}@{VERSION}"],
-            env={**os.environ, "GOBIN": aside},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode != 0:
+        for _ in range(TRIES):
+            done = subprocess.run(
+                ["go", "install", f"{MODULE}@{VERSION}"],
+                env={**os.environ, "GOBIN": aside},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if done.returncode == 0:
+                break
+        else:
             return f"go install failed: {done.stderr.strip()[-300:]}"
         os.replace(f"{aside}/minio", folder / "minio")
     return None

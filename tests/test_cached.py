@@ -22,7 +22,7 @@ def test_who_comes_meanwhile_waits_and_takes_what_is_there(tmp_path: Path) -> No
     folder, said, together = tmp_path / "cache" / "thing", tmp_path / "said", Barrier(3)
 
     def fetch() -> str | None:
-        together.wait(10)
+        together.wait(120)
         return why_not_fetched(
             folder, "a thing", lambda made: [sys.executable, "-c", FETCH, str(made), str(said)]
         )
@@ -32,3 +32,21 @@ def test_who_comes_meanwhile_waits_and_takes_what_is_there(tmp_path: Path) -> No
     assert reasons == [None, None, None]
     assert said.read_text() == "fetched\n"
     assert folder.is_dir()
+
+
+def test_one_that_breaks_off_is_fetched_again(tmp_path: Path) -> None:
+    folder, said = tmp_path / "cache" / "thing", tmp_path / "said"
+    breaks = "import os, sys\nknown = os.path.exists(sys.argv[2])\nopen(sys.argv[2], 'w').close()"
+    program = f"{breaks}\nos.mkdir(sys.argv[1])\nsys.exit(not known)"
+
+    def command(made: Path) -> list[str]:
+        return [sys.executable, "-c", program, str(made), str(said)]
+
+    assert why_not_fetched(folder, "a thing", command) is None
+    assert folder.is_dir()
+
+
+def test_one_that_cannot_be_fetched_says_why(tmp_path: Path) -> None:
+    program = "raise SystemExit('no such thing')"
+    reason = why_not_fetched(tmp_path / "a", "a thing", lambda _: [sys.executable, "-c", program])
+    assert reason == "fetching a thing failed: no such thing"

@@ -39,7 +39,7 @@ def _run(folder: Path, *options: str, ci: str) -> subprocess.CompletedProcess[st
         env=environment | bare,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )
 

@@ -52,4 +52,4 @@ def _started(
         yield
     finally:
         process.terminate()
-        process.wait(timeout=60)
+        process.wait(timeout=300)

@@ -46,7 +46,7 @@ def start(lake: Lake, *flags: str, submit: bool = False, **settings: str) -> sub
 
 
 def finish(process: subprocess.Popen[str]) -> dict[str, object]:
-    out, errors = process.communicate(timeout=180)
+    out, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     report: dict[str, object] = orjson.loads(out.splitlines()[-1])
     return report
@@ -54,7 +54,7 @@ def finish(process: subprocess.Popen[str]) -> dict[str, object]:
 
 def kill_at(lake: Lake, step: str) -> None:
     process = start(lake, "--kill-at", step)
-    process.communicate(timeout=180)
+    process.communicate(timeout=300)
     assert process.returncode == -signal.SIGKILL
 
 
@@ -128,7 +128,7 @@ def test_two_submitted_at_once_one_of_them_killed(warm: Lake, seed: int) -> None
         if set(warm.snapshot().marks("abcd").values()) == {2} and killed.poll() is not None:
             break
     living.terminate()
-    living.communicate(timeout=60)
-    assert killed.communicate(timeout=60) is not None
+    living.communicate(timeout=300)
+    assert killed.communicate(timeout=300) is not None
     assert killed.returncode != 0
     warm.holds(sent)

@@ -103,7 +103,7 @@ def _ran(module: str, *words: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         env={**os.environ, "JAVA_HOME": "/nowhere"},
-        timeout=60,
+        timeout=300,
         check=False,
     )
 

@@ -50,7 +50,7 @@ def resident(lake: Lake) -> Iterator[subprocess.Popen[str]]:
         yield process
     finally:
         process.terminate()
-        process.communicate(timeout=60)
+        process.communicate(timeout=300)
 
 
 def test_much_that_waits_brings_executors_and_none_stays(

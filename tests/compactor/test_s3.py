@@ -106,7 +106,7 @@ def submitted(*flags: str) -> list[str]:
 
 
 def finish(process: subprocess.Popen[str]) -> dict[str, Any]:
-    out, errors = process.communicate(timeout=240)
+    out, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     report: dict[str, Any] = orjson.loads(out.splitlines()[-1])
     return report
@@ -156,7 +156,7 @@ def test_killed_between_steps_the_lines_are_there_once(lake: Lake) -> None:
     for step, placed in (("written", 0), ("placed", 2)):
         data = ["--data", str(lake.data)]
         process = start(lake, [sys.executable, JOB, *data, "--kill-at", step])
-        errors = process.communicate(timeout=240)[1]
+        errors = process.communicate(timeout=300)[1]
         assert process.returncode == -signal.SIGKILL, errors
         assert lake.table() == []
         assert len(lake.keys(f"{keys.TABLE}/date")) == placed
@@ -261,7 +261,7 @@ def test_a_failure_of_spark_is_an_error_with_a_reason(lake: Lake, s3_session: Se
 def test_submitted_without_the_jars_it_says_how(lake: Lake) -> None:
     lake.put("a", [batch("f", "r", NOON, 1)])
     process = start(lake, submitted())
-    out = process.communicate(timeout=240)[0]  # where spark-submit puts all that we say
+    out = process.communicate(timeout=300)[0]  # where spark-submit puts all that we say
     assert process.returncode == 3
     assert "spark-submit --properties-file deploy/spark/s3.conf compactor/job.py" in out
     assert "Traceback" not in out

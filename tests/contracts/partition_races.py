@@ -16,7 +16,7 @@ from coordination.partitions.partition import NewPartition, Partition, Status
 from tests.coordination.remote import OpenPartitions, Remote
 
 SOURCE = "races|file"
-_SECONDS = 60.0
+_SECONDS = 120.0
 Start = Callable[..., Remote]
 
 

@@ -32,7 +32,7 @@ OpenPartitions: TypeAlias = Callable[
     [int], AbstractAsyncContextManager[tuple[PartitionStore, Clock]]
 ]
 """Opens the same store in any process, by a clock that is off by so many milliseconds."""
-_SECONDS = 120.0
+_SECONDS = 300.0
 # Forked from a process that has imported everything once: that takes longer than most tests.
 _FORKED = multiprocessing.get_context("forkserver")
 _FORKED.set_forkserver_preload(["tests.coordination.opened"])

@@ -93,7 +93,7 @@ class Demo:
             retries = sum(await asyncio.gather(*posting))
             say(f"all posted, {retries} tries were repeated by the clients; closing the runs")
             await asyncio.gather(*(close_run(client, key) for key in self.texts))
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(300):
                 await asyncio.gather(*following)
             for key, follower in followers.items():
                 self._compare(f"live tail of {key.fqn}", self.texts[key], follower.text)
@@ -191,7 +191,7 @@ class Demo:
 
     def _client(self, service: ServiceProcess) -> httpx.AsyncClient:
         limits = httpx.Limits(max_connections=100)
-        return httpx.AsyncClient(base_url=service.url, limits=limits, timeout=30)
+        return httpx.AsyncClient(base_url=service.url, limits=limits, timeout=120)
 
 
 def say(sentence: str) -> None:

@@ -14,7 +14,7 @@ import httpx
 from tests.ports import free_port
 
 BASE = "/api/v1/services/ingestionPipelines/logs"
-_READY_SECONDS = 60.0
+_READY_SECONDS = 180.0
 
 
 class ServiceProcess:
@@ -80,7 +80,7 @@ class ServiceProcess:
     def _end(self, how: signal.Signals) -> int:
         assert self._process is not None
         self._process.send_signal(how)
-        status = self._process.wait(timeout=120)
+        status = self._process.wait(timeout=300)
         self._process = None
         return status
 
@@ -91,7 +91,7 @@ class ServiceProcess:
             if self._process.poll() is not None:
                 raise RuntimeError(f"the service ended:\n{self.output()[-4000:]}")
             try:
-                if httpx.get(f"{self.url}/health/ready", timeout=2).status_code == 200:
+                if httpx.get(f"{self.url}/health/ready", timeout=10).status_code == 200:
                     return
             except httpx.TransportError:
                 pass

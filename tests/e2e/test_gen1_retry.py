@@ -37,7 +37,7 @@ def _post(client: httpx.Client, **body: object) -> dict[str, object]:
 
 
 def test_a_reply_lost_to_kill_9_leaves_one_copy(service: ServiceProcess) -> None:
-    with httpx.Client(base_url=service.url, timeout=30) as client:
+    with httpx.Client(base_url=service.url, timeout=120) as client:
         _post(client)
         for number in range(3):
             heard = httpx.Cookies(client.cookies)

@@ -105,7 +105,7 @@ class Torture:
                     break
                 await client_close(client, key)
             await close_run(client, key)
-            async with asyncio.timeout(120):
+            async with asyncio.timeout(400):
                 while len(follower.text) < len(self.texts[key]):
                     if following.done():
                         follower.complete.clear()

@@ -22,7 +22,7 @@ def run(lake: Lake, *flags: str, **settings: str) -> tuple[int, list[dict[str, s
         env={**os.environ, "TAILRACE_COMPACTION__DRIVER_MEMORY": "1g", **settings},
         capture_output=True,
         check=False,
-        timeout=180,
+        timeout=300,
     )
     lines = [orjson.loads(line) for line in done.stderr.splitlines()]
     assert [line for line in lines if not line.keys() >= COMMON] == []
