@@ -17,10 +17,11 @@ _AT_ONCE: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class StoredDeletion:
-    """A deletion, and when it was stored by the store's clock, which may tell whole seconds."""
+    """A deletion, its key, and when it was stored by the store's clock, perhaps in seconds."""
 
     deletion: Deletion
     modified_ms: int
+    key: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +39,12 @@ class Deletions:
             await asyncio.gather(*(self._get(store, key) for key in some))
         for gone in self._read.keys() - {info.key for info in listed}:
             del self._read[gone]
-        found = [(self._read.get(info.key), info.modified_ms) for info in listed]
-        return [StoredDeletion(read[1], modified) for read, modified in found if read is not None]
+        found = [(self._read.get(info.key), info) for info in listed]
+        return [
+            StoredDeletion(read[1], info.modified_ms, info.key)
+            for read, info in found
+            if read is not None
+        ]
 
     async def above(self, store: ObjectStore, low: int) -> list[Deletion]:
         """Those of ULIDs at or above `low`. Raises as `all`."""

@@ -160,9 +160,14 @@ def node_registration(node: str) -> str:
     return f"{NODES}{encode(node)}"
 
 
-def deleted_run(key: RunKey) -> str:
-    """The deletion of a run."""
-    return f"{DELETED}{encode(key.fqn)}/{encode(key.run)}"
+def deletions_of(key: RunKey) -> str:
+    """The prefix of a run's deletions, and perhaps of those of others whose names are long."""
+    return f"{DELETED}{encode(key.fqn)}/{encode(key.run)}~"
+
+
+def deleted_run(key: RunKey, t: str) -> str:
+    """The deletion of a run up to the ULID `t`: each has a key that no other will ever have."""
+    return f"{deletions_of(key)}{t}"
 
 
 def deleted_pipeline(fqn: str) -> str:

@@ -1,33 +1,35 @@
 """Records of deletions that nothing needs any more go; else there were one per run for ever.
 
 A record keeps deleted lines away that are still on their way: in segments, and in the journal
-of a node that is away. It goes when its run's newest deleted line is so old that the retention
-would take it, wherever it came from, and older still by `compaction.away_days`, the longest
-that a node may be away; when it is done in the table; and when the service has removed the
-run's manifest, which says the same. Where anything is kept for ever, records are as well, and
-those of whole pipelines always: they are few.
+of a node that is away. It goes when its newest deleted line is so old that the retention would
+take it, wherever it came from, and older still by `compaction.away_days`, the longest that a
+node may be away; when it is done in the table; and when the service has removed the run's
+manifest, which says the same, or a later record of the run says more. Where anything is kept
+for ever, records are as well, and those of whole pipelines always: they are few.
 
-No store deletes under a condition, and somebody might delete the run anew at this very
-moment. That is first in the run's manifest and then in the record, so the manifest is looked at
-once more afterwards, and the record written again if need be.
+No store deletes under a condition, and a run may be deleted anew at any moment. That makes a
+record under a key of its own: whatever becomes of ours, and whenever the store does it, no
+later deletion is lost.
 """
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from compactor.compactor import Compactor
+from compactor.deletions import StoredDeletion
 from compactor.report import Report
 from compactor.upkeep.now import now_ms
 from logstore import keys, ulid
 from logstore.batch import RunKey
-from logstore.errors import Damaged, NotFound, PreconditionFailed
-from logstore.runs.deletion import Deletion, encode_deletion
-from logstore.runs.manifest import decode_manifest
+from logstore.errors import NotFound
+from logstore.runs.deletion import Deletion
 
 _DAY_MS: Final = 86_400_000
+_AT_ONCE: Final = 16  # manifests
+_DELETE_COUNT: Final = 500
 
 
 async def forget(compactor: Compactor, report: Report) -> None:
@@ -36,13 +38,18 @@ async def forget(compactor: Compactor, report: Report) -> None:
     if not oldest:
         return
     purged = (await asyncio.to_thread(compactor.table.snapshot)).purged_ms
-    for stored in await compactor.deletions.all(compactor.store):
-        deletion = stored.deletion
-        if stored.modified_ms > purged or ulid.time_ms(deletion.t) >= oldest:
-            continue
-        if deletion.run is not None:
-            key = RunKey(deletion.fqn, deletion.run)
-            report.deletions_removed += await _remove(compactor, key, deletion)
+    stored = await compactor.deletions.all(compactor.store)
+    highest = _highest(one.deletion for one in stored)
+    old = [one for one in stored if _is_old(one, purged, oldest)]
+    gone = [one.key for one in old if one.deletion.t < highest[_run(one.deletion)]]
+    last = [one for one in old if one.deletion.t == highest[_run(one.deletion)]]
+    for start in range(0, len(last), _AT_ONCE):
+        gone += await _without_manifest(compactor, last[start : start + _AT_ONCE])
+    for start in range(0, len(gone), _DELETE_COUNT):
+        some = gone[start : start + _DELETE_COUNT]
+        await compactor.store.delete(some)
+        report.deletions_removed += len(some)
+        compactor.reached("deletion removed")
 
 
 def _oldest_ms(compactor: Compactor) -> int:
@@ -54,30 +61,34 @@ def _oldest_ms(compactor: Compactor) -> int:
     return now_ms(compactor) - round((max(runs, table) + limits.away_days) * _DAY_MS)
 
 
-async def _remove(compactor: Compactor, key: RunKey, deletion: Deletion) -> bool:
-    store = compactor.store
-    if await _generation(compactor, key) is not None:
-        return False
-    await store.delete([deletion.key])
-    compactor.reached("deletion removed")
-    anew = await _generation(compactor, key)
-    if anew is None or anew <= deletion.t:
-        return True
-    version = compactor.fresh_id()
-    body = encode_deletion(Deletion(key.fqn, key.run, anew, version))
-    with suppress(PreconditionFailed):  # then who deleted it anew wrote it after we removed it
-        await store.put(deletion.key, body, if_absent=True)
-    return False
+def _is_old(stored: StoredDeletion, purged_ms: int, oldest_ms: int) -> bool:
+    """Whether it is a run's, done in the table, and its lines are nowhere else."""
+    done = stored.modified_ms <= purged_ms
+    return stored.deletion.run is not None and done and ulid.time_ms(stored.deletion.t) < oldest_ms
 
 
-async def _generation(compactor: Compactor, key: RunKey) -> int | None:
-    """The highest deleted ULID by the run's manifest; None if it has none.
+def _run(deletion: Deletion) -> tuple[str, str | None]:
+    return deletion.fqn, deletion.run
 
-    0 for one that cannot be read: `verify` tells of it.
-    """
+
+def _highest(deletions: Iterable[Deletion]) -> dict[tuple[str, str | None], int]:
+    """The highest deleted ULID of each run."""
+    found: dict[tuple[str, str | None], int] = {}
+    for one in deletions:
+        found[_run(one)] = max(found.get(_run(one), 0), one.t)
+    return found
+
+
+async def _without_manifest(compactor: Compactor, some: Sequence[StoredDeletion]) -> list[str]:
+    """Keys of those whose run has none."""
+    there = await asyncio.gather(*(_has_manifest(compactor, one.deletion) for one in some))
+    return [one.key for one, known in zip(some, there, strict=True) if not known]
+
+
+async def _has_manifest(compactor: Compactor, deletion: Deletion) -> bool:
+    run = RunKey(deletion.fqn, deletion.run or "")
     try:
-        return decode_manifest((await compactor.store.get(keys.run_manifest(key)))[1]).generation
+        await compactor.store.head(keys.run_manifest(run))
     except NotFound:
-        return None
-    except Damaged:
-        return 0
+        return False
+    return True

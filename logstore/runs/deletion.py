@@ -1,8 +1,12 @@
 """Deletions in the store: below which ULID a run, or all runs of a pipeline, do not exist.
 
-`coordination/deleted/{fqn}/{run}` and `coordination/deleted/{fqn}/.pipeline`, a JSON
+`coordination/deleted/{fqn}/{run}~{t}` and `coordination/deleted/{fqn}/.pipeline`, a JSON
 object: `fqn`, `run` (null for the whole pipeline), `t` (ULID text: ULIDs at or below it
-are deleted) and `version` (a fresh ULID in every write). `t` only ever rises.
+are deleted) and `version` (a fresh ULID in every write).
+
+A run that is deleted again has a record more, and the highest counts; so whoever removes one
+that nothing needs any more removes no later one, whenever the store does it. That of a pipeline
+is never removed; its `t` only ever rises.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ class Deletion:
         """Its key in the store."""
         if self.run is None:
             return keys.deleted_pipeline(self.fqn)
-        return keys.deleted_run(RunKey(self.fqn, self.run))
+        return keys.deleted_run(RunKey(self.fqn, self.run), ulids.encode(self.t))
 
 
 def encode_deletion(deletion: Deletion) -> bytes:

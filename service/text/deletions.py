@@ -42,15 +42,18 @@ class Deletions:
 
     async def load(self) -> None:
         """Reads what the store knows. Raises `StoreUnavailable`, `Damaged`."""
-        found = [info.key async for info in self._store.list(keys.DELETED)]
-        for start in range(0, len(found), _LOADERS):
-            some = found[start : start + _LOADERS]
-            self._note_all(await asyncio.gather(*[self._read(key) for key in some]))
+        await self._note_below(keys.DELETED)
 
     async def refresh(self, key: RunKey) -> None:
         """Reads what the store knows of one run. Raises `StoreUnavailable`, `Damaged`."""
-        where = (keys.deleted_run(key), keys.deleted_pipeline(key.fqn))
-        self._note_all(await asyncio.gather(*[self._read(one) for one in where]))
+        await self._note_below(keys.deletions_of(key))
+        self._note_all([await self._read(keys.deleted_pipeline(key.fqn))])
+
+    async def _note_below(self, prefix: str) -> None:
+        found = [info.key async for info in self._store.list(prefix)]
+        for start in range(0, len(found), _LOADERS):
+            some = found[start : start + _LOADERS]
+            self._note_all(await asyncio.gather(*[self._read(key) for key in some]))
 
     def _note_all(self, deletions: Iterable[Deletion | None]) -> None:
         for deletion in deletions:

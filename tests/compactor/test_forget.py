@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import count
 
 import pytest
 
+from compactor.deletions import deletions_above
 from compactor.report import Report
 from compactor.settings import Compaction
 from compactor.upkeep.forget import forget
 from logstore import keys, ulid
 from logstore.batch import RunKey
 from logstore.clock import SystemClock
-from logstore.runs.deletion import Deletion, decode_deletion, encode_deletion
+from logstore.errors import OutcomeUnknown, Unavailable
+from logstore.objects.store import ObjectStore
+from logstore.runs.deletion import Deletion
 from logstore.runs.manifest import Manifest, encode_manifest
 from logstore.runs.retention import RunRetention
 from logstore.table.commit import Change, commit
+from service.text.deletions import Deletions
 from tests.compactor.lake import HOUR, Lake
+from tests.faulty_store import Crash, Fault, FaultyStore, Schedule
 
 DAY = 24 * HOUR
 RUN = RunKey("f", "r")
@@ -92,27 +100,89 @@ def test_it_stays_as_long_as_the_manifest_says_so(deleted: Lake) -> None:
     assert forgotten(deleted, 100) == 1
 
 
-@pytest.mark.parametrize("recorded", [False, True])
-def test_a_run_that_is_deleted_anew_at_this_moment_stays_deleted(
-    deleted: Lake, recorded: bool
+def test_of_a_run_deleted_again_only_the_last_record_stays_as_long_as_the_manifest(
+    deleted: Lake,
 ) -> None:
-    """First in the manifest, then in the record: which we removed, or which is not there yet."""
-    anew = Deletion(*RUN, ulid.highest_at(SystemClock().now_ms() + 100 * DAY), ulid.encode(7))
-
-    def deleted_anew(_step: str) -> None:
-        in_manifest = encode_manifest(Manifest(RUN, state="deleted", generation=anew.t))
-        put_at_once(deleted, keys.run_manifest(RUN), in_manifest)
-        if recorded:
-            put_at_once(deleted, anew.key, encode_deletion(anew))
-
-    deleted.reached = deleted_anew
+    for days in (0.1, 0.2):
+        deleted.delete(*RUN, ulid.highest_at(SystemClock().now_ms() + round(days * DAY)))
+    manifest(deleted, 5)
+    last = deleted.keys(keys.DELETED)[-1]
+    assert forgotten(deleted, 60.15) == 2
+    assert deleted.keys(keys.DELETED) == [last]
     assert forgotten(deleted, 100) == 0
-    body = deleted.run(deleted.store.get(anew.key))[1]
-    assert decode_deletion(body).t == anew.t
+    deleted.run(deleted.store.delete([keys.run_manifest(RUN)]))
+    assert forgotten(deleted, 100) == 1
 
 
-def put_at_once(lake: Lake, key: str, body: bytes) -> None:
-    """From inside the compactor's loop."""
-    path = Path(lake.store.uri(key))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(body)
+def test_many_go_with_few_requests(deleted: Lake) -> None:
+    for number in range(40):
+        deleted.delete("f", f"r{number}", ulid.highest_at(0))
+    store = FaultyStore(deleted.store, Schedule.none())
+    forget_in(deleted, store)
+    assert deleted.keys(keys.DELETED) == []
+    assert [call.split()[0] for call in store.calls].count("delete") == 1
+
+
+@dataclass
+class Meanwhile(Schedule):
+    """The run is deleted anew just before a step of the forgetting, which then has a fault."""
+
+    lake: Lake
+    at: int
+    fault: Fault | None
+    anew: Deletion
+
+    def __post_init__(self) -> None:
+        super().__init__({})
+
+    def next(self, call: str) -> Fault | None:
+        self.steps += 1
+        if self.steps != self.at:
+            return None
+        self.fired = 1
+        body = encode_manifest(Manifest(RUN, state="deleted", generation=self.anew.t))
+        with ThreadPoolExecutor(1) as another:
+            store = self.lake.store
+            another.submit(asyncio.run, store.put(keys.run_manifest(RUN), body)).result()
+            another.submit(asyncio.run, Deletions(store).record(self.anew)).result()
+        return self.fault
+
+
+FAULTS = (None, *Fault)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
+def test_a_run_that_is_deleted_anew_at_any_step_stays_deleted(
+    deleted: Lake, fault: Fault | None
+) -> None:
+    """Also if the compactor is killed there, and if the store deletes once more, and late."""
+    (record,) = deleted.keys(keys.DELETED)
+    body = deleted.run(deleted.store.get(record))[1]
+    anew = Deletion(*RUN, ulid.highest_at(SystemClock().now_ms() + 100 * DAY), ulid.encode(7))
+    for at in count(1):
+        deleted.run(deleted.store.delete([*deleted.keys(keys.DELETED), keys.run_manifest(RUN)]))
+        deleted.put_bytes(record, body)
+        meanwhile = Meanwhile(deleted, at, fault, anew)
+        store = FaultyStore(deleted.store, meanwhile)
+        with suppress(Crash, Unavailable, OutcomeUnknown):
+            forget_in(deleted, store)
+        if not meanwhile.fired:
+            break
+        assert anew.t in recorded(deleted)
+        for call in store.calls:
+            if call.startswith("delete "):
+                deleted.run(deleted.store.delete(call.split()[1:]))
+        assert anew.t in recorded(deleted)
+    assert at > 4
+    assert recorded(deleted) == set()
+
+
+def forget_in(lake: Lake, store: ObjectStore) -> None:
+    """A hundred days later, by a compactor that has looked at nothing yet."""
+    lake.clock.shift_ms = 100 * DAY
+    kept = RunRetention(expiration_days=30)
+    lake.run(forget(replace(lake.compactor, store=store, runs=kept), Report()))
+
+
+def recorded(lake: Lake) -> set[int]:
+    return {one.t for one in lake.run(deletions_above(lake.store, 0))}

@@ -269,7 +269,8 @@ def test_without_a_table_there_is_nothing_to_do(plain: Lake) -> None:
 
 
 def stored(run: str, modified_ms: int) -> StoredDeletion:
-    return StoredDeletion(Deletion("f", run, 1), modified_ms)
+    deletion = Deletion("f", run, 1)
+    return StoredDeletion(deletion, modified_ms, deletion.key)
 
 
 def test_what_is_said_to_be_done_is_what_was_surely_listed() -> None:

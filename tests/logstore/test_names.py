@@ -88,7 +88,7 @@ def test_no_key_leaves_its_prefix(fqn: str, run: str, node: str) -> None:
         ("segments/.aside/", keys.aside(node, 1), 4),
         ("coordination/text/", keys.text_mark(node), 3),
         ("coordination/nodes/", keys.node_registration(node), 3),
-        ("coordination/deleted/", keys.deleted_run(key), 4),
+        ("coordination/deleted/", keys.deleted_run(key, "0" * 26), 4),
         ("coordination/deleted/", keys.deleted_pipeline(fqn), 4),
     ):
         assert spelled.startswith(prefix)
@@ -112,5 +112,5 @@ def test_segments_are_found_from_their_keys() -> None:
 
 
 def test_a_run_and_its_pipeline_are_deleted_under_different_keys() -> None:
-    assert keys.deleted_pipeline("f") != keys.deleted_run(RunKey("f", ".pipeline"))
-    assert keys.deleted_run(RunKey("f", "r")) == "coordination/deleted/f/r"
+    assert keys.deleted_pipeline("f") != keys.deleted_run(RunKey("f", ".pipeline"), "")
+    assert keys.deleted_run(RunKey("f", "r"), "T") == "coordination/deleted/f/r~T"

@@ -8,7 +8,7 @@ is still of use.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final
@@ -39,7 +39,6 @@ class Deleting:
     forgotten_days: float
     """A deleted line as old as that is nowhere and comes back nowhere; 0: none ever is."""
     manifests: dict[RunKey, tuple[int, int]] = field(default_factory=dict)
-    _under_way: set[tuple[str, str | None]] = field(default_factory=set)
     _read: dict[str, tuple[str, Deletion]] = field(default_factory=dict)
 
     def delete(self, fqn: str, run: str | None, t: int, between: Callable[[], None]) -> None:
@@ -47,7 +46,6 @@ class Deleting:
         name = fqn, run
         bound = max(t, self.model.ever.get(name, 0))
         self.model.ever[name] = bound
-        self._under_way.add(name)
         if run is not None:
             key = RunKey(fqn, run)
             body = encode_manifest(Manifest(key, state="deleted", generation=bound))
@@ -55,7 +53,6 @@ class Deleting:
             self.manifests[key] = bound, self.clock.ms
         between()
         self._record(fqn, run, bound)
-        self._under_way.discard(name)
 
     def sweep(self, sent: dict[RunKey, int]) -> None:
         """Runs expire by their last ULIDs, manifests go; lost records are written again."""
@@ -65,51 +62,50 @@ class Deleting:
             if days and old and self.model.ever.get((key.fqn, key.run), 0) < newest:
                 self.delete(key.fqn, key.run, newest, lambda: None)
         for key, (t, stored_ms) in list(self.manifests.items()):
-            record = self.model.deletions.get((key.fqn, key.run))
-            if record is None or record[0].t < t:
+            if t > self._recorded(key.fqn, key.run):
                 self._record(key.fqn, key.run, t)
             days = self.runs.days_of(key.fqn)
             if days and self.clock.ms - stored_ms > days * DAY_MS:
                 self.run(self.store.delete([keys.run_manifest(key)]))
                 del self.manifests[key]
 
-    def check(self, purged_ms: int, looked_after: Collection[str]) -> None:
-        """Raises `AssertionError` if a record is missing that is of use.
-
-        `looked_after` are keys that a pass has removed that is under way, or was killed there.
-        """
-        there = self._there()
-        for name, (deletion, stored_ms) in list(self.model.deletions.items()):
-            if name not in there:
-                about = name in self._under_way or deletion.key in looked_after
-                assert about or self._of_no_use(deletion, stored_ms, purged_ms), deletion
-        for name, (deletion, _) in there.items():
-            before = self.model.deletions.get(name, (deletion, 0))[0]
-            assert before.t <= deletion.t <= self.model.ever[name]
-        self.model.deletions = there
+    def check(self, purged_ms: int) -> None:
+        """Raises `AssertionError` if a record is missing that is of use."""
+        before, self.model.deletions = self.model.deletions, self._there()
+        for key, (deletion, stored_ms) in before.items():
+            if key not in self.model.deletions:
+                assert self._of_no_use(deletion, stored_ms, purged_ms), deletion
+        for key, (deletion, stored_ms) in self.model.deletions.items():
+            one, first_ms = before.get(key, (deletion, stored_ms))
+            assert one.t <= deletion.t <= self.model.ever[deletion.fqn, deletion.run]
+            if one.t == deletion.t:  # written again: it was as good before
+                self.model.deletions[key] = deletion, min(first_ms, stored_ms)
 
     def _of_no_use(self, deletion: Deletion, stored_ms: int, purged_ms: int) -> bool:
         if deletion.run is None or not self.forgotten_days or stored_ms > purged_ms:
             return False
-        oldest = self.clock.ms - self.forgotten_days * DAY_MS
-        known = RunKey(deletion.fqn, deletion.run) in self.manifests
-        return ulid.time_ms(deletion.t) < oldest and not known
+        return ulid.time_ms(deletion.t) < self.clock.ms - self.forgotten_days * DAY_MS
 
     def _record(self, fqn: str, run: str | None, t: int) -> None:
         deletion = Deletion(fqn, run, t, ulid.encode(ulid.fresh(self.clock, self.dice)))
         self.run(self.store.put(deletion.key, encode_deletion(deletion)))
-        self.model.deletions[fqn, run] = deletion, self.clock.ms
+        one, first_ms = self.model.deletions.get(deletion.key, (deletion, self.clock.ms))
+        self.model.deletions[deletion.key] = deletion, first_ms if one.t == t else self.clock.ms
 
-    def _there(self) -> dict[tuple[str, str | None], tuple[Deletion, int]]:
-        async def read() -> dict[tuple[str, str | None], tuple[Deletion, int]]:
+    def _recorded(self, fqn: str, run: str | None) -> int:
+        """The highest of what is recorded; 0 if nothing is."""
+        every = (one for one, _ in self.model.deletions.values())
+        return max((one.t for one in every if (one.fqn, one.run) == (fqn, run)), default=0)
+
+    def _there(self) -> dict[str, tuple[Deletion, int]]:
+        async def read() -> dict[str, tuple[Deletion, int]]:
             found = {}
             async for info in self.store.list(keys.DELETED):
                 if self._read.get(info.key, ("",))[0] != info.etag:
                     body = (await self.store.get(info.key))[1]
                     self._read[info.key] = info.etag, decode_deletion(body)
-                one = self._read[info.key][1]
-                found[one.fqn, one.run] = one, info.modified_ms
+                found[info.key] = self._read[info.key][1], info.modified_ms
             return found
 
-        there: dict[tuple[str, str | None], tuple[Deletion, int]] = self.run(read())
+        there: dict[str, tuple[Deletion, int]] = self.run(read())
         return there

@@ -40,7 +40,7 @@ class Model:
     segments: dict[str, list[set[Record]]] = field(default_factory=dict)
     newer: dict[str, int] = field(default_factory=dict)
     unreadable: dict[tuple[str, int], int] = field(default_factory=dict)
-    deletions: dict[tuple[str, str | None], tuple[Deletion, int]] = field(default_factory=dict)
+    deletions: dict[str, tuple[Deletion, int]] = field(default_factory=dict)
     ever: dict[tuple[str, str | None], int] = field(default_factory=dict)
 
     def readable(self) -> dict[str, int]:

@@ -35,8 +35,6 @@ class Troubles:
     steps: list[str] = field(default_factory=list)
     turn: Callable[[], None] = _nothing
     wake: Callable[[], None] = _nothing
-    removing: set[str] = field(default_factory=set)
-    """Keys that it deleted last, and whose place it may still look after."""
     _dead: bool = False
 
     def reached(self, step: str) -> None:
@@ -78,9 +76,6 @@ class MortalStore(FaultyStore):
     async def _step(self, name: str, key: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         met = self._met
         met.live()
-        if name == "delete":
-            met.removing.clear()
-            met.removing.update(key.split(" "))
         try:
             return await super()._step(name, key, work)
         except Crash as crash:

@@ -64,7 +64,6 @@ class World:
     story: list[str] = field(default_factory=list)
     sent: list[Batch] = field(default_factory=list)
     _newer: dict[tuple[str, int], tuple[bytes, set[Record]]] = field(default_factory=dict)
-    _looked_after: list[set[str]] = field(default_factory=list)
     _restarted: bool = False
     _pos: dict[str, int] = field(default_factory=dict)
 
@@ -163,7 +162,6 @@ class World:
         """One pass. None if it did not come to its end."""
         met = troubles or Troubles()
         self.tell("a pass begins")
-        self._looked_after.append(met.removing)
         if met.leases == RESTARTED and self._restarted:
             met.leases = "one more"  # what holds the lock is alive
         self._restarted |= met.leases == RESTARTED
@@ -178,8 +176,6 @@ class World:
             self.tell(f"it was killed: {end}")
         self.tell(f"it went through {met.steps}")
         self._restarted &= met.leases != RESTARTED
-        if report is not None:
-            met.removing.clear()
         if met.losses.late is not None and self.dice.random() < 0.5:
             met.losses.arrive()
         self.check()
@@ -217,7 +213,7 @@ class World:
     def check(self) -> None:
         """Raises `AssertionError` if something is there twice, lost, or not gone."""
         newest = self.versions.newest()
-        self._deleting.check(newest.purged_ms, set().union(*self._looked_after))
+        self._deleting.check(newest.purged_ms)
         self.readers.check()
         self._check_segments(newest)
 

@@ -101,7 +101,7 @@ class Story:
     def _deleted(self, fqn: str, run: str | None, t: int) -> None:
         self.lake.delete(fqn, run, t)
         told = Deletion(fqn, run, t, ulid.encode(1))
-        self.model.deletions[fqn, run] = (told, self.lake.clock.now_ms())
+        self.model.deletions[told.key] = (told, self.lake.clock.now_ms())
 
     def _put(self, node: str, batches: Sequence[Batch]) -> None:
         self.lake.put(node, batches)

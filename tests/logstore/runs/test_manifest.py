@@ -129,5 +129,7 @@ def test_deletions_round_trip() -> None:
     for deletion in (Deletion("f", "r", 1 << 99, "v"), Deletion("f", None, 1, "v")):
         assert decode_deletion(encode_deletion(deletion)) == deletion
         assert deletion.key.startswith(keys.DELETED)
+    later = Deletion("f", "r", 2 << 99, "v")
+    assert later.key > Deletion("f", "r", 1 << 99, "v").key
     with pytest.raises(Damaged):
         decode_deletion(b"{}")

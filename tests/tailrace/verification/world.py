@@ -263,6 +263,7 @@ class World:
     def delete(self, fqn: str, run: str) -> None:
         """Deletes all that the run may ever have had, as a service records it first."""
         t = ulid.lowest_at(ulid.MAX_TIME_MS)
-        path = self.root / keys.deleted_run(RunKey(fqn, run))
+        deletion = Deletion(fqn, run, t, ulid.encode(1))
+        path = self.root / deletion.key
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(encode_deletion(Deletion(fqn, run, t, ulid.encode(1))))
+        path.write_bytes(encode_deletion(deletion))
