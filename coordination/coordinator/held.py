@@ -141,7 +141,8 @@ class Held:
         def wanted(one: Partition, now: int) -> Partition:
             return closed(one, now, now + after_ms, max_closed_count)
 
-        if await self._end(wanted, "close"):
+        last = wanted(self.partition, 0).status is Status.COMPLETED
+        if await self._end(wanted, "complete" if last else "close"):
             for_good = self.partition.status is Status.COMPLETED
             self.counters.completed += for_good
             self.counters.closed += not for_good

@@ -69,44 +69,6 @@ def test_the_heartbeat_keeps_what_a_worker_says_nothing_of() -> None:
     told(story)
 
 
-def test_a_heartbeat_does_not_keep_what_waits_for_acknowledgements() -> None:
-    async def story(world: World) -> None:
-        a = world.coordinator("A")
-        work, other = a.work("file"), world.coordinator("B").work("file")
-        await put(work, "a", "b")
-        (first,) = await work.acquire()
-        async with world.running(a):
-            await first.wait_for_acknowledgements(300.0)
-            (second,) = await work.acquire()  # the worker takes another meanwhile
-            await world.clock.sleep(297.0)
-            assert first.valid()
-            await world.clock.sleep(2.0)
-            assert not first.valid()
-            assert first.lost.is_set()
-            await world.clock.sleep(4.0)
-            assert [held.key for held in await other.acquire(2)] == [first.key]
-            assert second.valid()
-
-    told(story)
-
-
-@pytest.mark.parametrize("verb", ["save", "renew"])
-def test_an_acknowledgement_that_comes_ends_the_waiting(verb: str) -> None:
-    async def story(world: World) -> None:
-        a = world.coordinator("A")
-        work = a.work("file")
-        await put(work, "a")
-        (held,) = await work.acquire()
-        async with world.running(a):
-            await held.wait_for_acknowledgements(100.0)
-            await world.clock.sleep(50.0)
-            await (held.save("acknowledged") if verb == "save" else held.renew())
-            await world.clock.sleep(500.0)
-            assert held.valid()
-
-    told(story)
-
-
 def test_what_cannot_be_renewed_is_lost_two_seconds_early_and_its_worker_woken() -> None:
     async def story(world: World) -> None:
         a = world.coordinator("A")

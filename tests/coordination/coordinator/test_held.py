@@ -3,49 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
 
-from coordination.coordinator.held import Held
 from coordination.coordinator.limits import CoordinatorLimits
-from coordination.coordinator.work import Work
 from coordination.partitions.partition import Status
-from logstore.errors import LeaseLost, NotFound, OutcomeUnknown, StoreUnavailable, TooLarge
+from logstore.errors import LeaseLost, NotFound, TooLarge
+from tests.coordination.coordinator.holding import ENDS, STATUS, counted, one_held
 from tests.coordination.processes import LIMITS, World, put, told
-from tests.faulty_store import Fault
-
-ENDS: dict[str, Callable[[Held], Awaitable[None]]] = {
-    "complete": lambda held: held.complete(),
-    "close": lambda held: held.close(60.0),
-    "give up": lambda held: held.give_up(),
-    "fail": lambda held: held.fail("bad"),
-}
-STATUS = {
-    "complete": Status.COMPLETED,
-    "close": Status.CLOSED,
-    "give up": Status.UNASSIGNED,
-    "fail": Status.UNASSIGNED,
-}
-
-
-async def one_held(work: Work, key: str = "a") -> Held:
-    if await work.get(key) is None:
-        await put(work, key)
-    held = await work.acquire_key(key)
-    assert held is not None
-    return held
-
-
-def counted(work: Work) -> dict[str, int]:
-    """Counters that are not 0, but those that every test here counts."""
-    names = (
-        "completed closed deleted given_up saved not_found not_owned failures failed "
-        "renewal_errors asked_back"
-    )
-    found = {name: getattr(work.counters, name) for name in names.split()}
-    return {name: count for name, count in found.items() if count}
+from tests.faulty_partitions import FaultyPartitions
 
 
 def test_it_has_the_key_the_progress_the_count_of_closes_and_an_epoch() -> None:
@@ -279,86 +246,28 @@ def test_after_its_time_it_changes_nothing_though_nobody_took_it(name: str) -> N
     told(story)
 
 
-@pytest.mark.parametrize(
-    ("name", "action"), [("save", "saveState"), ("close", "close"), ("complete", "complete")]
-)
-def test_an_update_that_fails_is_counted_raised_and_may_be_tried_again(
-    name: str, action: str
-) -> None:
+def test_to_delete_what_was_deleted_is_no_error() -> None:
     async def story(world: World) -> None:
         work = world.coordinator().work("file")
         held = await one_held(work)
-        verb = (ENDS | {"save": lambda held: held.save("x")})[name]
-        world.faulty.fault = lambda _: Fault.UNAVAILABLE
-        with pytest.raises(StoreUnavailable):
-            await verb(held)
-        errors = {"saveState": 0, "close": 0, "complete": 0} | {action: 1}
-        assert work.counters.update_errors == errors
-        assert held.valid()
-        world.faulty.fault = lambda _: None
-        await verb(held)
-        assert sum(counted(work).values()) == 1
+        await work.delete("a")
+        await held.delete()
+        assert (held.valid(), held.lost.is_set(), work.held()) == (False, False, [])
+        assert counted(work) == {"deleted": 2}
 
     told(story)
 
 
-@pytest.mark.parametrize("fault", [Fault.UNKNOWN_DONE, Fault.UNKNOWN_NOT_DONE])
-@pytest.mark.parametrize("by_heartbeat", [False, True])
-@pytest.mark.parametrize("name", ENDS)
-def test_an_end_whose_answer_was_lost_may_be_asked_for_again(
-    name: str, by_heartbeat: bool, fault: Fault
-) -> None:
+def test_a_worker_and_its_heartbeat_do_not_refuse_each_other() -> None:
     async def story(world: World) -> None:
-        coordinator = world.coordinator()
-        work = coordinator.work("file")
+        slow = FaultyPartitions(world.store, world.clock, seconds=lambda: 2.0)
+        work = world.coordinator(store=slow).work("file")
         held = await one_held(work)
-        world.faulty.fault = lambda call: fault if call == "change" else None
-        with pytest.raises(OutcomeUnknown):
-            await ENDS[name](held)
-        world.faulty.fault = lambda _: None
-        if by_heartbeat:
-            async with world.running(coordinator):
-                await world.clock.sleep(LIMITS.lease_seconds)
-        for _ in range(2):
-            await ENDS[name](held)
-        assert (await world.stored()).status is STATUS[name]
-        assert sum(counted(work).values()) == 1, "and is counted once"
-        assert work.held() == []
-
-    told(story)
-
-
-def test_another_end_than_the_one_that_happened_unheard_is_refused() -> None:
-    async def story(world: World) -> None:
-        held = await one_held(world.coordinator().work("file"))
-        world.faulty.fault = lambda _: Fault.UNKNOWN_DONE
-        with pytest.raises(OutcomeUnknown):
-            await held.complete()
-        world.faulty.fault = lambda _: None
-        with pytest.raises(LeaseLost, match="COMPLETED"):
-            await held.give_up()
-        assert (await world.stored()).status is Status.COMPLETED
-
-    told(story)
-
-
-@pytest.mark.parametrize("fault", [Fault.UNKNOWN_DONE, Fault.UNKNOWN_NOT_DONE, None])
-def test_a_save_whose_answer_was_lost_or_not_awaited_fails_no_later_one(
-    fault: Fault | None,
-) -> None:
-    async def story(world: World) -> None:
-        held = await one_held(world.coordinator().work("file"))
-        for turn in range(3):
-            world.faulty.fault = lambda call: fault if call == "change" else None
-            saving = asyncio.create_task(held.save(f"lost {turn}"))
-            if fault is None:
-                for _ in range(turn + 1):
-                    await asyncio.sleep(0)
-                saving.cancel()
-            await asyncio.wait([saving])
-            world.faulty.fault = lambda _: None
-            await held.save(f"line {turn}")
-            assert (await world.stored()).progress == f"line {turn}"
+        saves = [held.save(str(line)) for line in range(5)]
+        await asyncio.gather(*saves, held.renew(), held.beat(), held.renew(), held.complete())
+        stored = await world.stored()
+        assert (stored.status, stored.progress) == (Status.COMPLETED, "4")
+        assert counted(work) == {"saved": 5, "completed": 1}
 
     told(story)
 

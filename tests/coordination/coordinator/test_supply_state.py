@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import tracemalloc
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 
 import orjson
 import pytest
 
 from coordination.coordinator.limits import CoordinatorLimits
-from coordination.coordinator.supply import SharedState
+from coordination.coordinator.supply import BATCH_CHARACTERS, SharedState
 from coordination.partitions.partition import NewPartition, Status
 from coordination.partitions.store import PartitionStore
 from coordination.partitions.transitions import expired
-from logstore.errors import TooLarge
+from logstore.errors import Damaged, TooLarge
 from tests.coordination.coordinator.suppliers import GLOBAL, counting, global_of
 from tests.coordination.processes import LIMITS, World, told
 from tests.faulty_partitions import FaultyPartitions
@@ -178,6 +179,41 @@ def test_the_state_is_purged_by_nothing() -> None:
     told(story)
 
 
+@pytest.mark.parametrize("found", ["", "not JSON", "[]", '{"map":{}}'])
+def test_a_state_that_is_none_is_an_error(found: str) -> None:
+    """To begin from nothing might make again what was done and purged."""
+
+    async def story(world: World) -> None:
+        work = world.coordinator().work("file", supplier=counting())
+        await work.acquire()
+        state = await global_of(world)
+        await world.store.change(state, replace(state, progress=found))
+        await world.clock.sleep(1000.0)
+        with pytest.raises(Damaged, match=r"pipeline\|GLOBAL"):
+            await work.acquire()
+        with pytest.raises(Damaged, match=r"pipeline\|GLOBAL"):
+            await world.coordinator("B").work("file").finished()
+        after = await global_of(world)
+        assert (after.owner, after.progress) == (None, found), "it stays to be looked at"
+        assert (work.counters.supplied, work.counters.created) == (1, 10)
+
+    told(story)
+
+
+def test_a_state_that_somebody_deleted_is_made_again() -> None:
+    async def story(world: World) -> None:
+        work = world.coordinator().work("file", supplier=counting())
+        assert len(await work.acquire(10)) == 10
+        await world.store.delete(await global_of(world))
+        await world.clock.sleep(1.5)
+        assert await work.acquire() == [], "the first ten, which are there"
+        await world.clock.sleep(1.5)
+        assert len(await work.acquire(10)) == 10
+        assert (work.counters.supplied, work.counters.created) == (3, 20)
+
+    told(story)
+
+
 class Forgetful(FaultyPartitions):
     """Keeps the numbers of new partitions, and not them."""
 
@@ -203,5 +239,19 @@ def test_thirty_thousand_are_made_in_constant_memory() -> None:
         tracemalloc.stop()
         assert (sum(store.sizes), max(store.sizes)) == (30_000, 1000)
         assert peak < 3 << 20
+
+    told(story)
+
+
+def test_partitions_with_much_progress_are_made_a_few_at_a_time() -> None:
+    async def story(world: World) -> None:
+        async def heavy(state: SharedState) -> AsyncGenerator[NewPartition, None]:
+            for i in range(300):
+                yield NewPartition(f"{i}", progress="x" * (BATCH_CHARACTERS // 100))
+
+        store = Forgetful(world.store, world.clock)
+        await world.coordinator(store=store).work("file", supplier=heavy).supply.run(idle=True)
+        assert sum(store.sizes) == 300
+        assert 99 <= max(store.sizes) <= 101
 
     told(story)
