@@ -59,7 +59,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 
 @asynccontextmanager
 async def to(service: ServiceProcess) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=service.url, timeout=30) as client:
+    async with httpx.AsyncClient(base_url=service.url, timeout=120) as client:
         yield client
 
 
@@ -142,7 +142,7 @@ async def test_what_was_sent_as_bulk_survives_the_loss_of_the_node(serve: Serve)
 
 
 async def test_a_stop_brings_all_into_the_store_while_clients_go_on(serve: Serve) -> None:
-    service = serve(TAILRACE_FLUSH__SEGMENT_SECONDS="600", TAILRACE_SERVER__STOP_SECONDS="3")
+    service = serve(TAILRACE_FLUSH__SEGMENT_SECONDS="600", TAILRACE_SERVER__STOP_SECONDS="60")
     keys = [RunKey("p", f"r{number}") for number in range(4)]
     texts = [whole_lines(made_log(number, 3000)) for number in range(4)]
     async with to(service) as client:
