@@ -134,6 +134,7 @@ def test_segments_that_wait_keep_an_hour_open_but_not_for_ever(plain: Lake) -> N
     sent = [batch("f", "r", hour + i, 5) for i in range(5)]
     add_files(plain, *([one] for one in sent))
     key = plain.put("a", [sent[0]], seq=2)
+    os.utime(plain.store.uri(key), (now / 1000, now / 1000))  # also where an hour began since
     at(plain, hour + 2 * HOUR)
     assert rewritten(plain).hours_rewritten == 0
     long_ago = now / 1000 - 25 * 3600

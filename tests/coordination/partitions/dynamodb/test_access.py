@@ -121,4 +121,4 @@ async def test_the_time_is_the_servers(dynamodb: DynamoDb, skew_ms: int) -> None
         after_ms = SystemClock().now_ms()
         assert least_ms <= after_ms
         assert before_ms <= most_ms
-        assert before_ms - 3000 <= made_ms <= after_ms, "no earlier than a slow answer may be"
+        assert before_ms - 30_000 <= made_ms <= after_ms, "no earlier than a slow answer may be"
