@@ -6,12 +6,14 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
-_PATIENCE_SECONDS = 120.0
+_PATIENCE_SECONDS = 300.0
+T = TypeVar("T")
 _EXECUTOR = b"org.apache.spark.executor.CoarseGrainedExecutorBackend"
 
 
@@ -107,13 +109,31 @@ def commands_below(folder: Path) -> Iterator[tuple[int, list[bytes]]]:
                 yield pid, words
 
 
+def first_of(processes: Mapping[int, T]) -> dict[int, T]:
+    """Those that no other of them has started.
+
+    Whoever starts a program, as Hadoop does to change a file's mode, is there twice until the
+    new process has become that program.
+    """
+    return {pid: it for pid, it in processes.items() if _parent(pid) not in processes}
+
+
+def _parent(pid: int) -> int | None:
+    """None if it ended meanwhile."""
+    with suppress(OSError):
+        state = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        return int(state.rpartition(")")[2].split()[1])
+    return None
+
+
 def _executors(processes: Iterable[tuple[int, list[bytes]]]) -> list[Executor]:
-    found = [
-        Executor(pid, int(words[words.index(b"--executor-id") + 1]))
+    found = {
+        pid: int(words[words.index(b"--executor-id") + 1])
         for pid, words in processes
         if _EXECUTOR in words
-    ]
-    return sorted(found, key=lambda one: one.number)
+    }
+    made = [Executor(pid, number) for pid, number in first_of(found).items()]
+    return sorted(made, key=lambda one: one.number)
 
 
 def until(condition: Callable[[], bool]) -> None:
