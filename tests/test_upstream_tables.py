@@ -75,7 +75,7 @@ def groups(page: str) -> dict[str, list[Row]]:
 
 
 @cache
-def tests_of(path: str) -> dict[str, str | None]:
+def named_in(path: str) -> dict[str, str | None]:
     """Its tests by their names, with the class that they are in."""
     found: dict[str, str | None] = {}
     for node in ast.parse((TESTS / path).read_text()).body:
@@ -88,11 +88,11 @@ def tests_of(path: str) -> dict[str, str | None]:
 
 def runs(path: str, name: str) -> bool:
     """Whether pytest finds it, or it is of a contract that some test module subclasses."""
-    if not (TESTS / path).exists() or name not in tests_of(path):
+    if not (TESTS / path).exists() or name not in named_in(path):
         return False
     if Path(path).name.startswith("test_"):
         return True
-    return path.startswith("contracts/") and tests_of(path)[name] in subclassed()
+    return path.startswith("contracts/") and named_in(path)[name] in subclassed()
 
 
 @cache
