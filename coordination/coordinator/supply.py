@@ -12,8 +12,9 @@ supplier ends or raises, and free after its timeout if the process died. A suppl
 outlived its lease makes nothing more and cannot write the state. The partition is never
 COMPLETED, so nothing purges it.
 
-Partitions are made in batches while the supplier goes on, and the map is written after
-each: what is in it when a partition is yielded is written once that partition is made.
+Partitions are made in batches while the supplier goes on, so many or of so many bytes of text
+that they fit into memory, and the map is written after each: what is in it when a partition is
+yielded is written once that partition is made.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from coordination.partitions.partition import NewPartition, Partition
 from logstore.errors import Conflict, Damaged, LeaseLost
 
 GLOBAL: Final = "GLOBAL"
+BATCH_CHARACTERS: Final = 8 << 20
+"""Of the keys and the progress of a batch, beside the one that goes beyond."""
 
 
 @dataclass(slots=True)
@@ -152,15 +155,17 @@ class Supply:
         self._counters.supplied += 1
         clock, limits = self._holder.clock, self._holder.limits
         batch: list[NewPartition] = []
-        since = clock.monotonic()
+        since, characters = clock.monotonic(), 0
         async with aclosing(supplier(state)) as new:
             async for one in new:
                 batch.append(one)
+                characters += len(one.key) + len(one.progress or "")
                 late = clock.monotonic() - since >= limits.supplier_batch_seconds
-                if late or len(batch) >= limits.supplier_batch:
+                full = len(batch) >= limits.supplier_batch or characters >= BATCH_CHARACTERS
+                if late or full:
                     await self._make(held, batch)
                     await held.save(_encoded(state, supplied_ms))
-                    batch, since = [], clock.monotonic()
+                    batch, since, characters = [], clock.monotonic(), 0
         await self._make(held, batch)
         await held.give_up(progress=_encoded(state, self._holder.store.time.at_most_ms()))
         self._finished = state.finished
