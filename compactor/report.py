@@ -36,7 +36,10 @@ class Lag:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one commit is planned to take in; a task writes one file. Bytes as stored."""
+    """What one commit is planned to take in. Bytes as stored.
+
+    A task writes one file, or one for each of several hours that have few rows.
+    """
 
     segments: int
     bytes: int

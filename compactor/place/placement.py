@@ -8,7 +8,7 @@ Spark writes into a folder of the job's own: its committer removes the whole wor
 folder of a target when it is done, and two drivers with one target would remove each
 other's. Which hour a file belongs to is read from the file.
 
-`Placement` is the seam: `place_folder.py` renames, `place_objects.py` has the server copy.
+`Placement` is the seam: `folder.py` renames, `objects.py` has the server copy.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Lines are shuffled once, by the task of their bucket. A search of the ULID among
 the bucket: as many comparisons as bounds have bits, however many there are. There is no
 sampling pass and no Python in the executors.
 
-What the table already holds is read as keys only (`held`), from the files whose ULID
-bounds meet the input's, goes through the same shuffle, and comes before its copies.
+What the table already holds is read as keys only (`held`), from the files that may have lines
+of the input (`intake/reach.py`), goes through the same shuffle, and comes before its copies.
 
 Output is `part-{bucket:05d}-….parquet` in a folder of its own, or `bucket={bucket}/part-….parquet`
 if a task has several buckets: Spark writes a file per task otherwise. Addresses are paths or
