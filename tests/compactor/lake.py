@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from compactor.compactor import Compactor
 from compactor.place.folder import FolderPlacement
 from compactor.place.objects import ObjectPlacement
+from compactor.place.placement import STAGING
 from compactor.report import Report
 from compactor.schedule import once
 from compactor.settings import Compaction
@@ -173,6 +174,14 @@ class Lake:
         found = self.table()
         assert len(found) == len(set(found))
         assert set(found) == records(expected)
+
+
+def merging(lake: Lake) -> bool:
+    """Whether a job writes to the table's folder."""
+    staging = Path(lake.compactor.table.uri) / STAGING
+    with suppress(OSError):  # folders come and go
+        return any(staging.glob("*/_temporary"))
+    return False
 
 
 class ServerStore(OutsideStore):

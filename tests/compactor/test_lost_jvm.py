@@ -12,9 +12,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from compactor.place.placement import STAGING
-from tests.compactor.executors import commands_below, until
-from tests.compactor.lake import HOUR, NOON, Batch, Lake, batch
+from tests.compactor.executors import commands_below, first_of, until
+from tests.compactor.lake import HOUR, NOON, Batch, Lake, batch, merging
 
 JOB = str(Path(__file__).parents[2] / "compactor" / "job.py")
 JVM = b"org.apache.spark.deploy.SparkSubmit"
@@ -62,7 +61,7 @@ def resident(lake: Lake, log: Path) -> Iterator[subprocess.Popen[str]]:
         yield process
     finally:
         process.terminate()
-        process.communicate(timeout=60)
+        process.communicate(timeout=300)
 
 
 def new(lake: Lake, again: int) -> list[Batch]:
@@ -82,7 +81,8 @@ def takes_in(process: subprocess.Popen[str], rows: int) -> None:
 
 
 def kill_jvm(lake: Lake) -> None:
-    [found] = [pid for pid, words in commands_below(lake.data) if JVM in words]
+    jvms = {pid: words for pid, words in commands_below(lake.data) if JVM in words}
+    [found] = first_of(jvms)
     os.kill(found, signal.SIGKILL)
 
 
@@ -91,8 +91,7 @@ def test_another_is_started(lake: Lake, resident: subprocess.Popen[str], log: Pa
     takes_in(resident, 40_000)
     kill_jvm(lake)  # idle
     sent += new(lake, 1)
-    staging = Path(lake.compactor.table.uri) / STAGING
-    until(lambda: any(staging.glob("*/_temporary")))
+    until(lambda: merging(lake))
     kill_jvm(lake)  # at work
     takes_in(resident, 40_000)
     lake.holds(sent)

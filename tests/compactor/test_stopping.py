@@ -7,14 +7,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from compactor.place.placement import STAGING
 from tests.compactor.executors import commands_below, until
-from tests.compactor.lake import HOUR, NOON, Batch, Lake, batch
+from tests.compactor.lake import HOUR, NOON, Batch, Lake, batch, merging
 from tests.compactor.plain_engine import PlainEngine
 
 JOB = str(Path(__file__).parents[2] / "compactor" / "job.py")
@@ -42,13 +40,6 @@ def starting(lake: Lake) -> bool:
     return any(JVM in words for _, words in commands_below(lake.data))
 
 
-def merging(lake: Lake) -> bool:
-    staging = Path(lake.compactor.table.uri) / STAGING
-    with suppress(OSError):  # folders come and go
-        return any(staging.glob("*/_temporary"))
-    return False
-
-
 @pytest.fixture
 def sent(lake: Lake) -> list[Batch]:
     batches = [batch("f", f"r{i}", NOON + i * HOUR, 20_000) for i in range(4)]
@@ -74,7 +65,7 @@ def test_it_ends_clean_while_spark_is_busy(
         os.killpg(process.pid, signal.SIGTERM)
     else:
         process.terminate()
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=300)
     assert (process.returncode, "INFO stopped" in errors) == (0, True), errors
     for word in ("Traceback", "py4j", "broke off"):
         assert word not in errors
@@ -87,7 +78,7 @@ def test_submitted_it_ends_with_its_jvm(lake: Lake, sent: list[Batch]) -> None:
     assert process.stdout is not None
     assert any('"commits":1' in line for line in process.stdout)  # our log goes there as well
     process.terminate()
-    out, errors = process.communicate(timeout=60)
+    out, errors = process.communicate(timeout=300)
     assert "INFO stopped" in out or process.returncode == 128 + signal.SIGTERM
     for word in ("Traceback", "py4j", "broke off"):
         assert word not in out + errors

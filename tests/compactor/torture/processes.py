@@ -19,7 +19,7 @@ from typing import Any
 
 import orjson
 
-from tests.compactor.executors import commands_below, executors_below, until
+from tests.compactor.executors import commands_below, executors_below, first_of, until
 
 JOB = str(Path(__file__).parents[3] / "compactor" / "job.py")
 _JVM = b"org.apache.spark.deploy.SparkSubmit"
@@ -29,7 +29,7 @@ _CLUSTER = {
 }
 # A JVM that lives for seconds is not worth to be compiled well.
 _SOON = {"SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1"}
-_PATIENCE_SECONDS = 200.0
+_PATIENCE_SECONDS = 400.0
 
 
 class Way(StrEnum):
@@ -140,7 +140,7 @@ class Running:
         if victim is Victim.EXECUTOR:
             return [one.pid for one in executors_below(self.mark)]
         found = dict(commands_below(self.mark))
-        jvms = [pid for pid, words in found.items() if _JVM in words]
+        jvms = {pid: words for pid, words in found.items() if _JVM in words}
         if victim is Victim.JVM:
-            return jvms
+            return list(first_of(jvms))
         return [p for p, words in found.items() if JOB.encode() in words and p not in jvms]
