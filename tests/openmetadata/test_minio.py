@@ -28,7 +28,8 @@ FQN = "service.pipeline_minio"
 
 
 def settings_on(store: StoreSettings, folder: Path, **sections: Any) -> Settings:
-    """A service on a store, with a journal in a folder."""
+    """A service on a store, with a journal in a folder; what is closed is closed at once."""
+    sections["runs"] = {"close_wait_seconds": 100, **sections.get("runs", {})}
     return Settings(
         data=str(folder / "data"),
         store=store.store,
@@ -137,7 +138,7 @@ async def test_six_megabytes_at_once(runs: Runs, bucket: Bucket) -> None:
     assert len(whole) > 6_000_000
     await runs.append(run, whole)
     await runs.close(run)
-    for _ in range(100):
+    for _ in range(1200):
         if (await runs.page(run, limit=1))["state"] == "closed":
             break
         await asyncio.sleep(0.1)

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.anyio
 SEES = "arn:aws:kms:" + KMS_KEY
 SOON: dict[str, Any] = {
     "flush": {"segment_seconds": 0.2},
-    "runs": {"partial_flush_interval_minutes": 0.005, "close_wait_seconds": 60},
+    "runs": {"partial_flush_interval_minutes": 0.005},
 }
 
 
@@ -61,7 +61,7 @@ def versions(minio: Minio) -> Iterator[Versions]:
 
 
 async def _until(versions: Versions, end: str) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while not any(key.endswith(end) for key in versions.now()):
             await asyncio.sleep(0.05)
 
@@ -128,6 +128,6 @@ async def test_a_store_that_answers_late_and_refuses_ends_the_service(
             assert ready.status_code == 503
             assert "was not checked: SlowDown" in ready.json()["detail"]
         away.clear()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             assert await serving == 1
     assert "the node cannot go on: the store s3://bucket/ refuses" in caplog.text
