@@ -1,0 +1,173 @@
+"""Whoever judges a tortured store sees what is wrong with it. The engine is plain Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from random import Random
+
+import pyarrow.parquet as pq
+import pytest
+
+from compactor.settings import Compaction
+from logstore import keys, ulid
+from logstore.table.commit import Change, commit
+from logstore.table.snapshot import TableFile
+from logstore.table.stats import describe, read_footer
+from tests.compactor.lake import HOUR, Lake
+from tests.compactor.plain_engine import PlainEngine, Row, is_deleted, key_of, write_part
+from tests.compactor.torture.story import KEPT_DAYS, Story
+from tests.compactor.torture.verdict import agrees, is_as_demanded, vacuumed
+
+LIMITS = Compaction(grace_seconds=0, purge_seconds=0, retention_days=KEPT_DAYS, settle_seconds=0)
+_PASSES = 5
+
+
+@dataclass
+class Told:
+    """A story of which nothing is left to do; `before` are the rows ahead of its deletions."""
+
+    lake: Lake
+    story: Story = field(init=False)
+    before: list[Row] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.lake.session, self.lake.limits = PlainEngine(), LIMITS
+        self.story = Story(self.lake, Random(1), lines=3)
+        for _ in range(3):
+            self.story.write()
+        self.lake.compact()
+        self.before = [row for file in self.lake.snapshot().files for row in rows_of(file)]
+        # The table says up to a minute ago at most what is done, so the first is to be older.
+        for self.lake.clock.shift_ms in (-120_000, 1_000):
+            self.story.delete()
+        self.lake.clock.shift_ms = 0
+        for _ in range(_PASSES):
+            self.lake.compact()
+            if self.left_to_do() is None:
+                break
+
+    def wrong(self) -> str | None:
+        return agrees(self.lake, self.story.model)
+
+    def left_to_do(self) -> str | None:
+        return is_as_demanded(self.lake, self.story.model)
+
+    def deleted(self, number: int) -> Row:
+        """A row that the deletion of that number takes."""
+        gone = [one for one, _ in self.story.model.deletions.values() if one.fqn != "old"][number]
+        return next(row for row in self.before if is_deleted(key_of(row), [gone]))
+
+    def newest(self) -> TableFile:
+        return max(self.lake.snapshot().files, key=lambda file: (file.end_ms, file.path))
+
+    def add(self, rows: Sequence[Row], *removed: TableFile, expired_ms: int | None = None) -> None:
+        """A version with a file of the rows, all of one hour, instead of those removed."""
+        table = self.lake.compactor.table
+        snapshot = table.snapshot()
+        moment = datetime.fromtimestamp(ulid.time_ms(ulid.decode(rows[0]["ulid"])) / 1000, UTC)
+        path = f"{moment:date=%Y-%m-%d/hour=%H}/{snapshot.version}-00000.parquet"
+        target = Path(table.uri) / path
+        write_part(rows, str(target))
+        made = describe(
+            read_footer(str(target)),
+            path=path,
+            size=target.stat().st_size,
+            modified_ms=self.lake.clock.now_ms(),
+        )
+        change = Change(files=[made], removed=removed, expired_ms=expired_ms)
+        commit(table, snapshot, change, job="by hand", clock=self.lake.clock)
+
+    def replace(self, change: Callable[[list[Row]], Sequence[Row]]) -> None:
+        """The newest file is another one now."""
+        file = self.newest()
+        self.add(change(rows_of(file)), file)
+
+
+def rows_of(file: TableFile) -> list[Row]:
+    found: list[Row] = pq.ParquetFile(file.uri).read().to_pylist(maps_as_pydicts=None)
+    return found
+
+
+@pytest.fixture
+def told(lake: Lake) -> Told:
+    return Told(lake)
+
+
+def test_of_a_whole_store_nothing_is_said(told: Told) -> None:
+    assert told.wrong() is None
+    assert told.left_to_do() is None
+    assert vacuumed(told.lake) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda rows: rows[:-1], "lost: 1, "),
+        (lambda rows: [*rows, rows[-1]], "there twice: 1, "),
+        (lambda rows: [*rows[:-1], rows[-1] | {"message": "another"}], "from no segment"),
+        (lambda rows: rows[::-1], "a file of the table is not as it must be"),
+    ],
+    ids=["lost", "doubled", "changed", "out of order"],
+)
+def test_lines_that_are_not_as_they_were_sent(
+    told: Told, change: Callable[[list[Row]], Sequence[Row]], said: str
+) -> None:
+    told.replace(change)
+    assert said in (told.wrong() or "")
+
+
+def test_a_line_that_two_files_have(told: Told) -> None:
+    told.add(rows_of(told.newest())[:1])
+    assert "there twice: 1, " in (told.wrong() or "")
+    assert "0 lines are lost" in (told.left_to_do() or "")
+
+
+def test_a_deleted_line_that_came_back(told: Told) -> None:
+    told.add([told.deleted(0)])
+    assert (told.wrong() or "").startswith("deleted, purged by")
+
+
+def test_a_line_of_the_last_deletion_of_all_that_came_back(told: Told) -> None:
+    """The table never says that it is done: what is newer may have been stored in that moment."""
+    told.add([told.deleted(1)])
+    assert told.wrong() is None
+    assert "1 too many" in (told.left_to_do() or "")
+
+
+def test_hours_that_are_gone_before_their_time(told: Told) -> None:
+    file, soon = told.newest(), told.lake.clock.now_ms() - KEPT_DAYS * 24 * HOUR + HOUR
+    told.add(rows_of(file), file, expired_ms=soon)
+    assert "younger than" in (told.wrong() or "")
+
+
+def test_a_file_that_a_reader_of_an_older_version_misses(told: Told) -> None:
+    lake = told.lake
+    needed = {f"{keys.TABLE}/{file.path}" for file in lake.snapshot().files}
+    older = sorted(set(lake.keys(f"{keys.TABLE}/date=")) - needed)
+    lake.run(lake.store.delete(older[:1]))
+    assert f" lacks ['{older[0]}']" in (told.wrong() or "")
+
+
+def test_segments_that_are_left(told: Told) -> None:
+    told.lake.put_bytes(keys.segment("a", 1), b"anything")
+    assert "1 segments are left" in (told.left_to_do() or "")
+
+
+def test_segments_that_were_not_taken_in(told: Told) -> None:
+    told.story.write()
+    assert "taken in up to" in (told.left_to_do() or "")
+
+
+@pytest.mark.parametrize("name", ["_delta_log/strange", "_other/file"])
+def test_what_the_vacuum_leaves(told: Told, name: str) -> None:
+    told.lake.put_bytes(f"{keys.TABLE}/{name}", b"anything")
+    assert "left over" in (vacuumed(told.lake) or "")
+
+
+def test_a_file_of_the_table_that_is_gone(told: Told) -> None:
+    lake = told.lake
+    lake.run(lake.store.delete([f"{keys.TABLE}/{told.newest().path}"]))
+    assert "missing: ['" in (vacuumed(lake) or "")
