@@ -23,7 +23,6 @@ import pyarrow.parquet as pq
 from compactor.intake.aside import set_aside
 from compactor.intake.plan import nodes_of, segments_of
 from logstore import keys, ulid
-from logstore.batch import RunKey
 from logstore.clock import SystemClock
 from logstore.disk import Disk
 from logstore.entropy import system_entropy
