@@ -111,6 +111,15 @@ class PartitionStoreContract(PartitionAcquireContract):
         assert await counts_of(store) == {}
         assert await store.purge(SOURCE, 1 << 60) == 0
 
+    async def test_a_second_start_changes_nothing(self, store: PartitionStore) -> None:
+        await put(store, "a", "b")
+        held = await taken(store, "a")
+        await store.start()
+        assert await got(store, "a") == held
+        assert await keys_of(store) == ["a", "b"]
+        await store.change(held, given_up(held, store.time.at_most_ms()))
+        assert (await taken(store, "a")).epoch > held.epoch
+
     async def test_created(self, store: PartitionStore) -> None:
         before_ms = store.time.at_least_ms()
         new = [NewPartition("a"), NewPartition("b", 1.5, '{"from":"here"}')]

@@ -1,8 +1,8 @@
 """`PartitionStore` on a table of DynamoDB.
 
-`get`, `page`, `counts` and `sources` read consistently. `acquire` looks into the index, which
-is behind the table by some moments, and decides by conditional writes: so it may miss what was
-just made or changed, and never gives out what it may not.
+All reads but those of `acquire` are consistent. It looks into the index, which is behind the
+table by some moments, and decides by conditional writes: so it may miss what was just made or
+changed, and never gives out what it may not.
 """
 
 from __future__ import annotations
@@ -106,9 +106,13 @@ class DynamoPartitions:
                 raise outcome
 
     async def _there(self, source: str, keys: Sequence[str]) -> set[str]:
-        """Those surely there: a read is cheaper than a write that is refused."""
+        """Those surely there: a read is cheaper than a write that is refused.
+
+        Consistent, since one that was deleted just now is to be made again.
+        """
         table = self.requests.table
         wanted = {
+            "ConsistentRead": True,
             "Keys": [items.key_of(source, key) for key in keys],
             "ProjectionExpression": items.RANGE,
         }

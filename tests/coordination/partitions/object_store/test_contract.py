@@ -110,7 +110,8 @@ class TestThroughFaults(OnObjects):
         with fault_proxy(minio.endpoint_url, schedule) as url:
             async with places(minio.bucket().through(url)) as made:
                 yield made
-        assert schedule.injected.total() > 50
+        # A process may run few of these tests: another then has the others.
+        assert schedule.injected.total() > schedule.requests / 40 - 20
 
     @pytest.fixture
     async def store(self, fresh: Callable[[], ObjectStore]) -> AsyncIterator[ObjectPartitions]:
