@@ -5,7 +5,8 @@ for each, completes them. Printed: leases given out a second, what the store was
 each (its acquire and its completion together), the share of conditional writes that were
 refused. Then every partition must be COMPLETED, and exactly one line must have its last
 epoch: the effect that counts. With `--kill` a worker is killed with SIGKILL every second
-and another started. `--create N` measures a supplier instead: seconds, memory, bytes.
+and another started. `--create N` measures a supplier instead, and who lists all that it made:
+seconds, memory, bytes.
 """
 
 from __future__ import annotations
@@ -173,15 +174,41 @@ def _create(place: Place, asked: argparse.Namespace) -> None:
     sys.exit(0 if made == asked.create else 1)
 
 
+def _list(place: Place, asked: argparse.Namespace) -> None:
+    """In a process of its own too."""
+
+    async def read() -> tuple[int, dict[str, int]]:
+        traffic, listed, after = Traffic(), 0, None
+        async with opened(place, traffic) as store:
+            while True:
+                page = await store.page(SOURCE, after=after)
+                listed += len(page.partitions)
+                if (after := page.after) is None:
+                    return listed, traffic.numbers()
+
+    before, began = _rss_mb(), time.monotonic()
+    listed, numbers = asyncio.run(read())
+    print(
+        f"{listed} listed in {time.monotonic() - began:.1f} s, in pages of 1000:"
+        f" {numbers['get']} gets, {numbers['list']} listings; peak RSS {_rss_mb():.0f} MB, of which"
+        f" {before:.0f} MB before it began",
+        flush=True,
+    )
+    sys.exit(0 if listed == asked.create else 1)
+
+
 def _rss_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def _created(place: Place, asked: argparse.Namespace) -> bool:
-    process = _CONTEXT.Process(target=_create, args=(place, asked))
-    process.start()
-    process.join()
-    return process.exitcode == 0
+    for measured in (_create, _list):
+        process = _CONTEXT.Process(target=measured, args=(place, asked))
+        process.start()
+        process.join()
+        if process.exitcode != 0:
+            return False
+    return True
 
 
 @contextmanager
@@ -213,7 +240,7 @@ def main() -> int:
     parser.add_argument("--lease", type=float, default=600, help="seconds; with --kill 6")
     parser.add_argument("--work-milliseconds", type=float, default=0, help="per partition")
     parser.add_argument("--kill", action="store_true", help="kill a worker each second")
-    parser.add_argument("--create", type=int, default=0, help="measure a supplier of so many")
+    parser.add_argument("--create", type=int, default=0, help="measure so many made")
     parser.add_argument("--chunk", type=int, default=50_000, help="what a supplier makes at once")
     asked = parser.parse_args()
     if asked.kill and asked.lease == parser.get_default("lease"):

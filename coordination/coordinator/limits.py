@@ -25,8 +25,8 @@ class CoordinatorLimits:
     """After so long the supplier is asked for new partitions even if there is work."""
     supplier_pause_seconds: float = 5.0
     """All nodes together ask it no more often, however idle they are."""
-    supplier_batch: int = 20_000
-    """So many new partitions are made at a time, and held in memory: some 10 MB. Each time may
+    supplier_batch: int = 50_000
+    """So many new partitions are made at a time, and held in memory: some 15 MB. Each time may
     rewrite every shard of an object store, so many little ones cost far more than they save."""
     supplier_batch_seconds: float = 5.0
     """Those of a slow supplier are made after so long, however few."""

@@ -7,7 +7,7 @@ request, and those that do not exist have no partitions.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, TypeVar
 
 from coordination.partitions.object_store.shard import Shard, shard_of
@@ -45,12 +45,17 @@ class Board:
         for writer in self.writers:
             writer.forget()
 
-    async def refresh(self) -> None:
-        """Learns which shards changed. Raises `StoreUnavailable`."""
+    async def refresh(self) -> Sequence[str | None]:
+        """Learns which shards changed; their ETags, None without an object.
+
+        Raises `StoreUnavailable`.
+        """
         began = next(self._means.moments)
         found = {info.key: info async for info in self._means.store.list(self._prefix)}
-        for writer in self.writers:
-            writer.listed(found.get(writer.key), began)
+        newest = [found.get(writer.key) for writer in self.writers]
+        for writer, info in zip(self.writers, newest, strict=True):
+            writer.listed(info, began)
+        return [None if info is None else info.etag for info in newest]
 
     async def summaries(self, ageing_ms: int | None = None) -> Sequence[Summary]:
         """Of all shards, as they were at some time since the call.
@@ -65,16 +70,6 @@ class Board:
             return found
 
         return good(await each(known, self.writers))
-
-    async def newest(self) -> AsyncIterator[list[Shard]]:
-        """All shards, some at a time, as they were at some time since the call.
-
-        Raises `StoreUnavailable`, `Damaged`.
-        """
-        await self.refresh()
-        for start in range(0, len(self.writers), AT_ONCE):
-            writers = self.writers[start : start + AT_ONCE]
-            yield [version.shard for version in good(await each(ShardWriter.look, writers))]
 
     async def is_empty(self) -> bool:
         """Whether it has no partition. Reads no more than it must; raises as `newest`."""

@@ -1,16 +1,24 @@
-"""How many shards are kept in memory: those used last, up to so many bytes."""
+"""What shards may take in memory: those that are kept and those under way, together.
+
+kept        those used last; others forget their rows as soon as room is needed
+under way   being read or written, each in a room: as many as half of the memory holds,
+            or one that needs more
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Final, Protocol
 
 EXPANSION: Final = 5
-"""What a shard takes in memory per byte in the store, measured: objects of Python are large."""
+"""What a shard takes in memory per byte of its JSON, measured: objects of Python are large."""
 
 
 class Forgetful(Protocol):
-    """What holds a shard."""
+    """What holds rows."""
 
     def forget_rows(self) -> None:
         """Keeps what is small of it."""
@@ -21,20 +29,47 @@ class Cache:
     """Least recently used ones forget their rows; the one that was used last never does."""
 
     def __init__(self, limit_bytes: int) -> None:
-        self._limit = limit_bytes
+        self.limit_bytes = limit_bytes
         self._sizes: OrderedDict[Forgetful, int] = OrderedDict()
         self._held = 0
+        self._under_way = 0
+        self._turn = asyncio.Lock()
+        self._left = asyncio.Event()
 
     def used(self, holder: Forgetful, size: int) -> None:
-        """`holder` holds a shard whose object has `size` bytes."""
+        """`holder` holds a shard that has `size` bytes of JSON."""
         self.dropped(holder)
         self._sizes[holder] = size * EXPANSION
         self._held += size * EXPANSION
-        while self._held > self._limit and len(self._sizes) > 1:
-            oldest = next(iter(self._sizes))
-            self.dropped(oldest)
-            oldest.forget_rows()
+        self._shrink()
 
     def dropped(self, holder: Forgetful) -> None:
         """`holder` holds none any more."""
         self._held -= self._sizes.pop(holder, 0)
+
+    @asynccontextmanager
+    async def room(self, holder: Forgetful, size: int) -> AsyncIterator[None]:
+        """Waits, first come first served, until `holder` may work on so many bytes of JSON.
+
+        Who is in a room waits for no other.
+        """
+        needed = size * EXPANSION
+        async with self._turn:
+            while self._under_way and self._under_way + needed > self.limit_bytes // 2:
+                self._left.clear()
+                await self._left.wait()
+            self._under_way += needed
+        try:
+            if holder in self._sizes:
+                self._sizes.move_to_end(holder)
+            self._shrink()
+            yield
+        finally:
+            self._under_way -= needed
+            self._left.set()
+
+    def _shrink(self) -> None:
+        while self._held + self._under_way > self.limit_bytes and len(self._sizes) > 1:
+            oldest = next(iter(self._sizes))
+            self.dropped(oldest)
+            oldest.forget_rows()

@@ -1,6 +1,7 @@
 """A shard: the partitions of a source whose keys have one hash, in one object.
 
-`coordination/partitions/{source}/{shard:04x}.json`, changed by compare-and-swap:
+`coordination/partitions/{source}/{shard:04x}.json`, changed by compare-and-swap, is JSON that
+`packed.py` packs:
 
     format        1
     source        the source's name
@@ -83,7 +84,7 @@ def shard_of(key: str, shards: int) -> int:
 
 
 def encode_shard(shard: Shard) -> bytes:
-    """The bytes of a shard."""
+    """The JSON of a shard."""
     return orjson.dumps(
         {
             **shard.others,
@@ -99,14 +100,14 @@ def encode_shard(shard: Shard) -> bytes:
     )
 
 
-def decode_shard(expected: Shard, body: bytes) -> Shard:
-    """The shard in `body`, which is to be the one that `expected` names.
+def decode_shard(expected: Shard, json: bytes) -> Shard:
+    """The shard in `json`, which is to be the one that `expected` names.
 
     Raises `Damaged`, and of that `UnsupportedVersion`.
     """
     where = keys.partition_shard(expected.source, expected.number)
     try:
-        value = orjson.loads(body)
+        value = orjson.loads(json)
         if int(value["format"]) > FORMAT:
             raise UnsupportedVersion(f"{where} has format {value['format']}")
         found = Shard(

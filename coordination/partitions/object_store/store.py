@@ -10,16 +10,16 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from heapq import nsmallest
-from itertools import chain, count
+from dataclasses import dataclass
+from itertools import accumulate, chain, count
 from typing import Final
 
 from coordination.partitions.object_store.board import Board, each, written
 from coordination.partitions.object_store.cache import Cache
 from coordination.partitions.object_store.operations import Change, Make, Purge, Remove, Take
 from coordination.partitions.object_store.ordered import Ordered
-from coordination.partitions.object_store.row import Stored, fresh_row, status_of
-from coordination.partitions.object_store.shard import Shard
+from coordination.partitions.object_store.pages import Pages
+from coordination.partitions.object_store.row import Stored, fresh_row
 from coordination.partitions.object_store.source import MAX_SHARDS, Source, make_source, read_source
 from coordination.partitions.object_store.spread import Spread
 from coordination.partitions.object_store.writer import Means, ShardWriter
@@ -39,7 +39,6 @@ SHARDS: Final = 64
 CACHE_BYTES: Final = 64 << 20
 _SOURCES: Final = 1024
 _MADE_AT_ONCE: Final = 4
-"""Shards that grow may be large, and those under way are in memory beside the cache."""
 
 
 class _Opened:
@@ -50,6 +49,25 @@ class _Opened:
         self.spread = Spread(self.board, means.clock)
         self.ordered = Ordered(self.board, means)
         self.places = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Birth:
+    """What is to be made in one shard, with consecutive versions from `version` on."""
+
+    writer: ShardWriter
+    now_ms: int
+    version: int
+    items: Sequence[tuple[int, NewPartition]]
+    """Each with its place."""
+
+    def rows(self) -> list[tuple[str, Stored]]:
+        """Keys and rows. They take several times as much memory, so only when it is their turn."""
+        versions = ulids.encode_many(self.version, len(self.items))
+        return [
+            (one.key, fresh_row(one, version, self.now_ms, place))
+            for version, (place, one) in zip(versions, self.items, strict=True)
+        ]
 
 
 class ObjectPartitions:
@@ -71,7 +89,9 @@ class ObjectPartitions:
     ) -> None:
         if not 0 < shards <= MAX_SHARDS:
             raise InvalidInput(f"a source has 1 to {MAX_SHARDS} shards", field="shards")
-        self._means = Means(store, clock, entropy, Cache(cache_bytes), count())
+        cache = Cache(cache_bytes)
+        self._means = Means(store, clock, entropy, cache, count())
+        self._pages = Pages(cache)
         self._time = time
         self._shards = shards
         self._sources: OrderedDict[str, _Opened] = OrderedDict()
@@ -96,14 +116,14 @@ class ObjectPartitions:
             return []
         moment = next(self._means.moments)
         opened = await self._made(source)
-        by_shard = self._rows_by_shard(opened, new)
-        if len(by_shard) > 1:
+        births = self._births(opened, new)
+        if len(births) > 1:
             await opened.board.refresh()  # saves a read of each shard that we know
 
-        async def make(item: tuple[ShardWriter, list[tuple[str, Stored]]]) -> list[str]:
-            return await item[0].submit(Make(item[1]), moment)
+        async def make(birth: _Birth) -> list[str]:
+            return await birth.writer.submit(Make(birth.rows()), moment)
 
-        made = set(chain.from_iterable(written(await each(make, by_shard.items(), _MADE_AT_ONCE))))
+        made = set(chain.from_iterable(written(await each(make, births, _MADE_AT_ONCE))))
         return [key for key in dict.fromkeys([one.key for one in new]) if key in made]
 
     async def get(self, source: str, key: str) -> Partition | None:
@@ -148,18 +168,7 @@ class ObjectPartitions:
         opened = await self._opened(source)
         if opened is None:
             return Page([], None)
-        first: list[tuple[str, Shard]] = []
-        async for shards in opened.board.newest():
-            behind = (
-                (key, shard)
-                for shard in shards
-                for key, row in shard.rows.items()
-                if (after is None or key > after)
-                and (status is None or status_of(row) == status.value)
-            )
-            first = nsmallest(limit + 1, chain(first, behind), key=lambda item: item[0])
-        found = [one for key, shard in first[:limit] if (one := shard.get(key)) is not None]
-        return Page(found, found[-1].key if len(first) > limit else None)
+        return await self._pages.page(opened.board, status, after, limit)
 
     async def counts(self, source: str) -> Mapping[Status, int]:
         opened = await self._opened(source)
@@ -224,20 +233,19 @@ class ObjectPartitions:
             raise StoreUnavailable("what time it is in the store is not known yet")
         return self._time.at_least_ms()
 
-    def _rows_by_shard(
-        self, opened: _Opened, new: Sequence[NewPartition]
-    ) -> dict[ShardWriter, list[tuple[str, Stored]]]:
+    def _births(self, opened: _Opened, new: Sequence[NewPartition]) -> list[_Birth]:
         now_ms = self._now_ms()
         first = ulids.fresh(self._means.clock, self._means.entropy) - len(new)
-        found: dict[ShardWriter, list[tuple[str, Stored]]] = {}
+        by_writer: dict[ShardWriter, list[tuple[int, NewPartition]]] = {}
         # Places go on from call to call: several may come in one millisecond.
-        for place, (one, version) in enumerate(
-            zip(new, ulids.encode_many(first, len(new)), strict=True), opened.places
-        ):
-            row = fresh_row(one, version, now_ms, place)
-            found.setdefault(opened.board.writer_of(one.key), []).append((one.key, row))
+        for item in enumerate(new, opened.places):
+            by_writer.setdefault(opened.board.writer_of(item[1].key), []).append(item)
         opened.places += len(new)
-        return found
+        versions = accumulate(map(len, by_writer.values()), initial=first)
+        return [
+            _Birth(writer, now_ms, version, items)
+            for (writer, items), version in zip(by_writer.items(), versions, strict=False)
+        ]
 
     def _keep(self, prefix: str, source: Source) -> _Opened:
         # Two calls may come here for one source: one of them made it already.

@@ -22,6 +22,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from coordination.partitions.object_store.cache import Cache
 from coordination.partitions.object_store.draft import Draft
 from coordination.partitions.object_store.operations import Operation
+from coordination.partitions.object_store.packed import pack, unpack, unpacked_bytes
 from coordination.partitions.object_store.shard import RECENT, Shard, decode_shard, encode_shard
 from coordination.partitions.object_store.summary import Summary, summarized
 from coordination.partitions.partition import AGEING_MS
@@ -121,6 +122,7 @@ class ShardWriter:
         self._summary: Summary | None = None
         self._summarizes = False
         self._etag: str | None = None
+        self._size = 0  # of its JSON, about; not less than we know
         self.modified_ms = 0
         """When anybody wrote it last, says the listing before; perhaps in whole seconds."""
         self._seen = -1
@@ -153,6 +155,7 @@ class ShardWriter:
             self._learn(Version(self._empty, None, began), 0)
         else:
             self.forget()
+            self._size = max(self._size, 0 if info is None else unpacked_bytes(info.size))
 
     def forget_rows(self) -> None:
         """Keeps the summary, if anybody here asks for summaries: a mere supplier does not."""
@@ -170,8 +173,15 @@ class ShardWriter:
 
         Raises `StoreUnavailable`, `Damaged`.
         """
+        known = self._known(needed)
+        if known is None:
+            async with self._means.cache.room(self, self._size):
+                known = self._known(needed) or await self._read()
+        return known
+
+    def _known(self, needed: int) -> Version | None:
         if self._shard is None or self._seen < needed:
-            return await self._read()
+            return None
         return Version(self._shard, self._etag, self._seen)
 
     async def _read(self) -> Version:
@@ -181,8 +191,8 @@ class ShardWriter:
         except NotFound:
             found, size = Version(self._empty, None, began), 0
         else:
-            found = Version(decode_shard(self._empty, body), info.etag, began)
-            size = len(body)
+            json = unpack(self.key, body)
+            found, size = Version(decode_shard(self._empty, json), info.etag, began), len(json)
         if began > self._changed:  # else we wrote meanwhile, and know of a newer one
             self._learn(found, size)
         return found
@@ -190,6 +200,7 @@ class ShardWriter:
     def _learn(self, version: Version, size: int) -> None:
         self._shard, self._etag, self._seen = version
         self._summary = None
+        self._size = size
         self._changed = next(self._means.moments)
         self._means.cache.used(self, size)
 
@@ -237,7 +248,8 @@ class ShardWriter:
     async def _commit(self, group: Sequence[_Waiting]) -> None:
         tried: list[_Tried] = []
         try:
-            await self._write_group(group, tried)
+            async with self._means.cache.room(self, self._size):
+                await self._write_group(group, tried)
         except StoreUnavailable as error:
             if any(one.unclear for one in tried):
                 raise OutcomeUnknown(f"put {self.key}: {error}") from error
@@ -247,7 +259,7 @@ class ShardWriter:
         """`tried` gets writes that did not succeed as far as we heard."""
         unclear, lost = Unclear(), None
         for tries in range(_TRIES):
-            version = await self.look()
+            version = self._known(needed=-1) or await self._read()
             if _was_written(tried, version.shard):
                 return
             group = group if lost is None else _patient(group, lost)
@@ -285,7 +297,9 @@ class ShardWriter:
         return _Decided(outcomes, shard, draft.finished() if draft.changed else None)
 
     async def _put(self, shard: Shard, etag: str | None) -> None:
-        began, body = next(self._means.moments), encode_shard(shard)
+        began, json = next(self._means.moments), encode_shard(shard)
+        size, body = len(json), pack(json)
+        del json
         try:
             info = await self._means.store.put(
                 self.key, body, if_absent=etag is None, if_match=etag
@@ -293,7 +307,7 @@ class ShardWriter:
         except TailraceError:
             self.forget()
             raise
-        self._learn(Version(shard, info.etag, began), len(body))
+        self._learn(Version(shard, info.etag, began), size)
 
 
 def _was_written(tried: Sequence[_Tried], shard: Shard) -> bool:

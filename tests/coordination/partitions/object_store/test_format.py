@@ -7,7 +7,9 @@ from typing import Any
 
 import orjson
 import pytest
+import zstandard
 
+from coordination.partitions.object_store.packed import PLAIN_BYTES, pack, unpack
 from coordination.partitions.object_store.row import read_row, spelled
 from coordination.partitions.object_store.shard import Shard, decode_shard, encode_shard, shard_of
 from coordination.partitions.partition import NewPartition, Partition, Status
@@ -133,6 +135,47 @@ def test_what_is_no_shard(body: bytes) -> None:
     assert decode_shard(EMPTY, encode_shard(EMPTY)) == EMPTY
     with pytest.raises(Damaged):
         decode_shard(EMPTY, body)
+
+
+def test_small_ones_can_be_read_by_people_and_large_ones_are_packed() -> None:
+    async def story(clock: VirtualClock) -> None:
+        disk = on_disk(clock)
+        store = process(disk, clock, shards=1)
+        await store.create(SOURCE, many(100))
+        plain = (await disk.get(KEY))[1]
+        assert orjson.loads(plain)["partitions"].keys() == {one.key for one in many(100)}
+        assert await store.create(SOURCE, many(2000)) == [one.key for one in many(2000)[100:]]
+        packed = (await disk.get(KEY))[1]
+        assert max(PLAIN_BYTES, 5 * len(packed)) < len(unpack(KEY, packed))
+        other = process(disk, clock, seed=5)
+        assert len(await take(other, clock, 3000)) == 2000
+        assert (await other.counts(SOURCE)) == {Status.ASSIGNED: 2000}
+        await disk.put(KEY, orjson.dumps(orjson.loads(unpack(KEY, packed))))
+        assert len(await take(process(disk, clock), clock, 3000)) == 2000, "large, but as it was"
+
+    simulate(story, start_ms=START_MS)
+
+
+LARGE = pack(b'{"format":1,"a":"' + bytes(range(32, 90)) * 2000 + b'"}')
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        LARGE[:4],
+        LARGE[:40],
+        LARGE[:-1],
+        LARGE[:-6] + b"~" + LARGE[-5:],
+        LARGE[:-1] + bytes([LARGE[-1] ^ 1]),
+        zstandard.ZstdCompressor(write_content_size=False).compress(b"{}"),
+        b"\x28\xb5\x2f\xfd\xe0" + b"\xff" * 7 + b"\x00" * 9,
+    ],
+    ids=range(7),
+)
+def test_what_is_no_frame(body: bytes) -> None:
+    assert len(unpack(KEY, LARGE)) > PLAIN_BYTES
+    with pytest.raises(Damaged, match=KEY):
+        unpack(KEY, body)
 
 
 @pytest.mark.parametrize(
