@@ -215,6 +215,7 @@ class World:
         newest = self.versions.newest()
         self._deleting.check(newest.purged_ms)
         self.readers.check()
+        self._check_expired(newest.expired_ms)
         self._check_segments(newest)
 
     def check_settled(self) -> None:
@@ -224,10 +225,7 @@ class World:
         found = self.readers.read(snapshot)
         assert set(found) == self.model.settled(said)
         assert dict(said.marks) == self.model.readable()
-        oldest = self.clock.ms - (self.retention_days or AGES) * DAY_MS
-        assert not [record for record in found if end_of_hour(record) <= oldest]
-        if self.limits.retention_bytes is None:
-            assert said.expired_ms <= max(oldest, 0)
+        assert not [record for record in found if end_of_hour(record) <= self._oldest_ms()]
         there = {p.relative_to(self.table.uri) for p in Path(self.table.uri).rglob("*.*")}
         data = {str(path) for path in there if path.parts[0] != "_delta_log"}
         assert data <= self.readers.needed(), "orphans are left"
@@ -251,6 +249,13 @@ class World:
         days = self.retention_days
         oldest = self.clock.ms - (days + 1) * DAY_MS if days else 0
         return {name for name, stored_ms in self.model.unreadable.items() if stored_ms > oldest}
+
+    def _oldest_ms(self) -> int:
+        return max(self.clock.ms - (self.retention_days or AGES) * DAY_MS, 0)
+
+    def _check_expired(self, expired_ms: int) -> None:
+        if self.limits.retention_bytes is None:
+            assert expired_ms <= self._oldest_ms()
 
     def _check_segments(self, snapshot: Snapshot) -> None:
         left = self.left_segments()
