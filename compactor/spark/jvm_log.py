@@ -3,7 +3,8 @@
 Spark logs by log4j, which is given a layout with our names. What comes before that, or from
 Java itself (its launcher, the fetching of jars, a JVM that breaks), is text: so standard error
 of a JVM that this process starts is a pipe to it, and each line that is no JSON is the message
-of a line that is. `spark-submit` has started its JVM before us: there the layout alone is set.
+of a line that is. `spark-submit` has started its JVM before us: there the layout alone is set,
+and what it says until then is text unless it is given `deploy/spark/json-log.properties`.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _LOGGERS: Final = {  # as in Spark's own configuration: warnings that mean nothi
     "org.apache.parquet.CorruptStatistics": "error",
     "org.sparkproject.jetty.util.component.AbstractLifeCycle": "error",
 }
-_CONFIGURATION: Final = {
+CONFIGURATION: Final = {
     "rootLogger.level": "warn",
     "rootLogger.appenderRef.stderr.ref": "stderr",
     "appender.stderr.type": "Console",
@@ -55,6 +56,9 @@ _CONFIGURATION: Final = {
     for number, (name, level) in enumerate(_LOGGERS.items())
     for key, value in (("name", name), ("level", level))
 }
+
+
+"""log4j's, as in `deploy/spark/json-log.properties`."""
 
 
 def hear(conf: SparkConf) -> None:
@@ -79,7 +83,7 @@ def hear(conf: SparkConf) -> None:
 def _lay_out(jvm: Any) -> None:
     java, core = jvm.java, jvm.org.apache.logging.log4j.core
     wanted = java.util.Properties()
-    for name, value in _CONFIGURATION.items():
+    for name, value in CONFIGURATION.items():
         wanted.setProperty(name, value)
     builder = core.config.properties.PropertiesConfigurationBuilder()
     builder.setConfigurationSource(core.config.ConfigurationSource.NULL_SOURCE)
