@@ -11,6 +11,7 @@ spark/        the jobs, and Spark itself, started at the first need
 rewrite/      hours that are over, into files of a good size
 place/        Spark's files to their names in the table
 change.py     committing what was planned, where it still holds
+gone.py       files of the table that are not there, and who waits for them
 sharing/      which nodes this driver works on, where there are several
 upkeep/       removing what nobody needs any more
 report.py     what a pass did, and what is seen of it meanwhile

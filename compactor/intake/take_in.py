@@ -20,9 +20,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from compactor.compactor import Compactor
+from compactor.gone import gone, told
 from compactor.intake.aside import set_aside
 from compactor.intake.buckets import buckets_of
-from compactor.intake.plan import Plan, Waiting, choose, lag_of, nodes_of, waiting_above
+from compactor.intake.needing import needing
+from compactor.intake.plan import (
+    Plan,
+    StoredSegment,
+    Waiting,
+    choose,
+    lag_of,
+    nodes_of,
+    waiting_above,
+)
 from compactor.intake.reach import Reach
 from compactor.intake.rebase import Merged, commit_merged
 from compactor.intake.room import Room
@@ -33,7 +43,7 @@ from compactor.report import Batch, Lag, Report
 from compactor.sharing.shares import Share
 from compactor.spark.apart import apart
 from compactor.spark.merge_input import MergeInput
-from logstore.errors import PreconditionFailed
+from logstore.errors import PreconditionFailed, Unavailable
 from logstore.table.commit import Advance
 from logstore.table.snapshot import Snapshot
 from logstore.table.stats import NewFile
@@ -54,7 +64,7 @@ async def take_in_all(compactor: Compactor, report: Report) -> None:
 
 @dataclass(slots=True)
 class _Intake:
-    """One pass. `stopped` are nodes at whose next segment it cannot go on.
+    """One pass. `stopped` has nodes that wait, and the first segment that is not taken in.
 
     `newest` is the last snapshot seen: where listing begins, and nothing is planned from.
     """
@@ -62,7 +72,7 @@ class _Intake:
     compactor: Compactor
     share: Share
     report: Report
-    stopped: set[str] = field(default_factory=set)
+    stopped: dict[str, int] = field(default_factory=dict)
     newest: Snapshot | None = None
 
     async def run(self) -> None:
@@ -114,10 +124,14 @@ class _Intake:
             snapshot = await self._snapshot()
             if snapshot.marks(nodes) == marks:
                 break  # else another driver was quicker, and what is next may not be listed
-        going = {node: w.segments for node, w in listed.items() if node not in self.stopped}
+        going = {node: self._going(node, of_node.segments) for node, of_node in listed.items()}
         before = clock.now_ms() - int(limits.gap_alarm_seconds * 1000)
         plan = choose(snapshot, going, batch_bytes=limits.batch_bytes, gap_before_ms=before)
         return plan, listed
+
+    def _going(self, node: str, segments: Sequence[StoredSegment]) -> Sequence[StoredSegment]:
+        stop = self.stopped.get(node)
+        return segments if stop is None else [one for one in segments if one.seq < stop]
 
     async def _snapshot(self) -> Snapshot:
         self.newest = await asyncio.to_thread(self.compactor.table.snapshot)
@@ -136,7 +150,12 @@ class _Intake:
             return
         job = compactor.fresh_id()
         reach = Reach((span for verified in whole for span in verified.spans), found.shares)
-        deleted, files = await self._merge(snapshot, whole, reach, job)
+        try:
+            deleted, files = await self._merge(snapshot, whole, reach, job)
+        except Unavailable:
+            if not await self._wait_for_files(snapshot, whole, reach):
+                raise
+            return
         self.share.check({verified.segment.node for verified in whole})
         with self.report.timed("commit", compactor.clock):
             merged = Merged(files, _advances(whole), reach, job)
@@ -153,15 +172,27 @@ class _Intake:
             extra={"fields": {"event": "batch committed", "job": job}},
         )
 
+    async def _wait_for_files(
+        self, snapshot: Snapshot, whole: Sequence[Verified], reach: Reach
+    ) -> bool:
+        """Stops nodes at segments that need a file that is gone; False if none does."""
+        missed = await gone(self.compactor.store, filter(reach.meets, snapshot.files))
+        waiting = await needing(self.compactor.store, whole, missed)
+        for verified, file in waiting:
+            node, seq = verified.segment.node, verified.segment.seq
+            self.stopped[node] = seq
+            self.report.alarm(f"{node} waits at segment {seq}: {told(file)}")
+        return bool(waiting)
+
     async def _sift(self, verdicts: Sequence[Verdict]) -> list[Verified]:
         """Segments to take in; corrupt ones are set aside and count as empty."""
         whole: list[Verified] = []
         for verdict in verdicts:
             node = verdict.segment.node
-            if node in self.stopped:
+            if node in self.stopped and verdict.segment.seq >= self.stopped[node]:
                 continue
             if isinstance(verdict, Stopped):
-                self.stopped.add(node)
+                self.stopped[node] = verdict.segment.seq
                 self.report.alarm(
                     f"{node} waits at segment {verdict.segment.seq}: {verdict.reason}"
                 )

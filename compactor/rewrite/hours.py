@@ -22,13 +22,14 @@ from typing import Final
 
 from compactor.compactor import Compactor
 from compactor.deletions import StoredDeletion
+from compactor.gone import gone, told
 from compactor.intake.plan import nodes_of, waiting_above
 from compactor.report import Report
 from compactor.rewrite.plan import Rewriting, hour_of, rewriting, rewritings
 from compactor.rewrite.replace import replace
 from compactor.rewrite.rewrite import rewrite
 from compactor.sharing.shares import HOURS, Share
-from logstore.errors import PreconditionFailed
+from logstore.errors import PreconditionFailed, Unavailable
 from logstore.runs.deletion import Deletion
 from logstore.table.commit import Change
 from logstore.table.snapshot import Snapshot, TableFile
@@ -146,9 +147,17 @@ class _Hours:
     async def _rewrite(self, snapshot: Snapshot, planned: Rewriting) -> Snapshot:
         compactor, files = self.compactor, planned.files
         deletions = await self._deletions(snapshot, files)
-        made = await rewrite(
-            compactor, snapshot, files, deletions, self.report, level=planned.level
-        )
+        try:
+            made = await rewrite(
+                compactor, snapshot, files, deletions, self.report, level=planned.level
+            )
+        except Unavailable:
+            missed = await gone(compactor.store, files)
+            if not missed:
+                raise
+            for file in missed:
+                self.report.alarm(f"hour {planned.hour} is not rewritten: {told(file)}")
+            return snapshot
         self.share.check({planned.hour})
         same = sum(file.rows for file in made) == sum(file.rows for file in files)
         with self.report.timed("commit", compactor.clock):

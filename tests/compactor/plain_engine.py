@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -18,6 +19,7 @@ import pyarrow.parquet as pq
 from compactor.spark.merge_input import MergeInput
 from compactor.spark.rewrite_input import RewriteInput
 from logstore import ulid
+from logstore.errors import Unavailable
 from logstore.runs.deletion import Deletion
 from logstore.table.schema import COLUMNS, PARTITIONS
 
@@ -40,7 +42,8 @@ class PlainEngine:
     def merge(self, work: MergeInput, folder: str) -> int:
         rows = list(_rows(work.segments))
         kept = [row for row in rows if not is_deleted(key_of(row), work.deletions)]
-        held = {key_of(row) for row in _rows(work.held)}
+        with _there():
+            held = {key_of(row) for row in _rows(work.held)}
         bounds = [ulid.encode(bound) for bound in work.bounds]
         buckets: dict[int, list[Row]] = {index: [] for index in range(len(bounds))}
         for row in _once(kept):
@@ -50,7 +53,8 @@ class PlainEngine:
         return len(rows) - len(kept)
 
     def rewrite(self, work: RewriteInput, folder: str) -> None:
-        rows = list(_once(_rows(work.files)))
+        with _there():
+            rows = list(_once(_rows(work.files)))
         kept = [row for row in rows if not is_deleted(key_of(row), work.deletions)]
         size = max(-(-len(kept) // work.parts), 1)
         parts = {start // size: kept[start : start + size] for start in range(0, len(kept), size)}
@@ -67,6 +71,15 @@ class PlainEngine:
         Path(folder).mkdir(parents=True)
         for index, rows in parts.items():
             write_part(rows, f"{folder}/part-{index:05d}-plain.parquet")
+
+
+@contextmanager
+def _there() -> Iterator[None]:
+    """A file that is not there is the engine's failure, as it is Spark's."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise Unavailable(f"the engine failed: {error}") from error
 
 
 def write_part(rows: Sequence[Row], path: str) -> None:
