@@ -33,6 +33,8 @@ from logstore.segments.schema import VERSION
 
 KEY: Final = b"tailrace.segment"
 RUNS_KEY: Final = b"tailrace.segment.runs"
+CHECKED: Final = ("ulid", "pos", "message")
+"""The columns that a row group's checksum is over."""
 _MAX_RUNS_BYTES: Final = 1 << 30
 _CODEC = pa.Codec("zstd", compression_level=3)
 
@@ -108,21 +110,20 @@ def check_version(version: Any) -> None:
         raise UnsupportedVersion(f"segment format {version}, this program knows {VERSION}")
 
 
-def rows_checksum(batch: pa.RecordBatch | pa.Table) -> str:
+def rows_checksum(rows: pa.RecordBatch | pa.Table) -> str:
     """The checksum of the rows' (ulid, pos, message), as above."""
+    parts = rows.to_batches() if isinstance(rows, pa.Table) else [rows]
     state = xxhash.xxh3_64()
-    ulid, message = _whole(batch.column("ulid")), _whole(batch.column("message"))
-    _, characters = _text_buffers(ulid)
-    lengths, texts = _text_buffers(message)
-    state.update(characters)
-    state.update(_whole(batch.column("pos")).to_numpy().astype("<i8").data)
-    state.update(lengths.data)
-    state.update(texts)
+    for part in parts:
+        state.update(_text_buffers(part.column("ulid"))[1])
+    for part in parts:
+        state.update(part.column("pos").to_numpy().astype("<i8").data)
+    messages = [_text_buffers(part.column("message")) for part in parts]
+    for lengths, _ in messages:
+        state.update(lengths.data)
+    for _, texts in messages:
+        state.update(texts)
     return state.hexdigest()
-
-
-def _whole(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
 def _text_buffers(array: pa.Array) -> tuple[NDArray[np.int32], memoryview]:

@@ -33,15 +33,28 @@ class SegmentFile:
     footer: Footer
     parquet: pq.ParquetFile
 
-    def group(self, index: int, columns: list[str] | None = None) -> pa.Table:
-        """A row group; whole ones are checked by checksum. Raises `Damaged`."""
+    def group(
+        self, index: int, columns: list[str] | None = None, *, rows: int | None = None
+    ) -> pa.Table:
+        """A row group, checked by its checksum if the columns are there. Raises `Damaged`.
+
+        With `rows` its columns are in chunks of so many, and no buffer has to be made larger
+        while it is read, again and again.
+        """
         try:
-            table = self.parquet.read_row_group(index, columns=columns, use_threads=False)
+            table = self._read(index, columns, rows)
         except (OSError, pa.ArrowException) as error:
             raise Damaged(f"row group {index} does not read: {error}") from error
-        if columns is None and footers.rows_checksum(table) != self.footer.checksums[index]:
+        checked = columns is None or set(columns).issuperset(footers.CHECKED)
+        if checked and footers.rows_checksum(table) != self.footer.checksums[index]:
             raise Damaged(f"the rows of row group {index} do not match their checksum")
         return table
+
+    def _read(self, index: int, columns: list[str] | None, rows: int | None) -> pa.Table:
+        if rows is None or self.parquet.metadata.row_group(index).num_rows == 0:
+            return self.parquet.read_row_group(index, columns=columns, use_threads=False)
+        chunks = self.parquet.iter_batches(rows, [index], columns, use_threads=False)
+        return pa.Table.from_batches(chunks)
 
     def groups(self, indexes: Iterable[int] | None = None) -> Iterator[pa.Table]:
         """The row groups, one at a time."""
@@ -64,18 +77,18 @@ def verify_segment(body: Body) -> Footer:
     return segment.footer
 
 
-async def read_footer(store: ObjectStore, key: str) -> Footer:
-    """The footer of a stored segment, in two or three requests.
+async def read_footer(store: ObjectStore, key: str, *, size: int | None = None) -> Footer:
+    """The footer of a stored segment, in one or two requests; one more without its `size`.
 
     Raises `NotFound`, `StoreUnavailable`, `Damaged`, `UnsupportedVersion`.
     """
-    return (await fetch_statistics(store, key)).footer
+    return (await fetch_statistics(store, key, size=size)).footer
 
 
-async def fetch_statistics(store: ObjectStore, key: str) -> SegmentFile:
+async def fetch_statistics(store: ObjectStore, key: str, *, size: int | None = None) -> SegmentFile:
     """A stored segment without its row groups: what footer and statistics say. As `read_footer`."""
-    size = (await store.head(key)).size
-    return _opened(await _tail(store, key, size))
+    known = (await store.head(key)).size if size is None else size
+    return _opened(await _tail(store, key, known))
 
 
 async def fetch_segment(store: ObjectStore, key: str, *, run: RunKey | None = None) -> SegmentFile:

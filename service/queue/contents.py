@@ -5,16 +5,19 @@ deletion touches is given as Parquet byte for byte as it is stored, under the st
 that is touched is made again without the deleted rows, in memory, under an ETag that names
 the deletions; its footer is plain Parquet's, for the seal covers what was cut.
 
-ndjson and text are made row group by row group, so memory is that of the stored segment and
-one row group.
+ndjson and text are made row group by row group and piece by piece, so memory is that of the
+stored segment, one row group and a few pieces. Text takes from a row group no more columns than
+it needs.
 """
 
 from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,7 +28,7 @@ from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.errors import NotFound
 from logstore.objects.store import ObjectInfo, ObjectStore
-from logstore.segments.footer import Footer
+from logstore.segments.footer import CHECKED, Footer
 from logstore.segments.reader import SegmentFile, fetch_segment, read_footer
 from logstore.segments.schema import SCHEMA
 from service.query.hot import SCHEMA as RECORDS
@@ -33,6 +36,9 @@ from service.query.output import Output
 from service.query.view import Deletion
 from service.queue.segment import Name
 
+_ROWS: Final = 4096  # decoded at once: buffers below the size of decision 015
+_PIECES: Final = 4  # at once: a thread's turn is worth about a MiB
+_RUN: Final = ("fqn", "run_id")
 Deletions = Callable[[], Awaitable[Sequence[Deletion]]]
 
 
@@ -67,7 +73,7 @@ class Contents:
         """Raises `NotFound`, `Damaged`, `StoreUnavailable`."""
         try:
             info = await self._store.head(name.key)
-            footer = await read_footer(self._store, name.key)
+            footer = await read_footer(self._store, name.key, size=info.size)
         except NotFound as error:
             raise NotFound(
                 f"no segment {name.id}",
@@ -94,11 +100,15 @@ class Contents:
         self, opened: Opened, segment: SegmentFile, output: Output
     ) -> AsyncIterator[bytes]:
         """The records in order of ULID, as `output` encodes them. Raises `Damaged`."""
-        for group in range(len(segment.footer.checksums)):
-            async with self._decoding:  # not while the client reads, which may take long
-                pieces = await asyncio.to_thread(_encoded, segment, group, opened.deleted, output)
+        encoded = _encoded(segment, opened.deleted, output)
+        while pieces := await self._some(encoded):
             for piece in pieces:
                 yield piece
+
+    async def _some(self, encoded: Iterator[bytes]) -> list[bytes]:
+        """The next pieces. Reading waits for its turn here, not while the client reads."""
+        async with self._decoding:
+            return await asyncio.to_thread(lambda: list(islice(encoded, _PIECES)))
 
 
 def _touching(deletions: Sequence[Deletion], footer: Footer) -> list[Deletion]:
@@ -132,8 +142,13 @@ def _rewrite(segment: SegmentFile, deleted: Sequence[Deletion]) -> bytes:
     return sink.getvalue()
 
 
-def _encoded(
-    segment: SegmentFile, group: int, deleted: Sequence[Deletion], output: Output
-) -> list[bytes]:
-    table = _kept(segment.group(group), deleted).cast(RECORDS)
-    return [piece for batch in table.to_batches() for piece in output.records(batch)]
+def _encoded(segment: SegmentFile, deleted: Sequence[Deletion], output: Output) -> Iterator[bytes]:
+    columns = output.columns
+    needed = None
+    if columns is not None:
+        needed = list({*CHECKED, *(_RUN if deleted else ()), *columns})
+    wanted = pa.schema([RECORDS.field(name) for name in columns or RECORDS.names])
+    for index in range(len(segment.footer.checksums)):
+        table = _kept(segment.group(index, needed, rows=_ROWS), deleted)
+        for batch in table.select(wanted.names).cast(wanted).to_batches():
+            yield from output.records(batch)

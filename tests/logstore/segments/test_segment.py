@@ -142,8 +142,12 @@ def test_other_rows_under_the_footer_are_damaged() -> None:
     about = footer.encode(encoded(some()).footer)
     rows = encoded(make_batches("n", [(A, 1 << 80, b"other\n" * 52)]))
     table = pa.concat_tables(open_segment(rows.body).groups())
+    body = seal.sealed(parquet_of(table.replace_schema_metadata(about)))
     with pytest.raises(Damaged, match="checksum"):
-        verify_segment(seal.sealed(parquet_of(table.replace_schema_metadata(about))))
+        verify_segment(body)
+    with pytest.raises(Damaged, match="checksum"):
+        open_segment(body).group(0, ["message", *footer.CHECKED])
+    assert open_segment(body).group(0, ["message"]).num_rows == 52
 
 
 def test_a_text_that_is_not_what_its_batch_says_is_damaged() -> None:

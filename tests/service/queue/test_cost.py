@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 
 from logstore import keys
+from service.query.view import Deletion
+from service.queue.contents import Contents
 from tests.faulty_store import FaultyStore, Schedule
 from tests.service.queue.world import LIMITS, QueueWorld, commit, consume_all, playing, take, taken
 
@@ -57,3 +60,18 @@ def test_a_thousand_who_wait_ask_as_much_as_one() -> None:
     # All but a few of them join the first beat.
     assert sum(many.values()) <= sum(one.values()) + 10
     assert sum(one.values()) < 20 / LIMITS.poll_seconds * 6
+
+
+async def nothing_deleted() -> Sequence[Deletion]:
+    return []
+
+
+def test_what_a_segment_is_takes_two_requests() -> None:
+    async def story(world: QueueWorld) -> None:
+        name = await world.put("a")
+        store = FaultyStore(world.store, Schedule.none())
+        opened = await Contents(store, nothing_deleted, 1).open(name)
+        assert opened.footer.rows == 2
+        assert counted(store) == {"head others": 1, "get others": 1}
+
+    playing(story)
