@@ -34,7 +34,7 @@ from logstore.runs.deletion import Deletion, encode_deletion
 from logstore.segments.carry import Carry
 from logstore.segments.writer import encode_segment
 from logstore.table.options import open_table
-from logstore.table.snapshot import Snapshot
+from logstore.table.snapshot import Snapshot, TableFile
 from tests.batches import make_batches
 from tests.outside import Outside, OutsideStore
 from tests.servers import Bucket
@@ -154,20 +154,21 @@ class Lake:
 
     def table(self) -> list[Record]:
         """All records of the table, after checking that each file is as it must be."""
-        found: list[Record] = []
-        for file in self.snapshot().files:
-            body = pa.BufferReader(self.run(self.store.get(f"{keys.TABLE}/{file.path}"))[1])
-            rows = pq.ParquetFile(body).read(["fqn", "run_id", "ulid", "message"]).to_pylist()
-            content = [(r["fqn"], r["run_id"], r["ulid"], r["message"]) for r in rows]
-            assert [r[:3] for r in content] == sorted(r[:3] for r in content)
-            assert file.rows == len(content) > 0
-            assert file.path.startswith(f"date={file.date}/hour={file.hour:02}/")
-            ids = sorted(r[2] for r in content)
-            assert file.ulids == (ids[0], ids[-1])
-            hours = {ulid.time_ms(ulid.decode(i)) // HOUR % 24 for i in ids}
-            assert hours == {file.hour}
-            found += content
-        return found
+        return [record for file in self.snapshot().files for record in self.content(file)]
+
+    def content(self, file: TableFile) -> list[Record]:
+        """The records of a file of the table, which must be as the log says of it."""
+        body = pa.BufferReader(self.run(self.store.get(f"{keys.TABLE}/{file.path}"))[1])
+        rows = pq.ParquetFile(body).read(["fqn", "run_id", "ulid", "message"]).to_pylist()
+        content = [(r["fqn"], r["run_id"], r["ulid"], r["message"]) for r in rows]
+        assert [r[:3] for r in content] == sorted(r[:3] for r in content)
+        assert file.rows == len(content) > 0
+        assert file.path.startswith(f"date={file.date}/hour={file.hour:02}/")
+        ids = sorted(r[2] for r in content)
+        assert file.ulids == (ids[0], ids[-1])
+        hours = {ulid.time_ms(ulid.decode(i)) // HOUR % 24 for i in ids}
+        assert hours == {file.hour}
+        return content
 
     def holds(self, expected: Iterable[Batch]) -> None:
         """The table has each record of the batches once and nothing else."""

@@ -2,9 +2,9 @@
 
 First a pass is killed at each of its steps, then passes at random moments: the driver, its
 JVM, all of it, or an executor of a local cluster; then two that were submitted together, one of
-which is killed. After each the table must have each record at most once and none that no segment
-brought; in the end each once, deleted ones gone, and after a vacuum nothing is there that no
-version names.
+which is killed. After each every version of the table must have each record at most once and none
+that no segment brought; in the end each once, deleted ones gone, and after a vacuum nothing is
+there that no version names.
 
 With `--store minio` on a real S3 server, with `--store faults` through a proxy that misbehaves.
 """

@@ -20,7 +20,7 @@ from logstore.table.commit import Change, commit
 from tests.compactor.lake import Lake
 from tests.compactor.torture.processes import Place, Running, Victim, Way
 from tests.compactor.torture.story import Story
-from tests.compactor.torture.verdict import agrees, is_as_demanded
+from tests.compactor.torture.verdict import Judge, is_as_demanded
 
 _KILLED = (-9, 137)
 _UNAVAILABLE = 3
@@ -70,6 +70,7 @@ class Torture:
     faults: list[str] = field(default_factory=list)
     told: Counter[str] = field(default_factory=Counter)
     story: Story = field(init=False)
+    judge: Judge = field(init=False)
     _started: int = 0
     _all: list[Running] = field(default_factory=list)
     _began: float = field(default_factory=time.monotonic)
@@ -77,6 +78,7 @@ class Torture:
 
     def __post_init__(self) -> None:
         self.story = Story(self.lake, self.dice, self.lines)
+        self.judge = Judge(self.lake, self.story.model)
 
     # What is done to a pass.
 
@@ -176,7 +178,7 @@ class Torture:
             self._fault(running, f"alarms: {alarms}")
         if "Traceback" in running.words():
             self._fault(running, "it tells of its insides")
-        self._note(agrees(self.lake, self.story.model))
+        self._note(self.judge.wrong())
 
     def _commit_meanwhile(self, running: Running) -> None:
         """Versions that change nothing, so that who merges meanwhile is not the next."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from deltalake import DeltaTable
 
 from compactor.upkeep.cleanup import remove_orphans
 from logstore import keys
+from logstore.table.snapshot import EMPTY, Snapshot, TableFile
 from tests.compactor.histories.model import Model, Said
-from tests.compactor.lake import HOUR, Lake
+from tests.compactor.lake import HOUR, Lake, Record
 from tests.compactor.torture.story import KEPT_DAYS
 
 _LOG = re.compile(
@@ -18,23 +21,73 @@ _LOG = re.compile(
 """What belongs to the log: versions, checkpoints, and on S3 the marker of its folder."""
 
 
-def agrees(lake: Lake, model: Model) -> str | None:
-    """What of the table no history explains; None if all is well."""
-    said = _said(lake, model)
-    if said.expired_ms > lake.clock.now_ms() - KEPT_DAYS * 24 * HOUR:
-        return f"hours that ended by {said.expired_ms} are gone, and are younger than {KEPT_DAYS} d"
-    try:
-        model.check(lake.table(), said)
-    except AssertionError as error:
-        return str(error) or "a file of the table is not as it must be"
-    return _missing(lake)
+@dataclass
+class Judge:
+    """Looks at every version that somebody could read: each once, by what was known by then.
+
+    Versions and files never change, so of older ones nothing is read twice. The newest is read
+    anew each time.
+    """
+
+    lake: Lake
+    model: Model
+    _judged: int = EMPTY
+    _named: dict[str, int] = field(default_factory=dict)
+    _contents: dict[str, list[Record]] = field(default_factory=dict)
+
+    def wrong(self) -> str | None:
+        """What of the table no history explains; None if all is well."""
+        newest = self.lake.snapshot()
+        fresh = [*(self._at(v, newest) for v in range(self._judged + 1, newest.version)), newest]
+        if lacking := self._lacking(fresh):
+            return lacking
+        for file in newest.files:
+            self._contents.pop(file.path, None)
+        self._judged = newest.version
+        return "; ".join(filter(None, map(self._fault, fresh))) or None
+
+    def _at(self, version: int, newest: Snapshot) -> Snapshot:
+        options = dict(self.lake.compactor.table.options()) or None
+        delta = DeltaTable(newest.uri, version=version, storage_options=options)
+        return Snapshot(newest.uri, version, delta)
+
+    def _lacking(self, fresh: Sequence[Snapshot]) -> str | None:
+        """Files of any version, which queries may read for a day, that are gone."""
+        for snapshot in fresh:
+            for file in snapshot.files:
+                self._named.setdefault(f"{keys.TABLE}/{file.path}", snapshot.version)
+        gone = self._named.keys() - set(self.lake.keys(f"{keys.TABLE}/date="))
+        if not gone:
+            return None
+        version = min(self._named[key] for key in gone)
+        return f"version {version} lacks {sorted(k for k in gone if self._named[k] == version)[:3]}"
+
+    def _fault(self, snapshot: Snapshot) -> str | None:
+        said = _said(snapshot, self.model)
+        if said.expired_ms > self.lake.clock.now_ms() - KEPT_DAYS * 24 * HOUR:
+            return f"version {snapshot.version}: hours that ended by {said.expired_ms} are gone, \
+and are younger than {KEPT_DAYS} d"
+        try:
+            found = [record for file in snapshot.files for record in self._content(file)]
+            self.model.check(found, said)
+        except AssertionError as error:
+            what = str(error) or "a file of the table is not as it must be"
+            return f"version {snapshot.version}: {what}"
+        return None
+
+    def _content(self, file: TableFile) -> list[Record]:
+        if file.path not in self._contents:
+            self._contents[file.path] = self.lake.content(file)
+        return self._contents[file.path]
 
 
 def is_as_demanded(lake: Lake, model: Model) -> str | None:
     """What is left to do: segments to take in or to remove, lines to take out; None if nothing."""
-    said, found = _said(lake, model), lake.table()
+    snapshot = lake.snapshot()
+    said = _said(snapshot, model)
     if dict(said.marks) != model.readable():
         return f"taken in up to {said.marks}, there are {model.readable()}"
+    found = [record for file in snapshot.files for record in lake.content(file)]
     demanded = model.settled(said)
     if len(found) != len(demanded) or set(found) != demanded:
         lost, more = demanded - set(found), set(found) - demanded
@@ -56,25 +109,9 @@ def vacuumed(lake: Lake) -> str | None:
     return f"{len(uploads)} uploads are left" if uploads else None
 
 
-def _said(lake: Lake, model: Model) -> Said:
-    snapshot = lake.snapshot()
+def _said(snapshot: Snapshot, model: Model) -> Said:
     marks = {node: snapshot.mark(node) for node in model.segments}
     return Said(marks, snapshot.purged_ms, snapshot.expired_ms)
-
-
-def _missing(lake: Lake) -> str | None:
-    """Files of any version, which queries may read for a day, that are gone."""
-    newest = lake.snapshot()
-    if newest.delta is None:
-        return None
-    options = dict(lake.compactor.table.options()) or None
-    there = set(lake.keys(f"{keys.TABLE}/date="))
-    for version in range(newest.version + 1):
-        table = DeltaTable(newest.uri, version=version, storage_options=options)
-        named = {f"{keys.TABLE}/{path}" for path in table.get_add_actions()["path"].to_pylist()}
-        if gone := named - there:
-            return f"version {version} lacks {sorted(gone)[:3]}"
-    return None
 
 
 def _everything(lake: Lake) -> set[str]:
