@@ -12,6 +12,8 @@ from logstore.errors import NotFound
 from logstore.objects.store import ObjectInfo, ObjectStore
 from logstore.runs.deletion import Deletion, decode_deletion
 
+MOST_DELETIONS: Final = 10_000
+"""At a time: they are held in memory, and told to every executor."""
 _AT_ONCE: Final = 16
 
 

@@ -48,9 +48,8 @@ def extent_of(opened: SegmentFile) -> Extent:
     for index in range(opened.parquet.num_row_groups):
         group = opened.parquet.metadata.row_group(index)
         chunks = {c.path_in_schema: c for c in map(group.column, range(group.num_columns))}
-        bounds, text = chunks["ulid"].statistics, chunks["message"].total_uncompressed_size
+        bounds, size = chunks["ulid"].statistics, text_of(group.num_rows, chunks["message"])
         low, high = ulid.decode(bounds.min), ulid.decode(bounds.max)
-        size = max(text, group.num_rows * _SHORTEST)
         if ulid.time_ms(high) - ulid.time_ms(low) < _SLICE_MS and hour_of(low) == hour_of(high):
             spans.append(Span(low, high, size))
             hour = hour_of(low)
@@ -60,6 +59,11 @@ def extent_of(opened: SegmentFile) -> Extent:
             spans += _spans(batches, size)
             shares += _shares(batches)
     return Extent(tuple(spans), tuple(shares))
+
+
+def text_of(rows: int, message: Any) -> int:
+    """Bytes that a row group counts for, by its column chunk of messages."""
+    return max(int(message.total_uncompressed_size), rows * _SHORTEST)
 
 
 def _runs_by_group(footer: Footer) -> Mapping[int, Sequence[RunKey]]:

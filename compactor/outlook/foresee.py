@@ -1,7 +1,9 @@
 """Foreseeing a pass: the same planning, on a snapshot that is moved on in memory alone.
 
 Nothing is written, no lease is asked for, and no Spark is started. Segments are known by
-their footers, where a pass reads all of their bytes first.
+their footers, where a pass reads all of their bytes first: of a row group that crosses hours
+the footer names the first and the last alone, so a pass may find hours between, and end a
+batch sooner for them.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import TypeAlias
 from compactor.compactor import Compactor
 from compactor.intake.buckets import buckets_of
 from compactor.intake.plan import StoredSegment, choose, nodes_of, segments_of
+from compactor.intake.room import Room
 from compactor.intake.span import hour_of
 from compactor.outlook.outlook import ExpiryOutlook, HourOutlook, NodeOutlook, Outlook
 from compactor.outlook.segments import Looked, look
@@ -75,9 +78,11 @@ async def _batches(
         alarms += [alarm for alarm in plan.alarms if alarm not in alarms]
         if not plan.segments:
             return
-        whole = []
+        whole, room = [], Room(limits.bucket_bytes)
         found = await look(compactor.store, plan.segments)
         for segment, looked in zip(plan.segments, found, strict=True):
+            if not room.takes(() if isinstance(looked, str) else looked.spans):
+                break
             if segment.node not in going:
                 continue
             if isinstance(looked, str):

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from compactor.intake.extent import text_of
 from compactor.intake.plan import StoredSegment
 from compactor.intake.span import HOUR_MS, Span, hour_of
 from logstore import ulid
@@ -57,7 +58,7 @@ def _spans(opened: SegmentFile, index: int) -> Iterator[Span]:
     """Where the group's text lies; of one that crosses hours, half is taken to be at each end."""
     group = opened.parquet.metadata.row_group(index)
     chunks = {c.path_in_schema: c for c in map(group.column, range(group.num_columns))}
-    bounds, size = chunks["ulid"].statistics, chunks["message"].total_uncompressed_size
+    bounds, size = chunks["ulid"].statistics, text_of(group.num_rows, chunks["message"])
     low, high = ulid.decode(bounds.min), ulid.decode(bounds.max)
     first, last = hour_of(low), hour_of(high)
     if first == last:

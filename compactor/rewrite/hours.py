@@ -21,7 +21,7 @@ from itertools import islice
 from typing import Final
 
 from compactor.compactor import Compactor
-from compactor.deletions import StoredDeletion
+from compactor.deletions import MOST_DELETIONS, StoredDeletion
 from compactor.gone import gone, told
 from compactor.intake.plan import nodes_of, waiting_above
 from compactor.report import Report
@@ -36,7 +36,6 @@ from logstore.table.snapshot import Snapshot, TableFile
 
 log = logging.getLogger("tailrace.compactor")
 _WAITED_FOR_MS: Final = 24 * 3_600_000
-_MOST_DELETIONS: Final = 10_000
 _TRIES: Final = 5
 """Where others rewrite the same hour all the time, it is left to the next pass."""
 
@@ -172,7 +171,7 @@ class _Hours:
             self.deletions = await self.compactor.deletions.all(self.compactor.store)
         found = (one.deletion for one in self.deletions if one.modified_ms > snapshot.purged_ms)
         met = (one for one in found if _may_hold(files, one))
-        return list(islice(met, _MOST_DELETIONS))
+        return list(islice(met, MOST_DELETIONS))
 
 
 def _may_hold(files: Collection[TableFile], gone: Deletion) -> bool:

@@ -26,7 +26,7 @@ from typing import Final
 
 from compactor.change import make
 from compactor.compactor import Compactor
-from compactor.deletions import StoredDeletion
+from compactor.deletions import MOST_DELETIONS, StoredDeletion
 from compactor.report import Report
 from compactor.rewrite.plan import hour_of
 from compactor.rewrite.replace import replace
@@ -42,8 +42,6 @@ from logstore.table.stats import NewFile
 
 log = logging.getLogger("tailrace.compactor")
 MARGIN_MS: Final = 60_000
-MOST_DELETIONS: Final = 10_000
-"""At a time: they are held in memory, and told to every executor."""
 _SOON_MS: Final = 2 * 3_600_000
 _AT_ONCE: Final = 8  # files
 _TRIES: Final = 5

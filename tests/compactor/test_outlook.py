@@ -63,6 +63,15 @@ def test_it_foresees_what_the_pass_then_does(plain: Lake) -> None:
     assert (after.batches, after.nodes, after.lag.segments) == ((), (), 0)
 
 
+def test_it_foresees_where_much_text_ends_a_batch(plain: Lake) -> None:
+    for i in range(7):
+        plain.put("ab"[i % 2], [batch("f", f"r{i}", NOON + i, 30)])
+    plain.limits = Compaction(bucket_bytes=10)  # 5 KB of text a batch, of which a segment has 2
+    outlook = foreseen(plain)
+    assert [one.segments for one in outlook.batches] == [2, 2, 2, 1]
+    came_true(outlook, plain.compact())
+
+
 def test_it_says_what_would_be_rewritten_and_what_would_expire(plain: Lake) -> None:
     plain.clock.shift_ms = NOON - plain.clock.now_ms()  # the hour is not over yet
     for i in range(4):
