@@ -1,4 +1,6 @@
-"""Which files of the table may hold a line of a batch, as far as can be said without reading one.
+"""Which files of the table may hold a line of a batch, and which deletions may take one.
+
+That is said without reading a line of either.
 
 A copy of a line has its ULID, its fqn and its run. So a file is met only if its bounds of the
 ULID meet the time of some text (`Coverage`), and if one run that has lines in the file's hour
@@ -6,22 +8,28 @@ is within its bounds of all three. The first keeps fresh files apart, which have
 short time; the second those of an hour that was written anew, which have all of the hour and few
 runs each. Where a batch brings one late line, one or two of them are read, however many there are.
 
+A deletion takes lines of its run, or of its pipeline, up to a ULID. There may be thousands, as
+runs expire all the time, and few are of runs that the batch still has lines of.
+
 Bounds may be wider than what is in the file, as shortened ones are, never narrower.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
 from compactor.intake.span import HOUR_MS, Coverage, Span
+from logstore import ulid
 from logstore.batch import RunKey
+from logstore.runs.deletion import Deletion
 from logstore.table.snapshot import TableFile
 
 MOST_SHARES: Final = 250_000
 """Of runs in hours that are told apart: each is some 300 bytes of the driver's memory."""
+_ABOVE_ALL: Final = "~"  # as no ULID begins
 
 
 class Share(NamedTuple):
@@ -33,6 +41,7 @@ class Share(NamedTuple):
     high: str
 
 
+Owner: TypeAlias = tuple[str, str | None]  # fqn, and run; None is all of the pipeline
 Row: TypeAlias = tuple[str, str, str, str]  # fqn, run, lowest and highest ULID
 
 
@@ -69,6 +78,20 @@ class Shares:
         runs = self._hours.get(hour, {})
         return None if runs is None else sorted((*run, *bounds) for run, bounds in runs.items())
 
+    def lowest(self) -> Mapping[Owner, str]:
+        """The lowest ULID of each run and of each pipeline, of those that are known."""
+        found: dict[Owner, str] = {}
+        for runs in self._hours.values():
+            for run, (low, _) in (runs or {}).items():
+                for owner in (run, (run.fqn, None)):
+                    found[owner] = min(found.get(owner, low), low)
+        return found
+
+    def lowest_of_any(self) -> int | None:
+        """No ULID of the hours that may have any run is below it; None if there are none."""
+        hours = [hour for hour, runs in self._hours.items() if runs is None]
+        return ulid.lowest_at(min(hours) * HOUR_MS) if hours else None
+
 
 class Reach:
     """The lines of a batch: `spans` say where their text lies, `shares` of which runs it is."""
@@ -81,6 +104,18 @@ class Reach:
     def meets(self, file: TableFile) -> bool:
         """False only if no line of the batch is in the file."""
         return self._covered.meets(file.ulids) and self._has_run_of(file)
+
+    def taken_by(self, deletions: Sequence[Deletion]) -> list[Deletion]:
+        """Those that may take a line of the batch."""
+        if not deletions:
+            return []
+        lowest, of_any = self._shares.lowest(), self._shares.lowest_of_any()
+        return [
+            one
+            for one in deletions
+            if (of_any is not None and of_any <= one.t)
+            or lowest.get((one.fqn, one.run), _ABOVE_ALL) <= ulid.encode(one.t)
+        ]
 
     def _has_run_of(self, file: TableFile) -> bool:
         hour = file.start_ms // HOUR_MS

@@ -242,7 +242,7 @@ class _Intake:
             held=[file.uri for file in snapshot.files if reach.meets(file)],
             bounds=buckets.bounds,
             tasks=buckets.tasks,
-            deletions=await self.compactor.deletions.above(store, low),
+            deletions=reach.taken_by(await self.compactor.deletions.above(store, low)),
             low=low,
             high=high,
         )

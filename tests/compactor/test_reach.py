@@ -25,6 +25,7 @@ from compactor.spark.session import Session
 from logstore import ulid
 from logstore.batch import RunKey
 from logstore.clock import SystemClock
+from logstore.runs.deletion import Deletion
 from logstore.table.snapshot import TableFile
 from tests.compactor.files import add_files
 from tests.compactor.lake import HOUR, NOON, Batch, Lake, Record, batch, records
@@ -38,12 +39,14 @@ NAMES = ["a", "a.b", "ab", "é", "\ufffd", "\U0001f600", "z" * 1_023, "z" * 1_50
 
 @dataclass
 class Reading(PlainEngine):
-    """Notes which files of the table each merge is compared with."""
+    """Notes which files of the table each merge is compared with, and what is deleted."""
 
     held: list[list[str]] = field(default_factory=list)
+    deletions: list[list[Deletion]] = field(default_factory=list)
 
     def merge(self, work: MergeInput, folder: str) -> int:
         self.held.append(list(work.held))
+        self.deletions.append(list(work.deletions))
         return super().merge(work, folder)
 
 
@@ -202,6 +205,50 @@ def test_beyond_so_many_runs_an_hour_has_any() -> None:
     any_run = ("x", "y")
     assert reach.meets(file_of(1, (text(HOUR), text(HOUR + 9)), any_run, any_run))
     assert not reach.meets(file_of(0, (text(0), text(9)), any_run, any_run))
+
+
+@pytest.mark.parametrize("seed", seeds(20))
+def test_every_deletion_that_takes_a_line_is_told(seed: int) -> None:
+    """And none of a run, or of a pipeline, that has only later lines."""
+    dice = Random(seed)
+    lines = [
+        (RunKey(dice.choice(NAMES), dice.choice(NAMES)), text(dice.randrange(3 * HOUR)))
+        for _ in range(dice.randrange(1, 12))
+    ]
+    few = dice.choice([1, 3, 1_000])
+    _, reach = reach_over(lines, most=few)
+    deletions = [
+        Deletion(
+            dice.choice(NAMES),
+            dice.choice([None, *NAMES]),
+            ulid.lowest_at(NOON + dice.randrange(3 * HOUR)) if dice.random() < 0.5 else exactly,
+        )
+        for exactly in dice.choices([ulid.decode(at) for _, at in lines], k=100)
+    ]
+    told = reach.taken_by(deletions)
+    taking = [one for one in deletions if any(_takes(one, run, at) for run, at in lines)]
+    assert all(one in told for one in taking)
+    assert told == taking or few < 1_000
+    assert reach.taken_by([]) == []
+
+
+def _takes(deletion: Deletion, run: RunKey, at: str) -> bool:
+    owner = deletion.fqn, deletion.run
+    return owner in [run, (run.fqn, None)] and ulid.decode(at) <= deletion.t
+
+
+def test_spark_is_told_only_of_deletions_that_take_lines(plain: Lake, reading: Reading) -> None:
+    """Of runs that expire there are some all the time, and their lines came long ago."""
+    early, late, other = (batch("f", f"r{i}", NOON + i, 5) for i in range(3))
+    for number in range(20):
+        plain.delete("f", f"expired{number}", NOON + HOUR << 80)
+        plain.delete(f"g{number}", None, NOON + HOUR << 80)
+    plain.delete("f", "r0", early[1] + 2)
+    plain.delete("f", "r1", early[1] - 1)
+    plain.put("a", [early, late, other])
+    report = took_in(plain)
+    assert [(one.fqn, one.run) for one in reading.deletions.pop()] == [("f", "r0")]
+    assert (report.deleted, report.rows_out) == (3, 12)
 
 
 def text(after_noon_ms: int) -> str:
