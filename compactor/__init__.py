@@ -12,6 +12,7 @@ rewrite/      hours that are over, into files of a good size
 place/        Spark's files to their names in the table
 change.py     committing what was planned, where it still holds
 gone.py       files of the table that are not there, and who waits for them
+footer.py     of a table file, by its last bytes
 sharing/      which nodes this driver works on, where there are several
 upkeep/       removing what nobody needs any more
 report.py     what a pass did, and what is seen of it meanwhile

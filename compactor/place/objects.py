@@ -12,21 +12,17 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
+from compactor.footer import fetch_tail, opened
 from compactor.place.placement import is_part, placed_path, staging_folder
 from logstore import keys
-from logstore.errors import Damaged, OutcomeUnknown
+from logstore.errors import OutcomeUnknown
 from logstore.objects.store import ObjectInfo, ObjectStore, Part
 from logstore.objects.unclear import Unclear
 from logstore.table.stats import NewFile, describe
 
 _AT_ONCE: Final = 8
-_TAIL: Final = 64 << 10  # bytes; nearly every footer is smaller
-_MAGIC: Final = b"PAR1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +59,8 @@ class ObjectPlacement:
         return found
 
     async def _copy(self, part: ObjectInfo, job: str, level: int) -> NewFile | None:
-        footer = await self._footer(part)
+        tail = await fetch_tail(self.store, part.key, part.size, if_match=part.etag)
+        footer = opened(tail, part.key).metadata
         if footer.num_rows == 0:  # where nothing is left Spark writes a file for its schema
             return None
         path = placed_path(footer, part.key.removeprefix(_staging(job)), job, level)
@@ -77,22 +74,6 @@ class ObjectPlacement:
                 return await self.store.compose(key, [source])
             except OutcomeUnknown as error:
                 unclear.bear(error)  # the name is this job's alone: a second copy does no harm
-
-    async def _footer(self, part: ObjectInfo) -> Any:
-        tail = await self._last(part, _TAIL)
-        if tail[-4:] != _MAGIC:
-            raise Damaged(f"{part.key} is not a Parquet file")
-        size = int.from_bytes(tail[-8:-4], "little") + 8
-        if size > len(tail):
-            tail = await self._last(part, size)
-        try:
-            return pq.read_metadata(pa.BufferReader(tail))
-        except (pa.ArrowInvalid, OSError) as error:
-            raise Damaged(f"{part.key} is not a Parquet file: {error}") from error
-
-    async def _last(self, part: ObjectInfo, size: int) -> bytes:
-        offset = max(part.size - size, 0)
-        return (await self.store.get(part.key, offset=offset, if_match=part.etag))[1]
 
 
 def _staging(job: str) -> str:

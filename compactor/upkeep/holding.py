@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from compactor.footer import fetch_tail, opened
 from logstore import keys, ulid
 from logstore.errors import Damaged
 from logstore.objects.store import ObjectStore
@@ -26,7 +27,6 @@ from logstore.runs.deletion import Deletion
 from logstore.segments.sparse import SparseFile
 from logstore.table.snapshot import TableFile
 
-_TAIL: Final = 64 << 10  # bytes; nearly every footer is smaller
 _KEYS: Final = ("fqn", "run_id", "ulid")
 
 Bounds = tuple[str, str] | None
@@ -94,8 +94,8 @@ async def taken(store: ObjectStore, file: TableFile, horizons: Horizons) -> Take
     Raises `NotFound` and `Damaged` for a file that is not as the log says, `StoreUnavailable`.
     """
     key = f"{keys.TABLE}/{file.path}"
-    sparse = await _tail(store, key, file.size)
-    parquet = await asyncio.to_thread(_opened, sparse, key)
+    sparse = await fetch_tail(store, key, file.size)
+    parquet = await asyncio.to_thread(opened, sparse, key)
     found = NOTHING
     for index in range(parquet.num_row_groups):
         chunks = _chunks(parquet, index)
@@ -141,25 +141,6 @@ class _Runs:
         gone = np.asarray(pc.less_equal(group.column("ulid").combine_chunks(), horizons))
         runs = np.unique(self.numbers[gone]).tolist()
         return Taken(int(gone.sum()), frozenset(self.names[number] for number in runs))
-
-
-async def _tail(store: ObjectStore, key: str, size: int) -> SparseFile:
-    start = max(size - _TAIL, 0)
-    tail = (await store.get(key, offset=start))[1]
-    need = int.from_bytes(tail[-8:-4], "little") + 8
-    if len(tail) != size - start or tail[-4:] != b"PAR1" or need > size:
-        raise Damaged(f"{key} is not the Parquet file that the table's log names")
-    if need > len(tail):
-        start = size - need
-        tail = (await store.get(key, offset=start))[1]
-    return SparseFile(size, start, tail)
-
-
-def _opened(sparse: SparseFile, key: str) -> pq.ParquetFile:
-    try:
-        return pq.ParquetFile(sparse, page_checksum_verification=True)
-    except (OSError, pa.ArrowException) as error:
-        raise Damaged(f"{key} is not a Parquet file: {error}") from error
 
 
 def _read(parquet: pq.ParquetFile, index: int, columns: list[str]) -> pa.Table:

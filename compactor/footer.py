@@ -1,0 +1,45 @@
+"""The footer of a table file in a store, by its last bytes alone.
+
+Rows of it may be read once their bytes are added to what was fetched.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from logstore.errors import Damaged
+from logstore.objects.store import ObjectStore
+from logstore.segments.sparse import SparseFile
+
+_TAIL: Final = 64 << 10  # bytes; nearly every footer is smaller
+_MAGIC: Final = b"PAR1"
+
+
+async def fetch_tail(
+    store: ObjectStore, key: str, size: int, *, if_match: str | None = None
+) -> SparseFile:
+    """The file of `size` bytes, of which its footer is there.
+
+    Raises `Damaged` where it has not that size or is no Parquet file, `NotFound`,
+    `PreconditionFailed`, `StoreUnavailable`.
+    """
+    start = max(size - _TAIL, 0)
+    tail = (await store.get(key, offset=start, if_match=if_match))[1]
+    need = int.from_bytes(tail[-8:-4], "little") + 8
+    if len(tail) != size - start or tail[-4:] != _MAGIC or need > size:
+        raise Damaged(f"{key} is not a Parquet file of {size} bytes")
+    if need > len(tail):
+        start = size - need
+        tail = (await store.get(key, offset=start, if_match=if_match))[1]
+    return SparseFile(size, start, tail)
+
+
+def opened(tail: SparseFile, key: str) -> pq.ParquetFile:
+    """The file, of what was fetched. Raises `Damaged`."""
+    try:
+        return pq.ParquetFile(tail, page_checksum_verification=True)
+    except (OSError, pa.ArrowException) as error:
+        raise Damaged(f"{key} is not a Parquet file: {error}") from error
