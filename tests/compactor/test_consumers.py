@@ -109,6 +109,23 @@ def test_a_group_that_was_made_or_reset_lately_has_its_time_before_it(any_lake: 
     assert removed(lake, 55) == []
 
 
+def joined_long_ago(lake: Lake) -> None:
+    """The group is there before any segment is."""
+    lake.clock.shift_ms = -30 * HOUR
+    assert lake.run(take(queue_of(lake))) is None
+    lake.clock.shift_ms = 0
+
+
+def test_a_group_that_is_old_has_its_time_for_each_segment(any_lake: Lake) -> None:
+    joined_long_ago(any_lake)
+    lake = consumed(any_lake, segments=2, mark=2, text=2)
+    assert removed(lake, 2) == [1, 2], "they have just come"
+    assert removed(lake, 23.9) == [1, 2]
+    assert group(lake).state is State.ACTIVE
+    assert removed(lake, 24.1) == []
+    assert group(lake).state is State.EVICTED
+
+
 def test_nobody_is_evicted_while_nothing_could_be_deleted_without_him(lake: Lake) -> None:
     consumed(lake, segments=2, mark=1, text=0)
     lake.run(taken(queue_of(lake)))
@@ -117,6 +134,7 @@ def test_nobody_is_evicted_while_nothing_could_be_deleted_without_him(lake: Lake
 
 
 def test_a_failed_segment_waits_for_a_decision_and_is_then_given_up(any_lake: Lake) -> None:
+    joined_long_ago(any_lake)
     lake = consumed(any_lake, segments=3, mark=3, text=3)
 
     async def poison() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -19,9 +21,12 @@ from logstore.clock import SystemClock
 from logstore.runs.deletion import Deletion
 from logstore.table.commit import Advance
 from logstore.table.snapshot import Snapshot
+from tests.compactor.dated_store import DatedStore
+from tests.compactor.elsewhere import elsewhere
 from tests.compactor.files import add_files, commit_files, write_file
 from tests.compactor.lake import HOUR, NOON, Batch, Lake, batch
 from tests.compactor.plain_engine import PlainEngine
+from tests.compactor.test_consumers import Between
 
 EVER = ulid.highest_at(NOON + 1_000 * HOUR)
 AT_ONCE = Compaction(purge_seconds=0)
@@ -112,6 +117,30 @@ def test_a_deletion_of_this_very_minute_is_done_and_looked_at_once_more(plain: L
     assert plain.snapshot().purged_ms > stored_ms - 2_000
 
 
+def deleted_at(lake: Lake, run: str, at_ms: int) -> None:
+    """A deletion that its store says it has since then."""
+    before = set(lake.keys(keys.DELETED))
+    lake.delete("f", run, EVER)
+    (key,) = set(lake.keys(keys.DELETED)) - before
+    os.utime(lake.store.uri(key), ns=(at_ms * 1_000_000, at_ms * 1_000_000))
+
+
+@pytest.mark.parametrize("seconds_before", [0, 30, 59])
+def test_a_deletion_that_was_stored_before_the_listing_and_not_in_it_is_done_too(
+    plain: Lake, seconds_before: int
+) -> None:
+    """A store may tell whole seconds, or when an upload began."""
+    add_files(plain, [of("gone", 0), of("slow", 0), of("kept", 0)])
+    listed = SystemClock().now_ms()
+    plain.clock.shift_ms = HOUR  # the store's clock decides, which is behind
+    plain.store = DatedStore(plain, listed)
+    stored_at = (listed // 1_000 - seconds_before) * 1_000
+    for run in ("gone", "slow"):
+        deleted_at(plain, run, stored_at)
+        assert purged(plain).rows_purged == 20
+    plain.holds([of("kept", 0)])
+
+
 def test_a_file_with_nothing_else_in_it_needs_no_engine(any_lake: Lake) -> None:
     lake = any_lake
     lake.session, lake.limits = NoEngine(), AT_ONCE
@@ -176,6 +205,7 @@ def test_what_expires_soon_is_left_to_the_retention(lake: Lake) -> None:
     later_on = batch("f", "kept", yesterday + 5 * HOUR, 20)
     add_files(lake, list(lines.values()), [later_on])
     lake.delete("f", "gone", ulid.highest_at(yesterday + 10 * HOUR))
+    later(lake)
     report = purged(lake)
     assert (report.deletions_waiting, report.rows_purged) == (1, 0)
     later(lake, 3_601)
@@ -230,6 +260,36 @@ def test_what_others_commit_meanwhile_stays_and_is_looked_at(plain: Lake) -> Non
     plain.holds([of("kept", 0), of("kept", 1), of("new", 0), of("new", 3)])
     assert (report.rows_purged, report.deletions_waiting) == (60, 0)
     assert plain.snapshot().purged_ms > 0
+
+
+def test_what_others_commit_between_a_look_and_its_note_is_looked_at(tmp_path: Path) -> None:
+    """At each step: what is called done is never done of a version that nobody looked at."""
+
+    def comes_at(step: int) -> bool:
+        """Whether there was such a step."""
+        lake = Lake(tmp_path / str(step), limits=AT_ONCE, session=PlainEngine())
+        add_files(lake, [of("a", 0), of("z", 0)])  # a look at it finds nothing
+        lake.delete("f", "gone", EVER)
+        later(lake)
+        straight = lake.store
+
+        async def come() -> None:
+            lake.store = straight
+            elsewhere(lambda: add_files(lake, [of("gone", 1), of("kept", 1)]))
+
+        lake.store = line = Between(straight, step, come)
+        report = purged(lake)
+        if line.left > 0:
+            return False
+        assert (report.rows_purged, report.deletions_waiting) == (20, 0)
+        assert lake.snapshot().purged_ms > 0
+        lake.holds([of("a", 0), of("z", 0), of("kept", 1)])
+        return True
+
+    step = 1
+    while comes_at(step):
+        step += 1
+    assert step > 3, "the deletions' list, a deletion, a file"
 
 
 def test_two_at_once_take_each_line_out_once(plain: Lake) -> None:
