@@ -56,8 +56,6 @@ CONFIGURATION: Final = {
     for number, (name, level) in enumerate(_LOGGERS.items())
     for key, value in (("name", name), ("level", level))
 }
-
-
 """log4j's, as in `deploy/spark/json-log.properties`."""
 
 

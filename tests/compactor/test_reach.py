@@ -180,10 +180,7 @@ def lines_of(file: TableFile) -> set[Record]:
 def test_bounds_that_are_wider_than_the_lines_do_no_harm(seed: int) -> None:
     """A file is met if a line is within its bounds, and not if no run of the batch is."""
     dice = Random(seed)
-    lines = [
-        (RunKey(dice.choice(NAMES), dice.choice(NAMES)), text(dice.randrange(3 * HOUR)))
-        for _ in range(dice.randrange(1, 12))
-    ]
+    lines = some_lines(dice)
     shares, reach = reach_over(lines)
     for _ in range(200):
         file = some_file(dice)
@@ -211,10 +208,7 @@ def test_beyond_so_many_runs_an_hour_has_any() -> None:
 def test_every_deletion_that_takes_a_line_is_told(seed: int) -> None:
     """And none of a run, or of a pipeline, that has only later lines."""
     dice = Random(seed)
-    lines = [
-        (RunKey(dice.choice(NAMES), dice.choice(NAMES)), text(dice.randrange(3 * HOUR)))
-        for _ in range(dice.randrange(1, 12))
-    ]
+    lines = some_lines(dice)
     few = dice.choice([1, 3, 1_000])
     _, reach = reach_over(lines, most=few)
     deletions = [
@@ -253,6 +247,14 @@ def test_spark_is_told_only_of_deletions_that_take_lines(plain: Lake, reading: R
 
 def text(after_noon_ms: int) -> str:
     return ulid.encode(ulid.lowest_at(NOON + after_noon_ms))
+
+
+def some_lines(dice: Random) -> list[tuple[RunKey, str]]:
+    """A run and a ULID for each."""
+    return [
+        (RunKey(dice.choice(NAMES), dice.choice(NAMES)), text(dice.randrange(3 * HOUR)))
+        for _ in range(dice.randrange(1, 12))
+    ]
 
 
 def reach_over(lines: Iterable[tuple[RunKey, str]], most: int = 1_000) -> tuple[Shares, Reach]:

@@ -72,7 +72,10 @@ class Board:
         return good(await each(known, self.writers))
 
     async def is_empty(self) -> bool:
-        """Whether it has no partition. Reads no more than it must; raises as `newest`."""
+        """Whether it has no partition. Reads no more than it must.
+
+        Raises `StoreUnavailable`, `Damaged`.
+        """
         await self.refresh()
         known = [writer.summary() for writer in self.writers]
         if any(summary is not None and summary.counts for summary in known):

@@ -65,8 +65,10 @@ class Judge:
     def _fault(self, snapshot: Snapshot) -> str | None:
         said = _said(snapshot, self.model)
         if said.expired_ms > self.lake.clock.now_ms() - KEPT_DAYS * 24 * HOUR:
-            return f"version {snapshot.version}: hours that ended by {said.expired_ms} are gone, \
-and are younger than {KEPT_DAYS} d"
+            return (
+                f"version {snapshot.version}: hours that ended by {said.expired_ms} are gone,"
+                f" and are younger than {KEPT_DAYS} d"
+            )
         try:
             found = [record for file in snapshot.files for record in self._content(file)]
             self.model.check(found, said)
