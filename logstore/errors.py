@@ -23,7 +23,7 @@
     ├── OutcomeUnknown            it may have happened: look for your own id before a retry
     └── Damaged                   bytes that are not what was written
         ├── ChunkLost             a part of a run's text is gone; the rest of it still reads
-        ├── UnsupportedVersion    written by a newer Tailrace: stop, do not guess
+        ├── UnsupportedVersion    written by a newer Tailrace, or by others: stop, do not guess
         └── JournalFailed         a failed fsync: the node must stop, never retry
 
 A class exists only where a caller would act differently. Errors of vendors
@@ -163,7 +163,7 @@ class ChunkLost(Damaged):
 
 
 class UnsupportedVersion(Damaged):
-    """A format newer than this program."""
+    """A format newer than this program, or a table that another program has changed."""
 
     hint = "Run a Tailrace at least as new as the one that wrote this."
 

@@ -95,7 +95,7 @@ def make_node(settings: Settings, machine: Machine, store: ObjectStore, check: S
         name=settings.node_id,
         default_name=settings.node_name,
         limits=node_limits(settings),
-        table_mark=lambda node: table.snapshot().mark(node),
+        table_mark=table.mark,
     )
 
 

@@ -142,6 +142,7 @@ class _Intake:
         snapshot = plan.snapshot
         if snapshot.delta is None:
             snapshot = await asyncio.to_thread(compactor.table.create)
+        snapshot.check_writable()  # before anything is merged that could not be committed
         with self.report.timed("verify", compactor.clock):
             room = Room(compactor.limits.bucket_bytes)
             found = await verify(compactor.store, plan.segments, room)

@@ -32,8 +32,10 @@ async def rewrite(
     is taken out of them is no rewriting that an hour's next one has to reckon with.
 
     Raises `Unavailable`, `OutcomeUnknown`, `Damaged`; files that came to be are then orphans.
+    Of that `UnsupportedVersion`, before anything is done, for a table of another shape.
     """
     clock, engine = compactor.clock, compactor.engine
+    snapshot.check_writable()
     with report.timed("start", clock):
         await apart(engine.cores)
     job = compactor.fresh_id()

@@ -7,4 +7,5 @@ options.py    where it is by the settings, and delta-rs's options there
 names.py      how its files are called
 stats.py      what a written Parquet file says of itself
 schema.py     columns and partitions
+shape.py      whether it still is as we made it
 """

@@ -80,7 +80,8 @@ def commit(table: Table, snapshot: Snapshot, change: Change, *, job: str, clock:
     `snapshot` is the one the job was planned from, `job` its ULID, not used before. Raises
     `PreconditionFailed` if the table moved on or the files are too old: read it again and
     plan anew. Raises `OutcomeUnknown` if the table cannot be read after a failed commit, or
-    no commit is taken though nobody else made one.
+    no commit is taken though nobody else made one, and `UnsupportedVersion` for a table of
+    another shape.
     """
     delta = _planned_from(snapshot)
     for advance in change.advances:
@@ -104,6 +105,7 @@ def commit(table: Table, snapshot: Snapshot, change: Change, *, job: str, clock:
 def _planned_from(snapshot: Snapshot) -> DeltaTable:
     if snapshot.delta is None:
         raise NotFound(f"there is no table at {snapshot.uri}")
+    snapshot.check_writable()
     return snapshot.delta
 
 

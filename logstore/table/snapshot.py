@@ -20,6 +20,7 @@ from deltalake import DeltaTable
 
 from logstore import ulid
 from logstore.table.schema import EXPIRED, PURGED, application
+from logstore.table.shape import check_readable, check_writable
 from logstore.table.vendor import read
 
 EMPTY = -1
@@ -118,6 +119,16 @@ class Snapshot:
     def delta(self) -> DeltaTable | None:
         """The table as delta-rs sees it at this version, for a commit planned from it."""
         return self._table
+
+    def check_readable(self) -> None:
+        """Raises `UnsupportedVersion` for a table of another shape (`shape.py`)."""
+        if self._table is not None:
+            check_readable(self._table, self.uri)
+
+    def check_writable(self) -> None:
+        """The same, and where we could read it but not write to it."""
+        if self._table is not None:
+            check_writable(self._table, self.uri)
 
     def _said_by(self, name: str) -> int:
         table = self._table

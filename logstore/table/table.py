@@ -39,13 +39,17 @@ class Table:
     options: Callable[[], Mapping[str, str]] = dict
 
     def snapshot(self) -> Snapshot:
-        """The newest version, the empty one if there is no table. Raises `StoreUnavailable`."""
-        try:
-            options = dict(self.options()) or None
-            delta = read(self.uri, lambda: DeltaTable(self.uri, storage_options=options))
-        except NotFound:
-            return Snapshot(self.uri)
-        return Snapshot(self.uri, delta.version(), delta)
+        """The newest version, the empty one if there is no table.
+
+        Raises `StoreUnavailable`, and `UnsupportedVersion` for a table of another shape.
+        """
+        newest = self._newest()
+        newest.check_readable()
+        return newest
+
+    def mark(self, node: str) -> int:
+        """The node's mark in the newest version, of whatever shape. Raises `StoreUnavailable`."""
+        return self._newest().mark(node)
 
     def snapshot_at(self, now_ms: int) -> Snapshot:
         """The version that was the newest at `now_ms` (by the committers' clocks).
@@ -85,6 +89,14 @@ class Table:
             self.uri,
             lambda: delta.vacuum(hours, dry_run=True, enforce_retention_duration=False, full=True),
         )
+
+    def _newest(self) -> Snapshot:
+        try:
+            options = dict(self.options()) or None
+            delta = read(self.uri, lambda: DeltaTable(self.uri, storage_options=options))
+        except NotFound:
+            return Snapshot(self.uri)
+        return Snapshot(self.uri, delta.version(), delta)
 
     def _try_create(self) -> Exception | None:
         try:

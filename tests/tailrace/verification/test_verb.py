@@ -15,6 +15,7 @@ from logstore.objects.open import open_store
 from logstore.table.options import open_table
 from service.identity import DataFolder
 from tailrace.cli import main
+from tests.reshaped import Reshape, with_column_mapping, with_deletion_vector
 from tests.servers import Bucket
 from tests.tailrace.verification.world import World, live, live_on, look, settings_for, take_in
 
@@ -96,3 +97,16 @@ def test_on_s3(bucket: Bucket, tmp_path: Path) -> None:
     assert {"segment-damaged", "chunk-changed", "chunk-damaged"} <= found.kinds
     assert {"line-differs", "table-file-missing"} <= found.kinds
     assert "segment-aside" in look(settings, tmp_path / "spill").kinds
+
+
+@pytest.mark.parametrize("change", [with_deletion_vector, with_column_mapping])
+def test_a_table_of_another_shape_is_not_compared(
+    world: World, capsys: pytest.CaptureFixture[str], change: Reshape
+) -> None:
+    change(Path(world.table.uri))
+    for flags in ([], ["--repair"]):
+        assert main(["verify", "--data", world.settings.data, *flags]) == 1
+        said = capsys.readouterr()
+        assert "has another shape and is not read" in said.err
+        assert "A table of another shape" in said.err
+        assert "no fault" not in said.out
