@@ -17,7 +17,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -28,11 +27,9 @@ from logstore.errors import (
     BatchConflict,
     BatchFromTheFuture,
     BatchTooOld,
-    ChunkLost,
     InvalidInput,
     JournalFull,
     RunDeleted,
-    Unavailable,
 )
 from service.active import ActiveRun, ActiveRuns
 from service.gen1 import is_retry
@@ -41,11 +38,11 @@ from service.journal.connectors import Connector, LastBatch
 from service.journal.journal import Journal
 from service.journal.meta import encode_meta
 from service.known import KnownBatch
+from service.lookup import Stored, StoreLookup
 
 _DAY_MS = 86_400_000
 _SLOW_FROM = 0.6
 _SLOWEST_SECONDS = 2.0
-_LOOKUP_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +51,7 @@ class AppendLimits:
 
     max_age_days: int = 7
     max_future_seconds: int = 600
-    active_runs: int = 10_000
-
-
-class Stored(Protocol):
-    """What the run's chunks know of batches."""
-
-    async def find_batch(self, key: RunKey, ulid: int) -> tuple[int, int] | None:
-        """Digest and records of a batch in the chunks; raises `Unavailable`."""
-        ...
-
-    async def last_ulid(self, key: RunKey) -> int:
-        """The highest ULID in the chunks, 0 if there are none; raises `Unavailable`."""
-        ...
+    active_runs: int = 100
 
 
 class Appender:
@@ -84,7 +69,7 @@ class Appender:
         confirmed_through: Callable[[int], Awaitable[None]],
     ) -> None:
         self._journal = journal
-        self._stored = stored
+        self._lookup = StoreLookup(stored)
         self._now_ms = clock.now_ms
         self._sleep = clock.sleep
         self._minter = minter
@@ -128,7 +113,6 @@ class Appender:
         """
         if self._journal.fullness > _SLOW_FROM:
             await self._slow_down()
-        run = self.active.get(batch.key)
         chosen = batch.ulid
         checksum = digest(batch.text)
         gen1 = self._gen1(batch)
@@ -136,11 +120,14 @@ class Appender:
             sent = None if gen1 is None else self._sent_before(batch, gen1.last, checksum)
             if sent is not None:
                 return await self._again(batch, *sent)
+            run = self.active.get(batch.key)
             ulid = self._minter.mint(self._floor(batch, run))
         else:
-            known = await self._known(batch, run, chosen, checksum)
+            known = await self._known(batch, chosen, checksum)
             if known is not None:
                 return await self._again(batch, chosen, known)
+            # Not before: while the store was asked the run may have been forgotten.
+            run = self.active.get(batch.key)
             ulid = chosen
         pos, done = self._write(batch, ulid, checksum)
         last = ulid + batch.records - 1
@@ -161,6 +148,10 @@ class Appender:
         self.batches += 1
         self.lines += batch.records
         return Receipt(ulid, batch.records, False, batch.durability, last)
+
+    def stop(self) -> None:
+        """Waits for no look-up any more."""
+        self._lookup.stop()
 
     async def open_run(self, key: RunKey, connector: str) -> int:
         """Takes the empty call with which a gen-1 client begins a run.
@@ -227,23 +218,27 @@ class Appender:
         deleted = self._horizon(batch.key)
         return max(floor, deleted)
 
-    async def _known(
-        self, batch: IncomingBatch, run: ActiveRun, ulid: int, checksum: int
-    ) -> KnownBatch | None:
-        """The batch as it is known already. Raises what refuses it."""
-        if ulid <= self._horizon(batch.key):
-            raise RunDeleted(f"the run was deleted after batch {ulids.encode(ulid)}")
+    async def _known(self, batch: IncomingBatch, ulid: int, checksum: int) -> KnownBatch | None:
+        """The batch as it is known already. Raises what refuses it.
+
+        Between its last look and its end nothing is awaited: if it knows of none there is none.
+        """
+        self._check_deleted(batch.key, ulid)
+        run = self.active.get(batch.key)
         known = run.known(ulid)
         if known is None and (ulid <= run.last or not run.complete):
-            known = await self._look_up(batch.key, run, ulid)
-            # Another request with the same id may have come in while we looked.
-            known = run.known(ulid) or known
+            known = await self._look_up(batch.key, ulid)
+            self._check_deleted(batch.key, ulid)
         if known is not None:
             if (known.digest, known.records) != (checksum, batch.records):
                 raise BatchConflict(f"batch {ulids.encode(ulid)} is known with other bytes")
             return known
         self._check_time(ulid)
         return None
+
+    def _check_deleted(self, key: RunKey, ulid: int) -> None:
+        if ulid <= self._horizon(key):
+            raise RunDeleted(f"the run was deleted after batch {ulids.encode(ulid)}")
 
     def _check_time(self, ulid: int) -> None:
         if ulid & ulids.LINE_MASK:
@@ -264,28 +259,38 @@ class Appender:
                 field="Tailrace-Batch",
             )
 
-    async def _look_up(self, key: RunKey, run: ActiveRun, ulid: int) -> KnownBatch | None:
-        """Searches the journal, then the run's chunks.
+    async def _look_up(self, key: RunKey, ulid: int) -> KnownBatch | None:
+        """Searches the journal, then the run's chunks, then what came in meanwhile.
 
-        A store that does not answer does not stop the append: the run's text and the
-        table leave a second copy out later.
+        Without the store's answer a second copy may be stored: the run's text and the
+        table leave it out later.
         """
-        found = self._look_up_journal(key, run, ulid)
+        found = await self._look_up_journal(key, ulid)
         if found is not None:
             return found
-        try:
-            async with asyncio.timeout(_LOOKUP_SECONDS):
-                if not run.complete:
-                    run.last = max(run.last, await self._stored.last_ulid(key))
-                    run.complete = True
-                if ulid > run.last:
-                    return None
-                stored = await self._stored.find_batch(key, ulid)
-        except (Unavailable, ChunkLost, TimeoutError):
-            return None
-        return None if stored is None else KnownBatch(*stored, end=0)
+        found = await self._lookup.find(key, self.active.get(key), ulid)
+        return await self._look_up_journal(key, ulid) or found
 
-    def _look_up_journal(self, key: RunKey, run: ActiveRun, ulid: int) -> KnownBatch | None:
+    async def _look_up_journal(self, key: RunKey, ulid: int) -> KnownBatch | None:
+        """The batch in memory or in the journal, once it is certain whether it is there.
+
+        A copy on its way to the disk may still be refused, and its client may have cancelled
+        its wait: the sync that covers it decides. Raises `JournalFull`, `JournalFailed`.
+        """
+        while True:
+            run = self.active.get(key)
+            known = run.known(ulid)
+            if known is not None:
+                return known
+            unsynced = self._journal.unsynced(key)
+            if all(item.ulid != ulid for item in unsynced):
+                break
+            await self._journal.synced(self._journal.next_pos)
+        if not run.complete:
+            run.last = max([run.last, *[item.ulid + item.records - 1 for item in unsynced]])
+        return self._look_up_synced(key, run, ulid)
+
+    def _look_up_synced(self, key: RunKey, run: ActiveRun, ulid: int) -> KnownBatch | None:
         with self._journal.pin() as pin:
             rows = pin.batches(run=key).rows
         if len(rows) == 0:

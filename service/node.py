@@ -390,6 +390,7 @@ class Node:
 
     async def _let_go(self) -> None:
         self.shipper.stop()
+        self.appender.stop()
         await self.text.stop()
         current = asyncio.current_task()
         tasks = [task for task in self._tasks if task is not current]

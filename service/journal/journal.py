@@ -137,6 +137,10 @@ class Journal:
             end_pos=self.synced_pos,
         )
 
+    def unsynced(self, key: RunKey) -> list[Appended]:
+        """The run's batches that were taken and are not on the disk for sure, in order."""
+        return self._writer.unsynced(key)
+
     # --- what goes in --------------------------------------------------------------
 
     def append(

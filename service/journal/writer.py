@@ -143,6 +143,14 @@ class GroupWriter:
         self._submitted.append(item)
         self._awake()
 
+    def unsynced(self, key: RunKey) -> list[Appended]:
+        """The run's batches that no sync has covered, in order. A refused one is not among them.
+
+        Seen from a task each batch is here or in the synced part: between them nothing is awaited.
+        """
+        items = (*self._unsynced, *self._submitted)
+        return [item for item in items if isinstance(item, Appended) and item.key == key]
+
     async def close(self) -> None:
         """Writes and syncs what was submitted, then ends. Raises what broke the task."""
         self._closing = True

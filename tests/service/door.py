@@ -26,6 +26,7 @@ class FakeStored:
     batches: dict[tuple[RunKey, int], bytes] = field(default_factory=dict)
     away: bool = False
     asked: int = 0
+    gate: asyncio.Event | None = None
 
     async def find_batch(self, key: RunKey, ulid: int) -> tuple[int, int] | None:
         await self._answer()
@@ -39,6 +40,8 @@ class FakeStored:
     async def _answer(self) -> None:
         self.asked += 1
         await asyncio.sleep(0)
+        if self.gate is not None:
+            await self.gate.wait()
         if self.away:
             raise StoreUnavailable("the store is away")
 
@@ -62,8 +65,12 @@ class Door:
     """An appender over a journal on a simulated disk."""
 
     def __init__(
-        self, fs: PowerCutFileSystem | None = None, limits: JournalLimits = LIMITS
+        self,
+        fs: PowerCutFileSystem | None = None,
+        limits: JournalLimits = LIMITS,
+        append: AppendLimits | None = None,
     ) -> None:
+        self.append_limits = append or AppendLimits()
         self.fs = fs or PowerCutFileSystem()
         self.syncer = GatedSyncer()
         self.rig = Rig(fs=self.fs, syncer=self.syncer, limits=limits)
@@ -82,7 +89,7 @@ class Door:
             self.stored,
             self.rig.clock,
             ulids.Minter(self.rig.clock, self.rig.dice, last=self.journal.state.last_ulid),
-            AppendLimits(),
+            self.append_limits,
             horizon=lambda key: self.deleted.get(key, 0),
             confirmed_through=self._confirm,
         )
