@@ -7,12 +7,23 @@ faults   a real S3 server behind a proxy that misbehaves by the seed
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
 from typing import Any, Final
 
+import pyarrow.parquet as pq
+
+from logstore import keys
+from logstore.batch import RunKey
 from logstore.clock import SystemClock
+from logstore.disk import Disk
+from logstore.entropy import system_entropy
+from logstore.objects.open import open_store
+from logstore.objects.settings import StoreSettings
+from logstore.objects.store import ObjectStore
 from tests.faults.schedule import Schedule, evenly
 from tests.faults.thread import fault_proxy
 from tests.servers import Bucket, running_minio, why_no_minio
@@ -29,12 +40,34 @@ class TorturedStore:
     settings: dict[str, str] = field(default_factory=dict)
     bucket: Bucket | None = None
     schedule: Schedule | None = None
+    folder: Path | None = None
     swept: int = 0
+    _segments: dict[str, dict[RunKey, set[str]]] = field(default_factory=dict)
 
     @property
     def large(self) -> bool:
         """Whether some runs should be so large that they are made of uploaded parts."""
         return self.bucket is not None
+
+    async def holds(self, key: RunKey, text: bytes) -> bool:
+        """Whether one segment in the store has all lines of a batch."""
+        lines = set(text.decode().split("\n")[:-1])
+        async with self._open() as store:
+            async for found in store.list(keys.SEGMENTS):
+                if found.key.endswith(".parquet") and found.key not in self._segments:
+                    self._segments[found.key] = _messages((await store.get(found.key))[1])
+        return any(lines <= held.get(key, set()) for held in self._segments.values())
+
+    @asynccontextmanager
+    async def _open(self) -> AsyncIterator[ObjectStore]:
+        if self.bucket is not None:
+            async with self.bucket.open() as store:
+                yield store
+        else:
+            assert self.folder is not None
+            place = StoreSettings(store=str(self.folder))
+            async with open_store(place, SystemClock(), system_entropy(), Disk()) as store:
+                yield store
 
     async def faults(self) -> list[str]:
         """What is wrong with the store after all was closed, and swept as a day later."""
@@ -69,11 +102,25 @@ class TorturedStore:
         return f"{swept}; {self.schedule.requests} requests met {kinds}"
 
 
+def _messages(segment: bytes) -> dict[RunKey, set[str]]:
+    """What a segment has of each run."""
+    table = pq.read_table(BytesIO(segment), columns=["fqn", "run_id", "message"])
+    found: dict[RunKey, set[str]] = {}
+    for fqn, run, message in zip(
+        *(table[name].to_pylist() for name in table.column_names), strict=True
+    ):
+        found.setdefault(RunKey(fqn, run), set()).add(message)
+    return found
+
+
 @contextmanager
-def tortured_store(kind: str, seed: int) -> Iterator[TorturedStore]:
-    """One of `KINDS`, empty. Raises `RuntimeError` where MinIO cannot be had."""
+def tortured_store(kind: str, seed: int, folder: Path | None = None) -> Iterator[TorturedStore]:
+    """One of `KINDS`, empty; a local one is in `folder`, or in each node's own if there is none.
+
+    Raises `RuntimeError` where MinIO cannot be had.
+    """
     if kind == "local":
-        yield TorturedStore()
+        yield TorturedStore({"TAILRACE_STORE": str(folder)} if folder else {}, folder=folder)
         return
     reason = why_no_minio()
     if reason is not None:
