@@ -4,4 +4,82 @@ from __future__ import annotations
 
 from tests.proving import Mutation
 
-MUTATIONS: list[Mutation] = []
+MUTATIONS = [
+    Mutation(
+        "the fast path answers and stores nothing",
+        "service/append.py",
+        "        _, done = self._write(batch, ulid, digest(batch.text))\n",
+        "        done = asyncio.get_running_loop().create_future()\n"
+        "        done.set_result(None)\n",
+    ),
+    Mutation(
+        "bulk is acknowledged as durable",
+        "service/append.py",
+        '        if batch.durability == "bulk":\n'
+        "            await self._confirmed_through(pos + batch.records)\n",
+        "",
+    ),
+    Mutation(
+        "a batch's id is not remembered",
+        "service/append.py",
+        "            known = await self._known(batch, run, chosen, checksum)\n",
+        "            known = None\n",
+    ),
+    Mutation(
+        "a retry of OpenMetadata's first generation is not known",
+        "service/gen1.py",
+        "        return batch.above < last.ulid\n",
+        "        return False\n",
+    ),
+    Mutation(
+        "an equal batch of the first generation is always a retry",
+        "service/append.py",
+        "            or not is_retry(last, batch, checksum, self._now_ms())\n",
+        "            or last.ulid == 0\n",
+    ),
+    Mutation(
+        "a segment is put without its precondition",
+        "service/segments.py",
+        "segment.body, if_absent=True)",
+        "segment.body)",
+    ),
+    Mutation(
+        "a fork is not noticed by the rows that are stored",
+        "service/segments.py",
+        "        if (stored.rows, stored.checksums) != (ours.rows, ours.checksums):\n",
+        "        if stored.rows < 0:\n",
+    ),
+    Mutation(
+        "some entries of the journal are not read back",
+        "service/journal/replay.py",
+        "        if batch.pos < file.end_pos:\n",
+        "        if batch.pos % 5 == 0:\n"
+        "            file.end_pos = batch.pos + batch.records\n"
+        "            return\n"
+        "        if batch.pos < file.end_pos:\n",
+    ),
+    Mutation(
+        "a flush tells that it is further than it is",
+        "service/text/flusher.py",
+        "        return self._pending.low(self._confirmed_pos) if self._started.is_set() else 0\n",
+        "        return self._confirmed_pos if self._started.is_set() else 0\n",
+    ),
+    Mutation(
+        "a chunk takes in copies of what is in others",
+        "service/text/flush.py",
+        "return (await news([source], [part], manifest, self._chunks, horizon))[0]",
+        "return part",
+    ),
+    Mutation(
+        "a deletion hides nothing",
+        "service/text/deletions.py",
+        "        return max(self._runs.get(key, 0), self._pipelines.get(key.fqn, 0))\n",
+        "        return 0\n",
+    ),
+    Mutation(
+        "a reader that comes back gets a tick again",
+        "service/tail.py",
+        "            if seen >= tick.last.pos:\n",
+        "            if seen > tick.last.pos:\n",
+    ),
+]

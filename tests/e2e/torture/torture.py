@@ -35,6 +35,7 @@ from tests.e2e.torture_store import TorturedStore
 
 LARGE_LINE_BYTES = 20_000
 _PATIENCE_SECONDS = 400
+_RETRY_SECONDS = 0.05
 _CLONE_ODDS = 0.2
 _CLONE_BATCHES = 30
 SETTINGS = {
@@ -158,8 +159,9 @@ class Torture:
                         break
                     await _close_without_answer(client, key)
                 await close_run(client, key)
-                await reader.catch_up(await download(client, key))
-                self._check_same(f"live tail of {key}", await download(client, key), reader.text)
+                text = await _whole_text(client, key)
+                await reader.catch_up(text)
+                self._check_same(f"live tail of {key}", text, reader.text)
 
     async def _delete_and_begin_anew(self, client: httpx.AsyncClient) -> None:
         """Two runs of a pipeline; one or both are deleted, and go on under their names."""
@@ -194,7 +196,7 @@ class Torture:
                     return
                 if reply.status_code not in (503, 507):
                     raise RuntimeError(f"{reply.status_code}: {reply.text}")
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(_RETRY_SECONDS)
 
     @asynccontextmanager
     async def _writer(
@@ -287,6 +289,19 @@ async def _close_without_answer(client: httpx.AsyncClient, key: RunKey) -> None:
         await client.post(run_path(key, verb="close"), timeout=5)
     except httpx.TransportError:
         return
+
+
+async def _whole_text(client: httpx.AsyncClient, key: RunKey) -> bytes:
+    """The text of a closed run, from a service that may be killed meanwhile."""
+    while True:
+        try:
+            return await download(client, key)
+        except httpx.TransportError:
+            await asyncio.sleep(_RETRY_SECONDS)
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code != 503:
+                raise
+            await asyncio.sleep(_RETRY_SECONDS)
 
 
 def _first_traceback(service: ServiceProcess) -> str:
