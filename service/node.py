@@ -392,8 +392,7 @@ class Node:
         self.shipper.stop()
         self.appender.stop()
         await self.text.stop()
-        current = asyncio.current_task()
-        tasks = [task for task in self._tasks if task is not current]
+        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -22,7 +22,7 @@ MUTATIONS = [
     Mutation(
         "a batch's id is not remembered",
         "service/append.py",
-        "            known = await self._known(batch, run, chosen, checksum)\n",
+        "            known = await self._known(batch, chosen, checksum)\n",
         "            known = None\n",
     ),
     Mutation(
