@@ -43,7 +43,7 @@ class Reader:
     async def run(self, port: int) -> None:
         """Reads until the stream completes."""
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 22)
-        writer.write(f"GET {stream_path(_KEY)} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        writer.write(f"GET {stream_path(_KEY)} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         while not self.complete:
             line = await reader.readline()
             if not line:

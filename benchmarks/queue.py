@@ -72,7 +72,7 @@ class Consumer:
             self.had.stored += lease["bytes"]
 
     def _next(self) -> dict[str, Any] | None:
-        body = self._ask("GET", f"/segments/next?group={self._group}")
+        body = self._ask("POST", f"/segments/next?group={self._group}")
         return orjson.loads(body) if body else None
 
     def _read(self, lease: dict[str, Any]) -> int:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar, get_origin, get_type_hints
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource
 
 from logstore.errors import InvalidInput
@@ -43,6 +43,26 @@ def _bytes(value: object) -> object:
 
 
 Bytes = Annotated[int, BeforeValidator(_bytes), Field(ge=1)]
+
+
+def _joined(value: object) -> object:
+    """A list of the file as one would write it in the environment: with commas."""
+    return ",".join(map(str, value)) if isinstance(value, list) else value
+
+
+Listed = Annotated[str, BeforeValidator(_joined)]
+"""Several names; `items` has them one by one."""
+
+
+def items(listed: str) -> list[str]:
+    """What stands between the commas, without spaces and empty ones."""
+    return [item.strip() for item in listed.split(",") if item.strip()]
+
+
+class Section(BaseModel):
+    """A part of the table; nothing in it changes after start-up."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,29 +7,35 @@ name. `docs/settings.md` is made from this file (`make docs`).
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from coordination.settings import SourceCoordination
 from logstore.errors import InvalidInput
 from logstore.log_storage import translate
-from logstore.objects.settings import CompactionSettings, QueueRetention, StoreSettings
+from logstore.objects.settings import CompactionSettings, StoreSettings
 from logstore.runs.retention import RunRetention
-from logstore.settings import PREFIX, Bytes, load, read_file
+from logstore.settings import PREFIX, Bytes, Listed, Section, items, load, read_file
 from service.http.limits import REPORTED_VERSION
+from service.reading_settings import Query, Queue
 
 _FEW_DAYS = 7
+_HOST = re.compile(r"\*|(\*?\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 
-class Section(BaseModel):
-    """A part of the table; nothing in it changes after start-up."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+def _each(form: re.Pattern[str], listed: str, what: str) -> str:
+    """`listed` if each of its items has the form. Raises `ValueError` with the one that has not."""
+    for item in items(listed):
+        if not form.fullmatch(item):
+            raise ValueError(f"{item!r} is not {what}")
+    return listed
 
 
 class Server(Section):
@@ -46,6 +52,26 @@ class Server(Section):
     stop_seconds: float = Field(
         default=30, gt=0, description="How long a stop waits for requests and for the last flush"
     )
+    allowed_hosts: Listed = Field(
+        default="",
+        description="Names that clients and proxies use for the service, beside `localhost`, IP "
+        "addresses, and this host's: with commas; `.example.com` is all below it too, `*` any",
+    )
+    allowed_origins: Listed = Field(
+        default="",
+        description="Origins (`https://logs.example.com`), with commas, whose pages may change "
+        "things; needed where a proxy changes `Host`",
+    )
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _are_hosts(cls, listed: str) -> str:
+        return _each(_HOST, listed, "a host name without scheme, port and path")
+
+    @field_validator("allowed_origins")
+    @classmethod
+    def _are_origins(cls, listed: str) -> str:
+        return _each(_ORIGIN, listed, "an origin: scheme://host[:port]")
 
 
 class Journal(Section):
@@ -231,26 +257,6 @@ class OpenMetadata(Section):
     )
 
 
-class Query(Section):
-    """Limits of a search."""
-
-    threads: int = Field(default=2, ge=1, le=64, description="Threads of one search")
-    memory_bytes: Bytes = Field(default=512 * MIB, ge=64 * MIB, description="Memory of one search")
-    spill_bytes: Bytes = Field(
-        default=4 * GIB, description="Disk that one search may use beyond its memory"
-    )
-    time_limit_seconds: float = Field(
-        default=60,
-        gt=0,
-        description="Work of one search; waiting for the client to read is not work",
-    )
-    stall_seconds: float = Field(
-        default=60, gt=0, description="A client that takes nothing for so long is let go"
-    )
-    max_concurrent: int = Field(default=4, ge=1, description="Searches at once")
-    max_waiting: int = Field(default=32, ge=0, description="Searches in the queue behind them")
-
-
 class Coordination(Section):
     """Leases in the store: who does which work."""
 
@@ -260,54 +266,6 @@ class Coordination(Section):
         description="A node that is silent for so long is taken for lost: others bring what it "
         "had in the store into the runs",
     )
-
-
-class Queue(QueueRetention):
-    """The segment queue: consumer groups over HTTP."""
-
-    lease_seconds: float = Field(
-        default=60,
-        gt=0,
-        description="How long a segment is leased when `lease_seconds` is not given",
-    )
-    max_lease_seconds: float = Field(
-        default=3600, gt=0, description="A consumer may not ask for more; it may renew"
-    )
-    max_attempts: int = Field(
-        default=5,
-        ge=1,
-        description="A segment that was leased so often without a commit has failed: it is "
-        "passed over",
-    )
-    outstanding: int = Field(
-        default=64,
-        ge=1,
-        le=1000,
-        description="Segments of a group that are leased, or wait to be tried again, at most",
-    )
-    retry_seconds: float = Field(
-        default=1,
-        ge=0,
-        description="A segment that was given back is free after so long, doubled by each attempt",
-    )
-    longest_retry_seconds: float = Field(
-        default=60, ge=0, description="The longest of these pauses"
-    )
-    max_wait_seconds: float = Field(
-        default=60, ge=0, description="`wait` of a consumer at most, whatever it asks for"
-    )
-    max_waiting: int = Field(
-        default=1000, ge=1, description="Consumers that wait at a node; the next one gets 503"
-    )
-    poll_seconds: float = Field(
-        default=1,
-        ge=0.05,
-        description="How often the store is asked for other nodes' segments while consumers wait",
-    )
-    report_seconds: float = Field(
-        default=30, gt=0, description="How often the lag of all groups is looked at, for metrics"
-    )
-    max_groups: int = Field(default=1000, ge=1, description="Consumer groups at most")
 
 
 class Settings(StoreSettings):

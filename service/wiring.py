@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -20,12 +21,14 @@ from logstore.filesystem import FileSystem
 from logstore.objects.remote import newest_date_of, requests_of
 from logstore.objects.store import ObjectStore
 from logstore.segments.columns import record_batches
+from logstore.settings import items
 from logstore.syncer import QuickSyncer, Syncer, syncer_for
 from logstore.table.options import open_table
 from service.append import AppendLimits
 from service.compaction import CompactionChild
 from service.counters import HttpCounters, StoreCounters, SyncCounters
 from service.http.app import Application, Door, build_app
+from service.http.browsers import BrowserGuard
 from service.http.limits import HttpLimits
 from service.journal.limits import JournalLimits
 from service.metered import MeteredStore, MeteredSyncer
@@ -45,7 +48,7 @@ from service.queue.contents import Contents
 from service.queue.limits import QueueLimits
 from service.queue.queue import SegmentQueue
 from service.segments import SegmentLimits
-from service.settings import Settings
+from service.settings import Settings, is_loopback
 from service.status.endings import EndingLimits
 from service.status.status import StatusLimits
 from service.store_check import StoreCheck
@@ -189,7 +192,19 @@ def make_app(
             leases=leases,
             verification=lambda: verification,
             reported_version=settings.openmetadata.version,
+            guard=browser_guard(settings),
         ),
+    )
+
+
+def browser_guard(settings: Settings) -> BrowserGuard:
+    """Which names the service answers to, and which origins may change things."""
+    server = settings.server
+    return BrowserGuard(
+        names=[server.host, socket.gethostname()],
+        hosts=items(server.allowed_hosts),
+        origins=items(server.allowed_origins),
+        private=not is_loopback(server.host),
     )
 
 

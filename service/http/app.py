@@ -1,6 +1,7 @@
 """The node's HTTP door as one ASGI callable.
 
-Method and path prefix are looked at first: appends go to `AppendRoutes` without ever
+What a browser sent for a page of another site is refused first (`browsers`). Then method and
+path prefix are looked at: appends go to `AppendRoutes` without ever
 meeting a framework; everything else goes to FastAPI, under a path
 whose names are quoted (`targets.canonical`), so that each is one segment.
 """
@@ -24,6 +25,8 @@ from service.counters import HttpCounters
 from service.http import failures, schema
 from service.http.append import AppendRoutes
 from service.http.body import Receive, Scope, Send
+from service.http.browsers import BrowserGuard
+from service.http.docs import docs_routes
 from service.http.download import download_routes
 from service.http.health import health_routes
 from service.http.last import last_routes
@@ -64,18 +67,23 @@ class Door:
     leases: Open | None = None
     verification: Verifier | None = None
     reported_version: str = REPORTED_VERSION
+    guard: BrowserGuard = field(default_factory=BrowserGuard)
     routers: tuple[APIRouter, ...] = ()
 
 
 class Application:
     """What uvicorn calls; not a coroutine function, to spare one coroutine per append."""
 
-    def __init__(self, append: AppendRoutes, rest: ASGIApp) -> None:
+    def __init__(self, append: AppendRoutes, rest: ASGIApp, guard: BrowserGuard) -> None:
         self.append = append
         self._rest = rest
+        self._guard = guard
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] == "http":
+            refusal = self._guard.check(scope["method"], scope["path"], scope["headers"])
+            if refusal is not None:
+                return self.append.refuse(refusal, scope, send)
             if scope["method"] == "POST":
                 answer = self.append.answer(scope, receive, send)
                 if answer is not None:
@@ -111,8 +119,9 @@ def build_app(node: NodeApi, door: Door) -> Application:
         counters=door.counters,
         fresh_id=fresh_id,
         now=door.clock.monotonic,
+        hosts=door.guard.accepted,
     )
-    return Application(append, _framework(node, door, fresh_id))
+    return Application(append, _framework(node, door, fresh_id), door.guard)
 
 
 def _framework(node: NodeApi, door: Door, fresh_id: Callable[[], str]) -> FastAPI:
@@ -121,6 +130,7 @@ def _framework(node: NodeApi, door: Door, fresh_id: Callable[[], str]) -> FastAP
         version=version("tailrace"),
         description="Keeps the logs of pipeline runs: append, live view, pages, search.",
         redirect_slashes=False,
+        docs_url=None,
         redoc_url=None,
     )
     routers = all_routers(node, door)
@@ -143,6 +153,7 @@ def all_routers(node: NodeApi, door: Door) -> list[APIRouter]:
         page_routes(node, door.limits),
         listing_routes(node, door.limits),
         health_routes(node, door.scrape),
+        docs_routes(),
         version_routes(door.reported_version, version("tailrace")),
         *([query_routes(door.query)] if door.query is not None else []),
         *([group_routes(door.queue), queue_routes(door.queue)] if door.queue is not None else []),

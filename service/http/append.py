@@ -15,7 +15,7 @@ redirect. Every error is a problem document with `code` and `message`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Container, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeAlias
 
@@ -83,6 +83,7 @@ class AppendRoutes:
         counters: HttpCounters,
         fresh_id: Callable[[], str],
         now: Callable[[], float],
+        hosts: Container[bytes | None],
     ) -> None:
         self._append = append
         self._submit = submit
@@ -93,6 +94,8 @@ class AppendRoutes:
         self.counters = counters
         self._fresh_id = fresh_id
         self.now = now
+        self.hosts = hosts
+        """`Host` values that the service answers to, as far as they were checked."""
         self._routes: dict[bytes, Route] = {}
         self.known: dict[bytes, Route] = {}
         """The runs that were appended to, by the path as it stands in the request."""
@@ -115,6 +118,11 @@ class AppendRoutes:
         if route.close:
             return self._answer_close(route, scope, receive, send)
         return self._answer_append(route, scope, receive, send)
+
+    async def refuse(self, error: HttpError, scope: Scope, send: Send) -> None:
+        """Answers a request that reaches no route."""
+        refusal = problem(error, request_id(scope["headers"], self._fresh_id()))
+        await _reply(send, refusal.status, refusal.headers, refusal.body)
 
     def shut(self) -> None:
         """Lets the decoding threads go."""

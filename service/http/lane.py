@@ -27,7 +27,10 @@ from service.http.quick import QuickReply
 from service.http.receipt import response_bytes
 
 _OTHER_WAY = frozenset(
-    [b"content-encoding", b"expect", b"tailrace-batch", b"transfer-encoding", b"upgrade"]
+    [
+        *(b"content-encoding", b"expect", b"tailrace-batch", b"transfer-encoding", b"upgrade"),
+        *(b"origin", b"sec-fetch-site"),  # only browsers send them
+    ]
 )
 
 
@@ -139,7 +142,7 @@ class LaneProtocol(HttpToolsProtocol):
         if self.flow.write_paused:
             return False
         headers = self._fields = dict(self.headers)
-        if not _OTHER_WAY.isdisjoint(headers):
+        if not _OTHER_WAY.isdisjoint(headers) or headers.get(b"host") not in self._routes.hosts:
             return False
         length = headers.get(b"content-length", b"")
         return len(length) < 10 and length.isdigit() and int(length) <= self._routes.small

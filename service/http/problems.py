@@ -51,6 +51,7 @@ _TABLE: dict[type[Exception], tuple[int, str]] = {
 }
 _FRAMEWORK = {
     400: ("bad-request", "Look at the message: a part of the request could not be read."),
+    403: ("cross-origin", "Pages of other origins may not use the service."),
     404: ("not-found", "The routes are listed at /docs."),
     405: ("method-not-allowed", "The methods of each route are listed at /docs."),
     408: ("body-timeout", "Send the body without pauses, or in smaller batches."),
@@ -60,6 +61,7 @@ _FRAMEWORK = {
         "Send application/json, text/plain or application/x-ndjson, Content-Encoding gzip or zstd.",
     ),
     416: ("range-not-satisfiable", "Ask for a range that begins before the end of the text."),
+    421: ("misdirected-request", "Use a name of this service; see server.allowed_hosts."),
     500: ("internal", "This is a defect. The service's log has the request id beside the cause."),
 }
 
@@ -84,11 +86,17 @@ class HttpError(Exception):
     """A refusal that only HTTP knows: a wrong method, media type or range."""
 
     def __init__(
-        self, status: int, message: str, *, headers: Sequence[tuple[str, str]] = ()
+        self,
+        status: int,
+        message: str,
+        *,
+        headers: Sequence[tuple[str, str]] = (),
+        hint: str = "",
     ) -> None:
         super().__init__(message)
         self.status = status
         self.headers = headers
+        self.hint = hint
 
 
 class Problem(NamedTuple):
@@ -112,7 +120,7 @@ def problem(error: BaseException, request_id: str) -> Problem:
     """The response to an error. What nobody expected is logged with its request id."""
     if isinstance(error, HttpError):
         kind, hint = _FRAMEWORK.get(error.status, ("error", ""))
-        built = _problem(error.status, kind, str(error), hint, request_id)
+        built = _problem(error.status, kind, str(error), error.hint or hint, request_id)
         built.headers.extend((n.lower().encode(), v.encode("latin-1")) for n, v in error.headers)
         return built
     if not isinstance(error, errors.TailraceError):

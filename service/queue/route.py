@@ -1,7 +1,7 @@
 """`/segments/…`: consumer groups over HTTP, for programs that have nothing but HTTP.
 
-`GET /segments/next` leases: it changes something, so it is not for caches, and a HEAD of it
-is refused. A consumer that leaves while it waits is given nothing.
+`POST /segments/next` leases. `GET` is an alias for one more version, and not for caches; a HEAD
+of it is refused. A consumer that leaves while it waits is given nothing.
 """
 
 from __future__ import annotations
@@ -23,6 +23,12 @@ from service.queue.segment import parse_id
 _NO_STORE: Final = {"cache-control": "no-store"}
 _REASON_CHARACTERS: Final = 1000
 _PAGE: Final = 100
+_LEASE: Final = "Lease the oldest segment that the group has not consumed"
+_LEASED: Final[dict[int | str, dict[str, Any]]] = {
+    200: {"description": "A lease.", "model": wire.NextSegment},
+    204: {"description": "No segment came within `wait`."},
+    409: {"description": "`group-evicted`: its place is lost until somebody resets it."},
+}
 _MAX_PAGE: Final = 1000
 
 Group = Annotated[str, Query(description="The consumer group.")]
@@ -33,15 +39,13 @@ def queue_routes(queue: Callable[[], SegmentQueue]) -> APIRouter:
     """The routes of consumers; `queue` is asked at each request: a node may start after its app."""
     routes = APIRouter(prefix="/segments", tags=["segments"])
 
+    @routes.post("/next", summary=_LEASE, response_class=Response, responses=_LEASED)
     @routes.get(
         "/next",
-        summary="Lease the oldest segment that the group has not consumed",
+        summary=f"{_LEASE}: alias of POST",
         response_class=Response,
-        responses={
-            200: {"description": "A lease.", "model": wire.NextSegment},
-            204: {"description": "No segment came within `wait`."},
-            409: {"description": "`group-evicted`: its place is lost until somebody resets it."},
-        },
+        responses=_LEASED,
+        deprecated=True,
     )
     async def next_segment(
         request: Request,
@@ -70,7 +74,7 @@ def queue_routes(queue: Callable[[], SegmentQueue]) -> APIRouter:
 
     @routes.head("/next", include_in_schema=False)
     async def next_head() -> Response:
-        raise HttpError(405, "HEAD would lease a segment: use GET")
+        raise HttpError(405, "HEAD would lease a segment: use POST")
 
     @routes.get("", summary="State of every segment and group", response_model=wire.SegmentPage)
     async def segments(

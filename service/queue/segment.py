@@ -60,5 +60,5 @@ def parse_id(text: str) -> Name:
     """The segment of an id. Raises `NotFound`: what is no id names nothing."""
     found = _ID.fullmatch(text)
     if found is None:
-        raise NotFound(f"no segment {text[:100]!r}", hint="Ids come from GET /segments/next.")
+        raise NotFound(f"no segment {text[:100]!r}", hint="Ids come from POST /segments/next.")
     return Name(found[1], int(found[2]))

@@ -253,7 +253,7 @@ def _held(group: Group, name: Name, epoch: int, moment: Moment) -> Pending:
     if name.seq > cursor.seq:
         raise NotFound(
             f"group {group.name!r} was never given segment {name.id}",
-            hint="Ids come from GET /segments/next; GET /segments lists all of them.",
+            hint="Ids come from POST /segments/next; GET /segments lists all of them.",
         )
     pending = cursor.pending.get(name.seq)
     if pending is None or pending.epoch != epoch or not pending.until_ms:

@@ -178,7 +178,7 @@ def url_of(name: Name) -> str:
 
 
 def next_segment(group: str, given: Given, lease_seconds: float) -> NextSegment:
-    """What `GET /segments/next` gives."""
+    """What `POST /segments/next` gives."""
     lease, segment = given.lease, given.segment
     return NextSegment(
         id=lease.name.id,

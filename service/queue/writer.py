@@ -211,5 +211,5 @@ def _tell(some: Sequence[_Waiting], outcomes: Sequence[Outcome]) -> None:
 def _nobody(name: str) -> NotFound:
     return NotFound(
         f"no consumer group {name!r}",
-        hint="GET /segments/next?group=… makes it; see GET /segments.",
+        hint="POST /segments/next?group=… makes it; see GET /segments.",
     )

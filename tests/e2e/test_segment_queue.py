@@ -140,7 +140,7 @@ async def _drained(client: httpx.AsyncClient) -> None:
         assert (group["state"], group["failed"]) == ("active", 0)
         if group["lag"]["segments"] == 0:
             break
-        answer = await client.get("/segments/next?group=files&wait=5")
+        answer = await client.post("/segments/next?group=files&wait=5")
         if answer.status_code == 200:
             found = answer.json()
             await client.post(

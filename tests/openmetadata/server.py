@@ -143,7 +143,7 @@ class Server:
         door = Door(clock=self.clock, entropy=self.node.seams.entropy)
         self.app = build_app(self.node, door)
         transport = httpx.ASGITransport(cast("Any", self.app))
-        self.client = httpx.AsyncClient(base_url="http://server", transport=transport)
+        self.client = httpx.AsyncClient(base_url="http://localhost", transport=transport)
 
     async def stop(self) -> None:
         """A stop as by SIGTERM."""

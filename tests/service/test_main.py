@@ -108,9 +108,9 @@ async def test_a_stop_does_not_wait_for_ever_for_clients_that_stand_still(
         await client.post(RUN, content=b"a" * 30_000_000, headers=PLAIN)
         host, port = client.base_url.host, client.base_url.port
         reader, writer = await asyncio.open_connection(host, port)
-        writer.write(f"POST {RUN} HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nabc".encode())
+        writer.write(f"POST {RUN} HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 9\r\n\r\nabc".encode())
         _, deaf = await asyncio.open_connection(host, port, limit=1024)
-        deaf.write(f"GET {RUN}/download HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        deaf.write(f"GET {RUN}/download HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         await writer.drain()
         await deaf.drain()
         await client.get("/health/live")
@@ -213,7 +213,7 @@ async def _half_a_body(url: str) -> None:
     host, port = url.removeprefix("http://").rstrip("/").split(":")
     _, writer = await asyncio.open_connection(host, int(port))
     writer.write(
-        f"POST {RUN} HTTP/1.1\r\nhost: x\r\ncontent-type: text/plain\r\n"
+        f"POST {RUN} HTTP/1.1\r\nhost: localhost\r\ncontent-type: text/plain\r\n"
         "content-length: 100\r\n\r\nhalf".encode()
     )
     await writer.drain()

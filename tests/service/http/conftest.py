@@ -76,7 +76,7 @@ async def direct(anyio_backend: str) -> AsyncIterator[Serve]:
             node, door, app = _made(node, limits)
             stack.callback(app.append.shut)
             transport = httpx.ASGITransport(cast("Any", app))
-            client = httpx.AsyncClient(base_url="http://node", transport=transport)
+            client = httpx.AsyncClient(base_url="http://localhost", transport=transport)
             return Served(node, door.counters, await stack.enter_async_context(client), "")
 
         yield start

@@ -343,7 +343,7 @@ async def test_a_client_that_leaves_in_the_middle_stores_nothing(serve: Serve) -
     host, port = served.url.removeprefix("http://").split(":")
     _, writer = await asyncio.open_connection(host, int(port))
     writer.write(
-        b"POST /api/v1/services/ingestionPipelines/logs/p/r HTTP/1.1\r\nhost: x\r\n"
+        b"POST /api/v1/services/ingestionPipelines/logs/p/r HTTP/1.1\r\nhost: localhost\r\n"
         b"content-type: text/plain\r\ncontent-length: 100\r\n\r\nhalf a bo"
     )
     await writer.drain()
@@ -362,7 +362,7 @@ async def test_a_body_that_never_ends_is_given_up(serve: Serve, sent: bytes) -> 
     host, port = served.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(
-        b"POST /api/v1/services/ingestionPipelines/logs/p/r HTTP/1.1\r\nhost: x\r\n"
+        b"POST /api/v1/services/ingestionPipelines/logs/p/r HTTP/1.1\r\nhost: localhost\r\n"
         b"content-type: text/plain\r\ncontent-length: 100\r\n\r\n" + sent
     )
     answer = await reader.read()

@@ -27,7 +27,7 @@ class Wire:
 
     def post(self, body: bytes, *headers: str, path: str = "/p/r", version: str = "1.1") -> None:
         """Writes a request; with a `content-length` unless a header says otherwise."""
-        lines = [f"POST {RUNS}{path} HTTP/{version}", "host: x", "content-type: text/plain"]
+        lines = [f"POST {RUNS}{path} HTTP/{version}", "host: localhost", "content-type: text/plain"]
         lines += headers
         framed = ("transfer-encoding", "content-length")
         if not any(header.startswith(framed) for header in headers):

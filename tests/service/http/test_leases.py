@@ -52,7 +52,7 @@ async def client(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
         stack.callback(app.append.shut)
         transport = httpx.ASGITransport(cast("Any", app))
         yield await stack.enter_async_context(
-            httpx.AsyncClient(base_url="http://node", transport=transport)
+            httpx.AsyncClient(base_url="http://localhost", transport=transport)
         )
 
 

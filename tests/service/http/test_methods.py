@@ -98,7 +98,7 @@ async def test_the_reported_version_is_a_setting() -> None:
     """OpenMetadata's client takes only a server of its own major.minor."""
     app = build_app(MemoryNode(), Door(reported_version="1.11.14"))
     transport = httpx.ASGITransport(cast("Any", app))
-    async with httpx.AsyncClient(base_url="http://node", transport=transport) as client:
+    async with httpx.AsyncClient(base_url="http://localhost", transport=transport) as client:
         reply = await client.get("/api/v1/system/version")
     assert reply.json()["version"] == "1.11.14"
     app.append.shut()

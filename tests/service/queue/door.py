@@ -49,7 +49,7 @@ class QueueDoor:
         return body
 
     async def next(self, **params: Any) -> dict[str, Any]:
-        answer = await self.client.get("/segments/next", params={"group": "g", **params})
+        answer = await self.client.post("/segments/next", params={"group": "g", **params})
         assert answer.status_code == 200, answer.text
         return cast("dict[str, Any]", answer.json())
 
@@ -85,6 +85,6 @@ async def queue_door(**limits: Any) -> AsyncIterator[QueueDoor]:
     door = Door(queue=lambda: queue, contents=lambda: contents)
     app = build_app(MemoryNode(), door)
     transport = httpx.ASGITransport(cast("Any", app))
-    async with httpx.AsyncClient(base_url="http://node", transport=transport) as client:
+    async with httpx.AsyncClient(base_url="http://localhost", transport=transport) as client:
         yield QueueDoor(client, store, queue, deletions)
     app.append.shut()

@@ -36,7 +36,7 @@ async def test_a_segment_is_leased_renewed_and_committed() -> None:
 async def test_nothing_is_204_after_the_wait() -> None:
     async with queue_door(poll_seconds=0.05) as door:
         for params in ({}, {"wait": 0.2}):
-            answer = await door.client.get("/segments/next", params={"group": "g", **params})
+            answer = await door.client.post("/segments/next", params={"group": "g", **params})
             assert (answer.status_code, answer.content) == (204, b"")
             assert answer.headers["cache-control"] == "no-store"
         waiting = asyncio.ensure_future(door.next(wait=60))
@@ -147,7 +147,7 @@ async def test_an_evicted_group_is_409_until_it_is_reset_and_a_forgotten_one_is_
         await change_group(
             door.store, group.name, lambda g: evict(g, 1, "it slept"), fresh_id=lambda: "X"
         )
-        refused = await door.client.get("/segments/next", params={"group": "g"})
+        refused = await door.client.post("/segments/next", params={"group": "g"})
         assert (refused.status_code, refused.json()["type"]) == (409, "group-evicted")
         assert "reset" in refused.json()["hint"]
         assert (await door.done(given)).json()["type"] == "group-evicted"

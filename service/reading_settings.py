@@ -1,0 +1,78 @@
+"""Settings of searches and of the segment queue; a part of the table in `service/settings.py`."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from logstore.objects.settings import QueueRetention
+from logstore.settings import Bytes, Section
+
+MIB, GIB = 1 << 20, 1 << 30
+
+
+class Query(Section):
+    """Limits of a search."""
+
+    threads: int = Field(default=2, ge=1, le=64, description="Threads of one search")
+    memory_bytes: Bytes = Field(default=512 * MIB, ge=64 * MIB, description="Memory of one search")
+    spill_bytes: Bytes = Field(
+        default=4 * GIB, description="Disk that one search may use beyond its memory"
+    )
+    time_limit_seconds: float = Field(
+        default=60,
+        gt=0,
+        description="Work of one search; waiting for the client to read is not work",
+    )
+    stall_seconds: float = Field(
+        default=60, gt=0, description="A client that takes nothing for so long is let go"
+    )
+    max_concurrent: int = Field(default=4, ge=1, description="Searches at once")
+    max_waiting: int = Field(default=32, ge=0, description="Searches in the queue behind them")
+
+
+class Queue(QueueRetention):
+    """The segment queue: consumer groups over HTTP."""
+
+    lease_seconds: float = Field(
+        default=60,
+        gt=0,
+        description="How long a segment is leased when `lease_seconds` is not given",
+    )
+    max_lease_seconds: float = Field(
+        default=3600, gt=0, description="A consumer may not ask for more; it may renew"
+    )
+    max_attempts: int = Field(
+        default=5,
+        ge=1,
+        description="A segment that was leased so often without a commit has failed: it is "
+        "passed over",
+    )
+    outstanding: int = Field(
+        default=64,
+        ge=1,
+        le=1000,
+        description="Segments of a group that are leased, or wait to be tried again, at most",
+    )
+    retry_seconds: float = Field(
+        default=1,
+        ge=0,
+        description="A segment that was given back is free after so long, doubled by each attempt",
+    )
+    longest_retry_seconds: float = Field(
+        default=60, ge=0, description="The longest of these pauses"
+    )
+    max_wait_seconds: float = Field(
+        default=60, ge=0, description="`wait` of a consumer at most, whatever it asks for"
+    )
+    max_waiting: int = Field(
+        default=1000, ge=1, description="Consumers that wait at a node; the next one gets 503"
+    )
+    poll_seconds: float = Field(
+        default=1,
+        ge=0.05,
+        description="How often the store is asked for other nodes' segments while consumers wait",
+    )
+    report_seconds: float = Field(
+        default=30, gt=0, description="How often the lag of all groups is looked at, for metrics"
+    )
+    max_groups: int = Field(default=1000, ge=1, description="Consumer groups at most")
