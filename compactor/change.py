@@ -22,6 +22,8 @@ async def make(
     `job` is the ULID under which it is committed, else a fresh one. Raises `PreconditionFailed`
     if the table has moved on, `OutcomeUnknown`, `StoreUnavailable`.
     """
+    # First what it stands on: of versions that a power cut may take there is one at most, the last.
+    await compactor.placement.settle(snapshot.version)
     after = await asyncio.to_thread(
         commit,
         compactor.table,
@@ -30,7 +32,7 @@ async def make(
         job=job or compactor.fresh_id(),
         clock=compactor.clock,
     )
-    await compactor.placement.settle(range(snapshot.version + 1, after.version + 1))
+    await compactor.placement.settle(after.version)
     return after
 
 

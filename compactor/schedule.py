@@ -32,6 +32,8 @@ async def once(
     Hours wait where `backlog`, which has seen what was there before, says that segments do.
     """
     report = report or Report()
+    for alarm in await compactor.placement.mend(compactor.clock.now_ms()):
+        report.alarm(alarm)
     await take_in_all(compactor, report)
     await expire(compactor, report)
     await purge(compactor, report)

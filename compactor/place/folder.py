@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 
+from compactor.place.log import FolderLog
 from compactor.place.placement import is_part, placed_path, staging_folder
 from logstore.errors import StoreUnavailable
 from logstore.filesystem import FileSystem
@@ -19,6 +20,10 @@ class FolderPlacement:
 
     fs: FileSystem
     table: str
+    log: FolderLog = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "log", FolderLog(self.fs, self.table))
 
     async def place(self, job: str, level: int = 0) -> list[NewFile]:
         return await asyncio.to_thread(place, self.fs, self.table, job, level)
@@ -26,8 +31,11 @@ class FolderPlacement:
     async def markers(self, job: str) -> list[str]:  # noqa: ARG002 - folders are folders
         return []
 
-    async def settle(self, versions: range) -> None:
-        await asyncio.to_thread(sync_commits, self.fs, self.table, versions)
+    async def settle(self, version: int) -> None:
+        await asyncio.to_thread(self.log.settle, version)
+
+    async def mend(self, now_ms: int) -> list[str]:
+        return await asyncio.to_thread(self.log.mend, now_ms)
 
 
 def place(fs: FileSystem, table: str, job: str, level: int = 0) -> list[NewFile]:
@@ -36,21 +44,21 @@ def place(fs: FileSystem, table: str, job: str, level: int = 0) -> list[NewFile]
     try:
         parts = sorted(_parts(fs, folder))
         moved = [_move(fs, table, folder, name, job, level) for name in parts]
+        placed = [file for file in moved if file is not None]
+        _sync_folders(fs, table, (file.path for file in placed))
         _remove(fs, folder)
     except OSError as error:
         raise StoreUnavailable(f"the files of job {job} cannot be placed: {error}") from error
-    return [file for file in moved if file is not None]
+    return placed
 
 
-def sync_commits(fs: FileSystem, table: str, versions: range) -> None:
-    """As `Placement.settle`: delta-rs leaves syncing to the system."""
-    log = os.path.join(table, "_delta_log")
-    try:
-        for version in versions:
-            _sync(fs, os.path.join(log, f"{version:020d}.json"))
-        fs.sync_folder(log)
-    except OSError as error:
-        raise StoreUnavailable(f"the table's log cannot be synced: {error}") from error
+def _sync_folders(fs: FileSystem, table: str, paths: Iterable[str]) -> None:
+    """Of each file, its hour's and those above: another driver may have made them just now."""
+    hours = {os.path.dirname(os.path.join(table, path)) for path in paths}
+    dates = {os.path.dirname(hour) for hour in hours}
+    for found in (hours, dates, {table} if hours else set[str]()):
+        for folder in sorted(found):
+            fs.sync_folder(folder)
 
 
 def _parts(fs: FileSystem, folder: str) -> list[str]:
@@ -89,7 +97,6 @@ def _move(
     _sync(fs, source)
     fs.make_folders(os.path.dirname(target))
     fs.rename(source, target)
-    fs.sync_folder(os.path.dirname(target))
     stat = fs.stat(target)
     if stat is None:
         raise StoreUnavailable(f"{target} is gone")

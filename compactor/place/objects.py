@@ -49,8 +49,11 @@ class ObjectPlacement:
         """Hadoop's connector puts an empty object `x/` for a folder `x`."""
         return await self._folders(_staging(job))
 
-    async def settle(self, versions: range) -> None:
+    async def settle(self, version: int) -> None:
         pass
+
+    async def mend(self, now_ms: int) -> list[str]:  # noqa: ARG002 - nothing is ever half
+        return []
 
     async def _folders(self, prefix: str) -> list[str]:
         found = [prefix]

@@ -41,8 +41,18 @@ class Placement(Protocol):
         """Keys that stand for the folders of the job's staging and that no list shows."""
         ...
 
-    async def settle(self, versions: range) -> None:
-        """Makes the log of these versions durable. Raises `StoreUnavailable`."""
+    async def settle(self, version: int) -> None:
+        """Makes the log durable up to this version, as it must be before the next is made.
+
+        Raises `StoreUnavailable`.
+        """
+        ...
+
+    async def mend(self, now_ms: int) -> list[str]:
+        """Sets aside what a power cut left half of the log, before anything is planned.
+
+        Gives what a person is to be told. Raises `StoreUnavailable`, `Damaged`.
+        """
         ...
 
 

@@ -25,7 +25,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from logstore.clock import Clock
 from logstore.errors import NotFound, OutcomeUnknown, PreconditionFailed, StoreUnavailable
 from logstore.objects.unclear import Unclear
-from logstore.table.schema import EXPIRED, JOB, PARTITIONS, PURGED, application
+from logstore.table.schema import ACTIONS, EXPIRED, JOB, PARTITIONS, PURGED, application
 from logstore.table.snapshot import Snapshot, TableFile
 from logstore.table.stats import NewFile
 from logstore.table.table import Table
@@ -147,13 +147,16 @@ def _write(delta: DeltaTable, change: Change, job: str, clock: Clock) -> None:
         marks.append(Transaction(EXPIRED, change.expired_ms, now))
     added = [_add(file, changed) for file in change.files]
     removed = [_remove(file, changed, now) for file in change.removed]
+    actions = len(added) + len(removed) + len(marks)
     delta.create_write_transaction(
         [*added, *removed],
         "append",
         delta.schema(),
         list(PARTITIONS),
         commit_properties=CommitProperties(
-            custom_metadata={JOB: job}, max_commit_retries=0, app_transactions=marks
+            custom_metadata={JOB: job, ACTIONS: str(actions)},
+            max_commit_retries=0,
+            app_transactions=marks,
         ),
     )
 

@@ -20,6 +20,8 @@ import pyarrow as pa
 PARTITIONS: Final = ("date", "hour")
 JOB: Final = "tailrace.job"
 """Key of the job's ULID in the commit info."""
+ACTIONS: Final = "tailrace.actions"
+"""Key of the number of the commit's actions there: an entry that was cut off has fewer."""
 PURGED: Final = "deletions"
 """The application transaction that says up to when deletions are done."""
 EXPIRED: Final = "expired"

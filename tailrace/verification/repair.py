@@ -96,10 +96,11 @@ class Repair:
                     files.append(await self._write(name, news))
         if not files:
             return 0
+        await self.placement.settle(snapshot.version)
         after = await asyncio.to_thread(
             commit_segments, self.table, snapshot, files, [], job=job, clock=self.clock
         )
-        await self.placement.settle(range(snapshot.version + 1, after.version + 1))
+        await self.placement.settle(after.version)
         return sum(file.rows for file in files)
 
     def _news(self, snapshot: Snapshot, rows: pa.Table) -> pa.Table:
