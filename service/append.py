@@ -149,6 +149,11 @@ class Appender:
         self.lines += batch.records
         return Receipt(ulid, batch.records, False, batch.durability, last)
 
+    def last_ulid(self, key: RunKey) -> int:
+        """The highest ULID of a line of the run that memory knows of, 0 if it knows of none."""
+        run = self.active.peek(key)
+        return 0 if run is None else run.last
+
     def stop(self) -> None:
         """Waits for no look-up any more."""
         self._lookup.stop()
@@ -162,9 +167,7 @@ class Appender:
         # With a full journal the connector is not remembered: its retries are stored twice.
         with suppress(JournalFull):
             await self._journal.record_open(key, connector)
-        run = self.active.peek(key)
-        last = 0 if run is None else run.last
-        return self._minter.mint(max(last, self._horizon(key)))
+        return self._minter.mint(max(self.last_ulid(key), self._horizon(key)))
 
     def _gen1(self, batch: IncomingBatch) -> Connector | None:
         """What is known of the sender, if it is one that sends again without an id."""

@@ -136,16 +136,19 @@ class Node:
             pin=self.journal.pin,
             offload=seams.offload,
             record_close=self.journal.record_close,
-            record_tombstone=self.journal.record_tombstone,
+            record_tombstone=self._record_tombstone,
             flushed_through=self._confirmed_through,
-            last_ulid=self._last_ulid,
+            last_ulid=lambda key: self.appender.last_ulid(key),
             closes=dict(state.closes),
             tombstones=dict(state.tombstones),
-            close_done=self._close_done,
+            close_done=self.journal.finish_close,
+            tombstone_done=self.journal.finish_deletion,
             on_ended=self.tail.ended,
             newest_date=seams.newest_date,
             records=lambda: self.records,
         )
+        for (fqn, run), t in state.deleted.all().items():
+            self.text.deletions.note(fqn, run, t)
         minter = ulids.Minter(seams.clock, seams.entropy, last=state.last_ulid)
         self.appender = Appender(
             self.journal,
@@ -284,10 +287,7 @@ class Node:
         """Finalises a run: `closed`, or `closing` if that takes longer. Raises `NodeNotReady`."""
         if not self._open_doors:
             await self._until_ready()
-        state = await self.text.close_run(key)
-        if state == "closed":
-            self.tail.ended(key)
-        return state
+        return await self.text.close_run(key)
 
     async def delete_run(self, key: RunKey) -> None:
         """Deletes a run for good. Raises `Unavailable`."""
@@ -351,14 +351,10 @@ class Node:
             needed = confirmed
         self.journal.release(needed)
 
-    def _close_done(self, key: RunKey, pos: int) -> None:
-        closes = self.journal.state.closes
-        if closes.get(key) == pos:
-            del closes[key]
-
-    def _last_ulid(self, key: RunKey) -> int:
-        run = self.appender.active.peek(key)
-        return 0 if run is None else run.last
+    async def _record_tombstone(self, fqn: str, run: str | None, t: int) -> None:
+        """Once it is recorded, no close from before it is anybody's concern."""
+        await self.journal.record_tombstone(fqn, run, t)
+        self.text.closer.abandon(fqn, run)
 
     async def _confirmed_through(self, pos: int) -> None:
         await self.shipper.confirmed_through(pos)

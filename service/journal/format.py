@@ -18,6 +18,7 @@ All numbers are little-endian. A file is named `{ULID}.wal`:
     kind 6   mark       secret 8 | own offset u64 | offset synced when it was written u64
     kind 7   confirm    JSON: as a cut; the segment is in the store
     kind 8   open       JSON: fqn, run, connector: a gen-1 client begins the run
+    kind 9   finish     JSON: fqn, run, and pos of a close or T of a tombstone: it is done
 
 The length is the body's. The checksum is that of the body and, behind it, the secret;
 that of the state, which says the secret again, is of the body alone.
@@ -65,7 +66,7 @@ MARK_EVERY = 256 * 1024
 MAX_ENTRY_BYTES = (1 << 32) - 1
 MAX_NAME_BYTES = (1 << 16) - 1
 
-STATE, BATCH, CUT, CLOSE, TOMBSTONE, MARK, CONFIRM, OPEN = range(1, 9)
+STATE, BATCH, CUT, CLOSE, TOMBSTONE, MARK, CONFIRM, OPEN, FINISH = range(1, 10)
 
 HEADER = struct.Struct("<8sII16s8sQH")
 PREFIX = struct.Struct("<II")

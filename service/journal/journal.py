@@ -7,8 +7,8 @@ of what is synced; `release` lets files go whose lines are in the store.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from logstore import ulid as ulids
 from logstore.batch import RunKey
@@ -17,13 +17,15 @@ from logstore.entropy import Entropy
 from logstore.errors import InvalidName, JournalFailed, JournalFull, NodeNotReady, TooLarge
 from logstore.filesystem import File, FileSystem
 from logstore.syncer import Syncer
+from service.journal import changes
 from service.journal import format as wal
+from service.journal.changes import Change
 from service.journal.file import JournalFile, make_file
 from service.journal.limits import JournalLimits
 from service.journal.recovery import Recovered
 from service.journal.room import DiskRoom
 from service.journal.spares import Spares
-from service.journal.state import Cut, JournalState, encode_cut_entry
+from service.journal.state import Cut, JournalState
 from service.journal.view import JournalPin
 from service.journal.writer import FULL, Appended, Control, GroupWriter
 from service.offload import Offload
@@ -179,33 +181,39 @@ class Journal:
     async def record_cut(self, seq: int, first: int) -> Cut:
         """Makes the cut of a segment durable: all lines from `first` on that were taken by now."""
         cut = Cut(seq, first, self.next_pos)
-        entry = encode_cut_entry(self.state.node, cut)
-        await self._record(wal.CUT, entry, lambda state: state.cuts.append(cut))
+        await self._record(changes.cut(self.state.node, cut), beyond=True)
         return cut
 
     async def record_close(self, key: RunKey) -> int:
         """Makes a close durable, giving the position below which all came before it."""
         pos = self.next_pos
-
-        def apply(state: JournalState) -> None:
-            state.closes[key] = pos
-
-        await self._record(wal.CLOSE, {"fqn": key.fqn, "run": key.run, "pos": pos}, apply)
+        await self._record(changes.close(key, pos))
         return pos
 
     async def record_tombstone(self, fqn: str, run: str | None, t: int) -> None:
-        """Makes a deletion durable: all ULIDs of the run (or of the pipeline) up to `t`."""
+        """Makes a deletion durable: all ULIDs of the run (or of the pipeline) up to `t`.
 
-        def apply(state: JournalState) -> None:
-            state.tombstones[fqn, run] = max(state.tombstones.get((fqn, run), 0), t)
-
-        entry = {"fqn": fqn, "run": run, "t": ulids.encode(t)}
-        await self._record(wal.TOMBSTONE, entry, apply)
+        It takes with it what was recorded of closes of these runs.
+        """
+        await self._record(changes.tombstone(fqn, run, t))
 
     async def record_open(self, key: RunKey, connector: str) -> None:
         """Makes durable that a gen-1 connector begins a run."""
-        entry = {"fqn": key.fqn, "run": key.run, "connector": connector}
-        await self._record(wal.OPEN, entry, lambda state: state.connectors.open(key, connector))
+        await self._record(changes.opened(key, connector))
+
+    def finish_close(self, key: RunKey, pos: int) -> None:
+        """The close that was recorded at `pos` is done: no start takes it up again."""
+        if self.state.closes.get(key, pos + 1) <= pos:
+            self._note(changes.finished_close(key, pos))
+
+    def finish_deletion(self, fqn: str, run: str | None, t: int) -> None:
+        """The deletion up to `t` is done: the store knows it, no start takes it up again."""
+        self._note(changes.finished_deletion(fqn, run, t))
+
+    def _note(self, change: Change) -> None:
+        """Records what nobody waits for. If it is lost the work is done again, to no harm."""
+        if self._writer.failure is None and not self._closing:
+            self._submit(change, urgent=False).add_done_callback(_heard)
 
     async def synced(self, pos: int) -> None:
         """Returns when all lines below `pos` are on the disk. Raises `JournalFailed`.
@@ -214,20 +222,21 @@ class Journal:
         """
         if pos > self.synced_pos:
             self._check_open()
-            await self._submit(b"", _nothing)
+            await self._submit(Change(b"", changes.nothing))
 
-    async def _record(
-        self, kind: int, value: Mapping[str, Any], apply: Callable[[JournalState], None]
-    ) -> None:
-        """An entry of the state: small, and taken beyond `max_bytes`, which it helps to leave."""
+    async def _record(self, change: Change, *, beyond: bool = False) -> None:
+        """An entry of the state: small, and taken beyond `max_bytes`, which it helps to leave.
+
+        However far beyond, if without it nothing could be shipped.
+        """
         self._check_open()
-        if self.bytes > self._limits.max_bytes + _CONTROL_ROOM and kind != wal.CUT:
+        if self.bytes > self._limits.max_bytes + _CONTROL_ROOM and not beyond:
             raise self._full()
-        await self._submit(wal.encode_json(kind, value), apply)
+        await self._submit(change)
 
-    def _submit(self, body: _Raw, apply: Callable[[JournalState], None]) -> asyncio.Future[None]:
+    def _submit(self, change: Change, *, urgent: bool = True) -> asyncio.Future[None]:
         done: asyncio.Future[None] = self._loop.create_future()
-        self._writer.submit(Control(body, apply, done))
+        self._writer.submit(Control(change.body, change.apply, done, urgent))
         return done
 
     def _check_open(self) -> None:
@@ -334,8 +343,7 @@ class Journal:
         self._record_confirmed(cut, again=True)
 
     def _record_confirmed(self, cut: Cut, *, again: bool) -> None:
-        entry = encode_cut_entry(self.state.node, cut)
-        done = self._submit(wal.encode_json(wal.CONFIRM, entry), _nothing)
+        done = self._submit(changes.confirm(self.state.node, cut))
         done.add_done_callback(lambda done: self._confirmed(cut, done, again=again))
 
     def _confirmed(self, cut: Cut, done: asyncio.Future[None], *, again: bool) -> None:
@@ -382,5 +390,7 @@ class Journal:
             raise self.failure
 
 
-def _nothing(_: JournalState) -> None:
-    """What an entry does to the state that was changed already."""
+def _heard(done: asyncio.Future[None]) -> None:
+    """What nobody waits for may fail: the disk is full, and whoever appends is told so."""
+    if not done.cancelled():
+        done.exception()

@@ -25,7 +25,7 @@ from service.journal.scan import Entry
 from service.journal.state import Cut, JournalState, decode_cut_entry, decode_state
 from service.known import KnownBatch
 
-_KINDS = (wal.STATE, wal.CUT, wal.CLOSE, wal.TOMBSTONE, wal.CONFIRM, wal.OPEN)
+_KINDS = (wal.STATE, wal.CUT, wal.CLOSE, wal.TOMBSTONE, wal.CONFIRM, wal.OPEN, wal.FINISH)
 
 
 class Replay:
@@ -89,19 +89,16 @@ class Replay:
             node, cut = decode_cut_entry(value)
             if node == state.node and self._cuts_known:
                 self._cut(cut, state) if kind == wal.CUT else _confirm(cut, state)
-        elif kind == wal.CLOSE:
-            pos = value["pos"]
-            if not isinstance(pos, int):
-                raise Damaged("a close without a position")
-            state.closes[RunKey(str(value["fqn"]), str(value["run"]))] = pos
         elif kind == wal.OPEN:
-            key = RunKey(str(value["fqn"]), str(value["run"]))
-            state.connectors.open(key, str(value["connector"]))
+            state.connectors.open(_run(value), str(value["connector"]))
+        elif kind == wal.CLOSE:
+            state.close(_run(value), _pos(value))
+        elif kind == wal.TOMBSTONE:
+            state.delete(*_deletion(value))
+        elif "pos" in value:
+            state.finish_close(_run(value), _pos(value))
         else:
-            run = value["run"]
-            deleted = (str(value["fqn"]), None if run is None else str(run))
-            t = ulids.decode(str(value["t"]))
-            state.tombstones[deleted] = max(state.tombstones.get(deleted, 0), t)
+            state.finish_deletion(*_deletion(value))
 
     def _cut(self, cut: Cut, state: JournalState) -> None:
         last = state.last_cut()
@@ -118,6 +115,22 @@ class Replay:
         low = max(state.base, self.low_pos)
         state.confirmed, state.cuts = Cut(0, low, low), []
         self._cuts_known = False
+
+
+def _run(value: Mapping[str, Any]) -> RunKey:
+    return RunKey(str(value["fqn"]), str(value["run"]))
+
+
+def _pos(value: Mapping[str, Any]) -> int:
+    pos = value["pos"]
+    if not isinstance(pos, int):
+        raise Damaged("a close without a position")
+    return pos
+
+
+def _deletion(value: Mapping[str, Any]) -> tuple[str, str | None, int]:
+    run = value["run"]
+    return str(value["fqn"]), None if run is None else str(run), ulids.decode(str(value["t"]))
 
 
 def _confirm(cut: Cut, state: JournalState) -> None:

@@ -1,8 +1,8 @@
 """What the node must know to go on, besides the batches themselves.
 
-It stands in full at the beginning of every journal file (`state`), and the entries
-`cut`, `close`, `tombstone` and `open` change it from there on. So the newest file's state and
-what follows it say everything, and older files hold nothing but batches.
+It stands in full at the beginning of every journal file (`state`), and the entries `cut`,
+`close`, `tombstone`, `open` and `finish` change it from there on. So the newest file's state
+and what follows it say everything, and older files hold nothing but batches.
 """
 
 from __future__ import annotations
@@ -14,6 +14,12 @@ from typing import Any
 from logstore import ulid as ulids
 from logstore.batch import RunKey
 from service.journal.connectors import Connectors, decode_connectors
+from service.journal.deletions import (
+    DoneDeletions,
+    decode_deletions,
+    decode_done,
+    encode_deletions,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +39,8 @@ class JournalState:
     the parent's, and stand in the parent's segments.
     `closes` are closes that are recorded and not finished: run to the position below
     which everything was received before the close. `tombstones` are deletions that the
-    store may not know yet: (fqn, run or None) to T. `connectors` are those of
-    OpenMetadata's first generation, which batches change as well.
+    store may not know yet: (fqn, run or None) to T; `deleted` the latest that it knows.
+    `connectors` are those of OpenMetadata's first generation, which batches change as well.
     """
 
     node: str
@@ -44,6 +50,7 @@ class JournalState:
     cuts: list[Cut] = field(default_factory=list)
     closes: dict[RunKey, int] = field(default_factory=dict)
     tombstones: dict[tuple[str, str | None], int] = field(default_factory=dict)
+    deleted: DoneDeletions = field(default_factory=DoneDeletions)
     connectors: Connectors = field(default_factory=Connectors)
     files: list[str] = field(default_factory=list)
 
@@ -55,6 +62,28 @@ class JournalState:
         """Records that the oldest unconfirmed segment is in the store."""
         self.cuts = [other for other in self.cuts if other.seq > cut.seq]
         self.confirmed = cut
+
+    def close(self, key: RunKey, pos: int) -> None:
+        """A close is to be done: all lines of the run below `pos` came before it."""
+        self.closes[key] = pos
+
+    def finish_close(self, key: RunKey, pos: int) -> None:
+        """It is done; one that was recorded later is not."""
+        if key in self.closes and self.closes[key] <= pos:
+            del self.closes[key]
+
+    def delete(self, fqn: str, run: str | None, t: int) -> None:
+        """A deletion is to be done. Closes from before it do not close the run begun anew."""
+        self.tombstones[fqn, run] = max(self.tombstones.get((fqn, run), 0), t)
+        for key in [key for key in self.closes if key.fqn == fqn and run in (None, key.run)]:
+            del self.closes[key]
+
+    def finish_deletion(self, fqn: str, run: str | None, t: int) -> None:
+        """It is done. No id that is minted after the next start is one of those deleted."""
+        if (fqn, run) in self.tombstones and self.tombstones[fqn, run] <= t:
+            del self.tombstones[fqn, run]
+        self.deleted.add(fqn, run, t)
+        self.last_ulid = max(self.last_ulid, t)
 
     def reincarnate(self, node: str, base: int) -> None:
         """Becomes another node's state, which has cut nothing yet."""
@@ -72,9 +101,8 @@ class JournalState:
             "confirmed": _encode_cut(self.confirmed),
             "cuts": [_encode_cut(cut) for cut in self.cuts],
             "closes": [[key.fqn, key.run, end] for key, end in self.closes.items()],
-            "tombstones": [
-                [fqn, run, ulids.encode(t)] for (fqn, run), t in self.tombstones.items()
-            ],
+            "tombstones": encode_deletions(self.tombstones),
+            "deleted": encode_deletions(self.deleted.all()),
             "connectors": self.connectors.encoded(),
             "files": self.files,
         }
@@ -89,8 +117,9 @@ def decode_state(value: Mapping[str, Any]) -> JournalState:
         confirmed=_decode_cut(value["confirmed"]),
         cuts=[_decode_cut(cut) for cut in value["cuts"]],
         closes={RunKey(fqn, run): end for fqn, run, end in value["closes"]},
-        tombstones={(fqn, run): ulids.decode(t) for fqn, run, t in value["tombstones"]},
-        # Absent in states of before there were any.
+        tombstones=decode_deletions(value["tombstones"]),
+        # Both are absent in states of before there were any.
+        deleted=decode_done(value.get("deleted", ())),
         connectors=decode_connectors(value.get("connectors", ())),
         files=list(value["files"]),
     )

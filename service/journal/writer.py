@@ -61,12 +61,14 @@ class Appended(NamedTuple):
 class Control(NamedTuple):
     """An entry without lines, and what is to be done once it is synced.
 
-    With an empty body it waits for the sync of all that was submitted before it.
+    With an empty body it waits for the sync of all that was submitted before it. One that
+    nobody waits for is not `urgent`: it is synced with what comes next, as a `fast` batch is.
     """
 
     body: bytes
     apply: Callable[[JournalState], None]
     done: asyncio.Future[None]
+    urgent: bool = True
 
 
 Item: TypeAlias = Appended | Control
@@ -270,7 +272,7 @@ class GroupWriter:
 
     def _account(self, item: Item, offset: int) -> None:
         if not isinstance(item, Appended):
-            self._sync_due = True
+            self._sync_due = self._sync_due or item.urgent
             return
         self._file.index.add(
             item.key,

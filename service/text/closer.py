@@ -122,36 +122,56 @@ class Closer:
             self.last_error = f"{key.fqn}/{key.run}: {task.exception()}"
 
     async def _finish(self, key: RunKey) -> str:
-        """Tries until it is done."""
+        """Tries until it is done, or the run was deleted."""
         pause = _FIRST_BACKOFF_SECONDS
-        while True:
-            pos = self._wanted[key]
+        while (pos := self._wanted.get(key)) is not None:
             try:
-                await self._finish_or_mend(key, pos)
+                manifest = await self._finish_or_mend(key, pos)
             except TailraceError as error:
                 self.failures += 1
                 self.last_error = f"{key.fqn}/{key.run}: {error}"
                 await self._clock.sleep(pause)
                 pause = min(pause * 2, _MAX_BACKOFF_SECONDS)
                 continue
-            if self._wanted[key] == pos:
-                return self._finished(key, pos)
+            if manifest is not None and self._wanted.get(key) == pos:
+                self._finished(key, pos, manifest)
+        return "closed"
 
-    async def _finish_or_mend(self, key: RunKey, pos: int) -> None:
+    async def _finish_or_mend(self, key: RunKey, pos: int) -> Manifest | None:
+        def wanted() -> bool:
+            return self._wanted.get(key) == pos
+
         try:
-            await self.finish(key, pos)
+            return await self.finish(key, pos, wanted)
         except NotFound:  # of what it is made from
             if not await self._mend(key):
                 raise
-            await self.finish(key, pos)
+            return await self.finish(key, pos, wanted)
 
-    async def finish(self, key: RunKey, pos: int) -> None:
-        """All steps after the record, once. Raises `TailraceError`; may be called again."""
+    async def finish(
+        self, key: RunKey, pos: int, wanted: Callable[[], bool] = lambda: True
+    ) -> Manifest | None:
+        """All steps after the record, once; what the manifest says then.
+
+        None, and the run is as it was, if the close is not wanted any more when its turn
+        comes. Raises `TailraceError`; may be called again.
+        """
         await self._flushed_through(pos)
         await self._flusher.flush(key, end=pos)
         ended = [*self._parents, WRITER, *await self._gone_writers(key)]
         async with self._locks.of(key):
-            await self._sealer.seal(key, partial(_before, self._node, pos, ended))
+            if not wanted():
+                return None
+            return await self._sealer.seal(key, partial(_before, self._node, pos, ended))
+
+    def abandon(self, fqn: str, run: str | None) -> None:
+        """A deletion of the run, or of all runs of the pipeline, was recorded.
+
+        A close from before it is not finished: it would close the run that begins anew.
+        """
+        for key in [key for key in self._wanted if key.fqn == fqn and run in (None, key.run)]:
+            del self._wanted[key]
+            self._flusher.let_go(key)
 
     async def _gone_writers(self, key: RunKey) -> list[str]:
         """Writers of the run that do not look after it themselves."""
@@ -178,14 +198,19 @@ class Closer:
         self._on_ended(key)
         return True
 
-    def _finished(self, key: RunKey, pos: int) -> str:
+    def _finished(self, key: RunKey, pos: int, manifest: Manifest) -> None:
+        """Readers hear of the end unless lines follow it: then the run is open again."""
         del self._wanted[key]
         self._flusher.let_go(key)
-        self._remember(key)
+        reopened = manifest.state == "open" and bool(manifest.chunks)
+        if reopened:
+            self._reopened[key] = self._clock.monotonic()
+        else:
+            self._remember(key)
         self._close_done(key, pos)
         self.closes += 1
-        self._on_ended(key)
-        return "closed"
+        if not reopened and not self._flusher.follows(key, pos):
+            self._on_ended(key)
 
     def _remember(self, key: RunKey) -> None:
         self._reopened.pop(key, None)

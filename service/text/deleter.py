@@ -47,6 +47,7 @@ class Deleter:
         pin: Callable[[], Pin],
         last_ulid: Callable[[RunKey], int],
         record_tombstone: Callable[[str, str | None, int], Awaitable[None]],
+        tombstone_done: Callable[[str, str | None, int], None],
         flushed: Callable[[], int],
         forget: Callable[[RunKey], None],
     ) -> None:
@@ -60,6 +61,7 @@ class Deleter:
         self._pin = pin
         self._last_ulid = last_ulid
         self._record_tombstone = record_tombstone
+        self._tombstone_done = tombstone_done
         self._flushed = flushed
         self._forget = forget
         self._unfinished: list[tuple[str, str | None, int]] = []
@@ -76,6 +78,7 @@ class Deleter:
             await self._swap(key, t)
             await self._record(key.fqn, key.run, t)
             await self.remove_objects(key)
+        self._tombstone_done(key.fqn, key.run, t)
         self.deleted += 1
 
     async def delete_pipeline(self, fqn: str) -> list[str]:
@@ -93,6 +96,7 @@ class Deleter:
                 await self.remove_objects(manifest.key)
             self.deleted += 1
         await self._remove_untaken(untaken, t)
+        self._tombstone_done(fqn, None, t)
         gone = {m.key.run for m in manifests if m.state != "deleted"}
         return sorted(gone | {key.run for key in [*hot, *untaken]})
 
@@ -122,6 +126,7 @@ class Deleter:
             if run is None:
                 await self._remove_untaken(await self._untaken(fqn, deleted=True), t)
             self._unfinished.pop(0)
+            self._tombstone_done(fqn, run, t)
 
     def stop(self) -> None:
         """Ends `run`."""

@@ -114,6 +114,11 @@ class TextFlusher:
         """Whether lines of the run, of which there are some below `end`, are in no chunk yet."""
         return end > self._confirmed_pos or self._pending.get(key) is not None
 
+    def follows(self, key: RunKey, pos: int) -> bool:
+        """Whether this node has lines of the run at or above `pos`, synced."""
+        with self._pin() as pin:
+            return len(pin.batches(run=key, start=pos).rows) > 0
+
     def lacking(self) -> list[tuple[RunKey, int]]:
         """Runs of whose lines here some are in no chunk yet, and one past the last of them."""
         with self._pin() as pin:

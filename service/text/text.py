@@ -75,6 +75,7 @@ class Text(TextReader, Listing):
         closes: Mapping[RunKey, int],
         tombstones: Mapping[tuple[str, str | None], int],
         close_done: Callable[[RunKey, int], None],
+        tombstone_done: Callable[[str, str | None, int], None],
         on_ended: Callable[[RunKey], None],
         newest_date: Callable[[], DateSample | None] | None = None,
         records: Callable[[], Records | None] = lambda: None,
@@ -209,6 +210,7 @@ class Text(TextReader, Listing):
             pin=pin,
             last_ulid=last_ulid,
             record_tombstone=record_tombstone,
+            tombstone_done=tombstone_done,
             flushed=lambda: self.flushed_pos,
             forget=self._forget,
         )

@@ -151,6 +151,7 @@ class World:
             closes=dict(self.journal.closes),
             tombstones=dict(self.journal.tombstones),
             close_done=self._close_done,
+            tombstone_done=self._tombstone_done,
             on_ended=self.ended.append,
             **extra,
         )
@@ -203,6 +204,10 @@ class World:
 
     async def _record_tombstone(self, fqn: str, run: str | None, t: int) -> None:
         self.journal.tombstones[fqn, run] = t
+
+    def _tombstone_done(self, fqn: str, run: str | None, t: int) -> None:
+        if self.journal.tombstones.get((fqn, run), t + 1) <= t:
+            del self.journal.tombstones[fqn, run]
 
     async def _flushed_through(self, pos: int) -> None:
         if self.journal.confirmed < pos:
