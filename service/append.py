@@ -36,7 +36,6 @@ from service.gen1 import is_retry
 from service.incoming import IncomingBatch, Receipt, Submitted
 from service.journal.connectors import Connector, LastBatch
 from service.journal.journal import Journal
-from service.journal.meta import encode_meta
 from service.known import KnownBatch
 from service.lookup import Stored, StoreLookup
 
@@ -200,7 +199,7 @@ class Appender:
             lines=batch.lines,
             digest=checksum,
             connector=batch.connector,
-            meta=encode_meta(batch.meta) if batch.meta is not None else b"",
+            meta=batch.meta,
             fast=batch.durability == "fast",
         )
 

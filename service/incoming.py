@@ -10,7 +10,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from logstore.batch import RecordMeta, RunKey
+from logstore.batch import RunKey
 
 Durability = Literal["fast", "durable", "bulk"]
 
@@ -28,7 +28,8 @@ class IncomingBatch:
     above: int = 0
     """The run's last ULID as the client echoes it; 0 if it echoes none."""
     connector: str | None = None
-    meta: RecordMeta | None = None
+    meta: bytes = b""
+    """What its records carry beside their text, as the journal keeps it; else nothing."""
     durability: Durability = "durable"
     replaced: int = 0
     """How many characters of `text` stand for something that was no UTF-8."""

@@ -119,6 +119,11 @@ class Ingest(Section):
     max_text_bytes: Bytes = Field(
         default=64 * MIB, description="The text of one batch after decompression and decoding"
     )
+    max_meta_bytes: Bytes = Field(
+        default=16 * MIB,
+        description="What the records of one batch carry beside their messages: times, levels, "
+        "attributes",
+    )
     in_flight_bytes: Bytes = Field(
         default=128 * MIB,
         description="Bodies and texts of all requests at once; past it new ones wait",

@@ -262,6 +262,7 @@ def http_limits(settings: Settings) -> HttpLimits:
     return HttpLimits(
         max_body_bytes=ingest.max_body_bytes,
         max_text_bytes=ingest.max_text_bytes,
+        max_meta_bytes=ingest.max_meta_bytes,
         in_flight_bytes=ingest.in_flight_bytes,
         body_timeout_seconds=ingest.body_timeout_seconds,
         offload_bytes=ingest.offload_bytes,

@@ -15,6 +15,7 @@ redirect. Every error is a problem document with `code` and `message`.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Container, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeAlias
@@ -35,6 +36,7 @@ from service.http.body import (
     drain,
     read_rest,
 )
+from service.http.bounds import Bounds
 from service.http.decode import KINDS, Decoded, decode, kind_of, prefixed
 from service.http.ids import echoed, parse_batch_id, request_id, run_tag, session_cookie
 from service.http.limits import HttpLimits
@@ -102,6 +104,8 @@ class AppendRoutes:
         self.small = min(_SMALL, limits.max_body_bytes)
         """Bodies up to this size are decoded in place."""
         self._threads = ThreadPoolExecutor(limits.decode_threads, thread_name_prefix="decode")
+        self._over = threading.Event()
+        self._bounds = Bounds(limits.max_text_bytes, limits.max_meta_bytes, self._go_on)
         self.budget = Budget(limits.in_flight_bytes)
 
     def answer(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None] | None:
@@ -125,8 +129,13 @@ class AppendRoutes:
         await _reply(send, refusal.status, refusal.headers, refusal.body)
 
     def shut(self) -> None:
-        """Lets the decoding threads go."""
+        """Ends what is being decoded, and lets the threads go: the process waits for them."""
+        self._over.set()
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _go_on(self) -> None:
+        if self._over.is_set():
+            raise NodeNotReady("the node is stopping")
 
     def _learn(self, path: bytes) -> Route:
         target = append_target(path)
@@ -176,7 +185,7 @@ class AppendRoutes:
         if kind == "text" and body.isascii() and body[-1:] == b"\n":
             lines = count_lines(body)
             return Decoded(body, lines, lines)
-        return decode(body, kind, None, self._limits.max_text_bytes)
+        return decode(body, kind, None, self._bounds)
 
     async def _store_large(
         self, route: Route, get: Get, first: Message, receive: Receive, send: Send
@@ -310,11 +319,10 @@ class AppendRoutes:
         self, body: bytes, content_type: bytes | None, encoding: bytes | None
     ) -> Decoded:
         kind = kind_of(content_type)
-        limit = self._limits.max_text_bytes
         if len(body) < self._limits.offload_bytes and encoding is None:
-            return decode(body, kind, None, limit)
+            return decode(body, kind, None, self._bounds)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, decode, body, kind, encoding, limit)
+        return await loop.run_in_executor(self._threads, decode, body, kind, encoding, self._bounds)
 
     async def _answer_close(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
         self.counters.close_requests += 1

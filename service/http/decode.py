@@ -17,18 +17,17 @@ Pure functions of bytes: the append route calls them in a thread for large bodie
 from __future__ import annotations
 
 import binascii
-import json
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import orjson
-
-from logstore.batch import RecordMeta
 from logstore.errors import InvalidInput, TooLarge
 from logstore.ulid import MAX_LINES
-from service.http.inflate import INFLATERS, gunzip
+from service.http.bounds import Bounds
+from service.http.envelope import Document, LongString, NotJson, load, parse
+from service.http.inflate import INFLATERS, gunzip, windows
 from service.http.problems import HttpError
 from service.http.records import parse_records
-from service.http.text import as_lines, count_lines, encode_text, valid_utf8
+from service.http.text import as_lines, count_lines, encode_text
 
 # OpenMetadata's message for JSON of the wrong shape.
 _FORMAT = "Invalid log data format"
@@ -38,6 +37,7 @@ _JSON_HINT = 'Send a JSON string, or an object such as {"logs": "text", "connect
 class Decoded(NamedTuple):
     """Text of whole lines (empty: nothing to store), and what came with it.
 
+    `meta`: what records carry, as the journal keeps it; nothing for plain lines.
     `opens`: it is the empty call with which a gen-1 client of OpenMetadata begins.
     """
 
@@ -45,7 +45,7 @@ class Decoded(NamedTuple):
     records: int
     lines: int
     connector: str | None = None
-    meta: RecordMeta | None = None
+    meta: bytes = b""
     replaced: int = 0
     opens: bool = False
 
@@ -58,24 +58,24 @@ def prefixed(decoded: Decoded) -> Decoded:
     return decoded._replace(text=b"[%b] %b" % (name.encode(), decoded.text))
 
 
-def decode(body: bytes, kind: str, encoding: bytes | None, limit: int) -> Decoded:
+def decode(body: bytes, kind: str, encoding: bytes | None, bounds: Bounds) -> Decoded:
     """The batch in `body`; `kind` is one of `KINDS`' values.
 
-    Raises `InvalidInput`, `TooLarge` (more than `limit` bytes of text, or too many
-    lines), `HttpError` 415 (an encoding we do not know).
+    Raises `InvalidInput`, `TooLarge` (more text than `bounds` allow, or too many lines),
+    `HttpError` 415 (an encoding we do not know), and what `bounds.go_on` does.
     """
     if encoding is not None and encoding != b"identity":
         inflate = INFLATERS.get(encoding.strip().lower())
         if inflate is None:
             raise HttpError(415, f"Content-Encoding {encoding.decode('latin-1')!r} is not known")
-        body = inflate(body, limit, "body")
-    if len(body) > limit and kind != "json":
-        raise TooLarge(f"more than {limit} bytes of text", field="body")
+        body = inflate(body, bounds, "body")
+    if len(body) > bounds.text_bytes and kind != "json":
+        raise TooLarge(f"more than {bounds.text_bytes} bytes of text", field="body")
     if kind == "text":
-        return _lines(*as_lines(body))
+        return _lines(bounds, *as_lines(body))
     if kind == "records":
-        return _records(body, limit)
-    return _decode_json(body, limit, announced=kind == "json")
+        return _records(body, bounds)
+    return _decode_json(body, bounds, announced=kind == "json")
 
 
 KINDS: dict[bytes | None, str] = {
@@ -102,75 +102,70 @@ def kind_of(content_type: bytes | None) -> str:
     return kind
 
 
-def _lines(text: bytes, replaced: int, connector: str | None = None) -> Decoded:
+def _lines(bounds: Bounds, text: bytes, replaced: int, connector: str | None = None) -> Decoded:
+    if len(text) > bounds.text_bytes + 1:  # what was replaced is longer; a newline is no matter
+        raise TooLarge(f"more than {bounds.text_bytes} bytes of text", field="logs")
     lines = count_lines(text)
     if lines > MAX_LINES:
         raise TooLarge(f"{lines} lines; a batch has at most {MAX_LINES}", field="logs")
-    return Decoded(text, lines, lines, connector, None, replaced)
+    return Decoded(text, lines, lines, connector, replaced=replaced)
 
 
-def _records(body: bytes, limit: int) -> Decoded:
+def _records(body: bytes, bounds: Bounds) -> Decoded:
     if count_lines(body) > MAX_LINES:
         raise TooLarge(f"a batch has at most {MAX_LINES} records", field="body")
-    body, replaced = valid_utf8(body)
-    text, meta, more = parse_records(body)
-    if len(text) > limit:
-        raise TooLarge(f"more than {limit} bytes of text", field="body")
-    return Decoded(text, len(meta.ends), count_lines(text), None, meta, replaced + more)
+    text, meta, count, replaced = parse_records(body, bounds)
+    return Decoded(text, count, count_lines(text), None, meta, replaced)
 
 
-def _decode_json(body: bytes, limit: int, *, announced: bool) -> Decoded:
-    value, replaced = _load(body, announced=announced)
+def _decode_json(body: bytes, bounds: Bounds, *, announced: bool) -> Decoded:
+    document = _load(body, bounds, announced=announced)
+    value = document.value
     if type(value) is dict:
-        return _decode_object(value, replaced, limit)
+        return _decode_object(value, document, bounds)
     if type(value) is not str:
         raise InvalidInput(_FORMAT, field="body", hint=_JSON_HINT)
-    return _decode_text(value, replaced, limit, None)
+    return _decode_text(document.long.get(None, value), document.replaced, bounds, None)
 
 
-def _load(body: bytes, *, announced: bool) -> tuple[Any, int]:
-    """The JSON value, and how many bytes of it were not UTF-8."""
+def _load(body: bytes, bounds: Bounds, *, announced: bool) -> Document:
     if not body:
-        return "", 0
+        return Document("", {}, 0)
     try:
-        return orjson.loads(body), 0
-    except orjson.JSONDecodeError:
-        pass
-    # Not UTF-8, or a lone surrogate: orjson refuses both, the standard parser takes them.
-    fixed, replaced = valid_utf8(body)
-    try:
-        return json.loads(fixed, parse_constant=_refuse), replaced
-    except (ValueError, RecursionError) as error:
+        return load(body, bounds)
+    except NotJson as error:
         if not announced:
             raise HttpError(415, "no Content-Type, and the body is not JSON") from error
-        raise InvalidInput(f"not JSON: {error}", field="body", hint=_JSON_HINT) from error
+        raise
 
 
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")
-
-
-def _decode_object(value: dict[str, Any], replaced: int, limit: int) -> Decoded:
-    connector = _connector(value.get("connectorId"))
-    logs = value.get("logs")
+def _decode_object(value: dict[str, Any], document: Document, bounds: Bounds) -> Decoded:
+    replaced = document.replaced
+    connector = _connector(document.long.get("connectorId") or value.get("connectorId"))
+    logs = document.long.get("logs") or value.get("logs")
     if logs is None or logs == "":
         opens = connector is not None and "logs" not in value and "timestamp" in value
-        return Decoded(b"", 0, 0, connector, None, replaced, opens)
-    if type(logs) is not str:
+        return Decoded(b"", 0, 0, connector, replaced=replaced, opens=opens)
+    if not isinstance(logs, str | LongString):
         raise InvalidInput(f"{_FORMAT}: `logs` is not a string", field="logs", hint=_JSON_HINT)
     if not _flag(value.get("compressed")):
-        return _decode_text(logs, replaced, limit, connector)
-    text, more = as_lines(gunzip(_unbase64(logs), limit, "logs"))
-    return _lines(text, replaced + more, connector)
+        return _decode_text(logs, replaced, bounds, connector)
+    text, more = as_lines(gunzip(_unbase64(logs), bounds, "logs"))
+    return _lines(bounds, text, replaced + more, connector)
 
 
-def _decode_text(value: str, replaced: int, limit: int, connector: str | None) -> Decoded:
-    raw, more = encode_text(value)
-    if len(raw) > limit:
-        raise TooLarge(f"more than {limit} bytes of text", field="logs")
+def _decode_text(
+    value: str | LongString, replaced: int, bounds: Bounds, connector: str | None
+) -> Decoded:
+    if isinstance(value, str):
+        raw, more = encode_text(value)
+        if len(raw) > bounds.text_bytes:
+            raise TooLarge(f"more than {bounds.text_bytes} bytes of text", field="logs")
+    else:
+        raw, more = value.text(bounds, "logs")
     if raw and not raw.endswith(b"\n"):
         raw += b"\n"
-    return _lines(raw, replaced + more, connector)
+    return _lines(bounds, raw, replaced + more, connector)
 
 
 def _connector(value: object) -> str | None:
@@ -192,12 +187,30 @@ def _flag(value: object) -> bool:
     return value
 
 
-def _unbase64(text: str) -> bytes:
+def _unbase64(logs: str | LongString) -> Iterator[bytes]:
+    """What base64 writes, in pieces; raises `InvalidInput` where it is none."""
+    rest = b""
     try:
-        return binascii.a2b_base64(text.encode("ascii"), strict_mode=True)
+        pieces = iter([logs.encode("ascii")]) if isinstance(logs, str) else _plain(logs)
+        piece = next(pieces, b"")
+        while piece:
+            following = next(pieces, b"")
+            rest += piece
+            whole = len(rest) - len(rest) % 4 if following else len(rest)
+            if following and b"=" in rest[:whole]:
+                raise binascii.Error("padding before its end")
+            yield from windows(binascii.a2b_base64(rest[:whole], strict_mode=True))
+            rest, piece = rest[whole:], following
     except (binascii.Error, UnicodeEncodeError) as error:
         raise InvalidInput(
             f"`logs` is not base64: {error}",
             field="logs",
             hint="With `compressed` true, `logs` is base64 of gzip of UTF-8 text.",
         ) from error
+
+
+def _plain(string: LongString) -> Iterator[bytes]:
+    """A long string of ASCII as bytes. Raises `UnicodeEncodeError` if it holds anything else."""
+    for piece in string.raw():
+        # base64 needs no escapes, but `/` may have one.
+        yield parse(b'"%b"' % piece)[0].encode("ascii") if b"\\" in piece else piece

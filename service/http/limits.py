@@ -17,6 +17,8 @@ class HttpLimits:
     """A body as it is sent: compressed, escaped or in base64."""
     max_text_bytes: int = 64 << 20
     """The text of a batch, once decoded."""
+    max_meta_bytes: int = 16 << 20
+    """What the records of a batch carry beside their messages, as the journal keeps it."""
     in_flight_bytes: int = 128 << 20
     """Bodies and texts of all requests at once; past it new bodies wait, none is refused."""
     body_timeout_seconds: float = 60.0

@@ -4,20 +4,26 @@
 
 Only `message` is needed. Each message gets one newline behind it, whatever it ends
 with, so what a record said comes back exactly; newlines inside stay.
+
+Records are decoded some at a time, and what they carry is held encoded: the objects that
+the parser makes never are those of a whole body.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
 from logstore.batch import RecordMeta
-from logstore.errors import InvalidInput
-from service.http.text import encode_text
+from logstore.errors import InvalidInput, TooLarge
+from service.http.bounds import Bounds
+from service.http.envelope import SMALL, NotJson, load
+from service.http.text import encode_text, valid_utf8
+from service.journal.meta import MetaColumns
 
 _HINT = 'Each line is an object such as {"message": "text", "ts": "2026-01-31T12:00:00Z"}.'
 # Numbers below this are epoch seconds, above it milliseconds: 5138 in seconds, 1973 in ms.
@@ -25,31 +31,109 @@ _MILLISECONDS_FROM = 1e11
 _MAX_MICROSECONDS = 253_402_300_799_999_999
 
 
-def parse_records(body: bytes) -> tuple[bytes, RecordMeta, int]:
-    """Text, metadata, and the number of characters replaced. Raises `InvalidInput`."""
-    values = _load(body)
-    messages = [_message(value, i) for i, value in enumerate(values, 1)]
-    encoded = [encode_text(message) for message in messages]
-    text = b"".join([piece + b"\n" for piece, _ in encoded])
-    meta = RecordMeta(
-        ends=list(accumulate(len(piece) + 1 for piece, _ in encoded)),
-        ts=[_microseconds(value.get("ts"), i) for i, value in enumerate(values, 1)],
-        levels=[_level(value.get("level"), i) for i, value in enumerate(values, 1)],
-        attributes=[_attributes(value.get("attributes"), i) for i, value in enumerate(values, 1)],
+class Records(NamedTuple):
+    """The batch's text, what its records carry beside as the journal keeps it, their number."""
+
+    text: bytes
+    meta: bytes
+    number: int
+    replaced: int
+
+
+class _Some(NamedTuple):
+    """Records that were read at once, and their messages as text."""
+
+    values: list[dict[str, Any]]
+    texts: list[bytes]
+    replaced: int
+
+
+def parse_records(body: bytes, bounds: Bounds) -> Records:
+    """The records of a body. Raises `InvalidInput`, `TooLarge`."""
+    texts: list[bytes] = []
+    columns = MetaColumns()
+    size = count = replaced = 0
+    for window in _windows(body):
+        bounds.go_on()
+        if len(window) > SMALL:
+            some = _read_long(window, count + 1, bounds)
+        else:
+            some = _read_lines(window, count + 1)
+        if not some.values:
+            continue
+        meta = _meta(some, count + 1, size)
+        try:
+            columns.add(meta)
+        except orjson.JSONEncodeError as error:
+            raise _invalid(count + 1, f"has what cannot be kept: {error}") from error
+        texts.append(b"".join(some.texts))
+        size += len(texts[-1])
+        count += len(some.values)
+        replaced += some.replaced
+        if size > bounds.text_bytes:
+            raise TooLarge(f"more than {bounds.text_bytes} bytes of text", field="body")
+        if columns.size > bounds.meta_bytes:
+            raise TooLarge(
+                f"the records carry more than {bounds.meta_bytes} bytes beside their messages",
+                field="body",
+            )
+    return Records(b"".join(texts), columns.encoded(), count, replaced)
+
+
+def _windows(body: bytes) -> Iterator[bytes]:
+    """The body in pieces of whole lines: at most `SMALL` bytes, or one line that is longer."""
+    at = 0
+    while at < len(body):
+        end = len(body)
+        if end - at > SMALL:
+            end = body.rfind(b"\n", at, at + SMALL) + 1 or body.find(b"\n", at + SMALL) + 1
+        yield body[at : end or len(body)]
+        at = end or len(body)
+
+
+def _meta(some: _Some, first: int, base: int) -> RecordMeta:
+    """What the records carry; `base` is where their text begins in the batch's."""
+    values = some.values
+    return RecordMeta(
+        ends=list(accumulate(map(len, some.texts), initial=base))[1:],
+        ts=[_microseconds(value.get("ts"), i) for i, value in enumerate(values, first)],
+        levels=[_level(value.get("level"), i) for i, value in enumerate(values, first)],
+        attributes=[
+            _attributes(value.get("attributes"), i) for i, value in enumerate(values, first)
+        ],
     )
-    return text, meta, sum(replaced for _, replaced in encoded)
 
 
-def _load(body: bytes) -> list[dict[str, Any]]:
+def _read_lines(window: bytes, first: int) -> _Some:
     """All lines by one call of the parser; line by line only to say which one is wrong."""
-    lines = [line for line in body.split(b"\n") if line.strip()]
+    window, replaced = valid_utf8(window)
+    lines = [line for line in window.split(b"\n") if line.strip()]
     try:
         values = orjson.loads(b"[" + b",".join(lines) + b"]")
     except orjson.JSONDecodeError:
         values = []
     if len(values) != len(lines) or not all(type(value) is dict for value in values):
-        values = [_load_line(line, i) for i, line in enumerate(lines, 1)]
-    return values  # type: ignore[no-any-return]
+        values = [_load_line(line, i) for i, line in enumerate(lines, first)]
+    encoded = [encode_text(_message(value, i)) for i, value in enumerate(values, first)]
+    replaced += sum(more for _, more in encoded)
+    return _Some(values, [piece + b"\n" for piece, _ in encoded], replaced)
+
+
+def _read_long(line: bytes, number: int, bounds: Bounds) -> _Some:
+    """One line that is large, because of its message or by intent."""
+    if not line.strip():
+        return _Some([], [], 0)
+    try:
+        value, long, replaced = load(line, bounds)
+    except NotJson as error:
+        raise _invalid(number, f"is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise _invalid(number, "is not an object")
+    if "message" in long:
+        text, more = long["message"].text(bounds, f"body[{number}]")
+    else:
+        text, more = encode_text(_message(value, number))
+    return _Some([value], [text + b"\n"], replaced + more)
 
 
 def _load_line(line: bytes, number: int) -> dict[str, Any]:
@@ -74,7 +158,8 @@ def _microseconds(value: object, number: int) -> int | None:
         return None
     if isinstance(value, int | float) and not isinstance(value, bool):
         scale = 1_000_000 if abs(value) < _MILLISECONDS_FROM else 1_000
-        moment = round(value * scale)
+        # Compared before it is made a whole number: 1e308 times a thousand is none.
+        moment = round(value * scale) if abs(value) < _MAX_MICROSECONDS else -1
     elif isinstance(value, str):
         moment = _parse_time(value, number)
     else:
@@ -106,7 +191,10 @@ def _attributes(value: object, number: int) -> Mapping[str, str] | None:
         return None
     if not isinstance(value, dict):
         raise _invalid(number, "has `attributes` that are not an object")
-    return {_plain(key): _plain(item) for key, item in value.items()}
+    try:
+        return {key: _plain(item) for key, item in value.items()}
+    except orjson.JSONEncodeError as error:
+        raise _invalid(number, f"has an attribute that cannot be kept: {error}") from error
 
 
 def _plain(item: object) -> str:

@@ -9,6 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 _LONG = 2048
+# Text is looked at in pieces: a step of this size holds the interpreter's lock for a millisecond.
+_PIECE = 1 << 20
+_LEAD = 0xC0
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _REPLACEMENT_BYTES = _REPLACEMENT.encode()
 
@@ -25,11 +28,40 @@ def count_lines(text: bytes) -> int:
     """Its newlines. `bytes.count` calls the C library for each, NumPy looks at 64 bytes at once."""
     if len(text) < _LONG:
         return text.count(b"\n")
-    return int(np.count_nonzero(np.frombuffer(text, dtype=np.uint8) == ord("\n")))
+    held = np.frombuffer(text, dtype=np.uint8)
+    if len(text) <= _PIECE:
+        return int(np.count_nonzero(held == ord("\n")))
+    return sum(
+        int(np.count_nonzero(held[start : start + _PIECE] == ord("\n")))
+        for start in range(0, len(text), _PIECE)
+    )
 
 
 def valid_utf8(raw: bytes) -> tuple[bytes, int]:
     """`raw` if it is UTF-8, else with U+FFFD for what is not, and their number."""
+    if len(raw) <= _PIECE:
+        return _valid_piece(raw)
+    fixed: list[bytes] = []
+    at = replaced = 0
+    while at < len(raw):
+        end = whole_before(raw, min(at + _PIECE, len(raw)))
+        piece, more = _valid_piece(raw[at:end])
+        fixed.append(piece)
+        replaced += more
+        at = end
+    return (b"".join(fixed) if replaced else raw), replaced
+
+
+def whole_before(raw: bytes, stop: int) -> int:
+    """`stop`, or up to three bytes before it: where no character of UTF-8 is split."""
+    if stop < len(raw):
+        for at in range(stop - 1, max(stop - 4, 0), -1):
+            if raw[at] >= _LEAD:
+                return at
+    return stop
+
+
+def _valid_piece(raw: bytes) -> tuple[bytes, int]:
     try:
         raw.decode()
     except UnicodeDecodeError:

@@ -12,7 +12,9 @@ import zstandard
 
 from logstore import errors
 from logstore.batch import RunKey
+from service.http.bounds import Bounds
 from service.http.decode import decode
+from service.journal.meta import decode_meta
 from tests.gzipped import gzipped
 from tests.service.http.conftest import Serve
 from tests.service.http.memory_node import MemoryNode
@@ -137,15 +139,15 @@ async def test_records_keep_their_time_level_and_attributes(direct: Serve) -> No
     [batch] = served.node.batches
     assert batch.text == "a\nb\nü\n\n".encode()
     assert (batch.records, batch.lines) == (3, 4)
-    assert batch.meta is not None
-    assert list(batch.meta.ends) == [4, 7, 8]
-    assert list(batch.meta.ts) == [
+    meta = decode_meta(batch.meta)
+    assert list(meta.ends) == [4, 7, 8]
+    assert list(meta.ts) == [
         1_769_857_200_500_000,
         1_769_857_200_000_000,
         1_769_857_200_250_000,
     ]
-    assert list(batch.meta.levels) == ["WARN", None, None]
-    assert list(batch.meta.attributes) == [None, {"k": "v", "n": '{"x":1}'}, None]
+    assert list(meta.levels) == ["WARN", None, None]
+    assert list(meta.attributes) == [None, {"k": "v", "n": '{"x":1}'}, None]
 
 
 BAD: list[tuple[bytes, dict[str, str], int, str, str | None]] = [
@@ -322,13 +324,13 @@ async def test_a_chunked_body_is_stopped_at_the_limit(serve: Serve) -> None:
 def test_a_bomb_stops_at_the_limit() -> None:
     bomb = gzipped(b"\0" * 200_000_000, 9)
     with pytest.raises(errors.TooLarge):
-        decode(bomb, "text", b"gzip", 1_000_000)
+        decode(bomb, "text", b"gzip", Bounds(1_000_000))
 
 
 def test_more_lines_than_a_batch_has_ids_are_refused() -> None:
     with pytest.raises(errors.TooLarge, match="lines"):
-        decode(b"\n" * ((1 << 25) + 1), "text", None, 64 << 20)
-    assert decode(b"\n" * (1 << 25), "text", None, 64 << 20).lines == 1 << 25
+        decode(b"\n" * ((1 << 25) + 1), "text", None, Bounds(64 << 20))
+    assert decode(b"\n" * (1 << 25), "text", None, Bounds(64 << 20)).lines == 1 << 25
 
 
 async def test_a_large_line_is_stored_exactly(direct: Serve) -> None:
