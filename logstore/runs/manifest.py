@@ -129,20 +129,31 @@ class Manifest:
         """All batches of the node below this position are in the chunks or left out."""
         return self.writers.get(node, 0)
 
+    def straddling(self, t: int) -> tuple[Chunk, ...]:
+        """Chunks that hold lines from both sides of a deletion up to `t`."""
+        return tuple([chunk for chunk in self.chunks if chunk.first <= t < chunk.last])
+
     def deleted_through(self, t: int) -> Manifest:
-        """This manifest after a deletion up to `t`; itself if it knows of that already."""
+        """This manifest after a deletion up to `t`; itself if it knows of that already.
+
+        Chunks that were written for lines above `t` stay. One that straddles it goes: whoever
+        stores the manifest trims it before.
+        """
         if self.generation >= t:
             return self
+        kept = tuple([chunk for chunk in self.chunks if chunk.first > t])
+        if kept and kept == self.chunks:
+            return replace(self, generation=t)
         return replace(
             self,
-            state="deleted",
+            state="open" if kept else "deleted",
             generation=t,
-            chunks=(),
-            closes={},
+            chunks=kept,
+            closes=self.closes if kept else {},
             closing=None,
             partial=None,
-            first_ms=0,
-            last_ms=0,
+            first_ms=min([ulids.time_ms(chunk.first) for chunk in kept], default=0),
+            last_ms=max([ulids.time_ms(chunk.last) for chunk in kept], default=0),
         )
 
     def settled(self, chunks: int | None = None) -> bool:

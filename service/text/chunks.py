@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from logstore import keys
 from logstore.batch import Rows, RunKey
-from logstore.errors import NotFound, PreconditionFailed
+from logstore.errors import Damaged, NotFound, PreconditionFailed, UnsupportedVersion
 from logstore.objects.store import ObjectInfo, ObjectStore
 from logstore.runs.blocks import BLOCK, Blocks
 from logstore.runs.index import Directory, decode_tail, open_piece
@@ -22,6 +22,7 @@ from service.text.cache import Cache
 
 Piece = tuple[Blocks, list[str]]
 _SPAN_BYTES = 60
+_TAIL_BYTES = 64 << 10
 PUT = "tailrace-put"
 """In the metadata of `logs.txt`: the ULID of the close that wrote it."""
 
@@ -170,6 +171,25 @@ def goes_on(chunk: Chunk, logs: ObjectInfo) -> bool:
     Somebody else's object does not carry the mark of a close.
     """
     return logs.etag == chunk.etag or (logs.size >= chunk.bytes and PUT in logs.metadata)
+
+
+async def stored_directory(store: ObjectStore, index: ObjectInfo) -> Directory | None:
+    """The directory of an index that was listed; None if it cannot be read: it tells nothing.
+
+    Raises `StoreUnavailable`, `UnsupportedVersion`.
+    """
+    try:
+        offset = max(index.size - _TAIL_BYTES, 0)
+        try:
+            return decode_tail((await store.get(index.key, offset=offset))[1])
+        except UnsupportedVersion:
+            raise
+        except Damaged:
+            return decode_tail((await store.get(index.key))[1])
+    except UnsupportedVersion:
+        raise
+    except (NotFound, Damaged):
+        return None
 
 
 def extremes(rows: Rows) -> tuple[int, int]:

@@ -25,6 +25,7 @@ from service.text.chunks import Chunks, Moved, extremes
 from service.text.deletions import Deletions
 from service.text.pin import Pin
 from service.text.selection import Source, in_range, news
+from service.text.trim import Trimmer
 from service.text.writing import ChunkWriter
 
 _TRIES = 8
@@ -52,6 +53,7 @@ class RunFlush:
         writer: ChunkWriter,
         backlog: Backlog,
         deletions: Deletions,
+        trimmer: Trimmer,
         clock: Clock,
         *,
         owner: str,
@@ -63,6 +65,7 @@ class RunFlush:
         self._writer = writer
         self._backlog = backlog
         self._deletions = deletions
+        self._trimmer = trimmer
         self._clock = clock
         self._owner = owner
         self._chunk_bytes = chunk_bytes
@@ -90,7 +93,8 @@ class RunFlush:
 
             async def decide(seen: Versioned) -> Manifest | None:
                 nonlocal made, more
-                manifest = seen.manifest.deleted_through(self._deletions.horizon(key))
+                horizon = self._deletions.horizon(key)
+                manifest = await self._trimmer.through(seen.manifest, horizon)
                 due = in_range(source, key, manifest.dealt_with(source.node))
                 part, more = self._first(source.batches.rows, due)
                 if len(part) == 0:
@@ -137,7 +141,8 @@ class RunFlush:
                     await self._mend(key)
                 # Folded while we looked: the texts are the same in the newer manifest. A
                 # stale one costs the swap, which then selects anew.
-                manifest = (await self._manifests.get(key)).manifest.deleted_through(horizon)
+                newer = (await self._manifests.get(key)).manifest
+                manifest = await self._trimmer.through(newer, horizon)
         raise StoreUnavailable(f"the chunks of {key.fqn}/{key.run} move all the time: {moved}")
 
     def _with(

@@ -17,6 +17,7 @@ from service.text.pin import Pin
 from service.text.restore.remake import Remaker
 from service.text.selection import in_range, news
 from service.text.snapshot import Snapshot
+from service.text.trim import Trimmer
 
 T = TypeVar("T")
 _TRIES = 8
@@ -32,6 +33,7 @@ class Snapshots:
         manifests: Manifests,
         chunks: Chunks,
         deletions: Deletions,
+        trimmer: Trimmer,
         flusher: TextFlusher,
         remaker: Remaker,
         mend: Callable[[RunKey], Awaitable[bool]],
@@ -41,6 +43,7 @@ class Snapshots:
         self._manifests = manifests
         self._chunks = chunks
         self._deletions = deletions
+        self._trimmer = trimmer
         self._flusher = flusher
         self._remaker = remaker
         self.mend = mend
@@ -52,7 +55,10 @@ class Snapshots:
         with self._pin() as pin:
             segments, low = self._backlog.now(), self._flusher.flushed_pos
             horizon = self._deletions.horizon(key)
-            manifest = (await self._manifests.get(key)).manifest.deleted_through(horizon)
+            manifest = (await self._manifests.get(key)).manifest
+            if manifest.generation < horizon and manifest.straddling(horizon):
+                manifest = (await self._trimmer.swap(key, horizon))[0].manifest
+            manifest = manifest.deleted_through(horizon)
             sources = await self._backlog.sources(key, pin, segments, manifest, low, pin.end_pos)
             chosen = [in_range(s, key, manifest.dealt_with(s.node)) for s in sources]
             kept = await news(sources, chosen, manifest, self._chunks, horizon)

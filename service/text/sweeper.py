@@ -7,7 +7,8 @@
   once more for lines at every node just before.
 - A `partial.txt` that vanished is made again, one that a closed run left behind goes.
 - Chunks that no manifest names go when they are older than `orphan_seconds`: folded away,
-  sealed, or written by a flush that did not live to swap its manifest.
+  sealed, or written by a flush that did not live to swap its manifest. So do the texts that a
+  deletion left which did not live to remove them.
 - Runs whose last line is older than their pipeline's retention go; their manifest says
   deleted, and goes too after as long again.
 """
@@ -32,6 +33,7 @@ from logstore.runs.retention import FOR_EVER, RunRetention
 from service.heartbeat import Heartbeat
 from service.text.deletions import Deletions
 from service.text.elsewhere import Elsewhere
+from service.text.locks import RunLocks
 from service.text.pin import Pin
 
 _DAY_MS = 86_400_000
@@ -59,6 +61,7 @@ class Sweeper:
         deletions: Deletions,
         clock: Clock,
         limits: SweepLimits,
+        locks: RunLocks,
         *,
         prefix: str,
         pin: Callable[[], Pin],
@@ -69,13 +72,14 @@ class Sweeper:
         publish: Callable[[RunKey], Awaitable[None]],
         mend: Callable[[RunKey], Awaitable[bool]],
         ended: Callable[[RunKey], None],
-        expire: Callable[[RunKey], Awaitable[None]],
+        remove_objects: Callable[[Manifest, Manifest | None], Awaitable[None]],
     ) -> None:
         self._store = store
         self._manifests = manifests
         self._deletions = deletions
         self._clock = clock
         self._limits = limits
+        self._locks = locks
         self._prefix = prefix
         self._pin = pin
         self._leases = leases
@@ -85,7 +89,7 @@ class Sweeper:
         self._publish = publish
         self._mend = mend
         self._ended = ended
-        self._remove_objects = expire
+        self._remove_objects = remove_objects
         self._clean: dict[str, str] = {}
         self._stopping = False
         self.heartbeat = Heartbeat(clock)
@@ -154,7 +158,8 @@ class Sweeper:
             return
         days = self._limits.retention.days_of(manifest.key.fqn)
         if days and self._idle_ms(manifest) > days * _DAY_MS:
-            await self._expire(info, manifest, days)
+            async with self._locks.of(manifest.key):
+                await self._expire(info, manifest, days)
         elif self._abandoned(manifest):
             await self._finalise(manifest.key)
         elif manifest.state == "closed" and manifest.sealed:
@@ -204,6 +209,9 @@ class Sweeper:
         named = {chunk.id for chunk in newest.chunks}
         parts = [info for info in found if info.key.startswith(chunks)]
         unnamed = [info for info in parts if _chunk_id(info.key) not in named]
+        if newest.state == "deleted":  # by somebody who was killed before he removed them
+            texts = keys.partial(self._prefix, key), keys.logs(self._prefix, key)
+            unnamed += [info for info in found if info.key in texts]
         limit = self._clock.now_ms() - self._limits.orphan_seconds * 1000
         old = [info.key for info in unnamed if info.modified_ms < limit]
         if old:
@@ -226,25 +234,36 @@ class Sweeper:
             await self._store.delete([where])
 
     async def _expire(self, info: ObjectInfo, manifest: Manifest, days: int) -> None:
+        """Deletes what has expired, unless somebody appended since; its lock is held."""
+        key = manifest.key
         if manifest.state == "deleted":
             await self._record(manifest)
             if self._clock.now_ms() - info.modified_ms > days * _DAY_MS:
-                await self._store.delete([info.key])
+                await self._forget(info, manifest)
             return
         top = manifest.last | ulids.LINE_MASK
+        replaced: Manifest | None = None
 
         def change(newest: Manifest) -> Manifest | None:
-            if newest.flushed_ms != manifest.flushed_ms:
-                return None  # somebody appended since
+            nonlocal replaced
+            if newest.state == "deleted" or newest.flushed_ms != manifest.flushed_ms:
+                return None  # somebody was first, or appended since
+            replaced = newest
             return replace(
                 newest, state="deleted", generation=top, chunks=(), closes={}, closing=None
             )
 
-        swapped = (await self._manifests.update(manifest.key, change)).manifest
+        swapped = (await self._manifests.update(key, change)).manifest
         if swapped.state == "deleted":
             await self._record(swapped)
-            await self._remove_objects(manifest.key)
+            await self._remove_objects(swapped, replaced)
             self.expired += 1
+
+    async def _forget(self, info: ObjectInfo, manifest: Manifest) -> None:
+        """Takes the manifest of a run away that is long gone, if it is still that one."""
+        newest = (await self._manifests.get(manifest.key)).manifest
+        if newest.version == manifest.version:
+            await self._store.delete([info.key])
 
     async def _record(self, manifest: Manifest) -> None:
         """Lets searches and the compactor know, who do not read manifests."""

@@ -46,6 +46,7 @@ from service.text.restore.traces import Traces
 from service.text.restore.upstream import Upstream
 from service.text.snapshots import Snapshots
 from service.text.sweeper import Sweeper
+from service.text.trim import Trimmer
 from service.text.writing import ChunkWriter
 
 __all__ = ["Text", "TextLimits"]
@@ -104,12 +105,14 @@ class Text(TextReader, Listing):
         backlog = Backlog(store, node, offload)
         writer = ChunkWriter(store, self._chunks, offload)
         self.mender = Mender(store, self._manifests, self._chunks, writer, clock, records=records)
+        trimmer = Trimmer(store, self._manifests, self._chunks)
         run_flush = RunFlush(
             adopting,
             self._chunks,
             writer,
             backlog,
             self.deletions,
+            trimmer,
             clock,
             owner=node,
             chunk_bytes=limits.flush.chunk_bytes,
@@ -160,11 +163,7 @@ class Text(TextReader, Listing):
             held=elsewhere.held,
             records=records,
             had_manifest=Traces(
-                store,
-                node,
-                prefix=limits.prefix,
-                flushed=lambda: self.flushed_pos,
-                foreign=WRITER,
+                store, node, prefix=limits.prefix, flushed=lambda: self.flushed_pos, foreign=WRITER
             ).tell,
             chunk_bytes=limits.flush.chunk_bytes,
         )
@@ -206,7 +205,10 @@ class Text(TextReader, Listing):
             locks,
             clock,
             upstream,
+            trimmer,
+            node=node,
             prefix=limits.prefix,
+            gone=self.lost.gone,
             pin=pin,
             last_ulid=last_ulid,
             record_tombstone=record_tombstone,
@@ -220,6 +222,7 @@ class Text(TextReader, Listing):
             self.deletions,
             clock,
             limits.sweep,
+            locks,
             prefix=limits.prefix,
             pin=pin,
             leases=self.leases,
@@ -229,7 +232,7 @@ class Text(TextReader, Listing):
             publish=self._publish,
             mend=self.mender.mend,
             ended=self._on_ended,
-            expire=self.deleter.remove_objects,
+            remove_objects=self.deleter.remove_objects,
         )
         self._closes = closes
         self._tombstones = tombstones
@@ -241,6 +244,7 @@ class Text(TextReader, Listing):
             adopting,
             self._chunks,
             self.deletions,
+            trimmer,
             self.flusher,
             self.remaker,
             self.mender.mend,

@@ -14,12 +14,9 @@ from collections.abc import Callable
 
 from logstore import keys
 from logstore.batch import RunKey
-from logstore.errors import Damaged, NotFound, UnsupportedVersion
-from logstore.objects.store import ObjectInfo, ObjectStore
-from logstore.runs.index import Directory, decode_tail
+from logstore.objects.store import ObjectStore
 from logstore.runs.textmark import read_text_mark
-
-_TAIL_BYTES = 64 << 10
+from service.text.chunks import stored_directory
 
 
 class Traces:
@@ -46,7 +43,7 @@ class Traces:
         async for info in self._store.list(keys.chunks_of(self._prefix, key)):
             if not info.key.endswith(".idx"):
                 continue
-            directory = await self._directory(info)
+            directory = await stored_directory(self._store, info)
             for _, writer, first, _ in () if directory is None else directory.spans:
                 low[writer] = min(low.get(writer, first), first)
         if self._foreign in low:
@@ -60,18 +57,3 @@ class Traces:
         if node == self._node:
             return self._flushed()
         return (await read_text_mark(self._store, node)).pos
-
-    async def _directory(self, info: ObjectInfo) -> Directory | None:
-        """None if the index cannot be read: it tells nothing."""
-        try:
-            offset = max(info.size - _TAIL_BYTES, 0)
-            try:
-                return decode_tail((await self._store.get(info.key, offset=offset))[1])
-            except UnsupportedVersion:
-                raise
-            except Damaged:
-                return decode_tail((await self._store.get(info.key))[1])
-        except UnsupportedVersion:
-            raise
-        except (NotFound, Damaged):
-            return None

@@ -80,9 +80,27 @@ def test_settled_is_what_came_before_the_close() -> None:
 
 
 def test_a_deletion_empties_and_keeps_positions() -> None:
-    gone = FULL.deleted_through(9 << 90)
+    gone = FULL.deleted_through(2 << 100)
     assert (gone.state, gone.chunks, gone.writers) == ("deleted", (), {"n": 5})
     assert gone.deleted_through(1) is gone
+
+
+def test_a_deletion_keeps_chunks_that_were_written_for_later_lines() -> None:
+    later = replace(CHUNK, id="02C", first=3 << 100, last=4 << 100)
+    both = replace(FULL, chunks=(*FULL.chunks, later))
+    kept = both.deleted_through(2 << 100)
+    assert (kept.state, kept.chunks, kept.closes) == ("open", (later,), FULL.closes)
+    assert (kept.closing, kept.partial, kept.generation) == (None, None, 2 << 100)
+    assert (kept.first_ms, kept.last_ms) == (3 << 20, 4 << 20)
+    only = replace(FULL, state="closed", closing=None, chunks=(later,))
+    assert only.deleted_through(2 << 100) == replace(only, generation=2 << 100)
+
+
+def test_a_chunk_straddles_a_deletion_that_takes_some_of_its_lines() -> None:
+    assert FULL.straddling((1 << 100) - 1) == ()
+    assert FULL.straddling(1 << 100) == FULL.chunks
+    assert FULL.straddling((2 << 100) - 1) == FULL.chunks
+    assert FULL.straddling(2 << 100) == ()
 
 
 @pytest.mark.usefixtures("every_store")

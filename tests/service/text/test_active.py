@@ -92,6 +92,7 @@ async def test_a_close_and_a_deletion_take_it_away() -> None:
     assert len(await marked(world)) == 2
     assert await world.text.close_run(RUN) == "closed"
     await world.text.delete_run(RunKey("p", "2"))
+    await world.text.flusher.drain()  # of what was deleted nothing is left to flush
     await world.text.active.round()
     assert await marked(world) == []
 
