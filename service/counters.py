@@ -67,8 +67,11 @@ class Throughput:
 
 @dataclass(slots=True)
 class HttpCounters:
-    """What the HTTP doors count. All only grow, but `readers`."""
+    """What the HTTP doors count. All only grow, but `connections` and `readers`."""
 
+    connections: int = 0
+    connections_refused: int = 0
+    connections_timed_out: int = 0
     append_requests: int = 0
     append_refused: int = 0
     close_requests: int = 0

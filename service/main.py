@@ -23,6 +23,7 @@ from logstore.errors import Unavailable
 from logstore.objects.open import open_store
 from service.allocator import give_back_freed_memory
 from service.compaction import CompactionChild, job_command, job_environment
+from service.descriptors import raise_limit
 from service.http.server import address, listen, serving
 from service.java import why_no_spark
 from service.node import Node
@@ -45,6 +46,7 @@ def serve(settings: Settings) -> int:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
     give_back_freed_memory()
+    raise_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_until_signalled(settings))
 

@@ -52,6 +52,37 @@ class Server(Section):
     stop_seconds: float = Field(
         default=30, gt=0, description="How long a stop waits for requests and for the last flush"
     )
+    max_connections: int = Field(
+        default=4096,
+        ge=1,
+        description="Connections at once, the next one gets 503; fewer where the process may "
+        "open few files",
+    )
+    max_connections_per_peer: int = Field(
+        default=3072,
+        ge=1,
+        description="Connections of one address at once (IPv6: one /64); at most three quarters "
+        "of all",
+    )
+    max_header_bytes: Bytes = Field(
+        default=64 * KIB, ge=KIB, description="A request's line and headers; past it 431"
+    )
+    max_url_bytes: Bytes = Field(
+        default=8 * KIB, ge=KIB, description="A request's URL; past it 414"
+    )
+    header_timeout_seconds: float = Field(
+        default=30, gt=0, description="From the first byte of a request to the end of its headers"
+    )
+    idle_timeout_seconds: float = Field(
+        default=75,
+        gt=0,
+        description="A connection without a request for so long is closed, a new one too",
+    )
+    write_timeout_seconds: float = Field(
+        default=60,
+        gt=0,
+        description="A client that reads nothing of its reply for so long is let go",
+    )
     allowed_hosts: Listed = Field(
         default="",
         description="Names that clients and proxies use for the service, beside `localhost`, IP "
@@ -129,7 +160,7 @@ class Ingest(Section):
         description="Bodies and texts of all requests at once; past it new ones wait",
     )
     body_timeout_seconds: float = Field(
-        default=60, gt=0, description="From the first byte of a body to its last"
+        default=60, gt=0, description="From the end of a request's headers to its last byte"
     )
     offload_bytes: Bytes = Field(
         default=256 * KIB, description="Bodies from this size on are decoded in a thread"
@@ -232,7 +263,10 @@ class Sse(Section):
     """The live tail."""
 
     max_readers: int = Field(
-        default=2000, ge=1, description="Live readers at once; the next one gets an error event"
+        default=2000,
+        ge=1,
+        description="Live readers at once, the next one gets an error event; at most three "
+        "quarters of all connections",
     )
     heartbeat_seconds: float = Field(
         default=25, gt=0, description="A silent stream sends a comment this often"

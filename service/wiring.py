@@ -27,6 +27,7 @@ from logstore.table.options import open_table
 from service.append import AppendLimits
 from service.compaction import CompactionChild
 from service.counters import HttpCounters, StoreCounters, SyncCounters
+from service.descriptors import for_connections, open_files
 from service.http.app import Application, Door, build_app
 from service.http.browsers import BrowserGuard
 from service.http.limits import HttpLimits
@@ -257,9 +258,18 @@ def status_limits(settings: Settings) -> StatusLimits:
 
 
 def http_limits(settings: Settings) -> HttpLimits:
-    """What the settings say of requests."""
-    ingest, pages = settings.ingest, settings.pages
+    """What the settings say of requests, and the process's open files of connections."""
+    ingest, pages, server = settings.ingest, settings.pages, settings.server
+    connections = min(server.max_connections, for_connections(open_files()))
+    most = max(1, connections * 3 // 4)  # one client, or all readers, leave room for others
     return HttpLimits(
+        max_connections=connections,
+        max_connections_per_peer=min(server.max_connections_per_peer, most),
+        max_header_bytes=server.max_header_bytes,
+        max_url_bytes=server.max_url_bytes,
+        header_timeout_seconds=server.header_timeout_seconds,
+        idle_timeout_seconds=server.idle_timeout_seconds,
+        write_timeout_seconds=server.write_timeout_seconds,
         max_body_bytes=ingest.max_body_bytes,
         max_text_bytes=ingest.max_text_bytes,
         max_meta_bytes=ingest.max_meta_bytes,
@@ -270,7 +280,7 @@ def http_limits(settings: Settings) -> HttpLimits:
         prefix_connector=ingest.prefix_connector,
         page_lines=pages.default_lines,
         max_page_lines=pages.max_lines,
-        max_stream_readers=settings.sse.max_readers,
+        max_stream_readers=min(settings.sse.max_readers, most),
         run_list=pages.run_list,
     )
 

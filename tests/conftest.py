@@ -20,6 +20,7 @@ from tests.dynamodb import DynamoDb, running_dynamodb, why_no_dynamodb
 from tests.jars import why_no_jars
 from tests.promtool import why_no_promtool
 from tests.servers import Bucket, Minio, running_minio, why_no_minio
+from tests.upgrading import why_no_upgrading_clients
 
 pytest_plugins = ["tests.stores"]
 # How long an example takes says nothing of the code, on whatever machine that is.
@@ -34,6 +35,7 @@ NEEDS: dict[str, tuple[str, Callable[[], str | None]]] = {
     "promtool": ("promtool", why_no_promtool),
     "minio": ("MinIO", why_no_minio),
     "dynamodb": ("DynamoDB Local", why_no_dynamodb),
+    "upgrading": ("clients that offer HTTP/2", why_no_upgrading_clients),
     "jars": ("jars for Spark on S3", why_no_jars),
 }
 _left_out: dict[str, list[str]] = {}

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Container, Coroutine
+from collections.abc import Awaitable, Callable, Container
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from logstore import ulid as ulids
 from logstore.batch import RunKey
@@ -29,7 +29,6 @@ from service.http.body import (
     Budget,
     Message,
     Receive,
-    Resumed,
     Scope,
     Send,
     declared_length,
@@ -92,9 +91,9 @@ class AppendRoutes:
         self._close = close
         self._open_run = open_run
         self._prefixes = limits.prefix_connector
-        self._limits = limits
+        self.limits = limits
         self.counters = counters
-        self._fresh_id = fresh_id
+        self.fresh_id = fresh_id
         self.now = now
         self.hosts = hosts
         """`Host` values that the service answers to, as far as they were checked."""
@@ -125,7 +124,7 @@ class AppendRoutes:
 
     async def refuse(self, error: HttpError, scope: Scope, send: Send) -> None:
         """Answers a request that reaches no route."""
-        refusal = problem(error, request_id(scope["headers"], self._fresh_id()))
+        refusal = problem(error, request_id(scope["headers"], self.fresh_id()))
         await _reply(send, refusal.status, refusal.headers, refusal.body)
 
     def shut(self) -> None:
@@ -155,13 +154,7 @@ class AppendRoutes:
         self.counters.append_requests += 1
         try:
             get = dict(scope["headers"]).get
-            receiving: Coroutine[Any, Any, Message] = receive()  # type: ignore[assignment]
-            try:
-                waits_for = receiving.send(None)
-            except StopIteration as done:
-                message = done.value
-            else:
-                message = await self._patiently(receiving, waits_for)
+            message = await receive()
             if message["type"] == "http.disconnect":
                 self.counters.disconnects += 1
                 return
@@ -193,7 +186,7 @@ class AppendRoutes:
         """A body that is still arriving, is large, or may become so once inflated."""
         held = await self._admit(get(b"content-length"), len(first.get("body", b"")))
         try:
-            body = await read_rest(first, receive, self._limits)
+            body = await read_rest(first, receive, self.limits)
             if body is None:
                 self.counters.disconnects += 1
                 return
@@ -262,7 +255,7 @@ class AppendRoutes:
     def _refusal(self, error: BaseException, headers: list[tuple[bytes, bytes]]) -> Problem:
         """Counts an append that is refused, and says why."""
         self.counters.append_refused += 1
-        return problem(error, request_id(headers, self._fresh_id()))
+        return problem(error, request_id(headers, self.fresh_id()))
 
     async def _take_nothing(
         self, route: Route, decoded: Decoded, durability: str, send: Send
@@ -296,22 +289,12 @@ class AppendRoutes:
             decoded.replaced,
         )
 
-    async def _patiently(self, receiving: Coroutine[Any, Any, Message], waits_for: Any) -> Message:
-        seconds = self._limits.body_timeout_seconds
-        try:
-            async with asyncio.timeout(seconds):
-                return await Resumed(receiving, waits_for)
-        except TimeoutError as error:
-            raise HttpError(
-                408, f"no body within {seconds:g} s", headers=[("connection", "close")]
-            ) from error
-
     async def _admit(self, length: bytes | None, arrived: int) -> int:
         declared = declared_length(length)
         if declared is None:
-            declared = self._limits.max_body_bytes
-        if max(declared, arrived) > self._limits.max_body_bytes:
-            raise BodyTooLarge(self._limits.max_body_bytes)
+            declared = self.limits.max_body_bytes
+        if max(declared, arrived) > self.limits.max_body_bytes:
+            raise BodyTooLarge(self.limits.max_body_bytes)
         await self.budget.admit(declared)
         return declared
 
@@ -319,7 +302,7 @@ class AppendRoutes:
         self, body: bytes, content_type: bytes | None, encoding: bytes | None
     ) -> Decoded:
         kind = kind_of(content_type)
-        if len(body) < self._limits.offload_bytes and encoding is None:
+        if len(body) < self.limits.offload_bytes and encoding is None:
             return decode(body, kind, None, self._bounds)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, decode, body, kind, encoding, self._bounds)
@@ -338,7 +321,7 @@ class AppendRoutes:
             error.hint = error.hint or "POST to …/logs/{fqn}/{runId}."
         refusal = self._refusal(error, scope["headers"])
         if isinstance(error, BodyTooLarge):
-            await drain(receive, self._limits.max_body_bytes)
+            await drain(receive, self.limits.max_body_bytes)
             refusal.headers.append((b"connection", b"close"))
         await _reply(send, refusal.status, refusal.headers, refusal.body)
 

@@ -21,6 +21,7 @@ _NAMES: Final = [
     _path_parameter("fqn", "The pipeline's fully qualified name; a `/` in it may stay unquoted."),
     _path_parameter("runId", "The run: the last segment before the verb."),
 ]
+_PROBLEMS: Final = ("400", "404", "408", "409", "413", "414", "415", "431", "503", "507")
 _PROBLEM: Final = {"$ref": "#/components/responses/Problem"}
 _OBJECT: Final = {
     "type": "object",
@@ -102,7 +103,7 @@ APPEND: Final[dict[str, Any]] = {
             "headers": {"Tailrace-Last": {"schema": {"type": "string"}}},
             "content": {"application/json": {"schema": _APPENDED}},
         },
-        **dict.fromkeys(("400", "404", "408", "409", "413", "415", "503", "507"), _PROBLEM),
+        **dict.fromkeys(_PROBLEMS, _PROBLEM),
     },
 }
 

@@ -16,13 +16,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import (
-    STATUS_LINE,
-    HttpToolsProtocol,
-    RequestResponseCycle,
-)
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 from service.http.append import AppendRoutes
+from service.http.connection import QUIET, Connection
+from service.http.guests import Guests
 from service.http.quick import QuickReply
 from service.http.receipt import response_bytes
 
@@ -32,10 +30,6 @@ _OTHER_WAY = frozenset(
         *(b"origin", b"sec-fetch-site"),  # only browsers send them
     ]
 )
-
-
-# A body that takes longer goes the ordinary way, which knows what to do with one that never ends.
-_BODY_SECONDS = 1.0
 
 
 class Turn:
@@ -50,69 +44,60 @@ class Turn:
         self.disconnected = False
 
 
-class LaneProtocol(HttpToolsProtocol):
-    """uvicorn's connection, with the lane in front."""
+class LaneProtocol(Connection):
+    """The connection, with the lane in front."""
 
-    def __init__(self, routes: AppendRoutes, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
+    def __init__(self, guests: Guests, routes: AppendRoutes, *arguments: Any, **named: Any) -> None:
+        super().__init__(guests, *arguments, **named)
         self._routes = routes
         self._nobody = asyncio.Event()
         self._turn: Turn | None = None
         self._fields: dict[bytes, bytes] = {}
         self._body = b""
-        self._patience: asyncio.TimerHandle | None = None
 
     # --- what the connection tells -------------------------------------------------
 
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self._turn is not None and self._patience is None:
-            self._patience = self.loop.call_later(_BODY_SECONDS, self._give_way)
-
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._turn is not None:
-            self._turn = None
-            self._routes.counters.append_requests += 1
-            self._routes.counters.disconnects += 1
-        self._hurry()
+        self._forget_turn()
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
-        self._give_way()
-        super().shutdown()
-
-    def _give_way(self) -> None:
         """What is in the middle of its body goes the ordinary way."""
-        self._hurry()
         if self._turn is not None:
             self._turn = None
-            self._other_way()
+            super().begin()
             super().on_body(self._body)
+        super().shutdown()
 
-    def _hurry(self) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
+    def refuse(self, error: Exception) -> None:
+        """As any connection does; a body in the lane is nobody's then."""
+        if self._forget_turn():
+            # What is there is the last request's, and answered.
+            self.cycle = None  # type: ignore[assignment]
+        super().refuse(error)
+
+    def _forget_turn(self) -> bool:
+        if self._turn is None:
+            return False
+        self._turn = None
+        self._routes.counters.append_requests += 1
+        self._routes.counters.disconnects += 1
+        return True
 
     # --- what the parser tells -----------------------------------------------------
 
-    def on_message_begin(self) -> None:
-        self.url = b""
-        self.expect_100_continue = False
-        self.headers = []
-        self._turn = None
-
-    def on_headers_complete(self) -> None:
+    def begin(self) -> None:
         if self._fits():
-            self._turn = Turn(self.parser.should_keep_alive(), self._nobody)
+            self._turn = Turn(self._keeps_alive(), self._nobody)
             self._body = b""
         else:
-            self._other_way()
+            super().begin()
 
     def on_body(self, body: bytes) -> None:
         if self._turn is None:
             super().on_body(body)
         else:
+            self._later = 0
             self._body += body
 
     def on_message_complete(self) -> None:
@@ -121,13 +106,13 @@ class LaneProtocol(HttpToolsProtocol):
             super().on_message_complete()
             return
         self._turn = None
-        self._hurry()
         reply = self._routes.quick(self.url, self._fields, self._body)
         if reply is None:
-            self._other_way()
+            super().begin()
             super().on_body(self._body)
             super().on_message_complete()
         else:
+            self.reading = QUIET
             self.cycle = turn  # type: ignore[assignment]
             reply.done.add_done_callback(lambda _: self._answer(turn, reply))
 
@@ -142,18 +127,18 @@ class LaneProtocol(HttpToolsProtocol):
         if self.flow.write_paused:
             return False
         headers = self._fields = dict(self.headers)
-        if not _OTHER_WAY.isdisjoint(headers) or headers.get(b"host") not in self._routes.hosts:
+        if len(headers) != len(self.headers) or not _OTHER_WAY.isdisjoint(headers):
+            return False
+        if headers.get(b"host") not in self._routes.hosts:
             return False
         length = headers.get(b"content-length", b"")
         return len(length) < 10 and length.isdigit() and int(length) <= self._routes.small
 
-    def _other_way(self) -> None:
-        """The request from its beginning as uvicorn would have taken it."""
-        url, headers, expects = self.url, self.headers, self.expect_100_continue
-        super().on_message_begin()
-        self.url, self.expect_100_continue = url, expects
-        self.headers += headers  # the scope holds the same list
-        super().on_headers_complete()
+    def _keeps_alive(self) -> bool:
+        """As uvicorn does it: HTTP/1.0 is let go, whatever it asks for."""
+        if b"connection" in self._fields and self.parser.get_http_version() == "1.0":
+            return False
+        return self.parser.should_keep_alive()
 
     # --- the answer ----------------------------------------------------------------
 
@@ -171,10 +156,10 @@ class LaneProtocol(HttpToolsProtocol):
         self.on_response_complete()
 
 
-def lane(routes: AppendRoutes) -> Callable[..., LaneProtocol]:
+def lane(routes: AppendRoutes, guests: Guests) -> Callable[..., LaneProtocol]:
     """What uvicorn makes for every connection."""
 
     def protocol(*arguments: Any, **named: Any) -> LaneProtocol:
-        return LaneProtocol(routes, *arguments, **named)
+        return LaneProtocol(guests, routes, *arguments, **named)
 
     return protocol

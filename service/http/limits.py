@@ -11,7 +11,22 @@ REPORTED_VERSION = "2.0.7"
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """Limits of bodies, readers and pages. Sizes are bytes."""
+    """Limits of connections, bodies, readers and pages. Sizes are bytes."""
+
+    max_connections: int = 4096
+    """Connections at once; the next one gets 503."""
+    max_connections_per_peer: int = 3072
+    """Connections of one address at once (IPv6: of one /64)."""
+    max_header_bytes: int = 64 << 10
+    """A request's line and headers together; beyond it 431."""
+    max_url_bytes: int = 8 << 10
+    """A request's URL; beyond it 414."""
+    header_timeout_seconds: float = 30.0
+    """From the first byte of a request to the end of its headers."""
+    idle_timeout_seconds: float = 75.0
+    """Between two requests, and before the first."""
+    write_timeout_seconds: float = 60.0
+    """In which a client that has replies to read reads nothing."""
 
     max_body_bytes: int = 64 << 20
     """A body as it is sent: compressed, escaped or in base64."""
@@ -22,7 +37,7 @@ class HttpLimits:
     in_flight_bytes: int = 128 << 20
     """Bodies and texts of all requests at once; past it new bodies wait, none is refused."""
     body_timeout_seconds: float = 60.0
-    """From the first byte of a body to its last."""
+    """From the end of the headers to the last byte of the body."""
     offload_bytes: int = 256 << 10
     """Bodies from this size are decoded in a thread, so that others are not held up."""
     decode_threads: int = 2
@@ -39,3 +54,13 @@ class HttpLimits:
     """Whether a batch's first line begins with `[connectorId] `, as upstream stores it."""
     run_list: int = 10
     """Runs listed when `limit` is not given."""
+
+    @property
+    def shortest_timeout_seconds(self) -> float:
+        """Of those of a connection."""
+        return min(
+            self.header_timeout_seconds,
+            self.idle_timeout_seconds,
+            self.body_timeout_seconds,
+            self.write_timeout_seconds,
+        )

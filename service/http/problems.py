@@ -56,12 +56,14 @@ _FRAMEWORK = {
     405: ("method-not-allowed", "The methods of each route are listed at /docs."),
     408: ("body-timeout", "Send the body without pauses, or in smaller batches."),
     411: ("length-required", "Send Content-Length, or a chunked body."),
+    414: ("url-too-long", "Send a shorter URL: what is long belongs into the body."),
     415: (
         "unsupported-media-type",
         "Send application/json, text/plain or application/x-ndjson, Content-Encoding gzip or zstd.",
     ),
     416: ("range-not-satisfiable", "Ask for a range that begins before the end of the text."),
     421: ("misdirected-request", "Use a name of this service; see server.allowed_hosts."),
+    431: ("headers-too-large", "Send fewer or shorter headers, cookies for example."),
     500: ("internal", "This is a defect. The service's log has the request id beside the cause."),
 }
 
@@ -92,11 +94,13 @@ class HttpError(Exception):
         *,
         headers: Sequence[tuple[str, str]] = (),
         hint: str = "",
+        kind: str = "",
     ) -> None:
         super().__init__(message)
         self.status = status
         self.headers = headers
         self.hint = hint
+        self.kind = kind
 
 
 class Problem(NamedTuple):
@@ -120,7 +124,8 @@ def problem(error: BaseException, request_id: str) -> Problem:
     """The response to an error. What nobody expected is logged with its request id."""
     if isinstance(error, HttpError):
         kind, hint = _FRAMEWORK.get(error.status, ("error", ""))
-        built = _problem(error.status, kind, str(error), error.hint or hint, request_id)
+        kind, hint = error.kind or kind, error.hint or hint
+        built = _problem(error.status, kind, str(error), hint, request_id)
         built.headers.extend((n.lower().encode(), v.encode("latin-1")) for n, v in error.headers)
         return built
     if not isinstance(error, errors.TailraceError):

@@ -6,12 +6,15 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from typing import cast
 
 import uvicorn
 from uvicorn.config import Config
 
 from service.http.app import Application
+from service.http.connection import Connection, watch
+from service.http.guests import Guests
 from service.http.lane import lane
 
 _BACKLOG = 2048
@@ -44,15 +47,18 @@ def address(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-@asynccontextmanager
-async def serving(
-    app: Application, bound: socket.socket, *, stop_seconds: float
-) -> AsyncIterator[asyncio.Task[None]]:
-    """Serves while the block runs, and then until the requests at work are answered."""
-    config = Config(
+def configured(
+    app: Application, guests: Guests, *, stop_seconds: float, quick: bool = True
+) -> Config:
+    """uvicorn's settings: `app` behind connections that `guests` counts.
+
+    Without `quick` every append goes by ASGI, which answers the same, later.
+    """
+    connection = lane(app.append, guests) if quick else partial(Connection, guests)
+    return Config(
         cast("uvicorn._types.ASGIApplication", app),
         loop="none",
-        http=cast("type[asyncio.Protocol]", lane(app.append)),
+        http=cast("type[asyncio.Protocol]", connection),
         ws="none",
         interface="asgi3",
         lifespan="off",
@@ -61,11 +67,20 @@ async def serving(
         proxy_headers=False,
         server_header=False,
         backlog=_BACKLOG,
-        timeout_keep_alive=75,
         timeout_graceful_shutdown=max(1, round(stop_seconds)),
     )
-    server = Server(config)
+
+
+@asynccontextmanager
+async def serving(
+    app: Application, bound: socket.socket, *, stop_seconds: float
+) -> AsyncIterator[asyncio.Task[None]]:
+    """Serves while the block runs, and then until the requests at work are answered."""
+    append = app.append
+    guests = Guests(append.limits, append.counters, append.fresh_id)
+    server = Server(configured(app, guests, stop_seconds=stop_seconds))
     task = asyncio.create_task(server.serve(sockets=[bound]), name="http")
+    watching = asyncio.create_task(watch(server.server_state, append.limits), name="connections")
     try:
         while not server.started and not task.done():  # noqa: ASYNC110 -- it is a plain flag
             await asyncio.sleep(0.001)
@@ -73,4 +88,5 @@ async def serving(
     finally:
         server.should_exit = True
         await task
-        app.append.shut()
+        watching.cancel()
+        append.shut()

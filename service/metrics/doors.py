@@ -5,6 +5,17 @@ from __future__ import annotations
 from service.metrics.declared import Declared, counter, gauge, histogram
 
 DOORS: tuple[Declared, ...] = (
+    gauge("connections", "HTTP connections that are open.", lambda s: s.http.connections),
+    counter(
+        "connections_refused",
+        "Connections answered by a refusal before any route: no room, malformed, a head too large.",
+        lambda s: s.http.connections_refused,
+    ),
+    counter(
+        "connections_timed_out",
+        "Connections ended because their client stood still in a head, a body or a reply.",
+        lambda s: s.http.connections_timed_out,
+    ),
     counter("append_requests", "Append requests.", lambda s: s.http.append_requests),
     counter(
         "append_refused",

@@ -18,10 +18,14 @@ _READY_SECONDS = 180.0
 
 
 class ServiceProcess:
-    """`tailrace serve` on a folder; the port stays the same over restarts."""
+    """`tailrace serve` on a folder; the port stays the same over restarts.
+
+    `open_files` is how many it may have open at most, `ulimit -n`; None: as this process.
+    """
 
     def __init__(self, data: Path, *, store: Path | None = None, **settings: str) -> None:
         self.data = data
+        self.open_files: int | None = None
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._environment = {
@@ -35,10 +39,12 @@ class ServiceProcess:
 
     def start(self) -> None:
         """Starts it and waits until it is ready."""
+        few = ["sh", "-c", f'ulimit -n {self.open_files}; exec "$@"', "sh"]
         self.data.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [
+                    *([] if self.open_files is None else few),
                     sys.executable,
                     "-m",
                     "tailrace",

@@ -34,6 +34,7 @@ MOVE_AT_THE_DOORS = {
             *("append_requests", "append_refused", "append_seconds", "batch_lines"),
             *("close_requests", "body_bytes", "replaced_characters", "disconnects"),
             *("stream_readers", "stream_events", "stream_bytes"),
+            *("connections", "connections_refused", "connections_timed_out"),
         )
     },
     *{
@@ -181,7 +182,8 @@ def sample_of(name: str, kind: str) -> str:
 
 
 async def test_every_metric_is_exported_and_the_doors_metrics_move(tmp_path: Path) -> None:
-    async with service(settings_for(tmp_path)) as (client, _):
+    server = {"port": 0, "header_timeout_seconds": 0.2}
+    async with service(settings_for(tmp_path, server=server)) as (client, _):
         before = await scrape(client)
         await client.post(RUN, content=b"a\xff\nb\n", headers=PLAIN)
         await client.post(RUN, content=b"{", headers={"content-type": "application/json"})
@@ -194,6 +196,7 @@ async def test_every_metric_is_exported_and_the_doors_metrics_move(tmp_path: Pat
             await anext(response.aiter_text())
             during = await scrape(client)
         await _half_a_body(str(client.base_url))
+        await _half_a_head(str(client.base_url))
         await client.post(RUN + "/close")
         await client.get("/query?q=a")
         await client.delete(RUN)
@@ -204,8 +207,9 @@ async def test_every_metric_is_exported_and_the_doors_metrics_move(tmp_path: Pat
         labelled = next(d for d in METRICS if d.name == name).labels
         assert sample in after or labelled, f"{name} is not exported"
     assert during["tailrace_stream_readers"] == 1
+    assert during["tailrace_connections"] == 2  # the stream's, and the one that asks
     moved = {sample for sample in after if after[sample] > before.get(sample, 0)}
-    moved.add("tailrace_stream_readers")
+    moved |= {"tailrace_stream_readers", "tailrace_connections"}
     assert {name for name in MOVE_AT_THE_DOORS if names[name] not in moved} == set()
 
 
@@ -218,5 +222,14 @@ async def _half_a_body(url: str) -> None:
     )
     await writer.drain()
     await asyncio.sleep(0.05)
+    writer.close()
+    await writer.wait_closed()
+
+
+async def _half_a_head(url: str) -> None:
+    host, port = url.removeprefix("http://").rstrip("/").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"GET / HTTP/1.1\r\nhost")
+    assert (await reader.read()).startswith(b"HTTP/1.1 408 ")
     writer.close()
     await writer.wait_closed()

@@ -1,0 +1,334 @@
+"""A client's connection: uvicorn's over httptools, made strict and bounded.
+
+What uvicorn leaves open is closed here, for both ways in (`lane` and ASGI):
+
+- A request that offers an upgrade is served as HTTP/1.1. llhttp leaves the body of such a
+  request to whoever speaks the other protocol; so the request is parsed a second time,
+  without the offer, and its body is its body.
+- Trailers are no headers: they are dropped. What must be there once is there once.
+- A head has bounded bytes, a URL too, and so have requests that wait for their turn.
+- What cannot be answered by the app is answered here as `application/problem+json`, in
+  its turn, and nothing is read afterwards.
+- Who stands still is let go: in a head, in a body, between requests, or in reading a reply.
+
+Invariants: requests are answered in order, also by refusals. No byte of a refused request, or
+after it, is taken for a request. A request costs no timer: `tick` is called now and then,
+and compares what it sees with what it saw.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Any, Final
+
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from logstore.errors import InvalidInput, Unavailable
+from service.http.guests import Guests, peer_of
+from service.http.limits import HttpLimits
+from service.http.problems import HttpError
+from service.http.refusal import Refusal
+
+# What of a request is being read.
+QUIET: Final = 0
+"""Nothing: none has begun, or it is read to its end."""
+HEAD: Final = 1
+BODY: Final = 2
+SHUT: Final = 3
+"""Nothing any more: a refusal is on its way, what still comes is dropped."""
+
+_TICK_SECONDS = 1.0
+_LINGER_SECONDS = 2.0
+_MOST_WAITING = 128
+_MOST_HEADERS = 256
+_ONCE = frozenset([b"authorization", b"content-encoding", b"content-type", b"host"])
+_OURS = b"tailrace-"
+_UPGRADE_TOKENS = frozenset([b"upgrade", b"http2-settings"])
+_HEADER_HINT = "Send the request's line and headers without pauses."
+_MALFORMED = "this is no HTTP/1.1 request"
+
+
+class Flow(FlowControl):
+    """Reads on only when no request waits for its turn: what a client sends ahead is bounded."""
+
+    def __init__(self, transport: Any, waiting: deque[Any]) -> None:
+        super().__init__(transport)
+        self._waiting = waiting
+
+    def resume_reading(self) -> None:
+        """As uvicorn's, which a request calls that waits for its body or its client's end."""
+        if not self._waiting:
+            super().resume_reading()
+
+
+class Connection(HttpToolsProtocol):
+    """uvicorn's connection; `guests` counts it and knows its limits."""
+
+    def __init__(self, guests: Guests, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.guests = guests
+        self.limits = guests.limits
+        self.reading = QUIET
+        self.headers = []
+        self._messages = 0
+        self._offer: tuple[bytes, str] | None = None
+        self._peer: str | None = None
+        # Bytes of the piece that is being parsed, and of pieces since the head began.
+        self._piece = 0
+        self._later = 0
+        self._seen: tuple[int, int, bool] | None = None
+        self._still = 0.0
+        self._unsent = 0
+        self._stalled = 0.0
+
+    # --- what the transport tells --------------------------------------------------
+
+    def connection_made(self, transport: Any) -> None:
+        """Lets the client in, or says that there is no room."""
+        super().connection_made(transport)
+        self.flow = Flow(transport, self.pipeline)
+        peer = peer_of(self.client)
+        full = self.guests.enter(peer)
+        if full is None:
+            self._peer = peer
+        elif self.guests.turn_away():
+            self.refuse(full)
+        else:
+            transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Makes room."""
+        if self._peer is not None:
+            self.guests.leave(self._peer)
+            self._peer = None
+        elif self.reading == SHUT:
+            self.guests.turned_away()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parses what came; the callbacks below are called meanwhile."""
+        if self.reading == SHUT:
+            return
+        self._piece = len(data)
+        self._later += len(data)
+        while True:
+            try:
+                self.parser.feed_data(data)
+            except HttpParserUpgrade as offer:
+                data = self._without_offer() + data[offer.args[0] :]
+                continue
+            except HttpParserError as error:
+                self._refuse_for(error)
+            break
+        if self._later > self.limits.max_header_bytes and self.reading in (HEAD, BODY):
+            self.refuse(_head_too_large(self.limits.max_header_bytes))
+
+    # --- what the parser tells -----------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        self.reading = HEAD
+        self._messages += 1
+        self._later = 0
+        self.url = b""
+        self.headers = []
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self.reading == HEAD:  # else it is a trailer
+            self.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        limits = self.limits
+        if self._later or self._piece > limits.max_url_bytes:
+            self._check_size()
+        if self.parser.should_upgrade():
+            self._put_off()
+            return
+        self.begin()
+        self.reading = BODY
+
+    def on_body(self, body: bytes) -> None:
+        self._later = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if self._offer is None:
+            self.reading = QUIET
+            super().on_message_complete()
+
+    def begin(self) -> None:
+        """Hands the request to ASGI, or lets it wait for those before it."""
+        self._check_once()
+        if len(self.pipeline) >= _MOST_WAITING:
+            raise Unavailable(
+                f"{_MOST_WAITING} requests wait on this connection",
+                hint="Read replies before sending more requests.",
+            )
+        url, headers = self.url, self.headers
+        super().on_message_begin()
+        self.url = url
+        self.headers += headers  # the scope holds the same list
+        self.expect_100_continue = any(
+            name == b"expect" and value.lower() == b"100-continue" for name, value in headers
+        )
+        super().on_headers_complete()
+
+    # --- what is refused -----------------------------------------------------------
+
+    def _check_size(self) -> None:
+        limits = self.limits
+        if len(self.url) > limits.max_url_bytes:
+            raise HttpError(414, f"the URL has more than {limits.max_url_bytes} bytes")
+        size = len(self.url) + sum([len(name) + len(value) + 4 for name, value in self.headers])
+        if size > limits.max_header_bytes:
+            raise _head_too_large(limits.max_header_bytes)
+        if len(self.headers) > _MOST_HEADERS:
+            raise HttpError(431, f"the request has more than {_MOST_HEADERS} headers")
+
+    def _check_once(self) -> None:
+        names = {name for name, _ in self.headers}
+        if len(names) == len(self.headers):
+            return
+        seen: set[bytes] = set()
+        for name, _ in self.headers:
+            if name in seen and (name in _ONCE or name.startswith(_OURS)):
+                header = name.decode("latin-1").title()
+                raise InvalidInput(
+                    f"{header} is there twice", field=header, hint=f"Send {header} once."
+                )
+            seen.add(name)
+
+    def _refuse_for(self, error: HttpParserError) -> None:
+        cause = error.__context__
+        if isinstance(cause, Exception) and not isinstance(cause, HttpParserError | UnicodeError):
+            self.refuse(cause)
+        else:
+            self.refuse(HttpError(400, f"{_MALFORMED}: {error}"))
+
+    def refuse(self, error: Exception) -> None:
+        """Answers with a problem, after the requests before; nothing is read afterwards."""
+        begun, self.reading = self.reading == BODY, SHUT
+        refusal = Refusal(error, self.headers, self.guests.fresh_id)
+        cycle = self._current
+        if begun and self.pipeline:
+            self.pipeline.popleft()  # the refused one: nobody knows it yet
+        elif begun and cycle is not None and cycle.more_body:
+            if cycle.response_started:  # its reply is on its way and cannot be taken back
+                self.transport.close()
+                return
+            cycle.disconnected = True
+            cycle.message_event.set()
+            cycle = None
+        if cycle is None or cycle.response_complete:
+            self._send(refusal)
+        else:
+            self.pipeline.appendleft((refusal, None))  # type: ignore[arg-type]
+
+    def _send(self, refusal: Refusal) -> None:
+        """The last that this connection sends: reads on for a while, or a reset would undo it."""
+        self.guests.counters.connections_refused += 1
+        self.transport.write(refusal.response(self.server_state.default_headers))
+        self.flow.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+
+    # --- an offered upgrade --------------------------------------------------------
+
+    def _put_off(self) -> None:
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            raise HttpError(405, "CONNECT is for proxies, and this is none")
+        self._offer = method, self.parser.get_http_version()
+
+    def _without_offer(self) -> bytes:
+        """The head once more, without its offer, for a new parser."""
+        assert self._offer is not None
+        (method, version), self._offer = self._offer, None
+        lines = [b"%b %b HTTP/%b" % (method, self.url, version.encode())]
+        for name, value in self.headers:
+            kept = value
+            if name == b"connection":
+                tokens = [token.strip() for token in value.split(b",")]
+                kept = b", ".join(t for t in tokens if t.lower() not in _UPGRADE_TOKENS)
+            if kept and name not in _UPGRADE_TOKENS:
+                lines.append(b"%b: %b" % (name, kept))
+        self.parser = HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        return b"\r\n".join([*lines, b"", b""])
+
+    # --- when a reply is sent ------------------------------------------------------
+
+    def on_response_complete(self) -> None:
+        """Begins the next request, or sends the refusal that waits."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        if self.pipeline:
+            cycle, app = self.pipeline.pop()
+            if isinstance(cycle, Refusal):
+                self._send(cycle)
+            else:
+                self._start_asgi_task(cycle, app)
+        self.flow.resume_reading()
+
+    # --- time ----------------------------------------------------------------------
+
+    def tick(self, seconds: float) -> None:
+        """Lets go of whoever stands still; `seconds` have passed since the last call."""
+        cycle, limits = self._current, self.limits
+        busy = cycle is not None and not cycle.response_complete
+        seen = self._messages, self.reading, busy
+        if seen != self._seen:
+            self._seen, self._still = seen, 0.0
+        elif not self.flow.read_paused and not (self.reading == SHUT and self._unsent):
+            self._still += seconds
+        if not self._reads_its_replies(seconds):
+            self.guests.counters.connections_timed_out += 1
+            self.transport.abort()
+        elif self.reading == HEAD and self._still > limits.header_timeout_seconds:
+            self._time_out("head", limits.header_timeout_seconds, "header-timeout", _HEADER_HINT)
+        elif self.reading == BODY and self._still > limits.body_timeout_seconds:
+            self._time_out("body", limits.body_timeout_seconds)
+        elif self.reading in (QUIET, SHUT) and not busy:
+            most = _LINGER_SECONDS if self.reading == SHUT else limits.idle_timeout_seconds
+            if self._still > most:
+                self.transport.close()
+
+    def _time_out(self, what: str, seconds: float, kind: str = "", hint: str = "") -> None:
+        self.guests.counters.connections_timed_out += 1
+        message = f"the {what} took longer than {seconds:g} s"
+        self.refuse(HttpError(408, message, kind=kind, hint=hint))
+
+    def _reads_its_replies(self, seconds: float) -> bool:
+        before, self._unsent = self._unsent, self.transport.get_write_buffer_size()
+        if not self._unsent or self._unsent < before:
+            self._stalled = 0.0
+        else:
+            self._stalled += seconds
+        return self._stalled <= self.limits.write_timeout_seconds
+
+    @property
+    def _current(self) -> RequestResponseCycle | None:
+        """The request that is answered now, or was last."""
+        return self.cycle
+
+
+async def watch(server: ServerState, limits: HttpLimits) -> None:
+    """Tells every connection how time goes by, until it is cancelled."""
+    loop = asyncio.get_running_loop()
+    every = min(_TICK_SECONDS, limits.shortest_timeout_seconds / 4)
+    then = loop.time()
+    while True:
+        await asyncio.sleep(every)
+        now = loop.time()
+        for connection in list(server.connections):
+            if isinstance(connection, Connection):
+                connection.tick(now - then)
+        then = now
+
+
+def _head_too_large(most: int) -> HttpError:
+    return HttpError(431, f"the request's head has more than {most} bytes")

@@ -1,0 +1,76 @@
+"""Who is connected: how many in all and of one address.
+
+Invariants: no more connections are let in than the limits say, whoever asks; what is told
+that there is no room is bounded as well. An IPv6 address counts by its /64, which is what
+one client has.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import Counter
+from collections.abc import Callable
+
+from logstore.errors import Unavailable
+from service.counters import HttpCounters
+from service.http.limits import HttpLimits
+
+_MOST_TURNED_AWAY = 32
+
+
+class Guests:
+    """What all connections share."""
+
+    def __init__(
+        self, limits: HttpLimits, counters: HttpCounters, fresh_id: Callable[[], str]
+    ) -> None:
+        self.limits = limits
+        self.counters = counters
+        self.fresh_id = fresh_id
+        self._of: Counter[str] = Counter()
+        self._turned_away = 0
+
+    def enter(self, peer: str) -> Unavailable | None:
+        """Counts a connection, or says why it is one too many."""
+        if self.counters.connections >= self.limits.max_connections:
+            return Unavailable(
+                f"there are {self.limits.max_connections} connections already",
+                hint="Keep fewer connections open, or raise server.max_connections.",
+            )
+        if self._of[peer] >= self.limits.max_connections_per_peer:
+            return Unavailable(
+                f"{peer} has {self.limits.max_connections_per_peer} connections already",
+                hint="Keep fewer connections open, or raise server.max_connections_per_peer.",
+            )
+        self._of[peer] += 1
+        self.counters.connections += 1
+        return None
+
+    def leave(self, peer: str) -> None:
+        """A connection that was let in is gone."""
+        self.counters.connections -= 1
+        self._of[peer] -= 1
+        if not self._of[peer]:
+            del self._of[peer]
+
+    def turn_away(self) -> bool:
+        """Whether one more may be told that there is no room, and read it at leisure."""
+        if self._turned_away >= _MOST_TURNED_AWAY:
+            self.counters.connections_refused += 1
+            return False
+        self._turned_away += 1
+        return True
+
+    def turned_away(self) -> None:
+        """One that was told so is gone."""
+        self._turned_away -= 1
+
+
+def peer_of(client: tuple[str, int] | None) -> str:
+    """What a client's connections are counted by; `client` is its address and port."""
+    if client is None:
+        return ""
+    host = client[0].partition("%")[0]
+    if ":" not in host:
+        return host
+    return str(ipaddress.IPv6Network((host, 64), strict=False))

@@ -1,0 +1,309 @@
+"""What one connection may cost: bytes, time and places, and what it is told when it is too much.
+
+Real connections of the server over a real node, in leaping time: a minute is a moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from service.http.connection import watch
+from service.http.guests import peer_of
+from service.http.limits import HttpLimits
+from service.http.targets import ROOT
+from tests.service.http.wires import RUNS, Client, Side, post, statuses
+from tests.service.simulated_node import START_MS
+from tests.virtual_time import VirtualClock, simulate
+
+PAGE = f"GET {RUNS}/p/r HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+STREAM = f"GET {RUNS}/p/stream/r HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+REPORT = f"PUT {ROOT}/p/pipelineStatus HTTP/1.1\r\nHost: localhost\r\n".encode()
+
+
+def played(story: Callable[[Side], Awaitable[None]], *, quick: bool = True, **limits: Any) -> None:
+    """`story` over a node that knows the run p/r, while connections are watched."""
+
+    async def go(clock: VirtualClock) -> None:
+        side = Side(clock, quick=quick, limits=HttpLimits(**limits))
+        await side.start()
+        await side.say(post(b"first\n"))
+        watching = asyncio.create_task(watch(side.state, side.limits))
+        await story(side)
+        watching.cancel()
+        await side.stop()
+
+    simulate(go, start_ms=START_MS)
+
+
+async def over_after(side: Side, client: Client, seconds: float) -> None:
+    """The server ends the connection when it stood still for so long, and not before."""
+    await side.clock.sleep(seconds - 2)
+    assert not client.ended()
+    await side.clock.sleep(5)
+    assert client.ended()
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_a_head_that_never_ends_is_given_up(quick: bool) -> None:
+    async def story(side: Side) -> None:
+        client = Client(side)
+        await client.send(post(b"a\n")[:40])
+        await over_after(side, client, 30)
+        (reply,) = client.wire.replies()
+        assert (reply.status, reply.header("connection")) == (408, "close")
+        assert b"header-timeout" in reply.body
+        assert side.counters.connections_timed_out == 1
+        client.leave()
+
+    played(story, quick=quick)
+
+
+def test_a_head_that_comes_in_drops_is_given_up() -> None:
+    async def story(side: Side) -> None:
+        client = Client(side)
+        for byte in post(b"a\n", "X-Long: " + "1" * 200):
+            await client.send(bytes([byte]))
+            await side.clock.sleep(0.5)
+        assert statuses(client.wire.replies()) == [408]
+        assert len(side.stored()) == 1
+        client.leave()
+
+    played(story)
+
+
+@pytest.mark.parametrize("quick", [True, False])
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        (post(b"half", "Content-Length: 100"), [408]),
+        (post(b"", "Content-Length: 100"), [408]),
+        (post(b"5\r\nhalf", "Transfer-Encoding: chunked"), [408]),
+        (post(b"half", "Content-Length: 100000"), [408]),
+        (REPORT + b"Content-Length: 10\r\n\r\n{", [408]),
+        # Answered before its body came: nothing is left to say.
+        (PAGE.replace(b"Host", b"Content-Length: 10\r\nHost"), [200]),
+    ],
+)
+def test_a_body_that_never_ends_is_given_up_on_every_route(
+    sent: bytes, expected: list[int], quick: bool
+) -> None:
+    async def story(side: Side) -> None:
+        client = Client(side)
+        await client.send(sent)
+        await over_after(side, client, 60)
+        assert statuses(client.wire.replies()) == expected
+        assert len(side.stored()) == 1
+        client.leave()
+        await side.clock.sleep(1)
+        assert not side.state.tasks
+        assert side.app.append.budget.used == 0
+
+    played(story, quick=quick)
+
+
+def test_who_asks_for_nothing_is_let_go_and_who_reads_on_is_not() -> None:
+    async def story(side: Side) -> None:
+        silent, asked, reader = Client(side), Client(side), Client(side)
+        await asked.send(post(b"a\n"))
+        await reader.send(STREAM)
+        await side.clock.sleep(73)
+        assert not silent.ended()
+        assert not asked.ended()
+        await side.clock.sleep(5)
+        assert silent.ended()
+        assert asked.ended()
+        assert silent.wire.replies() == []
+        await side.clock.sleep(3600)
+        assert not reader.ended()
+        for client in (silent, asked, reader):
+            client.leave()
+
+    played(story)
+
+
+def test_a_long_answer_does_not_count_as_idle() -> None:
+    async def story(side: Side) -> None:
+        client = Client(side)
+        await client.send(STREAM)
+        await side.clock.sleep(1000)
+        await side.say(post(b"", path="/p/r/close"))
+        await side.clock.sleep(20)
+        assert not client.ended()
+        await client.send(post(b"a\n"))
+        await side.clock.sleep(1)
+        assert client.wire.written.count(b"HTTP/1.1 200") == 2
+        client.leave()
+
+    played(story)
+
+
+def test_a_client_that_does_not_read_its_reply_is_let_go() -> None:
+    async def story(side: Side) -> None:
+        client, reader = Client(side), Client(side)
+        for each in (client, reader):
+            await each.send(STREAM)
+        await side.clock.sleep(1)
+        client.wire.unread = True
+        client.connection.pause_writing()
+        await side.clock.sleep(58)
+        assert not client.ended()
+        await side.clock.sleep(5)
+        assert client.ended()
+        assert not reader.ended()
+        assert side.counters.connections_timed_out == 1
+        for each in (client, reader):
+            each.leave()
+        await side.clock.sleep(30)
+        assert not side.state.tasks
+        assert side.counters.readers == 0
+
+    played(story)
+
+
+@pytest.mark.parametrize(
+    ("piece", "times", "status"),
+    [
+        (b"X-Many: 1\r\n", 100_000, 431),
+        (b"X-One-That-Never-Ends", 100_000, 431),
+        (b"a:\r\n", 1_000, 431),
+    ],
+)
+def test_headers_without_end_are_refused_while_they_come(
+    piece: bytes, times: int, status: int
+) -> None:
+    async def story(side: Side) -> None:
+        client = Client(side)
+        await client.send(PAGE[:-2])
+        sent = 0
+        while sent < times and not client.wire.written:
+            await client.send(piece * 100)
+            sent += 100
+        if not client.wire.written:
+            await client.send(b"\r\n")
+        assert statuses(await client.replies(1)) == [status]
+        assert sent * len(piece) < 128 << 10
+        client.leave()
+
+    played(story)
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_a_url_and_a_head_may_be_as_long_as_the_limit(quick: bool) -> None:
+    async def story(side: Side) -> None:
+        for path, header, status in [
+            ("/p/r" + "?" + "x" * (8192 - len(RUNS) - 5), "", 200),
+            ("/p/r" + "?" + "x" * (8193 - len(RUNS) - 5), "", 414),
+            ("/p/r", "1" * (60 << 10), 200),
+            ("/p/r", "1" * (64 << 10), 431),
+        ]:
+            request = post(b"a\n", f"X-One: {header}", path=path)
+            for pieces in ([request], [request[:5000], request[5000:]]):
+                assert statuses(await side.say(*pieces)) == [status]
+        assert len(side.stored()) == 1 + 4
+
+    played(story, quick=quick)
+
+
+def test_trailers_without_end_are_refused() -> None:
+    async def story(side: Side) -> None:
+        client = Client(side)
+        await client.send(post(b"2\r\na\n\r\n0\r\n", "Transfer-Encoding: chunked"))
+        for _ in range(100):
+            await client.send(b"X-Trailer" * 100)
+        assert statuses(await client.replies(1)) == [431]
+        assert len(side.stored()) == 1
+        client.leave()
+
+    played(story)
+
+
+def test_requests_sent_ahead_are_bounded_and_those_before_are_answered() -> None:
+    async def story(side: Side) -> None:
+        client = Client(side)
+        await client.send(post(b"a\n") * 1000)
+        replies = await client.settled()
+        assert statuses(replies[:-1]) == [200] * (len(replies) - 1)
+        assert replies[-1].status == 503
+        assert replies[-1].header("retry-after") is not None
+        assert len(side.stored()) == len(replies)  # and the first of all, which is no reply here
+        client.leave()
+
+    played(story)
+
+
+def test_who_sends_ahead_behind_a_live_stream_is_not_read_on() -> None:
+    async def story(side: Side) -> None:
+        client = Client(side)
+        await client.send(STREAM)
+        await side.clock.sleep(1)
+        await client.send(PAGE)
+        await side.clock.sleep(1)
+        assert client.wire.paused
+        assert len(client.connection.pipeline) == 1
+        client.leave()
+
+    played(story)
+
+
+def test_one_address_may_not_take_all_connections() -> None:
+    async def story(side: Side) -> None:
+        mine = [Client(side) for _ in range(5)]
+        assert [client.ended() for client in mine] == [False] * 3 + [True] * 2
+        (reply,) = mine[-1].wire.replies()
+        assert reply.status == 503
+        assert reply.header("retry-after") is not None
+        assert reply.header("content-type") == "application/problem+json"
+        assert b"max_connections_per_peer" in reply.body
+        others = [Client(side, peer=f"10.0.0.{i}") for i in range(3)]
+        assert [client.ended() for client in others] == [False, False, True]
+        assert b"server.max_connections." in others[-1].wire.replies()[0].body
+        assert side.counters.connections == 5
+        assert side.counters.connections_refused == 3
+        for client in [*mine, *others]:
+            client.leave()
+        await asyncio.sleep(0)
+        assert side.counters.connections == 0
+        assert statuses(await side.say(post(b"a\n"))) == [200]
+
+    played(story, max_connections=5, max_connections_per_peer=3)
+
+
+def test_those_who_are_told_that_there_is_no_room_are_bounded_too() -> None:
+    async def story(side: Side) -> None:
+        turned_away = [Client(side) for _ in range(101)][1:]
+        assert sum(bool(client.wire.written) for client in turned_away) == 32
+        assert all(client.ended() for client in turned_away)
+        for client in turned_away:
+            client.leave()
+        await asyncio.sleep(0)
+        again = Client(side)
+        assert again.wire.written
+
+    played(story, max_connections=1)
+
+
+def test_a_refused_client_that_goes_on_sending_is_let_go() -> None:
+    async def story(side: Side) -> None:
+        client = Client(side)
+        await client.send(b"hello\r\n\r\n")
+        assert statuses(client.wire.replies()) == [400]
+        written = bytes(client.wire.written)
+        client.connection.data_received(post(b"a\n"))
+        await side.clock.sleep(10)
+        assert client.wire.closed
+        assert bytes(client.wire.written) == written
+        assert len(side.stored()) == 1
+
+    played(story)
+
+
+def test_an_address_of_ipv6_counts_by_its_network() -> None:
+    assert peer_of(("127.0.0.1", 1)) == "127.0.0.1"
+    assert peer_of(("2001:db8:1:2:3::4", 1)) == peer_of(("2001:db8:1:2:ffff::1", 2))
+    assert peer_of(("2001:db8:1:3::4", 1)) != peer_of(("2001:db8:1:2::4", 1))
+    assert peer_of(("fe80::1%eth0", 1)) == "fe80::/64"
+    assert peer_of(None) == ""
