@@ -46,15 +46,22 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--store", choices=KINDS, default="local")
-    parser.add_argument("--prove", action="store_true", help="put faults into the code, see each")
+    parser.add_argument(
+        "--prove",
+        nargs="?",
+        const="",
+        metavar="WORDS",
+        help="put faults into the code, those with WORDS in their names, and see each",
+    )
     arguments = parser.parse_args()
-    if not arguments.prove:
+    if arguments.prove is None:
         return torment(arguments)
+    mutations = [mutation for mutation in MUTATIONS if arguments.prove in mutation.name]
     command = ["-m", "tests.e2e.torture", "--kills", f"{arguments.kills}"]
     unseen = prove(
-        MUTATIONS, [*command, "--store", arguments.store], tries=PROVING_TRIES, timeout_seconds=600
+        mutations, [*command, "--store", arguments.store], tries=PROVING_TRIES, timeout_seconds=600
     )
-    print(f"{len(MUTATIONS)} faults, {len(unseen)} not seen")
+    print(f"{len(mutations)} faults, {len(unseen)} not seen")
     return 1 if unseen else 0
 
 
