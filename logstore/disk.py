@@ -101,6 +101,25 @@ class DiskFile:
             os.close(fd)
 
 
+class DiskFolder:
+    """An open folder of the operating system."""
+
+    __slots__ = ("_fd",)
+
+    def __init__(self, path: str) -> None:
+        self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def sync(self) -> None:
+        if self._fd < 0:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        os.fsync(self._fd)
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
 class DiskLock:
     """flock, held by an open descriptor."""
 
@@ -146,11 +165,14 @@ class Disk:
         os.rmdir(path)
 
     def sync_folder(self, path: str) -> None:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        folder = self.open_folder(path)
         try:
-            os.fsync(fd)
+            folder.sync()
         finally:
-            os.close(fd)
+            folder.close()
+
+    def open_folder(self, path: str) -> DiskFolder:
+        return DiskFolder(path)
 
     def scan(self, path: str) -> Iterator[tuple[str, bool]]:
         try:

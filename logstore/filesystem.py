@@ -73,6 +73,18 @@ class File(Protocol):
         ...
 
 
+class OpenFolder(Protocol):
+    """A folder that is held open, to be synced when no descriptor may be left to open it."""
+
+    def sync(self) -> None:
+        """As `FileSystem.sync_folder`. Raises `OSError`."""
+        ...
+
+    def close(self) -> None:
+        """Gives the descriptor back."""
+        ...
+
+
 class Lock(Protocol):
     """A lock that is held until it is released or the process ends."""
 
@@ -106,6 +118,10 @@ class FileSystem(Protocol):
 
     def sync_folder(self, path: str) -> None:
         """When it returns, the folder's names are on the disk."""
+        ...
+
+    def open_folder(self, path: str) -> OpenFolder:
+        """Opens a folder to be synced later. Raises `FileNotFoundError`, `NotADirectoryError`."""
         ...
 
     def scan(self, path: str) -> Iterator[tuple[str, bool]]:

@@ -11,8 +11,7 @@ incarnation that names its parent and the position from which its lines are its 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -25,14 +24,12 @@ from logstore.entropy import Entropy
 from logstore.errors import (
     Damaged,
     FolderLocked,
-    JournalFailed,
-    JournalFull,
     PreconditionFailed,
 )
 from logstore.filesystem import FileSystem, Lock
 from logstore.names import check_name
 from logstore.objects.store import ObjectStore
-from service.journal.writer import FULL
+from service.journal.failures import translated
 
 _FILE = "node.json"
 _LOCK = "lock"
@@ -63,7 +60,7 @@ class DataFolder:
     """The node's own folder: locked, with the identity in it.
 
     Raises `FolderLocked`; every call raises `JournalFull` on a full disk, `JournalFailed`
-    on one that fails.
+    on one that fails, and `NodeNotReady`, having changed nothing, without descriptors.
     """
 
     def __init__(self, fs: FileSystem, path: str, clock: Clock, entropy: Entropy) -> None:
@@ -152,14 +149,8 @@ class DataFolder:
             file.close()
 
 
-@contextmanager
-def _translated(path: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno in FULL:
-            raise JournalFull(f"the disk of {path} is full: {error}") from error
-        raise JournalFailed(f"the disk of {path} failed: {error}") from error
+def _translated(path: str) -> AbstractContextManager[None]:
+    return translated(f"the data folder {path} could not be read or written")
 
 
 async def register(store: ObjectStore, identity: Identity, clock: Clock) -> Identity:

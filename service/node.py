@@ -13,12 +13,18 @@ a new incarnation; batches wait meanwhile.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from logstore import ulid as ulids
 from logstore.batch import RunKey
-from logstore.errors import JournalFailed, NodeNotReady, OutcomeUnknown, Unavailable
+from logstore.errors import (
+    JournalFailed,
+    NodeNotReady,
+    OutcomeUnknown,
+    TailraceError,
+    Unavailable,
+)
 from logstore.position import Position
 from service.append import Appender
 from service.identity import DataFolder, Identity, register
@@ -104,18 +110,22 @@ class Node:
         if state.node != self.identity.node:
             state.reincarnate(self.identity.node, self.identity.base)
         self._syncer = seams.syncer()
-        self.journal = Journal(
-            seams.fs,
-            f"{self._data}/journal",
-            self._syncer,
-            seams.clock,
-            seams.entropy,
-            limits.journal,
-            recovered,
-            state,
-            self._synced,
-            offload=seams.offload,
-        )
+        try:
+            self.journal = Journal(
+                seams.fs,
+                f"{self._data}/journal",
+                self._syncer,
+                seams.clock,
+                seams.entropy,
+                limits.journal,
+                recovered,
+                state,
+                self._synced,
+                offload=seams.offload,
+            )
+        except TailraceError:
+            self._syncer.close()
+            raise
         self.tail = Tail(self.identity.node, limits.tail)
         self.shipper = SegmentShipper(
             self.journal,
@@ -124,7 +134,7 @@ class Node:
             limits.segments,
             offload=seams.offload,
             consumed_seq=self._consumed_seq,
-            on_confirmed=self._confirmed,
+            on_confirmed=lambda cut: self.text.confirmed(cut.seq, cut.first, cut.end),
         )
         self.text = Text(
             self.identity.node,
@@ -137,7 +147,7 @@ class Node:
             offload=seams.offload,
             record_close=self.journal.record_close,
             record_tombstone=self._record_tombstone,
-            flushed_through=self._confirmed_through,
+            flushed_through=self.shipper.confirmed_through,
             last_ulid=lambda key: self.appender.last_ulid(key),
             closes=dict(state.closes),
             tombstones=dict(state.tombstones),
@@ -157,7 +167,7 @@ class Node:
             minter,
             limits.append,
             horizon=self.text.deletions.horizon,
-            confirmed_through=self._confirmed_through,
+            confirmed_through=self.shipper.confirmed_through,
         )
         self._begin(self._serve(), "node")
 
@@ -171,11 +181,12 @@ class Node:
 
     async def _serve(self) -> None:
         """Registers, opens the doors, then runs the parts until the node stops."""
-        await self._register()
+        await self._insist(self._register, "not registered yet")
         self._started.set()
         async with asyncio.TaskGroup() as group:
             group.create_task(self.shipper.cut_forever())
-            await self._start_text()
+            # Batches are taken already.
+            await self._insist(self.text.start, "waiting for the object store")
             group.create_task(self.shipper.ship_forever())
             group.create_task(self.text.run())
             group.create_task(self.status.run())
@@ -186,27 +197,23 @@ class Node:
             await self.seams.clock.sleep(_RELEASE_SECONDS)
             self._release()
 
-    async def _start_text(self) -> None:
-        """Waits for the store, while batches are taken already."""
+    async def _register(self) -> None:
+        if not self.identity.registered:
+            identity = await register(self.store, self.identity, self.seams.clock)
+            self._folder.save(identity)
+            self.identity = identity
+
+    async def _insist(self, step: Callable[[], Awaitable[None]], waiting: str) -> None:
+        """Takes a step as soon as it is possible; what keeps it back is a problem meanwhile."""
         while True:
             try:
-                await self.text.start()
+                await step()
             except (Unavailable, OutcomeUnknown) as error:
-                self._waiting = f"waiting for the object store: {error}"
+                self._waiting = f"{waiting}: {error}"
                 await self.seams.clock.sleep(_RETRY_SECONDS)
             else:
                 self._waiting = None
                 return
-
-    async def _register(self) -> None:
-        while not self.identity.registered:
-            try:
-                self.identity = await register(self.store, self.identity, self.seams.clock)
-                self._folder.save(self.identity)
-            except (Unavailable, OutcomeUnknown) as error:
-                self._waiting = f"not registered yet: {error}"
-                await self.seams.clock.sleep(_RETRY_SECONDS)
-        self._waiting = None
 
     def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.get_running_loop().create_task(work, name=name)
@@ -232,10 +239,13 @@ class Node:
         confirmed = self.journal.state.confirmed
         self.tail.stop()
         await self._let_go()
-        self._folder.forked(
-            self.identity, name=self.identity.name, base=confirmed.end, seq=confirmed.seq
-        )
-        await self._open()
+        node = self.identity
+
+        async def fork() -> None:
+            self._folder.forked(node, name=node.name, base=confirmed.end, seq=confirmed.seq)
+
+        await self._insist(fork, "the node cannot go on as a fork yet")
+        await self._insist(self._open, "the node cannot go on as a fork yet")
 
     # --- the doors -----------------------------------------------------------------
 
@@ -339,9 +349,6 @@ class Node:
                 last = Position(file, batch.pos + batch.records - 1)
                 self.tail.publish(batch.key, batch.text, batch.records, batch.lines, last)
 
-    def _confirmed(self, cut: Cut) -> None:
-        self.text.confirmed(cut.seq, cut.first, cut.end)
-
     def _release(self) -> None:
         """Lets journal files go that neither the segments nor the texts need."""
         confirmed = self.journal.state.confirmed.end
@@ -355,9 +362,6 @@ class Node:
         """Once it is recorded, no close from before it is anybody's concern."""
         await self.journal.record_tombstone(fqn, run, t)
         self.text.closer.abandon(fqn, run)
-
-    async def _confirmed_through(self, pos: int) -> None:
-        await self.shipper.confirmed_through(pos)
 
     async def _consumed_seq(self, node: str) -> int:
         """The highest segment of `node` that table or texts say they have taken."""

@@ -21,6 +21,7 @@ from logstore.errors import (
     Conflict,
     Damaged,
     JournalFull,
+    NodeNotReady,
     NotFound,
     OutcomeUnknown,
     PreconditionFailed,
@@ -31,6 +32,7 @@ from logstore.segments.carry import Carry
 from logstore.segments.reader import read_footer
 from logstore.segments.writer import EncodedSegment, encode_segment
 from service.heartbeat import Heartbeat
+from service.journal.failures import translated
 from service.journal.journal import Journal
 from service.journal.state import Cut
 from service.offload import Offload
@@ -186,25 +188,15 @@ class SegmentShipper:
 
     async def ship(self, cut: Cut) -> None:
         """Makes one segment confirmed, trying until it is or the shipper is stopped."""
-        with self._journal.pin() as pin:
-            batches = pin.batches(start=cut.first, end=cut.end)
-            node = pin.node
-            segment = await self._offload(
-                lambda: encode_segment(
-                    batches,
-                    node=node,
-                    seq=cut.seq,
-                    ranges=[(cut.first, cut.end)],
-                    carry=self.carry,
-                )
-            )
+        segment: EncodedSegment | None = None
         tries = 0
         while not self._stopping:
             self.shipping.turn()
             try:
+                segment = segment or await self._encode(cut)
                 await self._check_lineage()
-                await self._put(node, cut.seq, segment)
-            except (StoreUnavailable, OutcomeUnknown) as error:
+                await self._put(self._journal.state.node, cut.seq, segment)
+            except (StoreUnavailable, NodeNotReady, OutcomeUnknown) as error:
                 self._failed(error)
                 pause = _BACKOFF_SECONDS[min(tries, len(_BACKOFF_SECONDS) - 1)]
                 tries += 1
@@ -212,6 +204,20 @@ class SegmentShipper:
                 continue
             self._confirmed(cut)
             return
+
+    async def _encode(self, cut: Cut) -> EncodedSegment:
+        """The segment of a cut. Raises `NodeNotReady` if no descriptor is free to read it."""
+        with translated("a segment could not be made"), self._journal.pin() as pin:
+            batches = pin.batches(start=cut.first, end=cut.end)
+            return await self._offload(
+                lambda: encode_segment(
+                    batches,
+                    node=pin.node,
+                    seq=cut.seq,
+                    ranges=[(cut.first, cut.end)],
+                    carry=self.carry,
+                )
+            )
 
     async def _pause(self, seconds: float) -> None:
         """Waits out a back-off, shorter when the shipper is stopped."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from coordination.storetime import StoreTime
 from logstore.clock import Clock, SystemClock
+from logstore.descriptors import ReservedDisk
 from logstore.disk import Disk
 from logstore.entropy import Entropy, system_entropy
 from logstore.filesystem import FileSystem
@@ -66,9 +67,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The outside world, and what is counted at its borders."""
+    """The outside world, and what is counted at its borders.
+
+    `journal_fs` is the disk of the node's own folder: it gets descriptors when none are left.
+    """
 
     fs: FileSystem = field(default_factory=Disk)
+    journal_fs: FileSystem = field(default_factory=ReservedDisk)
     clock: Clock = field(default_factory=SystemClock)
     entropy: Entropy = field(default_factory=system_entropy)
     http: HttpCounters = field(default_factory=HttpCounters)
@@ -88,7 +93,7 @@ def make_node(settings: Settings, machine: Machine, store: ObjectStore, check: S
     return Node(
         Seams(
             store=MeteredStore(store, machine.clock, machine.store),
-            fs=machine.fs,
+            fs=machine.journal_fs,
             clock=machine.clock,
             entropy=machine.entropy,
             syncer=syncer,

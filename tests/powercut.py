@@ -13,17 +13,25 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 from random import Random
 
-from logstore.filesystem import File, Lock, Mode, Stat
+from logstore.filesystem import File, Lock, Mode, OpenFolder, Stat
 from tests.inodes import Folder, Inode, Node, Rename
+from tests.simulated_files import (
+    SimulatedFile,
+    SimulatedFolder,
+    SimulatedLock,
+    error_of,
+    stat_of,
+)
 
 EPOCH_NS = 1_700_000_000_000_000_000
 TICK_NS = 1_000_000
 _GROWING = frozenset({"create", "write", "copy", "mkdir"})
+_OPENING = frozenset({"open", "create", "sync_folder", "open_folder", "scan", "lock"})
 
 
 class PowerCut(BaseException):
@@ -35,7 +43,8 @@ class Fault:
     """Calls from number `at` on, to paths below `under`, raise `OSError(number)`; only the
     first if `once`.
 
-    A full disk (ENOSPC) fails only calls that need room; of a write, half is done.
+    A full disk (ENOSPC) fails only calls that need room; of a write, half is done. A process
+    without descriptors (EMFILE) fails only calls that open something.
     """
 
     number: int
@@ -107,11 +116,11 @@ class PowerCutFileSystem:
         folder, name = self._parent(path)
         found = folder.get(name)
         if isinstance(found, Folder):
-            raise _error(errno.EISDIR, path)
+            raise error_of(errno.EISDIR, path)
         if found is not None and mode == "create":
-            raise _error(errno.EEXIST, path)
+            raise error_of(errno.EEXIST, path)
         if found is None and mode == "read":
-            raise _error(errno.ENOENT, path)
+            raise error_of(errno.ENOENT, path)
         with self.call("open" if found is not None else "create", path):
             if found is None:
                 found = Inode(modified_ns=self.tick())
@@ -123,7 +132,7 @@ class PowerCutFileSystem:
         new_folder, new_name = self._parent(target)
         node, replaced = old_folder.get(old_name), new_folder.get(new_name)
         if node is None:
-            raise _error(errno.ENOENT, source)
+            raise error_of(errno.ENOENT, source)
         _check_replaceable(node, replaced, target)
         with self.call("rename", f"{source} {target}"):
             if node is not replaced:
@@ -135,9 +144,9 @@ class PowerCutFileSystem:
         folder, name = self._parent(path)
         found = folder.get(name)
         if found is None:
-            raise _error(errno.ENOENT, path)
+            raise error_of(errno.ENOENT, path)
         if isinstance(found, Folder):
-            raise _error(errno.EISDIR, path)
+            raise error_of(errno.EISDIR, path)
         with self.call("unlink", path):
             folder.set(name, None)
 
@@ -151,13 +160,13 @@ class PowerCutFileSystem:
                     parent.set(name, Folder())
                 self.sync_folder(os.path.dirname(folder))
             elif isinstance(self._node(folder), Inode):
-                raise _error(errno.ENOTDIR, folder)
+                raise error_of(errno.ENOTDIR, folder)
 
     def remove_folder(self, path: str) -> None:
         parent, name = self._parent(path)
         folder = self._folder(path)
         if any(True for _ in folder.entries()):
-            raise _error(errno.ENOTEMPTY, path)
+            raise error_of(errno.ENOTEMPTY, path)
         with self.call("rmdir", path):
             parent.set(name, None)
 
@@ -166,11 +175,16 @@ class PowerCutFileSystem:
         with self.call("sync_folder", path, before=True):
             folder.sync()
 
+    def open_folder(self, path: str) -> OpenFolder:
+        folder = self._folder(path)
+        with self.call("open_folder", path):
+            return SimulatedFolder(self, path, folder)
+
     def scan(self, path: str) -> Iterator[tuple[str, bool]]:
         with self.call("scan", path):
             node = self._node(path)
         if isinstance(node, Inode):
-            raise _error(errno.ENOTDIR, path)
+            raise error_of(errno.ENOTDIR, path)
         # Newest first: nobody may rely on an order.
         found = list(node.entries()) if node is not None else []
         yield from [(name, isinstance(entry, Folder)) for name, entry in reversed(found)]
@@ -191,7 +205,7 @@ class PowerCutFileSystem:
                 self._locked.add(number)
                 return SimulatedLock(self._locked, number)
         if wait:  # nobody else runs who could release it
-            raise _error(errno.EDEADLK, path)
+            raise error_of(errno.EDEADLK, path)
         return None
 
     def copy(self, source: File, offset: int, size: int, target: File) -> None:
@@ -199,7 +213,7 @@ class PowerCutFileSystem:
         assert isinstance(target, SimulatedFile)
         data = bytes(source.inode.current[offset : offset + size])
         if len(data) < size:
-            raise _error(errno.EINVAL, source.path)
+            raise error_of(errno.EINVAL, source.path)
         with self.call("copy", target.path):
             self.grow(target.inode, data)
 
@@ -221,9 +235,11 @@ class PowerCutFileSystem:
             return
         if fault.number == errno.ENOSPC and name not in _GROWING:
             return
+        if fault.number == errno.EMFILE and name not in _OPENING:
+            return
         if fault.once:
             self._fault = None
-        raise _error(fault.number, path)
+        raise error_of(fault.number, path)
 
     def cut_power_if_due(self, name: str, path: str) -> None:
         if self.at_cut_point is not None:
@@ -239,7 +255,7 @@ class PowerCutFileSystem:
         inode.write_at(data[:room], at)
         inode.modified_ns = self.tick()
         if len(data) > room:
-            raise _error(errno.ENOSPC, "write")
+            raise error_of(errno.ENOSPC, "write")
 
     def tick(self) -> int:
         self._now_ns += TICK_NS
@@ -256,16 +272,16 @@ class PowerCutFileSystem:
     def _folder(self, path: str) -> Folder:
         node = self._node(path)
         if node is None:
-            raise _error(errno.ENOENT, path)
+            raise error_of(errno.ENOENT, path)
         if isinstance(node, Inode):
-            raise _error(errno.ENOTDIR, path)
+            raise error_of(errno.ENOTDIR, path)
         return node
 
     def _node(self, path: str) -> Node | None:
         node: Node | None = self._root
         for part in [part for part in path.split("/") if part]:
             if isinstance(node, Inode):
-                raise _error(errno.ENOTDIR, path)
+                raise error_of(errno.ENOTDIR, path)
             node = node.get(part) if node is not None else None
         return node
 
@@ -286,90 +302,6 @@ class _Call:
             self._fs.cut_power_if_due(self._name, self._path)
 
 
-class SimulatedFile:
-    """An open file; goes on working when its name is gone."""
-
-    def __init__(self, fs: PowerCutFileSystem, path: str, inode: Inode, mode: Mode) -> None:
-        self.path = path
-        self.inode = inode
-        self._fs = fs
-        self._mode = mode
-        self._open = True
-
-    def write(self, pieces: Sequence[bytes | bytearray | memoryview]) -> int:
-        assert self._mode != "update"
-        return self._write(b"".join(pieces), None)
-
-    def write_at(self, pieces: Sequence[bytes | bytearray | memoryview], offset: int) -> int:
-        assert self._mode in ("update", "read")
-        return self._write(b"".join(pieces), offset)
-
-    def _write(self, data: bytes, offset: int | None) -> int:
-        self._check_writable()
-        try:
-            with self._fs.call("write", self.path):
-                self._fs.grow(self.inode, data, offset)
-        except OSError as error:
-            if error.errno == errno.ENOSPC and self._fs.free_bytes("/"):
-                self._fs.grow(self.inode, data[: len(data) // 2], offset)
-            raise
-        return len(data)
-
-    def pread(self, size: int, offset: int) -> bytes:
-        self._check_open()
-        with self._fs.call("pread", self.path):
-            return bytes(self.inode.current[offset : offset + size])
-
-    def sync(self) -> None:
-        self._check_open()
-        try:
-            with self._fs.call("sync", self.path, before=True):
-                self.inode.sync()
-        except OSError:
-            self.inode.fail_sync()
-            raise
-
-    def truncate(self, size: int) -> None:
-        self._check_writable()
-        with self._fs.call("truncate", self.path):
-            self.inode.truncate(size)
-            self.inode.modified_ns = self._fs.tick()
-
-    def size(self) -> int:
-        self._check_open()
-        return len(self.inode.current)
-
-    def stat(self) -> Stat:
-        self._check_open()
-        return stat_of(self.inode)
-
-    def fileno(self) -> int:
-        return -1
-
-    def close(self) -> None:
-        self._open = False
-
-    def _check_open(self) -> None:
-        if not self._open:
-            raise _error(errno.EBADF, self.path)
-
-    def _check_writable(self) -> None:
-        self._check_open()
-        if self._mode == "read":
-            raise _error(errno.EBADF, self.path)
-
-
-class SimulatedLock:
-    """Held until released; a power cut forgets it."""
-
-    def __init__(self, locked: set[int], number: int) -> None:
-        self._locked = locked
-        self._number = number
-
-    def release(self) -> None:
-        self._locked.discard(self._number)
-
-
 class DirectSyncer:
     """`logstore.syncer.Syncer` for simulated files."""
 
@@ -380,20 +312,11 @@ class DirectSyncer:
         """Holds nothing."""
 
 
-def stat_of(inode: Inode) -> Stat:
-    """As the seam gives it."""
-    return Stat(len(inode.current), inode.modified_ns, inode.number)
-
-
 def _check_replaceable(node: Node, replaced: Node | None, path: str) -> None:
     if isinstance(replaced, Folder):
         if isinstance(node, Inode):
-            raise _error(errno.EISDIR, path)
+            raise error_of(errno.EISDIR, path)
         if any(True for _ in replaced.entries()):
-            raise _error(errno.ENOTEMPTY, path)
+            raise error_of(errno.ENOTEMPTY, path)
     elif replaced is not None and isinstance(node, Folder):
-        raise _error(errno.ENOTDIR, path)
-
-
-def _error(number: int, path: str) -> OSError:
-    return OSError(number, os.strerror(number), path)
+        raise error_of(errno.ENOTDIR, path)

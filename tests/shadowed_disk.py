@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from logstore.disk import Disk
-from logstore.filesystem import File, Lock, Mode, Stat
+from logstore.filesystem import File, Lock, Mode, OpenFolder, Stat
 from tests.inodes import Folder, Inode
 from tests.powercut import PowerCutFileSystem
 
@@ -80,6 +80,10 @@ class ShadowedDisk:
         self._note()
         self.shadow.sync_folder(path)
 
+    def open_folder(self, path: str) -> OpenFolder:
+        self._note()
+        return ShadowedFolder(self, self.shadow.open_folder(path))
+
     def scan(self, path: str) -> Iterator[tuple[str, bool]]:
         self._note()
         return self.real.scan(path)
@@ -144,6 +148,21 @@ class ShadowedDisk:
 
     def _learn(self, path: str) -> None:
         self._known[path] = _signature(path)
+
+
+class ShadowedFolder:
+    """An open folder; the real one needs no sync."""
+
+    def __init__(self, disk: ShadowedDisk, shadow: OpenFolder) -> None:
+        self._disk = disk
+        self._shadow = shadow
+
+    def sync(self) -> None:
+        self._disk._note()
+        self._shadow.sync()
+
+    def close(self) -> None:
+        self._shadow.close()
 
 
 class ShadowedFile:

@@ -34,6 +34,18 @@ def test_what_was_synced_is_kept() -> None:
     assert _after(fs, "/a/b/f") == {b"kept"}
 
 
+def test_a_name_is_kept_once_its_open_folder_was_synced() -> None:
+    fs = PowerCutFileSystem()
+    fs.make_folders("/a")
+    held = fs.open_folder("/a")
+    file = fs.open("/a/f", "create")
+    file.write([b"kept"])
+    file.sync()
+    assert any(fs.after_power_cut(seed).stat("/a/f") is None for seed in range(20))
+    held.sync()
+    assert _after(fs, "/a/f") == {b"kept"}
+
+
 def test_unsynced_bytes_are_lost_kept_cut_or_zeroed() -> None:
     fs = PowerCutFileSystem()
     file = fs.open("/f", "create")

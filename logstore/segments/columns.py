@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
+import numpy.ma
 import pyarrow as pa
 from numpy.typing import NDArray
 

@@ -1,4 +1,4 @@
-"""One journal file: its bytes, its rows, and the read handle that views share.
+"""One journal file: its bytes, its rows, and who reads it.
 
 Readers pin and unpin from any thread; a file goes when it is released and unpinned. Then
 its space may serve another one (`spares`), so nobody reads a file that he has not pinned.
@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from logstore.batch import BATCH, Rows
-from logstore.errors import JournalFailed
-from logstore.filesystem import File, FileSystem
+from logstore.filesystem import FileSystem
 from service.journal import format as wal
 from service.journal import index as indexes
+from service.journal.handles import ReadHandles
 from service.journal.index import FileIndex
 
 
@@ -27,9 +27,17 @@ class JournalFile:
     """
 
     def __init__(
-        self, fs: FileSystem, path: str, *, header: wal.FileHeader, size: int, space: int
+        self,
+        fs: FileSystem,
+        path: str,
+        *,
+        header: wal.FileHeader,
+        size: int,
+        space: int,
+        handles: ReadHandles | None = None,
     ) -> None:
         self._fs = fs
+        self._handles = ReadHandles(fs) if handles is None else handles
         self.path = path
         self.ulid = header.file
         self.secret = header.secret
@@ -41,27 +49,13 @@ class JournalFile:
         self.index = FileIndex()
         self.pins = 0
         self._give: Callable[[str, int], None] | None = None
-        self._reader: File | None = None
         self._lock = threading.Lock()
 
     def read(self, size: int, offset: int) -> bytes:
-        """Bytes of the file, through one handle that stays open until the file goes.
-
-        Raises `JournalFailed` if the disk does not give them.
+        """Bytes of the file. Raises `JournalFailed` if the disk does not give them,
+        `NodeNotReady` if no descriptor is free to open it.
         """
-        try:
-            return self._opened().pread(size, offset)
-        except OSError as error:
-            raise JournalFailed(f"reading {self.path} failed: {error}") from error
-
-    def _opened(self) -> File:
-        reader = self._reader
-        if reader is None:
-            with self._lock:
-                if self._reader is None:
-                    self._reader = self._fs.open(self.path, "read")
-                reader = self._reader
-        return reader
+        return self._handles.read(self.path, size, offset)
 
     def spill_index(self) -> None:
         """Moves the rows out of memory; for files that will not grow.
@@ -97,11 +91,8 @@ class JournalFile:
             self._go(give)
 
     def close(self) -> None:
-        """Gives the read handle back."""
-        with self._lock:
-            reader, self._reader = self._reader, None
-        if reader is not None:
-            reader.close()
+        """Gives its read handle back, if there is one."""
+        self._handles.drop(self.path)
 
     @property
     def _index_path(self) -> str:
@@ -131,53 +122,6 @@ class JournalFile:
         self.close()
         discard(self._fs, self._index_path)
         give(self.path, self.size)
-
-
-def make_file(
-    fs: FileSystem, folder: str, *, header: wal.FileHeader, state: bytes, spare: str | None
-) -> tuple[JournalFile, File]:
-    """A new file with its first entry, synced; its name is not, before the folder is.
-
-    It is written over `spare`, which is gone in any case. Until it is whole it has another
-    name, so a failure leaves nothing that a later start could take for a journal file.
-    Raises `OSError`.
-    """
-    path = f"{folder}/{header.file}{wal.SUFFIX}"
-    making = f"{folder}/{header.file}{wal.MAKING_SUFFIX}"
-    out: File | None = None
-    try:
-        if spare is not None:
-            _take_over(fs, folder, spare, making)
-        out = fs.open(making, "update")
-        size, space = _begin(out, header, state)
-        out.sync()
-        fs.rename(making, path)
-    except OSError:
-        if out is not None:
-            out.close()
-        for left in (making, spare):
-            if left is not None:
-                discard(fs, left)
-        raise
-    return JournalFile(fs, path, header=header, size=size, space=space), out
-
-
-def _take_over(fs: FileSystem, folder: str, spare: str, making: str) -> None:
-    """Synced before the first byte changes: the names that the file had in its earlier
-    life must not come back with the bytes of the new one.
-    """
-    fs.rename(spare, making)
-    fs.sync_folder(folder)
-
-
-def _begin(out: File, header: wal.FileHeader, state: bytes) -> tuple[int, int]:
-    """Writes header and state; where they end, and the file."""
-    head = wal.encode_header(
-        file=header.file, secret=header.secret, first_pos=header.first_pos, node=header.node
-    )
-    size, space = len(head) + len(state), out.size()
-    out.write_at([head, state, wal.END] if size < space else [head, state], 0)
-    return size, max(size, space)
 
 
 def discard(fs: FileSystem, path: str) -> None:

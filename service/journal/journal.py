@@ -10,24 +10,25 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.clock import Clock
 from logstore.entropy import Entropy
 from logstore.errors import InvalidName, JournalFailed, JournalFull, NodeNotReady, TooLarge
-from logstore.filesystem import File, FileSystem
+from logstore.filesystem import FileSystem
 from logstore.syncer import Syncer
 from service.journal import changes
 from service.journal import format as wal
 from service.journal.changes import Change
-from service.journal.file import JournalFile, make_file
+from service.journal.failures import translated
+from service.journal.handles import ReadHandles
 from service.journal.limits import JournalLimits
+from service.journal.making import FileMaker
 from service.journal.recovery import Recovered
 from service.journal.room import DiskRoom
 from service.journal.spares import Spares
 from service.journal.state import Cut, JournalState
 from service.journal.view import JournalPin
-from service.journal.writer import FULL, Appended, Control, GroupWriter
+from service.journal.writer import Appended, Control, GroupWriter
 from service.offload import Offload
 
 # Inside the class, `bytes` is the journal's size.
@@ -36,15 +37,14 @@ _Raw: TypeAlias = bytes
 _MAX_BATCH_BYTES = wal.MAX_ENTRY_BYTES - (1 << 20)
 _CONTROL_ROOM = 1 << 20
 _NAME_CACHE = 4096
-_FILE_CHAIN = 1000
 
 
 class Journal:
     """Used from one event loop. Begins a new file when it is made.
 
     `taken_bytes` counts the text that was appended since then. With `offload`, spares are
-    filled by it when none was let go. Raises `JournalFull` or `JournalFailed` if the file
-    cannot be made.
+    filled by it when none was let go. Raises `JournalFull`, `NodeNotReady` or `JournalFailed`
+    if the file cannot be made.
     """
 
     def __init__(
@@ -60,14 +60,12 @@ class Journal:
         on_synced: Callable[[Sequence[Appended]], None],
         offload: Offload | None = None,
     ) -> None:
-        self._fs = fs
-        self._folder = folder
-        self._clock = clock
-        self._entropy = entropy
         self._limits = limits
         self.state = state
         self.files = list(recovered.files)
         self._closing = False
+        self.postponed: str | None = None
+        """Why no new file is begun though one is due."""
         self.taken_bytes = 0
         self._names: dict[tuple[RunKey, str | None], tuple[_Raw, _Raw, _Raw]] = {}
         self._older_bytes = sum(file.size for file in self.files)
@@ -95,7 +93,13 @@ class Journal:
             on_full=self._spares.drop,
         )
         self._loop = asyncio.get_running_loop()
-        self.roll()
+        handles = ReadHandles(fs) if recovered.handles is None else recovered.handles
+        self._maker = FileMaker(fs, folder, clock, entropy, self._spares, handles)
+        try:
+            self.roll()
+        except BaseException:
+            self._maker.close()
+            raise
 
     # --- what it holds -------------------------------------------------------------
 
@@ -274,20 +278,14 @@ class Journal:
     def roll(self) -> None:
         """Begins a new file whose first entry is the state of now, synced.
 
-        Only when nothing is unsynced: at the start, and behind a sync. Raises
-        `JournalFull`, which leaves everything as it was, or `JournalFailed`.
+        Only when nothing is unsynced: at the start, and behind a sync. Raises `JournalFull`
+        or `NodeNotReady`, which leave everything as it was, or `JournalFailed`.
         """
-        try:
+        with translated("a journal file could not be ended"):
             # Of an older file every byte counts as synced.
             self._writer.trim()
-        except OSError as error:
-            raise JournalFailed(f"ending a journal file failed: {error}") from error
-        file, out = self._make_file()
-        try:
-            self._fs.sync_folder(self._folder)
-        except OSError as error:
-            raise JournalFailed(f"syncing the journal's folder failed: {error}") from error
-        self.state.files = [*self.state.files, file.ulid][-_FILE_CHAIN:]
+        file, out = self._maker.make(self.state, self._writer.written_pos, self.files)
+        self.postponed = None
         self._older_bytes = sum(older.size for older in self.files)
         self.files.append(file)
         self._roll_at = self._file_bytes
@@ -296,29 +294,6 @@ class Journal:
         if len(self.files) > 1:
             self.files[-2].spill_index()
         self._let_go()
-
-    def _make_file(self) -> tuple[JournalFile, File]:
-        pos = self._writer.written_pos
-        ulid = ulids.encode(self._next_file_ulid())
-        secret = self._entropy.getrandbits(64).to_bytes(8, "big")
-        header = wal.FileHeader(ulid, secret, pos, self.state.node, size=0)
-        state = self.state.encoded(pos=pos, secret=secret)
-        state["files"] = [*self.state.files, ulid][-_FILE_CHAIN:]
-        entry = wal.sealed(wal.encode_json(wal.STATE, state), wal.NO_SECRET)
-        spare = self._spares.take()
-        try:
-            return make_file(self._fs, self._folder, header=header, state=entry, spare=spare)
-        except OSError as error:
-            if error.errno in FULL:
-                self._spares.drop()
-                raise JournalFull(f"no room for a new journal file: {error}") from error
-            raise JournalFailed(f"beginning a journal file failed: {error}") from error
-
-    def _next_file_ulid(self) -> int:
-        """Above every older file's, so that order of names is order of files."""
-        fresh = ulids.fresh(self._clock, self._entropy)
-        known = [file.ulid for file in self.files[-1:]] + self.state.files[-1:]
-        return max([fresh, *[ulids.decode(ulid) + 1 for ulid in known]])
 
     def _grown(self) -> None:
         size = self.files[-1].size
@@ -331,8 +306,9 @@ class Journal:
     def _roll_if_possible(self) -> None:
         try:
             self.roll()
-        except JournalFull:
+        except (JournalFull, NodeNotReady) as error:
             # The file at hand goes on; a new one is tried again when that has grown.
+            self.postponed = str(error)
             self._roll_at = self.files[-1].size + self._file_bytes // 16
 
     def confirm(self, cut: Cut) -> None:
@@ -386,6 +362,7 @@ class Journal:
         finally:
             for file in self.files:
                 file.close()
+            self._maker.close()
         if self.failure is not None and known is None:
             raise self.failure
 

@@ -18,11 +18,14 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-from logstore.errors import Damaged, InvalidInput, JournalFailed, JournalFull, UnsupportedVersion
+from logstore.descriptors import NO_DESCRIPTOR
+from logstore.errors import Damaged, InvalidInput, UnsupportedVersion
 from logstore.filesystem import File, FileSystem
 from service.journal import format as wal
 from service.journal import index as indexes
+from service.journal.failures import translated
 from service.journal.file import JournalFile, discard
+from service.journal.handles import ReadHandles
 from service.journal.replay import Replay
 from service.journal.scan import (
     Damage,
@@ -34,7 +37,6 @@ from service.journal.scan import (
     scan,
 )
 from service.journal.state import JournalState
-from service.journal.writer import FULL
 
 ASIDE = "aside"
 # Of a torn tail no more is copied: behind it may be all the space of a full file.
@@ -62,7 +64,7 @@ class Recovered:
 
     `found` is damage: something that was promised is not there. `torn` is what, for all
     that is known, no sync had covered when the process or the power went. `spares` are
-    paths of files to be written over.
+    paths of files to be written over; `handles` are those that `files` are read through.
     """
 
     files: list[JournalFile] = field(default_factory=list)
@@ -71,27 +73,25 @@ class Recovered:
     next_pos: int = 0
     found: list[Found] = field(default_factory=list)
     torn: list[Found] = field(default_factory=list)
+    handles: ReadHandles | None = None
 
 
 def recover(fs: FileSystem, folder: str) -> Recovered:
     """Reads all files of `folder`, oldest first.
 
     Raises `UnsupportedVersion` for a file of a newer format, `JournalFull` or
-    `JournalFailed` if the disk is full or fails.
+    `JournalFailed` if the disk is full or fails, `NodeNotReady` if descriptors run out.
     """
-    try:
+    with translated(f"the journal in {folder} could not be read"):
         return _Recovery(fs, folder).run()
-    except OSError as error:
-        if error.errno in FULL:
-            raise JournalFull(f"the disk of the journal is full: {error}") from error
-        raise JournalFailed(f"reading the journal failed: {error}") from error
 
 
 class _Recovery:
     def __init__(self, fs: FileSystem, folder: str) -> None:
         self._fs = fs
         self._folder = folder
-        self._result = Recovered()
+        self._handles = ReadHandles(fs)
+        self._result = Recovered(handles=self._handles)
         self._replay = Replay()
         self._gaps: list[tuple[int, Found]] = []
         self._whole_aside = False
@@ -139,7 +139,9 @@ class _Recovery:
                 self._lost_whole = source.size() if newest else 0
                 return
             size = source.size()
-            file = JournalFile(self._fs, path, header=header, size=size, space=size)
+            file = JournalFile(
+                self._fs, path, header=header, size=size, space=size, handles=self._handles
+            )
             self._admit(file)
             self._read(source, header, file, newest=newest)
         finally:
@@ -252,7 +254,9 @@ class _Recovery:
                 self._fs.unlink(path)
             self._copy(file.path, offset, size, path)
             self._fs.sync_folder(os.path.dirname(path))
-        except OSError:
+        except OSError as error:
+            if error.errno in NO_DESCRIPTOR:
+                raise
             # What matters stays readable without the copy; where the bytes stood is reported.
             return ""
         return path

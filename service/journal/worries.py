@@ -18,6 +18,8 @@ def worries(journal: Journal, recovered: Recovered) -> Iterator[str]:
     shortage = journal.room.shortage()
     if shortage is not None:
         yield shortage
+    elif journal.postponed is not None:
+        yield journal.postponed
     for damage in recovered.found:
         yield f"{damage.file}: {damage.size} bytes at {damage.offset} {damage.reason}"
     for tail in recovered.torn:

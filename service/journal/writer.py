@@ -24,7 +24,6 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import errno
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -33,6 +32,7 @@ from logstore.errors import JournalFailed, JournalFull
 from logstore.filesystem import File
 from logstore.syncer import Syncer
 from service.journal import format as wal
+from service.journal.failures import FULL
 from service.journal.file import JournalFile
 from service.journal.state import JournalState
 
@@ -76,8 +76,6 @@ Item: TypeAlias = Appended | Control
 # What waits for its sync is held in memory for the listeners.
 _UNSYNCED_BYTES = 8 << 20
 _GATHERED = 64
-# What a full disk or a quota answers.
-FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class GroupWriter:

@@ -168,6 +168,21 @@ class FileSystemContract:
         with pytest.raises(NotADirectoryError):
             list(fs.scan(f"{root}/a/file"))
 
+    def test_a_folder_that_is_held_open(self, fs: FileSystem, root: str) -> None:
+        fs.make_folders(f"{root}/a")
+        held = fs.open_folder(f"{root}/a")
+        _file(fs, f"{root}/a/file").close()
+        held.sync()
+        held.sync()
+        held.close()
+        held.close()
+        with refused(errno.EBADF):
+            held.sync()
+        with pytest.raises(FileNotFoundError):
+            fs.open_folder(f"{root}/absent")
+        with pytest.raises(NotADirectoryError):
+            fs.open_folder(f"{root}/a/file")
+
     def test_a_lock_is_held_once(self, fs: FileSystem, root: str) -> None:
         held = fs.lock(f"{root}/lock", wait=True)
         assert held is not None

@@ -12,6 +12,7 @@ from typing import cast
 
 import pytest
 
+from logstore.descriptors import ReservedDisk
 from logstore.disk import Disk, syncer_for
 from logstore.filesystem import File, FileSystem
 from logstore.syncer import AioSyncer, QuickSyncer, ThreadSyncer
@@ -30,6 +31,12 @@ class TestDisk(FileSystemContract):
     @pytest.fixture
     def root(self, tmp_path: Path) -> str:
         return str(tmp_path)
+
+
+class TestReservedDisk(TestDisk):
+    @pytest.fixture
+    def fs(self) -> FileSystem:
+        return ReservedDisk()
 
 
 class TestPowerCutFileSystem(FileSystemContract):

@@ -42,6 +42,7 @@ class Trouble:
     faults: Mapping[int, Fault] = field(default_factory=dict)
     fs: PowerCutFileSystem = field(default_factory=PowerCutFileSystem)
     lives: int = 0
+    gave_up: int = 0
     schedule: Schedule = field(init=False)
 
     def tell(self) -> None:
@@ -77,6 +78,7 @@ class Trouble:
         ended: list[asyncio.Future[Any]] = [story, life.node.failed]
         await asyncio.wait(ended, return_when=asyncio.FIRST_COMPLETED)
         if life.node.failed.done():
+            self.gave_up += 1
             raise life.node.failed.result()
         await story
 
@@ -118,6 +120,22 @@ def test_a_store_whose_disk_fails(seed: int, once: bool) -> None:
 
     failures = try_all(seed, 1200, STRIDE * 2, trouble)
     assert not failures, "\n".join(failures)
+
+
+@pytest.mark.parametrize("seed", seeds(1))
+@pytest.mark.parametrize("under", ["/", DATA])
+def test_a_process_without_descriptors_for_a_while(seed: int, under: str) -> None:
+    """Nothing can be opened. A node that runs goes on; at most its start is tried again."""
+    told: list[Trouble] = []
+
+    def trouble(call: int) -> Trouble:
+        told.append(Trouble(seed, lambda fs: fs.fail_with(errno.EMFILE, at=call, under=under)))
+        return told[-1]
+
+    failures = try_all(seed, 1200, STRIDE, trouble)
+    assert not failures, "\n".join(failures)
+    assert {trouble.gave_up for trouble in told} == {0}
+    assert sum(trouble.lives > 1 for trouble in told) <= 2
 
 
 @pytest.mark.parametrize("seed", seeds(2))

@@ -81,7 +81,7 @@ class Watched:
         """One life of a node; without `stops` it is killed at the end of the story."""
 
         async def go(clock: VirtualClock) -> int:
-            machine = Machine(fs=self.fs, clock=clock)
+            machine = Machine(fs=self.fs, journal_fs=self.fs, clock=clock)
             node = self._node(machine, limits, name, data)
             await node.start()
             settings = Settings(data=str(self.scratch))
