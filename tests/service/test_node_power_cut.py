@@ -5,8 +5,8 @@ as it might be after a power cut. On each of those a new node starts; clients se
 what was not acknowledged; then everything is read back in every way and held against
 what the clients were told. Some of those nodes lose their power again.
 
-Of all calls the suite takes every `STRIDE`th from an offset that the seed chooses;
-`make sim SEED=…` takes all of them.
+Of all calls the suite takes every `STRIDE`th, others in each run (`tests.seeds.first_of`), so that
+over time each has its turn; `make sim SEED=…` takes all of them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from random import Random
 import pytest
 
 from tests.powercut import PowerCutFileSystem
-from tests.seeds import seeds
+from tests.seeds import CHOICE, choose, first_of, seeds
 from tests.service.client_model import Clients
 from tests.service.node_story import end_well, first_life
 from tests.service.simulated_node import START_MS, Life
@@ -76,8 +76,7 @@ def settle(moment: Moment, seed: int, *, again: int | None = None) -> Moment | N
 def test_the_power_goes_at_any_call(seed: int) -> None:
     fs, _ = told(seed, [])
     total = len(fs.calls)
-    offset = Random(seed).randrange(STRIDE)
-    _, moments = told(seed, range(offset + 1, total + 1, STRIDE))
+    _, moments = told(seed, range(first_of(STRIDE, seed) + 1, total + 1, STRIDE))
     failures: list[str] = []
     for moment in moments:
         again = 1 + Random(f"{seed} {moment.call}").randrange(300)
@@ -88,7 +87,16 @@ def test_the_power_goes_at_any_call(seed: int) -> None:
                 settle(second, seed + 5)
         except Exception as error:  # noqa: BLE001 -- all failing calls are wanted, to replay
             failures.append(f"seed {seed} call {moment.call}, then {again}: {error!r}")
-    assert not failures, "\n".join(failures)
+    assert not failures, "\n".join([choose(), *failures])
+
+
+def test_every_call_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    firsts = set()
+    for number in range(1000):
+        monkeypatch.setenv(CHOICE, str(number))
+        assert choose() == f"{CHOICE}={number}", "who is told a choice makes that one"
+        firsts.add(first_of(41, 0))
+    assert firsts == set(range(41))
 
 
 def trace(seed: int) -> str:
