@@ -294,6 +294,14 @@ class OpenMetadata(Section):
         description="Live streams of a run end so long after its terminal pipelineStatus, "
         "or after the last line that comes behind it",
     )
+    report_cache_bytes: Bytes = Field(
+        default=16 * MIB,
+        description="Statuses and metrics that are kept in memory, and as much of progress",
+    )
+    report_reply_bytes: Bytes = Field(
+        default=8 * MIB,
+        description="Statuses or metrics in one reply; `paging.next` gets what follows",
+    )
 
 
 class Coordination(Section):

@@ -52,7 +52,7 @@ from service.queue.queue import SegmentQueue
 from service.segments import SegmentLimits
 from service.settings import Settings, is_loopback
 from service.status.endings import EndingLimits
-from service.status.status import StatusLimits
+from service.status.status import KeepFree, StatusLimits
 from service.store_check import StoreCheck
 from service.tail import TailLimits
 from service.text.closer import CloseLimits
@@ -259,6 +259,12 @@ def status_limits(settings: Settings) -> StatusLimits:
         endings=EndingLimits(grace_seconds=settings.openmetadata.finish_grace_seconds),
         sweep_seconds=settings.runs.cleanup_interval_minutes * 60,
         retention=settings.runs,
+        cache_bytes=settings.openmetadata.report_cache_bytes,
+        reply_bytes=settings.openmetadata.report_reply_bytes,
+        # On S3 reports take no disk of ours.
+        keep_free=None
+        if settings.bucket is not None
+        else KeepFree(settings.store_folder, settings.journal.min_free_bytes),
     )
 
 

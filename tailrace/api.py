@@ -12,6 +12,7 @@ from urllib.parse import quote
 import httpx
 
 from logstore.errors import InvalidInput, NotFound, TailraceError, Unavailable
+from service.http.targets import RESERVED, spelled
 
 DEFAULT_URL = "http://127.0.0.1:8790"
 RUNS = "/api/v1/services/ingestionPipelines/logs"
@@ -28,8 +29,8 @@ def add_url(parser: argparse.ArgumentParser) -> None:
 
 
 def component(name: str) -> str:
-    """A name as one part of a path."""
-    return quote(name, safe="")
+    """A name as one part of a path, and not as a verb."""
+    return spelled(name) if name in RESERVED else quote(name, safe="")
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -25,20 +25,45 @@ from logstore.errors import Damaged, InvalidInput, UnsupportedVersion
 FORMAT = 1
 
 
+class Said(NamedTuple):
+    """What the service itself acts on: a status' `pipelineState`, and its `timestamp`, else
+    `startDate`, in milliseconds since the epoch. None for what is missing or something else."""
+
+    state: str | None
+    moment_ms: int | None
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
-    """`version` is a ULID; times are milliseconds since the epoch, of the service's clock."""
+    """`version` is a ULID; times are milliseconds since the epoch, of the service's clock.
+
+    `body` is the JSON object that the client sent: as objects it would be twenty times that.
+    """
 
     key: RunKey
     version: int
     created_ms: int
     stored_ms: int
-    value: Mapping[str, Any]
+    body: bytes
+    said: Said
+
+    @property
+    def value(self) -> dict[str, Any]:
+        """The body, parsed anew at each call."""
+        value: dict[str, Any] = orjson.loads(self.body)
+        return value
+
+
+def make_report(
+    key: RunKey, version: int, created_ms: int, stored_ms: int, value: Mapping[str, Any]
+) -> Report:
+    """The report of what a client sent."""
+    return Report(key, version, created_ms, stored_ms, orjson.dumps(value), _said(value))
 
 
 def encode_report(report: Report) -> bytes:
     """The bytes of a report."""
-    return orjson.dumps(
+    head = orjson.dumps(
         {
             "format": FORMAT,
             "version": ulids.encode(report.version),
@@ -46,9 +71,9 @@ def encode_report(report: Report) -> bytes:
             "run": report.key.run,
             "created_ms": report.created_ms,
             "stored_ms": report.stored_ms,
-            "value": report.value,
         }
     )
+    return b'%b,"value":%b}' % (head[:-1], report.body)
 
 
 def decode_report(body: bytes) -> Report:
@@ -57,7 +82,7 @@ def decode_report(body: bytes) -> Report:
         value = orjson.loads(body)
         if value["format"] > FORMAT:
             raise UnsupportedVersion(f"a report of format {value['format']}")
-        return Report(
+        return make_report(
             RunKey(value["fqn"], value["run"]),
             ulids.decode(value["version"]),
             int(value["created_ms"]),
@@ -66,3 +91,12 @@ def decode_report(body: bytes) -> Report:
         )
     except (ValueError, TypeError, KeyError, InvalidInput) as error:
         raise Damaged(f"not a report: {error}") from error
+
+
+def _said(value: Mapping[str, Any]) -> Said:
+    state = value.get("pipelineState")
+    moments = (value.get("timestamp"), value.get("startDate"))
+    return Said(
+        state if isinstance(state, str) else None,
+        next((moment for moment in moments if isinstance(moment, int)), None),
+    )

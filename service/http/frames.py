@@ -54,7 +54,11 @@ def event(name: str, run: str, cursor: str | None, **fields: Any) -> bytes:
 
 def data(value: dict[str, Any]) -> bytes:
     """A JSON object as the end of an event."""
-    text = orjson.dumps(value)
+    return json_data(orjson.dumps(value))
+
+
+def json_data(text: bytes) -> bytes:
+    """JSON that is written already as the end of an event."""
     for separator, escape in _JSON_ESCAPES:
         if separator in text:
             text = text.replace(separator, escape)

@@ -14,6 +14,8 @@ from coordination.oversight.oversight import Oversight, Wanted
 from coordination.partitions.partition import Status
 
 _LIST, _MAX_LIST = 100, 1000
+# A thousand years.
+_AGE_SECONDS = 31_556_952_000
 
 Open: TypeAlias = Callable[[], Awaitable[Oversight]]
 """Gives what oversees the leases of the service's stores. Raises `StoreUnavailable`."""
@@ -82,7 +84,7 @@ def lease_routes(oversight: Open) -> APIRouter:
         ] = None,
         prefix: Annotated[str, Query(description="Only keys that begin so.")] = "",
         older_than_seconds: Annotated[
-            float, Query(ge=0, allow_inf_nan=False, description="Only of that age and more.")
+            float, Query(ge=0, le=_AGE_SECONDS, description="Only of that age and more.")
         ] = 0,
         limit: Annotated[int, Query(ge=1, le=_MAX_LIST, description="Leases at most.")] = _LIST,
         after: Annotated[str | None, Query(description="`after` of the page before.")] = None,
@@ -130,7 +132,7 @@ def lease_routes(oversight: Open) -> APIRouter:
     async def purge(
         source: _Source,
         older_than_seconds: Annotated[
-            float, Query(ge=0, allow_inf_nan=False, description="Completed so long ago.")
+            float, Query(ge=0, le=_AGE_SECONDS, description="Completed so long ago.")
         ],
     ) -> dict[str, Any]:
         older_than_ms = round(older_than_seconds * 1000)

@@ -11,7 +11,7 @@ from service.counters import HttpCounters
 from service.http.limits import HttpLimits
 from service.http.node import NodeApi
 from service.http.stream import EventStream
-from service.http.targets import BASE, run_key
+from service.http.targets import BASE, name, run_key
 from service.status.last import last_run
 
 _EVENTS = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
@@ -34,9 +34,10 @@ def live_routes(node: NodeApi, limits: HttpLimits, counters: HttpCounters) -> AP
         last_event_id: Annotated[str | None, Header(description="The same, by clients.")] = None,
         format: Annotated[Literal["json", "text"], Query()] = "json",  # noqa: A002
     ) -> Response:
-        key = run_key(fqn, runId)
         if runId == "last":
-            key, _ = await last_run(node.status, node.text, key.fqn)
+            key, _ = await last_run(node.status, node.text, name(fqn.encode(), "fqn"))
+        else:
+            key = run_key(fqn, runId)
         return EventStream(
             node,
             key,

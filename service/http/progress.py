@@ -82,7 +82,7 @@ class ProgressStream(Response):
             return False
         self._sent = report.version
         version = ulids.encode(report.version).encode()
-        await self._send(send, b"id: %b\n%b" % (version, frames.data(dict(report.value))))
+        await self._send(send, b"id: %b\n%b" % (version, frames.json_data(report.body)))
         return True
 
     async def _send(self, send: Send, frame: bytes) -> None:

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+import orjson
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 
+from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.errors import InvalidInput
 from logstore.names import check_name
+from logstore.runs.report import Report
 from service.counters import HttpCounters
 from service.http.json_body import json_object
 from service.http.limits import HttpLimits
@@ -28,14 +31,19 @@ from service.status.endings import STATES
 _EVENTS = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
 _OBJECT = {"content": {"application/json": {"schema": {"type": "object"}}}}
 _TAKES: dict[str, Any] = {"requestBody": {"required": True, **_OBJECT}}
+_MOST_METRICS = 1000
 _TIMES = ("startDate", "timestamp", "endDate")
 
 
 class Paging(BaseModel):
-    """Upstream's shape: the bounds as they were given, and how many there are."""
+    """Upstream's shape: the bounds as they were given, and how many there are.
+
+    `next` is there if there is more: it is given as `next` for what follows.
+    """
 
     before: str | None = None
     after: str | None = None
+    next: str | None = None
     total: int
 
 
@@ -62,7 +70,7 @@ def status_routes(node: NodeApi) -> APIRouter:
         run = _checked(value)
         check_name(run, "runId")
         key = RunKey(name(fqn.encode(), "fqn"), run)
-        return JSONResponse(dict((await node.status.put(key, value)).value))
+        return _json((await node.status.put(key, value)).body)
 
     @router.get(
         "/{fqn}/pipelineStatus/{runId}",
@@ -75,13 +83,13 @@ def status_routes(node: NodeApi) -> APIRouter:
     )
     async def get_status(fqn: str, runId: str) -> Response:  # noqa: N803
         report = await node.status.get(run_key(fqn, runId))
-        return Response(status_code=204) if report is None else JSONResponse(dict(report.value))
+        return Response(status_code=204) if report is None else _json(report.body)
 
     @router.get(
         "/{fqn}/pipelineStatus",
         summary="How the runs of a pipeline are getting on",
-        response_model=StatusList,
-        response_model_exclude_none=True,
+        response_class=JSONResponse,
+        responses={200: {"description": "Newest first.", "model": StatusList}},
     )
     async def list_statuses(
         fqn: str,
@@ -90,17 +98,21 @@ def status_routes(node: NodeApi) -> APIRouter:
         limit: Annotated[
             int | None, Query(ge=1, description="At most; 5 if nothing is given.")
         ] = None,
-    ) -> dict[str, Any]:
+        next: Annotated[  # noqa: A002
+            str | None, Query(description="`paging.next` of the page before.")
+        ] = None,
+    ) -> Response:
         pipeline = name(fqn.encode(), "fqn")
-        found = await node.status.of_pipeline(pipeline, start=startTs, end=endTs, limit=limit)
-        return {
-            "data": [dict(report.value) for report in found],
-            "paging": {
-                "before": None if startTs is None else str(startTs),
-                "after": None if endTs is None else str(endTs),
-                "total": len(found),
-            },
-        }
+        found = await node.status.of_pipeline(
+            pipeline, start=startTs, end=endTs, limit=limit, after=next
+        )
+        paging = Paging(
+            before=None if startTs is None else str(startTs),
+            after=None if endTs is None else str(endTs),
+            next=found.next,
+            total=len(found.reports),
+        )
+        return _listed(found.reports, paging.model_dump(exclude_none=True))
 
     return router
 
@@ -131,7 +143,7 @@ def progress_routes(node: NodeApi, limits: HttpLimits, counters: HttpCounters) -
     )
     async def get_progress(fqn: str, runId: str) -> Response:  # noqa: N803
         report = await node.status.progress(run_key(fqn, runId))
-        return Response(status_code=204) if report is None else JSONResponse(dict(report.value))
+        return Response(status_code=204) if report is None else _json(report.body)
 
     @router.get(
         "/progress/{fqn}/stream/{runId}",
@@ -155,23 +167,50 @@ def progress_routes(node: NodeApi, limits: HttpLimits, counters: HttpCounters) -
 
     @router.get(
         "/metrics/{fqn}/{runId}",
-        summary="All batches of metrics of a run, oldest first",
+        summary="Batches of metrics of a run, oldest first",
         response_class=JSONResponse,
-        responses={200: {"description": "The batches as they were sent.", **_OBJECT}},
+        responses={
+            200: {
+                "description": "The batches as they were sent; `paging.next` if there are more.",
+                **_OBJECT,
+            }
+        },
     )
-    async def get_metrics(fqn: str, runId: str) -> Response:  # noqa: N803
-        found = await node.status.metrics(run_key(fqn, runId))
-        return JSONResponse({"data": [dict(report.value) for report in found]})
+    async def get_metrics(
+        fqn: str,
+        runId: str,  # noqa: N803
+        limit: Annotated[
+            int, Query(ge=1, le=_MOST_METRICS, description="Batches at most.")
+        ] = _MOST_METRICS,
+        next: Annotated[  # noqa: A002
+            str | None, Query(description="`paging.next` of the page before.")
+        ] = None,
+    ) -> Response:
+        after = 0 if next is None else ulids.decode(next)
+        found = await node.status.metrics(run_key(fqn, runId), after=after, limit=limit)
+        return _listed(found.reports, None if found.next is None else {"next": found.next})
 
     return router
+
+
+def _json(body: bytes) -> Response:
+    return Response(body, media_type="application/json")
+
+
+def _listed(reports: list[Report], paging: dict[str, Any] | None) -> Response:
+    """Bodies as they are kept, none of them parsed."""
+    data = b",".join(report.body for report in reports)
+    if paging is None:
+        return _json(b'{"data":[%b]}' % data)
+    return _json(b'{"data":[%b],"paging":%b}' % (data, orjson.dumps(paging)))
 
 
 def _checked(value: dict[str, Any]) -> str:
     """The run of a status whose known fields are what they should be. Raises `InvalidInput`."""
     state = value.get("pipelineState")
-    if state is not None and state not in STATES:
+    if state is not None and not (isinstance(state, str) and state in STATES):
         raise InvalidInput(
-            f"pipelineState is {state!r}",
+            f"pipelineState is {str(state)[:40]!r}",
             field="pipelineState",
             hint=f"One of {', '.join(sorted(STATES))}.",
         )

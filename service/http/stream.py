@@ -26,6 +26,8 @@ from service.tail import Tick, Watcher
 
 _CATCH_UP_BYTES = 256 << 10
 _RETRY_SECONDS = 1.0
+# A line number has fewer.
+_DIGITS = 19
 _CLOSED = ("closed", "deleted")
 
 
@@ -39,12 +41,14 @@ class Start(NamedTuple):
 def parse_start(text: str) -> Start:
     """The place an event's `id` names. Raises `InvalidCursor`."""
     stem, plus, count = text.partition("+")
-    if plus and not (count.isascii() and count.isdigit()):
+    if plus and not _is_number(count):
         raise InvalidCursor(f"not a cursor: {text[:80]!r}", field="after")
     skip = int(count) if plus else 0
-    if stem.isascii() and stem.isdigit():
-        return Start(int(stem), skip)
-    return Start(Cursor.decode(stem), skip)
+    return Start(int(stem) if _is_number(stem) else Cursor.decode(stem), skip)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < _DIGITS
 
 
 class EventStream(Response):

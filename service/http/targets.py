@@ -6,8 +6,9 @@ last segment before the verb, and all that stands before it is the name:
 
     /api/v1/services/ingestionPipelines/logs/<anything>/<run>[/close]
 
-A component is decoded only after the split, so a quoted `/` never splits, and a run
-that is really called `close` or `last` can still be named as `%63lose`.
+A component is decoded only after the split, so a quoted `/` never splits. A run may be
+called as a verb is (`close`, `last`): then its name is quoted, `%63lose`. Unquoted it is
+refused, everywhere alike, for half of the routes would take it for the verb.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ BASE = ROOT + "/logs"
 PREFIX = BASE.encode() + b"/"
 _ROOT = ROOT.encode() + b"/"
 _VERBS = (b"download", b"next", b"prev")
+RESERVED = frozenset({"close", "download", "last", "next", "prev", "stream"})
 
 
 class Target(NamedTuple):
@@ -44,12 +46,36 @@ def append_target(raw_path: bytes) -> Target:
             "the path names no run",
             hint="POST to …/logs/{fqn}/{runId}; a '#' in the name must be sent as %23.",
         )
+    _refuse_verb(parts[-1].decode("latin-1"))
+    _refuse_stream(parts)
     return Target(RunKey(name(b"/".join(parts[:-1]), "fqn"), name(parts[-1], "runId")), close)
 
 
 def run_key(fqn: str, run: str) -> RunKey:
     """The run that two quoted segments of a canonical path name. Raises `InvalidName`."""
+    _refuse_verb(run)
     return RunKey(name(fqn.encode(), "fqn"), name(run.encode(), "runId"))
+
+
+def _refuse_verb(run: str) -> None:
+    """Raises `InvalidName` for a run's name that stands there as a verb does."""
+    if run in RESERVED:
+        quoted = spelled(run)
+        raise InvalidName(
+            f"{run!r} is a verb of these paths",
+            field="runId",
+            hint=f"A run that is called so is named as {quoted}.",
+        )
+
+
+def _refuse_stream(parts: list[bytes]) -> None:
+    """Raises `InvalidName` for what every other method takes for the live stream of a run."""
+    if len(parts) > 2 and parts[-2] == b"stream":
+        raise InvalidName(
+            "a path that ends in stream/{runId} is that of a live stream",
+            field="fqn",
+            hint="A pipeline whose name ends in /stream is named with that / as %2F.",
+        )
 
 
 def name(component: bytes, field: str) -> str:
@@ -97,7 +123,8 @@ def canonical_beside(raw_path: bytes) -> str | None:
     parts = raw_path[len(_ROOT) :].split(b"/")
     if parts[0] in (b"progress", b"metrics") and len(parts) > 2:
         base = f"{ROOT}/{parts[0].decode()}"
-        verb = 2 if len(parts) > 3 and parts[-2] == b"stream" else 1
+        streams = parts[0] == b"progress" and len(parts) > 3 and parts[-2] == b"stream"
+        verb = 2 if streams else 1
         return _joined(parts[1:-verb], parts[-verb:], base)
     for back in (1, 2):
         if len(parts) > back and parts[-back] == b"pipelineStatus":
@@ -112,5 +139,10 @@ def _joined(fqn: list[bytes], rest: list[bytes], base: str = BASE) -> str:
 
 def _quoted(segment: bytes) -> str:
     quoted = quote(unquote_to_bytes(segment), safe="")
-    # A run that is called `last` came quoted, and must not become the verb.
-    return "%6Cast" if quoted == "last" and segment != b"last" else quoted
+    # What came quoted is a name, and must not become the verb.
+    return spelled(quoted) if quoted in RESERVED and segment != quoted.encode() else quoted
+
+
+def spelled(verb: str) -> str:
+    """A name that is spelled like a verb, as a path writes it."""
+    return f"%{ord(verb[0]):02X}{verb[1:]}"

@@ -13,6 +13,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from logstore.batch import RunKey
 from logstore.clock import Clock
@@ -34,7 +35,14 @@ class EndingLimits:
 
 def is_terminal(report: Report | None) -> bool:
     """Whether a status says that its run is over."""
-    return report is not None and report.value.get("pipelineState") in TERMINAL
+    return report is not None and report.said.state in TERMINAL
+
+
+class _Known(NamedTuple):
+    """When it was looked at, and when a terminal status was stored, if there is one."""
+
+    seen: float
+    ended_ms: int | None
 
 
 class Endings:
@@ -49,25 +57,28 @@ class Endings:
         self._look = look
         self._clock = clock
         self._limits = limits
-        self._known: OrderedDict[RunKey, tuple[float, Report | None]] = OrderedDict()
+        self._known: OrderedDict[RunKey, _Known] = OrderedDict()
         self._looking: dict[RunKey, asyncio.Task[None]] = {}
         self.failures = 0
 
     async def seconds_left(self, key: RunKey) -> float | None:
         """Of the grace of an ended run, 0 when it is over; None for a run that goes on."""
         known = self._known.get(key)
-        if known is None or self._clock.monotonic() - known[0] >= self._limits.look_seconds:
+        if known is None or self._clock.monotonic() - known.seen >= self._limits.look_seconds:
             await self._ask(key)
             known = self._known.get(key)
-        report = None if known is None else known[1]
-        if report is None or not is_terminal(report):
+        if known is None or known.ended_ms is None:
             return None
-        since = (self._clock.now_ms() - report.stored_ms) / 1000
+        since = (self._clock.now_ms() - known.ended_ms) / 1000
         return min(max(self._limits.grace_seconds - since, 0.0), self._limits.grace_seconds)
 
     def note(self, key: RunKey, report: Report | None) -> None:
         """Takes note of what was just stored, or removed."""
-        self._known[key] = (self._clock.monotonic(), report)
+        ended = report.stored_ms if report is not None and is_terminal(report) else None
+        self._note(key, ended)
+
+    def _note(self, key: RunKey, ended_ms: int | None) -> None:
+        self._known[key] = _Known(self._clock.monotonic(), ended_ms)
         self._known.move_to_end(key)
         if len(self._known) > _REMEMBERED:
             self._known.popitem(last=False)
@@ -87,7 +98,7 @@ class Endings:
             report = await self._look(key)
         except TailraceError:
             self.failures += 1
-            self.note(key, None if before is None else before[1])
+            self._note(key, None if before is None else before.ended_ms)
             return
         if self._known.get(key) is before:  # else something newer was stored meanwhile
             self.note(key, report)

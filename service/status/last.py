@@ -38,7 +38,7 @@ async def last_run(status: RunStatus, text: Runs, fqn: str) -> tuple[RunKey, Rep
 
     Raises `NotFound` if it has none, `StoreUnavailable`.
     """
-    reported = await status.of_pipeline(fqn, limit=1)
+    reported = (await status.of_pipeline(fqn, limit=1)).reports
     written = await text.runs(fqn, 1)
     if reported and not (written and _began_after(written[0], reported[0])):
         return reported[0].key, reported[0]

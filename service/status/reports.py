@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from logstore import keys
 from logstore import ulid as ulids
@@ -26,16 +26,36 @@ from logstore.errors import (
 )
 from logstore.objects.store import ObjectInfo, ObjectStore
 from logstore.objects.unclear import Unclear
-from logstore.runs.report import Report, decode_report, encode_report
+from logstore.runs.report import Report, Said, decode_report, encode_report, make_report
+from service.text.cache import Cache
 
 _READERS = 16
 _DELETE_COUNT = 500
 _REMEMBERED = 10_000
+_CACHE_BYTES = 16 << 20
 FOLDERS = (keys.STATUS, keys.PROGRESS, keys.METRICS)
 
 
+class Head(NamedTuple):
+    """A report without its body; `info` is of its object."""
+
+    info: ObjectInfo
+    key: RunKey
+    version: int
+    created_ms: int
+    said: Said
+
+
+def _no_limit(_: int) -> None:
+    """The store's disk is somebody else's."""
+
+
 class Reports:
-    """Of all runs; `horizon` gives the highest deleted ULID of a run."""
+    """Of all runs; `horizon` gives the highest deleted ULID of a run.
+
+    `room` is asked before bytes are written, and raises where the store's disk has none. Heads
+    are remembered by number, bodies by their bytes.
+    """
 
     def __init__(
         self,
@@ -44,12 +64,16 @@ class Reports:
         entropy: Entropy,
         *,
         horizon: Callable[[RunKey], int],
+        room: Callable[[int], None] = _no_limit,
+        cache_bytes: int = _CACHE_BYTES,
     ) -> None:
         self._store = store
         self._clock = clock
         self._entropy = entropy
         self._horizon = horizon
-        self._seen: OrderedDict[str, tuple[str, Report]] = OrderedDict()
+        self._room = room
+        self._heads: OrderedDict[str, Head] = OrderedDict()
+        self._bodies: Cache[Report] = Cache(cache_bytes)
         self._asked = 0
         self._newest: OrderedDict[str, int] = OrderedDict()
 
@@ -58,7 +82,7 @@ class Reports:
 
         That is a later one if it was stored here while the store kept this one waiting: a
         client that gave up waiting has said something newer. Raises `StoreUnavailable`,
-        `OutcomeUnknown`.
+        `OutcomeUnknown`, `JournalFull`.
         """
         unclear = Unclear()
         mine = 0
@@ -73,10 +97,10 @@ class Reports:
                 return found
             report = self._fresh(key, value, None if found is None else found.created_ms)
             mine = report.version
+            encoded = encode_report(report)
+            self._room(len(encoded))
             try:
-                await self._store.put(
-                    name, encode_report(report), if_absent=etag is None, if_match=etag
-                )
+                await self._store.put(name, encoded, if_absent=etag is None, if_match=etag)
             except PreconditionFailed:
                 continue
             except OutcomeUnknown as error:
@@ -92,13 +116,18 @@ class Reports:
         return report
 
     async def add(self, folder: str, key: RunKey, value: Mapping[str, Any]) -> Report:
-        """Writes one more report of the run. Raises `StoreUnavailable`, `OutcomeUnknown`."""
+        """Writes one more report of the run.
+
+        Raises `StoreUnavailable`, `OutcomeUnknown`, `JournalFull`.
+        """
         report = self._fresh(key, value, None)
         name = f"{keys.run_report(folder, key)}/{ulids.encode(report.version)}"
+        encoded = encode_report(report)
+        self._room(len(encoded))
         unclear = Unclear()
         while True:
             try:
-                await self._store.put(name, encode_report(report))
+                await self._store.put(name, encoded)
             except OutcomeUnknown as error:
                 unclear.bear(error)  # the same bytes again do no harm
                 continue
@@ -108,22 +137,48 @@ class Reports:
         """The run's report. Raises `StoreUnavailable`, `Damaged`."""
         return await self._read(keys.run_report(folder, key))
 
-    async def added(self, folder: str, key: RunKey) -> list[Report]:
-        """All that was added for the run, oldest first. Raises `StoreUnavailable`, `Damaged`."""
-        prefix = f"{keys.run_report(folder, key)}/"
-        return await self._read_all([info async for info in self._store.list(prefix)])
+    async def added(
+        self, folder: str, key: RunKey, *, after: int, limit: int, most_bytes: int
+    ) -> tuple[list[Report], str | None]:
+        """What was added for the run above the ULID `after`, oldest first; the last ULID that
+        was looked at, if there is more.
 
-    async def newest(self, folder: str, fqn: str, limit: int) -> list[Report]:
+        At most `limit` reports and about `most_bytes`, but one if there is any. Raises
+        `StoreUnavailable`, `Damaged`.
+        """
+        prefix = f"{keys.run_report(folder, key)}/"
+        first = prefix + ulids.encode(after)
+        infos = [info async for info in self._store.list(prefix) if info.key > first]
+        infos.sort(key=lambda info: info.key)
+        some = _up_to(infos[:limit], most_bytes)
+        found: list[Report] = []
+        for start in range(0, len(some), _READERS):
+            reading = [self._read(info.key) for info in some[start : start + _READERS]]
+            found += [report for report in await asyncio.gather(*reading) if report is not None]
+        return found, some[-1].key.removeprefix(prefix) if len(some) < len(infos) else None
+
+    async def newest(self, folder: str, fqn: str, limit: int) -> list[Head]:
         """The reports of a pipeline's runs that changed last, in no order."""
         prefix = keys.reports_of(folder, fqn)
         infos = [info async for info in self._store.list(prefix)]
         infos.sort(key=lambda info: (info.modified_ms, info.key), reverse=True)
-        return await self._read_all(infos[:limit])
+        return await self._heads_of(infos[:limit])
+
+    async def bodies(self, heads: list[Head], most_bytes: int) -> tuple[list[Report], int]:
+        """The first of these reports, about `most_bytes` of them but at least one, and how many
+        were looked at: some may be gone. Raises `StoreUnavailable`, `Damaged`.
+        """
+        some = _up_to([head.info for head in heads], most_bytes)
+        found: list[Report] = []
+        for start in range(0, len(some), _READERS):
+            reading = [self._body(info) for info in some[start : start + _READERS]]
+            found += [report for report in await asyncio.gather(*reading) if report is not None]
+        return found, len(some)
 
     async def any(self, folder: str, fqn: str) -> bool:
         """Whether any run of the pipeline has a report. Raises `StoreUnavailable`."""
         async for info in self._store.list(keys.reports_of(folder, fqn)):
-            if await self._read_all([info]):
+            if await self._heads_of([info]):
                 return True
         return False
 
@@ -148,7 +203,7 @@ class Reports:
         horizon = self._horizon(key)
         if version <= horizon:  # a deletion may lead the clock
             version = horizon + 1 + self._entropy.getrandbits(ulids.STEP_BITS)
-        return Report(key, version, now if created_ms is None else created_ms, now, value)
+        return make_report(key, version, now if created_ms is None else created_ms, now, value)
 
     async def _look(self, name: str) -> tuple[Report | None, str | None]:
         """What stands there, unless it is deleted or cannot be read, and its ETag."""
@@ -177,23 +232,43 @@ class Reports:
         except Damaged as error:
             raise Damaged(f"{name}: {error}") from error
 
-    async def _read_all(self, infos: list[ObjectInfo]) -> list[Report]:
-        """Those that are shown. What has not changed since it was read is not read again."""
-        found: list[Report] = []
+    async def _heads_of(self, infos: list[ObjectInfo]) -> list[Head]:
+        """Of those that are shown. What has not changed since it was read is not read again."""
+        found: list[Head] = []
         for start in range(0, len(infos), _READERS):
-            some = [self._read_once(info) for info in infos[start : start + _READERS]]
-            found += [report for report in await asyncio.gather(*some) if report is not None]
+            some = [self._head(info) for info in infos[start : start + _READERS]]
+            found += [head for head in await asyncio.gather(*some) if head is not None]
         return found
 
-    async def _read_once(self, info: ObjectInfo) -> Report | None:
+    async def _head(self, info: ObjectInfo) -> Head | None:
         # A version holds a fresh ULID, so an ETag stands for one version only. What is read
         # may be newer than the list; then it is read once more with the next.
-        etag, report = self._seen.get(info.key, ("", None))
-        if report is None or etag != info.etag:
-            report = await self._read(info.key)
+        head = self._heads.get(info.key)
+        if head is None or head.info.etag != info.etag:
+            report = await self._body(info)
             if report is None:
                 return None
-            self._seen[info.key] = (info.etag, report)
-            if len(self._seen) > _REMEMBERED:
-                self._seen.popitem(last=False)
-        return self._shown(report)
+            head = Head(info, report.key, report.version, report.created_ms, report.said)
+            self._heads[info.key] = head
+            if len(self._heads) > _REMEMBERED:
+                self._heads.popitem(last=False)
+        return head if head.version > self._horizon(head.key) else None
+
+    async def _body(self, info: ObjectInfo) -> Report | None:
+        version = (info.key, info.etag)
+        report = self._bodies.get(version)
+        if report is None:
+            report = await self._read(info.key)
+            if report is not None:
+                self._bodies.put(version, report, len(report.body))
+        return None if report is None else self._shown(report)
+
+
+def _up_to(infos: list[ObjectInfo], most_bytes: int) -> list[ObjectInfo]:
+    """The first of them, until there are so many bytes."""
+    size = 0
+    for number, info in enumerate(infos):
+        size += info.size
+        if size > most_bytes and number > 0:
+            return infos[:number]
+    return infos

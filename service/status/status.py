@@ -7,26 +7,50 @@ go with the runs' expiry.
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from logstore import keys
+from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.clock import Clock
-from logstore.errors import TailraceError
+from logstore.errors import InvalidCursor, InvalidInput, TailraceError
 from logstore.runs.report import Report
 from logstore.runs.retention import FOR_EVER, RunRetention
 from service.status.endings import EndingLimits, Endings, is_terminal
 from service.status.expiry import Expiry
-from service.status.reports import Reports
+from service.status.reports import Head, Reports
 from service.tail import Tail
 
 _DEFAULT_LIMIT = 5
 _LOOKED_AT = 64
 _MOST = 1000
 _PROGRESS_KEPT = 1000
+_METRICS = 1000
+
+
+class KeepFree(NamedTuple):
+    """The folder that reports are written to, and how much of its disk stays free."""
+
+    folder: str
+    bytes: int
+
+
+class Statuses(NamedTuple):
+    """Some statuses, and where the next ones begin; None at the end."""
+
+    reports: list[Report]
+    next: str | None
+
+
+class Metrics(NamedTuple):
+    """Some batches of metrics, and what to give as `after` for the next; None at the end."""
+
+    reports: list[Report]
+    next: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +60,11 @@ class StatusLimits:
     endings: EndingLimits = field(default_factory=EndingLimits)
     sweep_seconds: float = 3600.0
     retention: RunRetention = FOR_EVER
+    cache_bytes: int = 16 << 20
+    """Of reports that were read, and as much again of progress that is shown live."""
+    reply_bytes: int = 8 << 20
+    """Of reports in one reply, but one if it is larger."""
+    keep_free: KeepFree | None = None
 
 
 class RunStatus:
@@ -55,6 +84,7 @@ class RunStatus:
         self._limits = limits
         self._tail = tail
         self._progress: OrderedDict[RunKey, Report] = OrderedDict()
+        self._progress_bytes = 0
         self.endings = Endings(self.get, clock, limits.endings)
         self.expiry = expiry
         self.stored = {"status": 0, "progress": 0, "metrics": 0}
@@ -63,7 +93,7 @@ class RunStatus:
     # --- pipelineStatus ------------------------------------------------------------
 
     async def put(self, key: RunKey, value: Mapping[str, Any]) -> Report:
-        """Keeps a status of a run. Raises `StoreUnavailable`, `OutcomeUnknown`."""
+        """Keeps a status of a run. Raises `StoreUnavailable`, `OutcomeUnknown`, `JournalFull`."""
         report = await self._reports.put(keys.STATUS, key, value)
         self.stored["status"] += 1
         self.endings.note(key, report)
@@ -85,25 +115,34 @@ class RunStatus:
         start: int | None = None,
         end: int | None = None,
         limit: int | None = None,
-    ) -> list[Report]:
+        after: str | None = None,
+    ) -> Statuses:
         """Statuses of a pipeline's runs by their `timestamp`, newest first.
 
         Both bounds are milliseconds and inclusive. Without any of the three, the newest
         five, as upstream. Looked at are the 1,000 runs whose status changed last; without
-        bounds 64, or four times the limit.
+        bounds 64, or four times the limit. `after` is `next` of the page before.
+
+        Raises `StoreUnavailable`, `Damaged`, `InvalidCursor`.
         """
+        behind = None if after is None else _place(after)
         bounded = start is not None or end is not None
         if limit is None and not bounded:
             limit = _DEFAULT_LIMIT
-        looked_at = _MOST if bounded else min(max(_LOOKED_AT, 4 * (limit or 0)), _MOST)
+        looked_at = (
+            _MOST if bounded or after is not None else min(max(_LOOKED_AT, 4 * (limit or 0)), _MOST)
+        )
         found = [
-            report
-            for report in await self._reports.newest(keys.STATUS, fqn, looked_at)
-            if (start is None or timestamp_of(report) >= start)
-            and (end is None or timestamp_of(report) <= end)
+            head
+            for head in await self._reports.newest(keys.STATUS, fqn, looked_at)
+            if (start is None or timestamp_of(head) >= start)
+            and (end is None or timestamp_of(head) <= end)
+            and (behind is None or (timestamp_of(head), head.version) < behind)
         ]
-        found.sort(key=lambda r: (timestamp_of(r), r.version), reverse=True)
-        return found[:limit]
+        found.sort(key=lambda head: (timestamp_of(head), head.version), reverse=True)
+        found = found[:limit]
+        reports, read = await self._reports.bodies(found, self._limits.reply_bytes)
+        return Statuses(reports, _named(found[read - 1]) if read < len(found) else None)
 
     async def knows(self, fqn: str) -> bool:
         """Whether any run of the pipeline has a status. Raises `StoreUnavailable`, `Damaged`."""
@@ -124,12 +163,19 @@ class RunStatus:
         """Keeps the newest progress of a run, and shows it to who watches."""
         report = await self._reports.put(keys.PROGRESS, key, value)
         self.stored["progress"] += 1
+        self._forget_progress(key)
         self._progress[key] = report
-        self._progress.move_to_end(key)
-        if len(self._progress) > _PROGRESS_KEPT:
-            self._progress.popitem(last=False)
+        self._progress_bytes += len(report.body)
+        while len(self._progress) > 1 and (
+            len(self._progress) > _PROGRESS_KEPT or self._progress_bytes > self._limits.cache_bytes
+        ):
+            self._forget_progress(next(iter(self._progress)))
         self._tail().nudge(key)
         return report
+
+    def _forget_progress(self, key: RunKey) -> None:
+        report = self._progress.pop(key, None)
+        self._progress_bytes -= 0 if report is None else len(report.body)
 
     async def progress(self, key: RunKey) -> Report | None:
         """The newest progress of a run. Raises `StoreUnavailable`, `Damaged`."""
@@ -145,16 +191,22 @@ class RunStatus:
         self.stored["metrics"] += 1
         return report
 
-    async def metrics(self, key: RunKey) -> list[Report]:
-        """All batches of metrics of a run, oldest first. Raises `StoreUnavailable`, `Damaged`."""
-        return await self._reports.added(keys.METRICS, key)
+    async def metrics(self, key: RunKey, *, after: int = 0, limit: int = _METRICS) -> Metrics:
+        """Batches of metrics of a run above the ULID `after`, oldest first.
+
+        Raises `StoreUnavailable`, `Damaged`.
+        """
+        found, last = await self._reports.added(
+            keys.METRICS, key, after=after, limit=limit, most_bytes=self._limits.reply_bytes
+        )
+        return Metrics(found, last)
 
     # --- their end -----------------------------------------------------------------
 
     async def remove(self, fqn: str, run: str | None) -> None:
         """Reports of a deleted run, or of all runs. Raises `StoreUnavailable`."""
         for key in [key for key in self._progress if key.fqn == fqn and run in (None, key.run)]:
-            del self._progress[key]
+            self._forget_progress(key)
         if run is not None:
             self.endings.note(RunKey(fqn, run), None)
         await self._reports.remove(fqn, run)
@@ -170,10 +222,24 @@ class RunStatus:
                 self.sweep_failures += 1
 
 
-def timestamp_of(report: Report) -> int:
+def timestamp_of(head: Head) -> int:
     """When the run began or said something, in milliseconds: what upstream orders by."""
-    for name in ("timestamp", "startDate"):
-        value = report.value.get(name)
-        if isinstance(value, int):
-            return value
-    return report.created_ms
+    return head.created_ms if head.said.moment_ms is None else head.said.moment_ms
+
+
+_PLACE = re.compile(r"(-?[0-9]{1,19})\.([0-9A-Z]{26})")
+
+
+def _named(head: Head) -> str:
+    """A place in the order of statuses, for who wants those behind it."""
+    return f"{timestamp_of(head)}.{ulids.encode(head.version)}"
+
+
+def _place(name: str) -> tuple[int, int]:
+    found = _PLACE.fullmatch(name)
+    if found is None:
+        raise InvalidCursor(f"not a place in the statuses: {name[:80]!r}", field="next")
+    try:
+        return int(found[1]), ulids.decode(found[2])
+    except InvalidInput as error:
+        raise InvalidCursor(f"not a place in the statuses: {error}", field="next") from error

@@ -182,3 +182,30 @@ def test_a_stop_ends_what_is_being_decoded(service: ServiceProcess) -> None:
     service.start()
     page = httpx.get(f"{service.url}{BASE}/p/slow", timeout=60)
     assert page.status_code == 404
+
+
+def test_reports_cost_what_their_cache_may(service: ServiceProcess) -> None:
+    """As many as it likes: bodies in memory are bounded in sum, replies and each report singly."""
+    root = f"{service.url}{BASE.removesuffix('/logs')}"
+    bomb = b'{"runId":"r","x":' + _nested(MIB - 100) + b"}"
+    values = b",".join([b'{"a":"%b"}' % (b"x" * 180)] * 5000)
+    before = _peak_mib(service)
+    with httpx.Client(timeout=300) as client:
+        for number in range(60):
+            refused = client.put(f"{root}/p/pipelineStatus", content=bomb)
+            assert (refused.status_code, refused.json()["type"]) == (400, "invalid-input")
+            body = b'{"runId":"r%d","x":[%b]}' % (number, values)
+            assert len(body) < MIB
+            for method, url in (
+                ("PUT", f"{root}/p/pipelineStatus"),
+                ("PUT", f"{root}/progress/p/r{number}"),
+                ("POST", f"{root}/metrics/p/r"),
+            ):
+                assert client.request(method, url, content=body).status_code == 200
+        listed = client.get(f"{root}/p/pipelineStatus", params={"startTs": 0})
+        assert listed.json()["paging"]["next"]
+        metrics = client.get(f"{root}/metrics/p/r")
+        assert metrics.json()["paging"]["next"]
+        for reply in (listed, metrics):
+            assert MIB < len(reply.content) <= 8 * MIB
+    assert _peak_mib(service) - before < 250

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from service.status.status import KeepFree, StatusLimits
 from tests.openmetadata.server import FQN, LIMITS, ROOT, RUN, Server, play
 
 KEPT = 1 << 20
@@ -37,3 +38,35 @@ def test_a_full_disk_is_no_ready_node_until_there_is_room() -> None:
         assert await server.text() == "before\nafter\n"
 
     play(story, limits=KEEPS_FREE)
+
+
+def test_reports_do_not_take_the_room_that_batches_are_refused_for() -> None:
+    """The local store is on the same disk: 298 reports of a MiB filled one of 300 MB."""
+    report = {"runId": RUN, "text": "x" * (KEPT // 4)}
+    metrics = f"{ROOT}/metrics/{FQN}/{RUN}"
+
+    async def story(server: Server) -> None:
+        await server.append("before\n")
+        server.fs.capacity_bytes -= server.fs.free_bytes("/") - 3 * KEPT
+        replies = [await server.client.post(metrics, json=report) for _ in range(20)]
+        sent = [reply.status_code for reply in replies]
+        assert sent == [200] * sent.count(200) + [507] * sent.count(507)
+        assert 4 <= sent.count(200) <= 8
+        assert server.fs.free_bytes("/") >= KEPT
+        refused = [
+            await server.client.put(f"{ROOT}/{FQN}/pipelineStatus", json=report),
+            await server.client.put(f"{ROOT}/progress/{FQN}/{RUN}", json=report),
+        ]
+        for reply in refused:
+            assert (reply.status_code, reply.json()["type"]) == (507, "journal-full")
+            assert "retry-after" in reply.headers
+        stored = (await server.client.get(metrics)).json()["data"]
+        assert stored == [report] * sent.count(200)
+        assert (await server.client.get(f"{ROOT}/{FQN}/pipelineStatus/{RUN}")).status_code == 204
+        await server.append("after\n")
+        assert await server.text() == "before\nafter\n"
+
+        server.fs.capacity_bytes += 4 * KEPT
+        assert (await server.client.post(metrics, json=report)).status_code == 200
+
+    play(story, limits=replace(KEEPS_FREE, status=StatusLimits(keep_free=KeepFree("/", KEPT))))

@@ -27,7 +27,7 @@ def test_what_was_acknowledged_is_there_after_a_kill() -> None:
         await server.kill()
         assert await heard(server) == [RUN, OTHER]
         assert (await server.client.get(url)).json() == {"n": 1}
-        assert len(await server.node.status.metrics(KEY)) == 1
+        assert len((await server.node.status.metrics(KEY)).reports) == 1
 
     play(story)
 

@@ -198,6 +198,7 @@ class MemoryNode:
 
     limits: TailLimits = field(default_factory=TailLimits)
     endings: EndingLimits = field(default_factory=EndingLimits)
+    reports: StatusLimits | None = None
     text: MemoryText = field(default_factory=MemoryText)
     ready: bool = True
     refusal: Exception | None = None
@@ -223,10 +224,17 @@ class MemoryNode:
         async def exists(key: RunKey) -> bool:
             return key in self.text.held
 
+        limits = self.reports or StatusLimits(endings=self.endings)
         return RunStatus(
-            Reports(self.store, clock, system_entropy(), horizon=lambda _: 0),
+            Reports(
+                self.store,
+                clock,
+                system_entropy(),
+                horizon=lambda _: 0,
+                cache_bytes=limits.cache_bytes,
+            ),
             clock,
-            StatusLimits(endings=self.endings),
+            limits,
             tail=lambda: self.tail,
             expiry=Expiry(self.store, clock, exists),
         )

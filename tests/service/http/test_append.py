@@ -190,6 +190,15 @@ BAD: list[tuple[bytes, dict[str, str], int, str, str | None]] = [
     (b'{"text":"a"}', NDJSON, 400, "invalid-input", "body[1]"),
     (b'{"message":"a","ts":"yesterday"}', NDJSON, 400, "invalid-input", "body[1]"),
     (b'{"message":"a","ts":true}', NDJSON, 400, "invalid-input", "body[1]"),
+    (b'{"message":"a","ts":1e308}', NDJSON, 400, "invalid-input", "body[1]"),
+    (b'{"message":"a","ts":-1e308}', NDJSON, 400, "invalid-input", "body[1]"),
+    (
+        b'{"message":"a"}\n{"message":"a","attributes":{"x":' + b"[" * 300 + b"]" * 300 + b"}}",
+        NDJSON,
+        400,
+        "invalid-input",
+        "body[2]",
+    ),
     (b"x", PLAIN | {"tailrace_batch": BATCH[:-1] + "1"}, 400, "invalid-input", "Tailrace-Batch"),
     (b"x", PLAIN | {"tailrace_batch": "short"}, 400, "invalid-input", "Tailrace-Batch"),
     (b"x", PLAIN | {"tailrace_batch": "U" * 26}, 400, "invalid-input", "Tailrace-Batch"),
@@ -252,7 +261,6 @@ async def test_a_nodes_refusal_becomes_a_problem(
         ("/%F0%9F%90%8D/%C3%BC", RunKey("\N{SNAKE}", "ü")),
         ("/a%20b/r", RunKey("a b", "r")),
         ("/p/%63lose", RunKey("p", "close")),
-        ("/p/close", RunKey("p", "close")),
     ],
 )
 async def test_names_are_taken_from_the_right_and_as_they_are(

@@ -124,8 +124,11 @@ async def test_refusals(client: httpx.AsyncClient) -> None:
         ({"status": "held"}, "status"),
         ({"limit": 0}, "limit"),
         ({"older_than_seconds": "nan"}, "older_than_seconds"),
+        ({"older_than_seconds": "1e308"}, "older_than_seconds"),
     ):
         answer = await client.get("/leases", params=cast("dict[str, str]", params))
         assert problem(answer, 400, "invalid-input")["field"] == field
     problem(await client.post("/leases/fail", params=nothing), 400, "invalid-input")
+    purge = {"source": SOURCE, "older_than_seconds": "1e308"}
+    problem(await client.post("/leases/purge", params=purge), 400, "invalid-input")
     problem(await client.post("/leases"), 405, "method-not-allowed")

@@ -8,8 +8,9 @@ from typing import Any, cast
 import httpx
 import pytest
 
+from logstore.batch import RunKey
 from service.http.app import Door, build_app
-from tests.service.http.conftest import Serve
+from tests.service.http.conftest import RUNS, Serve
 from tests.service.http.memory_node import MemoryNode
 
 pytestmark = pytest.mark.anyio
@@ -102,3 +103,66 @@ async def test_the_reported_version_is_a_setting() -> None:
         reply = await client.get("/api/v1/system/version")
     assert reply.json()["version"] == "1.11.14"
     app.append.shut()
+
+
+VERBS = ["close", "download", "last", "next", "prev", "stream"]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+async def test_a_run_that_is_called_like_a_verb_is_named_quoted_everywhere(
+    direct: Serve, verb: str
+) -> None:
+    """Unquoted, half of the routes would take it for the verb, and the other half for a run."""
+    served = await direct()
+    other = ROOT
+    quoted = f"%{ord(verb[0]):02x}{verb[1:]}"
+    written = [
+        await served.post(f"/p/{quoted}", b"a line\n", content_type="text/plain"),
+        await served.client.put(f"{other}/progress/p/{quoted}", json={"n": 1}),
+        await served.client.post(f"{other}/metrics/p/{quoted}", json={"m": 1}),
+        await served.client.put(f"{other}/p/pipelineStatus", json={"runId": verb}),
+        await served.post(f"/p/{quoted}/close"),
+    ]
+    assert [reply.status_code for reply in written] == [200] * 5, [r.text for r in written]
+    [batch] = served.node.batches
+    assert batch.key == RunKey("p", verb)
+    assert (await served.get(f"/p/{quoted}")).json()["logs"] == "a line"
+    assert (await served.get(f"/p/{quoted}/download")).text == "a line\n"
+    async with served.client.stream("GET", f"{RUNS}/p/stream/{quoted}") as live:
+        text = (await live.aread()).decode()
+    assert f'"runId":"{verb}"' in text
+    assert (await served.client.get(f"{other}/progress/p/{quoted}")).json() == {"n": 1}
+    assert (await served.client.get(f"{other}/metrics/p/{quoted}")).json() == {"data": [{"m": 1}]}
+    assert (await served.client.get(f"{other}/p/pipelineStatus/{quoted}")).json()["runId"] == verb
+
+    refused = [
+        await served.post(f"/p/{verb}", b"a line\n", content_type="text/plain"),
+        await served.post(f"/p/{verb}/close"),
+        await served.client.put(f"{other}/progress/p/{verb}", json={"n": 1}),
+        await served.client.get(f"{other}/progress/p/{verb}"),
+        await served.client.post(f"{other}/metrics/p/{verb}", json={"m": 1}),
+        await served.client.get(f"{other}/metrics/p/{verb}"),
+        await served.client.get(f"{other}/p/pipelineStatus/{verb}"),
+        await served.client.delete(f"{RUNS}/p/{verb}"),
+    ]
+    for reply in refused:
+        assert (reply.status_code, reply.json()["type"]) == (400, "invalid-name"), reply.url
+        assert quoted.lower() in reply.json()["hint"].lower()
+    assert len(served.node.batches) == 1
+    assert (await served.client.delete(f"{RUNS}/p/{quoted}")).status_code in (200, 204)
+
+
+async def test_a_pipeline_whose_name_ends_in_stream_is_named_quoted(direct: Serve) -> None:
+    served = await direct()
+    line = {"content_type": "text/plain"}
+    refused = await served.post("/a/stream/r", b"a line\n", **line)
+    assert (refused.status_code, refused.json()["field"]) == (400, "fqn")
+    await served.post("/a%2Fstream/r", b"a line\n", **line)
+    [batch] = served.node.batches
+    assert batch.key == RunKey("a/stream", "r")
+    assert (await served.get("/a%2Fstream/r")).json()["logs"] == "a line"
+    assert (await served.get("/a%2Fstream/r/download")).text == "a line\n"
+    metrics = f"{ROOT}/metrics/a/stream/r"
+    await served.client.post(metrics, json={"m": 1})
+    found = await served.node.status.metrics(RunKey("a/stream", "r"))
+    assert [report.value for report in found.reports] == [{"m": 1}]

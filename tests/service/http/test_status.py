@@ -104,7 +104,7 @@ async def test_names_come_quoted_or_not(direct: Serve, path: str) -> None:
     key = RunKey("a b/ü", "r")
     for found in (await served.node.status.get(key), await served.node.status.progress(key)):
         assert found is not None
-    assert len(await served.node.status.metrics(key)) == 1
+    assert len((await served.node.status.metrics(key)).reports) == 1
     assert await heard(served, fqn=path) == ["r"]
     assert (await served.client.get(f"{ROOT}/{path}/pipelineStatus/r")).status_code == 200
 

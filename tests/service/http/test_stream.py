@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from urllib.parse import quote
 
 import httpx
 import orjson
@@ -122,11 +123,12 @@ async def test_from_a_line_offset_every_line_comes(serve: Serve) -> None:
         assert await drained(stream) == [f"{i}" for i in range(7, 300)]
 
 
-async def test_a_cursor_nobody_gave_out_starts_over(serve: Serve) -> None:
+@pytest.mark.parametrize("cursor", ["nonsense", "9" * 5000, "1+" + "9" * 5000, "9" * 19, "\u00b2"])
+async def test_a_cursor_nobody_gave_out_starts_over(serve: Serve, cursor: str) -> None:
     served = await serve()
     await put(served.node, "a")
     await served.node.close_run(KEY)
-    async with watching(served, "?after=nonsense") as stream:
+    async with watching(served, f"?after={quote(cursor)}") as stream:
         first = orjson.loads((await anext(stream))["data"])
         assert first == {
             "eventType": "logs",
