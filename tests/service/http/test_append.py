@@ -12,8 +12,6 @@ import zstandard
 
 from logstore import errors
 from logstore.batch import RunKey
-from service.http.bounds import Bounds
-from service.http.decode import decode
 from service.journal.meta import decode_meta
 from tests.gzipped import gzipped
 from tests.service.http.conftest import Serve
@@ -327,18 +325,6 @@ async def test_a_chunked_body_is_stopped_at_the_limit(serve: Serve) -> None:
     )
     assert response.status_code == 413
     assert served.node.batches == []
-
-
-def test_a_bomb_stops_at_the_limit() -> None:
-    bomb = gzipped(b"\0" * 200_000_000, 9)
-    with pytest.raises(errors.TooLarge):
-        decode(bomb, "text", b"gzip", Bounds(1_000_000))
-
-
-def test_more_lines_than_a_batch_has_ids_are_refused() -> None:
-    with pytest.raises(errors.TooLarge, match="lines"):
-        decode(b"\n" * ((1 << 25) + 1), "text", None, Bounds(64 << 20))
-    assert decode(b"\n" * (1 << 25), "text", None, Bounds(64 << 20)).lines == 1 << 25
 
 
 async def test_a_large_line_is_stored_exactly(direct: Serve) -> None:

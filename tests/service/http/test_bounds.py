@@ -218,3 +218,15 @@ def test_decoding_ends_between_two_pieces(form: str) -> None:
     with pytest.raises(Over):
         decode(body, kind, encoding, Bounds(64 * MIB, go_on=end_soon))
     assert asked == 3
+
+
+def test_a_bomb_stops_at_the_limit() -> None:
+    bomb = gzipped(b"\0" * 200_000_000, 9)
+    with pytest.raises(errors.TooLarge):
+        decode(bomb, "text", b"gzip", Bounds(1_000_000))
+
+
+def test_more_lines_than_a_batch_has_ids_are_refused() -> None:
+    with pytest.raises(errors.TooLarge, match="lines"):
+        decode(b"\n" * ((1 << 25) + 1), "text", None, Bounds(64 << 20))
+    assert decode(b"\n" * (1 << 25), "text", None, Bounds(64 << 20)).lines == 1 << 25
