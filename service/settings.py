@@ -157,7 +157,8 @@ class Ingest(Section):
     )
     in_flight_bytes: Bytes = Field(
         default=128 * MIB,
-        description="Bodies and texts of all requests at once; past it new ones wait",
+        description="What arrived of all bodies, and their texts; past it they wait, and one that "
+        "stands still meanwhile gets 503",
     )
     body_timeout_seconds: float = Field(
         default=60, gt=0, description="From the end of a request's headers to its last byte"

@@ -31,6 +31,7 @@ from service.http.body import (
     Receive,
     Scope,
     Send,
+    StoodStill,
     declared_length,
     drain,
     read_rest,
@@ -184,20 +185,22 @@ class AppendRoutes:
         self, route: Route, get: Get, first: Message, receive: Receive, send: Send
     ) -> None:
         """A body that is still arriving, is large, or may become so once inflated."""
-        held = await self._admit(get(b"content-length"), len(first.get("body", b"")))
+        most = self.limits.max_body_bytes
+        if (declared_length(get(b"content-length")) or 0) > most:
+            raise BodyTooLarge(most)
+        share = self.budget.share()
         try:
-            body = await read_rest(first, receive, self.limits)
+            body = await read_rest(first, receive, most, share)
             if body is None:
                 self.counters.disconnects += 1
                 return
             self.counters.body_bytes += len(body)
             decoded = await self._decode(body, get(b"content-type"), get(b"content-encoding"))
             del body
-            self.budget.charge(len(decoded.text))
-            held += len(decoded.text)
+            share.charge(len(decoded.text))
             await self._store(route, get, decoded, send)
         finally:
-            self.budget.release(held)
+            share.end()
 
     async def _store(self, route: Route, get: Get, decoded: Decoded, send: Send) -> None:
         batch = self._batch(route, get, decoded)
@@ -289,15 +292,6 @@ class AppendRoutes:
             decoded.replaced,
         )
 
-    async def _admit(self, length: bytes | None, arrived: int) -> int:
-        declared = declared_length(length)
-        if declared is None:
-            declared = self.limits.max_body_bytes
-        if max(declared, arrived) > self.limits.max_body_bytes:
-            raise BodyTooLarge(self.limits.max_body_bytes)
-        await self.budget.admit(declared)
-        return declared
-
     async def _decode(
         self, body: bytes, content_type: bytes | None, encoding: bytes | None
     ) -> Decoded:
@@ -322,6 +316,7 @@ class AppendRoutes:
         refusal = self._refusal(error, scope["headers"])
         if isinstance(error, BodyTooLarge):
             await drain(receive, self.limits.max_body_bytes)
+        if isinstance(error, BodyTooLarge | StoodStill):
             refusal.headers.append((b"connection", b"close"))
         await _reply(send, refusal.status, refusal.headers, refusal.body)
 

@@ -1,21 +1,23 @@
-"""Reading request bodies: bounded each, bounded in sum, bounded in time.
+"""Reading request bodies: bounded each, bounded in sum.
 
-A body is admitted before it is read, by its announced length (a chunked one by the
-most that it may have). So a request that has begun is never held up by others, and
-requests cannot wait for one another in a circle. Waiting is all that a full budget
-does: a client that is refused would drop its lines.
+A body counts by what has arrived of it, not by what it promises. When all together hold as
+much as they may, bodies wait where they are; only the one that began first goes on, so they
+cannot wait for one another in a circle. What is held beyond the limit is at most the rest of that
+one, and its text.
+
+Waiting is all that a full budget does to who sends: a client that is refused would drop
+its lines. But one that stands still while others wait for its memory is let go. How long a
+body may take at all is its connection's business.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Generator, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, TypeAlias
 
-from logstore.errors import InvalidInput, TooLarge
-from service.http.limits import HttpLimits
-from service.http.problems import HttpError
+from logstore.errors import InvalidInput, TooLarge, Unavailable
 
 Message: TypeAlias = MutableMapping[str, Any]
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -23,77 +25,124 @@ Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 
 _DRAIN_SECONDS = 5.0
+# Of what it holds, a body has to send so much in so long while others wait for memory.
+_STILL_SECONDS = 1.0
+_LEAST_BYTES = 4 << 10
+_LEAST_PART = 64
+
+
+class Share:
+    """What one body, and its text, hold of a budget."""
+
+    __slots__ = ("_budget", "held", "marked", "patience", "waits")
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self.held = 0
+        self.marked = 0
+        """What it held when it was looked at last."""
+        self.waits = False
+        self.patience: asyncio.Timeout | None = None
+        """Around reading: who stands still is let go by it."""
+
+    async def grow(self, size: int) -> None:
+        """Counts bytes that have arrived; returns when reading may go on."""
+        if not self._budget.takes(self, size):
+            await self._budget.turn(self, size)
+
+    def charge(self, size: int) -> None:
+        """Counts bytes that are held in any case: a text that was just decoded."""
+        self.held += size
+        self._budget.used += size
+
+    def end(self) -> None:
+        """Gives all of it back."""
+        self._budget.end(self)
+
+    def stands_still(self) -> bool:
+        """Whether its client has sent next to nothing since it was marked, and could have."""
+        least = max(_LEAST_BYTES, self.held // _LEAST_PART)
+        return self.patience is not None and not self.waits and self.held - self.marked < least
 
 
 class Budget:
-    """Bytes that all requests together may hold. First come, first admitted."""
+    """Bytes that all bodies together may hold: first come, first served."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.used = 0
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._shares: dict[Share, None] = {}
+        self._waiting: deque[tuple[Share, int, asyncio.Future[None]]] = deque()
+        self._look: asyncio.TimerHandle | None = None
 
-    async def admit(self, size: int) -> None:
-        """Returns once `size` bytes fit, or nobody else holds any."""
-        if not self._waiting and self._fits(size):
-            self.used += size
-            return
+    def share(self) -> Share:
+        """A new one, behind all others."""
+        share = Share(self)
+        self._shares[share] = None
+        return share
+
+    def takes(self, share: Share, size: int) -> bool:
+        """Counts the bytes if there is room for them, or if nobody began before."""
+        if share is next(iter(self._shares)) or (not self._waiting and self._fits(size)):
+            share.charge(size)
+            return True
+        return False
+
+    async def turn(self, share: Share, size: int) -> None:
+        """Waits until the bytes are counted."""
         turn = asyncio.get_running_loop().create_future()
-        self._waiting.append((size, turn))
+        entry = (share, size, turn)
+        self._waiting.append(entry)
+        share.waits = True
+        if self._look is None:
+            self._mark()
         try:
             await turn
-        except asyncio.CancelledError:
-            self._forget(size, turn)
-            raise
+        finally:
+            share.waits = False
+            if entry in self._waiting:  # it gave up
+                self._waiting.remove(entry)
 
-    def charge(self, size: int) -> None:
-        """Counts bytes that are already held: a text that was just decoded."""
-        self.used += size
+    def end(self, share: Share) -> None:
+        """Lets in who waits, as far as there is room now."""
+        del self._shares[share]
+        self.used -= share.held
+        first = next(iter(self._shares), None)
+        for entry in [entry for entry in self._waiting if entry[0] is first]:
+            self._let_in(entry)
+        while self._waiting and self._fits(self._waiting[0][1]):
+            self._let_in(self._waiting[0])
 
-    def release(self, size: int) -> None:
-        """Gives bytes back, and lets the next in."""
-        self.used -= size
-        while self._waiting and self._fits(self._waiting[0][0]):
-            size, turn = self._waiting.popleft()
-            if not turn.done():
-                self.used += size
-                turn.set_result(None)
+    def _let_in(self, entry: tuple[Share, int, asyncio.Future[None]]) -> None:
+        self._waiting.remove(entry)
+        share, size, turn = entry
+        if not turn.done():
+            share.charge(size)
+            turn.set_result(None)
 
     def _fits(self, size: int) -> bool:
-        return self.used == 0 or self.used + size <= self.limit
+        return self.used + size <= self.limit
 
-    def _forget(self, size: int, turn: asyncio.Future[None]) -> None:
-        if turn.done() and not turn.cancelled():
-            self.release(size)
-        else:
-            self._waiting = deque(entry for entry in self._waiting if entry[1] is not turn)
-            self.release(0)
+    def _mark(self) -> None:
+        for share in self._shares:
+            share.marked = share.held
+        loop = asyncio.get_running_loop()
+        self._look = loop.call_later(_STILL_SECONDS, self._let_go)
 
-
-class Resumed:
-    """Awaits a coroutine that was already run up to its first suspension.
-
-    The append route runs `receive()` by hand, because nearly always the body is there
-    and a timer for each request would cost more than reading it. When it is not there,
-    this goes on with it under a timer.
-    """
-
-    def __init__(self, started: Coroutine[Any, Any, Message], waits_for: Any) -> None:
-        self._started = started
-        self._waits_for = waits_for
-
-    def __await__(self) -> Generator[Any, Any, Message]:
-        waits_for = self._waits_for
-        try:
-            while True:
-                try:
-                    sent = yield waits_for
-                except BaseException as error:  # noqa: BLE001 -- it belongs to the coroutine
-                    waits_for = self._started.throw(error)
-                else:
-                    waits_for = self._started.send(sent)
-        except StopIteration as done:
-            return done.value  # type: ignore[no-any-return]
+    def _let_go(self) -> None:
+        """Of those that stand still while others wait, the largest, as many as it takes."""
+        self._look = None
+        if not self._waiting:
+            return
+        missing = self.used + self._waiting[0][1] - self.limit
+        still = [share for share in self._shares if share.stands_still()]
+        for share in sorted(still, key=lambda share: share.held, reverse=True):
+            if missing <= 0:
+                break
+            missing -= share.held
+            assert share.patience is not None
+            share.patience.reschedule(asyncio.get_running_loop().time())
+        self._mark()
 
 
 class BodyTooLarge(TooLarge):
@@ -101,6 +150,16 @@ class BodyTooLarge(TooLarge):
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"the body has more than {limit} bytes", field="body")
+
+
+class StoodStill(Unavailable):
+    """A body that did not come while others waited for the memory that it held."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the memory for bodies is used up, and this one stood still",
+            hint="Send it again without pauses, or in smaller batches; under its id that is safe.",
+        )
 
 
 def declared_length(value: bytes | None) -> int | None:
@@ -112,32 +171,32 @@ def declared_length(value: bytes | None) -> int | None:
     return int(value)
 
 
-async def read_rest(first: Message, receive: Receive, limits: HttpLimits) -> bytes | None:
+async def read_rest(first: Message, receive: Receive, limit: int, share: Share) -> bytes | None:
     """The whole body that begins with `first`; None if the client went away.
 
-    Raises `BodyTooLarge`, or `HttpError` 408 when it takes longer than its time.
+    Raises `BodyTooLarge` beyond `limit` bytes, and `StoodStill`.
     """
     pieces: list[bytes] = []
     size = 0
     message = first
     try:
-        async with asyncio.timeout(limits.body_timeout_seconds):
+        async with asyncio.timeout(None) as share.patience:
             while True:
                 if message["type"] == "http.disconnect":
                     return None
                 piece = message.get("body", b"")
                 size += len(piece)
-                if size > limits.max_body_bytes:
-                    raise BodyTooLarge(limits.max_body_bytes)
+                if size > limit:
+                    raise BodyTooLarge(limit)
+                await share.grow(len(piece))
                 pieces.append(piece)
                 if not message.get("more_body", False):
                     return b"".join(pieces) if len(pieces) > 1 else piece
                 message = await receive()
     except TimeoutError as error:
-        seconds = limits.body_timeout_seconds
-        raise HttpError(
-            408, f"the body took longer than {seconds:g} s", headers=[("connection", "close")]
-        ) from error
+        raise StoodStill from error
+    finally:
+        share.patience = None
 
 
 async def drain(receive: Receive, limit: int) -> None:

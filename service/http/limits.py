@@ -35,7 +35,8 @@ class HttpLimits:
     max_meta_bytes: int = 16 << 20
     """What the records of a batch carry beside their messages, as the journal keeps it."""
     in_flight_bytes: int = 128 << 20
-    """Bodies and texts of all requests at once; past it new bodies wait, none is refused."""
+    """What arrived of all bodies, and their texts; past it they wait, and one that stands still
+    meanwhile is let go."""
     body_timeout_seconds: float = 60.0
     """From the end of the headers to the last byte of the body."""
     offload_bytes: int = 256 << 10

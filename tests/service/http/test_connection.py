@@ -307,3 +307,72 @@ def test_an_address_of_ipv6_counts_by_its_network() -> None:
     assert peer_of(("2001:db8:1:3::4", 1)) != peer_of(("2001:db8:1:2::4", 1))
     assert peer_of(("fe80::1%eth0", 1)) == "fe80::/64"
     assert peer_of(None) == ""
+
+
+def test_half_sent_bodies_hold_up_nobody() -> None:
+    async def story(side: Side) -> None:
+        half = [Client(side) for _ in range(20)]
+        for client in half:
+            await client.send(post(b"x" * 100_000, f"Content-Length: {64 << 20}"))
+        before = side.clock.monotonic()
+        line = b"y" * 200_000 + b"\n"
+        assert statuses(await side.say(post(line))) == [200]
+        assert side.clock.monotonic() == before
+        assert side.app.append.budget.used == 20 * 100_000
+        for client in half:
+            client.leave()
+        await side.clock.sleep(1)
+        assert side.app.append.budget.used == 0
+        assert [text for _, text, _ in side.stored()] == [b"first\n", line]
+
+    played(story)
+
+
+def test_who_stands_still_on_all_the_memory_is_let_go_when_another_needs_it() -> None:
+    async def story(side: Side) -> None:
+        still = [Client(side) for _ in range(3)]
+        for client in still:
+            await client.send(post(b"x" * 100_000, "Content-Length: 1000000"))
+        await side.clock.sleep(10)
+        assert not any(client.ended() for client in still)
+        before = side.clock.monotonic()
+        assert statuses(await side.say(post(b"y" * 100_000))) == [200]
+        assert side.clock.monotonic() - before < 5
+        (refused,) = [client for client in still if client.ended()]
+        (reply,) = refused.wire.replies()
+        assert (reply.status, reply.header("connection")) == (503, "close")
+        assert reply.header("retry-after") is not None
+        for client in still:
+            client.leave()
+        await side.clock.sleep(1)
+        assert len(side.stored()) == 2
+        assert side.app.append.budget.used == 0
+
+    played(story, in_flight_bytes=300_000)
+
+
+def test_bodies_that_fill_the_memory_half_way_all_get_through() -> None:
+    async def story(side: Side) -> None:
+        clients = [Client(side) for _ in range(10)]
+        pieces = [bytes([ord("a") + i]) * 10_000 for i in range(10)]
+        most = 0
+
+        async def sends(client: Client, piece: bytes) -> None:
+            nonlocal most
+            await client.send(post(b"", "Content-Length: 100001"))
+            for _ in range(10):
+                await client.send(piece)
+                most = max(most, side.app.append.budget.used)
+                await side.clock.sleep(0.05)
+            await client.send(b"\n")
+
+        await asyncio.gather(*map(sends, clients, pieces))
+        await side.clock.sleep(1)
+        assert [statuses(client.wire.replies()) for client in clients] == [[200]] * 10
+        assert most <= 300_000 + 2 * 100_001 + 64 * 1024
+        stored = {text for _, text, _ in side.stored()}
+        assert stored == {b"first\n", *(piece * 10 + b"\n" for piece in pieces)}
+        for client in clients:
+            client.leave()
+
+    played(story, in_flight_bytes=300_000)
