@@ -30,6 +30,7 @@ from logstore.filesystem import FileSystem, Lock
 from logstore.names import check_name
 from logstore.objects.store import ObjectStore
 from service.journal.failures import translated
+from service.journal.state import Cut, JournalState
 
 _FILE = "node.json"
 _LOCK = "lock"
@@ -84,6 +85,18 @@ class DataFolder:
             self.save(made)
             return made
         return known
+
+    def identify(self, name: str, default_name: str, state: JournalState | None) -> Identity:
+        """Who this folder is; under another name it goes on as a fork of who it was.
+
+        An empty `name` leaves it the one that it has, or gives a new folder `default_name`.
+        `state` is what its journal says.
+        """
+        known = self.identity(name or default_name)
+        if not name or known.name == name:
+            return known
+        confirmed = Cut(0, 0, 0) if state is None else state.confirmed
+        return self.forked(known, name=name, base=confirmed.end, seq=confirmed.seq)
 
     def forked(self, parent: Identity, *, name: str, base: int, seq: int) -> Identity:
         """A new incarnation that goes on from `parent`'s position `base`; saved."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 from logstore import ulid as ulids
@@ -27,16 +28,18 @@ from logstore.errors import (
 )
 from logstore.position import Position
 from service.append import Appender
+from service.confirmations import Confirmations
 from service.identity import DataFolder, Identity, register
 from service.incoming import IncomingBatch, Receipt, Submitted
 from service.journal.journal import Journal
 from service.journal.recovery import Recovered, recover
-from service.journal.state import Cut, JournalState
+from service.journal.state import JournalState
 from service.journal.view import JournalPin
 from service.journal.worries import worries
 from service.journal.writer import Appended
+from service.lineage import Lineage, forked_in
 from service.parts import NodeLimits, Seams
-from service.segments import SegmentShipper, forked_in
+from service.segments import SegmentShipper
 from service.skew import Skew
 from service.status.opening import open_status
 from service.tail import Tail
@@ -80,10 +83,12 @@ class Node:
         self.records: Records | None = None
         self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self.forks = 0
+        self._confirmations = Confirmations()
         self._folder: DataFolder
         self.recovered: Recovered
         self.identity: Identity
         self.journal: Journal
+        self.lineage: Lineage
         self.shipper: SegmentShipper
         self.appender: Appender
         self.text: Text
@@ -101,11 +106,13 @@ class Node:
         self._folder = DataFolder(seams.fs, self._data, seams.clock, seams.entropy)
         await self._open()
 
-    async def _open(self) -> None:
+    async def _open(self, before: Journal | None = None) -> None:
         seams, limits = self.seams, self._limits
         recovered = await seams.offload(lambda: recover(seams.fs, f"{self._data}/journal"))
+        if before is not None:
+            before.succession.hand_over(before.files, recovered.files)
         self.recovered = recovered
-        self.identity = self._identify(recovered.state)
+        self.identity = self._folder.identify(self._name, self._default_name, recovered.state)
         state = recovered.state or JournalState(self.identity.node)
         if state.node != self.identity.node:
             state.reincarnate(self.identity.node, self.identity.base)
@@ -127,13 +134,15 @@ class Node:
             self._syncer.close()
             raise
         self.tail = Tail(self.identity.node, limits.tail)
+        self.lineage = Lineage(self.journal, seams.store, seams.clock, self._table_mark_of)
         self.shipper = SegmentShipper(
             self.journal,
             seams.store,
             seams.clock,
             limits.segments,
             offload=seams.offload,
-            consumed_seq=self._consumed_seq,
+            lineage=self.lineage,
+            confirmations=self._confirmations,
             on_confirmed=lambda cut: self.text.confirmed(cut.seq, cut.first, cut.end),
         )
         self.text = Text(
@@ -171,14 +180,6 @@ class Node:
         )
         self._begin(self._serve(), "node")
 
-    def _identify(self, state: JournalState | None) -> Identity:
-        """Who this folder is; under another name it goes on as a fork of who it was."""
-        known = self._folder.identity(self._name or self._default_name)
-        if not self._name or known.name == self._name:
-            return known
-        confirmed = Cut(0, 0, 0) if state is None else state.confirmed
-        return self._folder.forked(known, name=self._name, base=confirmed.end, seq=confirmed.seq)
-
     async def _serve(self) -> None:
         """Registers, opens the doors, then runs the parts until the node stops."""
         await self._insist(self._register, "not registered yet")
@@ -186,6 +187,7 @@ class Node:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.shipper.cut_forever())
             # Batches are taken already.
+            await self._insist(self.lineage.look_if_due, "waiting for the object store")
             await self._insist(self.text.start, "waiting for the object store")
             group.create_task(self.shipper.ship_forever())
             group.create_task(self.text.run())
@@ -236,7 +238,7 @@ class Node:
         """Goes on as a new incarnation, after the store has shown that this one is taken."""
         self.forks += 1
         self._started.clear()
-        confirmed = self.journal.state.confirmed
+        before, confirmed = self.journal, self.journal.state.confirmed
         self.tail.stop()
         await self._let_go()
         node = self.identity
@@ -245,7 +247,7 @@ class Node:
             self._folder.forked(node, name=node.name, base=confirmed.end, seq=confirmed.seq)
 
         await self._insist(fork, "the node cannot go on as a fork yet")
-        await self._insist(self._open, "the node cannot go on as a fork yet")
+        await self._insist(partial(self._open, before), "the node cannot go on as a fork yet")
 
     # --- the doors -----------------------------------------------------------------
 
@@ -289,28 +291,24 @@ class Node:
 
     async def open_run(self, key: RunKey, connector: str) -> int:
         """See `Appender.open_run`; waits while the node starts. Raises `NodeNotReady`."""
-        if not self._open_doors:
-            await self._until_ready()
+        await self._until_ready()
         return await self.appender.open_run(key, connector)
 
     async def close_run(self, key: RunKey) -> str:
         """Finalises a run: `closed`, or `closing` if that takes longer. Raises `NodeNotReady`."""
-        if not self._open_doors:
-            await self._until_ready()
+        await self._until_ready()
         return await self.text.close_run(key)
 
     async def delete_run(self, key: RunKey) -> None:
         """Deletes a run for good. Raises `Unavailable`."""
-        if not self._open_doors:
-            await self._until_ready()
+        await self._until_ready()
         await self.text.delete_run(key)
         await self.status.remove(*key)
         self.tail.ended(key)
 
     async def delete_pipeline(self, fqn: str) -> list[str]:
         """Deletes all runs of a pipeline, giving their ids. Raises `Unavailable`."""
-        if not self._open_doors:
-            await self._until_ready()
+        await self._until_ready()
         runs = await self.text.delete_pipeline(fqn)
         await self.status.remove(fqn, None)
         for run in runs:
@@ -318,6 +316,8 @@ class Node:
         return runs
 
     async def _until_ready(self) -> None:
+        if self._open_doors:
+            return
         if self.journal.failure is not None:
             raise self.journal.failure
         if self._stopping:
@@ -363,10 +363,8 @@ class Node:
         await self.journal.record_tombstone(fqn, run, t)
         self.text.closer.abandon(fqn, run)
 
-    async def _consumed_seq(self, node: str) -> int:
-        """The highest segment of `node` that table or texts say they have taken."""
-        table = await self.seams.offload(lambda: self._table_mark(node))
-        return max(table, await self.text.mark_seq(node))
+    async def _table_mark_of(self, node: str) -> int:
+        return await self.seams.offload(lambda: self._table_mark(node))
 
     # --- stopping ------------------------------------------------------------------
 
@@ -385,6 +383,7 @@ class Node:
                     self._release()
         except (TimeoutError, JournalFailed, Unavailable, OutcomeUnknown):
             pass  # the journal has it all
+        self._confirmations.stop()
         await self._let_go()
         self._folder.release()
 

@@ -5,20 +5,23 @@
 A segment is cut when enough bytes or time have gathered, or somebody waits for it
 (`bulk`, a close). Segment n + 1 is uploaded only after n is confirmed. If a put is
 refused because the key exists, the stored rows decide: the same rows mean that an
-earlier try (or an earlier life of this process) succeeded; other rows, or a number in
-the store above our own, mean that this folder is a copy of another: `Forked`.
+earlier try (or an earlier life of this process) succeeded; other rows mean that this
+folder is a copy of another, and so does what `lineage` finds out: `Forked`.
+
+A number that was consumed already is never put, only compared: its segment is ours if it
+is there with our rows.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from logstore import keys
 from logstore.clock import Clock
 from logstore.errors import (
-    Conflict,
     Damaged,
     JournalFull,
     NodeNotReady,
@@ -31,15 +34,17 @@ from logstore.objects.store import ObjectStore
 from logstore.segments.carry import Carry
 from logstore.segments.reader import read_footer
 from logstore.segments.writer import EncodedSegment, encode_segment
+from service.confirmations import Confirmations
 from service.heartbeat import Heartbeat
 from service.journal.failures import translated
 from service.journal.journal import Journal
 from service.journal.state import Cut
+from service.lineage import Forked, Lineage
 from service.offload import Offload
 from service.unshipped import Unshipped
 
 _BACKOFF_SECONDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
-_LINEAGE_SECONDS = 600.0
+_LOOK_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +54,6 @@ class SegmentLimits:
     seconds: float = 10.0
     bytes: int = 64 << 20
     wanted_seconds: float = 0.25
-
-
-class Forked(Conflict):
-    """The store holds segments of this incarnation that this folder did not write."""
 
 
 class SegmentShipper:
@@ -66,7 +67,8 @@ class SegmentShipper:
         limits: SegmentLimits,
         *,
         offload: Offload,
-        consumed_seq: Callable[[str], Awaitable[int]],
+        lineage: Lineage,
+        confirmations: Confirmations,
         on_confirmed: Callable[[Cut], None],
     ) -> None:
         self._journal = journal
@@ -74,16 +76,14 @@ class SegmentShipper:
         self._clock = clock
         self._limits = limits
         self._offload = offload
-        self._consumed_seq = consumed_seq
+        self._lineage = lineage
+        self._confirmations = confirmations
         self._on_confirmed = on_confirmed
         self.carry = Carry()
         self._wake = asyncio.Event()
         self._cut_ready = asyncio.Event()
-        self._wanted = -1
+        self._wanted = confirmations.wanted  # of before a fork
         self._cut_bytes = 0
-        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
-        self._lineage_checked: float | None = None
-        self._news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._stopping = False
         self.cutting = Heartbeat(clock)
         self.shipping = Heartbeat(clock)
@@ -103,11 +103,11 @@ class SegmentShipper:
 
     def confirmed_through(self, pos: int) -> asyncio.Future[None]:
         """Done when all lines below `pos` are in confirmed segments; a cut is made for it."""
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self._journal.state.confirmed.end >= pos:
+            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             done.set_result(None)
             return done
-        self._waiting.append((pos, done))
+        done = self._confirmations.through(pos)
         if pos > self._journal.state.last_cut().end:
             self._wanted = max(self._wanted, pos)
             self._wake.set()
@@ -115,21 +115,26 @@ class SegmentShipper:
 
     async def next_confirmed(self) -> None:
         """Returns when the next segment is confirmed, or when the shipper is stopped."""
-        await asyncio.shield(self._news)
+        await self._confirmations.next()
 
     def stop(self) -> None:
-        """Ends both tasks after what they are doing; waiting callers are cancelled."""
+        """Ends both tasks after what they are doing; who waits goes on waiting (a fork)."""
         self._stopping = True
-        self._tell_news()
+        self._confirmations.tell()
         self._wake.set()
         self._cut_ready.set()
-        for _, done in self._waiting:
-            done.cancel()
 
     # --- cutting -------------------------------------------------------------------
 
     async def cut_forever(self) -> None:
-        """Cuts segments until stopped."""
+        """Cuts segments until stopped, the first one not before a look at the lineage.
+
+        A store that is away, or does not answer, keeps nobody from cutting: segments would
+        grow with the outage.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(self._limits.seconds, _LOOK_SECONDS)):
+                await self._lineage.tried()
         while not self._stopping:
             self.cutting.turn()
             await self._until_due()
@@ -180,11 +185,20 @@ class SegmentShipper:
         while not self._stopping:
             self.shipping.turn()
             self._cut_ready.clear()
-            if not self._journal.state.cuts:
-                self.shipping.rest()
+            if self._journal.state.cuts:
+                await self.ship(self._journal.state.cuts[0])
+            else:
+                await self._rest()
+
+    async def _rest(self) -> None:
+        """Waits for a cut; looks at the lineage meanwhile. Raises `Forked`."""
+        # A look that the store does not let us have is had before the next put at the latest.
+        with suppress(StoreUnavailable, OutcomeUnknown):
+            await self._lineage.look_if_due()
+        self.shipping.rest()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(self._lineage.due_seconds, _LOOK_SECONDS)):
                 await self._cut_ready.wait()
-                continue
-            await self.ship(self._journal.state.cuts[0])
 
     async def ship(self, cut: Cut) -> None:
         """Makes one segment confirmed, trying until it is or the shipper is stopped."""
@@ -194,8 +208,9 @@ class SegmentShipper:
             self.shipping.turn()
             try:
                 segment = segment or await self._encode(cut)
-                await self._check_lineage()
+                await self._lineage.look_if_due()
                 await self._put(self._journal.state.node, cut.seq, segment)
+                await self._lineage.check_put(cut.seq)
             except (StoreUnavailable, NodeNotReady, OutcomeUnknown) as error:
                 self._failed(error)
                 pause = _BACKOFF_SECONDS[min(tries, len(_BACKOFF_SECONDS) - 1)]
@@ -227,6 +242,9 @@ class SegmentShipper:
 
     async def _put(self, node: str, seq: int, segment: EncodedSegment) -> None:
         key = keys.segment(node, seq)
+        if seq <= self._lineage.taken:
+            await self._compare(key, segment)
+            return
         try:
             await self._store.put(key, segment.body, if_absent=True)
         except PreconditionFailed:
@@ -243,58 +261,17 @@ class SegmentShipper:
         if (stored.rows, stored.checksums) != (ours.rows, ours.checksums):
             raise Forked(f"{key} exists with other rows")
 
-    async def _check_lineage(self) -> None:
-        """Raises `Forked` if the store knows a later segment of ours than we do.
-
-        Done before the first upload, and again after any stretch without one that is
-        long enough for a consumer to delete what somebody else uploaded under our name.
-        """
-        now = self._clock.monotonic()
-        checked = self._lineage_checked
-        if checked is not None and now - checked < _LINEAGE_SECONDS:
-            self._lineage_checked = now
-            return
-        node, last = self._journal.state.node, self._journal.state.last_cut().seq
-        consumed = await self._consumed_seq(node)
-        if consumed > last:
-            raise Forked(f"segments of {node} up to {consumed} were consumed, we cut {last}")
-        async for found in self._store.list(keys.segments_of(node), after=keys.segment(node, last)):
-            raise Forked(f"the store holds {found.key}, we cut up to {last}")
-        self._lineage_checked = now
-
     def _failed(self, error: Exception) -> None:
         self.failures += 1
         self.consecutive_failures += 1
         self.last_error = str(error)
 
-    def _tell_news(self) -> None:
-        told, self._news = self._news, asyncio.get_running_loop().create_future()
-        told.set_result(None)
-
     def _confirmed(self, cut: Cut) -> None:
         self.uploads += 1
-        self._tell_news()
         self.shipping.success()
         self.consecutive_failures = 0
         self.last_error = None
         self._journal.confirm(cut)
         self.unshipped.confirmed(cut.seq)
-        waiting, self._waiting = self._waiting, []
-        for pos, done in waiting:
-            if pos > cut.end:
-                self._waiting.append((pos, done))
-            elif not done.done():
-                done.set_result(None)
+        self._confirmations.confirmed(cut.end)
         self._on_confirmed(cut)
-
-
-def forked_in(error: BaseException | None) -> Forked | None:
-    """The `Forked` that an error is, or is of among others."""
-    if isinstance(error, Forked):
-        return error
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            found = forked_in(inner)
-            if found is not None:
-                return found
-    return None

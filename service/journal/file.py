@@ -2,6 +2,9 @@
 
 Readers pin and unpin from any thread; a file goes when it is released and unpinned. Then
 its space may serve another one (`spares`), so nobody reads a file that he has not pinned.
+
+A folder that is opened again by the same process (a fork) has its files twice: a reader of
+before still holds the one, and the other goes only `after` it.
 """
 
 from __future__ import annotations
@@ -47,7 +50,9 @@ class JournalFile:
         self.size = size
         self.space = space
         self.index = FileIndex()
+        self.after: JournalFile | None = None
         self.pins = 0
+        self._closed = False
         self._give: Callable[[str, int], None] | None = None
         self._lock = threading.Lock()
 
@@ -86,12 +91,16 @@ class JournalFile:
         """Ends one reader's hold."""
         with self._lock:
             self.pins -= 1
-            give = self._give if self.pins == 0 else None
-        if give is not None:
+            gone = self.pins == 0
+            give, closed = self._give, self._closed
+        if gone and give is not None:
             self._go(give)
+        elif gone and closed:
+            self.close()
 
     def close(self) -> None:
         """Gives its read handle back, if there is one."""
+        self._closed = True
         self._handles.drop(self.path)
 
     @property
@@ -120,6 +129,9 @@ class JournalFile:
     def _go(self, give: Callable[[str, int], None]) -> None:
         # Not synced: a file that a power cut brings back is let go again.
         self.close()
+        if self.after is not None:
+            self.after.release(give)
+            return
         discard(self._fs, self._index_path)
         give(self.path, self.size)
 

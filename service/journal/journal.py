@@ -27,6 +27,7 @@ from service.journal.recovery import Recovered
 from service.journal.room import DiskRoom
 from service.journal.spares import Spares
 from service.journal.state import Cut, JournalState
+from service.journal.succession import Succession
 from service.journal.view import JournalPin
 from service.journal.writer import Appended, Control, GroupWriter
 from service.offload import Offload
@@ -63,6 +64,7 @@ class Journal:
         self._limits = limits
         self.state = state
         self.files = list(recovered.files)
+        self.succession = Succession()
         self._closing = False
         self.postponed: str | None = None
         """Why no new file is begun though one is due."""
@@ -134,7 +136,8 @@ class Journal:
         return self.bytes / self._limits.max_bytes
 
     def pin(self) -> JournalPin:
-        """The synced part of now; release it, or use it in a `with`."""
+        """The synced part of now; release it, or use it in a `with`. Raises `NodeNotReady`."""
+        self.succession.check()
         return JournalPin(
             self.state.node,
             list(self.files),
@@ -350,7 +353,7 @@ class Journal:
         while len(self.files) > 1 and self.files[0].end_pos <= pos:
             file = self.files.pop(0)
             self._older_bytes -= file.size
-            file.release(self._spares.give)
+            self.succession.let_go(file, self._spares.give)
 
     async def close(self) -> None:
         """Syncs what was taken, then takes nothing more. Raises `JournalFailed` if it cannot."""

@@ -86,9 +86,14 @@ class JournalState:
         self.last_ulid = max(self.last_ulid, t)
 
     def reincarnate(self, node: str, base: int) -> None:
-        """Becomes another node's state, which has cut nothing yet."""
-        self.node, self.base = node, base
-        self.confirmed, self.cuts = Cut(0, base, base), []
+        """Becomes another node's state, which has shipped nothing yet.
+
+        Cuts that nothing confirmed keep their ranges under new numbers: after an outage all
+        of them as one segment could be more than memory holds.
+        """
+        kept = [cut for cut in self.cuts if cut.first >= base]
+        self.node, self.base, self.confirmed = node, base, Cut(0, base, base)
+        self.cuts = [Cut(seq, cut.first, cut.end) for seq, cut in enumerate(kept, start=1)]
 
     def encoded(self, *, pos: int, secret: bytes) -> dict[str, Any]:
         """The JSON of a `state` entry; `pos` is the next line's number, `secret` the file's."""

@@ -20,7 +20,6 @@ from logstore.objects.dates import DateSample
 from logstore.objects.store import ObjectStore
 from logstore.runs.manifest import Manifest
 from logstore.runs.manifests import Manifests
-from logstore.runs.textmark import read_text_mark
 from service.offload import Offload
 from service.text.active import ActiveMarkers
 from service.text.backlog import Backlog
@@ -308,10 +307,6 @@ class Text(TextReader, Listing):
     def flushed_pos(self) -> int:
         """All lines of this node below are in chunks, or left out for good."""
         return self.flusher.flushed_pos
-
-    async def mark_seq(self, node: str) -> int:
-        """The text mark of a node. Raises `StoreUnavailable`."""
-        return (await read_text_mark(self._store, node)).seq
 
     async def find_batch(self, key: RunKey, ulid: int) -> tuple[int, int] | None:
         """Digest and records of a batch in the run's chunks.

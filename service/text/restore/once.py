@@ -13,6 +13,7 @@ from typing import Any
 
 from logstore.batch import RunKey
 from logstore.clock import Clock
+from logstore.errors import NodeNotReady
 
 _REMEMBERED = 10_000
 
@@ -38,7 +39,7 @@ class OncePerRun:
         return self._nothing.get(key, float("-inf")) > self._clock.monotonic()
 
     async def do(self, key: RunKey) -> bool:
-        """What the work says. Raises what it raises."""
+        """What the work says. Raises what it raises, and `NodeNotReady` if it is stopped."""
         if self.idle(key):
             return False
         task = self._under_way.get(key)
@@ -46,7 +47,11 @@ class OncePerRun:
             task = asyncio.get_running_loop().create_task(self._work(key))
             self._under_way[key] = task
             task.add_done_callback(lambda ended: self._ended(key, ended))
-        return await asyncio.shield(task)
+        # Whoever waits was not cancelled: as a cancellation it would end its connection unsaid.
+        await asyncio.wait((task,))
+        if task.cancelled():
+            raise NodeNotReady("the node stops, or goes on under another name", hint="Ask again.")
+        return task.result()
 
     def stop(self) -> None:
         """Ends what is under way; the next touch begins again."""

@@ -27,6 +27,7 @@ from service.metrics.texts import TEXTS
 from service.node import Node
 from service.text.sweeper import SweepLimits
 from tests.service.client_model import Clients
+from tests.service.copies import CLONE, Copies
 from tests.service.metrics.test_compaction import MOVE_WITH_COMPACTION
 from tests.service.metrics.test_leases import MOVE_WITH_LEASES
 from tests.service.metrics.test_queue import MOVE_IN_QUEUES
@@ -36,7 +37,6 @@ from tests.service.query.test_limits import ALL, endless
 from tests.service.query.world import engine_of
 from tests.service.simulated_node import DATA, LIMITS
 from tests.service.test_main import MOVE_AT_THE_DOORS
-from tests.service.test_node_copies import CLONE, Copies
 from tests.virtual_time import VirtualClock
 
 RUN = RunKey("service.pipeline", "run-1")

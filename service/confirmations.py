@@ -1,0 +1,70 @@
+"""Who waits until lines are in confirmed segments: one list for all incarnations of a node.
+
+A node that finds that its folder is a copy goes on under another name, with the same
+positions. What was waited for is confirmed then by another shipper, so the list belongs to
+the node and outlives its shippers: nobody waits at one that has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from logstore.errors import NodeNotReady
+
+
+class Confirmations:
+    """Used from one event loop."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+        self._news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._stopped = False
+
+    @property
+    def wanted(self) -> int:
+        """The highest position that somebody waits for, -1 if nobody does."""
+        return max([pos for pos, done in self._waiting if not done.done()], default=-1)
+
+    def through(self, pos: int) -> asyncio.Future[None]:
+        """Done when all lines below `pos` are confirmed. Raises `NodeNotReady` at the stop."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self._stopped:
+            done.set_exception(_stopping())
+        else:
+            self._waiting.append((pos, done))
+        return done
+
+    async def next(self) -> None:
+        """Returns when more is confirmed, or the shipper of now has ended."""
+        await asyncio.shield(self._news)
+
+    def confirmed(self, end: int) -> None:
+        """All lines below `end` are in confirmed segments."""
+        self.tell()
+        waiting, self._waiting = self._waiting, []
+        for pos, done in waiting:
+            if pos > end:
+                self._waiting.append((pos, done))
+            elif not done.done():
+                done.set_result(None)
+
+    def tell(self) -> None:
+        """Wakes who waits for `next`."""
+        told, self._news = self._news, asyncio.get_running_loop().create_future()
+        told.set_result(None)
+
+    def stop(self) -> None:
+        """The node stops: whoever waits hears that it cannot say."""
+        self._stopped = True
+        waiting, self._waiting = self._waiting, []
+        for _, done in waiting:
+            if not done.done():
+                done.set_exception(_stopping())
+        self.tell()
+
+
+def _stopping() -> NodeNotReady:
+    return NodeNotReady(
+        "the node stops before the object store has these lines: they are in its journal",
+        hint="Send the batch again with the same id, to this node when it is back, or another.",
+    )

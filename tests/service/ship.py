@@ -1,0 +1,93 @@
+"""A shipper over a journal and a store, in leaping time, with all that it is made of."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from random import Random
+
+from logstore import keys
+from logstore.segments.reader import verify_segment
+from service.confirmations import Confirmations
+from service.journal.state import Cut
+from service.lineage import Lineage
+from service.offload import in_place
+from service.segments import SegmentLimits, SegmentShipper
+from tests.backing import open_store
+from tests.faulty_store import FaultyStore, Schedule
+from tests.powercut import PowerCutFileSystem
+from tests.service.journal.rig import NODE, Rig, put
+from tests.virtual_time import VirtualClock, simulate
+
+START_MS = 1_750_000_000_000
+
+
+def is_put(call: str) -> bool:
+    return call.startswith("put ")
+
+
+@dataclass
+class Ship:
+    """A shipper over a journal and a store, in leaping time."""
+
+    clock: VirtualClock
+    schedule: Schedule = field(default_factory=Schedule.none)
+    limits: SegmentLimits = field(default_factory=SegmentLimits)
+    files: PowerCutFileSystem = field(default_factory=PowerCutFileSystem)
+    confirmed: list[Cut] = field(default_factory=list)
+    consumed: int = 0
+    hangs: bool = False
+    rig: Rig = field(default_factory=Rig)
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        inner = open_store(self.files, self.clock, Random(1))
+        self.store = FaultyStore(inner, self.schedule)
+        self.journal = self.rig.open()
+        self.confirmations = Confirmations()
+        self.lineage = Lineage(self.journal, self.store, self.clock, self._consumed)
+        self.shipper = self.make_shipper()
+
+    def make_shipper(self) -> SegmentShipper:
+        return SegmentShipper(
+            self.journal,
+            self.store,
+            self.clock,
+            self.limits,
+            offload=in_place,
+            lineage=self.lineage,
+            confirmations=self.confirmations,
+            on_confirmed=self.confirmed.append,
+        )
+
+    async def _consumed(self, node: str) -> int:
+        assert node == NODE
+        if self.hangs:
+            await asyncio.Event().wait()
+        return self.consumed
+
+    def run(self) -> None:
+        work = self.shipper.cut_forever(), self.shipper.ship_forever()
+        self.tasks = [asyncio.create_task(part) for part in work]
+
+    async def add(self, text: bytes = b"line\n") -> int:
+        """One batch; the position behind it."""
+        pos = await put(self.journal, text, self.rig.next_ulid())
+        self.shipper.added()
+        return pos + text.count(b"\n")
+
+    async def stored(self) -> list[tuple[int, tuple[tuple[int, int], ...]]]:
+        """Sequence number and ranges of all segments."""
+        found = []
+        async for info in self.store.inner.list(keys.SEGMENTS):
+            footer = verify_segment((await self.store.inner.get(info.key))[1])
+            found.append((footer.seq, footer.ranges))
+        return found
+
+
+def sail(story: Callable[[VirtualClock], Awaitable[None]]) -> None:
+    async def go(clock: VirtualClock) -> None:
+        await story(clock)
+
+    simulate(go, start_ms=START_MS)
