@@ -53,10 +53,11 @@ async def clean_up(compactor: Compactor, report: Report) -> None:
 async def remove_segments(compactor: Compactor) -> int:
     """Removes segments that table, texts and consumers have, and gives their number."""
     since = now_ms(compactor) - int(compactor.limits.grace_seconds * 1000)
-    settled = await asyncio.to_thread(compactor.table.snapshot_at, since)
+    nodes = await nodes_of(compactor.store)
+    settled = await asyncio.to_thread(compactor.table.marks_at, since, nodes)
     candidates = {}
-    for node in await nodes_of(compactor.store):
-        mark = min(settled.mark(node), (await read_text_mark(compactor.store, node)).seq)
+    for node in nodes:
+        mark = min(settled[node], (await read_text_mark(compactor.store, node)).seq)
         found = await _consumed(compactor, node, mark)
         if found.segments:
             candidates[node] = found

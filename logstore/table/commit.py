@@ -29,7 +29,7 @@ from logstore.table.schema import ACTIONS, EXPIRED, JOB, PARTITIONS, PURGED, app
 from logstore.table.snapshot import Snapshot, TableFile
 from logstore.table.stats import NewFile
 from logstore.table.table import Table
-from logstore.table.vendor import read, writing
+from logstore.table.vendor import writing
 
 OLDEST_FILE_HOURS = 12
 
@@ -97,7 +97,7 @@ def commit(table: Table, snapshot: Snapshot, change: Change, *, job: str, clock:
         except OutcomeUnknown as error:
             newest = _newest(table, error)
             if newest.version > snapshot.version:
-                return _recognise(newest, snapshot.version, job, error)
+                return _recognise(table, newest, snapshot.version, job, error)
             # Not in by now, and if it comes late, the version is taken by itself.
             unclear.bear(error)
 
@@ -187,10 +187,12 @@ def _newest(table: Table, error: OutcomeUnknown) -> Snapshot:
         raise error from unreadable
 
 
-def _recognise(newest: Snapshot, before: int, job: str, error: OutcomeUnknown) -> Snapshot:
+def _recognise(
+    table: Table, newest: Snapshot, before: int, job: str, error: OutcomeUnknown
+) -> Snapshot:
     """The newest snapshot if the job's commit is in it, else why it is not."""
     try:
-        mine = _holds(newest, before, job)
+        mine = job in table.log.jobs(JOB, before, newest.version)
     except StoreUnavailable as unreadable:
         raise error from unreadable
     if not mine:
@@ -198,11 +200,3 @@ def _recognise(newest: Snapshot, before: int, job: str, error: OutcomeUnknown) -
             f"the table moved from version {before} to {newest.version} meanwhile"
         ) from error
     return newest
-
-
-def _holds(snapshot: Snapshot, after: int, job: str) -> bool:
-    delta = snapshot.delta
-    if delta is None or snapshot.version <= after:
-        return False
-    commits = read(snapshot.uri, lambda: delta.history(snapshot.version - after))
-    return any(commit.get(JOB) == job for commit in commits)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from logstore import keys
 from logstore.objects.s3.settings import S3Settings
 from logstore.objects.settings import StoreSettings
-from logstore.table.table import Table
+from logstore.table.table import LOG, Table
 
 if TYPE_CHECKING:
     from logstore.objects.s3.credentials import Credentials
@@ -29,9 +29,15 @@ def open_table(settings: StoreSettings) -> Table:
     if bucket is None:
         return Table(os.path.join(settings.store_folder, keys.TABLE))
     from logstore.objects.s3.credentials import Credentials
+    from logstore.table.log_bucket import BucketLogFolder
 
     credentials = Credentials(settings.s3)
-    return Table(f"{bucket.uri}/{keys.TABLE}", lambda: storage_options(settings.s3, credentials))
+    prefix = f"{bucket.prefix}/{keys.TABLE}/{LOG}/".removeprefix("/")
+    return Table(
+        f"{bucket.uri}/{keys.TABLE}",
+        lambda: storage_options(settings.s3, credentials),
+        BucketLogFolder(settings.s3, credentials, bucket.name, prefix),
+    )
 
 
 def storage_options(settings: S3Settings, credentials: Credentials) -> dict[str, str]:

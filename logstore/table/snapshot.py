@@ -4,7 +4,8 @@ A snapshot answers two questions at once, and only together are the answers righ
 files hold the table's lines, and up to which sequence each node's segments are in them.
 
 `mark(node)` is 0 while no segment of the node is in. A table that does not exist yet is
-the empty snapshot of version -1.
+the empty snapshot of version -1. The marks of all nodes, and what else the log says beside
+files, are read at once, when one of them is asked for first.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from logstore import ulid
+from logstore.table.log import Log
 from logstore.table.schema import EXPIRED, PURGED, application
 from logstore.table.shape import check_readable, check_writable
 from logstore.table.vendor import read
@@ -77,6 +79,7 @@ class Snapshot:
     uri: str
     version: int = EMPTY
     _table: DeltaTable | None = field(default=None, repr=False, compare=False)
+    _log: Log | None = field(default=None, repr=False, compare=False)
 
     def mark(self, node: str) -> int:
         """The last sequence of the node's segments in this version. Raises `StoreUnavailable`."""
@@ -131,10 +134,19 @@ class Snapshot:
             check_writable(self._table, self.uri)
 
     def _said_by(self, name: str) -> int:
-        table = self._table
+        table, told = self._table, self._transactions
         if table is None:
             return 0
-        return read(self.uri, lambda: table.transaction_version(name)) or 0
+        if told is None:  # in a form that only delta-rs reads
+            return read(self.uri, lambda: table.transaction_version(name)) or 0
+        return told.get(name, 0)
+
+    @cached_property
+    def _transactions(self) -> Mapping[str, int] | None:
+        """All that the log says under a name, as of this version."""
+        if self._table is None or self._log is None:
+            return None
+        return self._log.transactions(self.version)
 
 
 def _files(uri: str, actions: pa.Table) -> Iterator[TableFile]:

@@ -5,17 +5,21 @@ All calls block on the store; from an event loop they belong in a thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from typing import Final
 
 from deltalake import CommitProperties, DeltaTable
 from deltalake.exceptions import DeltaError
 
 from logstore.errors import NotFound, StoreUnavailable
-from logstore.table.schema import COLUMNS, PARTITIONS
+from logstore.table.log import Log
+from logstore.table.log_folder import LocalLogFolder, LogFolder
+from logstore.table.schema import COLUMNS, PARTITIONS, application
 from logstore.table.snapshot import Snapshot
 from logstore.table.vendor import read
+
+LOG: Final = "_delta_log"
 
 # Checkpoints keep opening cheap: a reader replays at most this many commits. What is older than
 # a reader may be (24 h), delta-rs removes from the log with a commit, never an application
@@ -32,11 +36,18 @@ class Table:
     """The Delta table at `uri`, a path or an `s3://` address (`ObjectStore.uri`).
 
     `options` gives delta-rs's storage options, none for a local folder. It is called at each
-    opening, for its keys may be renewed meanwhile.
+    opening, for its keys may be renewed meanwhile. `log_folder` is where we read the log
+    ourselves, by default a local folder.
     """
 
     uri: str
     options: Callable[[], Mapping[str, str]] = dict
+    log_folder: LogFolder | None = None
+
+    @property
+    def log(self) -> Log:
+        """The table's log."""
+        return Log(self.log_folder or LocalLogFolder(f"{self.uri}/{LOG}"))
 
     def snapshot(self) -> Snapshot:
         """The newest version, the empty one if there is no table.
@@ -51,20 +62,19 @@ class Table:
         """The node's mark in the newest version, of whatever shape. Raises `StoreUnavailable`."""
         return self._newest().mark(node)
 
-    def snapshot_at(self, now_ms: int) -> Snapshot:
-        """The version that was the newest at `now_ms` (by the committers' clocks).
+    def marks_at(self, then_ms: int, nodes: Iterable[str]) -> Mapping[str, int]:
+        """`Snapshot.marks` of the version that was the newest then, by the store's clock.
 
-        The empty one if there was none yet. Raises `StoreUnavailable`.
+        All 0 if there was none yet. Raises `StoreUnavailable`, `UnsupportedVersion`.
         """
-        delta = self.snapshot().delta
-        if delta is None:
-            return Snapshot(self.uri)
-        then = datetime.fromtimestamp(now_ms / 1000, UTC)
-        read(self.uri, lambda: delta.load_as_version(then))
-        made = read(self.uri, lambda: delta.history(1))[0]["timestamp"]
-        if made > now_ms:  # before its first version delta-rs gives the first
-            return Snapshot(self.uri)
-        return Snapshot(self.uri, delta.version(), delta)
+        newest = self.snapshot()
+        version = self.log.version_at(then_ms, newest.version)
+        if version is None:
+            return Snapshot(self.uri).marks(nodes)
+        told = self.log.transactions(version)
+        if told is None:
+            return self._opened(version).marks(nodes)
+        return {node: told.get(application(node), 0) for node in nodes}
 
     def create(self) -> Snapshot:
         """The newest version, of a table that is made if need be; racing creators are safe."""
@@ -92,11 +102,15 @@ class Table:
 
     def _newest(self) -> Snapshot:
         try:
-            options = dict(self.options()) or None
-            delta = read(self.uri, lambda: DeltaTable(self.uri, storage_options=options))
+            return self._opened()
         except NotFound:
             return Snapshot(self.uri)
-        return Snapshot(self.uri, delta.version(), delta)
+
+    def _opened(self, version: int | None = None) -> Snapshot:
+        """That version, or the newest. Raises `NotFound`, `StoreUnavailable`."""
+        options = dict(self.options()) or None
+        delta = read(self.uri, lambda: DeltaTable(self.uri, version, storage_options=options))
+        return Snapshot(self.uri, delta.version(), delta, self.log)
 
     def _try_create(self) -> Exception | None:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from compactor.settings import Compaction
@@ -13,7 +13,7 @@ from logstore.clock import SystemClock
 from logstore.runs.textmark import read_text_mark
 from logstore.table.commit import Advance, commit_segments
 from tests.compactor.dated_store import DatedStore
-from tests.compactor.lake import HOUR, NOON, Lake, batch
+from tests.compactor.lake import HOUR, NOON, Lake, ShiftedClock, batch
 
 
 def consumed(lake: Lake, *, segments: int, mark: int, text: int) -> Lake:
@@ -47,6 +47,47 @@ def test_the_grace_counts_from_the_commit_not_from_the_upload(any_lake: Lake) ->
     lake.clock.shift_ms = 2 * HOUR
     assert lake.run(remove_segments(lake.compactor)) == 1
     assert left(lake) == [2]
+
+
+@dataclass
+class Standing(ShiftedClock):
+    """A clock that stands still."""
+
+    at_ms: int = 0
+
+    def now_ms(self) -> int:
+        return self.at_ms
+
+
+def written_ms(lake: Lake, version: int) -> int:
+    """When the version was made, by the store's clock."""
+    files = lake.compactor.table.log.folder.list("")
+    return next(file.modified_ms for file in files if file.name == f"{version:020}.json")
+
+
+def later(lake: Lake, version: int) -> None:
+    """Returns when a millisecond is over that began after the version was made."""
+    end = written_ms(lake, version) + 1
+    while SystemClock().now_ms() <= end:
+        """The machine's clock moves by itself."""
+
+
+def test_segments_go_though_the_table_is_busy(any_lake: Lake) -> None:
+    """There is always a commit within the grace: what was in before it counts."""
+    lake = consumed(any_lake, segments=4, mark=2, text=4)
+    table, clock = lake.compactor.table, SystemClock()
+    for seq in (3, 4):
+        later(lake, seq - 2)
+        marks = [Advance("n", seq, seq)]
+        commit_segments(table, table.snapshot(), [], marks, job=f"J{seq}", clock=clock)
+    lake.limits = Compaction(grace_seconds=100)
+    lake.clock = Standing(at_ms=written_ms(lake, 2) + 100_000 - 1)
+    assert lake.run(remove_segments(lake.compactor)) == 2
+    assert left(lake) == [3, 4]
+    assert lake.run(read_text_mark(lake.store, "n")).low == 3
+    lake.clock.at_ms += 1
+    assert lake.run(remove_segments(lake.compactor)) == 1
+    assert left(lake) == [4]
 
 
 def test_both_marks_must_be_past_a_segment(any_lake: Lake) -> None:

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
 from random import Random
 from typing import Any, TypeVar
 
 import orjson
 import pytest
 
+from compactor.settings import Compaction
 from compactor.upkeep.cleanup import remove_segments
 from coordination.groups.group_objects import read_group
 from coordination.groups.groups import Group, Start, State
 from coordination.storetime import StoreTime
 from logstore import keys, ulid
+from logstore.clock import SystemClock
 from logstore.errors import GroupEvicted
 from logstore.objects.store import ObjectStore
 from logstore.runs.textmark import read_text_mark
+from logstore.table.commit import Advance, commit_segments
 from service.queue.limits import QueueLimits
 from service.queue.queue import SegmentQueue
 from tests.compactor.lake import HOUR, Lake
-from tests.compactor.test_cleanup import consumed, left
+from tests.compactor.test_cleanup import Standing, consumed, later, left, written_ms
 from tests.faulty_store import FaultyStore, Schedule
 from tests.service.queue.world import commit, consume_all, never, take, taken
 
@@ -94,6 +98,22 @@ def test_a_dead_group_is_evicted_after_its_time_and_not_before(any_lake: Lake) -
         lake.run(take(queue_of(lake)))
     lake.run(queue_of(lake).reset("g", Start.OLDEST))
     assert lake.run(take(queue_of(lake))) is None
+
+
+def test_a_dead_group_is_evicted_though_the_table_is_busy(any_lake: Lake) -> None:
+    """Of a table with a commit within every grace nothing could go, so no group was in its way."""
+    lake = consumed(any_lake, segments=2, mark=1, text=2)
+    lake.run(taken(queue_of(lake)))
+    later(lake, 1)
+    table, marks = lake.compactor.table, [Advance("n", 2, 2)]
+    commit_segments(table, table.snapshot(), [], marks, job="K", clock=SystemClock())
+    lake.limits = Compaction(grace_seconds=0)
+    lake.clock = Standing(at_ms=written_ms(lake, 2) - 1)
+    assert lake.run(remove_segments(replace(lake.compactor, evict_after_hours=0))) == 1
+    assert left(lake) == [2]
+    found = group(lake)
+    assert (found.state, found.evictions) == (State.EVICTED, 1)
+    assert lake.run(read_text_mark(lake.store, "n")).low == 2
 
 
 def test_a_group_that_was_made_or_reset_lately_has_its_time_before_it(any_lake: Lake) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
-from multiprocessing import get_context
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -37,20 +36,8 @@ def take_in(table: Table, planned: Snapshot, seq: int, job: str) -> Snapshot:
     return commit_segments(table, planned, [], advances, job=job, clock=SystemClock())
 
 
-def take_in_first(bucket: Bucket) -> int:
-    table = open_table(bucket.settings)
-    return take_in(table, table.snapshot(), 1, "J").mark("n")
-
-
 def take_in_first_of(table: Table) -> None:
     take_in(table, table.create(), 1, "J")
-
-
-@pytest.fixture(scope="module")
-def elsewhere() -> Iterator[Executor]:
-    """Another process: delta-rs keeps the interpreter's lock while it reads its history."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        yield pool
 
 
 def jobs(table: Table) -> Counter[str]:
@@ -98,15 +85,15 @@ def test_of_racing_drivers_one_takes_a_segment_in(bucket: Bucket) -> None:
 
 @minio
 @pytest.mark.parametrize("kind", FAULTS)
-def test_whatever_becomes_of_the_answer_it_is_in_once(
-    bucket: Bucket, kind: Kind, elsewhere: Executor
-) -> None:
+def test_whatever_becomes_of_the_answer_it_is_in_once(bucket: Bucket, kind: Kind) -> None:
+    """The proxy is a thread of this process: it answers while the commit is looked for."""
     schedule = Schedule(delay_seconds=0.01)
     schedule.plan(kind, applies=is_commit)
     table = open_table(bucket.settings)
     table.create()
     with fault_proxy(bucket.endpoint_url, schedule) as url:
-        assert elsewhere.submit(take_in_first, bucket.through(url)).result(60) == 1
+        faulty = open_table(bucket.through(url).settings)
+        assert take_in(faulty, faulty.snapshot(), 1, "J").mark("n") == 1
     assert schedule.injected[kind] == 1
     assert jobs(table) == {"J": 1}
 
@@ -147,6 +134,46 @@ def test_one_fault_of_a_request_keeps_nobody_from_reading(
 
 
 @minio
+def test_the_marks_of_a_hundred_nodes_are_a_list_and_each_commit_once(bucket: Bucket) -> None:
+    """It was as many requests for every node, each time it was asked for one."""
+    table = open_table(bucket.settings)
+    snapshot = table.create()
+    for seq in range(1, 39):
+        snapshot = take_in(table, snapshot, seq, f"J{seq}")
+    schedule = Schedule()
+    with fault_proxy(bucket.endpoint_url, schedule) as url:
+        opened = open_table(bucket.through(url).settings).snapshot()
+        before = schedule.requests
+        marks = opened.marks(["n", *(f"n{i}" for i in range(100))])
+        assert (marks["n"], marks["n7"], opened.purged_ms) == (38, 0, 0)
+        commits = 38 - 20  # since the checkpoint, which is two or three pieces
+        assert schedule.requests - before <= 1 + 4 + commits
+
+
+@minio
+@pytest.mark.parametrize("kind", FAULTS)
+@pytest.mark.parametrize("asked", ["?list-type=2", "00000021.json", ".checkpoint.parquet"])
+def test_one_fault_of_a_request_keeps_nobody_from_the_marks_of_a_time(
+    bucket: Bucket, kind: Kind, asked: str
+) -> None:
+    """Asked through a thread of this process, which answers while this one waits."""
+    table = open_table(bucket.settings)
+    snapshot = table.create()
+    for seq in range(1, 22):
+        snapshot = take_in(table, snapshot, seq, f"J{seq}")
+    later = SystemClock().now_ms() + 60_000
+    schedule = Schedule(delay_seconds=0.01)
+    with fault_proxy(bucket.endpoint_url, schedule) as url:
+        faulty = open_table(bucket.through(url).settings)
+        newest = faulty.snapshot().version
+        schedule.plan(kind, applies=lambda request: asked in request.head.request_line()[1])
+        assert faulty.log.version_at(later, newest) == 21
+        assert faulty.log.transactions(21) == {"segments/n": 21}
+    assert schedule.injected[kind] == (kind not in (Kind.CONFLICT, Kind.RETRIED))
+    assert table.marks_at(later, ["n"]) == {"n": 21}
+
+
+@minio
 def test_a_store_that_breaks_off_every_answer_is_unavailable(bucket: Bucket) -> None:
     schedule = Schedule()
     take_in_first_of(open_table(bucket.settings))
@@ -154,6 +181,8 @@ def test_a_store_that_breaks_off_every_answer_is_unavailable(bucket: Bucket) -> 
         schedule.refuse(Kind.CUT_RESPONSE)
         with pytest.raises(StoreUnavailable):
             open_table(bucket.through(url).settings).snapshot()
+        with pytest.raises(StoreUnavailable):
+            open_table(bucket.through(url).settings).log.version_at(0, 1)
 
 
 @minio

@@ -89,7 +89,7 @@ def test_a_table_of_another_shape_is_not_read(
     for opened in (
         table.snapshot,
         table.create,
-        lambda: table.snapshot_at(0),
+        lambda: table.marks_at(0, ["n"]),
         lambda: table.orphans(24),
     ):
         with pytest.raises(UnsupportedVersion, match=reason) as refused:

@@ -1,0 +1,195 @@
+"""The table's log as it stands, for what delta-rs tells one by one or with the interpreter stopped.
+
+delta-rs replays the log for each application transaction that it is asked for: a request per
+commit since the last checkpoint, for every node. Its history begins at the newest version,
+whichever was loaded, and nothing else of the process runs while it waits. Here
+
+- all transactions up to a version are one read: the last checkpoint at or below it, and the
+  commits after that, some at a time;
+- which version was the newest at some time is a listing: by when the store says that each commit
+  was written. It is one before which every commit was there by then, so a commit that looks
+  younger than it is (it was restored) makes it older, never newer;
+- which jobs made some versions is said by their commits.
+
+Only reads, of the format that Delta's protocol gives: `{version:020}.json` has an action a line,
+`{version:020}.checkpoint.parquet`, perhaps in parts, what all up to there come to. A log with
+other checkpoints (of a UUID) is told apart: delta-rs has to be asked then.
+
+All calls block on the store; from an event loop they belong in a thread.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from logstore.errors import NotFound, StoreUnavailable
+from logstore.table.log_folder import LogFile, LogFolder
+
+_COMMIT: Final = re.compile(r"([0-9]{20})\.json")
+_CHECKPOINT: Final = re.compile(r"([0-9]{20})\.checkpoint(?:\.[0-9]{10}\.([0-9]{10}))?\.parquet")
+_STEPS: Final = (100, 10_000)  # versions that are listed at first, and then, before all of them
+_AT_ONCE: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """Files of a log from some version on: commits by version, and checkpoints that are whole."""
+
+    commits: Mapping[int, LogFile]
+    checkpoints: Mapping[int, Sequence[LogFile]]
+
+    def base(self, version: int) -> int | None:
+        """The last checkpoint at or below the version."""
+        return max((at for at in self.checkpoints if at <= version), default=None)
+
+    def times(self) -> Iterator[tuple[int, int]]:
+        """Each version with when it was written, in ms; lowest first."""
+        for version in sorted({*self.commits, *self.checkpoints}):
+            files = [self.commits[version]] if version in self.commits else None
+            yield version, max(f.modified_ms for f in files or self.checkpoints[version])
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """The log in a folder of the store."""
+
+    folder: LogFolder = field(repr=False)
+
+    def transactions(self, version: int) -> Mapping[str, int] | None:
+        """The version of every application transaction, as of this version of the table.
+
+        None if delta-rs has to be asked. Raises `StoreUnavailable`.
+        """
+        for start in _starts(version):
+            listed = self._listed(start, version)
+            base = listed.base(version)
+            if base is not None or start == 0:
+                break
+        commits = range(0 if base is None else base + 1, version + 1)
+        if any(number not in listed.commits for number in commits):
+            return None
+        found = {} if base is None else self._checkpointed(listed.checkpoints[base])
+        for actions in self._actions([listed.commits[n].name for n in commits], b'"txn"'):
+            for action in actions:
+                if said := action.get("txn"):
+                    found[said["appId"]] = said["version"]
+        return found
+
+    def version_at(self, then_ms: int, newest: int) -> int | None:
+        """The newest version that was there at that time, by the store's clock.
+
+        `newest` is the table's version now, or one a little older.
+
+        None if there was none, or the log does not reach back so far. Raises `StoreUnavailable`.
+        """
+        for start in _starts(newest):
+            found: int | None = None
+            for version, written_ms in self._listed(start).times():
+                if written_ms > then_ms:
+                    break
+                found = version
+            if found is not None:
+                return found
+        return None
+
+    def jobs(self, key: str, after: int, up_to: int) -> set[str]:
+        """What commits `after` some version and up to another say under `key` of themselves.
+
+        Raises `StoreUnavailable`, also if one of them is gone.
+        """
+        names = [f"{number:020}.json" for number in range(after + 1, up_to + 1)]
+        every = (action for some in self._actions(names, b'"commitInfo"') for action in some)
+        infos = (action.get("commitInfo") or {} for action in every)
+        return {info[key] for info in infos if isinstance(info.get(key), str)}
+
+    def _listed(self, start: int, end: int | None = None) -> Listed:
+        commits: dict[int, LogFile] = {}
+        parts: dict[tuple[int, int], list[LogFile]] = {}
+        for file in self.folder.list(f"{start:020}"):
+            if commit := _COMMIT.fullmatch(file.name):
+                if end is not None and int(commit[1]) > end:
+                    break
+                commits[int(commit[1])] = file
+            elif found := _CHECKPOINT.fullmatch(file.name):
+                parts.setdefault((int(found[1]), int(found[2] or 1)), []).append(file)
+        whole = {at: files for (at, count), files in parts.items() if len(files) == count}
+        return Listed(commits, whole)
+
+    def _checkpointed(self, files: Sequence[LogFile]) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for file in files:
+            for said in self._column(file, "txn"):
+                if said is not None:
+                    found[said["appId"]] = said["version"]
+        return found
+
+    def _column(self, file: LogFile, name: str) -> Iterable[Any]:
+        try:
+            parquet = pq.ParquetFile(_Ranges(self.folder, file))
+            if name not in parquet.schema_arrow.names:
+                return ()
+            column: Iterable[Any] = parquet.read([name], use_threads=False).column(name).to_pylist()
+        except (NotFound, pa.ArrowException) as error:
+            raise StoreUnavailable(f"{file.name} of the table's log: {error}") from error
+        return column
+
+    def _actions(self, names: Sequence[str], wanted: bytes) -> Iterator[list[dict[str, Any]]]:
+        """Of each commit, in this order, the actions that may have what is `wanted`."""
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            for name, body in zip(names, pool.map(self._get, names), strict=True):
+                try:
+                    yield [orjson.loads(line) for line in body.splitlines() if wanted in line]
+                except ValueError as error:
+                    raise StoreUnavailable(f"{name} of the table's log is no commit") from error
+
+    def _get(self, name: str) -> bytes:
+        try:
+            return self.folder.get(name)
+        except NotFound as error:
+            raise StoreUnavailable(f"{name} of the table's log is gone") from error
+
+
+def _starts(version: int) -> Iterator[int]:
+    """Where listing begins, as far back as need be."""
+    for step in _STEPS:
+        if version > step:
+            yield version - step
+    yield 0
+
+
+class _Ranges(io.RawIOBase):
+    """A file of the log of which only what is read is fetched."""
+
+    def __init__(self, folder: LogFolder, file: LogFile) -> None:
+        super().__init__()
+        self._folder, self._file, self._at = folder, file, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._file.size}[whence]
+        self._at = base + offset
+        return self._at
+
+    def read(self, size: int | None = -1) -> bytes:
+        left = max(self._file.size - self._at, 0)
+        want = left if size is None or size < 0 else min(size, left)
+        piece = self._folder.get(self._file.name, self._at, want) if want else b""
+        self._at += len(piece)
+        return piece
