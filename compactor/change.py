@@ -24,13 +24,9 @@ async def make(
     """
     # First what it stands on: of versions that a power cut may take there is one at most, the last.
     await compactor.placement.settle(snapshot.version)
+    job = job or compactor.fresh_id()
     after = await asyncio.to_thread(
-        commit,
-        compactor.table,
-        snapshot,
-        change,
-        job=job or compactor.fresh_id(),
-        clock=compactor.clock,
+        lambda: commit(compactor.table, snapshot, change, job=job, clock=compactor.clock).told()
     )
     await compactor.placement.settle(after.version)
     return after
@@ -55,7 +51,7 @@ async def make_while(
         try:
             return await make(compactor, snapshot, change, job=job)
         except PreconditionFailed:
-            newest = await asyncio.to_thread(compactor.table.snapshot)
+            newest = await compactor.newest()
             if newest.version == snapshot.version or not await holds(newest):
                 raise
             log.info("planned on version %d, committed after %d", planned, newest.version)

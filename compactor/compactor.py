@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -15,6 +16,7 @@ from logstore.clock import Clock
 from logstore.entropy import Entropy
 from logstore.objects.store import ObjectStore
 from logstore.runs.retention import FOR_EVER, RunRetention
+from logstore.table.snapshot import Snapshot
 from logstore.table.table import Table
 
 
@@ -37,6 +39,10 @@ class Compactor:
     sharing: Sharing = field(default_factory=Alone)
     runs: RunRetention = FOR_EVER
     deletions: Deletions = field(default_factory=Deletions)
+
+    async def newest(self) -> Snapshot:
+        """The table's newest version, its marks read. Raises `StoreUnavailable`."""
+        return await asyncio.to_thread(lambda: self.table.snapshot().told())
 
     def fresh_id(self) -> str:
         """A ULID that nobody else has: for a job, a version, a mark."""

@@ -29,12 +29,16 @@ async def once(
 ) -> Report:
     """Takes in what there is, cleans up, and reports. Raises `Unavailable`, `Damaged`.
 
-    Hours wait where `backlog`, which has seen what was there before, says that segments do.
+    What comes after it has begun is the next one's. Where there is a next one, `backlog` has seen
+    what was there before: then a little waits for more, and hours wait where segments do.
     """
     report = report or Report()
     for alarm in await compactor.placement.mend(compactor.clock.now_ms()):
         report.alarm(alarm)
-    await take_in_all(compactor, report)
+    gather = backlog is not None and backlog.gathers
+    left = await take_in_all(compactor, report, gather=gather)
+    if backlog is not None:
+        backlog.note(left=left)
     await expire(compactor, report)
     await purge(compactor, report)
     await rewrite_hours(compactor, report, *([backlog.due] if backlog else []))

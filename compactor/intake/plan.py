@@ -57,6 +57,16 @@ class Plan:
     alarms: tuple[str, ...]
     waiting: frozenset[str] = frozenset()
     """Nodes with something to take in, in this batch or in a later one."""
+    more: bool = False
+    """Whether something is left for a later one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """All that waits, and each node's last segment of it."""
+
+    lag: Lag
+    ends: Mapping[str, int]
 
 
 async def nodes_of(store: ObjectStore) -> list[str]:
@@ -90,18 +100,22 @@ async def waiting_above(
     return dict(zip(marks, found, strict=True))
 
 
-async def lag_of(store: ObjectStore, listed: Mapping[str, Waiting], now_ms: int) -> Lag:
+async def tally(store: ObjectStore, listed: Mapping[str, Waiting], now_ms: int) -> Tally:
     """All that waits, listed on from where `listed` ends. Raises `StoreUnavailable`."""
     count, size, oldest_ms = 0, 0, now_ms
+    ends: dict[str, int] = {}
     for node, known in listed.items():
-        for segment in known.segments:
+        async for segment in _all_of(store, node, known):
             count, size = count + 1, size + segment.size
             oldest_ms = min(oldest_ms, segment.modified_ms)
-        if known.more:
-            async for segment in _listed(store, node, known.segments[-1].seq, markers=False):
-                count, size = count + 1, size + segment.size
-                oldest_ms = min(oldest_ms, segment.modified_ms)
-    return Lag(count, size, (now_ms - oldest_ms) / 1000)
+            ends[node] = segment.seq
+    return Tally(Lag(count, size, (now_ms - oldest_ms) / 1000), ends)
+
+
+def lag_of(segments: Sequence[StoredSegment], now_ms: int) -> Lag:
+    """What it is that these wait."""
+    oldest_ms = min([now_ms, *(one.modified_ms for one in segments)])
+    return Lag(len(segments), sum(one.size for one in segments), (now_ms - oldest_ms) / 1000)
 
 
 def choose(
@@ -127,7 +141,16 @@ def choose(
         if len(run) < len(waiting) and waiting[len(run)].modified_ms < gap_before_ms:
             alarms.append(_gap(node, mark + len(run), waiting[len(run)]))
     nodes = frozenset(segment.node for segment in ready)
-    return Plan(snapshot, tuple(_within(ready, batch_bytes)), tuple(alarms), nodes)
+    batch = tuple(_within(ready, batch_bytes))
+    return Plan(snapshot, batch, tuple(alarms), nodes, more=len(batch) < len(ready))
+
+
+async def _all_of(store: ObjectStore, node: str, known: Waiting) -> AsyncIterator[StoredSegment]:
+    for segment in known.segments:
+        yield segment
+    if known.more:
+        async for segment in _listed(store, node, known.segments[-1].seq, markers=False):
+            yield segment
 
 
 async def _first(

@@ -1,4 +1,4 @@
-"""Takes in segments, batch by batch, until none is left.
+"""Takes in the segments that are there, batch by batch.
 
 A batch is planned from one snapshot and committed on it, or on a later one that changes nothing
 for it (`rebase.py`), or not at all:
@@ -7,7 +7,8 @@ for it (`rebase.py`), or not at all:
       ▲                                           │ somebody else was first: plan anew
       └───────────────────────────────────────────┘
 
-Where several drivers work at once, each plans for the nodes that it leases (`sharing/shares.py`).
+Which are next is said by `planner.py`; where several drivers work at once, each plans for the
+nodes that it leases (`sharing/shares.py`).
 Nothing is remembered between passes, so a crash at any point leaves at most files that
 no version names.
 """
@@ -16,23 +17,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from compactor.compactor import Compactor
 from compactor.gone import gone, told
 from compactor.intake.aside import set_aside
 from compactor.intake.buckets import buckets_of
 from compactor.intake.needing import needing
-from compactor.intake.plan import (
-    Plan,
-    StoredSegment,
-    Waiting,
-    choose,
-    lag_of,
-    nodes_of,
-    waiting_above,
-)
+from compactor.intake.plan import Plan
+from compactor.intake.planner import Planner
 from compactor.intake.reach import Reach
 from compactor.intake.rebase import Merged, commit_merged
 from compactor.intake.room import Room
@@ -51,34 +45,33 @@ from logstore.table.stats import NewFile
 log = logging.getLogger("tailrace.compactor")
 
 
-async def take_in_all(compactor: Compactor, report: Report) -> None:
-    """Takes in all segments that are ready, of nodes that no other driver works on.
+async def take_in_all(compactor: Compactor, report: Report, *, gather: bool = False) -> bool:
+    """Takes in all segments that are ready now, of nodes that no other driver works on.
 
-    Raises `StoreUnavailable`, `OutcomeUnknown`, `Unavailable`.
+    With `gather` a little is left for a later pass; whether it was is what comes back. Raises
+    `StoreUnavailable`, `OutcomeUnknown`, `Unavailable`.
     """
     async with compactor.sharing.joined() as share:
         report.works += share.works
-        await _Intake(compactor, share, report).run()
+        planner = Planner(compactor, share, report, gather)
+        await _Intake(compactor, share, report, planner).run()
     report.leases = dict(share.counted)
+    return planner.left
 
 
 @dataclass(slots=True)
 class _Intake:
-    """One pass. `stopped` has nodes that wait, and the first segment that is not taken in.
-
-    `newest` is the last snapshot seen: where listing begins, and nothing is planned from.
-    """
+    """One pass."""
 
     compactor: Compactor
     share: Share
     report: Report
-    stopped: dict[str, int] = field(default_factory=dict)
-    newest: Snapshot | None = None
+    planner: Planner
 
     async def run(self) -> None:
         while True:
             with self.report.timed("plan", self.compactor.clock):
-                plan = await self._plan()
+                plan = await self.planner.next()
             if not plan.segments:
                 if self.report.held_elsewhere and await self.share.wait():
                     continue
@@ -87,55 +80,6 @@ class _Intake:
                 await self._take_in(plan)
             except PreconditionFailed as error:
                 log.info("planning anew: %s", error)
-
-    async def _plan(self) -> Plan:
-        share = self.share
-        nodes = await nodes_of(self.compactor.store)
-        plan, listed = await self._planned(nodes)
-        for alarm in plan.alarms:
-            self.report.alarm(alarm)
-        waiting = plan.waiting
-        mine = await share.among(nodes, waiting) if waiting else []
-        self.report.held_elsewhere = len(waiting) - len(mine)
-        for alarm in share.barred:
-            self.report.alarm(alarm)
-        if len(mine) < len(waiting) or not share.settled:
-            # Planned again: another driver may have taken some of it in before these were ours.
-            plan, _ = await self._planned(mine)
-        await self._measure(plan, listed)
-        return plan
-
-    async def _measure(self, plan: Plan, listed: Mapping[str, Waiting]) -> None:
-        """Notes what waits for whomsoever; all of it is listed at the first and last look only."""
-        partly = any(of_node.more for of_node in listed.values())
-        if self.report.lag is None or not plan.segments or not partly:
-            now = self.compactor.clock.now_ms()
-            self.report.lag = await lag_of(self.compactor.store, listed, now)
-
-    async def _planned(self, nodes: Sequence[str]) -> tuple[Plan, Mapping[str, Waiting]]:
-        limits, clock = self.compactor.limits, self.compactor.clock
-        snapshot = self.newest or await self._snapshot()
-        while True:
-            marks = snapshot.marks(nodes)
-            listed = await waiting_above(
-                self.compactor.store, marks, batch_bytes=limits.batch_bytes
-            )
-            # The snapshot last: a segment that was removed meanwhile is below its marks.
-            snapshot = await self._snapshot()
-            if snapshot.marks(nodes) == marks:
-                break  # else another driver was quicker, and what is next may not be listed
-        going = {node: self._going(node, of_node.segments) for node, of_node in listed.items()}
-        before = clock.now_ms() - int(limits.gap_alarm_seconds * 1000)
-        plan = choose(snapshot, going, batch_bytes=limits.batch_bytes, gap_before_ms=before)
-        return plan, listed
-
-    def _going(self, node: str, segments: Sequence[StoredSegment]) -> Sequence[StoredSegment]:
-        stop = self.stopped.get(node)
-        return segments if stop is None else [one for one in segments if one.seq < stop]
-
-    async def _snapshot(self) -> Snapshot:
-        self.newest = await asyncio.to_thread(self.compactor.table.snapshot)
-        return self.newest
 
     async def _take_in(self, plan: Plan) -> None:
         compactor = self.compactor
@@ -160,7 +104,7 @@ class _Intake:
         self.share.check({verified.segment.node for verified in whole})
         with self.report.timed("commit", compactor.clock):
             merged = Merged(files, _advances(whole), reach, job)
-            self.newest = await commit_merged(compactor, snapshot, merged)
+            self.planner.newest = await commit_merged(compactor, snapshot, merged)
         compactor.reached("committed")
         _count(self.report, whole, files, deleted)
         log.info(
@@ -181,22 +125,18 @@ class _Intake:
         waiting = await needing(self.compactor.store, whole, missed)
         for verified, file in waiting:
             node, seq = verified.segment.node, verified.segment.seq
-            self.stopped[node] = seq
-            self.report.alarm(f"{node} waits at segment {seq}: {told(file)}")
+            self.planner.stop(node, seq, told(file))
         return bool(waiting)
 
     async def _sift(self, verdicts: Sequence[Verdict]) -> list[Verified]:
         """Segments to take in; corrupt ones are set aside and count as empty."""
         whole: list[Verified] = []
         for verdict in verdicts:
-            node = verdict.segment.node
-            if node in self.stopped and verdict.segment.seq >= self.stopped[node]:
+            if self.planner.is_stopped(verdict.segment):
                 continue
             if isinstance(verdict, Stopped):
-                self.stopped[node] = verdict.segment.seq
-                self.report.alarm(
-                    f"{node} waits at segment {verdict.segment.seq}: {verdict.reason}"
-                )
+                segment = verdict.segment
+                self.planner.stop(segment.node, segment.seq, verdict.reason)
             elif isinstance(verdict, Corrupt):
                 await self._set_aside(verdict)
                 whole.append(Verified(verdict.segment, 0, ()))

@@ -41,7 +41,7 @@ class Ahead(Snapshot):
 
 async def foresee(compactor: Compactor) -> Outlook:
     """What a pass would do now. Raises `StoreUnavailable`, `Damaged`."""
-    snapshot = await asyncio.to_thread(compactor.table.snapshot)
+    snapshot = await compactor.newest()
     nodes = await nodes_of(compactor.store)
     marks = await asyncio.to_thread(snapshot.marks, nodes)
     waiting = {

@@ -64,7 +64,7 @@ async def rewrite_hours(
 
 async def plan_hours(compactor: Compactor) -> list[Rewriting]:
     """What would be rewritten now, the oldest hour first. Raises `StoreUnavailable`."""
-    snapshot = await asyncio.to_thread(compactor.table.snapshot)
+    snapshot = await compactor.newest()
     over_ms = await _over(compactor, snapshot)
     return await asyncio.to_thread(
         lambda: rewritings(
@@ -137,7 +137,7 @@ class _Hours:
         known, self.newest = self.newest, None
         if known is not None:
             return known
-        return await asyncio.to_thread(self.compactor.table.snapshot)
+        return await self.compactor.newest()
 
     def _planned(self, snapshot: Snapshot, hour: str) -> Rewriting | None:
         files = [file for file in snapshot.files if hour_of(file) == hour]

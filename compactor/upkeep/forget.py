@@ -37,7 +37,7 @@ async def forget(compactor: Compactor, report: Report) -> None:
     oldest = _oldest_ms(compactor)
     if not oldest:
         return
-    purged = (await asyncio.to_thread(compactor.table.snapshot)).purged_ms
+    purged = (await compactor.newest()).purged_ms
     stored = await compactor.deletions.all(compactor.store)
     highest = _highest(one.deletion for one in stored)
     old = [one for one in stored if _is_old(one, purged, oldest)]

@@ -62,7 +62,7 @@ async def purge(compactor: Compactor, report: Report) -> None:
     Raises `StoreUnavailable`, `OutcomeUnknown`, `Unavailable`, `Damaged`.
     """
     with report.timed("purge", compactor.clock):
-        snapshot = await asyncio.to_thread(compactor.table.snapshot)
+        snapshot = await compactor.newest()
         if snapshot.delta is None:
             return
         listing = now_ms(compactor) - MARGIN_MS
@@ -109,7 +109,7 @@ class _Purge:
     async def run(self) -> None:
         self.report.deletions_waiting = len(self.pending.deletions)
         for _ in range(_TRIES):
-            snapshot = await asyncio.to_thread(self.compactor.table.snapshot)
+            snapshot = await self.compactor.newest()
             holding = await self._holding(snapshot)
             if holding and not (self._is_time(holding) and await self._take_out(holding)):
                 return
@@ -167,7 +167,7 @@ class _Purge:
         async with self.compactor.sharing.joined(HOURS) as share:
             self.report.works += share.works
             mine = await share.among(sorted(hours), set(hours))
-            snapshot = await asyncio.to_thread(self.compactor.table.snapshot)
+            snapshot = await self.compactor.newest()
             for hour in mine:
                 snapshot = await self._take_out_of(snapshot, share, hour, hours[hour])
         return len(mine) == len(hours)
@@ -189,7 +189,7 @@ class _Purge:
             after = await replace(compactor, snapshot, Change(files=made, removed=files))
         except PreconditionFailed as error:
             log.info("hour %s is to be purged anew: %s", hour, error)
-            return await asyncio.to_thread(compactor.table.snapshot)
+            return await compactor.newest()
         compactor.reached("hour purged")
         self.report.files_purged += len(files)
         self.report.rows_purged += sum(self._found[file.path].rows for file in files)

@@ -51,7 +51,7 @@ async def expire(compactor: Compactor, report: Report) -> None:
     """Removes what is beyond the retention. Raises `StoreUnavailable`, `OutcomeUnknown`."""
     with report.timed("expire", compactor.clock):
         for _ in range(_TRIES):
-            snapshot = await asyncio.to_thread(compactor.table.snapshot)
+            snapshot = await compactor.newest()
             expiry = await asyncio.to_thread(expiring, compactor, snapshot)
             if not expiry.files:
                 return

@@ -40,6 +40,12 @@ class RunningSettings(BaseModel):
         ge=1,
         description="The same, when one of them has waited so long; null: however long it waits",
     )
+    gather_seconds: float = Field(
+        default=30,
+        ge=0,
+        description="With --every: what waits is left for a later pass while it is less than "
+        "these limits and none of it has waited so long, so that small segments become one commit",
+    )
     poll_seconds: float = Field(
         default=15, ge=1, description="With --every: how often it is looked at what waits"
     )

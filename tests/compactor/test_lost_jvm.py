@@ -44,7 +44,7 @@ def log(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def resident(lake: Lake, log: Path) -> Iterator[subprocess.Popen[str]]:
-    settings = {"DRIVER_MEMORY": "1g", "POLL_SECONDS": "1"}
+    settings = {"DRIVER_MEMORY": "1g", "POLL_SECONDS": "1", "GATHER_SECONDS": "0"}
     with log.open("wb") as errors:
         process = subprocess.Popen(
             [sys.executable, JOB, "--data", str(lake.data), "--every", "1s"],

@@ -14,9 +14,9 @@ from compactor.intake.plan import (
     StoredSegment,
     Waiting,
     choose,
-    lag_of,
     nodes_of,
     segments_of,
+    tally,
     waiting_above,
 )
 from compactor.report import Lag, Report
@@ -133,9 +133,10 @@ def test_of_a_million_segments_those_of_a_batch_are_listed(lake: Lake, tmp_path:
     assert store.given < 60
     assert [segment.seq for segment in listed["a"].segments] == list(range(900_001, 900_057))
     assert (listed["a"].more, listed["b"]) == (True, Waiting(()))
-    lag = lake.run(lag_of(store, listed, 2_000_000_000))
+    found = lake.run(tally(store, listed, 2_000_000_000))
     size = sum(range(901_000, 1_001_000))
-    assert lag == Lag(100_000, size, (2_000_000_000 - 900_001_000) / 1000)
+    assert found.lag == Lag(100_000, size, (2_000_000_000 - 900_001_000) / 1000)
+    assert found.ends == {"a": 1_000_000}
 
 
 def test_a_batch_has_no_more_segments_than_a_driver_has_room_for(
@@ -176,16 +177,16 @@ def test_segments_between_two_numbers(lake: Lake) -> None:
 
 
 class MovingStore(LocalStore):
-    """A store in which something else happens once, just after segments were listed."""
+    """A store in which something else happens once, just as segments are listed."""
 
     move: Callable[[], Awaitable[object]] | None = None
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
-        async for info in super().list(prefix, after=after):
-            yield info
         if self.move is not None and prefix.startswith("segments/a"):
             move, self.move = self.move, None
             await move()
+        async for info in super().list(prefix, after=after):
+            yield info
 
 
 def test_a_driver_that_is_overtaken_while_it_lists_goes_on_behind(lake: Lake) -> None:

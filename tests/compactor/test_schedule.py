@@ -72,6 +72,7 @@ class Story:
     engine: Engine
     began: list[float] = field(default_factory=list)
     reports: list[Report] = field(default_factory=list)
+    every: float = EVERY
 
     def go(
         self, end: float, happens: Callable[[float], None] = lambda _at: None, **limits: float
@@ -82,9 +83,9 @@ class Story:
             happens(at)
 
         self.clock.happens = until_end
-        self.lake.limits = Compaction.model_validate(limits)
+        self.lake.limits = Compaction.model_validate({"gather_seconds": 0} | limits)
         with suppress(Enough):
-            asyncio.run(repeat(self.lake.compactor, EVERY, self._next))
+            asyncio.run(repeat(self.lake.compactor, self.every, self._next))
 
     @asynccontextmanager
     async def _next(self) -> AsyncIterator[Report]:
@@ -210,3 +211,87 @@ def test_a_store_that_is_away_is_tried_again(story: Story, tmp_path: Path) -> No
     story.go(1000, come_and_go, poll_seconds=10, lag_segments=1)
     assert story.began == [0, 300, 600, 900]
     assert lake.snapshot().mark("a") == 1
+
+
+def uploaded(story: Story, at: float, lines: int = 5) -> None:
+    """A segment of now, by the story's clock."""
+    key = story.lake.put("a", [batch("f", "r", NOON + int(at * 1000), lines)])
+    now_ns = story.clock.now_ms() * 1_000_000
+    os.utime(story.lake.store.uri(key), ns=(now_ns, now_ns))
+
+
+def test_small_segments_wait_for_one_another_up_to_an_age(story: Story) -> None:
+    """A pass that comes in its time leaves them; one commit takes them all when it is theirs."""
+
+    def upload(at: float) -> None:
+        if 290 <= at <= 320:
+            uploaded(story, at)
+
+    story.go(500, upload, poll_seconds=10, gather_seconds=30)
+    assert story.began == [0, 300, 320]
+    assert [report.segments for report in story.reports] == [0, 0, 4]
+    assert [report.commits for report in story.reports] == [0, 0, 1]
+    left = story.reports[1].lag
+    assert left is not None
+    assert (left.segments, round(left.seconds)) == (2, 10)
+
+
+def test_steady_inflow_is_few_commits_and_none_waits_for_longer_than_its_age(
+    story: Story,
+) -> None:
+    """One a second, though passes would begin every second: it was a commit for each."""
+    waited: list[float] = []
+
+    def upload(at: float) -> None:
+        uploaded(story, at)
+        lag = story.reports[-1].lag
+        waited.append(lag.seconds if lag is not None else 0.0)
+
+    story.every = 1.0
+    story.go(300, upload, poll_seconds=1, gather_seconds=30)
+    commits = sum(report.commits for report in story.reports)
+    assert 9 <= commits <= 10
+    assert sum(report.segments for report in story.reports) >= 270
+    assert max(waited) <= 31
+
+
+@pytest.mark.parametrize("limit", [{"lag_segments": 2}, {"lag_seconds": 5}, {"lag_bytes": 100}])
+def test_what_is_much_or_was_to_be_quick_waits_for_nothing(
+    story: Story, limit: dict[str, float]
+) -> None:
+    def upload(at: float) -> None:
+        if at in (285, 290):
+            uploaded(story, at)
+
+    story.go(310, upload, poll_seconds=5, gather_seconds=3_000, **limit)
+    assert sum(report.segments for report in story.reports) == 2
+
+
+def test_a_clock_that_is_behind_the_stores_makes_none_wait_for_longer(story: Story) -> None:
+    """By it, segments are younger than new."""
+
+    def upload(at: float) -> None:
+        if at == 290:
+            key = story.lake.put("a", [batch("f", "r", NOON, 5)])
+            ahead = (story.clock.now_ms() / 1000 + 7_200,) * 2
+            os.utime(story.lake.store.uri(key), ahead)
+
+    story.go(600, upload, poll_seconds=10, gather_seconds=30)
+    assert story.began == [0, 300, 330]
+    assert [report.segments for report in story.reports] == [0, 0, 1]
+
+
+def test_a_pass_that_is_not_repeated_leaves_nothing(story: Story) -> None:
+    uploaded(story, 0)
+    story.lake.limits = Compaction(gather_seconds=3_000)
+    assert story.lake.compact().segments == 1
+
+
+def test_upkeep_goes_on_while_segments_wait_for_one_another(story: Story) -> None:
+    lake, clock = story.lake, story.clock
+    clock.shift_ms += 12 * HOUR
+    add_files(lake, *([batch("f", "r", NOON + i, 20)] for i in range(5)))
+    uploaded(story, 0)
+    story.go(100, poll_seconds=10, gather_seconds=30)
+    assert [report.hours_rewritten for report in story.reports] == [1, 0]
+    assert [report.segments for report in story.reports] == [0, 1]

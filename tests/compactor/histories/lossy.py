@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import os
-from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
@@ -18,8 +17,10 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
 from logstore.clock import SystemClock
+from logstore.table.log import Log
+from logstore.table.log_folder import LocalLogFolder, LogFile
 from logstore.table.snapshot import EMPTY, Snapshot
-from logstore.table.table import Table
+from logstore.table.table import LOG, Table
 from tests.compactor.histories.dated import HOUR_MS, MovedClock
 from tests.faulty_store import Crash
 
@@ -89,14 +90,14 @@ class Versions:
 
     uri: str
     made: list[int] = field(default_factory=list)
-    said: dict[tuple[int, str], int | None] = field(default_factory=dict)
+    said: dict[int, Mapping[str, int] | None] = field(default_factory=dict)
     _opened: Snapshot | None = None
 
     def newest(self) -> Snapshot:
         """As `Table.snapshot`."""
         version = self.number()
         if self._opened is None or self._opened.version != version:
-            self._opened = self._remembering(Table(self.uri).snapshot())
+            self._opened = Table(self.uri).snapshot()
         return self._opened
 
     def forget(self) -> None:
@@ -113,35 +114,41 @@ class Versions:
         """That one."""
         if version == EMPTY:
             return Snapshot(self.uri)
-        return self._remembering(Snapshot(self.uri, version, DeltaTable(self.uri, version=version)))
-
-    def _remembering(self, snapshot: Snapshot) -> Snapshot:
-        if snapshot.delta is None:
-            return snapshot
-        remembering: Any = _Remembering(snapshot.delta, self.said)
-        return Snapshot(self.uri, snapshot.version, remembering)
+        log = _RememberingLog(LocalLogFolder(os.path.join(self.uri, LOG)), self.said)
+        return Snapshot(self.uri, version, DeltaTable(self.uri, version=version), log)
 
     def note(self, now_ms: int) -> None:
         """Those that came to be since the last look did so now."""
         self.made.extend([now_ms] * (self.number() + 1 - len(self.made)))
 
 
-class _Remembering:
-    """delta-rs's table at one version; what it has said it says again at once."""
+@dataclass(frozen=True)
+class _DatedLog:
+    """The log's folder, in which each version is as old as it is in the story."""
 
-    def __init__(self, delta: DeltaTable, said: dict[tuple[int, str], int | None]) -> None:
-        self._delta = delta
-        self._said = said
-        self._number = delta.version()
+    inner: LocalLogFolder
+    made: Sequence[int]
 
-    def transaction_version(self, name: str) -> int | None:
-        key = self._number, name
-        if key not in self._said:
-            self._said[key] = self._delta.transaction_version(name)
-        return self._said[key]
+    def list(self, start: str) -> Iterator[LogFile]:
+        for file in self.inner.list(start):
+            number = file.name[:20]
+            if number.isdigit():
+                yield file._replace(modified_ms=self.made[int(number)])
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._delta, name)
+    def get(self, name: str, offset: int = 0, size: int | None = None) -> bytes:
+        return self.inner.get(name, offset, size)
+
+
+@dataclass(frozen=True)
+class _RememberingLog(Log):
+    """What it has said of a version it says again at once."""
+
+    said: dict[int, Mapping[str, int] | None]
+
+    def transactions(self, version: int) -> Mapping[str, int] | None:
+        if version not in self.said:
+            self.said[version] = Log(self.folder).transactions(version)
+        return self.said[version]
 
 
 @dataclass(frozen=True)
@@ -165,9 +172,11 @@ class LossyTable(Table):
     def snapshot(self) -> Snapshot:
         return self._lossy(self.versions.newest())
 
-    def snapshot_at(self, now_ms: int) -> Snapshot:
+    @property
+    def log(self) -> Log:
         self.note()
-        return self.versions.at(bisect_right(self.versions.made, now_ms) - 1)
+        folder = LocalLogFolder(os.path.join(self.uri, LOG))
+        return _RememberingLog(_DatedLog(folder, self.versions.made), self.versions.said)
 
     def orphans(self, hours: int) -> list[str]:
         ahead = SystemClock().now_ms() - self.clock.ms
@@ -180,7 +189,7 @@ class LossyTable(Table):
         if snapshot.delta is None:
             return snapshot
         lossy: Any = _LossyDelta(snapshot.delta, self)
-        return Snapshot(self.uri, snapshot.version, lossy)
+        return Snapshot(self.uri, snapshot.version, lossy, self.log)
 
 
 class _LossyDelta:
