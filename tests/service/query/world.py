@@ -59,7 +59,10 @@ class Record:
 
 
 class FakePin:
-    """The journal's hot part over batches in memory; counts who holds it."""
+    """A hot part that stands still, over batches in memory; counts who holds it.
+
+    None of it is confirmed. Where lines move, `shipped` has a real journal.
+    """
 
     def __init__(self, world: World, batches: MemoryBatches) -> None:
         self.node = batches.node
