@@ -123,7 +123,9 @@ class Sealer:
     async def _read_back(self, manifest: Manifest) -> None:
         logs = manifest.logs
         there = await self._head(keys.logs(self._prefix, manifest.key))
-        if logs is None or there is None or (there.size, there.etag) != (logs.bytes, logs.etag):
+        if there is None:  # by whoever took it away: it is made again
+            raise Moved(f"logs.txt of {manifest.key} is gone")
+        if logs is None or (there.size, there.etag) != (logs.bytes, logs.etag):
             raise Damaged(f"logs.txt of {manifest.key} is not what its manifest says")
 
 

@@ -1,4 +1,4 @@
-"""A store that lets something else happen just before one of its calls."""
+"""A store that lets something else happen just before or after one of its calls."""
 
 from __future__ import annotations
 
@@ -9,20 +9,29 @@ from logstore.objects.store import ObjectStore
 from tests.faulty_store import FaultyStore, Schedule
 
 T = TypeVar("T")
+_MOST_CALLS = 10_000
 
 
 class Interrupted(FaultyStore):
-    """`meanwhile` is done once, before the first call whose text begins with `at`."""
+    """`meanwhile` is done once, at the first call whose text begins with `at`.
+
+    Whoever calls it for ever is told to stop.
+    """
 
     def __init__(self, inner: ObjectStore) -> None:
         super().__init__(inner, Schedule.none())
         self._at = ""
         self._skip = 0
+        self._late = False
         self._meanwhile: Callable[[], Awaitable[None]] | None = None
 
     def before(self, at: str, meanwhile: Callable[[], Awaitable[None]], *, skip: int = 0) -> None:
         """Sets it; `skip` such calls go by first."""
-        self._at, self._meanwhile, self._skip = at, meanwhile, skip
+        self._at, self._meanwhile, self._skip, self._late = at, meanwhile, skip, False
+
+    def after(self, at: str, meanwhile: Callable[[], Awaitable[None]], *, skip: int = 0) -> None:
+        """The same, once the call is done and before its caller hears of it."""
+        self._at, self._meanwhile, self._skip, self._late = at, meanwhile, skip, True
 
     @property
     def done(self) -> bool:
@@ -30,10 +39,24 @@ class Interrupted(FaultyStore):
         return self._meanwhile is None
 
     async def _step(self, name: str, key: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        meanwhile = self._meanwhile
-        if meanwhile is not None and f"{name} {key}".startswith(self._at):
-            self._skip -= 1
-            if self._skip < 0:
-                self._meanwhile = None
+        assert len(self.calls) < _MOST_CALLS, "it never ends"
+        meanwhile = self._due(f"{name} {key}")
+        if meanwhile is None:
+            return await super()._step(name, key, work)
+        if not self._late:
+            await meanwhile()
+        try:
+            return await super()._step(name, key, work)
+        finally:
+            if self._late:
                 await meanwhile()
-        return await super()._step(name, key, work)
+
+    def _due(self, call: str) -> Callable[[], Awaitable[None]] | None:
+        meanwhile = self._meanwhile
+        if meanwhile is None or not call.startswith(self._at):
+            return None
+        self._skip -= 1
+        if self._skip >= 0:
+            return None
+        self._meanwhile = None
+        return meanwhile
