@@ -95,7 +95,6 @@ class _Recovery:
         self._replay = Replay()
         self._gaps: list[tuple[int, Found]] = []
         self._whole_aside = False
-        self._lost_whole = 0
 
     def run(self) -> Recovered:
         self._fs.make_folders(self._folder)
@@ -106,11 +105,24 @@ class _Recovery:
         for name in names:
             self._file(name, newest=name == names[-1])
         result = self._result
-        result.next_pos = max([file.end_pos for file in result.files], default=0) + self._lost_whole
+        end_pos = max([file.end_pos for file in result.files], default=0)
+        result.next_pos = end_pos + self._lost_behind()
         state = result.state = self._replay.state
         shipped = 0 if state is None else state.confirmed.end
         result.found += [gap for end, gap in self._gaps if end > shipped]
         return result
+
+    def _lost_behind(self) -> int:
+        """Bytes of files that were set aside whole, now or by a start that went no further,
+        and that are newer than all that can be read: no file says where they ended.
+        """
+        aside = f"{self._folder}/{ASIDE}"
+        if (ASIDE, True) not in list(self._fs.scan(self._folder)):
+            return 0
+        newest = max([file.ulid for file in self._result.files], default="")
+        names = [name for name, _ in self._fs.scan(aside) if name.endswith(wal.SUFFIX)]
+        stats = [self._fs.stat(f"{aside}/{name}") for name in names if name > newest + wal.SUFFIX]
+        return sum([stat.size for stat in stats if stat is not None])
 
     def _remove_leftovers(self, present: list[str]) -> None:
         """Files whose making was interrupted, and indexes: those are made again."""
@@ -136,7 +148,6 @@ class _Recovery:
         try:
             header = self._header(source, name)
             if header is None:
-                self._lost_whole = source.size() if newest else 0
                 return
             size = source.size()
             file = JournalFile(
