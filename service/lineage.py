@@ -28,14 +28,13 @@ and a fork numbers again whatever is not confirmed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 from logstore import keys
 from logstore.clock import Clock
 from logstore.errors import Conflict
 from logstore.objects.store import ObjectStore
-from logstore.runs.textmark import read_text_mark
 from service.journal.journal import Journal
+from service.marks import Marks
 
 LOOK_SECONDS = 600.0
 
@@ -52,12 +51,12 @@ class Lineage:
         journal: Journal,
         store: ObjectStore,
         clock: Clock,
-        table_mark: Callable[[str], Awaitable[int]],
+        marks: Marks,
     ) -> None:
         self._journal = journal
         self._store = store
         self._clock = clock
-        self._table_mark = table_mark
+        self._marks = marks
         self._looked: float | None = None
         self._tried = asyncio.Event()
         self.taken = 0
@@ -89,8 +88,8 @@ class Lineage:
         began = self._clock.monotonic()
         state = self._journal.state
         node, known = state.node, state.last_cut().seq
-        text = await read_text_mark(self._store, node)
-        consumed = max(await self._table_mark(node), text.seq, text.low - 1)
+        text = await self._marks.text(node)
+        consumed = max(await self._marks.table(node), text.seq, text.low - 1)
         newest = known
         async for found in self._store.list(
             keys.segments_of(node), after=keys.segment(node, known)
@@ -111,9 +110,14 @@ class Lineage:
         Raises `Forked`, `Unavailable`.
         """
         node = self._journal.state.node
-        low = (await read_text_mark(self._store, node)).low
-        if low > seq:
-            raise Forked(f"segments of {node} below {low} were removed, and we put {seq} only now")
+        mark, whole = await self._marks.text_and_health(node)
+        if mark.low > seq:
+            raise Forked(
+                f"segments of {node} below {mark.low} were removed, and we put {seq} only now"
+            )
+        # Of `low` nothing is known then: was ours consumed this quickly, or somebody else's?
+        if not whole and await self._marks.table(node) >= seq:
+            raise Forked(f"segment {seq} of {node} was consumed, and nobody can tell whose it was")
 
 
 def forked_in(error: BaseException | None) -> Forked | None:

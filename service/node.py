@@ -38,6 +38,7 @@ from service.journal.view import JournalPin
 from service.journal.worries import worries
 from service.journal.writer import Appended
 from service.lineage import Lineage, forked_in
+from service.marks import Marks
 from service.parts import NodeLimits, Seams
 from service.segments import SegmentShipper
 from service.skew import Skew
@@ -74,7 +75,7 @@ class Node:
         self._name = name
         self._default_name = default_name
         self._limits = limits
-        self._table_mark = table_mark
+        self.marks = Marks(seams.store, seams.clock, seams.entropy, seams.offload, table_mark)
         self._tasks: list[asyncio.Task[None]] = []
         self._started = asyncio.Event()
         self._stopping = False
@@ -134,7 +135,7 @@ class Node:
             self._syncer.close()
             raise
         self.tail = Tail(self.identity.node, limits.tail)
-        self.lineage = Lineage(self.journal, seams.store, seams.clock, self._table_mark_of)
+        self.lineage = Lineage(self.journal, seams.store, seams.clock, self.marks)
         self.shipper = SegmentShipper(
             self.journal,
             seams.store,
@@ -187,8 +188,7 @@ class Node:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.shipper.cut_forever())
             # Batches are taken already.
-            await self._insist(self.lineage.look_if_due, "waiting for the object store")
-            await self._insist(self.text.start, "waiting for the object store")
+            await self._insist(self._start_text, "waiting for the object store")
             group.create_task(self.shipper.ship_forever())
             group.create_task(self.text.run())
             group.create_task(self.status.run())
@@ -204,6 +204,11 @@ class Node:
             identity = await register(self.store, self.identity, self.seams.clock)
             self._folder.save(identity)
             self.identity = identity
+
+    async def _start_text(self) -> None:
+        await self.lineage.look_if_due()
+        await self.marks.check(self.identity.parents)
+        await self.text.start()
 
     async def _insist(self, step: Callable[[], Awaitable[None]], waiting: str) -> None:
         """Takes a step as soon as it is possible; what keeps it back is a problem meanwhile."""
@@ -238,10 +243,9 @@ class Node:
         """Goes on as a new incarnation, after the store has shown that this one is taken."""
         self.forks += 1
         self._started.clear()
-        before, confirmed = self.journal, self.journal.state.confirmed
+        before, node, confirmed = self.journal, self.identity, self.journal.state.confirmed
         self.tail.stop()
         await self._let_go()
-        node = self.identity
 
         async def fork() -> None:
             self._folder.forked(node, name=node.name, base=confirmed.end, seq=confirmed.seq)
@@ -275,7 +279,7 @@ class Node:
         if self.shipper.last_error is not None:
             found.append(f"segments wait in the journal: {self.shipper.last_error}")
         found += [*worries(self.journal, self.recovered), *self.text.problems()]
-        return found + self.seams.worries()
+        return [*found, *self.marks.problems(), *self.seams.worries()]
 
     def submit(self, batch: IncomingBatch) -> Submitted | None:
         """See `Appender.submit`."""
@@ -362,9 +366,6 @@ class Node:
         """Once it is recorded, no close from before it is anybody's concern."""
         await self.journal.record_tombstone(fqn, run, t)
         self.text.closer.abandon(fqn, run)
-
-    async def _table_mark_of(self, node: str) -> int:
-        return await self.seams.offload(lambda: self._table_mark(node))
 
     # --- stopping ------------------------------------------------------------------
 

@@ -32,9 +32,13 @@ def decode_text_mark(body: bytes) -> TextMark:
     """The mark that `body` holds. Raises `Damaged`."""
     try:
         value = orjson.loads(body)
-        return TextMark(value["seq"], value["pos"], value["low"], value["version"])
+        mark = TextMark(value["seq"], value["pos"], value["low"], value["version"])
     except (ValueError, TypeError, KeyError) as error:
         raise Damaged(f"not a text mark: {error}") from error
+    numbers = (mark.seq, mark.pos, mark.low)
+    if any(type(number) is not int or number < 0 for number in numbers):
+        raise Damaged(f"not a text mark: its numbers are {numbers}")
+    return mark
 
 
 async def read_text_mark(store: ObjectStore, node: str) -> TextMark:

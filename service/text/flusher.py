@@ -20,7 +20,14 @@ import numpy as np
 
 from logstore.batch import RunKey
 from logstore.clock import Clock
-from logstore.errors import NodeNotReady, NotFound, OutcomeUnknown, TailraceError, Unavailable
+from logstore.errors import (
+    Damaged,
+    NodeNotReady,
+    NotFound,
+    OutcomeUnknown,
+    TailraceError,
+    Unavailable,
+)
 from logstore.objects.store import ObjectStore
 from logstore.runs.manifest import Manifest
 from logstore.runs.textmark import raise_text_mark, read_text_mark
@@ -318,7 +325,8 @@ class TextFlusher:
             for segment in self._backlog.done():
                 await self._raise(segment)
                 self._backlog.drop(segment)
-        except (Unavailable, OutcomeUnknown, NotFound) as error:
+        except (Unavailable, OutcomeUnknown, NotFound, Damaged) as error:
+            # One that is damaged is taken again (`service/marks.py`), and raised then.
             self.last_error = f"the text mark: {error}"
             if force:
                 raise

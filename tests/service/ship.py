@@ -6,20 +6,23 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from random import Random
+from typing import TypeVar
 
 from logstore import keys
 from logstore.segments.reader import verify_segment
 from service.confirmations import Confirmations
 from service.journal.state import Cut
 from service.lineage import Lineage
+from service.marks import Marks
 from service.offload import in_place
 from service.segments import SegmentLimits, SegmentShipper
 from tests.backing import open_store
 from tests.faulty_store import FaultyStore, Schedule
 from tests.powercut import PowerCutFileSystem
-from tests.service.journal.rig import NODE, Rig, put
+from tests.service.journal.rig import Rig, put
 from tests.virtual_time import VirtualClock, simulate
 
+T = TypeVar("T")
 START_MS = 1_750_000_000_000
 
 
@@ -46,7 +49,8 @@ class Ship:
         self.store = FaultyStore(inner, self.schedule)
         self.journal = self.rig.open()
         self.confirmations = Confirmations()
-        self.lineage = Lineage(self.journal, self.store, self.clock, self._consumed)
+        marks = Marks(self.store, self.clock, Random(2), self._asked, lambda _: self.consumed)
+        self.lineage = Lineage(self.journal, self.store, self.clock, marks)
         self.shipper = self.make_shipper()
 
     def make_shipper(self) -> SegmentShipper:
@@ -61,11 +65,10 @@ class Ship:
             on_confirmed=self.confirmed.append,
         )
 
-    async def _consumed(self, node: str) -> int:
-        assert node == NODE
+    async def _asked(self, work: Callable[[], T]) -> T:
         if self.hangs:
             await asyncio.Event().wait()
-        return self.consumed
+        return work()
 
     def run(self) -> None:
         work = self.shipper.cut_forever(), self.shipper.ship_forever()
