@@ -19,13 +19,7 @@ from typing import Any
 
 from logstore import ulid as ulids
 from logstore.batch import RunKey
-from logstore.errors import (
-    JournalFailed,
-    NodeNotReady,
-    OutcomeUnknown,
-    TailraceError,
-    Unavailable,
-)
+from logstore.errors import JournalFailed, NodeNotReady, OutcomeUnknown, TailraceError, Unavailable
 from logstore.position import Position
 from service.append import Appender
 from service.confirmations import Confirmations
@@ -306,6 +300,7 @@ class Node:
     async def delete_run(self, key: RunKey) -> None:
         """Deletes a run for good. Raises `Unavailable`."""
         await self._until_ready()
+        await self.journal.synced(self.journal.next_pos)  # what was taken is seen, and goes
         await self.text.delete_run(key)
         await self.status.remove(*key)
         self.tail.ended(key)
@@ -313,6 +308,7 @@ class Node:
     async def delete_pipeline(self, fqn: str) -> list[str]:
         """Deletes all runs of a pipeline, giving their ids. Raises `Unavailable`."""
         await self._until_ready()
+        await self.journal.synced(self.journal.next_pos)
         runs = await self.text.delete_pipeline(fqn)
         await self.status.remove(fqn, None)
         for run in runs:
@@ -330,9 +326,8 @@ class Node:
             async with asyncio.timeout(self._limits.start_seconds):
                 await self._started.wait()
         except TimeoutError as error:
-            raise NodeNotReady(
-                self._waiting or "the node is starting", hint="Try again in a moment."
-            ) from error
+            why = self._waiting or "the node is starting"
+            raise NodeNotReady(why, hint="Try again in a moment.") from error
 
     # --- between the parts ---------------------------------------------------------
 

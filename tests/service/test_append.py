@@ -8,7 +8,7 @@ import errno
 import pytest
 
 from logstore import ulid as ulids
-from logstore.batch import RunKey
+from logstore.batch import RunKey, ulid_of
 from logstore.errors import (
     BatchConflict,
     BatchFromTheFuture,
@@ -17,9 +17,10 @@ from logstore.errors import (
     JournalFull,
     RunDeleted,
 )
+from service.incoming import IncomingBatch
 from service.journal.limits import JournalLimits
 from tests.service.door import Door, at, batch
-from tests.service.journal.rig import RUN, START_MS
+from tests.service.journal.rig import RUN, START_MS, held
 from tests.turns import turns
 
 pytestmark = pytest.mark.anyio
@@ -276,3 +277,117 @@ async def test_a_journal_that_fills_slows_its_clients_before_it_refuses_them() -
     assert waits[-1] > 1000
     assert door.appender.slowed >= sum(wait > 0 for wait in waits)
     await door.journal.close()
+
+
+# --- the quick way: what it leaves to the other one, and that it is no other ---------
+
+
+async def submitted(door: Door, incoming: IncomingBatch) -> int:
+    """The ULID of the last record of a batch that the quick way took, once it is safe."""
+    taken = door.appender.submit(incoming)
+    assert taken is not None
+    await taken.done
+    return taken.last
+
+
+async def test_the_quick_way_takes_no_bulk_for_durable() -> None:
+    door = Door()
+    assert door.appender.submit(batch(durability="bulk")) is None
+    assert door.journal.next_pos == 0, "what it leaves is not stored by it"
+    await door.appender.append(batch(durability="bulk"))
+    assert door.confirmed == [2]
+    assert door.texts() == [b"one\ntwo\n"]
+    await door.journal.close()
+
+
+async def test_the_quick_way_leaves_what_names_its_id() -> None:
+    door = Door()
+    assert door.appender.submit(batch(ulid=at())) is None
+    assert door.journal.next_pos == 0
+    await door.journal.close()
+
+
+async def test_the_quick_way_stores_no_retry_of_a_gen_1_client() -> None:
+    door = Door()
+    await door.appender.open_run(RUN, "connector")
+    for _ in range(2):  # the reply to the first was lost
+        assert door.appender.submit(batch(connector="connector")) is None
+        await door.appender.append(batch(connector="connector"))
+    assert door.texts() == [b"one\ntwo\n"]
+    assert door.appender.duplicates == 1
+    # Who did not open the run that way sends again what it means twice.
+    for _ in range(2):
+        await submitted(door, batch(connector="other"))
+    assert len(door.texts()) == 3
+    await door.journal.close()
+
+
+async def test_the_quick_way_is_not_the_way_round_a_journal_that_fills() -> None:
+    door = Door()
+    door.rig.limits = JournalLimits(max_bytes=64 << 10, min_free_bytes=0)
+    await door.restart()
+    taken = 0
+    while (quick := door.appender.submit(batch(b"x" * 1000 + b"\n"))) is not None:
+        await quick.done
+        taken += 1
+        assert taken < 64
+    assert 0.6 < door.journal.fullness < 0.7
+    assert len(door.texts()) == taken
+    before = door.rig.clock.now_ms()
+    await door.appender.append(batch())
+    assert door.rig.clock.now_ms() > before, "the other way waits"
+    await door.journal.close()
+
+
+async def test_ids_of_the_quick_way_rise_above_echo_run_and_deletion() -> None:
+    door = Door()
+    echo = at(5 * MINUTE) + 3
+    assert await submitted(door, batch(above=echo)) > echo
+    other = RunKey("other", "run")
+    client = at(9 * MINUTE)
+    await door.appender.append(batch(ulid=client, key=other))
+    assert await submitted(door, batch(key=other)) > client + 1
+    third = RunKey("third", "run")
+    door.deleted[third] = at(11 * MINUTE)
+    assert await submitted(door, batch(key=third)) > door.deleted[third]
+    assert door.appender.echoes_ignored == 0
+    await submitted(door, batch(above=at(30 * MINUTE), key=RunKey("fourth", "run")))
+    assert door.appender.echoes_ignored == 1
+    await door.journal.close()
+
+
+@pytest.mark.parametrize("quick", [True, False])
+async def test_a_batch_counts_with_all_its_records(quick: bool) -> None:
+    """What is told to the client, and what the run's next id must be above, is the last line's."""
+    door = Door()
+    text = b"1\n2\n3\n"
+    last = await submitted(door, batch(text)) if quick else 0
+    last = last or (await door.appender.append(batch(text))).last
+    with door.journal.pin() as pin:
+        row = pin.batches(run=RUN).rows[0]
+    assert last == ulid_of(row) + 2
+    assert door.appender.last_ulid(RUN) == last
+    await door.restart()
+    # Seen again in the journal it is the same.
+    await door.appender.append(batch(b"below\n", ulid=at(-MINUTE)))
+    assert door.appender.last_ulid(RUN) == last
+    again = await door.appender.append(batch(text, ulid=ulid_of(row)))
+    assert (again.duplicate, again.last) == (True, last)
+    await door.journal.close()
+
+
+async def test_both_ways_leave_the_same_in_the_journal() -> None:
+    doors = Door(), Door()
+    for number in range(5):
+        incoming = batch(b"%d\nx\n" % number, connector="c", durability="fast")
+        assert (
+            await submitted(doors[0], incoming) == (await doors[1].appender.append(incoming)).last
+        )
+    for door in doors:
+        await door.restart()
+    kept = [held(door.journal) for door in doors]
+    assert kept[0] == kept[1]
+    assert len(kept[0]) == 5
+    for door in doors:
+        assert door.journal.state.last_ulid == kept[0][-1][1]
+        await door.journal.close()

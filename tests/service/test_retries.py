@@ -281,3 +281,32 @@ def test_an_answer_that_comes_late_still_counts() -> None:
         await node.stop()
 
     simulate(story, start_ms=START_MS)
+
+
+def test_other_bytes_that_nobody_could_compare_are_no_copy_and_stay() -> None:
+    """They were acknowledged while the store hung: only the same bytes are left out as a copy."""
+
+    async def story(clock: VirtualClock) -> None:
+        fs = PowerCutFileSystem()
+        store = HangingStore(open_store(fs, clock, Random(1)), lambda call: "runs/" in call)
+        node = Life(fs, clock, store=store).node
+        await node.start()
+        await node.append(sent(OTHERS[0], 1))
+        await node.close_run(OTHERS[0])
+        await node.stop()
+
+        again = Life(fs, clock, seed=1, store=store).node
+        await again.start()
+        await clock.sleep(10.0)
+        assert again.journal.files[0].first_pos == 1, "the journal has let go of it"
+        store.gate.clear()
+        ulid = sent(OTHERS[0], 1).ulid
+        other = IncomingBatch(OTHERS[0], b"other\n", 1, 1, ulid)
+        assert not (await again.append(other)).duplicate
+        store.gate.set()
+        for _ in range(2):
+            await clock.sleep(30.0)
+            assert await downloaded(again, OTHERS[0]) == b"1\nother\n"
+        await again.stop()
+
+    simulate(story, start_ms=START_MS)
