@@ -278,8 +278,7 @@ class Connection(HttpToolsProtocol):
 
     def tick(self, seconds: float) -> None:
         """Lets go of whoever stands still; `seconds` have passed since the last call."""
-        cycle, limits = self._current, self.limits
-        busy = cycle is not None and not cycle.response_complete
+        limits, busy = self.limits, self.busy
         seen = self._messages, self.reading, busy
         if seen != self._seen:
             self._seen, self._still = seen, 0.0
@@ -288,6 +287,8 @@ class Connection(HttpToolsProtocol):
         if not self._reads_its_replies(seconds):
             self.guests.counters.connections_timed_out += 1
             self.transport.abort()
+        elif self.transport.is_closing():
+            return
         elif self.reading == HEAD and self._still > limits.header_timeout_seconds:
             self._time_out("head", limits.header_timeout_seconds, "header-timeout", _HEADER_HINT)
         elif self.reading == BODY and self._still > limits.body_timeout_seconds:
@@ -309,6 +310,12 @@ class Connection(HttpToolsProtocol):
         else:
             self._stalled += seconds
         return self._stalled <= self.limits.write_timeout_seconds
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is being answered."""
+        cycle = self._current
+        return cycle is not None and not cycle.response_complete
 
     @property
     def _current(self) -> RequestResponseCycle | None:

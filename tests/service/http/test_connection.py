@@ -164,6 +164,22 @@ def test_a_client_that_does_not_read_its_reply_is_let_go() -> None:
     played(story)
 
 
+def test_a_connection_that_is_being_closed_is_told_nothing_more() -> None:
+    async def story(side: Side) -> None:
+        client = Client(side)
+        client.wire.unread = True
+        await client.send(post(b"a\n", "Connection: close") + post(b"b\n")[:40])
+        await side.clock.sleep(50)
+        assert statuses(client.wire.replies()) == [200]
+        assert not client.gone()
+        await side.clock.sleep(20)
+        assert client.gone()
+        assert statuses(client.wire.replies()) == [200]
+        assert side.counters.connections_timed_out == 1
+
+    played(story)
+
+
 @pytest.mark.parametrize(
     ("piece", "times", "status"),
     [
@@ -294,7 +310,7 @@ def test_a_refused_client_that_goes_on_sending_is_let_go() -> None:
         written = bytes(client.wire.written)
         client.connection.data_received(post(b"a\n"))
         await side.clock.sleep(10)
-        assert client.wire.closed
+        assert client.gone()
         assert bytes(client.wire.written) == written
         assert len(side.stored()) == 1
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -20,7 +21,7 @@ from uvicorn.server import ServerState
 
 from service.counters import HttpCounters
 from service.http.app import Door, build_app
-from service.http.connection import Connection
+from service.http.connection import QUIET, SHUT, Connection
 from service.http.guests import Guests
 from service.http.limits import HttpLimits
 from service.http.server import configured
@@ -172,15 +173,27 @@ class Client:
     async def settled(self) -> list[Reply]:
         """Once nothing is at work: all is answered, or what was sent is half a request."""
         quiet, seen = 0, -1
-        while quiet < _QUIET_TURNS and not self.wire.over:
+        for _ in range(_MOST_TURNS):
+            if self.wire.over or (quiet >= _QUIET_TURNS and not self._at_work()):
+                return self.wire.replies()
+            if quiet >= _QUIET_TURNS:
+                time.sleep(0.001)  # a thread is at work, and has real time
             await asyncio.sleep(0)
             quiet = quiet + 1 if len(self.wire.written) == seen else 0
             seen = len(self.wire.written)
-        return self.wire.replies()
+        raise AssertionError(f"no end in {_MOST_TURNS} turns: {bytes(self.wire.written)!r}")
+
+    def _at_work(self) -> bool:
+        """Whether a request that is there as a whole is not answered yet."""
+        return self.connection.busy and self.connection.reading in (QUIET, SHUT)
 
     def ended(self) -> bool:
         """Whether the server ended the connection."""
         return self.wire.over
+
+    def gone(self) -> bool:
+        """Whether nothing is left of it, at the server's side too."""
+        return self.wire.closed
 
     def leave(self) -> None:
         """The client goes away."""
