@@ -4,6 +4,11 @@ A search works in a thread, a piece at a time, and is stopped from the event loo
 its time is over, when its client goes away, or when its client takes nothing for too
 long. Stopping interrupts DuckDB; memory, spill files, the journal's pin and the slot
 are given back once its thread has come to rest.
+
+A slot is for work. A search whose client does not read stands aside as soon as another one
+waits: it gives back slot, database and memory, keeps its view, and when its client reads
+on it waits for a slot and goes on behind the last record. So unread results hold up nobody;
+those that stand aside are bounded, and the one that is unread for longest ends first.
 """
 
 from __future__ import annotations
@@ -63,10 +68,12 @@ class QueryEngine:
         self._scratch = scratch
         self._numbers = itertools.count()
         self._slots = asyncio.Semaphore(self.limits.concurrent)
+        self._unread: dict[RunningSearch, None] = {}
+        self._aside: dict[RunningSearch, None] = {}
         self._threads = ThreadPoolExecutor(self.limits.concurrent, thread_name_prefix="query")
         # What a killed process spilled is of no use to anybody.
         shutil.rmtree(scratch, ignore_errors=True)
-        os.makedirs(scratch, exist_ok=True)
+        os.makedirs(scratch, mode=0o700, exist_ok=True)
 
     async def open(self, request: QueryRequest) -> RunningSearch:
         """Starts a search; close it. Waits for a slot if all are taken.
@@ -74,7 +81,13 @@ class QueryEngine:
         Raises `InvalidInput` (a regular expression), `Unavailable` (the queue is full),
         `StoreUnavailable`.
         """
-        await self._enter()
+        if self._slots.locked() and self.waiting >= self.limits.waiting:
+            self.refused += 1
+            raise Unavailable(
+                f"{self.running} searches run and {self.waiting} wait",
+                hint="Try again in a moment, or narrow the searches that run.",
+            )
+        await self.enter()
         try:
             view = await open_view(self._sources, request)
             running = RunningSearch(self, request, view, self._database())
@@ -103,19 +116,40 @@ class QueryEngine:
         """Lets the threads go; searches that still run fail."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _enter(self) -> None:
-        if self._slots.locked() and self.waiting >= self.limits.waiting:
-            self.refused += 1
-            raise Unavailable(
-                f"{self.running} searches run and {self.waiting} wait",
-                hint="Try again in a moment, or narrow the searches that run.",
-            )
+    async def enter(self) -> None:
+        """Waits for a slot and takes it. Searches that nobody reads make room."""
         self.waiting += 1
         try:
+            self._make_room()
             await self._slots.acquire()
         finally:
             self.waiting -= 1
         self.running += 1
+
+    def unread(self, search: RunningSearch) -> None:
+        """Its client has taken nothing for a while."""
+        self._unread[search] = None
+        self._make_room()
+
+    def read(self, search: RunningSearch) -> None:
+        """Its client reads again, or it is over."""
+        self._unread.pop(search, None)
+        self._aside.pop(search, None)
+
+    def _make_room(self) -> None:
+        """As many stand aside as wait; too many that do: the first of them ends."""
+        free = self.limits.concurrent - self.running
+        moving = sum(search.moving for search in self._aside)
+        while self._unread and self.waiting > free + moving:
+            search = next(iter(self._unread))
+            del self._unread[search]
+            self._aside[search] = None
+            search.step_aside()
+            moving += 1
+        while len(self._aside) > max(self.limits.waiting, self.limits.concurrent):
+            search = next(iter(self._aside))
+            del self._aside[search]
+            search.let_go()
 
     def leave(self) -> None:
         """Gives a slot back."""
@@ -161,24 +195,72 @@ class RunningSearch:
         self._left_seconds = engine.limits.max_seconds
         self._closing: asyncio.Task[None] | None = None
         self._stopped: TailraceError | None = None
+        self._entered = True
+        self._moving: asyncio.Future[None] | None = None
 
     async def start(self) -> None:
         """Makes the database and checks what only it can check. Raises `InvalidInput`."""
         await self._step(self._prepare)
 
+    @property
+    def moving(self) -> bool:
+        """Whether it stands aside, and has not given back everything yet."""
+        return self._moving is not None and not self._moving.done()
+
     async def batches(self) -> AsyncGenerator[pa.RecordBatch]:
         """The matches in order. Raises `LimitReached`, `Damaged`, `StoreUnavailable`."""
-        self._records = records = self._running().batches()
-        while (batch := await self._step(lambda: next(records, None))) is not None:
-            impatient = asyncio.ensure_future(self._let_go())
+        while (batch := await self._next()) is not None:
+            waiting = asyncio.ensure_future(self._wait_for_client())
             try:
                 yield batch
             finally:
-                impatient.cancel()
+                waiting.cancel()
+                self._engine.read(self)
+        await self._rest()
+
+    async def _rest(self) -> None:
+        """There is nothing more to find: what is left is the client's, who may take his time."""
+        await asyncio.shield(self.step_aside())
+
+    async def _next(self) -> pa.RecordBatch | None:
+        if self._moving is not None:
+            await self._return()
+        if self._records is None:
+            self._records = self._running().batches()
+        records = self._records
+        return await self._step(lambda: next(records, None))
+
+    def step_aside(self) -> asyncio.Future[None]:
+        """Gives back slot and database, between two batches; the next one is waited for."""
+        self._moving = asyncio.ensure_future(self._move_aside())
+        return self._moving
+
+    async def _move_aside(self) -> None:
+        try:
+            await self._engine.in_thread(self._clear)
+        finally:
+            self._leave()
+
+    async def _return(self) -> None:
+        """A slot and a database again, where it was."""
+        if self._moving is not None:
+            await asyncio.shield(self._moving)
+        if self._stopped is not None:
+            raise self._stopped
+        await self._engine.enter()
+        self._entered, self._moving = True, None
+        await self._step(self._resume)
+
+    def _leave(self) -> None:
+        if self._entered:
+            self._entered = False
+            self._engine.leave()
 
     async def count(self) -> int:
         """How many records match, whatever the limit. Raises as `batches`."""
-        return await self._step(self._running().count)
+        found = await self._step(self._running().count)
+        await self._rest()
+        return found
 
     def stats(self) -> dict[str, Any]:
         """What was searched and found so far; authoritative once all was taken."""
@@ -215,11 +297,17 @@ class RunningSearch:
         self._database = self._make_database()
         self._search = Search(self.request, self._view, self._database, limits)
 
+    def _resume(self) -> None:
+        self._database = self._make_database()
+        self._running().go_on(self._database)
+
     def _clear(self) -> None:
-        if self._records is not None:
-            self._records.close()
-        if self._database is not None:
-            self._database.close()
+        records, self._records = self._records, None
+        if records is not None:
+            records.close()
+        database, self._database = self._database, None
+        if database is not None:
+            database.close()
 
     def _running(self) -> Search:
         assert self._search is not None, "start() comes first"
@@ -249,12 +337,23 @@ class RunningSearch:
             ),
         )
 
-    async def _let_go(self) -> None:
-        """Ends a search whose client takes nothing: it holds a slot and journal files."""
+    async def _wait_for_client(self) -> None:
+        limits, clock = self._engine.limits, self._engine.clock
+        end = clock.monotonic() + limits.stall_seconds
+        await clock.sleep(min(limits.unread_seconds, limits.stall_seconds))
+        self._engine.unread(self)
+        if (left := end - clock.monotonic()) > 0:
+            await clock.sleep(left)
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Ends a search whose client takes nothing: it holds journal files, and maybe a slot."""
         seconds = self._engine.limits.stall_seconds
-        await self._engine.clock.sleep(seconds)
-        self._stopped = LimitReached(f"nothing was taken of the result for {seconds:g} s")
-        self._closing = asyncio.ensure_future(self._close())
+        self._stopped = LimitReached(
+            f"nothing was taken of the result for up to {seconds:g} s",
+            hint="Read on without pauses, or ask for less with `limit` and go on with `after`.",
+        )
+        self._closing = self._closing or asyncio.ensure_future(self._close())
 
     async def _stop(self, work: asyncio.Future[Any], reason: TailraceError) -> None:
         """Interrupts until the thread has come to rest."""
@@ -266,6 +365,8 @@ class RunningSearch:
             await asyncio.wait({work}, timeout=_NUDGE_SECONDS)
 
     async def _close(self) -> None:
+        if self._moving is not None:
+            await asyncio.wait({self._moving})
         work = self._work
         if work is not None:
             if not work.done():
@@ -276,4 +377,5 @@ class RunningSearch:
             await self._engine.in_thread(self._clear)
         finally:
             self._view.release()
-            self._engine.leave()
+            self._leave()
+            self._engine.read(self)

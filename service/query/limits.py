@@ -16,6 +16,7 @@ class QueryLimits:
     spill_bytes: int = 4_096 * MIB  # on disk, per search
     max_seconds: float = 60.0  # of work; time that the client takes to read is not work
     stall_seconds: float = 60.0  # a client that takes nothing for so long is let go
+    unread_seconds: float = 0.1  # a client that takes nothing for so long makes room for others
     concurrent: int = 4  # searches at once
     waiting: int = 32  # searches in the queue behind them
     expression_chars: int = 10_000  # length of `q`

@@ -52,8 +52,13 @@ class Search:
         self.last: RecordKey | None = None
         if request.matcher.regex:
             database.check_regex(request.matcher.text)
-        if view.deletions:
-            _hold(database, view.deletions)
+        self.go_on(database)
+
+    def go_on(self, database: Database) -> None:
+        """Works in this database from now on; `batches` begins behind the last record."""
+        self._database = database
+        if self._view.deletions:
+            _hold(database, self._view.deletions)
 
     @property
     def next(self) -> str | None:
@@ -64,13 +69,18 @@ class Search:
 
     def batches(self) -> Generator[pa.RecordBatch]:
         """The matches in order. Raises `LimitReached`, `Damaged`, `StoreUnavailable`."""
-        after, budget = self._request.after, self._limits.first_tile_bytes
+        after, budget = self._after, self._limits.first_tile_bytes
         tiles = self._tiles()
         while not self._done() and (tile := tiles.take(budget)) is not None:
             before = self.matches
             yield from self._tile(tile, after)
             quiet = self.matches - before < self._limits.busy_tile_rows
             budget = self._grown(budget) if quiet else self._limits.first_tile_bytes
+
+    @property
+    def _after(self) -> RecordKey | None:
+        """The record behind which there is something to give."""
+        return self.last or self._request.after
 
     def count(self) -> int:
         """How many records match, whatever the limit; sets `matches`."""
@@ -81,10 +91,10 @@ class Search:
         return self.matches
 
     def _tiles(self) -> Tiles:
-        request = self._request
+        request, after = self._request, self._after
         bounds = Tile(request.low, request.high)
-        if request.after is not None:
-            edge = ulid.decode(request.after.ulid)
+        if after is not None:
+            edge = ulid.decode(after.ulid)
             low = max(bounds.low, 0 if request.descending else edge)
             high = min(bounds.high, edge if request.descending else bounds.high)
             bounds = Tile(low, high)

@@ -1,0 +1,135 @@
+"""Searches whose clients do not read make room for others, and lose nothing by it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from logstore.errors import LimitReached
+from service.query.cursor import RecordKey
+from service.query.engine import RunningSearch
+from service.query.request import QueryRequest
+from tests.hand_clock import HandClock
+from tests.service.query.test_limits import ALL, big
+from tests.service.query.world import RUNS, engine_of, search
+
+pytestmark = pytest.mark.anyio
+ROWS = 40_000
+
+
+def keys(batch: pa.RecordBatch) -> list[RecordKey]:
+    columns = [batch.column(name).to_pylist() for name in ("ulid", "fqn", "run_id")]
+    return [RecordKey(*key) for key in zip(*columns, strict=True)]
+
+
+class Slow:
+    """A client that takes a batch when it is told to."""
+
+    def __init__(self, running: RunningSearch) -> None:
+        self.running = running
+        self.found: list[RecordKey] = []
+        self._batches: AsyncGenerator[pa.RecordBatch] = running.batches()
+
+    async def take(self) -> bool:
+        batch = await anext(self._batches, None)
+        self.found += keys(batch) if batch is not None else []
+        return batch is not None
+
+    async def close(self) -> None:
+        await self._batches.aclose()
+        await self.running.close()
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        ALL,
+        replace(ALL, descending=False),
+        replace(ALL, limit=30_000),
+        replace(ALL, fqn=RUNS[0].fqn),
+    ],
+)
+async def test_unread_searches_hold_up_nobody_and_go_on_where_they_were(
+    tmp_path: Path, request_: QueryRequest
+) -> None:
+    clock, world = HandClock(), big(tmp_path, 40, 1_000)
+    async with engine_of(world, clock, concurrent=2, waiting=2) as engine:
+        whole, stats = await search(engine, request_)
+        slow = [Slow(await engine.open(request_)) for _ in range(2)]
+        for client in slow:
+            assert await client.take()
+        await clock.advance(0.2)
+        more = True
+        while more:
+            # All slots are taken by who does not read, and yet it has its turn.
+            found, _ = await search(engine, replace(ALL, limit=1))
+            assert len(found) == 1
+            more = all([await client.take() for client in slow])
+            await clock.advance(0.2)
+        for client in slow:
+            assert client.found == whole
+            after = client.running.stats()
+            assert (after["matches"], after["next"]) == (stats["matches"], stats["next"])
+            await client.close()
+        assert engine.stopped == 0
+
+
+async def test_without_others_an_unread_search_keeps_its_place(tmp_path: Path) -> None:
+    clock, world = HandClock(), big(tmp_path, 40, 1_000)
+    async with engine_of(world, clock, concurrent=1) as engine:
+        client = Slow(await engine.open(ALL))
+        assert await client.take()
+        await clock.advance(1)
+        assert engine.running == 1
+        waiting = asyncio.ensure_future(search(engine, replace(ALL, limit=1)))
+        assert len((await waiting)[0]) == 1
+        assert engine.running == 0, "it stands aside, and has nothing to do"
+        while await client.take():
+            pass
+        assert len(client.found) == len(set(client.found)) == ROWS
+        await client.close()
+
+
+async def test_of_too_many_that_are_not_read_the_first_ends(tmp_path: Path) -> None:
+    clock, world = HandClock(), big(tmp_path, 40, 1_000)
+    async with engine_of(world, clock, concurrent=1, waiting=2) as engine:
+        clients = []
+        for _ in range(4):
+            clients.append(Slow(await engine.open(ALL)))
+            assert await clients[-1].take()
+            await clock.advance(0.2)
+        found, _ = await search(engine, replace(ALL, limit=1))
+        assert len(found) == 1
+        for client in clients[:2]:
+            with pytest.raises(LimitReached, match="nothing was taken"):
+                await client.take()
+        for client in clients[2:]:
+            while await client.take():
+                pass
+            assert len(client.found) == ROWS
+        assert world.pins == 2
+        for client in clients:
+            await client.close()
+
+
+async def test_a_client_that_leaves_while_its_search_stands_aside(tmp_path: Path) -> None:
+    clock, world = HandClock(), big(tmp_path, 40, 1_000)
+    async with engine_of(world, clock, concurrent=1, stall_seconds=20) as engine:
+        clients = [Slow(await engine.open(ALL))]
+        assert await clients[0].take()
+        await clock.advance(0.2)
+        clients.append(Slow(await engine.open(ALL)))
+        await clients[0].close()
+        assert await clients[1].take()
+        await clock.advance(0.2)
+        found, _ = await search(engine, replace(ALL, limit=1))
+        assert len(found) == 1
+        await clock.advance(21)  # it takes nothing while it stands aside
+        with pytest.raises(LimitReached, match="nothing was taken"):
+            await clients[1].take()
+        await clients[1].close()
