@@ -27,6 +27,7 @@ from compactor.wiring import make_session, open_compactor
 from logstore.clock import SystemClock
 from logstore.disk import Disk
 from logstore.errors import InvalidInput, OutcomeUnknown, TailraceError, Unavailable
+from logstore.privacy import apply_umask
 
 log = logging.getLogger("tailrace.compactor")
 
@@ -55,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(flags: argparse.Namespace) -> int:
     settings = load_settings(settings_of(flags), flags.config)
+    apply_umask(settings.umask)
     if flags.dry_run:
         configure_log(settings.compaction.log_format, sys.stderr)
         _refuse_no_store(settings)

@@ -69,13 +69,14 @@ class Reserve:
 class ReservedDisk(Disk):
     """The machine's disk with a reserve of descriptors of its own."""
 
-    def __init__(self, descriptors: int = DESCRIPTORS) -> None:
+    def __init__(self, descriptors: int = DESCRIPTORS, *, private: bool = False) -> None:
+        super().__init__(private=private)
         self.reserve = Reserve(descriptors)
         self._kept_for_writing = descriptors // 2
 
     def open(self, path: str, mode: Mode) -> DiskFile:
         leave = self._kept_for_writing if mode == "read" else 0
-        return self._tried(lambda: _File(path, mode, self.reserve), leave)
+        return self._tried(lambda: _File(path, mode, self.rights, self.reserve), leave)
 
     def open_folder(self, path: str) -> DiskFolder:
         return self._tried(lambda: super(ReservedDisk, self).open_folder(path))
@@ -109,9 +110,9 @@ class _File(DiskFile):
 
     __slots__ = ("_reserve",)
 
-    def __init__(self, path: str, mode: Mode, reserve: Reserve) -> None:
+    def __init__(self, path: str, mode: Mode, rights: int, reserve: Reserve) -> None:
         self._reserve = reserve
-        super().__init__(path, mode)
+        super().__init__(path, mode, rights)
 
     def close(self) -> None:
         super().close()

@@ -37,8 +37,8 @@ class DiskFile:
 
     __slots__ = ("_fd",)
 
-    def __init__(self, path: str, mode: Mode) -> None:
-        self._fd = os.open(path, _FLAGS[mode] | os.O_CLOEXEC, 0o666)
+    def __init__(self, path: str, mode: Mode, rights: int = 0o666) -> None:
+        self._fd = os.open(path, _FLAGS[mode] | os.O_CLOEXEC, rights)
         if stat.S_ISDIR(os.fstat(self._fd).st_mode):  # Linux opens folders for reading
             self.close()
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
@@ -135,10 +135,14 @@ class DiskLock:
 
 
 class Disk:
-    """The file system of the machine."""
+    """The file system of the machine. `private`: new files and folders are the owner's only."""
+
+    def __init__(self, *, private: bool = False) -> None:
+        self.rights = 0o600 if private else 0o666
+        self._folder_rights = 0o700 if private else 0o777
 
     def open(self, path: str, mode: Mode) -> DiskFile:
-        return DiskFile(path, mode)
+        return DiskFile(path, mode, self.rights)
 
     def rename(self, source: str, target: str) -> None:
         os.rename(source, target)
@@ -153,7 +157,7 @@ class Disk:
             path = os.path.dirname(path)
         for folder in reversed(missing):
             try:
-                os.mkdir(folder)
+                os.mkdir(folder, self._folder_rights)
             except FileExistsError:  # a file, or somebody was quicker
                 if not stat.S_ISDIR(os.stat(folder).st_mode):
                     raise NotADirectoryError(
@@ -191,7 +195,7 @@ class Disk:
         return _stat(found) if not stat.S_ISDIR(found.st_mode) else None
 
     def lock(self, path: str, *, wait: bool) -> DiskLock | None:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, self.rights)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -59,6 +59,8 @@ def job_environment(settings: Settings) -> dict[str, str]:
 def environment_of(settings: Settings, sections: Sequence[str]) -> dict[str, str]:
     """The store and these sections of the settings, as a child of this process reads them."""
     extra = {"TAILRACE_STORE": settings.store_place} if settings.store else {}
+    if settings.umask != type(settings).model_fields["umask"].default:
+        extra["TAILRACE_UMASK"] = settings.umask
     for section in [*sections, *(["s3"] if settings.bucket else [])]:
         extra |= _as_variables(f"{PREFIX}{section.upper()}", getattr(settings, section))
     return extra

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import sys
@@ -21,6 +22,7 @@ import uvloop
 
 from logstore.errors import Unavailable
 from logstore.objects.open import open_store
+from logstore.privacy import apply_umask, close_to_others
 from service.allocator import give_back_freed_memory
 from service.compaction import CompactionChild, job_command, job_environment
 from service.descriptors import raise_limit
@@ -45,6 +47,8 @@ def serve(settings: Settings) -> int:
         stream=sys.stderr,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
+    apply_umask(settings.umask)
+    close_to_others(os.path.join(settings.data, "journal"))
     give_back_freed_memory()
     raise_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

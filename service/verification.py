@@ -38,9 +38,9 @@ class VerificationLimits:
 
 
 def verify_command(settings: Settings) -> list[str]:
-    """What compares the store of these settings."""
+    """What compares the store of these settings. `-P`: not what the working directory has of it."""
     data = os.path.abspath(settings.data)
-    return [sys.executable, "-m", "tailrace", "verify", "--json", "--data", data]
+    return [sys.executable, "-P", "-m", "tailrace", "verify", "--json", "--data", data]
 
 
 def verify_environment(settings: Settings) -> dict[str, str]:

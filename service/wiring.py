@@ -69,11 +69,12 @@ if TYPE_CHECKING:
 class Machine:
     """The outside world, and what is counted at its borders.
 
-    `journal_fs` is the disk of the node's own folder: it gets descriptors when none are left.
+    `journal_fs` is the disk of the node's own folder: it gets descriptors when none are left, and
+    what it makes is the owner's only.
     """
 
     fs: FileSystem = field(default_factory=Disk)
-    journal_fs: FileSystem = field(default_factory=ReservedDisk)
+    journal_fs: FileSystem = field(default_factory=lambda: ReservedDisk(private=True))
     clock: Clock = field(default_factory=SystemClock)
     entropy: Entropy = field(default_factory=system_entropy)
     http: HttpCounters = field(default_factory=HttpCounters)

@@ -17,6 +17,7 @@ from typing import Any, Final, TextIO
 
 import orjson
 
+from logstore.privacy import apply_umask
 from tailrace.verification.fault import Fault, Findings
 
 _SHOWN_EVERY: Final = 50
@@ -46,6 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"warning: {warning}", file=sys.stderr)
     from tailrace.verification.wiring import verify  # after a refusal, which need not wait for it
 
+    apply_umask(settings.umask)
     printer = Printer(sys.stdout, sys.stderr, as_json=arguments.json)
     findings = Findings(printer.fault, printer.progress)
     with tempfile.TemporaryDirectory(prefix="tailrace-verify-") as spill:

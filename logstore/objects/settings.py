@@ -50,6 +50,12 @@ class StoreSettings(BaseSettings):
             "The object store: a folder, or `s3://bucket/prefix`; empty: `store` in the data folder"
         ),
     )
+    umask: str = Field(
+        default="077",
+        pattern=r"^0?[0-7]{3}$",
+        description="Which rights others have not on what is written to a store in a folder, in "
+        "quotes: `027` lets the group read it, `007` write too. The journal is its owner's only",
+    )
     s3: S3Settings = S3Settings()
 
     @field_validator("store")

@@ -131,3 +131,19 @@ async def test_it_is_told_where_the_store_is(tmp_path: Path) -> None:
     one = Verification(words, verify_environment(settings), QUIET)
     assert await all_of(await one.begin(repair=False)) == [{"summary": str(tmp_path / "elsewhere")}]
     assert "TAILRACE_STORE" not in os.environ
+
+
+async def test_what_stands_in_the_working_directory_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trap = tmp_path / "somewhere"
+    trap.mkdir()
+    for name in ("tailrace", "orjson", "argparse"):
+        (trap / f"{name}.py").write_text(f"open({str(trap / 'sprung')!r}, 'w')\n")
+    settings = settings_for(tmp_path)
+    async with service(settings) as (client, _):
+        await client.post(RUN, content=b"a\n", headers=PLAIN)
+        monkeypatch.chdir(trap)
+        answer = await client.post("/verify")
+    assert orjson.loads(answer.text.splitlines()[-1])["summary"]["sound"]
+    assert not (trap / "sprung").exists()
