@@ -18,7 +18,8 @@
     ├── Unavailable               try again later, nothing was changed
     │   ├── StoreUnavailable      the object store refused or did not answer
     │   ├── NodeNotReady          starting, stopping, or not registered yet
-    │   └── JournalFull           `journal.max_bytes` reached, or the disk is full
+    │   ├── JournalFull           `journal.max_bytes` reached, or the disk is full
+    │   └── OverQuota             one client wants more than its part
     ├── LimitReached              the operation was cut off by its own time or memory limit
     ├── OutcomeUnknown            it may have happened: look for your own id before a retry
     └── Damaged                   bytes that are not what was written
@@ -135,6 +136,18 @@ class StoreUnavailable(Unavailable):
 
 class NodeNotReady(Unavailable):
     """The node does not take writes now."""
+
+
+class OverQuota(Unavailable):
+    """One client wants more than its part: it goes on later, others go on now."""
+
+    hint = "Try again after the time in Retry-After, or use what you have."
+
+    def __init__(
+        self, message: str, *, retry_after_seconds: int = 60, hint: str | None = None
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.retry_after_seconds = retry_after_seconds
 
 
 class JournalFull(Unavailable):

@@ -75,4 +75,23 @@ class Queue(QueueRetention):
     report_seconds: float = Field(
         default=30, gt=0, description="How often the lag of all groups is looked at, for metrics"
     )
-    max_groups: int = Field(default=1000, ge=1, description="Consumer groups at most")
+    max_groups: int = Field(
+        default=1000,
+        ge=1,
+        description="Consumer groups at most; an unused one gives its place, or the next gets 429",
+    )
+    new_groups_per_hour: int = Field(
+        default=100,
+        ge=1,
+        description="Groups that one address may make in an hour at a node; the next one gets 429",
+    )
+    unused_group_seconds: float = Field(
+        default=3600,
+        gt=0,
+        description="A group that committed nothing and was not asked for so long is unused",
+    )
+    decoded_bytes: Bytes = Field(
+        default=64 * MIB,
+        description="Decoded parts of segments kept while consumers read them, all together; "
+        "what does not fit is decoded again when its consumer reads on",
+    )

@@ -183,7 +183,8 @@ def make_app(
         compaction=compaction,
         compactor_file=compactor_file(settings, machine),
     )
-    contents = Contents(node.store, deletions_of(node), queue.limits.readers)
+    limits = queue.limits
+    contents = Contents(node.store, deletions_of(node), limits.readers, limits.decoded_bytes)
     verification = Verification(verify_command(settings), verify_environment(settings))
     return build_app(
         node,
@@ -337,6 +338,9 @@ def queue_limits(settings: Settings) -> QueueLimits:
         poll_seconds=queue.poll_seconds,
         report_seconds=queue.report_seconds,
         max_groups=queue.max_groups,
+        new_groups_per_hour=queue.new_groups_per_hour,
+        unused_group_seconds=queue.unused_group_seconds,
+        decoded_bytes=queue.decoded_bytes,
     )
 
 

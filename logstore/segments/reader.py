@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import xxhash
 
 from logstore.batch import RunKey
 from logstore.errors import Damaged
@@ -105,6 +106,39 @@ async def fetch_segment(store: ObjectStore, key: str, *, run: RunKey | None = No
     for start, end in _spans(segment, () if share is None else share.groups):
         sparse.add(start, (await store.get(key, offset=start, size=end - start))[1])
     return segment
+
+
+class StoredSegment:
+    """A segment in the store, of which only the footer is held."""
+
+    def __init__(self, store: ObjectStore, key: str, size: int, tail: SparseFile) -> None:
+        self._store = store
+        self._key = key
+        self._size = size
+        self._tail = tail
+        self.footer = _opened(tail).footer
+
+    async def check(self) -> None:
+        """Reads it once, in pieces. Raises `Damaged` unless every byte is as it was written."""
+        cut, digest = seal.pages(memoryview(self._tail.first()[1]), self._size)
+        seen = xxhash.xxh3_64()
+        async for piece in self._store.stream(self._key, size=cut):
+            seen.update(piece)
+        if seen.intdigest() != digest:
+            raise Damaged(f"the pages of {self._key} do not match its seal")
+
+    async def group(self, index: int) -> SegmentFile:
+        """The segment with the bytes of one row group. Raises as `fetch_segment`."""
+        sparse = SparseFile(self._size, *self._tail.first())
+        segment = _opened(sparse)
+        for start, end in _spans(segment, [index]):
+            sparse.add(start, (await self._store.get(self._key, offset=start, size=end - start))[1])
+        return segment
+
+
+async def stored_segment(store: ObjectStore, key: str, size: int) -> StoredSegment:
+    """A stored segment, to be read row group by row group. Raises as `read_footer`."""
+    return StoredSegment(store, key, size, await _tail(store, key, size))
 
 
 async def _tail(store: ObjectStore, key: str, size: int) -> SparseFile:

@@ -69,6 +69,15 @@ def check_tail(tail: memoryview, *, whole: bool = False) -> None:
         raise Damaged("the footer of the segment does not match its seal")
 
 
+def pages(tail: memoryview, size: int) -> tuple[int, int]:
+    """How many bytes of a segment of `size` stand before its seal, and their XXH3-64.
+
+    `tail` is its end, as `check_tail` found it right.
+    """
+    cut = footer_start(tail) - SIZE
+    return size - len(tail) + cut, _NUMBER.unpack_from(tail, cut + 8)[0]
+
+
 def _seal(pages: memoryview, footer: memoryview) -> bytes:
     head = MAGIC + b"".join(_NUMBER.pack(xxhash.xxh3_64_intdigest(p)) for p in (pages, footer))
     return head + _NUMBER.pack(xxhash.xxh3_64_intdigest(head))

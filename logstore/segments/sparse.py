@@ -24,6 +24,10 @@ class SparseFile(io.RawIOBase):
         """Makes `data` readable from offset `start` on."""
         self._ranges.append((start, data))
 
+    def first(self) -> tuple[int, bytes]:
+        """The range that it was made with: its offset, and its bytes."""
+        return self._ranges[0]
+
     def readable(self) -> bool:
         return True
 

@@ -21,8 +21,8 @@ from service.http.download import answer, without_body
 from service.http.limits import HttpLimits
 from service.http.node import NodeApi, Page
 from service.http.pages import page_from_start, total_of
+from service.http.paging import Plain, page_response
 from service.http.targets import BASE, name
-from service.http.text import shown
 from service.status.last import last_run
 from service.status.task import TASKS, task_key
 
@@ -59,7 +59,8 @@ def last_routes(node: NodeApi, limits: HttpLimits, clock: Clock) -> APIRouter:
             page = await page_from_start(node, key, after, min(limit, limits.max_page_lines))
         except NotFound:  # a status came, and no line yet
             return _flat(key, {task: "", "total": "0"})
-        return _flat(key, _strings(task, page))
+        headers = {"tailrace-run": _header(key.run)}
+        return page_response(node, key, page, task, _rest, encoder=Plain(), headers=headers)
 
     @router.get(
         "/{fqn}/last/download",
@@ -84,11 +85,11 @@ def last_routes(node: NodeApi, limits: HttpLimits, clock: Clock) -> APIRouter:
     return router
 
 
-def _strings(task: str, page: Page) -> dict[str, str]:
-    value = {task: shown(page.text).removesuffix("\n"), "total": str(total_of(page))}
-    if page.after is not None:
-        value["after"] = page.after
-    if page.streaming:
+def _rest(_: Page, last: Page) -> dict[str, str]:
+    value = {"total": str(total_of(last))}
+    if last.after is not None:
+        value["after"] = last.after
+    if last.streaming:
         value["streaming"] = "true"
     return value
 

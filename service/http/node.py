@@ -32,6 +32,8 @@ class Page(Protocol):
     def state(self) -> str: ...
     @property
     def streaming(self) -> bool: ...
+    @property
+    def missing(self) -> int: ...
 
 
 class TextPiece(Protocol):
@@ -84,8 +86,11 @@ class RunText(Protocol):
         limit: int,
         tail: int | None = None,
         before: str | None = None,
+        max_bytes: int = ...,
     ) -> Page:
         """At most `limit` lines after a cursor, before one, or the last `tail`.
+
+        If they take more than about `max_bytes`, `missing` says how many are left behind `after`.
 
         Raises `NotFound`, `InvalidCursor`, `StoreUnavailable`.
         """

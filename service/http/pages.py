@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import base64
 from typing import Annotated, Any
 
 import orjson
 from fastapi import APIRouter, Query
 from fastapi.responses import Response
-from isal import isal_zlib
 from pydantic import BaseModel
 
 from logstore.batch import RunKey
 from logstore.errors import InvalidCursor, InvalidInput, NotFound
 from service.http.limits import HttpLimits
 from service.http.node import NodeApi, Page
+from service.http.paging import PIECE_BYTES, Packed, Plain, page_response
 from service.http.targets import BASE, run_key
-from service.http.text import shown
-
-_GZIP = 16 + isal_zlib.MAX_WBITS
 
 
 class LogPage(BaseModel):
@@ -58,6 +53,10 @@ def page_routes(node: NodeApi, limits: HttpLimits) -> APIRouter:
             bool, Query(description="`logs` as base64 of gzip, as OpenMetadata's client reads it.")
         ] = False,
     ) -> Response:
+
+        def rest(first: Page, last: Page) -> dict[str, Any]:
+            return _rest(first, last) | ({"compressed": True} if compressed else {})
+
         key = run_key(fqn, runId)
         start = _only_one(after or offset or None, before or None, tail)
         try:
@@ -66,10 +65,8 @@ def page_routes(node: NodeApi, limits: HttpLimits) -> APIRouter:
             # As upstream: a reader may come before the first line, but not to no pipeline.
             await must_know(node, key.fqn)
             return _json(_EMPTY)
-        value = _value(found)
-        if compressed:
-            value |= {"logs": await asyncio.to_thread(_packed, value["logs"]), "compressed": True}
-        return _json(value)
+        encoder = Packed() if compressed else Plain()
+        return page_response(node, key, found, "logs", rest, encoder=encoder)
 
     return router
 
@@ -91,21 +88,24 @@ async def _read(node: NodeApi, key: RunKey, start: Start, limit: int, limits: Ht
     after, before, tail = start
     if tail is not None:
         tail = min(tail, limits.max_page_lines)
-        return await node.text.page(key, after=None, limit=tail, tail=tail)
+        return await node.text.page(key, after=None, limit=tail, tail=tail, max_bytes=PIECE_BYTES)
     if before is not None:
-        return await node.text.page(key, after=None, limit=limit, before=before)
+        return await node.text.page(
+            key, after=None, limit=limit, before=before, max_bytes=PIECE_BYTES
+        )
     return await page_from_start(node, key, after, limit)
 
 
 async def page_from_start(node: NodeApi, key: RunKey, after: str | None, limit: int) -> Page:
-    """The page after a cursor; a cursor that nobody gave out is the start, as upstream.
+    """The first piece of the page after a cursor; one that nobody gave out is the start, as
+    upstream.
 
     Raises `NotFound`, `StoreUnavailable`.
     """
     try:
-        return await node.text.page(key, after=after or None, limit=limit)
+        return await node.text.page(key, after=after or None, limit=limit, max_bytes=PIECE_BYTES)
     except InvalidCursor:
-        return await node.text.page(key, after=None, limit=limit)
+        return await node.text.page(key, after=None, limit=limit, max_bytes=PIECE_BYTES)
 
 
 async def must_know(node: NodeApi, fqn: str) -> None:
@@ -121,21 +121,16 @@ def total_of(page: Page) -> int:
     return page.total_bytes if page.state == "closed" else page.total_lines
 
 
-def _packed(text: str) -> str:
-    return base64.b64encode(isal_zlib.compress(text.encode(), 1, wbits=_GZIP)).decode()
-
-
-def _value(page: Page) -> dict[str, Any]:
+def _rest(first: Page, last: Page) -> dict[str, Any]:
     value: dict[str, Any] = {
-        "logs": shown(page.text).removesuffix("\n"),
-        "after": page.after,
-        "total": total_of(page),
-        "totalLines": page.total_lines,
-        "totalBytes": page.total_bytes,
-        "state": page.state,
-        "before": page.before,
+        "after": last.after,
+        "total": total_of(last),
+        "totalLines": last.total_lines,
+        "totalBytes": last.total_bytes,
+        "state": last.state,
+        "before": first.before,
     }
-    if page.streaming:
+    if last.streaming:
         value["streaming"] = True
     return value
 

@@ -41,6 +41,7 @@ _TABLE: dict[type[Exception], tuple[int, str]] = {
     errors.StoreUnavailable: (503, "store-unavailable"),
     errors.NodeNotReady: (503, "node-not-ready"),
     errors.JournalFull: (507, "journal-full"),
+    errors.OverQuota: (429, "over-quota"),
     errors.LimitReached: (422, "limit-reached"),
     errors.OutcomeUnknown: (503, "outcome-unknown"),
     errors.Damaged: (500, "damaged"),

@@ -5,18 +5,22 @@ deletion touches is given as Parquet byte for byte as it is stored, under the st
 that is touched is made again without the deleted rows, in memory, under an ETag that names
 the deletions; its footer is plain Parquet's, for the seal covers what was cut.
 
-ndjson and text are made row group by row group and piece by piece, so memory is that of the
-stored segment, one row group and a few pieces. Text takes from a row group no more columns than
-it needs.
+ndjson and text are made row group by row group and piece by piece. Between two turns of a
+reader nothing of the segment is his but a place in it: what is decoded stands in a cache of
+bounded size, and is fetched and decoded again if others have pushed it out meanwhile. So memory
+is that of the cache, of the row groups that are being decoded, and of a few pieces per reader,
+whether they read or not. Before the first record all bytes are checked, in constant memory.
+Text takes from a row group no more columns than it needs.
 """
 
 from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+import itertools
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Final
 
 import pyarrow as pa
@@ -26,18 +30,25 @@ import xxhash
 
 from logstore import ulid as ulids
 from logstore.batch import RunKey
-from logstore.errors import NotFound
+from logstore.errors import NotFound, Unavailable
 from logstore.objects.store import ObjectInfo, ObjectStore
 from logstore.segments.footer import CHECKED, Footer
-from logstore.segments.reader import SegmentFile, fetch_segment, read_footer
+from logstore.segments.reader import (
+    SegmentFile,
+    StoredSegment,
+    fetch_segment,
+    stored_segment,
+)
 from logstore.segments.schema import SCHEMA
 from service.query.hot import SCHEMA as RECORDS
-from service.query.output import Output
+from service.query.output import Output, pieces
 from service.query.view import Deletion
 from service.queue.segment import Name
+from service.text.cache import Cache
 
 _ROWS: Final = 4096  # decoded at once: buffers below the size of decision 015
 _PIECES: Final = 4  # at once: a thread's turn is worth about a MiB
+_PIECE_BYTES: Final = 256 << 10
 _RUN: Final = ("fqn", "run_id")
 Deletions = Callable[[], Awaitable[Sequence[Deletion]]]
 
@@ -48,8 +59,13 @@ class Opened:
 
     name: Name
     info: ObjectInfo
-    footer: Footer
+    stored: StoredSegment
     deleted: tuple[Deletion, ...]
+
+    @property
+    def footer(self) -> Footer:
+        """What it says of itself."""
+        return self.stored.footer
 
     @property
     def etag(self) -> str:
@@ -61,25 +77,47 @@ class Opened:
         return f"{stored}-{xxhash.xxh3_64_hexdigest(which)}"
 
 
-class Contents:
-    """Of the segments of a store. At most `readers` are decoded at the same time."""
+class Rewritten:
+    """A segment that was made again."""
 
-    def __init__(self, store: ObjectStore, deletions: Deletions, readers: int) -> None:
+    def __init__(self, body: bytes) -> None:
+        self.body = body
+
+    async def part(self, offset: int, size: int) -> AsyncIterator[bytes]:
+        """`size` bytes of it from an offset on, in pieces."""
+        for start in range(offset, offset + size, _PIECE_BYTES):
+            yield self.body[start : min(start + _PIECE_BYTES, offset + size)]
+
+
+class Contents:
+    """Of the segments of a store. At most `readers` are decoded at the same time.
+
+    `cache_bytes` of decoded row groups are kept for those who read on, and as many bytes of
+    rewritten segments are held for those who are sent one.
+    """
+
+    def __init__(
+        self, store: ObjectStore, deletions: Deletions, readers: int, cache_bytes: int
+    ) -> None:
         self._store = store
         self._deletions = deletions
         self._decoding = asyncio.Semaphore(readers)
+        self._decoded: Cache[pa.Table] = Cache(cache_bytes)
+        self._most_rewritten = cache_bytes
+        self._rewritten = 0
+        self._reads = itertools.count()
 
     async def open(self, name: Name) -> Opened:
         """Raises `NotFound`, `Damaged`, `StoreUnavailable`."""
         try:
             info = await self._store.head(name.key)
-            footer = await read_footer(self._store, name.key, size=info.size)
+            stored = await stored_segment(self._store, name.key, info.size)
         except NotFound as error:
             raise NotFound(
                 f"no segment {name.id}",
                 hint="It may have been deleted: all groups had it, or were evicted.",
             ) from error
-        return Opened(name, info, footer, tuple(_touching(await self._deletions(), footer)))
+        return Opened(name, info, stored, tuple(_touching(await self._deletions(), stored.footer)))
 
     def stored(self, opened: Opened, offset: int, size: int) -> AsyncIterator[bytes]:
         """Bytes of a segment that no deletion touches. Raises as `open`, `PreconditionFailed`."""
@@ -87,28 +125,52 @@ class Contents:
             opened.name.key, offset=offset, size=size, if_match=opened.info.etag
         )
 
-    async def rewritten(self, opened: Opened) -> bytes:
-        """A segment as Parquet without what was deleted. Raises as `open`."""
+    async def rewritten(self, opened: Opened) -> Rewritten:
+        """A segment as Parquet without what was deleted; its memory counts as long as it lives.
+
+        Raises as `open`, and `Unavailable` while too many are being sent.
+        """
         async with self._decoding:
-            return await asyncio.to_thread(_rewrite, await self.whole(opened), opened.deleted)
+            if self._rewritten and self._rewritten + opened.info.size > self._most_rewritten:
+                raise Unavailable(
+                    f"{self._rewritten} bytes of segments without deleted rows are being sent",
+                    hint="Try again in a moment, or take the segment as ndjson or text.",
+                )
+            segment = await fetch_segment(self._store, opened.name.key)
+            made = Rewritten(await asyncio.to_thread(_rewrite, segment, opened.deleted))
+            self._rewritten += len(made.body)
+            weakref.finalize(made, self._forget, len(made.body))
+            return made
 
-    async def whole(self, opened: Opened) -> SegmentFile:
-        """The stored segment, checked from its first byte to its last. Raises as `open`."""
-        return await fetch_segment(self._store, opened.name.key)
+    def _forget(self, size: int) -> None:
+        self._rewritten -= size
 
-    async def records(
-        self, opened: Opened, segment: SegmentFile, output: Output
-    ) -> AsyncIterator[bytes]:
+    async def records(self, opened: Opened, output: Output) -> AsyncIterator[bytes]:
         """The records in order of ULID, as `output` encodes them. Raises `Damaged`."""
-        encoded = _encoded(segment, opened.deleted, output)
-        while pieces := await self._some(encoded):
-            for piece in pieces:
-                yield piece
+        reader = next(self._reads)
+        for index in range(len(opened.footer.checksums)):
+            key, row, rows = (reader, index), 0, 1
+            try:
+                while row < rows:
+                    async with self._decoding:
+                        table = await self._table(key, opened, output)
+                        rows = table.num_rows
+                        pieces, row = await asyncio.to_thread(_encoded, table, row, output)
+                        del table
+                    while pieces:
+                        yield pieces.pop(0)
+            finally:
+                self._decoded.drop(key)
 
-    async def _some(self, encoded: Iterator[bytes]) -> list[bytes]:
-        """The next pieces. Reading waits for its turn here, not while the client reads."""
-        async with self._decoding:
-            return await asyncio.to_thread(lambda: list(islice(encoded, _PIECES)))
+    async def _table(self, key: tuple[int, int], opened: Opened, output: Output) -> pa.Table:
+        """The rows of a row group that are left, with the columns that the output shows."""
+        known = self._decoded.get(key)
+        if known is not None:
+            return known
+        segment = await opened.stored.group(key[1])
+        table = await asyncio.to_thread(_decoded, segment, key[1], opened.deleted, output)
+        self._decoded.put(key, table, table.get_total_buffer_size())
+        return table
 
 
 def _touching(deletions: Sequence[Deletion], footer: Footer) -> list[Deletion]:
@@ -142,13 +204,25 @@ def _rewrite(segment: SegmentFile, deleted: Sequence[Deletion]) -> bytes:
     return sink.getvalue()
 
 
-def _encoded(segment: SegmentFile, deleted: Sequence[Deletion], output: Output) -> Iterator[bytes]:
+def _decoded(
+    segment: SegmentFile, index: int, deleted: Sequence[Deletion], output: Output
+) -> pa.Table:
     columns = output.columns
     needed = None
     if columns is not None:
         needed = list({*CHECKED, *(_RUN if deleted else ()), *columns})
     wanted = pa.schema([RECORDS.field(name) for name in columns or RECORDS.names])
-    for index in range(len(segment.footer.checksums)):
-        table = _kept(segment.group(index, needed, rows=_ROWS), deleted)
-        for batch in table.select(wanted.names).cast(wanted).to_batches():
-            yield from output.records(batch)
+    table = _kept(segment.group(index, needed, rows=_ROWS), deleted)
+    return table.select(wanted.names).cast(wanted)
+
+
+def _encoded(table: pa.Table, row: int, output: Output) -> tuple[list[bytes], int]:
+    """The next pieces from `row` on, and the row behind them."""
+    found: list[bytes] = []
+    for batch in table.slice(row).to_batches():
+        for part in pieces(batch):
+            found += output.records(part)
+            row += part.num_rows
+            if len(found) >= _PIECES:
+                return found, row
+    return found, row

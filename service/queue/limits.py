@@ -20,7 +20,11 @@ class QueueLimits:
     poll_seconds: float = 1.0
     report_seconds: float = 30.0
     max_groups: int = 1000
+    new_groups_per_hour: int = 100
+    unused_group_seconds: float = 3600.0
     readers: int = 2
     """Segments that are decoded at the same time."""
+    decoded_bytes: int = 64 << 20
+    """Of row groups, kept for those who read on."""
     relist_seconds: float = 600.0
     """A listing from the beginning, which sees what was deleted."""

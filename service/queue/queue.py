@@ -7,6 +7,7 @@ remembers listings, footers, and the version of a group that it wrote last.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -21,10 +22,10 @@ from logstore.entropy import Entropy
 from logstore.errors import (
     InvalidInput,
     LeaseLost,
-    LimitReached,
     NodeNotReady,
     NotFound,
     OutcomeUnknown,
+    OverQuota,
     TailraceError,
     Unavailable,
 )
@@ -36,6 +37,7 @@ from service.queue.counters import QueueCounters
 from service.queue.lag import lag_of
 from service.queue.limits import QueueLimits
 from service.queue.pulse import Pulse
+from service.queue.quota import NewGroups, unused
 from service.queue.segment import Leased, Name, Segment
 from service.queue.transitions import Moment
 from service.queue.writer import Change, GroupWriter, Shared
@@ -75,6 +77,9 @@ class SegmentQueue:
         self._woken = woken
         self._pulse = Pulse(clock, limits.poll_seconds)
         self._writers: dict[str, GroupWriter] = {}
+        self._asked: dict[str, float] = {}
+        self._new_groups = NewGroups(clock, limits.new_groups_per_hour)
+        self._looked = -math.inf
         self._stopping = False
         self._leaving: set[asyncio.Task[None]] = set()
         self._shared = Shared(
@@ -94,14 +99,17 @@ class SegmentQueue:
     # --- consumers -----------------------------------------------------------------
 
     async def next(
-        self, name: str, *, wait_seconds: float, lease_seconds: float, start: Start
+        self, name: str, *, wait_seconds: float, lease_seconds: float, start: Start, peer: str = ""
     ) -> Given | None:
         """The oldest segment that is free, leased; None if none came in time.
 
-        Makes the group if there is none. Raises `GroupEvicted`, `LimitReached`, `InvalidName`,
-        `StoreUnavailable`, `OutcomeUnknown`, `Damaged`.
+        Makes the group if there is none; `peer` is the address of who asks. Raises `GroupEvicted`,
+        `OverQuota`, `InvalidName`, `StoreUnavailable`, `OutcomeUnknown`, `Damaged`.
         """
         _check_group(name)
+        if self._stopping:
+            raise NodeNotReady("the node is stopping", hint="Ask another node, or later.")
+        await self._bounded(name, peer)
         claim = self._shared.fresh_id()
         try:
             return await self._next(name, claim, wait_seconds, lease_seconds, start)
@@ -121,10 +129,8 @@ class SegmentQueue:
             after, found = transitions.lease(group, upcoming, claim, lease_ms, moment, self.limits)
             return after, (found, transitions.expired_between(group, after, moment))
 
-        if self._stopping:
-            raise NodeNotReady("the node is stopping", hint="Ask another node, or later.")
-        await self._bounded(name)
         while True:
+            self._asked[name] = self._clock.monotonic()
             await self.catalogue.within(self.limits.poll_seconds / 2)
             leased, expired = await self._writer(name).change(take, wants=True, start=start)
             self.counters.failed_segments += expired
@@ -278,18 +284,36 @@ class SegmentQueue:
         self._writers.pop(name, None)
         await self.report()
 
-    async def _bounded(self, name: str) -> None:
-        """Raises `LimitReached` if one more group would be one too many."""
+    async def _bounded(self, name: str, peer: str) -> None:
+        """Raises `OverQuota` if one more group would be one too many."""
         if name in self._writers or await read_group(self._store, name) is not None:
             return
         count = 0
         async for _ in self._store.list(keys.GROUPS):
             count += 1
-        if count >= self.limits.max_groups:
-            raise LimitReached(
-                f"there are {count} consumer groups",
-                hint="DELETE /segments/groups/{group} forgets one that is not needed.",
+        if count >= self.limits.max_groups and not await self._free_one():
+            raise OverQuota(
+                f"there are {count} consumer groups, and all of them are used",
+                retry_after_seconds=math.ceil(self.limits.unused_group_seconds),
+                hint="DELETE /segments/groups/{group} forgets one that is not needed; an operator "
+                "can raise queue.max_groups.",
             )
+        self._new_groups.take(peer)
+
+    async def _free_one(self) -> bool:
+        """Forgets a group that nobody uses. To read all groups is not done at every request."""
+        now, seconds = self._clock.monotonic(), self.limits.unused_group_seconds
+        if now - self._looked < self.limits.poll_seconds:
+            return False
+        self._asked = {name: at for name, at in self._asked.items() if at > now - seconds}
+        before = self._clock.now_ms() - round(seconds * 1000)
+        found = unused(await self.groups(), self._asked, before)
+        if found is None:
+            self._looked = now
+            return False
+        await self._store.delete([keys.group(found.name)])
+        self._writers.pop(found.name, None)
+        return True
 
     def _writer(self, name: str) -> GroupWriter:
         writer = self._writers.get(name)

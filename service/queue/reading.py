@@ -74,25 +74,20 @@ async def _answer(
         return Response(status_code=304, headers=common)
     if chosen != "parquet":
         output = _OUTPUTS[chosen]()
-        records = contents.records(opened, await contents.whole(opened), output)
+        await opened.stored.check()
+        records = contents.records(opened, output)
         return StreamingResponse(records, headers=common, media_type=output.media_type)
-    body = await contents.rewritten(opened) if opened.deleted else None
-    size = opened.info.size if body is None else len(body)
+    made = await contents.rewritten(opened) if opened.deleted else None
+    size = opened.info.size if made is None else len(made.body)
     span = _span(headers, size, tag)
     common["accept-ranges"] = "bytes"
     if span is not None:
         common["content-range"] = f"bytes {span.first}-{span.last}/{size}"
     first, length = (0, size) if span is None else (span.first, span.size)
     status = 200 if span is None else 206
-    if body is not None:
-        part = body[first : first + length]
-        return Response(part, status, headers=common, media_type=PARQUET)
-    return StreamingResponse(
-        contents.stored(opened, first, length),
-        status,
-        headers={**common, "content-length": str(length)},
-        media_type=PARQUET,
-    )
+    stored = made.part(first, length) if made else contents.stored(opened, first, length)
+    common["content-length"] = str(length)
+    return StreamingResponse(stored, status, headers=common, media_type=PARQUET)
 
 
 def _span(headers: Mapping[str, str], size: int, tag: str) -> Span | None:

@@ -28,6 +28,7 @@ _LEASED: Final[dict[int | str, dict[str, Any]]] = {
     200: {"description": "A lease.", "model": wire.NextSegment},
     204: {"description": "No segment came within `wait`."},
     409: {"description": "`group-evicted`: its place is lost until somebody resets it."},
+    429: {"description": "`over-quota`: too many groups, or too many new ones of this address."},
 }
 _MAX_PAGE: Final = 1000
 
@@ -65,6 +66,7 @@ def queue_routes(queue: Callable[[], SegmentQueue]) -> APIRouter:
             wait_seconds=min(wait, current.limits.max_wait_seconds),
             lease_seconds=seconds,
             start=start,
+            peer=request.client.host if request.client else "",
         )
         given = await unless_gone(asked, request.receive)
         if given is None:

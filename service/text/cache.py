@@ -25,6 +25,11 @@ class Cache(Generic[T]):
         self._held.move_to_end(key)
         return found[0]
 
+    def drop(self, key: Hashable) -> None:
+        """Forgets the value, if it is held."""
+        _, size = self._held.pop(key, (None, 0))
+        self.bytes -= size
+
     def put(self, key: Hashable, value: T, size: int) -> None:
         """Holds the value; one that is larger than the cache is not held."""
         if size > self._limit or key in self._held:

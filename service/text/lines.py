@@ -24,7 +24,8 @@ async def read_lines(
     """Lines from `start` to before `end`, fewer if they take more than `max_bytes`.
 
     At least one line is given if there is one. With `whole_blocks` it ends where a block
-    does. Batches whose records hold newlines are not divided at the hot end. Raises `Moved`.
+    does. Batches whose records hold newlines are not divided at the hot end; another that is
+    alone larger than `max_bytes` is. Raises `Moved`.
     """
     end = min(end, snapshot.lines)
     pieces: list[bytes] = []
@@ -92,7 +93,18 @@ def _from_stretch(snapshot: Snapshot, start: int, end: int, room: int, some: boo
     last = int(np.searchsorted(stretch.ends, high, "left")) + 1
     text = snapshot.stretch_text(stretch, first, last)
     row_line = int(stretch.ends[first]) - int(stretch.rows["lines"][first])
+    if len(text) > room and last == first + 1:
+        row = stretch.rows[first]
+        if int(row["records"]) == int(row["lines"]):
+            high = _fitting(text, start - row_line, high - row_line, room) + row_line
     return Lines(_trim(text, start - row_line, high - start), high)
+
+
+def _fitting(text: bytes, start: int, high: int, room: int) -> int:
+    """`high`, or the end of the lines from `start` on that take no more than `room`; one does."""
+    ends = line_ends(text)
+    begin = int(ends[start - 1]) if start else 0
+    return min(high, max(int(np.searchsorted(ends, begin + room, "right")), start + 1))
 
 
 def _whole(stretch: Stretch, first: int, last: int, high: int, some: bool) -> int:

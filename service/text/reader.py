@@ -29,6 +29,7 @@ class Page:
     """Whole lines, each with its newline; totals are of the run as it is now.
 
     `after` is None when there is no more for now, `before` when nothing comes before.
+    `missing` lines of those that were asked for did not fit: they follow `after`.
     """
 
     text: bytes
@@ -38,6 +39,7 @@ class Page:
     total_lines: int
     total_bytes: int
     state: str
+    missing: int
 
     @property
     def streaming(self) -> bool:
@@ -78,8 +80,11 @@ class TextReader:
         limit: int,
         tail: int | None = None,
         before: str | None = None,
+        max_bytes: int = MAX_PAGE_BYTES,
     ) -> Page:
         """At most `limit` lines after a token, before one, or the last `tail`.
+
+        Fewer if they take more than about `max_bytes`, but one if there is one.
 
         Raises `NotFound`, `InvalidCursor`, `StoreUnavailable`.
         """
@@ -95,10 +100,10 @@ class TextReader:
             end = snapshot.lines
             if last is not None:
                 end = await line_of(snapshot, last)
-                return await _page(snapshot, max(end - limit, 0), end)
+                return await _page(snapshot, max(end - limit, 0), end, max_bytes)
             if tail is not None:
-                return await _page(snapshot, max(end - tail, 0), end)
-            return await _page_after(snapshot, first, limit)
+                return await _page(snapshot, max(end - tail, 0), end, max_bytes)
+            return await _page_after(snapshot, first, limit, max_bytes)
 
         return await self._snapshots.with_one(key, read)
 
@@ -151,19 +156,21 @@ class TextReader:
         return await self._snapshots.with_one(key, measure)
 
 
-async def _page_after(snapshot: Snapshot, first: Cursor | int | None, limit: int) -> Page:
+async def _page_after(
+    snapshot: Snapshot, first: Cursor | int | None, limit: int, max_bytes: int
+) -> Page:
     """The first lines that were not seen; only some of them if what follows was seen."""
     ranges = await unseen(snapshot, first)
     start, end = ranges[0] if ranges else (snapshot.lines, snapshot.lines)
-    page = await _page(snapshot, start, min(start + limit, end))
+    page = await _page(snapshot, start, min(start + limit, end), max_bytes)
     if end < snapshot.lines and isinstance(first, Cursor):
         after = first.joined(await cursor_at(snapshot, start + page.lines))
         return replace(page, after=after.encode())
     return page
 
 
-async def _page(snapshot: Snapshot, start: int, end: int) -> Page:
-    found = await read_lines(snapshot, start, end, MAX_PAGE_BYTES)
+async def _page(snapshot: Snapshot, start: int, end: int, max_bytes: int) -> Page:
+    found = await read_lines(snapshot, start, end, max_bytes)
     more = found.end < snapshot.lines
     return Page(
         text=found.text,
@@ -173,6 +180,7 @@ async def _page(snapshot: Snapshot, start: int, end: int) -> Page:
         total_lines=snapshot.lines,
         total_bytes=snapshot.size,
         state=snapshot.state,
+        missing=max(end - found.end, 0),
     )
 
 

@@ -45,6 +45,7 @@ class MemoryPage:
     total_bytes: int
     state: str
     streaming: bool
+    missing: int = 0
 
 
 @dataclass
@@ -101,6 +102,7 @@ class MemoryText:
         limit: int,
         tail: int | None = None,
         before: str | None = None,
+        max_bytes: int = 1 << 62,
     ) -> MemoryPage:
         if self.failures:
             raise self.failures.pop(0)
@@ -108,7 +110,9 @@ class MemoryText:
             raise NotFound("no such run")
         lines = [line + b"\n" for line in self.whole(key).split(b"\n")[:-1]]
         start = self._start(len(lines), after, limit, tail, before)
-        end = min(start + limit, len(lines))
+        wanted = end = min(start + limit, len(lines))
+        while end > start + 1 and sum(map(len, lines[start:end])) > max_bytes:
+            end -= 1
         return MemoryPage(
             text=b"".join(lines[start:end]),
             after=str(end) if end < len(lines) else None,
@@ -117,6 +121,7 @@ class MemoryText:
             total_bytes=len(self.whole(key)),
             state=self.state(key),
             streaming=self.state(key) == "open",
+            missing=wanted - end,
         )
 
     @staticmethod

@@ -81,7 +81,7 @@ async def queue_door(**limits: Any) -> AsyncIterator[QueueDoor]:
     async def deleted() -> Sequence[Deletion]:
         return deletions
 
-    contents = Contents(store, deleted, queue.limits.readers)
+    contents = Contents(store, deleted, queue.limits.readers, queue.limits.decoded_bytes)
     door = Door(queue=lambda: queue, contents=lambda: contents)
     app = build_app(MemoryNode(), door)
     transport = httpx.ASGITransport(cast("Any", app))

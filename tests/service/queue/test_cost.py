@@ -70,7 +70,7 @@ def test_what_a_segment_is_takes_two_requests() -> None:
     async def story(world: QueueWorld) -> None:
         name = await world.put("a")
         store = FaultyStore(world.store, Schedule.none())
-        opened = await Contents(store, nothing_deleted, 1).open(name)
+        opened = await Contents(store, nothing_deleted, 1, 1 << 20).open(name)
         assert opened.footer.rows == 2
         assert counted(store) == {"head others": 1, "get others": 1}
 

@@ -12,8 +12,8 @@ from logstore.errors import (
     GroupEvicted,
     InvalidInput,
     LeaseLost,
-    LimitReached,
     NotFound,
+    OverQuota,
     Unavailable,
 )
 from tests.service.queue.world import (
@@ -34,8 +34,9 @@ def test_groups_and_those_who_wait_are_bounded() -> None:
         queue = world.queue(limits=replace(LIMITS, max_groups=2, max_waiting=1))
         for name in ("one", "two", "one"):
             await take(queue, name)
-        with pytest.raises(LimitReached):
+        with pytest.raises(OverQuota) as refused:
             await take(queue, "three")
+        assert refused.value.retry_after_seconds > 0
         with pytest.raises(InvalidInput):
             await take(queue, "x" * 101)
         waiting = asyncio.ensure_future(take(queue, "one", wait=10))
@@ -43,6 +44,49 @@ def test_groups_and_those_who_wait_are_bounded() -> None:
         with pytest.raises(Unavailable):
             await take(queue, "two", wait=10)
         assert await waiting is None
+
+    playing(story)
+
+
+def test_one_client_cannot_take_all_groups() -> None:
+    async def story(world: QueueWorld) -> None:
+        limits = replace(LIMITS, max_groups=10, new_groups_per_hour=3)
+        queue = world.queue(limits=limits)
+        await world.put("a")
+        for number in range(3):
+            await take(queue, f"theirs-{number}", peer="2001:db8::1")
+        for peer in ("2001:db8::1", "2001:db8::2"):  # one host has the whole network
+            with pytest.raises(OverQuota, match="within an hour"):
+                await take(queue, "theirs-3", peer=peer)
+        assert await take(queue, "theirs-0", peer="2001:db8::1") is None, "used, and not made"
+        await taken(queue, "mine", peer="192.0.2.1")
+        names = [group.name for group in await queue.groups()]
+        assert names == ["mine", "theirs-0", "theirs-1", "theirs-2"]
+        await world.clock.sleep(3601)
+        assert await take(queue, "theirs-3", peer="2001:db8::1") is not None
+
+    playing(story)
+
+
+def test_a_group_that_nobody_uses_gives_its_place_to_one_that_is_needed() -> None:
+    async def story(world: QueueWorld) -> None:
+        limits = replace(LIMITS, max_groups=3, unused_group_seconds=600)
+        queue = world.queue(limits=limits)
+        for _ in range(3):
+            await world.put("a")
+        await commit(queue, await taken(queue, "worked"), "worked")
+        for name in ("asked", "idle"):
+            await take(queue, name, start=Start.NOW)
+        with pytest.raises(OverQuota):
+            await take(queue, "new")
+        await world.clock.sleep(400)
+        await take(queue, "asked")
+        await world.clock.sleep(400)
+        # Of the three one has committed, one was asked for, and one is neither.
+        assert await take(queue, "new") is not None
+        assert [group.name for group in await queue.groups()] == ["asked", "new", "worked"]
+        with pytest.raises(OverQuota):
+            await take(queue, "another")
 
     playing(story)
 

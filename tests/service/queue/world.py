@@ -111,8 +111,9 @@ async def take(
     wait: float = 0.0,
     lease: float = 60.0,
     start: Start = Start.OLDEST,
+    peer: str = "",
 ) -> Given | None:
-    return await queue.next(group, wait_seconds=wait, lease_seconds=lease, start=start)
+    return await queue.next(group, wait_seconds=wait, lease_seconds=lease, start=start, peer=peer)
 
 
 async def taken(queue: SegmentQueue, group: str = "g", **how: Any) -> Given:
