@@ -4,7 +4,7 @@ COUNT is of each test that takes seeds. A history of compactors takes about two 
 those alone, in a quarter of an hour: `make sim COUNT=400 ARGS="-k 'ends_as_the or each_step'"`.
 
 Where a suite has time for some of many cases only, `choice` says which: others in each run, so
-that all of them have their turn. A run prints its number, and takes that of TAILRACE_CHOICE.
+that all of them have their turn. A run prints its number, and takes that of SIM_CHOICE.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import os
 import secrets
 from random import Random
 
-CHOICE = "TAILRACE_CHOICE"
+# Not with the prefix of settings: a service refuses to start with one that it does not know.
+CHOICE = "SIM_CHOICE"
 
 
 def seeds(count: int) -> range:
