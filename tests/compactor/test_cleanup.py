@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import pytest
+
 from compactor.settings import Compaction
 from compactor.upkeep.cleanup import remove_orphans, remove_segments
 from logstore import keys, ulid
@@ -14,6 +16,7 @@ from logstore.runs.textmark import read_text_mark
 from logstore.table.commit import Advance, commit_segments
 from tests.compactor.dated_store import DatedStore
 from tests.compactor.lake import HOUR, NOON, Lake, ShiftedClock, batch
+from tests.faulty_store import Crash, Fault, FaultyStore, Schedule
 
 
 def consumed(lake: Lake, *, segments: int, mark: int, text: int) -> Lake:
@@ -193,3 +196,24 @@ def test_a_machine_whose_clock_is_ahead_removes_nothing_before_its_time(lake: La
     assert lake.keys("table/date") == ["table/date=2026-11-21/hour=12/placed.parquet"]
     assert lake.keys("table/_staging") == [staged]
     assert [key for key in lake.keys(log) if "tmp" in key] == [f"{log}x.json.tmp"]
+
+
+@pytest.mark.parametrize("step", range(1, 4))
+def test_of_a_segment_that_is_set_aside_no_marker_stays_whenever_the_compactor_dies(
+    lake: Lake, step: int
+) -> None:
+    """The marker goes first: nobody would look for one whose segment is gone."""
+    consumed(lake, segments=2, mark=2, text=2)
+    lake.put_bytes(keys.aside("n", 1), b"{}")
+    lake.limits = Compaction(retention_days=10)
+    lake.clock.shift_ms = 12 * 24 * HOUR
+    store = lake.store
+    schedule = Schedule(
+        {step: Fault.CRASH_BEFORE}, applies=lambda call: call.startswith("delete segments/")
+    )
+    lake.store = FaultyStore(store, schedule)
+    with pytest.raises(Crash):
+        lake.run(remove_segments(lake.compactor))
+    lake.store = store
+    lake.run(remove_segments(lake.compactor))
+    assert (left(lake), lake.keys(keys.ASIDE)) == ([], [])

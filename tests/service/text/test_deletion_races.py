@@ -31,6 +31,7 @@ RUN = RunKey("service.pipeline", "run")
 LIMITS = TextLimits(
     fold=FoldLimits(most=3, width=2), flush=FlushLimits(chunk_bytes=1 << 20), partial_seconds=0.0
 )
+LOGS = keys.logs(keys.PREFIX, RUN)
 DAY = 86_400
 OLD, NEW = b"old 1\nold 2\n", b"new 1\nnew 2\nnew 3\n"
 
@@ -95,13 +96,13 @@ async def test_a_pipelines_deletion_leaves_what_this_node_flushes_meanwhile() ->
     await stands((here, other), NEW)
 
 
-@pytest.mark.on_servers(at=("put runs/", "list pipeline-logs/"), mixed=(True,), closes=(True,))
+@pytest.mark.on_servers(at=("put runs/", "list pipeline-logs/"), mixed=(True,), closes=("closes",))
 @pytest.mark.parametrize("whole_pipeline", [False, True])
-@pytest.mark.parametrize("closes", [False, True])
+@pytest.mark.parametrize("closes", ["", "closes", "closes and goes on"])
 @pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize("at", ["get coordination/deleted/", "put runs/", "list pipeline-logs/"])
 async def test_a_deletion_leaves_what_another_node_flushes_meanwhile(
-    at: str, mixed: bool, closes: bool, whole_pipeline: bool
+    at: str, mixed: bool, closes: str, whole_pipeline: bool
 ) -> None:
     """`mixed`: in one chunk with lines from before the deletion, of which it has not heard."""
     here, other, store = await two_nodes()
@@ -115,19 +116,79 @@ async def test_a_deletion_leaves_what_another_node_flushes_meanwhile(
         await flushed(other)
         if closes:
             await other.text.close_run(RUN)
+        if "goes on" in closes:
             await flushed(other, b"new 4\n")
 
     store.before(at, meanwhile)
     await (here.text.delete_pipeline(RUN.fqn) if whole_pipeline else here.text.delete_run(RUN))
     assert store.done
     await other.text.deletions.load()
-    await stands((here, other), NEW + b"new 4\n" * closes)
+    expected = NEW + b"new 4\n" * ("goes on" in closes)
+    await stands((here, other), expected)
     manifest = await manifest_of(here)
-    assert manifest.state == "open"
+    assert (manifest.state == "closed") == manifest.sealed
     assert manifest.generation == here.text.deletions.horizon(RUN)
     other.clock.pass_seconds(61)
     assert await other.text.close_run(RUN) == "closed"
-    await stands((here, other), NEW + b"new 4\n" * closes)
+    await stands((here, other), expected)
+
+
+@pytest.mark.parametrize("skip", range(2))
+@pytest.mark.parametrize("at", ["get runs/", f"put {LOGS}"])
+async def test_a_close_of_what_came_after_a_deletion_keeps_its_text(at: str, skip: int) -> None:
+    """`logs.txt` of before stands there: it is emptied and removed while the other closes anew."""
+    here, other, store = await two_nodes()
+    assert await here.text.close_run(RUN) == "closed"
+
+    async def meanwhile() -> None:
+        await flushed(other, NEW)
+        assert await other.text.close_run(RUN) == "closed"
+
+    store.before(at, meanwhile, skip=2 + skip if at == "get runs/" else 0)
+    await here.text.delete_run(RUN)
+    assert store.done
+    await stands((here, other), NEW)
+    assert (await store.inner.get(LOGS))[1] == NEW
+
+
+async def test_a_deletion_that_is_taken_up_late_leaves_a_close_alone() -> None:
+    here, other, _ = await two_nodes()
+    await here.text.delete_run(RUN)
+    horizon = here.text.deletions.horizon(RUN)
+    other.append(RUN, NEW, other.mint_above(horizon + (1 << 40)))
+    await flushed(other)
+    closing = Interrupted(here.disk_store)
+    await other.restart(closing)
+
+    async def finish() -> None:
+        here.text.deletions.note(RUN.fqn, RUN.run, horizon + 1)
+        here.text.deleter.resume(RUN.fqn, RUN.run, horizon + 1)
+        await here.text.deleter.finish_all()
+
+    closing.before(f"put {keys.run_manifest(RUN)}", finish, skip=1)
+    assert await other.text.close_run(RUN) == "closed"
+    assert closing.done
+    await stands((here, other), NEW)
+    assert (await closing.inner.get(LOGS))[1] == NEW
+
+
+async def test_a_flush_whose_lines_were_all_deleted_meanwhile_names_no_chunk() -> None:
+    here, other, _ = await two_nodes()
+    store = Interrupted(here.disk_store)
+    await other.restart(store)
+    other.clock.ms -= 30_000
+    other.append(RUN, b"old 3\n")
+    await other.confirm()
+
+    async def delete() -> None:
+        await here.text.delete_run(RUN)
+
+    store.before(f"put {keys.run_manifest(RUN)}", delete)
+    await other.text.flusher.drain()
+    assert store.done
+    manifest = await manifest_of(other)
+    assert (manifest.state, manifest.chunks) == ("deleted", ())
+    assert manifest.dealt_with("node-B") == other.journal.end
 
 
 @pytest.mark.on_servers(mixed=(True,), step=("put runs/",))
@@ -190,6 +251,21 @@ async def test_what_comes_while_a_run_expires_stays(at: str, by_another: bool) -
     assert here.text.sweeper.expired == 1
     await other.text.deletions.load()
     await stands((here, other), NEW)
+
+
+async def test_a_run_that_is_written_to_just_as_it_expires_does_not() -> None:
+    here, other, store = await two_nodes(EXPIRING)
+    for world in (here, other):
+        world.clock.pass_seconds(31 * DAY)
+
+    async def meanwhile() -> None:
+        await flushed(other, NEW)
+
+    store.before("put runs/", meanwhile)
+    await here.text.sweeper.sweep()
+    assert store.done
+    assert here.text.sweeper.expired == 0
+    assert await here.whole(RUN) == await other.whole(RUN) == OLD + NEW
 
 
 async def test_the_record_of_an_expired_run_that_begins_anew_stays() -> None:
