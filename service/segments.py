@@ -1,6 +1,6 @@
 """Cutting and shipping segments: from the journal to the store, strictly in order.
 
-    taken ──cut (a synced journal entry)──► encoded ──put if absent──► confirmed
+    taken ──cut (a synced journal entry)──► read again ──► encoded ──put if absent──► confirmed
 
 A segment is cut when enough bytes or time have gathered, or somebody waits for it
 (`bulk`, a close). Segment n + 1 is uploaded only after n is confirmed. If a put is
@@ -223,6 +223,7 @@ class SegmentShipper:
     async def _encode(self, cut: Cut) -> EncodedSegment:
         """The segment of a cut. Raises `NodeNotReady` if no descriptor is free to read it."""
         with translated("a segment could not be made"), self._journal.pin() as pin:
+            await self._offload(lambda: self._journal.check(pin, cut.first, cut.end))
             batches = pin.batches(start=cut.first, end=cut.end)
             return await self._offload(
                 lambda: encode_segment(

@@ -51,6 +51,8 @@ class JournalFile:
         self.space = space
         self.index = FileIndex()
         self.after: JournalFile | None = None
+        self.damaged: frozenset[int] = frozenset()
+        """Offsets of texts whose entries do not read any more: nobody is given them."""
         self.pins = 0
         self._closed = False
         self._give: Callable[[str, int], None] | None = None

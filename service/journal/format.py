@@ -45,7 +45,7 @@ Invariants:
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -179,6 +179,11 @@ def prefix(size: int, crc: int, secret: bytes) -> bytes:
     which file it goes to.
     """
     return PREFIX.pack(size, _extend(crc, secret))
+
+
+def seals(bodies: Iterable[bytes], secret: bytes) -> list[int]:
+    """The checksums that entries with these bodies have, in the file with this secret."""
+    return [_extend(_checksum(body), secret) for body in bodies]
 
 
 def seal_fits(body: bytes | memoryview, crc: int, secret: bytes) -> bool:

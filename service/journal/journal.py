@@ -23,7 +23,7 @@ from service.journal.failures import translated
 from service.journal.handles import ReadHandles
 from service.journal.limits import JournalLimits
 from service.journal.making import FileMaker
-from service.journal.recovery import Recovered
+from service.journal.recovery import Found, Recovered
 from service.journal.room import DiskRoom
 from service.journal.spares import Spares
 from service.journal.state import Cut, JournalState
@@ -65,6 +65,7 @@ class Journal:
         self.state = state
         self.files = list(recovered.files)
         self.succession = Succession()
+        self._found = recovered.found
         self._closing = False
         self.postponed: str | None = None
         """Why no new file is begun though one is due."""
@@ -149,6 +150,16 @@ class Journal:
     def unsynced(self, key: RunKey) -> list[Appended]:
         """The run's batches that were taken and are not on the disk for sure, in order."""
         return self._writer.unsynced(key)
+
+    def check(self, pin: JournalPin, start: int, end: int) -> None:
+        """Reads what was synced again; what is damaged is reported, and given to nobody."""
+        reason = "are not what was synced: they were left out when their lines were to be shipped"
+        for file, rows in pin.damaged(start, end):
+            for row in rows:
+                offset, size = int(row["offset"]), int(row["size"]) + int(row["meta"])
+                if offset not in file.damaged:
+                    file.damaged |= {offset}
+                    self._found.append(Found(file.path, offset, size, "", reason))
 
     # --- what goes in --------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from logstore.batch import BATCH, Indexes, RecordMeta, Rows, RunKey
 from logstore.position import Position
+from service.journal import check
 from service.journal import index as indexes
 from service.journal.file import JournalFile
 from service.journal.meta import decode_meta
@@ -154,6 +155,17 @@ class JournalPin:
         )
         return JournalBatches(self.node, rows, self._files, file_of, names.runs, names.connectors)
 
+    def damaged(self, start: int, end: int) -> list[tuple[JournalFile, Rows]]:
+        """Batches that begin in [`start`, `end`) and are not what was written, by file.
+
+        Reads all of them. Raises `JournalFailed`, `NodeNotReady`.
+        """
+        found = []
+        for file in self._files:
+            blocks = indexes.select(file.index.blocks(), max(start, self.first_pos), end)
+            found += [(file, check.damaged(file, block)) for block in blocks]
+        return [(file, rows) for file, rows in found if len(rows)]
+
     def position(self, pos: int) -> Position:
         """The position of a line, for cursors."""
         holder = ""
@@ -202,6 +214,8 @@ class _Names:
                 return None
             blocks = [block[block["run"] == number] for block in blocks]
         rows = np.concatenate(blocks)
+        if file.damaged:
+            rows = rows[~np.isin(rows["offset"], list(file.damaged))]
         if len(rows) == 0:
             return None
         if self._wanted is not None:

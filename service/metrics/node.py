@@ -56,7 +56,7 @@ NODE: tuple[Declared, ...] = (
     ),
     gauge(
         "damaged_entries",
-        "Damaged places found in the journal at the last start.",
+        "Damaged places found in the journal, at the last start or since.",
         lambda s: len(s.node.recovered.found),
     ),
     gauge(
