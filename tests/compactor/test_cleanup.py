@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,6 +13,9 @@ from compactor.settings import Compaction
 from compactor.upkeep.cleanup import remove_orphans, remove_segments
 from logstore import keys, ulid
 from logstore.clock import SystemClock
+from logstore.disk import Disk
+from logstore.entropy import system_entropy
+from logstore.objects.local import LocalStore
 from logstore.runs.textmark import read_text_mark
 from logstore.table.commit import Advance, commit_segments
 from tests.compactor.dated_store import DatedStore
@@ -136,6 +140,29 @@ def test_a_segment_that_is_set_aside_stays_for_repair(any_lake: Lake) -> None:
     lake.clock.shift_ms = 2 * HOUR
     assert lake.run(remove_segments(lake.compactor)) == 2
     assert left(lake) == [2]
+
+
+class Recording(LocalStore):
+    """A store that writes down what it deletes."""
+
+    deleted: list[str]
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        self.deleted += keys
+        await super().delete(keys)
+
+
+def test_of_a_segment_that_is_set_aside_the_marker_goes_first(lake: Lake) -> None:
+    """Killed in between, the segment would else be missing and still be set aside."""
+    consumed(lake, segments=2, mark=2, text=2)
+    lake.put_bytes(keys.aside("n", 1), b"{}")
+    lake.limits = Compaction(retention_days=10)
+    lake.clock.shift_ms = 12 * 24 * HOUR
+    store = Recording(lake.settings.store_folder, Disk(), lake.clock, system_entropy())
+    store.deleted = []
+    lake.store = store
+    assert lake.run(remove_segments(lake.compactor)) == 2
+    assert store.deleted == [keys.aside("n", 1), keys.segment("n", 1), keys.segment("n", 2)]
 
 
 def test_a_segment_that_is_set_aside_goes_when_its_lines_would_have_expired(any_lake: Lake) -> None:

@@ -60,6 +60,17 @@ def test_a_file_is_left_alone_that_can_hold_nothing(lake: Lake) -> None:
     assert Horizons.of([Deletion("b", "r3", ever)]).may_take_of(file)
 
 
+def test_the_line_that_is_the_deletions_own_is_taken_and_the_next_is_not(lake: Lake) -> None:
+    """Also where it is the file's first: then it is the lowest of its bounds."""
+    one = batch("f", "r", NOON, 5)
+    (file,) = add_files(lake, [one]).files
+    for lines in range(1, 6):
+        horizons = Horizons.of([Deletion("f", "r", one[1] + lines - 1)])
+        assert horizons.may_take_of(file)
+        assert lake.run(taken(lake.store, file, horizons)).rows == lines
+    assert not Horizons.of([Deletion("f", "r", one[1] - 1)]).may_take_of(file)
+
+
 @pytest.mark.parametrize("cut", [0, 3, 40, -1, -30])
 def test_a_file_that_is_not_as_the_log_says_is_damaged(lake: Lake, cut: int) -> None:
     (file,) = add_files(lake, [batch("b", "r", NOON, 30)]).files

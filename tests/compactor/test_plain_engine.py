@@ -51,6 +51,22 @@ def test_both_engines_give_the_same_lines_in_the_same_order(
         assert shared[0] == shared[1]
 
 
+def test_the_line_that_is_the_deletions_own_goes_and_the_next_stays(
+    lake: Lake, session: Session, tmp_path: Path
+) -> None:
+    one = batch("f", "r", NOON, 3)
+    segments = [_put(lake, "a", [one])]
+    gone = [Deletion("f", "r", one[1] + 1, ulid.encode(1))]
+    low, high = ulid.lowest_at(NOON - 1), ulid.lowest_at(NOON + 1)
+    merging = MergeInput(segments, [], [low], [0], gone, low, high)
+    rewriting = RewriteInput(segments, 3, 1, gone)
+    for engine in (PlainEngine(), session):
+        count, ((merged,),) = _merged(engine, merging, tmp_path)
+        assert (count, merged["ulid"]) == (2, ulid.encode(one[1] + 2))
+        ((rewritten,),) = _rewritten(engine, rewriting, tmp_path)
+        assert rewritten["ulid"] == merged["ulid"]
+
+
 def _random_batch(dice: random.Random) -> Batch:
     run = dice.choice(["r1", "r2", "é 3"])
     return batch(dice.choice("fg"), run, NOON + dice.randrange(1_000), dice.randrange(1, 40))

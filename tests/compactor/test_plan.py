@@ -72,6 +72,19 @@ def test_as_many_as_the_limit_allows_but_at_least_one() -> None:
     assert chosen(plan) == [("a", 1), ("a", 2)]
 
 
+def test_what_fills_the_limit_exactly_is_one_batch() -> None:
+    fitting = [stored("a", seq, size=400) for seq in (1, 2)]
+    plan = plan_of(*fitting, limit=800)
+    assert (chosen(plan), plan.more) == ([("a", 1), ("a", 2)], False)
+    plan = plan_of(*fitting, limit=799)
+    assert (chosen(plan), plan.more) == ([("a", 1)], True)
+
+
+def test_a_gap_is_an_alarm_when_it_is_older_than_that_and_not_before() -> None:
+    assert plan_of(stored("a", 2, at=100)).alarms == ()
+    assert plan_of(stored("a", 2, at=99)).alarms != ()
+
+
 def test_order_is_of_upload_yet_never_against_a_nodes_sequence() -> None:
     plan = plan_of(
         stored("a", 1, at=50), stored("a", 2, at=10), stored("b", 1, at=40), stored("b", 2, at=60)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -12,14 +12,16 @@ import pytest
 from compactor.deletions import StoredDeletion
 from compactor.report import Report
 from compactor.settings import Compaction
+from compactor.sharing.shares import Alone
 from compactor.spark.merge_input import MergeInput
 from compactor.spark.rewrite_input import RewriteInput
 from compactor.upkeep.purge import pending, purge
 from compactor.upkeep.retention import expire
 from logstore import keys, ulid
 from logstore.clock import SystemClock
+from logstore.errors import PreconditionFailed
 from logstore.runs.deletion import Deletion
-from logstore.table.commit import Advance
+from logstore.table.commit import Advance, Change, commit
 from logstore.table.snapshot import Snapshot
 from tests.compactor.dated_store import DatedStore
 from tests.compactor.elsewhere import elsewhere
@@ -311,6 +313,22 @@ def test_two_at_once_take_each_line_out_once(plain: Lake) -> None:
     plain.holds([of("kept", 0)])
 
 
+class Losing(Alone):
+    """Somebody else has each hour by the time that it is to be committed."""
+
+    def check(self, nodes: Collection[str]) -> None:
+        raise PreconditionFailed(f"the lease of {nodes} is lost")
+
+
+def test_an_hour_whose_lease_is_lost_is_left_to_who_has_it(plain: Lake) -> None:
+    before = add_files(plain, [of("gone", 0), of("kept", 0)])
+    plain.delete("f", "gone", EVER)
+    report = Report()
+    plain.run(purge(replace(plain.compactor, sharing=Losing()), report))
+    assert (report.rows_purged, report.deletions_waiting) == (0, 1)
+    assert plain.snapshot().version == before.version
+
+
 def test_a_file_that_does_not_read_is_an_alarm_and_never_called_done(plain: Lake) -> None:
     snapshot = add_files(plain, [of("gone", 0), of("kept", 0)], [of("gone", 1), of("kept", 1)])
     first = min(snapshot.files, key=lambda file: file.start_ms)
@@ -340,6 +358,17 @@ def test_what_is_said_to_be_done_is_what_was_surely_listed() -> None:
     assert pending(snapshot, two, 4_500).until_ms == 4_500
     assert [one.deletion.run for one in pending(snapshot, two, 1).deletions] == ["a", "b"]
     assert pending(snapshot, [], 60_000).deletions == ()
+
+
+def test_what_was_stored_at_the_very_time_that_is_said_is_done(plain: Lake) -> None:
+    """Else it would be looked for in every pass, and the time be said again."""
+    table = plain.compactor.table
+    change, clock = Change(purged_ms=5_000), SystemClock()
+    snapshot = commit(table, table.create(), change, job="J", clock=clock)
+    three = [stored("a", 4_999), stored("b", 5_000), stored("c", 5_001)]
+    found = pending(snapshot, three, 60_000)
+    assert [one.deletion.run for one in found.deletions] == ["c"]
+    assert found.until_ms == 5_001
 
 
 def test_of_very_many_the_oldest_are_done_first_those_of_one_moment_together() -> None:

@@ -226,6 +226,13 @@ def test_every_deletion_that_takes_a_line_is_told(seed: int) -> None:
     assert reach.taken_by([]) == []
 
 
+def test_of_an_hour_that_may_have_any_run_its_first_moment_counts() -> None:
+    _, reach = reach_over([(RunKey("f", f"r{i}"), text(HOUR + i)) for i in range(6)], most=3)
+    hour = ulid.lowest_at(NOON + HOUR)
+    deletions = [Deletion("x", "y", t) for t in (hour - 1, hour, hour + 1)]
+    assert reach.taken_by(deletions) == deletions[1:]
+
+
 def _takes(deletion: Deletion, run: RunKey, at: str) -> bool:
     owner = deletion.fqn, deletion.run
     return owner in [run, (run.fqn, None)] and ulid.decode(at) <= deletion.t

@@ -18,7 +18,7 @@ from compactor.sharing.shares import Alone
 from compactor.upkeep.purge import purge
 from logstore import ulid
 from logstore.clock import SystemClock
-from logstore.table.commit import Change
+from logstore.table.commit import Change, commit
 from tests.compactor.elsewhere import elsewhere
 from tests.compactor.lake import HOUR, NOON, Batch, Lake, batch
 from tests.compactor.plain_engine import PlainEngine
@@ -111,6 +111,35 @@ def test_two_takers_of_one_batch_take_it_in_once(plain: Lake) -> None:
     race = Race(plain, lambda race: race.other_takes_in("a"))
     report = race.run()
     assert (race.merges, report.commits, report.rows_out) == (1, 0, 0)
+    assert "rebased" not in race.steps, "it is seen before the commit is tried again"
+    plain.holds(mine)
+
+
+def test_two_takers_of_what_the_table_has_already_are_seen_by_the_mark(plain: Lake) -> None:
+    """Neither has a file, so nothing but the mark says that the other was there."""
+    mine = some("r")
+    plain.put("b", mine)
+    Race(plain, lambda _race: None).other_takes_in()
+    plain.put("a", mine)
+    race = Race(plain, lambda race: race.other_takes_in("a"))
+    report = race.run()
+    assert (report.commits, "rebased" in race.steps) == (0, False)
+    assert plain.snapshot().marks("ab") == {"a": 1, "b": 1}
+    plain.holds(mine)
+
+
+def test_hours_that_expire_while_lines_are_merged_are_looked_at_again(plain: Lake) -> None:
+    """Who said that they are gone has not seen the files of this batch."""
+    mine = some("r")
+    plain.put("a", mine)
+
+    def expired(race: Race) -> None:
+        table, clock = race.lake.compactor.table, SystemClock()
+        commit(table, table.snapshot(), Change(expired_ms=NOON), job="OTHER", clock=clock)
+
+    race = Race(plain, expired)
+    race.run()
+    assert (race.merges, "rebased" in race.steps) == (2, False)
     plain.holds(mine)
 
 

@@ -16,6 +16,7 @@ import pytest
 from compactor.intake.take_in import take_in_all
 from compactor.report import Report
 from compactor.rewrite.hours import rewrite_hours
+from compactor.rewrite.replace import replace as replace_files
 from compactor.schedule import once
 from compactor.settings import Compaction, CompactorSettings
 from compactor.sharing.driver import open_sharing
@@ -27,9 +28,10 @@ from logstore.clock import SystemClock
 from logstore.disk import Disk
 from logstore.entropy import system_entropy
 from logstore.errors import PreconditionFailed
+from logstore.table.commit import Advance, Change, commit
 from logstore.table.names import level_of
 from tests.compactor.elsewhere import elsewhere
-from tests.compactor.files import add_files
+from tests.compactor.files import add_files, write_file
 from tests.compactor.lake import HOUR, NOON, Batch, Lake, batch
 from tests.compactor.plain_engine import PlainEngine
 
@@ -165,6 +167,52 @@ def test_two_that_rewrite_one_hour_replace_it_once(plain: Lake) -> None:
     assert [report.hours_rewritten for report in reports] == [1, 0]
     plain.holds(sent)
     assert levels(plain) == [1]
+
+
+@pytest.mark.parametrize("gone", [1, 5])
+def test_files_of_which_some_are_gone_are_not_replaced(plain: Lake, gone: int) -> None:
+    """It is seen before the commit, which would refuse it as well, is tried again."""
+    sent = parts(5)
+    planned = add_files(plain, *([one] for one in sent))
+    made = write_file(plain, sent)
+    table, clock = plain.compactor.table, SystemClock()
+    removed = planned.files[:gone]
+    commit(table, planned, Change(removed=removed), job="OTHER", clock=clock)
+    steps: list[str] = []
+    plain.reached = steps.append
+    change = Change([made], removed=planned.files)
+    with pytest.raises(PreconditionFailed, match="moved"):
+        plain.run(replace_files(plain.compactor, planned, change))
+    assert steps == []
+    left = {file.path for file in plain.snapshot().files}
+    assert left == {file.path for file in planned.files} - {file.path for file in removed}
+
+
+def test_all_files_of_the_table_are_replaced_though_others_commit(plain: Lake) -> None:
+    sent = parts(5)
+    planned = add_files(plain, *([one] for one in sent))
+    made = write_file(plain, sent)
+    table, clock = plain.compactor.table, SystemClock()
+    commit(table, planned, Change(advances=[Advance("x", 1, 1)]), job="OTHER", clock=clock)
+    change = Change([made], removed=planned.files)
+    after = plain.run(replace_files(plain.compactor, planned, change))
+    assert [file.path for file in after.files] == [made.path]
+    plain.holds(sent)
+
+
+@pytest.mark.parametrize(("later_ms", "runs"), [(0, ["r0", "r1", "r2"]), (1, ["r0", "r2"])])
+def test_a_rewriting_does_deletions_that_came_after_the_last_purge(
+    plain: Lake, later_ms: int, runs: list[str]
+) -> None:
+    """One that is said to be done is in no file; here it is said of one that was not."""
+    add_files(plain, *([one] for one in parts(5)))
+    plain.delete("f", "r1", ulids.highest_at(NOON + HOUR))
+    (stored,) = plain.run(plain.compactor.deletions.all(plain.store))
+    table, clock = plain.compactor.table, SystemClock()
+    done = Change(purged_ms=stored.modified_ms - later_ms)
+    commit(table, table.snapshot(), done, job="OTHER", clock=clock)
+    assert rewritten(plain).hours_rewritten == 1
+    assert sorted({record[1] for record in plain.table()}) == runs
 
 
 def test_an_intake_into_the_hour_costs_no_second_rewriting(plain: Lake) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError
 
 from logstore.errors import NotFound, OutcomeUnknown, PreconditionFailed, StoreUnavailable
 from logstore.table.commit import Advance, Change, commit, commit_segments
@@ -89,6 +92,58 @@ def test_a_commit_that_failed_but_happened_is_recognised(
     again = take_in(table, planned, clock, write_file("a"), job="MINE")
     assert again.mark("n1") == 2
     assert len(again.files) == 2
+
+
+class Unanswered:
+    """delta-rs's table, the first of whose commits are not confirmed: `done` ones are made."""
+
+    def __init__(self, delta: DeltaTable, *, lost: int, done: int = 0) -> None:
+        self._delta = delta
+        self._lost, self._done = lost, done
+        self.tried = 0
+
+    def create_write_transaction(self, *args: Any, **kwargs: Any) -> None:
+        self.tried += 1
+        if self.tried <= self._done or self.tried > self._lost:
+            self._delta.create_write_transaction(*args, **kwargs)
+        if self.tried <= self._lost:
+            raise CommitFailedError("no answer")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._delta, name)
+
+
+def unanswered(table: Table, *, lost: int, done: int = 0) -> tuple[Snapshot, Unanswered]:
+    base = table.create()
+    assert base.delta is not None
+    delta: Any = Unanswered(base.delta, lost=lost, done=done)
+    return Snapshot(base.uri, base.version, delta, table.log), delta
+
+
+def test_a_commit_that_failed_and_is_not_there_is_tried_again(
+    table: Table, clock: FixedClock, write_file: WriteFile
+) -> None:
+    planned, delta = unanswered(table, lost=1)
+    after = take_in(table, planned, clock, write_file("a"), job="MINE")
+    assert (delta.tried, after.version, after.mark("n1"), len(after.files)) == (2, 1, 1, 1)
+
+
+def test_a_commit_that_failed_and_is_there_is_not_tried_again(
+    table: Table, clock: FixedClock, write_file: WriteFile
+) -> None:
+    planned, delta = unanswered(table, lost=1, done=1)
+    after = take_in(table, planned, clock, write_file("a"), job="MINE")
+    assert (delta.tried, after.version, after.mark("n1"), len(after.files)) == (1, 1, 1, 1)
+
+
+def test_a_commit_that_is_never_confirmed_ends_as_unknown(
+    table: Table, clock: FixedClock, write_file: WriteFile
+) -> None:
+    planned, delta = unanswered(table, lost=1_000)
+    with pytest.raises(OutcomeUnknown):
+        take_in(table, planned, clock, write_file("a"), job="MINE")
+    assert 1 < delta.tried < 100
+    assert table.snapshot().version == 0
 
 
 def test_files_that_the_vacuum_may_take_are_refused(
