@@ -77,9 +77,9 @@ MUTATIONS = [
         "        return 0\n",
     ),
     Mutation(
-        "a reader that comes back gets a tick again",
-        "service/tail.py",
-        "            if seen >= tick.last.pos:\n",
-        "            if seen > tick.last.pos:\n",
+        "a reader that comes back gets its last line again",
+        "service/text/cursors.py",
+        """    records = seen + 1 - int(row["pos"])\n""",
+        """    records = seen - int(row["pos"])\n""",
     ),
 ]

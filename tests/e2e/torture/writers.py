@@ -88,7 +88,8 @@ class Named:
         content, headers = encoded(batch.text, self._dice.choice(list(ENCODINGS)))
         headers |= {"Tailrace-Durability": durability, "Tailrace-Batch": self._ids.next()}
         for _ in range(_FRESH_IDS):
-            reply = await self._acknowledged(content, headers)
+            reply, retries = await _answered(self._client, self._key, content, headers)
+            self.retries += retries
             if reply.status_code == 200:
                 break
             # An id of the millisecond of a deletion counts as deleted with it.
@@ -98,23 +99,6 @@ class Named:
         batch.acknowledged = True
         if durability == "bulk" and not await self._holds(self._key, batch.text):
             self.faults.append(f"{self._key}: {batch.text[:80]!r}, sent as bulk, is in no segment")
-
-    async def _acknowledged(self, content: bytes, headers: dict[str, str]) -> httpx.Response:
-        """The reply of 200, or of 409 `run-deleted`; anything else is tried again."""
-        while True:
-            try:
-                reply = await self._client.post(
-                    run_path(self._key), content=content, headers=headers
-                )
-            except httpx.TransportError:
-                pass
-            else:
-                if reply.status_code == 200 or reply.json().get("type") == "run-deleted":
-                    return reply
-                if reply.status_code not in _REFUSED:
-                    raise RuntimeError(f"{reply.status_code}: {reply.text}")
-            self.retries += 1
-            await asyncio.sleep(_RETRY_SECONDS)
 
     async def end(self) -> None:
         """Its connections are everybody's."""
@@ -175,25 +159,34 @@ class FirstGeneration:
         batch.acknowledged = True
 
     async def _post(self, body: dict[str, object]) -> None:
-        content = json.dumps({"connectorId": self._name, "timestamp": 1, **body})
+        content = json.dumps({"connectorId": self._name, "timestamp": 1, **body}).encode()
         headers = {"Content-Type": "application/json"}
-        while True:
-            try:
-                reply = await self._client.post(
-                    run_path(self._key), content=content, headers=headers
-                )
-            except httpx.TransportError:
-                pass
-            else:
-                if reply.status_code == 200:
-                    return
-                if reply.status_code not in _REFUSED:
-                    raise RuntimeError(f"{reply.status_code}: {reply.text}")
-            self.retries += 1
-            await asyncio.sleep(_RETRY_SECONDS)
+        reply, retries = await _answered(self._client, self._key, content, headers)
+        self.retries += retries
+        if reply.status_code != 200:
+            raise RuntimeError(f"{reply.status_code}: {reply.text}")
 
     async def end(self) -> None:
         await self._client.aclose()
+
+
+async def _answered(
+    client: httpx.AsyncClient, key: RunKey, content: bytes, headers: dict[str, str]
+) -> tuple[httpx.Response, int]:
+    """The reply of 200, or of 409 `run-deleted`, and how many tries had another or none."""
+    retries = 0
+    while True:
+        try:
+            reply = await client.post(run_path(key), content=content, headers=headers)
+        except httpx.TransportError:
+            pass
+        else:
+            if reply.status_code == 200 or reply.json().get("type") == "run-deleted":
+                return reply, retries
+            if reply.status_code not in _REFUSED:
+                raise RuntimeError(f"{reply.status_code}: {reply.text}")
+        retries += 1
+        await asyncio.sleep(_RETRY_SECONDS)
 
 
 def _ndjson(text: bytes) -> bytes:
