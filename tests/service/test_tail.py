@@ -39,7 +39,17 @@ async def test_what_the_cursor_has_passed_is_left_out() -> None:
 async def test_a_tick_that_was_passed_in_part_is_read_from_storage() -> None:
     channel = channel_with((4, 5), (9, 5))
     assert channel.take(0, seen(6)).behind
+    assert channel.take(0, seen(5)).behind, "its first line only"
     assert not channel.take(0, seen(4)).behind
+
+
+async def test_what_gathers_when_the_run_ends_is_given_before_the_end() -> None:
+    channel = Channel(KEY, TailLimits(gather_seconds=1000.0, max_gather_seconds=1000.0))
+    channel.publish("n", b"x\n", 1, Position("f", 0))
+    channel.mark()
+    channel.publish("n", b"y\n", 1, Position("f", 1))
+    channel.end("runFinished")
+    assert [tick.text for tick in channel.take(0, None).ticks] == [b"x\n", b"y\n"]
 
 
 async def test_another_nodes_positions_say_nothing() -> None:
