@@ -31,6 +31,28 @@ from service.status.endings import STATES
 _EVENTS = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
 _OBJECT = {"content": {"application/json": {"schema": {"type": "object"}}}}
 _TAKES: dict[str, Any] = {"requestBody": {"required": True, **_OBJECT}}
+_MILLISECONDS = {"type": ["integer", "null"], "description": "Milliseconds since 1970."}
+_TAKES_STATUS: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "description": "Anything beside these is kept and given back as it is.",
+                    "required": ["runId"],
+                    "properties": {
+                        "runId": {"type": "string", "minLength": 1},
+                        "pipelineState": {"enum": [*sorted(STATES), None]},
+                        "startDate": _MILLISECONDS,
+                        "timestamp": _MILLISECONDS,
+                        "endDate": _MILLISECONDS,
+                    },
+                }
+            }
+        },
+    }
+}
 _MOST_METRICS = 1000
 _TIMES = ("startDate", "timestamp", "endDate")
 
@@ -63,7 +85,7 @@ def status_routes(node: NodeApi) -> APIRouter:
         summary="Say how a run is getting on",
         response_class=JSONResponse,
         responses={200: {"description": "Stored: the status as it is kept.", **_OBJECT}},
-        openapi_extra=_TAKES,
+        openapi_extra=_TAKES_STATUS,
     )
     async def put_status(fqn: str, request: Request) -> Response:
         value = await json_object(request)
