@@ -27,7 +27,8 @@ _TOLD_LINES = 3
 class Mutation:
     """What is broken: `before`, which stands once in `file`, becomes `after`.
 
-    `arguments` are added to the program's, for faults that only some of its forms can see.
+    `arguments` are added to the program's, for faults that only some of its forms can see. `also`
+    are broken with it: what another layer would make good again is seen only without that.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Mutation:
     before: str
     after: str
     arguments: tuple[str, ...] = ()
+    also: tuple[Mutation, ...] = ()
 
     def broken(self, tree: Path = TREE) -> str:
         """The file's text with the fault; raises `ValueError` if it does not fit the code."""
@@ -65,7 +67,8 @@ def prove(
     unseen = []
     for mutation in mutations:
         with _copied() as copy:
-            (copy / mutation.file).write_text(mutation.broken())
+            for one in (mutation, *mutation.also):
+                (copy / one.file).write_text(one.broken(copy))
             seen = any(
                 _fails(mutation.name, [*command, *mutation.arguments], copy, timeout_seconds)
                 for _ in range(tries)

@@ -75,6 +75,9 @@ class Deleting:
         for key, (deletion, stored_ms) in before.items():
             if key not in self.model.deletions:
                 assert self._of_no_use(deletion, stored_ms, purged_ms), deletion
+                run = RunKey(deletion.fqn, deletion.run or "")
+                # What the manifest says alone would be all that is left of it.
+                assert self.manifests.get(run, (0, 0))[0] != deletion.t, deletion
         for key, (deletion, stored_ms) in self.model.deletions.items():
             one, first_ms = before.get(key, (deletion, stored_ms))
             assert one.t <= deletion.t <= self.model.ever[deletion.fqn, deletion.run]

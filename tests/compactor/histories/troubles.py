@@ -21,6 +21,8 @@ def _nothing() -> None:
 class Troubles:
     """At which step it is killed, what others do meanwhile, what its store and commits suffer.
 
+    What others do is at a step by its number, or `on` one by its name.
+
     The driver has the nodes that it `leases` as that host, or leaves the nodes `left` alone, as
     somebody says who may be wrong. Before each step of it others may have their `turn`.
     """
@@ -32,6 +34,7 @@ class Troubles:
     killed_at: int = 0
     killed_on: str | None = None
     meanwhile: dict[int, Callable[[], object]] = field(default_factory=dict)
+    on: dict[str, Callable[[], object]] = field(default_factory=dict)
     steps: list[str] = field(default_factory=list)
     turn: Callable[[], None] = _nothing
     wake: Callable[[], None] = _nothing
@@ -44,6 +47,8 @@ class Troubles:
         number = len(self.steps)
         if number in self.meanwhile:
             self.meanwhile[number]()
+        if others := self.on.pop(step, None):
+            others()
         if number == self.killed_at or step == self.killed_on:
             self.killed_on = step
             self.die(step)

@@ -35,6 +35,7 @@ from tests.compactor.histories.bad import CORRUPTED, newer
 from tests.compactor.histories.consumers import check_kept, consume
 from tests.compactor.histories.dated import HOUR_MS, DatedDisk, MovedClock, play
 from tests.compactor.histories.deleted import Deleting
+from tests.compactor.histories.kept import Kept, check_markers
 from tests.compactor.histories.leased import RESTARTED, DriverClock, Some, leased
 from tests.compactor.histories.lossy import LossyTable, Versions
 from tests.compactor.histories.model import Model, end_of_hour
@@ -75,6 +76,9 @@ class World:
         self.readers = Readers(self.versions, self.model, self.clock)
         table_days, days = self.retention_days, self.runs.longest_days
         away = max(table_days, days) + self.limits.away_days if table_days and days else 0
+        self._kept = Kept(
+            self.store, self.clock, self.versions, self.run, self.limits.grace_seconds * 1000
+        )
         self._deleting = Deleting(
             self.store, self.clock, self.dice, self.model, self.runs, self.run, away
         )
@@ -145,7 +149,8 @@ class World:
 
     def texts_made(self, node: str) -> None:
         """All segments of the node are in their runs' texts."""
-        seq = len(self.model.segments.get(node, ()))
+        self.tell(f"texts of {node} are made")
+        seq = self._kept.texts[node] = len(self.model.segments.get(node, ()))
 
         def fresh_id() -> str:
             return ulid.encode(ulid.fresh(self.clock, self.dice))
@@ -263,7 +268,11 @@ class World:
         above = {(node, seq) for node, seq in every if seq > snapshot.mark(node)}
         assert above <= left, f"not in the table, and gone: {sorted(above - left)}"
         assert self.kept_aside() <= left
+        self.versions.note(self.clock.ms)
+        check_markers(self.keys(keys.ASIDE), left)
         aside = {(key.split("/")[2], int(key.split("/")[3])) for key in self.keys(keys.ASIDE)}
+        of_nodes = {node: len(some) for node, some in self.model.segments.items()}
+        self._kept.check(of_nodes, left, aside)
         assert aside <= self.model.unreadable.keys()
         for node, seq in self.kept_aside() - aside:
             assert snapshot.mark(node) < seq

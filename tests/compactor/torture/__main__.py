@@ -6,6 +6,9 @@ which is killed. After each every version of the table must have each record at 
 that no segment brought; in the end each once, deleted ones gone, and after a vacuum nothing is
 there that no version names.
 
+Before that come passes that meet others at the steps where it matters (`meetings.py`). `--prove`
+breaks a copy of the code in one way after another: the meetings must see each.
+
 With `--store minio` on a real S3 server, with `--store faults` through a proxy that misbehaves.
 """
 
@@ -22,12 +25,16 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from tests.compactor.lake import HOUR, Lake, lake_in
+from tests.compactor.plain_engine import PlainEngine
+from tests.compactor.torture.meetings import Meetings
+from tests.compactor.torture.mutations import MUTATIONS
 from tests.compactor.torture.processes import Place, Victim, Way
 from tests.compactor.torture.story import KEPT_DAYS
 from tests.compactor.torture.torture import STEPS, Torture
 from tests.compactor.torture.verdict import vacuumed
 from tests.e2e.torture_store import KINDS, TorturedStore, tortured_store
 from tests.jars import jars_folder, why_no_jars
+from tests.proving import prove
 
 SETTINGS = {
     "TAILRACE_RUNS__EXPIRATION_DAYS": f"{KEPT_DAYS}",
@@ -43,6 +50,10 @@ SETTINGS = {
     "TAILRACE_COMPACTION__SETTLE_SECONDS": "0",
 }
 """So that every chapter of the story has work for every step, and leases soon run out."""
+
+
+PARTS = ["meetings", "steps", "moments", "pairs"]
+PROVING = ["-m", "tests.compactor.torture", "--parts", "meetings", "--lines", "30"]
 
 
 @contextmanager
@@ -72,6 +83,11 @@ def torment(torture: Torture, parts: list[str], kills: int) -> None:
     """All of it, or the parts that are named."""
     dice = torture.dice
     torture.story.write()
+    if "meetings" in parts:
+        Meetings(torture).all()
+        if parts == ["meetings"]:
+            torture.settle(lambda: torture.lake.compact())
+            return
     if "steps" in parts:
         for step in STEPS:
             torture.kill_at(step, dice.choice((Way.JOB, Way.SUBMIT, Way.TAILRACE)))
@@ -95,9 +111,15 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     parser.add_argument("--store", choices=KINDS, default="local")
     parser.add_argument("--lines", type=int, default=300, help="of a batch")
-    parser.add_argument("--parts", nargs="+", default=["steps", "moments", "pairs"])
+    parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS)
     parser.add_argument("--folder", type=Path)
+    parser.add_argument("--plain", action="store_true", help="no Spark in the meetings")
+    parser.add_argument("--prove", action="store_true", help="put faults into the code, see each")
     arguments = parser.parse_args()
+    if arguments.prove:
+        unseen = prove(MUTATIONS, PROVING, timeout_seconds=1800)
+        print(f"{len(MUTATIONS)} faults, {len(unseen)} not seen")
+        return 1 if unseen else 0
     print(f"seed {arguments.seed}", flush=True)  # also of a run that does not come to its end
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     began = time.monotonic()
@@ -111,6 +133,9 @@ def main() -> int:
         dice, unreliable = random.Random(arguments.seed), store.schedule is not None
         torture = Torture(lake, place, dice, arguments.lines, unreliable)
         stack.callback(torture.end)
+        if arguments.plain:
+            lake.session = PlainEngine()
+        stack.callback(lake.session.stop)
         try:
             torment(torture, arguments.parts, arguments.kills)
             store.swept = lake.run(lake.store.sweep(lake.clock.now_ms() + 24 * HOUR))

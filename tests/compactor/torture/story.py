@@ -21,6 +21,7 @@ from random import Random
 from coordination.groups.group_objects import write_group
 from coordination.groups.groups import Group, Start, State
 from logstore import ulid
+from logstore.batch import RunKey
 from logstore.runs.deletion import Deletion
 from logstore.runs.textmark import raise_text_mark
 from tests.compactor.histories.model import Model
@@ -67,6 +68,18 @@ class Story:
             self._deleted("f", f"r{self._gone}-0", end)
         else:
             self._deleted(f"g{self._gone}", None, end)
+
+    def delete_to_the_line(self, *, but: int = 0) -> None:
+        """Deletes all runs of the newest chapter but one, each to its last line `but` so many."""
+        last: dict[RunKey, int] = {}
+        for key, first, text in self._sent[-_PARTS:]:
+            last[key] = max(last.get(key, 0), first + text.count(b"\n") - 1)
+        for key in sorted(last)[:-1]:
+            self._deleted(key.fqn, key.run, last[key] - but)
+
+    def send_again(self) -> None:
+        """All batches of the newest chapter, in a segment of another node."""
+        self._put(NODES[-1], self._sent[-_PARTS:])
 
     @property
     def deletable(self) -> bool:

@@ -1,0 +1,181 @@
+"""Faults that the histories must see: `python -m tests.compactor.histories`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.proving import Mutation
+
+MUTATIONS: Final = (
+    # What is removed, and when.
+    Mutation(
+        "a segment above the mark is removed",
+        "compactor/upkeep/cleanup.py",
+        "if s.seq <= mark]",
+        "if s.seq <= mark + 1]",
+    ),
+    Mutation(
+        "segments are removed that are in no text",
+        "compactor/upkeep/cleanup.py",
+        "min(settled.mark(node), (await read_text_mark(compactor.store, node)).seq)",
+        "settled.mark(node)",
+    ),
+    Mutation(
+        "segments are removed before their grace is over",
+        "compactor/upkeep/cleanup.py",
+        "since = now_ms(compactor) - int(compactor.limits.grace_seconds * 1000)",
+        "since = now_ms(compactor)",
+    ),
+    Mutation(
+        "`low` is not raised before a segment is removed",
+        "compactor/upkeep/cleanup.py",
+        "await _raise_low(compactor, node, segments[-1].seq + 1)",
+        "await _raise_low(compactor, node, segments[-1].seq)",
+    ),
+    Mutation(
+        "the marker of a removed segment stays",
+        "compactor/upkeep/cleanup.py",
+        "if segment.aside:",
+        "if not segment:",
+    ),
+    Mutation(
+        "a segment that is set aside is not kept",
+        "compactor/upkeep/cleanup.py",
+        "if s.aside and s.modified_ms > before)",
+        "if s.aside and s.modified_ms > before + 10**12)",
+    ),
+    Mutation(
+        "orphans are never removed",
+        "compactor/upkeep/cleanup.py",
+        'gone = [f"{keys.TABLE}/{path}" for path in paths]',
+        "gone = list[str]()",
+    ),
+    Mutation(
+        "a group is evicted before its time",
+        "compactor/upkeep/consumers.py",
+        "if group.state is State.EVICTED or group.since_ms > oldest_ms:",
+        "if group.state is State.EVICTED:",
+    ),
+    Mutation(
+        "what a group needs is removed",
+        "compactor/upkeep/consumers.py",
+        "            return found\n        found.append(segment)",
+        "            continue\n        found.append(segment)",
+    ),
+    # Deletions.
+    Mutation(
+        "a deletion is forgotten that is not done",
+        "compactor/upkeep/forget.py",
+        "done = stored.modified_ms <= purged_ms",
+        "done = True",
+    ),
+    Mutation(
+        "a deletion is forgotten while its lines may come",
+        "compactor/upkeep/forget.py",
+        "and done and ulid.time_ms(stored.deletion.t) < oldest_ms",
+        "and done",
+    ),
+    Mutation(
+        "the newest record of a run is forgotten while it has a manifest",
+        "compactor/upkeep/forget.py",
+        "zip(some, there, strict=True) if not known]",
+        "zip(some, there, strict=True)]",
+    ),
+    Mutation(
+        "`<` for `<=` where files are looked at",
+        "compactor/upkeep/holding.py",
+        "pc.less_equal(group",
+        "pc.less(group",
+    ),
+    Mutation(
+        "deletions are noted as done that nobody has listed",
+        "compactor/upkeep/purge.py",
+        "until = min(before_ms, left[-1].modified_ms)",
+        "until = before_ms + 2 * MARGIN_MS",
+    ),
+    Mutation(
+        "a deletion is noted as done in files that expire soon",
+        "compactor/upkeep/purge.py",
+        "self._until_ms = min(self._until_ms, one.modified_ms - 1)",
+        "self._until_ms = min(self._until_ms, one.modified_ms)",
+    ),
+    Mutation(
+        "a merge knows no deletions",
+        "compactor/intake/take_in.py",
+        "deletions=reach.taken_by(await self.compactor.deletions.above(store, low)),",
+        "deletions=[],",
+    ),
+    Mutation(
+        "`<` for `<=` in what a deletion may take of a batch",
+        "compactor/intake/reach.py",
+        "lowest.get((one.fqn, one.run), _ABOVE_ALL) <= ulid.encode(one.t)",
+        "lowest.get((one.fqn, one.run), _ABOVE_ALL) < ulid.encode(one.t)",
+    ),
+    # The table.
+    Mutation(
+        "hours expire that are not over",
+        "compactor/upkeep/retention.py",
+        "if file.end_ms <= until)",
+        "if file.start_ms <= until)",
+    ),
+    Mutation(
+        "a batch is not compared with the table",
+        "compactor/intake/take_in.py",
+        "held=[file.uri for file in snapshot.files if reach.meets(file)],",
+        "held=[],",
+    ),
+    Mutation(
+        "a file is met one line too late",
+        "compactor/intake/reach.py",
+        "and low <= file.ulids[1])",
+        "and low < file.ulids[1])",
+    ),
+    Mutation(
+        "a batch is committed though what came has its lines",
+        "compactor/intake/rebase.py",
+        "if not came or not merged.files:",
+        "if came is not None:",
+    ),
+    Mutation(
+        "a batch is committed though deletions were noted as done",
+        "compactor/intake/rebase.py",
+        "and newest.purged_ms == planned.purged_ms",
+        "and newest.purged_ms >= planned.purged_ms",
+    ),
+    Mutation(
+        "a batch is committed though hours were noted as expired",
+        "compactor/intake/rebase.py",
+        "and newest.expired_ms == planned.expired_ms",
+        "and newest.expired_ms >= planned.expired_ms",
+    ),
+    Mutation(
+        "a batch is committed though its nodes were taken in",
+        "compactor/intake/rebase.py",
+        "all(newest.mark(one.node) == one.first - 1 for one in advances)",
+        "bool(advances)",
+    ),
+    Mutation(
+        "files are replaced that are gone",
+        "compactor/rewrite/replace.py",
+        "return paths <= {file.path for file in newest.files}",
+        "return bool(paths)",
+    ),
+    Mutation(
+        "what is removed is not looked for",
+        "logstore/table/commit.py",
+        "        if file.path not in there:",
+        "        if there is None:",
+    ),
+    Mutation(
+        "an own commit whose answer was lost is taken for another's",
+        "logstore/table/commit.py",
+        "mine = _holds(newest, before, job)",
+        "mine = _holds(newest, before, job) and not job",
+    ),
+    Mutation(
+        "another's commit is taken for one's own",
+        "logstore/table/commit.py",
+        "mine = _holds(newest, before, job)",
+        "mine = _holds(newest, before, job) or bool(job)",
+    ),
+)

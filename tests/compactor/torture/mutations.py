@@ -1,0 +1,86 @@
+"""Faults that the compactor's torture must see: `make torture OF=compactor ARGS=--prove`.
+
+Those that another layer makes good again are broken together with it: a mark is looked at
+when a commit is moved to a later version, and once more when it is made.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.proving import Mutation
+
+_PLAIN: Final = ("--plain",)
+
+MUTATIONS: Final = (
+    Mutation(
+        "a mark is not checked at the commit, nor before",
+        "logstore/table/commit.py",
+        "if mark != advance.first - 1 or advance.last < advance.first:",
+        "if advance.last < advance.first:",
+        _PLAIN,
+        (
+            Mutation(
+                "nor before",
+                "compactor/intake/rebase.py",
+                "return await _holds(compactor, snapshot, newest, merged)",
+                "return newest.version > 0",
+            ),
+        ),
+    ),
+    Mutation(
+        "segments are removed one ahead of the mark",
+        "compactor/upkeep/cleanup.py",
+        "if s.seq <= mark]",
+        "if s.seq <= mark + 1]",
+        _PLAIN,
+    ),
+    Mutation(
+        "files are replaced that are gone",
+        "compactor/rewrite/replace.py",
+        "return paths <= {file.path for file in newest.files}",
+        "return bool(paths)",
+        _PLAIN,
+        (
+            Mutation(
+                "nor looked for at the commit",
+                "logstore/table/commit.py",
+                "        if file.path not in there:",
+                "        if there is None:",
+            ),
+        ),
+    ),
+    Mutation(
+        "an own commit whose answer was lost is taken for another's",
+        "logstore/table/commit.py",
+        "mine = _holds(newest, before, job)",
+        "mine = _holds(newest, before, job) and not job",
+        _PLAIN,
+    ),
+    Mutation(
+        "`<` for `<=` in what Spark leaves out of a batch",
+        "compactor/spark/lines.py",
+        'F.col("ulid") <= F.col(',
+        'F.col("ulid") < F.col(',
+    ),
+    Mutation(
+        "`<` for `<=` in what Spark leaves out of files",
+        "compactor/spark/lines.py",
+        'match = lines["ulid"] <= gone["t"]',
+        'match = lines["ulid"] < gone["t"]',
+    ),
+    Mutation(
+        "`<` for `<=` where files are looked at",
+        "compactor/upkeep/holding.py",
+        "pc.less_equal(group",
+        "pc.less(group",
+        _PLAIN,
+    ),
+    Mutation(
+        "a batch is not compared with the table",
+        "compactor/intake/take_in.py",
+        "held=[file.uri for file in snapshot.files if reach.meets(file)],",
+        "held=[],",
+        _PLAIN,
+    ),
+)
