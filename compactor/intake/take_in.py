@@ -102,9 +102,15 @@ class _Intake:
                 raise
             return
         self.share.check({verified.segment.node for verified in whole})
-        with self.report.timed("commit", compactor.clock):
-            merged = Merged(files, _advances(whole), reach, job)
-            self.planner.newest = await commit_merged(compactor, snapshot, merged)
+        merged = Merged(files, _advances(whole), reach, job)
+        try:
+            with self.report.timed("commit", compactor.clock):
+                self.planner.newest = await commit_merged(compactor, snapshot, merged)
+        except Unavailable:  # what came meanwhile is compared with, and may be gone again
+            newest = await asyncio.to_thread(compactor.table.snapshot)
+            if not await self._wait_for_files(newest, whole, reach):
+                raise
+            return
         compactor.reached("committed")
         _count(self.report, whole, files, deleted)
         log.info(

@@ -2,8 +2,8 @@
 
 S3 knows no renaming. Spark could write below the table's own folders, but would then sort
 every file once more and could not spell `hour=09`; a copy inside the store moves no byte
-through here. It also gives the file its storage class: what Spark wrote lives for seconds,
-and would be paid for a month.
+through here. It also gives the file its storage class, by its level: what Spark wrote lives for
+seconds, a fresh file for an hour, and either would be paid for a month.
 
 A put is durable when it is answered, the log's as well, so there is nothing to settle.
 """

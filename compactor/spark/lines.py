@@ -10,8 +10,10 @@ takes a fifth less CPU than an aggregation that keeps the first of each record.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from queue import Empty, Queue
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
@@ -35,6 +37,8 @@ SCHEMA = (
     " connector_id string, message string, attributes map<string,string>"
 )
 COLUMNS = [column.split()[0] for column in SCHEMA.split(", ")]
+GONE = "gone"
+PATIENCE_SECONDS = 120.0
 BATCH_CHARACTERS = 21  # of 26: the last five are the line number
 
 
@@ -57,11 +61,44 @@ def write(lines: DataFrame, folder: str) -> None:
     written = Observation()  # counts a task once, that of the attempt that was committed
     counted = kept.observe(written, F.count(F.lit(1)).alias("rows"))
     counted.write.parquet(folder, partitionBy=apart)
-    check_rows(folder, written.get["rows"])
+    check_rows(folder, rows_of(written))
 
 
-def once(lines: DataFrame, order: Sequence[Column]) -> DataFrame:
+def rows_of(observed: Observation, seconds: float = PATIENCE_SECONDS) -> int:
+    """What was counted as `rows` in an action that is over.
+
+    Spark tells it by a queue of events that drops some when it is full, and would be waited for
+    without end. Raises `Unavailable` after so many seconds.
+    """
+    told: Queue[int | Exception] = Queue()
+
+    def wait() -> None:
+        try:
+            told.put(int(observed.get["rows"]))
+        except Exception as error:  # noqa: BLE001 - raised where it is waited for
+            told.put(error)
+
+    threading.Thread(target=wait, name="spark", daemon=True).start()
+    try:
+        found = told.get(timeout=seconds)
+    except Empty:
+        raise Unavailable(
+            f"Spark did not say within {seconds:g} s how many rows its tasks counted",
+            hint="Try again. If it goes on, raise spark.scheduler.listenerbus.eventqueue.capacity.",
+        ) from None
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+def once(
+    lines: DataFrame,
+    order: Sequence[Column],
+    looked_at: Callable[[DataFrame], DataFrame] = lambda lines: lines,
+) -> DataFrame:
     """The first of each record in the given order; the batch is a ULID without its line number.
+
+    `looked_at` is given all of them where they are sorted, and says which go on.
 
     `lines` are partitioned by their task, or by their bucket if each has a task of its own, and
     come out sorted by bucket and record's identity: so files are written one after another.
@@ -70,7 +107,7 @@ def once(lines: DataFrame, order: Sequence[Column]) -> DataFrame:
     place = [BUCKET, TASK] if TASK in lines.columns else [BUCKET]
     window = Window.partitionBy(*place, "fqn", "run_id", "batch").orderBy(*order)
     before = F.lag("ulid").over(window)
-    marked = lines.withColumn("batch", batch).withColumn("before", before)
+    marked = looked_at(lines.withColumn("batch", batch).withColumn("before", before))
     return marked.where(F.col("before").isNull() | (F.col("before") != F.col("ulid")))
 
 
@@ -83,6 +120,19 @@ def without(spark: SparkSession, lines: DataFrame, deletions: Sequence[Deletion]
     if pipelines:
         lines = _anti(lines, _gone(spark, pipelines), ["fqn"])
     return lines
+
+
+def marked(spark: SparkSession, lines: DataFrame, deletions: Sequence[Deletion]) -> DataFrame:
+    """The lines with `GONE`: whether they are at or below a deletion of their run or pipeline."""
+    gone = F.lit(False)
+    for names in (["fqn", "run_id"], ["fqn"]):
+        of_runs = len(names) > 1
+        some = [d for d in deletions if (d.run is not None) == of_runs]
+        if some:
+            highest = _gone(spark, some).groupBy(*names).agg(F.max("t").alias(f"t{len(names)}"))
+            lines = lines.join(F.broadcast(highest), names, "left")
+            gone = gone | F.coalesce(F.col("ulid") <= F.col(f"t{len(names)}"), F.lit(False))
+    return lines.withColumn(GONE, gone).drop("t1", "t2")
 
 
 @contextmanager

@@ -7,6 +7,9 @@ sampling pass and no Python in the executors.
 What the table already holds is read as keys only (`held`), from the files that may have lines
 of the input (`intake/reach.py`), goes through the same shuffle, and comes before its copies.
 
+Segments are read once. Deleted lines go through the shuffle as well, few as they are, and are
+counted and left out behind it: there a task counts once, however often it was tried.
+
 Output is `part-{bucket:05d}-….parquet` in a folder of its own, or `bucket={bucket}/part-….parquet`
 if a task has several buckets: Spark writes a file per task otherwise. Addresses are paths or
 `s3://`.
@@ -14,12 +17,23 @@ if a task has several buckets: Spark writes a file per task otherwise. Addresses
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's users know
 
-from compactor.spark.lines import BUCKET, KEY, TASK, failing, once, read, without, write
+from compactor.spark.lines import (
+    BUCKET,
+    GONE,
+    KEY,
+    TASK,
+    failing,
+    marked,
+    once,
+    read,
+    rows_of,
+    write,
+)
 from compactor.spark.merge_input import MergeInput
 from compactor.spark.search import bucketed
 from logstore import ulid
@@ -35,18 +49,36 @@ def merge(spark: SparkSession, work: MergeInput, folder: str) -> int:
 
 
 def _merge(spark: SparkSession, work: MergeInput, folder: str) -> int:
-    lines = read(spark, work.segments)
-    kept = without(spark, lines, work.deletions)
-    deleted = lines.count() - kept.count() if work.deletions else 0
+    lines, deleted = read(spark, work.segments), Observation()
+    if not work.deletions:
+        write(_merged(spark, lines, work), folder)
+        return 0
+
+    def left_out(lines: DataFrame) -> DataFrame:
+        counted = lines.observe(deleted, F.count_if(F.col(GONE)).alias("rows"))
+        return counted.where(~F.coalesce(F.col(GONE), F.lit(False)))
+
+    write(_merged(spark, marked(spark, lines, work.deletions), work, left_out), folder)
+    return rows_of(deleted)
+
+
+def _merged(
+    spark: SparkSession,
+    lines: DataFrame,
+    work: MergeInput,
+    looked_at: Callable[[DataFrame], DataFrame] = lambda lines: lines,
+) -> DataFrame:
     if work.held:
-        merged = _with_held(spark, kept, work)
-    else:
-        merged = once(_spread(kept, work), [F.col("ulid")])
-    write(merged, folder)
-    return deleted
+        return _with_held(spark, lines, work, looked_at)
+    return once(_spread(lines, work), [F.col("ulid")], looked_at)
 
 
-def _with_held(spark: SparkSession, lines: DataFrame, work: MergeInput) -> DataFrame:
+def _with_held(
+    spark: SparkSession,
+    lines: DataFrame,
+    work: MergeInput,
+    looked_at: Callable[[DataFrame], DataFrame],
+) -> DataFrame:
     """The lines that the table has not."""
     low, high = ulid.encode(work.low), ulid.encode(work.high)
     keys = read(spark, work.held).where(F.col("ulid").between(low, high))
@@ -55,7 +87,7 @@ def _with_held(spark: SparkSession, lines: DataFrame, work: MergeInput) -> DataF
         allowMissingColumns=True,
     )
     held_first = [F.col("ulid"), F.col("held").desc()]
-    return once(_spread(both, work), held_first).where(~F.col("held"))
+    return once(_spread(both, work), held_first, looked_at).where(~F.col("held"))
 
 
 def _spread(lines: DataFrame, work: MergeInput) -> DataFrame:

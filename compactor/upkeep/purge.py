@@ -27,6 +27,7 @@ from typing import Final
 from compactor.change import make
 from compactor.compactor import Compactor
 from compactor.deletions import MOST_DELETIONS, StoredDeletion
+from compactor.gone import gone, told
 from compactor.report import Report
 from compactor.rewrite.plan import hour_of
 from compactor.rewrite.replace import replace
@@ -35,7 +36,7 @@ from compactor.sharing.shares import HOURS, Share
 from compactor.upkeep.holding import NOTHING, Horizons, Taken, taken
 from compactor.upkeep.now import now_ms
 from compactor.upkeep.retention import oldest_ms
-from logstore.errors import Damaged, NotFound, PreconditionFailed
+from logstore.errors import Damaged, NotFound, PreconditionFailed, Unavailable
 from logstore.table.commit import Change
 from logstore.table.snapshot import Snapshot, TableFile
 from logstore.table.stats import NewFile
@@ -183,7 +184,12 @@ class _Purge:
         made: Sequence[NewFile] = ()
         if rest:
             deletions = [one.deletion for one in self.pending.deletions]
-            made = await rewrite(compactor, snapshot, rest, deletions, self.report)
+            try:
+                made = await rewrite(compactor, snapshot, rest, deletions, self.report)
+            except Unavailable:
+                if not await self._leave_out(hour, rest):
+                    raise
+                return snapshot
         try:
             share.check({hour})
             after = await replace(compactor, snapshot, Change(files=made, removed=files))
@@ -194,6 +200,15 @@ class _Purge:
         self.report.files_purged += len(files)
         self.report.rows_purged += sum(self._found[file.path].rows for file in files)
         return after
+
+    async def _leave_out(self, hour: str, files: Sequence[TableFile]) -> bool:
+        """Goes on without those of the files that are gone since they were looked at, if any is."""
+        missed = await gone(self.compactor.store, files)
+        for file in missed:
+            self.report.alarm(f"hour {hour} is not purged: {told(file)}")
+            self._found[file.path] = NOTHING
+            self._until_ms = 0
+        return bool(missed)
 
     async def _note(self, snapshot: Snapshot) -> bool:
         """Says that it is done, unless the table has moved on: then there are more files."""

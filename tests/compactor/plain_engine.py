@@ -61,8 +61,10 @@ class PlainEngine:
         self._write(parts, folder)
 
     def share_batches(self, some: Sequence[str], others: Sequence[str]) -> bool:
-        mine, theirs = ({batch_of(row) for row in _rows(files)} for files in (some, others))
-        return not mine.isdisjoint(theirs)
+        with _there():
+            mine, theirs = ({batch_of(row) for row in _rows(files)} for files in (some, others))
+            apart = mine.isdisjoint(theirs)
+        return not apart
 
     def stop(self) -> None:
         """Nothing runs."""

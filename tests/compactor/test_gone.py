@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
@@ -10,11 +12,14 @@ from deltalake import DeltaTable
 from compactor.intake.take_in import take_in_all
 from compactor.report import Report
 from compactor.rewrite.hours import rewrite_hours
+from compactor.spark.rewrite_input import RewriteInput
 from compactor.spark.session import Session
+from compactor.upkeep.purge import purge
 from logstore import keys
 from logstore.clock import SystemClock
 from logstore.errors import Unavailable
 from tests.compactor.files import add_files
+from tests.compactor.histories.leased import Some
 from tests.compactor.lake import HOUR, NOON, Lake, batch
 from tests.compactor.plain_engine import PlainEngine
 
@@ -132,3 +137,72 @@ def test_an_engine_that_fails_though_all_is_there_ends_the_pass(lake: Lake) -> N
     add_files(lake, *[[batch("g", "r", NOON + i, 20)] for i in range(8)])
     with pytest.raises(Unavailable, match="today"):
         rewritten(lake)
+
+
+def test_gone_between_a_merge_and_its_commit_it_stops_only_what_needs_it(either: Lake) -> None:
+    """Another driver brought a copy of the batch meanwhile, in a file that then went."""
+    either.put("a", [FIRST])
+    either.put("b", [FIRST])
+    engine, bodies = either.session, list[tuple[str, bytes]]()
+    either.limits = either.limits.model_copy(update={"batch_bytes": 1})
+
+    def others(step: str) -> None:
+        if step == "written" and not bodies:
+            bodies.append(("", b""))
+            thread = threading.Thread(target=meanwhile)
+            thread.start()
+            thread.join()
+
+    def meanwhile() -> None:
+        other = Lake(either.data, session=PlainEngine(), limits=either.limits)
+        made = other.compactor
+        object.__setattr__(made, "sharing", Some(["a"]))
+        other.run(take_in_all(made, Report()))
+        (file,) = other.snapshot().files
+        bodies[0] = (file.path, taken_away(other, file.path))
+
+    either.reached = others
+    report = taken_in(either)
+    either.reached = lambda _step: None
+    path, body = bodies[0]
+    (alarm,) = report.alarms
+    assert alarm.startswith(f"a waits at segment 1: {path} of the table, with 30 lines of the")
+    either.put("c", [LATER])
+    assert len(taken_in(either).alarms) == 1
+    assert either.snapshot().marks(["a", "b", "c"]) == {"a": 0, "b": 1, "c": 1}
+    either.put_bytes(f"{keys.TABLE}/{path}", body)
+    assert taken_in(either).alarms == []
+    either.holds([FIRST, LATER])
+    assert either.session is engine
+
+
+class TakenAway(PlainEngine):
+    """Somebody removes a file just as it is to be rewritten."""
+
+    lost: Callable[[], object] | None = None
+
+    def rewrite(self, work: RewriteInput, folder: str) -> None:
+        if self.lost is not None:
+            lost, self.lost = self.lost, None
+            lost()
+        super().rewrite(work, folder)
+
+
+def test_gone_just_as_it_is_purged_all_other_files_are(lake: Lake) -> None:
+    lake.session = engine = TakenAway()
+    add_files(lake, [FIRST, SAME_HOUR], [LATER, batch("f", "r2", NOON + HOUR + 1, 30)])
+    lake.clock.shift_ms = 120_000
+    path, _ = sorted(file.path for file in lake.snapshot().files)
+    store = Path(lake.settings.store_folder)
+    body = (store / keys.TABLE / path).read_bytes()
+    engine.lost = (store / keys.TABLE / path).unlink
+    lake.delete("f", "r1", LATEST[1])
+    report = Report()
+    lake.run(purge(lake.compactor, report))
+    assert len(report.alarms) == 1
+    assert report.alarms[0].startswith(f"hour 2026-11-21T12 is not purged: {path} of the table")
+    assert report.rows_purged == 30
+    assert lake.snapshot().purged_ms == 0
+    lake.put_bytes(f"{keys.TABLE}/{path}", body)
+    lake.run(purge(lake.compactor, Report()))
+    lake.holds([SAME_HOUR, batch("f", "r2", NOON + HOUR + 1, 30)])

@@ -209,6 +209,8 @@ async def test_every_way_of_writing_encrypts_and_only_logs_have_a_class(
         for key in ("logs.txt", "run/logs.txt", "run/partial.txt"):
             await store.compose(key, [Part("chunks/2.txt"), Part("chunks/1.txt")])
         await store.put("small/logs.txt", b"x")
+        for name in ("J-00000.parquet", "J-00000-L1.parquet"):  # fresh, and written anew
+            await store.compose(f"table/date=2026-11-22/hour=01/{name}", [Part("chunks/1.txt")])
         keys = [info.key async for info in store.list("")]
     client = bucket.client()
     try:
@@ -216,11 +218,12 @@ async def test_every_way_of_writing_encrypts_and_only_logs_have_a_class(
             found = client.head_object(Bucket=bucket.name, Key=f"store/{key}")
             seen = found["ServerSideEncryption"], found.get("SSEKMSKeyId")
             assert seen == shown, key
-            large = "REDUCED_REDUNDANCY" if key.endswith("/logs.txt") else None
+            kept = key.endswith(("/logs.txt", "-L1.parquet"))
+            large = "REDUCED_REDUNDANCY" if kept else None
             assert found.get("StorageClass") == large, key
     finally:
         client.close()
-    assert len(keys) == 7
+    assert len(keys) == 9
 
 
 # -- what is left behind

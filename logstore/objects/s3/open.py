@@ -15,6 +15,7 @@ from logstore.objects.s3.plan import PartLimits
 from logstore.objects.s3.requests import Tries
 from logstore.objects.s3.settings import S3Settings
 from logstore.objects.s3.store import S3Store
+from logstore.table.names import level_of
 
 
 @asynccontextmanager
@@ -40,11 +41,15 @@ async def open_s3(
 
 
 def keeping_of(settings: S3Settings) -> Keeping:
-    """Encryption for all, a class for what is large, read seldom and never rewritten."""
+    """Encryption for all, a class for what is large, read seldom and never rewritten.
+
+    Fresh files of the table are written anew when their hour is over: where a class is paid
+    for by the month, an object that lives for an hour costs more in it than in STANDARD.
+    """
     large = settings.large_class
 
     def class_of(key: str) -> str | None:
-        chosen = key.endswith("/logs.txt") or key.startswith(f"{keys.TABLE}/date=")
-        return large if large != "STANDARD" and chosen else None
+        old = key.startswith(f"{keys.TABLE}/date=") and level_of(key) > 0
+        return large if large != "STANDARD" and (old or key.endswith("/logs.txt")) else None
 
     return Keeping(settings.encryption, settings.kms_key_id, class_of)

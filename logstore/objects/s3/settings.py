@@ -73,8 +73,9 @@ class S3Settings(BaseModel):
         default="",
         pattern=r"^[A-Z_]*$",
         description=(
-            "Of `logs.txt` and table files, no others; empty: STANDARD_IA on AWS, STANDARD with "
-            "`s3.endpoint_url`. GLACIER and DEEP_ARCHIVE are refused: nobody could read the text"
+            "Of `logs.txt` and of table files once their hour was written anew; empty: STANDARD_IA "
+            "on AWS, STANDARD with `s3.endpoint_url`. GLACIER and DEEP_ARCHIVE are refused: nobody "
+            "could read the text"
         ),
     )
     connect_timeout_seconds: float = Field(
@@ -128,5 +129,5 @@ class S3Settings(BaseModel):
 
     @property
     def large_class(self) -> str:
-        """The storage class of `logs.txt` and of table files, spelled out."""
+        """The storage class of `logs.txt` and of rewritten table files, spelled out."""
         return self.storage_class or ("STANDARD" if self.endpoint_url else "STANDARD_IA")
