@@ -3,7 +3,8 @@
 A segment goes when the table has held it for the grace, which is longer than any query,
 its lines are in their runs' texts, and no consumer group needs it (`compactor.upkeep.consumers`).
 `low` in the node's text mark is raised first, so that whoever comes late sees that it is late,
-and groups are looked at again after that. Lowest first: a crash leaves no hole. A segment
+and groups are looked at again after that. Lowest first, many in a request: all are below `low`,
+so one that a crash leaves between others is a hole to nobody, and goes next time. A segment
 that is set aside stays, since it may be repaired, until the retention would take all it can hold.
 
 Files of the table go when they are 24 h old and no version of the last 24 h has them; no
@@ -18,9 +19,10 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Sequence
 
 from compactor.compactor import Compactor
-from compactor.intake.plan import nodes_of, segments_of
+from compactor.intake.plan import StoredSegment, nodes_of, segments_of
 from compactor.place.placement import STAGING
 from compactor.report import Report
 from compactor.upkeep.consumers import Candidates, free, settle
@@ -32,6 +34,7 @@ from logstore.errors import InvalidInput
 from logstore.runs.textmark import raise_text_mark, read_text_mark
 
 ORPHAN_HOURS = 24
+_DELETE_COUNT = 500  # segments in a request, with at most as many markers before
 _HOUR_MS = 3_600_000
 _AHEAD_MS = 24 * _HOUR_MS  # far more than a line's ULID may be ahead of its segment's upload
 _STAGING = f"{keys.TABLE}/{STAGING}/"
@@ -71,12 +74,18 @@ async def remove_segments(compactor: Compactor) -> int:
     removable = [
         segment for some in (await free(compactor, candidates)).values() for segment in some
     ]
-    for segment in removable:
-        if segment.aside:  # the marker first: without it the segment is like any other
-            await compactor.store.delete([keys.aside(segment.node, segment.seq)])
-        await compactor.store.delete([segment.key])
-        compactor.reached("segment removed")
+    for start in range(0, len(removable), _DELETE_COUNT):
+        await _remove(compactor, removable[start : start + _DELETE_COUNT])
     return len(removable)
+
+
+async def _remove(compactor: Compactor, segments: Sequence[StoredSegment]) -> None:
+    """Many in a request: what is left of them, if it is, is below `low`."""
+    markers = [keys.aside(one.node, one.seq) for one in segments if one.aside]
+    if markers:  # first: without it a segment is like any other
+        await compactor.store.delete(markers)
+    await compactor.store.delete([one.key for one in segments])
+    compactor.reached("segment removed")
 
 
 async def _consumed(compactor: Compactor, node: str, mark: int) -> Candidates:
