@@ -17,8 +17,8 @@ MUTATIONS: Final = (
     Mutation(
         "segments are removed that are in no text",
         "compactor/upkeep/cleanup.py",
-        "min(settled.mark(node), (await read_text_mark(compactor.store, node)).seq)",
-        "settled.mark(node)",
+        "min(settled[node], (await read_text_mark(compactor.store, node)).seq)",
+        "settled[node]",
     ),
     Mutation(
         "segments are removed before their grace is over",
@@ -35,8 +35,8 @@ MUTATIONS: Final = (
     Mutation(
         "the marker of a removed segment stays",
         "compactor/upkeep/cleanup.py",
-        "if segment.aside:",
-        "if not segment:",
+        "if markers:",
+        "if not segments:",
     ),
     Mutation(
         "a segment that is set aside is not kept",
@@ -169,13 +169,13 @@ MUTATIONS: Final = (
     Mutation(
         "an own commit whose answer was lost is taken for another's",
         "logstore/table/commit.py",
-        "mine = _holds(newest, before, job)",
-        "mine = _holds(newest, before, job) and not job",
+        "mine = job in table.log.jobs(JOB, before, newest.version)",
+        "mine = before > newest.version",
     ),
     Mutation(
         "another's commit is taken for one's own",
         "logstore/table/commit.py",
-        "mine = _holds(newest, before, job)",
-        "mine = _holds(newest, before, job) or bool(job)",
+        "mine = job in table.log.jobs(JOB, before, newest.version)",
+        "mine = before < newest.version",
     ),
 )

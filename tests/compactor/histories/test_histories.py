@@ -167,8 +167,11 @@ def settle(world: World) -> None:
     for node in world.model.segments:
         world.texts_made(node)
     world.sweep()
+    busy = world.dice.random() < 0.5
     for _ in range(4):
         world.pass_time(26 * HOUR_MS)
+        if busy:
+            world.commit_nothing()
         if world.dice.random() < 0.5:
             tried(world, Troubles(leases=RESTARTED, killed_on=last_step(world.dice)))
         assert world.drive(Troubles(leases=RESTARTED)) is not None

@@ -28,6 +28,7 @@ from logstore.runs.retention import FOR_EVER, RunRetention
 from logstore.runs.textmark import raise_text_mark
 from logstore.segments.carry import Carry
 from logstore.segments.writer import encode_segment
+from logstore.table.commit import Change, commit
 from logstore.table.snapshot import Snapshot
 from logstore.table.table import Table
 from tests.batches import make_batches
@@ -156,6 +157,13 @@ class World:
             return ulid.encode(ulid.fresh(self.clock, self.dice))
 
         self.run(raise_text_mark(self.store, node, fresh_id=fresh_id, seq=seq))
+
+    def commit_nothing(self) -> None:
+        """Somebody's commit that changes no line: the table is busy."""
+        self.tell("somebody commits")
+        job = ulid.encode(ulid.fresh(self.clock, self.dice))
+        commit(self.table, self.table.create(), Change(), job=job, clock=self.clock)
+        self.versions.note(self.clock.ms)
 
     def pass_time(self, ms: int) -> None:
         self.tell(f"{ms / HOUR_MS:.2f} h pass")

@@ -4,6 +4,7 @@ In this process, so that the meeting takes place at the step that is meant; the 
 Spark that stays warm, or the plain one. What meets a pass is
 
 - segments that come while it works, at each of its steps;
+- somebody's commits within a short grace: the table is busy;
 - another driver's whole pass, which takes in the same segments, after it has merged them, or
   rewrites the same hour. Both believe that they may, as one that was suspended does;
 - commits whose answers are lost;
@@ -16,6 +17,7 @@ be what it did.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +27,7 @@ from deltalake.exceptions import CommitFailedError
 from compactor.report import Report
 from compactor.schedule import once
 from compactor.settings import Compaction
+from logstore.table.commit import Change, commit
 from logstore.table.snapshot import Snapshot
 from logstore.table.table import Table
 from tests.compactor.torture.story import KEPT_DAYS
@@ -38,6 +41,7 @@ LIMITS = Compaction(
     retention_days=KEPT_DAYS,
     settle_seconds=0,
 )
+_GRACE_SECONDS = 2.0
 _DONE_MS = 120_000
 """A deletion is done for good when it has been stored for a minute."""
 _LATE = ("expired", "rewrite placed", "hour committed", "hour purged", "purged", "low raised")
@@ -60,6 +64,7 @@ class Meetings:
             self.another_rewrites_the_same_hour,
             self.answers_are_lost,
             self.deleted_to_the_line,
+            self.the_table_is_busy,
         ):
             meeting()
             self._judge(meeting.__name__)
@@ -68,15 +73,31 @@ class Meetings:
         """At every step after the last look a chapter is written, whose texts are made at once."""
         self.torture.story.write()
         come: set[str] = set()
+        waiting = self._put() - self._taken_in()
 
         def reached(step: str) -> None:
             if step in _LATE and step not in come:
                 come.add(step)
                 self._apart(self.torture.story.write)
 
-        self._pass(reached)
+        report = self._pass(reached)
         if "expired" not in come:
             self._fault("no segment came while a pass worked")
+        if report.segments > waiting:
+            self._fault(f"{waiting} segments waited, and a pass took {report.segments}")
+
+    def the_table_is_busy(self) -> None:
+        """Somebody commits within the grace: what the table had before that goes all the same."""
+        lake = self.torture.lake
+        lake.limits = LIMITS.model_copy(update={"grace_seconds": _GRACE_SECONDS})
+        self.torture.story.write()
+        self._pass(lambda _step: None)
+        time.sleep(2 * _GRACE_SECONDS)
+        table, job = lake.compactor.table, lake.compactor.fresh_id()
+        commit(table, table.create(), Change(), job=job, clock=lake.clock)
+        if not self._pass(lambda _step: None).segments_removed:
+            self._fault("no segment is removed while the table is busy")
+        lake.limits = LIMITS
 
     def another_takes_in_the_same(self) -> None:
         """Between a merge and its commit."""
@@ -158,6 +179,9 @@ class Meetings:
         if failures:
             raise failures[0]
 
+    def _put(self) -> int:
+        return sum(map(len, self.torture.story.model.segments.values()))
+
     def _taken_in(self) -> int:
         snapshot = self.torture.lake.snapshot()
         return sum(snapshot.mark(node) for node in self.torture.story.model.segments)
@@ -175,7 +199,7 @@ class _Unheard(Table):
     """A table of whose commits the answer is lost, every second time."""
 
     def __init__(self, table: Table) -> None:
-        super().__init__(table.uri, table.options)
+        super().__init__(table.uri, table.options, table.log_folder)
         object.__setattr__(self, "commits", [0])
 
     def snapshot(self) -> Snapshot:
@@ -183,7 +207,7 @@ class _Unheard(Table):
         if found.delta is None:
             return found
         unheard: Any = _UnheardDelta(found.delta, self.commits)  # type: ignore[attr-defined]
-        return Snapshot(self.uri, found.version, unheard)
+        return Snapshot(self.uri, found.version, unheard, self.log)
 
 
 class _UnheardDelta:

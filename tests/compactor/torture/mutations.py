@@ -53,8 +53,8 @@ MUTATIONS: Final = (
     Mutation(
         "an own commit whose answer was lost is taken for another's",
         "logstore/table/commit.py",
-        "mine = _holds(newest, before, job)",
-        "mine = _holds(newest, before, job) and not job",
+        "mine = job in table.log.jobs(JOB, before, newest.version)",
+        "mine = before > newest.version",
         _PLAIN,
     ),
     Mutation(
