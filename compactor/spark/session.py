@@ -177,6 +177,8 @@ def _start(wishes: SparkWishes, s3a: S3A | None, secrets: Mapping[str, str]) -> 
         conf = _conf(wishes, s3a)
         if wishes.json_log:
             hear(conf)
+        if s3a is not None:
+            _close_files()
         spark = SparkSession.builder.config(conf=conf).getOrCreate()
         spark.sparkContext.setLogLevel("WARN")
         if s3a is not None:
@@ -208,6 +210,18 @@ def _conf(wishes: SparkWishes, s3a: S3A | None) -> SparkConf:
     return conf.setAll(list(needed.items()))
 
 
+def _close_files() -> None:
+    """Ends what a JVM of spark-submit has open of S3 with older keys, before Spark begins in it.
+
+    Not later: Spark's event log is written by way of one of them from Spark's start to its end.
+    """
+    from pyspark import SparkContext
+
+    jvm: Any = SparkContext._jvm
+    if jvm is not None and SparkContext._active_spark_context is None:
+        jvm.org.apache.hadoop.fs.FileSystem.closeAll()
+
+
 def _tell_s3(spark: SparkSession, secrets: Mapping[str, str]) -> None:
     """Gives the session its secrets, once its classes are found to be there."""
     jvm: Any = spark.sparkContext._jvm
@@ -220,7 +234,6 @@ def _tell_s3(spark: SparkSession, secrets: Mapping[str, str]) -> None:
                 f"this Spark has no {name}, and cannot read S3 without it",
                 hint=f"Let spark-submit fetch what is missing: {SUBMIT}",
             )
-    jvm.org.apache.hadoop.fs.FileSystem.closeAll()  # a JVM of spark-submit may know older keys
     hadoop: Any = spark.sparkContext._jsc.hadoopConfiguration()
     for name, value in secrets.items():
         hadoop.set(name, value)

@@ -90,13 +90,13 @@ def environment(lake: Lake) -> dict[str, str]:
     return found
 
 
-def start(lake: Lake, command: list[str]) -> subprocess.Popen[str]:
+def start(lake: Lake, command: list[str], **more: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=environment(lake),
+        env=environment(lake) | more,
         cwd="/",
     )
 
@@ -144,9 +144,35 @@ def test_merged_twice_and_kept_as_the_settings_say(lake: Lake) -> None:
     found = objects(lake)
     assert {head.get("ServerSideEncryption") for head in found.values()} == {"AES256"}
     classed = {key for key, head in found.items() if head.get("StorageClass") == CLASS}
-    assert classed == {f"{keys.TABLE}/{file.path}" for file in lake.snapshot().files}
+    assert classed == set()  # fresh files live for an hour
     assert [key for key in found if "_staging" in key] == []
     assert uploads(lake) == []
+
+
+def test_sparks_event_log_in_a_bucket_is_whole(lake: Lake) -> None:
+    """It is uploaded when it ends, by what Spark had open from its start."""
+    assert lake.bucket is not None
+    lake.put("a", [batch("f", "r", NOON, 5)])
+    client, name, s3 = lake.bucket.client(), lake.bucket.name, lake.bucket.settings.s3
+    client.put_object(Bucket=name, Key="events/", Body=b"")
+    spark = {
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.dir": f"s3a://{name}/events",
+        "spark.eventLog.rolling.enabled": "false",
+        "spark.eventLog.compress": "false",
+        "spark.hadoop.fs.s3a.access.key": s3.access_key_id,
+        "spark.hadoop.fs.s3a.secret.key": s3.secret_access_key.get_secret_value(),
+    }
+    more = {"TAILRACE_COMPACTION__SPARK": orjson.dumps(spark).decode()}
+    told = finish(start(lake, [sys.executable, JOB, "--data", str(lake.data)], **more))
+    assert told["rows_out"] == 5
+    listed = client.list_objects_v2(Bucket=name, Prefix="events/")["Contents"]
+    (log,) = [entry["Key"] for entry in listed if not entry["Key"].endswith("/")]
+    body = client.get_object(Bucket=name, Key=log)["Body"].read()
+    client.close()
+    assert not log.endswith(".inprogress")
+    assert orjson.loads(body.splitlines()[-1])["Event"] == "SparkListenerApplicationEnd"
+    assert b"SparkListenerTaskEnd" in body
 
 
 def test_killed_between_steps_the_lines_are_there_once(lake: Lake) -> None:
