@@ -68,6 +68,9 @@ class DatedDisk(Disk):
 
     clock: MovedClock
 
+    def __post_init__(self) -> None:
+        super().__init__()
+
     def open(self, path: str, mode: Mode) -> DiskFile:
         return _DatedFile(path, mode, self.clock)
 
