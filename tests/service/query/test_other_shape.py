@@ -19,10 +19,10 @@ pytestmark = pytest.mark.anyio
 async def test_it_is_refused_with_what_to_do(tmp_path: Path, change: Reshape) -> None:
     world = await mixed(tmp_path)
     async with engine_of(world) as engine, client_of(engine) as client:
-        found, _ = records(await client.get("/query", params={"limit": 1000}))
+        found, _ = records(await client.get("/query", params={"from": "0", "limit": 1000}))
         assert len(found) == len(world.records)
         change(Path(world.table.uri))
-        answer = await client.get("/query")
+        answer = await client.get("/query", params={"from": "0"})
     assert answer.status_code == 500
     problem = answer.json()
     assert problem["type"].endswith("unsupported-version")
@@ -37,5 +37,5 @@ async def test_one_that_is_read_all_the_same(tmp_path: Path) -> None:
     reshaped.with_columns(lambda columns: [*columns, column])(Path(world.table.uri))
     world.hot([entry(random.Random(2))])
     async with engine_of(world) as engine, client_of(engine) as client:
-        found, _ = records(await client.get("/query", params={"limit": 1000}))
+        found, _ = records(await client.get("/query", params={"from": "0", "limit": 1000}))
     assert len(found) == len(world.records)
