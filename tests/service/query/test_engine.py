@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from logstore import keys, ulid
-from logstore.errors import InvalidInput
+from logstore.errors import InvalidInput, StoreUnavailable
 from service.query.request import Matcher, QueryRequest
 from tests.batches import Entry
+from tests.faulty_store import Fault, FaultyStore, Schedule
 from tests.service.query.scattered import ALL, scattered, some_requests
 from tests.service.query.world import HOUR_MS, NODE, NOW_MS, RUNS, World, engine_of, entry, search
 
@@ -190,3 +191,13 @@ async def test_nothing_stored_is_an_empty_result(tmp_path: Path) -> None:
     async with engine_of(world) as engine:
         found, stats = await search(engine, replace(ALL, limit=5))
         assert (found, stats["next"], stats["complete"]) == ([], None, True)
+
+
+@pytest.mark.parametrize("step", range(1, 4))
+async def test_a_search_that_cannot_begin_lets_the_journal_go(tmp_path: Path, step: int) -> None:
+    world = await scattered(World(tmp_path), 1)
+    failing = FaultyStore(world.store, Schedule({step: Fault.UNAVAILABLE}))
+    async with engine_of(world, sources=replace(world.sources(), store=failing)) as engine:
+        with pytest.raises(StoreUnavailable):
+            await engine.open(ALL)
+        assert world.pins == 0
