@@ -87,9 +87,11 @@ def test_killed_while_it_cleans_up_it_goes_on(warm: Lake) -> None:
     try:
         kill_at(warm, "low raised")
         assert len(warm.keys(keys.segments_of("a"))) == 3
+        # A removal of many that was cut off has taken any of them.
+        warm.run(warm.store.delete([keys.segment("a", 2)]))
         kill_at(warm, "segment removed")
-        assert len(warm.keys(keys.segments_of("a"))) == 2
-        assert finish(start(warm))["segments_removed"] == 2
+        assert warm.keys(keys.segments_of("a")) == []
+        assert finish(start(warm))["segments_removed"] == 0
     finally:
         del os.environ["TAILRACE_COMPACTION__GRACE_SECONDS"]
     warm.holds(sent)
