@@ -92,6 +92,7 @@ class Deleting:
     def _record(self, fqn: str, run: str | None, t: int) -> None:
         deletion = Deletion(fqn, run, t, ulid.encode(ulid.fresh(self.clock, self.dice)))
         self.run(self.store.put(deletion.key, encode_deletion(deletion)))
+        self.model.again[deletion.key] = self.clock.ms
         one, first_ms = self.model.deletions.get(deletion.key, (deletion, self.clock.ms))
         self.model.deletions[deletion.key] = deletion, first_ms if one.t == t else self.clock.ms
 

@@ -34,7 +34,9 @@ class Model:
 
     A segment that cannot be read has no records, and is kept by when it was stored; at one that
     is `newer` its node waits. `deletions` are those of which the store has a record, `ever`
-    has those that were forgotten, too, by the highest ULID that is gone.
+    has those that were forgotten, too, by the highest ULID that is gone. `again` says when a record
+    was last written, as it was before or not: that is all that the store can say of it, so what
+    is done up to a time before that may leave it out.
     """
 
     segments: dict[str, list[set[Record]]] = field(default_factory=dict)
@@ -42,6 +44,7 @@ class Model:
     unreadable: dict[tuple[str, int], int] = field(default_factory=dict)
     deletions: dict[str, tuple[Deletion, int]] = field(default_factory=dict)
     ever: dict[tuple[str, str | None], int] = field(default_factory=dict)
+    again: dict[str, int] = field(default_factory=dict)
 
     def readable(self) -> dict[str, int]:
         """The last segment of each node that can be taken in."""
@@ -54,7 +57,11 @@ class Model:
 
     def must_be_gone(self, record: Record, said: Said) -> bool:
         """Whether no file of a version that says so may hold it."""
-        done = [d for d, stored_ms in self.deletions.values() if stored_ms <= said.purged_ms]
+        done = [
+            deletion
+            for key, (deletion, stored_ms) in self.deletions.items()
+            if max(stored_ms, self.again.get(key, 0)) <= said.purged_ms
+        ]
         return is_deleted(record[:3], done)
 
     def may_be_gone(self, record: Record, said: Said) -> bool:
