@@ -12,7 +12,6 @@ from urllib.parse import quote
 import httpx
 
 from logstore.errors import InvalidInput, NotFound, TailraceError, Unavailable
-from service.http.targets import RESERVED, spelled
 
 DEFAULT_URL = "http://127.0.0.1:8790"
 RUNS = "/api/v1/services/ingestionPipelines/logs"
@@ -30,6 +29,9 @@ def add_url(parser: argparse.ArgumentParser) -> None:
 
 def component(name: str) -> str:
     """A name as one part of a path, and not as a verb."""
+    # Late: `tailrace tail` loads nothing of the service before it asks.
+    from service.http.targets import RESERVED, spelled
+
     return spelled(name) if name in RESERVED else quote(name, safe="")
 
 

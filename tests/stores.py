@@ -8,6 +8,7 @@ Of tests with many parameters `on_servers` says which values are worth a server'
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,7 +63,9 @@ def proxied(minio: Minio, outside: Outside) -> Iterator[Proxied]:
 @contextmanager
 def _standing(request: pytest.FixtureRequest, kind: str) -> Iterator[Schedule | None]:
     outside: Outside = request.getfixturevalue("outside")
-    name = re.sub(r"[^\w.-]", "_", request.node.name)[:100]
+    # Cut, names of parameters that differ at their end alone would share what is stored.
+    which = hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:12]
+    name = re.sub(r"[^\w.-]", "_", request.node.name)[:80] + f"-{which}"
     if kind == "minio":
         with standing_on(Backing(request.getfixturevalue("straight"), outside, name)):
             yield None
