@@ -90,8 +90,13 @@ def _settings() -> str:
         "`--config` or `TAILRACE_CONFIG` names), that over the defaults. A dot is a section of "
         "the file and `__` in the environment: `TAILRACE_FLUSH__SEGMENT_SECONDS=5`. Bytes may be "
         "written as `64MiB`. A key that is not listed refuses to start.\n"
+        "`${NAME:-default}` in the file is replaced from the environment, as OpenMetadata's server "
+        "does it: the default stands only for a variable that is not set, and `$${NAME}` is kept.\n"
         "OpenMetadata's section `logStorageConfiguration` (also `logStorage`) is accepted in the "
-        "file; the settings under `runs.` are its names in this project's spelling."
+        "file, on its own or nested in `pipelineServiceClientConfiguration`; the settings under "
+        "`runs.` are its names in this project's spelling. The file may be OpenMetadata's own "
+        "`openmetadata.yaml`: of that only this section is read, and all else is told by flags and "
+        "environment."
     )
     rows = (
         (_code(row.name), _code(row.default), row.help, _code(row.variable))

@@ -1,20 +1,28 @@
 """OpenMetadata's section `logStorageConfiguration`, told in our names.
 
 The section is taken as it stands in an OpenMetadata server's YAML, so that a person who
-moves over need not learn anything. What has no meaning here is named in a warning; keys
-without a value are as good as absent. With `type: s3` objects are encrypted unless the section
-says otherwise, as there; with a server of one's own only if it says so, as there, too.
+moves over need not learn anything: on its own, nested in `pipelineServiceClientConfiguration`,
+or in the server's own file, of which nothing else is read. What has no meaning here is named
+in a warning; keys without a value or with an empty one are as good as absent. With `type: s3`
+objects are encrypted unless the section says otherwise, as there; with a server of one's own
+only if it says so, as there, too.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from logstore.errors import InvalidInput
 
 SECTIONS = ("logStorageConfiguration", "LogStorageConfiguration", "logStorage")
+PARENT: Final = "pipelineServiceClientConfiguration"
+"""The section of an OpenMetadata server's file in which it nests the first of `SECTIONS`."""
+
+# An OpenMetadata server does not start without these, and no settings file of ours has them.
+_OF_THE_SERVER: Final = ("authorizerConfiguration", "database", "migrationConfiguration")
 
 _RUNS: Final = {
     "prefix": "runs.prefix",
@@ -34,6 +42,7 @@ _S3: Final = (
     "kmsKeyId",
     "storageClass",
     "awsConfig",
+    "region",
 )
 _AWS: Final = {
     "awsAccessKeyId": "s3.access_key_id",
@@ -55,6 +64,10 @@ _SPELLINGS: Final = {
 }
 _SWITCHES: Final = ("type", "enabled")
 _IGNORED: Final = {"asyncBufferSizeMB": "the journal is the buffer"}
+_KNOWN: Final = (*_RUNS, *_S3, *_IGNORED, *_SWITCHES)
+_KNOWN_OF_AWS: Final = (*_AWS, "enabled")
+_TRUTHS: Final = {"true": True, "false": False}
+_VARIABLE: Final = re.compile(r"\$\{[^}]*\}")
 
 Put = Callable[[str, Any], None]
 """Gives one of our settings a value, unless the file itself did."""
@@ -66,8 +79,8 @@ def translate(content: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     What the file says under our own names wins. Raises `InvalidInput` for keys that
     OpenMetadata does not know either, and for a section that asks for what is not here.
     """
-    ours = {key: _copy(value) for key, value in content.items() if key not in SECTIONS}
     warnings: list[str] = []
+    ours, sections = _parted(content, warnings)
 
     def put(name: str, value: Any) -> None:
         section, _, key = name.rpartition(".")
@@ -75,21 +88,46 @@ def translate(content: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         if isinstance(target, dict):
             target.setdefault(key, value)
 
-    for name in SECTIONS:
-        section = content.get(name)
-        if section is not None:
-            _Section(name, _mapping(name, section), put, warnings).take()
+    for name, said in sections:
+        _Section(name, _mapping(name, said, _KNOWN), put, warnings).take()
     return ours, warnings
+
+
+def _parted(
+    content: Mapping[str, Any], warnings: list[str]
+) -> tuple[dict[str, Any], list[tuple[str, Any]]]:
+    """What the file says under our names, and OpenMetadata's sections with their full names."""
+    theirs = content.get(PARENT)
+    if theirs is None:
+        ours = {key: _copy(value) for key, value in content.items() if key not in SECTIONS}
+        return ours, [(name, content[name]) for name in SECTIONS if content.get(name) is not None]
+    nested, name = _mapping(PARENT, theirs), f"{PARENT}.{SECTIONS[0]}"
+    sections = [(name, nested[SECTIONS[0]])] if SECTIONS[0] in nested else []
+    if all(key in content for key in _OF_THE_SERVER):
+        warnings.append(f"of OpenMetadata's own file only {name} is read")
+        return {}, sections
+    others = [f"{PARENT}.{key}" for key in nested if key != SECTIONS[0]]
+    if others:
+        warnings.append(_ignored(others, f"only {name} has a meaning here"))
+    ours, beside = _parted({k: v for k, v in content.items() if k != PARENT}, warnings)
+    return ours, [*beside, *sections]
 
 
 def _copy(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else value
 
 
-def _mapping(name: str, value: Any) -> dict[str, Any]:
+def _mapping(name: str, value: Any, known: Sequence[str] = ()) -> dict[str, Any]:
+    """The keys with a value. Raises `InvalidInput` for one that is not `known`."""
     if not isinstance(value, Mapping):
         raise InvalidInput(f"setting {name} must hold keys and values", field=name)
-    return {key: said for key, said in value.items() if said is not None}
+    if known:
+        _check_names(name, value, known)
+    return {key: said for key, said in value.items() if said is not None and said != ""}
+
+
+def _ignored(names: list[str], reason: str) -> str:
+    return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} ignored: {reason}"
 
 
 class _Section:
@@ -100,15 +138,15 @@ class _Section:
         self._said = said
         self._put = put
         self._warnings = warnings
+        self._ignores: dict[str, list[str]] = {}
 
     def take(self) -> None:
-        known = [*_RUNS, *_S3, *_IGNORED, *_SWITCHES]
-        _check_names(self._name, self._said, known)
-        if self._said.get("enabled") is False:
-            raise self._wrong("enabled", "is false, but keeping logs is all that this service does")
+        self._check_variables(self._name, self._said)
+        if self._truth("enabled") is False:
+            self._ignore("enabled", "this service keeps every log that it is sent")
         for key, name in _RUNS.items():
             if key in self._said:
-                self._put(name, self._minutes(key))
+                self._put(name, self._value(key))
         for key, reason in _IGNORED.items():
             self._ignore(key, reason)
         if self._on_s3():
@@ -116,6 +154,7 @@ class _Section:
         else:
             for key in _S3:
                 self._ignore(key, "the store is a folder, with `type: s3` it would be a bucket")
+        self._warnings += [_ignored(names, reason) for reason, names in self._ignores.items()]
 
     def _on_s3(self) -> bool:
         kind = self._said.get("type", "s3" if "bucketName" in self._said else "default")
@@ -127,9 +166,11 @@ class _Section:
         if "bucketName" not in self._said:
             raise self._wrong("bucketName", "is missing; `type: s3` needs it")
         self._put("store", f"s3://{self._said['bucketName']}")
-        aws = _mapping(f"{self._name}.awsConfig", self._said.get("awsConfig", {}))
-        _check_names(f"{self._name}.awsConfig", aws, [*_AWS, "enabled"])
+        aws = _mapping(f"{self._name}.awsConfig", self._said.get("awsConfig", {}), _KNOWN_OF_AWS)
+        self._check_variables(f"{self._name}.awsConfig", aws)
         self._take_account(aws)
+        if "region" in self._said:  # as in its example for S3; its schema knows only `awsRegion`
+            self._put("s3.region", self._said["region"])
         self._take_encryption(own_server="endPointURL" in aws)
         if "storageClass" in self._said:
             self._put("s3.storage_class", self._said["storageClass"])
@@ -139,12 +180,12 @@ class _Section:
             if key not in aws:
                 continue
             if key == "profileName" and "awsAccessKeyId" in aws:
-                self._warn(f"awsConfig.{key}", "awsAccessKeyId says who we are")
+                self._note(f"awsConfig.{key}", "awsAccessKeyId says who we are")
             elif key not in _OF_A_ROLE or "assumeRoleArn" in aws:
                 self._put(name, aws[key])
 
     def _take_encryption(self, *, own_server: bool) -> None:
-        wanted = self._said.get("enableServerSideEncryption")
+        wanted = self._truth("enableServerSideEncryption")
         if wanted is False or (wanted is None and own_server):
             reason = "set enableServerSideEncryption to encrypt on a server of your own"
             for key in ("sseAlgorithm", "kmsKeyId") if wanted is None else ():
@@ -159,20 +200,41 @@ class _Section:
         elif "kmsKeyId" in self._said:
             self._put("s3.kms_key_id", self._said["kmsKeyId"])
 
-    def _minutes(self, key: str) -> Any:
+    def _value(self, key: str) -> Any:
         value = self._said[key]
+        if key == "prefix":
+            return str(value).rstrip("/")  # as there
         if key != "streamTimeoutHours":
             return value
-        if not isinstance(value, int | float):
-            raise self._wrong(key, f"should be a number (it is {value!r})")
-        return round(value * 60)
+        try:
+            return round(float(value) * 60)
+        except (TypeError, ValueError):
+            raise self._wrong(key, f"should be a number (it is {value!r})") from None
+
+    def _truth(self, key: str) -> bool | None:
+        said = self._said.get(key)
+        if said is None or isinstance(said, bool):
+            return said
+        if str(said).lower() not in _TRUTHS:
+            raise self._wrong(key, f"should be true or false (it is {said!r})")
+        return _TRUTHS[str(said).lower()]
+
+    def _check_variables(self, section: str, said: Mapping[str, Any]) -> None:
+        for key, value in said.items():
+            left = _VARIABLE.search(value) if isinstance(value, str) else None
+            if left:
+                raise InvalidInput(
+                    f"setting {section}.{key} needs {left[0]}, which is not set",
+                    field=f"{section}.{key}",
+                    hint="Set the variable, or write its default behind `:-`.",
+                )
 
     def _ignore(self, key: str, reason: str) -> None:
         if key in self._said:
-            self._warn(key, reason)
+            self._note(key, reason)
 
-    def _warn(self, key: str, reason: str) -> None:
-        self._warnings.append(f"{self._name}.{key} is ignored: {reason}")
+    def _note(self, key: str, reason: str) -> None:
+        self._ignores.setdefault(reason, []).append(f"{self._name}.{key}")
 
     def _wrong(self, key: str, what: str) -> InvalidInput:
         full = f"{self._name}.{key}"
@@ -181,7 +243,7 @@ class _Section:
         )
 
 
-def _check_names(section: str, said: Mapping[str, Any], known: list[str]) -> None:
+def _check_names(section: str, said: Mapping[str, Any], known: Sequence[str]) -> None:
     for key in said:
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)

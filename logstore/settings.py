@@ -21,6 +21,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource
 
 from logstore.errors import InvalidInput
+from logstore.log_storage import SECTIONS
+from logstore.variables import substituted
 
 PREFIX = "TAILRACE_"
 FILE = "tailrace.yaml"
@@ -31,6 +33,7 @@ S = TypeVar("S", bound=BaseSettings)
 _OTHER_VARIABLES = re.compile(
     r"TAILRACE_(CONFIG|URL|CORPUS(_CACHE)?|SIM_SEED|(\w+_)?SERVICE_(HOST|PORT(_\w+)?)|PORT(_[0-9]+_(TCP|UDP)(_\w+)?)?)"
 )
+_AS_WRITTEN = frozenset(SECTIONS)
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 _SECRET = re.compile(r"secret|token|password", re.IGNORECASE)
 _SIZE = re.compile(r"\s*([0-9]+)\s*([kmg]i?|)b?\s*", re.IGNORECASE)
@@ -101,12 +104,13 @@ def _plain(value: object) -> str:
 def read_file(path: str | None) -> dict[str, Any]:
     """What a settings file says; without a path, `tailrace.yaml` of this folder if there is one.
 
-    Raises `InvalidInput` if the named file is not there or is no YAML mapping.
+    `${NAME:-default}` in it is replaced from the environment; see `logstore.variables`. Raises
+    `InvalidInput` if the named file is not there or is no YAML mapping.
     """
     name = path or os.environ.get(PREFIX + "CONFIG") or FILE
     try:
         with open(name, encoding="utf-8") as file:
-            content = yaml.safe_load(file)
+            content = _parsed(substituted(file.read(), os.environ))
     except FileNotFoundError:
         if name == FILE and path is None:
             return {}
@@ -118,6 +122,30 @@ def read_file(path: str | None) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise InvalidInput(f"the settings file {name} must hold keys and values")
     return content
+
+
+def _parsed(text: str) -> Any:
+    """The YAML's content; scalars of OpenMetadata's sections as they are written.
+
+    There a bucket may be called 2024 and a key be `0123`: it, too, reads what it takes for text as
+    text, whatever YAML takes it for.
+    """
+    loader = yaml.SafeLoader(text)
+    try:
+        root = loader.get_single_node()
+        _keep_written(root)
+        return None if root is None else loader.construct_document(root)
+    finally:
+        loader.dispose()
+
+
+def _keep_written(node: yaml.Node | None, *, within: bool = False) -> None:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            named = isinstance(key, yaml.ScalarNode) and key.value in _AS_WRITTEN
+            _keep_written(value, within=within or named)
+    elif isinstance(node, yaml.ScalarNode) and within and not node.tag.endswith(":null"):
+        node.tag = "tag:yaml.org,2002:str"
 
 
 def load(cls: type[S], *, flags: Mapping[str, Any], file: Mapping[str, Any], strict: bool) -> S:

@@ -125,13 +125,20 @@ def test_our_own_names_win() -> None:
             },
             "awsConfig.profileName",
         ),
-        ({"type": "default", "storageClass": "STANDARD"}, "bucketName"),
+        ({"enabled": False}, "enabled"),
     ],
 )
 def test_what_has_no_meaning_is_named(section: dict[str, Any], warned: str) -> None:
     ours, warnings = _translated(**section)
     Settings.model_validate(ours)
     assert warnings[0].startswith(f"logStorage.{warned} is ignored: ")
+
+
+def test_what_has_no_meaning_for_one_reason_is_named_in_one_sentence() -> None:
+    _, warnings = _translated(type="default", storageClass="STANDARD")
+    named, _, reason = warnings[0].partition(" are ignored: ")
+    assert (named, len(warnings)) == ("logStorage.bucketName, logStorage.storageClass", 1)
+    assert reason == "the store is a folder, with `type: s3` it would be a bucket"
 
 
 def test_a_section_of_type_default_leaves_the_store_in_its_folder() -> None:
@@ -145,6 +152,8 @@ def test_a_section_of_type_default_leaves_the_store_in_its_folder() -> None:
         ({"bucketName": None}, "logStorage.bucketName is missing"),
         ({"sseAlgorithm": "rot13"}, "logStorage.sseAlgorithm is 'rot13'"),
         ({"type": "gcs"}, "logStorage.type is 'gcs'"),
+        ({"streamTimeoutHours": "a day"}, "logStorage.streamTimeoutHours should be a number"),
+        ({"enableServerSideEncryption": "ja"}, "Encryption should be true or false"),
         ({"awsConfig": "us-east-1"}, "logStorage.awsConfig must hold keys"),
         ({"awsConfig": {"awsRegoin": "x"}}, "unknown setting logStorage.awsConfig.awsRegoin"),
     ],

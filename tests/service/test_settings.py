@@ -118,7 +118,7 @@ def test_an_unknown_variable_is_refused_but_not_those_of_kubernetes(
         ("runs: {prefix: ../up}", "runs.prefix"),
         ("logStorage: {type: s3}", "logStorage.bucketName"),
         ("logStorage: {type: gcs}", "logStorage.type"),
-        ("logStorage: {enabled: false}", "logStorage.enabled"),
+        ("logStorage: {enabled: maybe}", "logStorage.enabled should be true or false"),
         ("logStorage: 3", "must hold keys"),
         ("- a\n- b", "must hold keys"),
         ("a: [", "cannot be read"),
