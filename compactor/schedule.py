@@ -3,13 +3,19 @@
 The next pass begins when it is time or when too much waits, whichever is first.
 Between passes Spark is kept for `idle_seconds` without work and then stopped, so that a
 quiet store costs no memory.
+
+Taking in and each part of the upkeep have a turn of their own: where one breaks off, the others
+go on, and what broke off is raised at the end. Else segments that cannot be taken in would keep
+what is expired, deleted and consumed. Each stands on what it reads itself. Only what nobody
+understands (`UnsupportedVersion`) ends the pass at once: nothing is removed on a guess.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from dataclasses import dataclass, field
 
 from compactor.compactor import Compactor
 from compactor.intake.take_in import take_in_all
@@ -19,7 +25,13 @@ from compactor.rewrite.hours import rewrite_hours
 from compactor.upkeep.cleanup import clean_up
 from compactor.upkeep.purge import purge
 from compactor.upkeep.retention import expire
-from logstore.errors import OutcomeUnknown, Unavailable
+from logstore.errors import (
+    Damaged,
+    OutcomeUnknown,
+    TailraceError,
+    Unavailable,
+    UnsupportedVersion,
+)
 
 log = logging.getLogger("tailrace.compactor")
 
@@ -27,23 +39,60 @@ log = logging.getLogger("tailrace.compactor")
 async def once(
     compactor: Compactor, report: Report | None = None, backlog: Backlog | None = None
 ) -> Report:
-    """Takes in what there is, cleans up, and reports. Raises `Unavailable`, `Damaged`.
+    """Takes in what there is, cleans up, and reports.
 
     What comes after it has begun is the next one's. Where there is a next one, `backlog` has seen
     what was there before: then a little waits for more, and hours wait where segments do.
+
+    Raises `Unavailable`, `OutcomeUnknown`, `Damaged` at the end, when all that could be done is.
     """
     report = report or Report()
     for alarm in await compactor.placement.mend(compactor.clock.now_ms()):
         report.alarm(alarm)
-    gather = backlog is not None and backlog.gathers
-    left = await take_in_all(compactor, report, gather=gather)
-    if backlog is not None:
-        backlog.note(left=left)
-    await expire(compactor, report)
-    await purge(compactor, report)
-    await rewrite_hours(compactor, report, *([backlog.due] if backlog else []))
-    await clean_up(compactor, report)
+    turns = _Turns()
+    with turns.turn("taking in"):
+        gather = backlog is not None and backlog.gathers
+        left = await take_in_all(compactor, report, gather=gather)
+        if backlog is not None:
+            backlog.note(left=left)
+    with turns.turn("expiry"):
+        await expire(compactor, report)
+    with turns.turn("the purge"):
+        await purge(compactor, report)
+    with turns.turn("rewriting hours"):
+        await rewrite_hours(compactor, report, *([backlog.due] if backlog else []))
+    with turns.turn("clean-up"):
+        await clean_up(compactor, report)
+    turns.end(report)
     return report
+
+
+@dataclass(slots=True)
+class _Turns:
+    """The parts of a pass, and what they raised."""
+
+    _failures: list[tuple[str, TailraceError]] = field(default_factory=list)
+
+    @contextmanager
+    def turn(self, name: str) -> Iterator[None]:
+        """What breaks off inside waits for the end, but for what nobody understands."""
+        try:
+            yield
+        except UnsupportedVersion:
+            raise
+        except TailraceError as error:
+            log.warning("%s broke off: %s", name, error)
+            self._failures.append((name, error))
+
+    def end(self, report: Report) -> None:
+        """Raises what broke off, of several the first that needs a person; others are alarms."""
+        if not self._failures:
+            return
+        worst = min(self._failures, key=lambda one: not isinstance(one[1], Damaged))
+        for name, error in self._failures:
+            if str(error) != str(worst[1]):
+                report.alarm(f"{name} broke off as well: {error}")
+        raise worst[1]
 
 
 async def repeat(
