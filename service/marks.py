@@ -48,6 +48,7 @@ class Marks:
         self._offload = offload
         self._table_mark = table_mark
         self._problems: list[str] = []
+        self.taken_again = 0
 
     def problems(self) -> list[str]:
         """Marks that were damaged, as sentences."""
@@ -92,6 +93,7 @@ class Marks:
         )
         log.error("%s", problem)
         self._problems.append(problem)
+        self.taken_again += 1
 
     async def _from_store(self, node: str) -> TextMark:
         prefix = keys.aside(node, 0).rsplit("/", 1)[0] + "/"

@@ -158,6 +158,7 @@ class Node:
             close_done=self.journal.finish_close,
             tombstone_done=self.journal.finish_deletion,
             on_ended=self.tail.ended,
+            text_mark=self.marks.text,
             newest_date=seams.newest_date,
             records=lambda: self.records,
         )

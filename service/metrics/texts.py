@@ -18,6 +18,12 @@ def lag_seconds(sources: Sources) -> float:
 
 TEXTS: tuple[Declared, ...] = (
     gauge(
+        "text_marks_taken_again",
+        "Text marks, of this node and of lost ones, that were damaged and taken again since the"
+        " start.",
+        lambda s: s.node.marks.taken_again,
+    ),
+    gauge(
         "text_lag_lines",
         "Synced lines that are not yet in their runs' chunks.",
         lambda s: max(0, s.node.journal.synced_pos - s.node.text.flushed_pos),

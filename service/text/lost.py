@@ -7,7 +7,8 @@ A node holds its own text lease while it lives. What stands only in its journal 
 it. If it lives after all, and flushes the same lines, the manifest's position of the
 writer decides: nothing is lost or doubled, the lease only saves work.
 
-A segment that is missing between two others is waited for, never skipped.
+A segment that is missing between two others is waited for, never skipped. A text mark that is
+damaged is taken again (`service/marks.py`): nobody else would, where its node does not come back.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from logstore.clock import Clock
 from logstore.errors import TailraceError
 from logstore.names import decode
 from logstore.objects.store import ObjectStore
-from logstore.runs.textmark import read_text_mark
+from logstore.runs.textmark import TextMark
 from service.heartbeat import Heartbeat
 from service.text.backlog import Backlog
 from service.text.flusher import TextFlusher
@@ -42,14 +43,17 @@ class LostNodes:
         backlog: Backlog,
         flusher: TextFlusher,
         *,
+        text_mark: Callable[[str], Awaitable[TextMark]],
         load_deletions: Callable[[], Awaitable[None]],
         interval_seconds: float,
     ) -> None:
+        """`text_mark` gives a node's, taken again if it is damaged."""
         self._node = node
         self._store = store
         self._leases = leases
         self._backlog = backlog
         self._flusher = flusher
+        self._text_mark = text_mark
         self._load_deletions = load_deletions
         self._interval = interval_seconds
         self._held: dict[str, Held] = {}
@@ -102,8 +106,10 @@ class LostNodes:
         for node, held in list(self._held.items()):
             if not held.valid():
                 self._backlog.disown(node)
-            elif any(s.node == node for s in self._backlog.inherited) or await self._take(node):
-                continue
+            else:
+                await self._text_mark(node)  # else what is damaged meanwhile is never raised
+                if any(s.node == node for s in self._backlog.inherited) or await self._take(node):
+                    continue
             del self._held[node]
             await self._leases.release(held)
 
@@ -128,7 +134,7 @@ class LostNodes:
         return len(segments)
 
     async def _has_news(self, node: str) -> bool:
-        mark = await read_text_mark(self._store, node)
+        mark = await self._text_mark(node)
         after = keys.segment(node, mark.seq)
         async for info in self._store.list(keys.segments_of(node), after=after):
             if keys.parse_segment(info.key) is not None:

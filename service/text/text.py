@@ -20,6 +20,7 @@ from logstore.objects.dates import DateSample
 from logstore.objects.store import ObjectStore
 from logstore.runs.manifest import Manifest
 from logstore.runs.manifests import Manifests
+from logstore.runs.textmark import TextMark
 from service.offload import Offload
 from service.text.active import ActiveMarkers
 from service.text.backlog import Backlog
@@ -77,6 +78,7 @@ class Text(TextReader, Listing):
         close_done: Callable[[RunKey, int], None],
         tombstone_done: Callable[[str, str | None, int], None],
         on_ended: Callable[[RunKey], None],
+        text_mark: Callable[[str], Awaitable[TextMark]],
         newest_date: Callable[[], DateSample | None] | None = None,
         records: Callable[[], Records | None] = lambda: None,
     ) -> None:
@@ -149,6 +151,7 @@ class Text(TextReader, Listing):
             self.leases,
             backlog,
             self.flusher,
+            text_mark=text_mark,
             load_deletions=self.deletions.load,
             interval_seconds=limits.lost_interval_seconds,
         )

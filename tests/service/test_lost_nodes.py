@@ -67,6 +67,39 @@ def test_the_lines_of_a_killed_node_are_in_their_run(seed: int) -> None:
     cluster.play(it_is_back)
 
 
+@pytest.mark.usefixtures("every_store")
+@pytest.mark.parametrize("body", [b"", b"{", b'{"seq":1}'])
+def test_the_damaged_text_mark_of_a_lost_node_is_taken_again(body: bytes) -> None:
+    """Its segments were waited for in vain, or for the node itself to start."""
+    cluster = Cluster(3)
+    names: list[str] = []
+
+    async def before(clock: VirtualClock) -> None:
+        node = await cluster.start(clock, "a")
+        names.append(node.identity.node)
+        await cluster.write(node, clock, RUN, 6)
+        await clock.sleep(5)  # some are in chunks, and its mark says so
+        await cluster.clients.send(node, clock, RUN, durability="bulk")
+
+    async def without_it(clock: VirtualClock) -> None:
+        store = open_store(cluster.fs, clock, Random(0))
+        await store.put(keys.text_mark(names[0]), body)
+        node = await cluster.start(clock, "b")
+        await clock.sleep(LEASE + 30)
+        last = [info.key async for info in store.list(keys.segments_of(names[0]))][-1]
+        mark = await read_text_mark(store, names[0])
+        assert keys.segment(names[0], mark.seq) == last
+        (problem,) = node.problems()
+        assert problem.startswith(f"the text mark of {names[0]} was damaged")
+        cluster.shipped(RUN, await read_whole(node, RUN))
+        assert await node.close_run(RUN) == "closed"
+        await node.stop()
+        await cluster.check_store(clock)
+
+    cluster.play(before)
+    cluster.play(without_it)
+
+
 @pytest.mark.parametrize("seed", seeds(25))
 @pytest.mark.on_servers(seed=(0,))
 @pytest.mark.usefixtures("every_store")

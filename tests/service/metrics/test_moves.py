@@ -53,7 +53,7 @@ MOVE_IN_OUTAGES = {
 }
 MOVE_WITH_DAMAGE = {
     *("tailrace_damaged_entries", "tailrace_damaged_manifests", "tailrace_unreadable_segments"),
-    "tailrace_journal_cut_off_bytes",
+    *("tailrace_journal_cut_off_bytes", "tailrace_text_marks_taken_again"),
 }
 MOVE_WITH_TIME = {
     *("tailrace_runs_finalised", "tailrace_chunks_swept", "tailrace_runs_expired"),
@@ -166,6 +166,7 @@ def test_the_metrics_of_what_is_not_what_was_written(tmp_path: Path) -> None:
             break
         watched.outage.words = set()
         await store.put(f"{keys.RUNS}?.json", b"not a manifest")
+        await store.put(keys.text_mark(node.identity.node), b"not a mark")
 
     async def nothing(node: Node, clock: VirtualClock) -> None:
         await clock.sleep(20)

@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 import pytest
 
 from coordination.named.lease import text_lease
+from logstore import keys
 from logstore.batch import RunKey
-from logstore.errors import NotFound
+from logstore.errors import Damaged, NotFound
 from logstore.objects.store import ObjectStore
 from logstore.runs.textmark import read_text_mark
 from service.text.cursors import parse_token
@@ -129,6 +130,23 @@ async def test_an_heir_that_is_killed_at_any_step_leaves_the_rest_to_the_next() 
         await away.text.flusher.drain()
         await check(away, lines(0, 18))
     pytest.fail("it never got through")
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b'{"seq":9}'])
+async def test_a_mark_that_is_damaged_while_an_heir_looks_after_its_node(body: bytes) -> None:
+    away, heir = await two(3)
+    await heir.disk_store.put(keys.text_mark(away.journal.node), body)
+    with pytest.raises(Damaged):
+        await heir.text.flusher.drain()
+    await heir.text.lost.look()
+    assert len(heir.marks.problems()) == 1
+    await heir.text.flusher.drain()
+    await heir.text.lost.look()
+    mark = await read_text_mark(heir.disk_store, away.journal.node)
+    assert (mark.seq, mark.pos) == (6, 18)
+    assert not heir.text.backlog.inherited
+    assert await heir.text.leases.held_by(text_lease(away.journal.node)) is None
+    await check(heir, lines(0, 18))
 
 
 async def test_a_long_backlog_is_taken_in_parts() -> None:

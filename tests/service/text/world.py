@@ -15,6 +15,7 @@ from logstore.objects.store import ObjectStore
 from logstore.position import Position
 from logstore.segments.carry import Carry
 from logstore.segments.writer import encode_segment
+from service.marks import Marks
 from service.offload import in_place
 from service.text.text import Text, TextLimits
 from tests.backing import on_disk, open_store
@@ -135,6 +136,7 @@ class World:
         self.text = self._make()
 
     def _make(self, **extra: Any) -> Text:
+        self.marks = Marks(self.store, self.clock, self.random, in_place, lambda _: 0)
         return Text(
             self.journal.node,
             list(self.parents),
@@ -153,6 +155,7 @@ class World:
             close_done=self._close_done,
             tombstone_done=self._tombstone_done,
             on_ended=self.ended.append,
+            text_mark=self.marks.text,
             **extra,
         )
 
