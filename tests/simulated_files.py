@@ -60,6 +60,7 @@ class SimulatedFile:
     def truncate(self, size: int) -> None:
         self._check_writable()
         with self._fs.call("truncate", self.path):
+            self._fs.grown_bytes += max(size - len(self.inode.current), 0)
             self.inode.truncate(size)
             self.inode.modified_ns = self._fs.tick()
 
