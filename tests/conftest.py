@@ -20,7 +20,7 @@ from tests.dynamodb import DynamoDb, running_dynamodb, why_no_dynamodb
 from tests.jars import why_no_jars
 from tests.promtool import why_no_promtool
 from tests.seeds import choose
-from tests.servers import Bucket, Minio, running_minio, why_no_minio
+from tests.servers import Bucket, Minio, memory_folder, running_minio, why_no_minio
 from tests.upgrading import why_no_upgrading_clients
 
 pytest_plugins = ["tests.stores"]
@@ -58,7 +58,7 @@ def anyio_backend() -> str:
 @pytest.fixture(scope="session")
 def minio() -> Iterator[Minio]:
     """One server for the run; tests that take it are marked `minio`."""
-    with running_minio() as server:
+    with running_minio(memory_folder()) as server:
         yield server
 
 

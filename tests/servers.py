@@ -2,7 +2,8 @@
 
 MinIO is built by Go from a pinned version into the user's cache, once for a machine. It has
 a key store, so that AES256 and aws:kms are taken, and the classes STANDARD and
-REDUCED_REDUNDANCY.
+REDUCED_REDUNDANCY. What tests store is gone with the run, so it is kept in memory where there
+is room: each write to a disk is synced, which takes most of the time of a small put.
 
     @pytest.mark.minio
     async def test_it(bucket: Bucket) -> None:
@@ -44,6 +45,8 @@ VERSION = "v0.0.0-20260212201848-7aac2a2c5b7c"
 KMS_KEY = "tailrace-key"
 ACCESS_KEY, SECRET_KEY = "tailrace-tests", "tailrace-tests-secret"
 START_SECONDS = 180
+_MEMORY = "/dev/shm"
+_MEMORY_BYTES = 4 << 30
 
 
 @cache
@@ -175,12 +178,21 @@ class Minio:
         return Bucket(self.endpoint_url, name, prefix, s3)
 
 
+def memory_folder() -> str | None:
+    """Where files are in memory, if enough fits there for a run of tests in several processes."""
+    try:
+        free = shutil.disk_usage(_MEMORY).free
+    except OSError:
+        return None
+    return _MEMORY if free >= _MEMORY_BYTES and os.access(_MEMORY, os.W_OK) else None
+
+
 @contextmanager
-def running_minio() -> Iterator[Minio]:
-    """A server with an empty disk, as long as the block runs."""
+def running_minio(within: str | None = None) -> Iterator[Minio]:
+    """A server with an empty disk, as long as the block runs: below `within`, else on the disk."""
     program = find_minio()
     assert program is not None, why_no_minio()
-    with tempfile.TemporaryDirectory(prefix="tailrace-minio-") as folder:
+    with tempfile.TemporaryDirectory(prefix="tailrace-minio-", dir=within) as folder:
         port = free_port()
         with open(f"{folder}/log", "wb") as log:
             process = subprocess.Popen(

@@ -26,7 +26,7 @@ from logstore.objects.settings import StoreSettings
 from logstore.objects.store import ObjectStore
 from tests.faults.schedule import Schedule, evenly
 from tests.faults.thread import fault_proxy
-from tests.servers import Bucket, running_minio, why_no_minio
+from tests.servers import Bucket, memory_folder, running_minio, why_no_minio
 
 KINDS: Final = ("local", "minio", "faults")
 RATE: Final = 0.1
@@ -126,7 +126,7 @@ def tortured_store(kind: str, seed: int, folder: Path | None = None) -> Iterator
     if reason is not None:
         raise RuntimeError(f"no MinIO here: {reason}")
     with ExitStack() as stack:
-        bucket = stack.enter_context(running_minio()).bucket()
+        bucket = stack.enter_context(running_minio(memory_folder())).bucket()
         if kind == "minio":
             yield TorturedStore(bucket.environment, bucket)
             return
