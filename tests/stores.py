@@ -1,8 +1,10 @@
 """Every kind of store that a simulated world may stand on, for tests that ask for it.
 
-`every_store` runs a test over the simulated disk, over a real S3 server, and over that server
-through a proxy that misbehaves in ways that a correct client hides; `every_server` over the
-last two; `through_faults` over the last. They give the proxy's schedule, if there is one.
+`every_store` runs a test over the simulated disk, and over a real S3 server through a proxy that
+misbehaves in ways that a correct client hides; `every_server` over the last alone. They give the
+proxy's schedule, if there is one. Most requests get through it as they are, so a run without the
+proxy would see nothing more; that a client and a server agree without one is told by
+`tests/logstore/test_s3_store.py` and whatever takes the fixture `bucket`.
 Of tests with many parameters `on_servers` says which values are worth a server's time.
 """
 
@@ -23,7 +25,7 @@ from tests.outside import Outside
 from tests.servers import Minio
 
 RATE = 0.15
-ON_SERVERS = [pytest.param(name, marks=pytest.mark.minio) for name in ("minio", "faults")]
+ON_SERVER = pytest.param("faults", marks=pytest.mark.minio)
 
 
 @dataclass
@@ -41,14 +43,6 @@ def outside() -> Iterator[Outside]:
 
 
 @pytest.fixture(scope="session")
-def straight(minio: Minio, outside: Outside) -> Iterator[Server]:
-    bucket = minio.bucket()
-    server = Server(bucket, outside, straight=bucket)
-    yield server
-    server.close()
-
-
-@pytest.fixture(scope="session")
 def proxied(minio: Minio, outside: Outside) -> Iterator[Proxied]:
     schedule = Schedule(delay_seconds=0.005)
     bucket = minio.bucket()
@@ -61,15 +55,11 @@ def proxied(minio: Minio, outside: Outside) -> Iterator[Proxied]:
 
 
 @contextmanager
-def _standing(request: pytest.FixtureRequest, kind: str) -> Iterator[Schedule | None]:
+def _standing(request: pytest.FixtureRequest) -> Iterator[Schedule]:
     outside: Outside = request.getfixturevalue("outside")
     # Cut, names of parameters that differ at their end alone would share what is stored.
     which = hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:12]
     name = re.sub(r"[^\w.-]", "_", request.node.name)[:80] + f"-{which}"
-    if kind == "minio":
-        with standing_on(Backing(request.getfixturevalue("straight"), outside, name)):
-            yield None
-        return
     proxied: Proxied = request.getfixturevalue("proxied")
     proxied.schedule.injected.clear()
     proxied.schedule.rates.update(evenly(RATE))
@@ -95,23 +85,16 @@ def _spared(item: pytest.Item) -> bool:
     )
 
 
-@pytest.fixture(params=["local", *ON_SERVERS])
+@pytest.fixture(params=["local", ON_SERVER])
 def every_store(request: pytest.FixtureRequest) -> Iterator[Schedule | None]:
     if request.param == "local":
         yield None
         return
-    with _standing(request, request.param) as schedule:
+    with _standing(request) as schedule:
         yield schedule
 
 
-@pytest.fixture(params=ON_SERVERS)
-def every_server(request: pytest.FixtureRequest) -> Iterator[Schedule | None]:
-    with _standing(request, request.param) as schedule:
-        yield schedule
-
-
-@pytest.fixture
-def through_faults(request: pytest.FixtureRequest) -> Iterator[Schedule]:
-    with _standing(request, "faults") as schedule:
-        assert schedule is not None
+@pytest.fixture(params=[ON_SERVER])
+def every_server(request: pytest.FixtureRequest) -> Iterator[Schedule]:
+    with _standing(request) as schedule:
         yield schedule

@@ -1,4 +1,4 @@
-"""Copies of data folders, over a real S3 server and through the fault proxy: each story once.
+"""Copies of data folders, over a real S3 server, through the fault proxy: each story once.
 
 The stories are `test_node_copies`'; there, over the simulated disk, more seeds tell them.
 """

@@ -1,4 +1,4 @@
-"""Retries that only the store knows of, over a real S3 server and through the fault proxy.
+"""Retries that only the store knows of, over a real S3 server, through the fault proxy.
 
 What `test_append`, `test_active_runs`, `test_gen1` and `test_taken_in` tell of a node whose
 chunks are a dictionary or a folder, told once of a whole node.

@@ -17,7 +17,7 @@ from tests.faults.schedule import Schedule, evenly
 from tests.faults.thread import fault_proxy
 from tests.servers import Bucket
 from tests.service.test_main import PLAIN, RUN, STREAM, service, settings_for
-from tests.stores import ON_SERVERS, RATE
+from tests.stores import ON_SERVER, RATE
 
 pytestmark = pytest.mark.anyio
 RESTARTS = 1
@@ -66,16 +66,13 @@ class Reader:
         self._cursor = event.get("id", self._cursor)
 
 
-@pytest.fixture(params=["local", *ON_SERVERS])
+@pytest.fixture(params=["local", ON_SERVER])
 def place(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
     """Settings of where the objects are."""
     if request.param == "local":
         yield {}
         return
     bucket: Bucket = request.getfixturevalue("bucket")
-    if request.param == "minio":
-        yield _settings_of(bucket)
-        return
     schedule = Schedule(1, evenly(RATE), delay_seconds=0.005)
     with fault_proxy(bucket.endpoint_url, schedule) as url:
         yield _settings_of(bucket.through(url, attempts=TRIES.count, backoff_milliseconds=PAUSE_MS))

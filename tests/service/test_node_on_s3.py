@@ -1,4 +1,4 @@
-"""A whole node on a real S3 server, and through a proxy that misbehaves: the story to its end.
+"""A whole node on a real S3 server, through a proxy that misbehaves: the story to its end.
 
 The disk of its journal is simulated, its store is not. Between the two lie lost answers, late
 answers, refusals and halves, by seed; and the process is killed at any of the store's calls.
@@ -73,12 +73,12 @@ class Telling:
 
 
 @pytest.mark.parametrize("seed", seeds(2))
-def test_the_story_of_a_node(every_server: Faults | None, seed: int) -> None:
+def test_the_story_of_a_node(every_server: Faults, seed: int) -> None:
     telling = Telling(seed, clients=Clients(seed))
     telling.tell()
     end_well(telling.fs, telling.clients, seed)
     # A put and its answer, a refusal, half of a body: the story met most of them.
-    assert every_server is None or len(every_server.injected) >= 8
+    assert len(every_server.injected) >= 8
 
 
 @pytest.mark.usefixtures("every_server")
@@ -99,9 +99,8 @@ def test_a_node_is_killed_at_any_call_of_its_store(seed: int) -> None:
     assert not failures, "\n".join(failures)
 
 
-@pytest.mark.minio
 @pytest.mark.parametrize("kind", [Kind.SLOW_DOWN, Kind.DROPPED, Kind.RESET])
-def test_a_server_that_is_away_for_a_while(through_faults: Faults, kind: Kind) -> None:
+def test_a_server_that_is_away_for_a_while(every_server: Faults, kind: Kind) -> None:
     """Longer than any patience of a call: the node waits, and goes on by itself."""
     fs, clients = PowerCutFileSystem(), PatientClients(1)
 
@@ -109,11 +108,11 @@ def test_a_server_that_is_away_for_a_while(through_faults: Faults, kind: Kind) -
         life = Life(fs, clock, seed=1)
         story = asyncio.create_task(first_life(life, clients))
         await clock.sleep(4.0)
-        through_faults.refuse(kind)
+        every_server.refuse(kind)
         await clock.sleep(2.0)
-        through_faults.relent()
+        every_server.relent()
         await story
 
     simulate(go, start_ms=START_MS)
-    assert through_faults.injected[kind] > 4
+    assert every_server.injected[kind] > 4
     end_well(fs, clients, 1, forks=True)

@@ -1,4 +1,4 @@
-"""Texts over a real S3 server and through the fault proxy: crashes, races, long lives.
+"""Texts over a real S3 server, through the fault proxy: crashes, races, long lives.
 
 The stories are told elsewhere over a simulated disk, for every step, every fault and more seeds.
 Here a process dies at every thirteenth step, and what the store's calls do is up to the
