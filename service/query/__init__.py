@@ -5,6 +5,7 @@ view.py      what is searched, pinned in the one right order
 hot.py       the journal's part as Arrow        tiles.py   time, cut into pieces of work
 database.py  DuckDB with its limits             sql.py     the statements
 bucket.py    DuckDB on S3
+process.py   DuckDB in a process that can be ended    child.py   that process
 search.py    one search: ordered, deduplicated, cut at the limit
 engine.py    many searches: slots, time limits, cancelling
 output.py    ndjson, text, Parquet              route.py   `GET /query`

@@ -20,6 +20,7 @@ import duckdb
 from logstore.errors import Unavailable
 from logstore.objects.s3.credentials import Credentials
 from logstore.objects.s3.settings import S3Settings
+from service.query.process import ProcessConnection
 
 _PACKAGE: Final = "duckdb_extension_httpfs"
 
@@ -44,7 +45,7 @@ class Bucket:
     settings: S3Settings
     credentials: Credentials
 
-    def attach(self, connection: duckdb.DuckDBPyConnection) -> None:
+    def attach(self, connection: duckdb.DuckDBPyConnection | ProcessConnection) -> None:
         """Before the connection is locked. Raises `StoreUnavailable`, `InvalidInput`."""
         path = extension_path().replace("'", "''")
         connection.execute(f"LOAD '{path}'")

@@ -4,14 +4,16 @@ It reads below the given folders (on S3: prefixes of the store's bucket) and not
 other files, no other address of the network, no extensions but the one that reads S3, and
 no setting can be changed afterwards. What it cannot hold within its memory goes to a spill
 folder of limited size, which goes when the database is closed. All calls block; only
-`interrupt` may come from another thread.
+`interrupt` may come from another thread. `connect` is DuckDB's own, or that of a process
+which an interrupt ends at once (`process`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from typing import Any, Final
+import shutil
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeAlias
 
 import duckdb
 import pyarrow as pa
@@ -25,6 +27,7 @@ from logstore.errors import (
 )
 from service.query.bucket import Bucket
 from service.query.limits import QueryLimits
+from service.query.process import ProcessConnection, ProcessEnded
 from service.query.sql import literal
 
 PIECE_ROWS: Final = 8_192
@@ -33,6 +36,14 @@ _VENDOR: Final = (duckdb.Error, OSError, pa.ArrowException)
 _NO_ANSWER: Final = re.compile(r"error for HTTP [A-Z]+ to ")
 _GONE: Final = 404
 _NARROW: Final = "Narrow the search: a shorter time, one fqn or run, a limit."
+
+Connection: TypeAlias = duckdb.DuckDBPyConnection | ProcessConnection
+Connect: TypeAlias = Callable[[Mapping[str, Any]], Connection]
+
+
+def in_this_process(config: Mapping[str, Any]) -> Connection:
+    """A database of this process: quick to open, and stopped between two vectors only."""
+    return duckdb.connect(":memory:", config=dict(config))
 
 
 class Database:
@@ -44,14 +55,15 @@ class Database:
         folders: Sequence[str],
         spill_folder: str,
         bucket: Bucket | None = None,
+        connect: Connect = in_this_process,
     ) -> None:
         self._limits = limits
+        self._spill_folder = spill_folder
         self._folders = [f"{folder}/" for folder in folders]
         self._stopped: TailraceError | None = None
         self._feed_failure: TailraceError | None = None
-        self._connection = duckdb.connect(
-            ":memory:",
-            config={
+        self._connection = connect(
+            {
                 "threads": limits.threads,
                 "memory_limit": f"{limits.memory_bytes}B",
                 "temp_directory": spill_folder,
@@ -60,8 +72,16 @@ class Database:
                 "autoload_known_extensions": "false",
                 "python_enable_replacements": "false",
                 "allow_persistent_secrets": "false",
-            },
+            }
         )
+        try:
+            self._lock(bucket)
+        except BaseException:
+            self.close()
+            raise
+
+    def _lock(self, bucket: Bucket | None) -> None:
+        """Leaves it the given folders."""
         run = self._connection.execute
         run("SET TimeZone = 'UTC'")
         if bucket is not None:
@@ -75,7 +95,11 @@ class Database:
     def check_regex(self, pattern: str) -> None:
         """Raises `InvalidInput` if RE2 does not take the pattern."""
         try:
-            self._connection.execute("SELECT regexp_matches('', $q)", {"q": pattern}).fetchall()
+            result = self._connection.execute("SELECT regexp_matches('', $q)", {"q": pattern})
+            for _ in result.to_arrow_reader(1):
+                pass
+        except ProcessEnded as error:
+            raise self._translated(error) from error
         except duckdb.Error as error:
             reason = str(error).removeprefix("Invalid Input Error: ")
             raise InvalidInput(
@@ -111,9 +135,10 @@ class Database:
 
     def number(self, statement: str, parameters: Mapping[str, Any]) -> int:
         """The one number that the statement gives. Raises as `run`."""
+        found = 0
         for batch in self.run(statement, parameters):
-            return int(batch.column(0)[0].as_py())
-        return 0
+            found = int(batch.column(0)[0].as_py())
+        return found
 
     def interrupt(self, reason: TailraceError) -> None:
         """Ends the running statement, and every later one, with `reason`.
@@ -127,6 +152,7 @@ class Database:
     def close(self) -> None:
         """Gives back memory and spill folder."""
         self._connection.close()
+        shutil.rmtree(self._spill_folder, ignore_errors=True)  # what a process left that was ended
 
     def _check(self) -> None:
         if self._stopped is not None:
@@ -147,6 +173,8 @@ class Database:
             return self._stopped
         if self._feed_failure is not None:
             return self._feed_failure
+        if isinstance(error, ProcessEnded):
+            return LimitReached(str(error), hint=_NARROW)
         if isinstance(error, duckdb.OutOfMemoryException) or "Out of Memory" in str(error):
             mib = self._limits.memory_bytes >> 20
             spill = self._limits.spill_bytes >> 20

@@ -2,8 +2,9 @@
 
 A search works in a thread, a piece at a time, and is stopped from the event loop: when
 its time is over, when its client goes away, or when its client takes nothing for too
-long. Stopping interrupts DuckDB; memory, spill files, the journal's pin and the slot
-are given back once its thread has come to rest.
+long. Stopping interrupts DuckDB, or ends the process of a search by regular expression;
+memory, spill files, the journal's pin and the slot are given back once its thread has come
+to rest.
 
 A slot is for work. A search whose client does not read stands aside as soon as another one
 waits: it gives back slot, database and memory, keeps its view, and when its client reads
@@ -90,7 +91,7 @@ class QueryEngine:
         await self.enter()
         try:
             view = await open_view(self._sources, request)
-            running = RunningSearch(self, request, view, self._database())
+            running = RunningSearch(self, request, view, self._database(request))
         except BaseException:
             self.leave()
             raise
@@ -156,15 +157,17 @@ class QueryEngine:
         self.running -= 1
         self._slots.release()
 
-    def _database(self) -> Callable[[], Database]:
+    def _database(self, request: QueryRequest) -> Callable[[], Database]:
         folders = [self._sources.store.uri(keys.SEGMENTS.rstrip("/")), self._sources.table.uri]
         spill = str(Path(self._scratch) / str(next(self._numbers)))
 
         def opened() -> Database:
             # Here, in the search's thread: a node that nobody searches does without DuckDB.
-            from service.query.database import Database
+            from service.query.database import Database, in_this_process
+            from service.query.process import ProcessConnection
 
-            return Database(self.limits, folders, spill, self._bucket)
+            connect = ProcessConnection if request.matcher.regex else in_this_process
+            return Database(self.limits, folders, spill, self._bucket, connect)
 
         return opened
 

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from logstore.errors import Damaged, StoreUnavailable, TailraceError
-from service.query.database import Database
+from logstore.errors import Damaged, LimitReached, StoreUnavailable, TailraceError
+from service.query.database import Database, in_this_process
 from service.query.limits import QueryLimits
+from service.query.process import ProcessConnection
 from service.query.sql import literal
 
 
-@pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
-    made = Database(QueryLimits(), [str(tmp_path / "store")], str(tmp_path / "spill"))
+@pytest.fixture(params=[in_this_process, ProcessConnection])
+def database(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Database]:
+    folders, spill = [str(tmp_path / "store")], str(tmp_path / "spill")
+    made = Database(QueryLimits(), folders, spill, connect=request.param)
     yield made
     made.close()
 
@@ -78,3 +82,31 @@ def test_what_was_interrupted_stays_so(database: Database) -> None:
     with pytest.raises(TailraceError) as caught:
         database.number("SELECT 1", {})
     assert caught.value is reason
+
+
+def test_a_process_that_ends_by_itself_ends_its_search(tmp_path: Path) -> None:
+    """The kernel may take the one that needs the most memory."""
+    processes: list[ProcessConnection] = []
+
+    def connect(config: Mapping[str, Any]) -> ProcessConnection:
+        processes.append(ProcessConnection(config))
+        return processes[-1]
+
+    database = Database(QueryLimits(), [], str(tmp_path / "spill"), connect=connect)
+    processes[0].interrupt()  # not by way of the database, which knows of nothing
+    with pytest.raises(LimitReached, match="ended with status -9"):
+        database.check_regex("a")
+    with pytest.raises(LimitReached, match="ended with status -9"):
+        database.number("SELECT 1", {})
+    database.close()
+
+
+def test_an_error_has_its_class_on_both_sides() -> None:
+    process = ProcessConnection({})
+    try:
+        with pytest.raises(duckdb.ParserException, match="syntax error"):
+            process.execute("SELEC 1")
+        batches = process.execute("SELECT 7 AS a").to_arrow_reader(1)
+        assert [batch.to_pylist() for batch in batches] == [[{"a": 7}]]
+    finally:
+        process.close()

@@ -1,16 +1,23 @@
-"""Regular expressions over lines that stand in the journal only: RE2's, in linear time."""
+"""Regular expressions over lines that stand in the journal only: RE2's, in linear time.
+
+Linear is not quick: with a large program over a long line one look at one line takes minutes,
+and nothing within the process can end it.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import random
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from logstore import ulid
-from logstore.errors import InvalidInput
+from logstore.errors import InvalidInput, LimitReached
 from service.query.request import Matcher
-from tests.service.query.test_limits import ALL
+from tests.hand_clock import HandClock
+from tests.service.query.test_limits import ALL, big
 from tests.service.query.world import NOW_MS, RUNS, World, engine_of, search
 
 pytestmark = pytest.mark.anyio
@@ -37,3 +44,50 @@ async def test_what_is_not_linear_is_refused(tmp_path: Path, pattern: str) -> No
     async with engine_of(hot(tmp_path)) as engine:
         with pytest.raises(InvalidInput, match="q is not a regular expression"):
             await search(engine, replace(ALL, matcher=Matcher(pattern, regex=True)))
+
+
+SLOW = replace(ALL, matcher=Matcher("(a|b)*a(a|b){900}c", regex=True))
+"""37 s a MiB of `a` and `b` in no order, on a machine of two cores."""
+
+
+def slow(root: Path) -> World:
+    """One line, on which `SLOW` works for five minutes."""
+    dice = random.Random(1)
+    world = World(root)
+    line = bytes(dice.choice(b"ab") for _ in range(8 << 20))
+    world.hot([(RUNS[0], ulid.lowest_at(NOW_MS), line + b"\n")])
+    return world
+
+
+async def test_one_that_is_slow_on_one_line_is_stopped_at_its_limit(tmp_path: Path) -> None:
+    clock = HandClock()
+    async with engine_of(slow(tmp_path), clock, max_seconds=5) as engine:
+        async with await engine.open(SLOW) as running:
+            counting = asyncio.ensure_future(running.count())
+            await asyncio.sleep(0.5)  # it has its line
+            await clock.advance(5.1)
+            with pytest.raises(LimitReached, match="after 5 s"):
+                await counting
+        # Its slot and its threads are free again.
+        for _ in range(engine.limits.concurrent + 1):
+            assert len((await search(engine, ALL))[0]) == 1
+
+
+async def test_its_client_goes_away(tmp_path: Path) -> None:
+    async with engine_of(slow(tmp_path)) as engine:
+        running = await engine.open(SLOW)
+        counting = asyncio.ensure_future(running.count())
+        await asyncio.sleep(0.5)
+        counting.cancel()
+        await running.close()
+        assert engine.stopped == 1
+
+
+async def test_its_spill_goes_with_its_process(tmp_path: Path) -> None:
+    world = big(tmp_path, 600, 1_000)
+    everything = replace(ALL, matcher=Matcher(".", regex=True))
+    async with engine_of(world, memory_bytes=128 << 20, threads=1) as engine:
+        async with await engine.open(everything) as running:
+            assert (await anext(running.batches())).num_rows > 0
+            assert any(path.is_file() for path in (tmp_path / "scratch").rglob("*"))
+        assert list((tmp_path / "scratch").iterdir()) == []

@@ -1,0 +1,171 @@
+"""A DuckDB connection in a process of its own, for what can be ended only with its process.
+
+DuckDB looks for an interrupt between two vectors of records. A regular expression works on the
+lines of one vector for as long as they are long and its program is large: minutes, without a
+look. So a search by one has its database in a child, and an interrupt kills the child.
+
+The child is this package's `child` module. Both ends speak by one socket, its standard input,
+in messages of one byte for the kind and a payload:
+
+    to the child     ! JSON                    a command: see `child`
+                     t Arrow stream            a table, behind the command that holds it
+                     b Arrow batch, n, x       the next batch of a feed, its end, its failure
+    from the child   f name                    asks for the next batch of a feed
+                     s schema, b batch         a result
+                     d                         done
+                     e JSON                    failed: {"type", "message", "status"}
+
+Invariants: the child dies with this process, since its input ends then; nothing that it says
+is run here. Not for several threads, but for `interrupt`.
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import Any, Final
+
+import duckdb
+import orjson
+import pyarrow as pa
+
+from logstore.errors import Unavailable
+
+COMMAND: Final = b"!"
+TABLE: Final = b"t"
+FEED: Final = b"f"
+NO_MORE: Final = b"n"
+BROKEN: Final = b"x"
+SCHEMA: Final = b"s"
+BATCH: Final = b"b"
+DONE: Final = b"d"
+FAILED: Final = b"e"
+
+
+class ProcessEnded(OSError):
+    """The child has ended, and was not told to."""
+
+
+class Result:
+    """Of the statement that was executed last; to be read to its end, or the process is closed."""
+
+    def __init__(self, process: ProcessConnection) -> None:
+        self._process = process
+
+    def to_arrow_reader(self, rows: int) -> Iterator[pa.RecordBatch]:
+        """Its rows, so many at a time. Raises as `execute`."""
+        self._process.send({"fetch": rows})
+        schema = pa.schema([])
+        while True:
+            kind, payload = self._process.receive()
+            if kind == SCHEMA:
+                schema = pa.ipc.read_schema(pa.py_buffer(payload))
+            elif kind == BATCH:
+                yield pa.ipc.read_record_batch(pa.py_buffer(payload), schema)
+            else:
+                return
+
+
+class ProcessConnection:
+    """An in-memory database with this configuration, behind `duckdb`'s own names."""
+
+    def __init__(self, config: Mapping[str, str | int]) -> None:
+        """Raises `Unavailable` if no process can be started."""
+        self._feeds: dict[str, pa.RecordBatchReader] = {}
+        try:
+            ours, theirs = socket.socketpair()
+            with theirs:
+                self._messages = Connection(ours.detach())
+                self._child = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "service.query.child"],
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise Unavailable(f"a search cannot be started: {error}") from error
+        self._ask({"connect": dict(config)})
+
+    def execute(self, statement: str, parameters: Mapping[str, Any] | None = None) -> Result:
+        """Raises what DuckDB raises, what a feed raises, or `ProcessEnded`."""
+        self._ask({"execute": statement, "parameters": dict(parameters or {})})
+        return Result(self)
+
+    def register(self, name: str, data: pa.Table | pa.RecordBatchReader) -> None:
+        """Makes a table known, or a stream, which is read as the child asks for it."""
+        if isinstance(data, pa.Table):
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, data.schema) as writer:
+                writer.write_table(data)
+            self._ask({"hold": name}, TABLE + bytes(sink.getvalue()))
+        else:
+            self._feeds[name] = data
+            self._ask({"feed": name}, SCHEMA + bytes(data.schema.serialize()))
+
+    def interrupt(self) -> None:
+        """Ends the process, whatever it does; what waits for it raises `ProcessEnded`."""
+        self._child.kill()
+
+    def close(self) -> None:
+        """Ends the process, and its memory."""
+        self._child.kill()
+        self._child.wait()
+        self._messages.close()
+
+    def send(self, command: Mapping[str, Any], *more: bytes) -> None:
+        """A command and what belongs to it. Raises `ProcessEnded`."""
+        for message in (COMMAND + orjson.dumps(command), *more):
+            self._send(message)
+
+    def receive(self) -> tuple[bytes, bytes]:
+        """Kind and payload of the next message that is not about a feed. Raises as `execute`."""
+        while True:
+            try:
+                message = self._messages.recv_bytes()
+            except (EOFError, OSError) as error:
+                raise self._ended() from error
+            kind, payload = bytes(message[:1]), bytes(message[1:])
+            if kind == FAILED:
+                raise _rebuilt(orjson.loads(payload))
+            if kind != FEED:
+                return kind, payload
+            self._send(self._next(payload.decode()))
+
+    def _ask(self, command: Mapping[str, Any], *more: bytes) -> None:
+        self.send(command, *more)
+        self.receive()
+
+    def _next(self, name: str) -> bytes:
+        """A feed's failure is its owner's to tell: the child only hears that there is one."""
+        try:
+            return BATCH + bytes(self._feeds[name].read_next_batch().serialize())
+        except StopIteration:
+            return NO_MORE
+        except Exception as error:  # noqa: BLE001 -- the statement fails with it, as in DuckDB
+            return BROKEN + str(error).encode("utf-8", "replace")
+
+    def _send(self, message: bytes) -> None:
+        try:
+            self._messages.send_bytes(message)
+        except OSError as error:
+            raise self._ended() from error
+
+    def _ended(self) -> ProcessEnded:
+        self._child.kill()
+        return ProcessEnded(f"the search's process ended with status {self._child.wait()}")
+
+
+def _rebuilt(failure: Mapping[str, Any]) -> Exception:
+    """The error of DuckDB's that the child met; any other as DuckDB's most general one."""
+    kind = getattr(duckdb, failure["type"], None)
+    if not (isinstance(kind, type) and issubclass(kind, duckdb.Error)):
+        kind = duckdb.Error
+    error = kind(failure["message"])
+    if failure["status"] is not None:
+        with suppress(AttributeError):
+            error.status_code = failure["status"]  # type: ignore[attr-defined]
+    return error
