@@ -41,8 +41,9 @@ check: dev ## Lint, types, layers, Dockerfile, compose file
 	@$(PY) -m mypy
 	@.venv/bin/lint-imports --no-logo
 	@.venv/bin/hadolint Dockerfile
-	@.venv/bin/yamllint --strict docker-compose.yml
+	@.venv/bin/yamllint --strict docker-compose.yml .github
 	@.venv/bin/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
+	@.venv/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/ci.yml
 
 torture: dev ## kill -9 at random moments: KILLS=20, SEED=, STORE=local, minio or faults, OF=compactor
 	@$(PY) -m tests.$(if $(filter compactor,$(OF)),compactor,e2e).torture --store $(STORE) --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(ARGS)
