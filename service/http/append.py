@@ -255,6 +255,10 @@ class AppendRoutes:
         self.counters.not_stored += 1
         return self._refusal(error, headers)
 
+    def not_said(self, error: Exception, headers: list[tuple[bytes, bytes]]) -> Problem:
+        """Counts a batch of `quick` whose answer could not be made: a defect."""
+        return self._refusal(error, headers)
+
     def _refusal(self, error: BaseException, headers: list[tuple[bytes, bytes]]) -> Problem:
         """Counts an append that is refused, and says why."""
         self.counters.append_refused += 1

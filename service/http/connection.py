@@ -29,6 +29,7 @@ from uvicorn.server import ServerState
 
 from logstore.errors import InvalidInput, Unavailable
 from service.http.guests import Guests, peer_of
+from service.http.http10 import VERSION, ended_by_closing
 from service.http.limits import HttpLimits
 from service.http.problems import HttpError
 from service.http.refusal import Refusal
@@ -260,6 +261,11 @@ class Connection(HttpToolsProtocol):
         return b"\r\n".join([*lines, b"", b""])
 
     # --- when a reply is sent ------------------------------------------------------
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if cycle.scope["http_version"] == VERSION:
+            app = ended_by_closing(cycle, app)
+        super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
         """Begins the next request, or sends the refusal that waits."""

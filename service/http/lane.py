@@ -143,7 +143,10 @@ class LaneProtocol(Connection):
     # --- the answer ----------------------------------------------------------------
 
     def _answer(self, turn: Turn, reply: QuickReply) -> None:
-        status, headers, body = reply.response()
+        try:
+            status, headers, body = reply.response()
+        except Exception as error:  # noqa: BLE001 -- without an answer its client would wait for ever
+            status, headers, body = reply.failed(error)
         turn.response_complete = True
         if self.transport.is_closing():
             return

@@ -22,6 +22,10 @@ class Answerer(Protocol):
         """Counts a batch that the disk did not take, and says why."""
         ...
 
+    def not_said(self, error: Exception, headers: Headers) -> Problem:
+        """Counts an append whose answer could not be made, and says so."""
+        ...
+
 
 class QuickReply:
     """Of one batch; `tag` and `session` are its route's."""
@@ -51,6 +55,10 @@ class QuickReply:
     def done(self) -> asyncio.Future[None]:
         """Done when the batch is as safe as it asked for."""
         return self._submitted.done
+
+    def failed(self, error: Exception) -> Problem:
+        """What to say where there is no response, though the batch may be safe."""
+        return self._answerer.not_said(error, list(self._headers.items()))
 
     def response(self) -> tuple[int, Headers, bytes]:
         """Status, headers and body."""

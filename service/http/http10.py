@@ -1,0 +1,57 @@
+"""Replies without a length for clients of HTTP/1.0, who know no chunks.
+
+The end of such a reply is the end of its connection. uvicorn would send chunks, and the client
+would take their sizes for text. A reply that breaks off is reset, so that nobody takes a part
+for the whole.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+from service.http.body import Message, Receive, Scope, Send
+
+VERSION = "1.0"
+_RESET_AT_ONCE = struct.pack("ii", 1, 0)
+
+
+def ended_by_closing(
+    cycle: RequestResponseCycle, app: Callable[[Scope, Receive, Send], Awaitable[None]]
+) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
+    """`app` as this request, of a client of HTTP/1.0, is answered by it."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        unmeasured = False
+
+        async def sent(message: Message) -> None:
+            nonlocal unmeasured
+            if message["type"] == "http.response.start":
+                names = {name.lower() for name, _ in message.get("headers", [])}
+                unmeasured = b"content-length" not in names
+                if unmeasured:
+                    cycle.chunked_encoding = False
+            elif unmeasured:
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        try:
+            await app(scope, receive, sent)
+        except BaseException:
+            if unmeasured:
+                _reset(cycle.transport)
+            raise
+
+    return answer
+
+
+def _reset(transport: Any) -> None:
+    """What is not sent is dropped, and the client sees an error and no end."""
+    connection = transport.get_extra_info("socket")
+    if connection is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_AT_ONCE)
+    transport.abort()

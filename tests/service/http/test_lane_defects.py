@@ -1,0 +1,61 @@
+"""What nobody foresaw, in the answer of the quick lane: a connection never waits for ever."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from logstore.clock import SystemClock
+from service.http.app import Door, build_app
+from service.http.server import address, listen, serving
+from tests.service.http.conftest import Served
+from tests.service.http.journal_node import JournalNode
+from tests.service.http.test_lane import known, wire
+
+pytestmark = pytest.mark.anyio
+
+
+class Breaks(SystemClock):
+    """A clock that gives no time when it is asked how long a batch took."""
+
+    def __init__(self, node: JournalNode) -> None:
+        self._node = node
+        self.broken = True
+
+    def monotonic(self) -> float:
+        if self.broken and self._node.taken:
+            raise RuntimeError("no time")
+        return super().monotonic()
+
+
+@pytest.fixture
+async def node() -> AsyncIterator[JournalNode]:
+    made = JournalNode()
+    yield made
+    await made.door.journal.close()
+
+
+async def test_an_answer_that_cannot_be_made_is_a_500(node: JournalNode) -> None:
+    clock = Breaks(node)
+    door = Door(clock=clock)
+    bound = listen("127.0.0.1", 0)
+    async with (
+        serving(build_app(node, door), bound, stop_seconds=2),
+        httpx.AsyncClient(base_url=address(bound), timeout=120) as client,
+    ):
+        served = Served(node, door.counters, client, address(bound))
+        await known(served)
+        async with asyncio.timeout(60), wire(served) as connection:
+            connection.post(b"a\n", "x-request-id: one")
+            head, body = await connection.reply()
+            assert b" 500 " in head
+            assert b"application/problem+json" in head
+            assert b'"type":"internal"' in body
+            assert b'"request_id":"one"' in body
+            clock.broken = False
+            await connection.stored(b"b\n")  # in its order, on the same connection
+    assert node.news() == [b"a\n", b"b\n"]
+    assert door.counters.append_refused == 1
