@@ -33,6 +33,11 @@ class Fault(Enum):
     CRASH_AFTER = "crash after"
 
 
+# What a story that dies at each of its steps meets: dying before a step leaves what dying after
+# the one before it left, so that those are the same stories told again.
+AT_EACH_STEP = tuple(fault for fault in Fault if fault is not Fault.CRASH_BEFORE)
+
+
 class Schedule:
     """Which fault comes at which step. Faults wait for a step that `applies` accepts."""
 

@@ -22,6 +22,7 @@ async def chunks_of(world: World) -> list[int]:
     return [chunk.bytes for chunk in manifest.chunks]
 
 
+@pytest.mark.on_servers(lines=(23,))
 @pytest.mark.parametrize("lines", [1, 7, 8, 9, 13, 14, 15, 22, 23, 41])
 async def test_a_flush_of_more_than_one_chunk_leaves_no_small_one(lines: int) -> None:
     limits = TextLimits(flush=FlushLimits(chunk_bytes=8 * len(LINE)))

@@ -14,7 +14,7 @@ from service.text.flusher import FlushLimits
 from service.text.fold import FoldLimits
 from service.text.text import TextLimits
 from tests.backing import on_disk
-from tests.faulty_store import Crash, Fault, FaultyStore, Schedule
+from tests.faulty_store import AT_EACH_STEP, Crash, Fault, FaultyStore, Schedule
 from tests.service.text.world import World
 
 pytestmark = pytest.mark.anyio
@@ -91,7 +91,7 @@ async def killed_everywhere(
     pytest.fail("it never got through")
 
 
-@pytest.mark.parametrize("fault", list(Fault))
+@pytest.mark.parametrize("fault", AT_EACH_STEP)
 @pytest.mark.parametrize("chunks", [0, 3])
 async def test_flush(fault: Fault, chunks: int) -> None:
     async def verify(world: World) -> None:
@@ -108,7 +108,7 @@ async def test_flush(fault: Fault, chunks: int) -> None:
     )
 
 
-@pytest.mark.parametrize("fault", list(Fault))
+@pytest.mark.parametrize("fault", AT_EACH_STEP)
 @pytest.mark.parametrize("closed", [False, True])
 async def test_close(fault: Fault, closed: bool) -> None:
     async def verify(world: World) -> None:
@@ -125,7 +125,7 @@ async def test_close(fault: Fault, closed: bool) -> None:
     )
 
 
-@pytest.mark.parametrize("fault", list(Fault))
+@pytest.mark.parametrize("fault", AT_EACH_STEP)
 async def test_delete(fault: Fault) -> None:
     async def verify(world: World) -> None:
         if world.journal.tombstones:

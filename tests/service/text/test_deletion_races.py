@@ -96,7 +96,12 @@ async def test_a_pipelines_deletion_leaves_what_this_node_flushes_meanwhile() ->
     await stands((here, other), NEW)
 
 
-@pytest.mark.on_servers(at=("put runs/", "list pipeline-logs/"), mixed=(True,), closes=("closes",))
+@pytest.mark.on_servers(
+    at=("put runs/", "list pipeline-logs/"),
+    mixed=(True,),
+    closes=("closes",),
+    whole_pipeline=(False,),
+)
 @pytest.mark.parametrize("whole_pipeline", [False, True])
 @pytest.mark.parametrize("closes", ["", "closes", "closes and goes on"])
 @pytest.mark.parametrize("mixed", [False, True])
@@ -133,6 +138,7 @@ async def test_a_deletion_leaves_what_another_node_flushes_meanwhile(
     await stands((here, other), expected)
 
 
+@pytest.mark.on_servers(skip=(1,))
 @pytest.mark.parametrize("skip", range(2))
 @pytest.mark.parametrize("at", ["get runs/", f"put {LOGS}"])
 async def test_a_close_of_what_came_after_a_deletion_keeps_its_text(at: str, skip: int) -> None:
@@ -191,7 +197,7 @@ async def test_a_flush_whose_lines_were_all_deleted_meanwhile_names_no_chunk() -
     assert manifest.dealt_with("node-B") == other.journal.end
 
 
-@pytest.mark.on_servers(mixed=(True,), step=("put runs/",))
+@pytest.mark.on_servers(mixed=(True,), step=("put runs/",), whole_pipeline=(True,))
 @pytest.mark.parametrize("step", ["put pipeline-logs/", "put runs/"])
 @pytest.mark.parametrize("whole_pipeline", [False, True])
 @pytest.mark.parametrize("mixed", [False, True])
@@ -228,6 +234,7 @@ EXPIRING = replace(
 )
 
 
+@pytest.mark.on_servers(by_another=(True,))
 @pytest.mark.parametrize("by_another", [False, True])
 @pytest.mark.parametrize("at", ["put coordination/deleted/", "list pipeline-logs/service.pipe"])
 async def test_what_comes_while_a_run_expires_stays(at: str, by_another: bool) -> None:
@@ -318,6 +325,7 @@ async def test_a_deletion_that_the_journal_refuses_changes_nothing() -> None:
     assert await here.whole(RUN) == OLD + b"more\n"
 
 
+@pytest.mark.on_servers(whole_pipeline=(True,))
 @pytest.mark.parametrize("whole_pipeline", [False, True])
 async def test_what_the_store_refuses_of_a_deletion_is_done_once_it_answers(
     whole_pipeline: bool,
@@ -341,6 +349,7 @@ async def test_what_the_store_refuses_of_a_deletion_is_done_once_it_answers(
     assert [i.key async for i in here.disk_store.list(keys.run_texts(keys.PREFIX, RUN))] == []
 
 
+@pytest.mark.on_servers(resumed=(False,))
 @pytest.mark.parametrize("resumed", [False, True])
 async def test_no_text_stays_of_a_deletion_that_was_killed_before_it_removed_them(
     resumed: bool,

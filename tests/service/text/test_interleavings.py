@@ -15,6 +15,7 @@ from logstore.errors import NotFound, TailraceError
 from service.text.flusher import FlushLimits
 from service.text.fold import FoldLimits
 from service.text.text import TextLimits
+from tests.backing import on_disk
 from tests.faulty_store import Crash, Fault, FaultyStore, Schedule
 from tests.service.text.world import World
 
@@ -56,9 +57,10 @@ async def play(steps: list[tuple[str, int]], seed: int) -> None:
     world = World(limits=LIMITS, seed=seed)
     await world.text.start()
     model = Model()
-    for name, number in steps:
+    for turn, (name, number) in enumerate(steps):
         await step(world, model, name, number)
-        await look(world, model)
+        if on_disk() or turn % 5 == 0:
+            await look(world, model)
     await world.text.close_run(RUN)
     await look(world, model)
 

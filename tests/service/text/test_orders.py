@@ -107,6 +107,7 @@ async def test_a_first_close_that_was_overtaken_finds_logs_there() -> None:
     assert world.text.mender.vanished == 0
 
 
+@pytest.mark.on_servers(killed=(True,))
 @pytest.mark.parametrize("killed", [False, True])
 async def test_a_second_close_that_was_overtaken_leaves_the_longer_text(killed: bool) -> None:
     """The same where `logs.txt` stood before both, named by the manifest or by nobody yet."""

@@ -11,6 +11,7 @@ from logstore.runs.retention import RunRetention
 from service.text.deletions import Deletions
 from service.text.sweeper import SweepLimits
 from service.text.text import TextLimits
+from tests.backing import on_disk
 from tests.faulty_store import Fault, FaultyStore, Schedule
 from tests.service.text.world import World
 
@@ -98,7 +99,7 @@ async def test_folding_keeps_the_text() -> None:
     world = World()
     await world.text.start()
     expected = b""
-    for number in range(130):
+    for number in range(130 if on_disk() else 60):
         world.append(RUN, lines(number, 1))
         expected += lines(number, 1)
         await world.confirm()
@@ -178,7 +179,8 @@ async def test_a_store_that_is_away_costs_no_lines_and_no_memory() -> None:
     faulty = FaultyStore(world.disk_store, Schedule.none())
     await world.restart(faulty)
     faulty.schedule = Schedule(dict.fromkeys(range(1, 10_000), Fault.UNAVAILABLE))
-    for number in range(300):
+    count = 300 if on_disk() else 30
+    for number in range(count):
         world.append(RUN, lines(number, 1))
         await world.confirm()
         with pytest.raises(StoreUnavailable):
@@ -188,7 +190,7 @@ async def test_a_store_that_is_away_costs_no_lines_and_no_memory() -> None:
     faulty.schedule = Schedule.none()
     await world.text.drain()
     assert not world.text.problems()
-    await agree(world, RUN, lines(0, 300))
+    await agree(world, RUN, lines(0, count))
 
 
 async def test_what_nobody_closed_is_closed_also_after_a_restart() -> None:

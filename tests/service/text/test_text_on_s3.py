@@ -20,21 +20,22 @@ from tests.service.text.restore import test_adopt_crashes as adopt_crashes
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("every_server")]
 
 Story = Callable[[], Awaitable[None]]
-Killed = Callable[[Fault], Awaitable[None]]
+Killed = Callable[[], Awaitable[None]]
 
 OURS, THEIRS = adopt_crashes.PLAIN, adopt_crashes.RUN
 LOGS, PARTIAL = {"logs": b"a\nb\n"}, {"partial": b"a\nb"}
 taken_in = adopt_crashes.test_killed_between_any_two_calls
 delete_of_theirs = adopt_crashes.test_a_deletion_killed_anywhere_is_finished_or_did_not_happen
 
+KILL = Fault.CRASH_AFTER
 KILLED: dict[str, Killed] = {
-    "flush": lambda fault: crashes.test_flush(fault, 3),
-    "close": lambda fault: crashes.test_close(fault, True),
-    "delete": crashes.test_delete,
-    "taken in by a page": lambda fault: taken_in(fault, 0, THEIRS, PARTIAL, b"a\nb\n"),
-    "taken in by a flush": lambda fault: taken_in(fault, 1, OURS, LOGS, b"a\nb\n"),
-    "taken in by a close": lambda fault: taken_in(fault, 2, THEIRS, LOGS, b"a\nb\n"),
-    "taken in, deleted": lambda fault: delete_of_theirs(fault, True, THEIRS),
+    "flush": lambda: crashes.test_flush(KILL, 3),
+    "close": lambda: crashes.test_close(KILL, True),
+    "delete": lambda: crashes.test_delete(KILL),
+    "taken in by a page": lambda: taken_in(KILL, 0, THEIRS, PARTIAL, b"a\nb\n"),
+    "taken in by a flush": lambda: taken_in(KILL, 1, OURS, LOGS, b"a\nb\n"),
+    "taken in by a close": lambda: taken_in(KILL, 2, THEIRS, LOGS, b"a\nb\n"),
+    "taken in, deleted": lambda: delete_of_theirs(True, THEIRS),
 }
 STORIES: dict[str, Story] = {
     "two flushers": crashes.test_two_flushers_race_on_one_manifest,
@@ -45,10 +46,9 @@ STORIES: dict[str, Story] = {
 }
 
 
-@pytest.mark.parametrize("fault", [Fault.CRASH_BEFORE, Fault.CRASH_AFTER])
 @pytest.mark.parametrize("act", KILLED)
-async def test_killed(act: str, fault: Fault) -> None:
-    await KILLED[act](fault)
+async def test_killed(act: str) -> None:
+    await KILLED[act]()
 
 
 @pytest.mark.parametrize("story", STORIES)

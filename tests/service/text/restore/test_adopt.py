@@ -59,6 +59,7 @@ async def agree(world: World, key: RunKey, expected: bytes, state: str) -> None:
     assert (size.total_bytes, size.state) == (len(expected), state)
 
 
+@pytest.mark.on_servers(key=(DOTTED,), expected=(b"a\nb\nlate\n", ODD))
 @pytest.mark.parametrize("key", RUNS)
 @pytest.mark.parametrize(
     ("partial", "logs", "expected", "state"),
@@ -91,6 +92,7 @@ async def test_what_is_read(
     assert world.text.adoption.adopted == 0
 
 
+@pytest.mark.on_servers(body=(b"a\nb",), read_first=(False,))
 @pytest.mark.parametrize("key", RUNS)
 @pytest.mark.parametrize("name", ["partial", "logs"])
 @pytest.mark.parametrize("body", [b"a\nb\n", b"a\nb"])
@@ -113,6 +115,7 @@ async def test_appended_to_and_closed(
         assert await stored(world, f"{FOLDERS[key]}/{key.run}/{name}.txt") == body
 
 
+@pytest.mark.on_servers(body=(b"a\nb",))
 @pytest.mark.parametrize("name", ["partial", "logs"])
 @pytest.mark.parametrize("body", [b"a\nb\n", b"a\nb"])
 async def test_closed_at_the_first_touch(name: str, body: bytes) -> None:
@@ -333,6 +336,7 @@ async def test_names_that_share_a_folder_have_copies_of_their_own() -> None:
 # --- deletions -----------------------------------------------------------------------------
 
 
+@pytest.mark.on_servers(touched=(True,))
 @pytest.mark.parametrize("key", RUNS)
 @pytest.mark.parametrize("touched", [False, True])
 async def test_a_deleted_run_does_not_come_back(key: RunKey, touched: bool) -> None:
@@ -345,6 +349,7 @@ async def test_a_deleted_run_does_not_come_back(key: RunKey, touched: bool) -> N
         assert await stored(world, f"{FOLDERS[key]}/{key.run}/{name}.txt") is None
 
 
+@pytest.mark.on_servers(touched=(True,))
 @pytest.mark.parametrize("key", RUNS)
 @pytest.mark.parametrize("touched", [False, True])
 async def test_a_deleted_pipelines_runs_do_not_come_back(key: RunKey, touched: bool) -> None:

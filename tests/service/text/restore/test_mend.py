@@ -176,7 +176,7 @@ async def test_a_whole_chunk_vanished(tmp_path: Path, where: str) -> None:
         assert world.text.mender.mended == 1
 
 
-@pytest.mark.on_servers(where=("both",))
+@pytest.mark.on_servers(where=("both",), damage=("other bytes",))
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("damage", ["gone", "other bytes", "cut"])
 async def test_logs_txt_vanished_or_was_written_over(
@@ -226,6 +226,7 @@ async def test_a_chunk_of_several_nodes_vanished(tmp_path: Path) -> None:
             await agree(world, expected)
 
 
+@pytest.mark.on_servers(fold=(True,))
 @pytest.mark.parametrize("fold", [True, False])
 @pytest.mark.parametrize("closed", [True, False])
 async def test_chunks_of_several_nodes_vanished_with_their_indexes(

@@ -13,7 +13,7 @@ from tests.service.text.restore.test_mend import RUN, WHERE, agree, chunk_keys, 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("every_store")]
 
 
-@pytest.mark.on_servers(where=("both",))
+@pytest.mark.on_servers(where=("both",), logs=("gone",))
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("logs", ["gone", "other bytes"])
 async def test_logs_txt_vanished_with_its_index(tmp_path: Path, where: str, logs: str) -> None:
@@ -32,6 +32,7 @@ async def test_logs_txt_vanished_with_its_index(tmp_path: Path, where: str, logs
         await agree(world, expected)
 
 
+@pytest.mark.on_servers(act=("killed",))
 @pytest.mark.parametrize("act", ["close", "sweep", "killed"])
 async def test_a_close_makes_again_an_index_that_it_needs(tmp_path: Path, act: str) -> None:
     """Its intent kept the mended chunk out of the manifest, so that it could never end."""
@@ -54,6 +55,7 @@ async def test_a_close_makes_again_an_index_that_it_needs(tmp_path: Path, act: s
         assert (await world.store.get(keys.logs(keys.PREFIX, RUN)))[1] == expected
 
 
+@pytest.mark.on_servers(act=("sweep",), logs=("other bytes",))
 @pytest.mark.parametrize("act", ["close", "sweep"])
 @pytest.mark.parametrize("logs", ["gone", "cut", "other bytes"])
 async def test_a_reopened_run_is_closed_though_its_logs_txt_vanished(

@@ -85,6 +85,7 @@ async def gone(reader: World) -> None:
     assert reader.text.remaker.remade == 0
 
 
+@pytest.mark.on_servers(where=("both",))
 @pytest.mark.parametrize("where", ["segments", "table", "both"])
 async def test_only_segments_or_table_are_left(tmp_path: Path, where: str) -> None:
     lake = lake_in(tmp_path)

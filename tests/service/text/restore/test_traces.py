@@ -15,7 +15,7 @@ from tests.service.text.restore.test_mend import RUN, WHERE, Reader, agree, writ
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("every_store")]
 
 
-@pytest.mark.on_servers(where=("both",))
+@pytest.mark.on_servers(where=("both",), restarted=(True,))
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("restarted", [False, True])
 async def test_new_lines_come_after_the_manifest_is_gone(
