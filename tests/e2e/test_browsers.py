@@ -45,7 +45,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess
     """With a run whose appends take the fast path, and a consumer group."""
     running = ServiceProcess(tmp_path_factory.mktemp("browsers") / "node")
     running.start()
-    with httpx.Client(base_url=running.url) as client:
+    with httpx.Client(base_url=running.url, timeout=120) as client:
         assert append(client, b"mine\n", {}).status_code == 200
         assert client.post("/segments/next?group=ours").status_code in (200, 204)
         yield running

@@ -41,7 +41,7 @@ class Site:
 @asynccontextmanager
 async def standing(schedule: Schedule) -> AsyncIterator[Site]:
     async with tiny_server() as server, FaultProxy(server.url, schedule) as proxy:
-        async with httpx.AsyncClient(base_url=proxy.url, trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=proxy.url, trust_env=False, timeout=120) as client:
             yield Site(server, proxy, client)
 
 
@@ -248,7 +248,7 @@ async def test_a_server_that_is_away_is_a_connection_that_ends() -> None:
     async with tiny_server() as server:
         gone = server.url
     async with FaultProxy(gone, Schedule()) as proxy:
-        async with httpx.AsyncClient(base_url=proxy.url, trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=proxy.url, trust_env=False, timeout=120) as client:
             with pytest.raises(httpx.TransportError):
                 await client.get("/b/k")
 

@@ -123,7 +123,7 @@ async def test_a_store_that_answers_late_and_refuses_ends_the_service(
         serving = asyncio.create_task(
             run(settings, asyncio.Event(), on_listening=listening.set_result)
         )
-        async with httpx.AsyncClient(base_url=await listening) as client:
+        async with httpx.AsyncClient(base_url=await listening, timeout=120) as client:
             ready = await client.get("/health/ready")
             assert ready.status_code == 503
             assert "was not checked: SlowDown" in ready.json()["detail"]

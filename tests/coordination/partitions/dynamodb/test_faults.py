@@ -1,7 +1,8 @@
 """DynamoDB through a proxy that misbehaves: the contract holds, and nothing is guessed.
 
 Throttles, 500 before and after the deed, lost answers, writes that arrive twice, resets and
-halves meet a fifth of all requests.
+halves meet a fifth of all requests; the others pass as they are, and so do those of the other
+modules here, which have no proxy.
 """
 
 from __future__ import annotations

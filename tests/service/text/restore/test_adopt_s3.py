@@ -1,4 +1,4 @@
-"""A bucket as an OpenMetadata server leaves it, on a real S3 server, also one that misbehaves."""
+"""A bucket as an OpenMetadata server leaves it, on a real S3 server that misbehaves."""
 
 from __future__ import annotations
 
@@ -34,12 +34,8 @@ def lines(size: int) -> bytes:
     return b"".join(b"[2026-11-21 10:00:00] INFO %08d\n" % n for n in range(size // 36 + 1))[:-1]
 
 
-@pytest.fixture(params=["straight", "faults"])
-async def store(bucket: Bucket, request: pytest.FixtureRequest) -> AsyncIterator[ObjectStore]:
-    if request.param == "straight":
-        async with bucket.open() as store:
-            yield store
-        return
+@pytest.fixture
+async def store(bucket: Bucket) -> AsyncIterator[ObjectStore]:
     schedule = Schedule(1, evenly(RATE), delay_seconds=0.005)
     with fault_proxy(bucket.endpoint_url, schedule) as url:
         through = bucket.through(url, attempts=TRIES.count, backoff_milliseconds=PAUSE_MS)
