@@ -19,7 +19,7 @@ from logstore.batch import RunKey
 from logstore.errors import NotFound
 from logstore.objects.store import ObjectStore
 from service.node import Node
-from tests.backing import open_store
+from tests.backing import on_disk, open_store
 from tests.seeds import seeds
 from tests.service.cluster import NODE, RUN, Cluster, read_whole
 from tests.virtual_time import VirtualClock
@@ -67,7 +67,7 @@ def test_appends_closes_and_sweepers_race(seed: int) -> None:
         nodes = [await cluster.start(clock, name) for name in "abc"]
 
         async def client(key: RunKey) -> None:
-            for _ in range(10):
+            for _ in range(10 if on_disk() else 5):
                 node = dice.choice(nodes)
                 await cluster.clients.send(node, clock, key)
                 if key != RUNS[2] and dice.random() < 0.15:  # that one nobody closes

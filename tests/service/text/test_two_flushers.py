@@ -241,7 +241,7 @@ async def met(seed: int) -> tuple[World, World, dict[str, bytes]]:
     return away, heir, texts
 
 
-@pytest.mark.on_servers(limit=(2, 3))
+@pytest.mark.on_servers(limit=(2, 3), seen=(5, 6))
 @pytest.mark.parametrize("limit", [1, 2, 3, 5, 9])
 @pytest.mark.parametrize("seen", [4, 5, 6, 8, 9])
 async def test_a_reader_gets_what_becomes_text_before_lines_that_it_has_seen(
