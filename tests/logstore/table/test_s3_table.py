@@ -27,6 +27,7 @@ from tests.servers import ACCESS_KEY, KMS_KEY, SECRET_KEY, Bucket, Minio
 # It cannot happen to a put of an object, or only lasts long.
 NOT_HERE = (Kind.ERROR_IN_200, Kind.STALL)
 FAULTS = [kind for kind in Kind if kind not in NOT_HERE]
+OF_READING = [kind for kind in FAULTS if kind not in (Kind.CONFLICT, Kind.RETRIED)]
 KEY = {"access_key_id": "somebody", "secret_access_key": "s3cret"}
 minio = pytest.mark.minio
 
@@ -36,8 +37,26 @@ def take_in(table: Table, planned: Snapshot, seq: int, job: str) -> Snapshot:
     return commit_segments(table, planned, [], advances, job=job, clock=SystemClock())
 
 
-def take_in_first_of(table: Table) -> None:
-    take_in(table, table.create(), 1, "J")
+def take_in_first_of(table: Table, count: int = 1) -> None:
+    snapshot = table.create()
+    for seq in range(1, count + 1):
+        snapshot = take_in(table, snapshot, seq, f"J{seq}")
+
+
+@pytest.fixture(scope="module")
+def taken_in_once(minio: Minio) -> Bucket:
+    """A table with one segment, for tests that only read it."""
+    bucket = minio.bucket()
+    take_in_first_of(open_table(bucket.settings))
+    return bucket
+
+
+@pytest.fixture(scope="module")
+def beyond_a_checkpoint(minio: Minio) -> Bucket:
+    """A table with 21 segments, and a checkpoint after twenty, for tests that only read it."""
+    bucket = minio.bucket()
+    take_in_first_of(open_table(bucket.settings), 21)
+    return bucket
 
 
 def jobs(table: Table) -> Counter[str]:
@@ -117,29 +136,25 @@ def test_a_store_that_takes_no_commit_leaves_it_unknown(bucket: Bucket) -> None:
 
 
 @minio
-@pytest.mark.parametrize("kind", FAULTS)
+@pytest.mark.parametrize("kind", OF_READING)
 @pytest.mark.parametrize("asked", ["?list-type=2", "_last_checkpoint", "00000001.json"])
 def test_one_fault_of_a_request_keeps_nobody_from_reading(
-    bucket: Bucket, kind: Kind, asked: str
+    taken_in_once: Bucket, kind: Kind, asked: str
 ) -> None:
     """A listing's or a 404's body that broke off was not asked for again."""
     schedule = Schedule(delay_seconds=0.01)
-    take_in_first_of(open_table(bucket.settings))
-    with fault_proxy(bucket.endpoint_url, schedule) as url:
+    with fault_proxy(taken_in_once.endpoint_url, schedule) as url:
         schedule.plan(kind, applies=lambda request: asked in request.head.request_line()[1])
-        table = open_table(bucket.through(url).settings)
+        table = open_table(taken_in_once.through(url).settings)
         snapshot = table.snapshot()
         assert (snapshot.version, snapshot.mark("n"), snapshot.files) == (1, 1, ())
-    assert schedule.injected[kind] == (kind not in (Kind.CONFLICT, Kind.RETRIED))
+    assert schedule.injected[kind] == 1
 
 
 @minio
 def test_the_marks_of_a_hundred_nodes_are_a_list_and_each_commit_once(bucket: Bucket) -> None:
     """It was as many requests for every node, each time it was asked for one."""
-    table = open_table(bucket.settings)
-    snapshot = table.create()
-    for seq in range(1, 39):
-        snapshot = take_in(table, snapshot, seq, f"J{seq}")
+    take_in_first_of(open_table(bucket.settings), 38)
     schedule = Schedule()
     with fault_proxy(bucket.endpoint_url, schedule) as url:
         opened = open_table(bucket.through(url).settings).snapshot()
@@ -151,16 +166,13 @@ def test_the_marks_of_a_hundred_nodes_are_a_list_and_each_commit_once(bucket: Bu
 
 
 @minio
-@pytest.mark.parametrize("kind", FAULTS)
+@pytest.mark.parametrize("kind", OF_READING)
 @pytest.mark.parametrize("asked", ["?list-type=2", "00000021.json", ".checkpoint.parquet"])
 def test_one_fault_of_a_request_keeps_nobody_from_the_marks_of_a_time(
-    bucket: Bucket, kind: Kind, asked: str
+    beyond_a_checkpoint: Bucket, kind: Kind, asked: str
 ) -> None:
     """Asked through a thread of this process, which answers while this one waits."""
-    table = open_table(bucket.settings)
-    snapshot = table.create()
-    for seq in range(1, 22):
-        snapshot = take_in(table, snapshot, seq, f"J{seq}")
+    bucket = beyond_a_checkpoint
     later = SystemClock().now_ms() + 60_000
     schedule = Schedule(delay_seconds=0.01)
     with fault_proxy(bucket.endpoint_url, schedule) as url:
@@ -169,8 +181,8 @@ def test_one_fault_of_a_request_keeps_nobody_from_the_marks_of_a_time(
         schedule.plan(kind, applies=lambda request: asked in request.head.request_line()[1])
         assert faulty.log.version_at(later, newest) == 21
         assert faulty.log.transactions(21) == {"segments/n": 21}
-    assert schedule.injected[kind] == (kind not in (Kind.CONFLICT, Kind.RETRIED))
-    assert table.marks_at(later, ["n"]) == {"n": 21}
+    assert schedule.injected[kind] == 1
+    assert open_table(bucket.settings).marks_at(later, ["n"]) == {"n": 21}
 
 
 @minio
@@ -179,10 +191,11 @@ def test_a_store_that_breaks_off_every_answer_is_unavailable(bucket: Bucket) -> 
     take_in_first_of(open_table(bucket.settings))
     with fault_proxy(bucket.endpoint_url, schedule) as url:
         schedule.refuse(Kind.CUT_RESPONSE)
+        table = open_table(bucket.through(url, attempts=2).settings)
         with pytest.raises(StoreUnavailable):
-            open_table(bucket.through(url).settings).snapshot()
+            table.snapshot()
         with pytest.raises(StoreUnavailable):
-            open_table(bucket.through(url).settings).log.version_at(0, 1)
+            table.log.version_at(0, 1)
 
 
 @minio
