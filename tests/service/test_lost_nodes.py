@@ -24,6 +24,7 @@ from tests.service.cluster import LEASE, OTHER, RUN, Cluster, read_whole, until_
 from tests.virtual_time import VirtualClock
 
 
+@pytest.mark.on_servers(seed=(0,))
 @pytest.mark.usefixtures("every_store")
 @pytest.mark.parametrize("seed", seeds(3))
 def test_the_lines_of_a_killed_node_are_in_their_run(seed: int) -> None:
@@ -67,6 +68,7 @@ def test_the_lines_of_a_killed_node_are_in_their_run(seed: int) -> None:
     cluster.play(it_is_back)
 
 
+@pytest.mark.on_servers(body=(b"{",))
 @pytest.mark.usefixtures("every_store")
 @pytest.mark.parametrize("body", [b"", b"{", b'{"seq":1}'])
 def test_the_damaged_text_mark_of_a_lost_node_is_taken_again(body: bytes) -> None:
