@@ -1,4 +1,6 @@
-"""The command line of the compactor. Standard output has a line of JSON per pass.
+"""The command line of the compactor.
+
+Standard output has a line of JSON for each pass with something to tell, unless it is a terminal.
 
 Exit codes: 0 done; 1 done as far as possible, with alarms; 2 wrong flags or settings;
 3 nothing could be done (Java, store); 4 something in the store is damaged.
@@ -13,7 +15,9 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from typing import TextIO
 
+from compactor.compactor import Compactor
 from compactor.flags import configure as configure_flags
 from compactor.flags import settings_of
 from compactor.schedule import once, repeat
@@ -31,10 +35,15 @@ from logstore.privacy import apply_umask
 
 log = logging.getLogger("tailrace.compactor")
 
+_LOOK_AGAIN_SECONDS = 5.0
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and gives its exit code."""
-    flags = _parser().parse_args(arguments)
+    parser = _parser()
+    flags = parser.parse_args(arguments)
+    if flags.wait and flags.every is not None:
+        parser.error("--wait is for a single pass; with --every there is always another one")
     configure_log(flags.log_format or "text", sys.stderr)
     try:
         return _run(flags)
@@ -67,8 +76,10 @@ def _run(flags: argparse.Namespace) -> int:
         clock,
         Disk(),
         lambda: apart(session.tasks),
-        out=sys.stdout,
+        out=_out(flags),
         errors=sys.stderr,
+        every_line=flags.json,
+        single=flags.every is None,
     )
     passes = Passes(clock, hearing)
     if flags.every is None:  # else its service may come later
@@ -77,8 +88,7 @@ def _run(flags: argparse.Namespace) -> int:
     async def work() -> None:
         async with open_compactor(settings, session, _killer(flags.kill_at)) as compactor:
             if flags.every is None:
-                async with passes.next() as report:
-                    await once(compactor, report)
+                await _single(compactor, passes, wait=flags.wait)
             else:
                 await repeat(compactor, flags.every, passes.next)
 
@@ -88,6 +98,22 @@ def _run(flags: argparse.Namespace) -> int:
     finally:
         session.abandon()
     return 1 if passes.alarmed else 0
+
+
+async def _single(compactor: Compactor, passes: Passes, *, wait: bool) -> None:
+    while True:
+        async with passes.next() as report:
+            await once(compactor, report)
+        if not (wait and report.held):
+            return
+        await compactor.clock.sleep(_LOOK_AGAIN_SECONDS)
+
+
+def _out(flags: argparse.Namespace) -> TextIO | None:
+    """Where lines of JSON go: a person reads the log beside them."""
+    if flags.json:
+        return sys.stdout
+    return None if flags.quiet or sys.stdout.isatty() else sys.stdout
 
 
 def _refuse_no_store(settings: CompactorSettings) -> None:

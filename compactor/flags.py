@@ -25,7 +25,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="print what a pass would do, change nothing; needs no Java",
     )
-    parser.add_argument("--json", action="store_true", help="with --dry-run: as a line of JSON")
+    parser.add_argument(
+        "--wait",
+        action="store_true",
+        help="while other compactors have the work: wait for them, and do what they leave",
+    )
+    lines = parser.add_mutually_exclusive_group()
+    lines.add_argument(
+        "--json",
+        action="store_true",
+        help="each pass is a line of JSON on stdout, also one that had nothing to do and on a "
+        "terminal; with --dry-run: what a pass would do",
+    )
+    lines.add_argument("--quiet", action="store_true", help="no lines of JSON on stdout")
     parser.add_argument(
         "--log-format",
         choices=["text", "json"],

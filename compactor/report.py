@@ -134,6 +134,16 @@ class Report:
         counts = [one.name for one in fields(self) if "counted" in one.metadata]
         return any(getattr(self, name) for name in counts)
 
+    @property
+    def told(self) -> bool:
+        """Whether anybody wants to read of it: it did something, could not, or may not."""
+        return bool(self.busy or self.error or self.alarms or self.held)
+
+    @property
+    def held(self) -> bool:
+        """Whether other drivers have some of the work."""
+        return bool(self.held_elsewhere or self.hours_held_elsewhere)
+
     def summary(self) -> dict[str, Any]:
         """The report as it is told: all but what goes on now."""
         told = [one.name for one in fields(self) if one.metadata != _LIVE]

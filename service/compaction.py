@@ -27,6 +27,8 @@ from service.settings import Settings
 
 log = logging.getLogger(__name__)
 
+_STDERR = 2
+
 
 @dataclass(frozen=True, slots=True)
 class CompactionLimits:
@@ -48,7 +50,8 @@ def job_path() -> str:
 def job_command(settings: Settings) -> list[str]:
     """What starts the compactor for the store of these settings."""
     every = f"{round(settings.compaction.every_seconds)}s"
-    return [sys.executable, job_path(), "--data", os.path.abspath(settings.data), "--every", every]
+    data = ["--data", os.path.abspath(settings.data)]
+    return [sys.executable, job_path(), "--quiet", "--every", every, *data]
 
 
 def job_environment(settings: Settings) -> dict[str, str]:
@@ -101,10 +104,15 @@ class CompactionChild:
         self.starts = 0
         self.failures = 0
 
+    @property
+    def starts_any(self) -> bool:
+        """Whether it keeps a child at all."""
+        return self._off is None
+
     async def run(self) -> None:
         """Starts the child again and again until cancelled; stops it then. Returns if it is off."""
         if self._off:
-            log.warning("compaction is off: %s", self._off)
+            log.info("compaction is off: %s", self._off)
             return
         pause = self._limits.first_pause_seconds
         try:
@@ -129,6 +137,7 @@ class CompactionChild:
                 *dying_with_us(),
                 *self._command,
                 stdin=asyncio.subprocess.DEVNULL,
+                stdout=_STDERR,  # where our log is: a JVM that breaks says so on its stdout
                 env=self._environment,
                 start_new_session=True,
             )

@@ -47,6 +47,7 @@ def serve(settings: Settings) -> int:
         stream=sys.stderr,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # its starts and stops are ours to tell
     apply_umask(settings.umask)
     close_to_others(os.path.join(settings.data, "journal"))
     give_back_freed_memory()
@@ -101,7 +102,7 @@ async def run(
             serving(app, bound, stop_seconds=_LAST_REPLIES_SECONDS)
         )
         await stack.enter_async_context(_beside(child.run(), "compaction"))
-        watch = ProblemLog(lambda: [*node.problems(), *queue.problems()], machine.clock)
+        watch = ProblemLog(lambda: [*node.worries(), *queue.problems()], machine.clock)
         await stack.enter_async_context(_beside(watch.run(), "problems"))
         await stack.enter_async_context(_beside(check.run(), "store check"))
         await stack.enter_async_context(_beside(queue.run(), "queue"))
@@ -109,6 +110,7 @@ async def run(
         stack.push_async_callback(_stop, node)
         stack.callback(queue.stop)
         on_listening(address(bound))
+        _tell_places(settings, compacting=child.starts_any)
         return await _until_over(stop, http, [node.failed, check.refused])
 
 
@@ -117,6 +119,13 @@ async def _stop(node: Node) -> None:
     waiting = node.journal.next_pos - node.journal.state.confirmed.end
     if waiting:
         log.warning("%d lines wait in the journal: the next start brings them on", waiting)
+
+
+def _tell_places(settings: Settings, *, compacting: bool) -> None:
+    journal = os.path.abspath(os.path.join(settings.data, "journal"))
+    log.info("the journal is in %s, runs and table are in %s", journal, settings.store_place)
+    if compacting:
+        log.info("a compactor makes the table, every %g s", settings.compaction.every_seconds)
 
 
 def _tell_torn(node: Node) -> None:

@@ -266,9 +266,13 @@ class Node:
 
     def problems(self) -> list[str]:
         """What keeps it from being ready, or worries it, as sentences."""
+        going_on = self._stopping or not self._started.is_set()
+        doing = f"the node is {'stopping' if self._stopping else 'starting'}"
+        return [*self.worries(), *[doing] * going_on]
+
+    def worries(self) -> list[str]:
+        """What is wrong with it, as sentences: a start or a stop that goes on is not."""
         found = [] if self._waiting is None else [self._waiting]
-        if self._stopping or not self._started.is_set():
-            found.append(f"the node is {'stopping' if self._stopping else 'starting'}")
         if self.skew.problem is not None:
             found.append(self.skew.problem)
         if self.shipper.last_error is not None:

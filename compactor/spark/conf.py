@@ -57,7 +57,7 @@ DEFAULTS: Final = {
 class SparkWishes:
     """What the settings say of Spark: heap of the driver, master if not the usual, and more.
 
-    `json_log`: what it says on standard error is to be lines of JSON.
+    `json_log`: all that it says is logged, as lines of JSON; else what goes wrong.
     """
 
     driver_memory: str

@@ -1,10 +1,14 @@
-"""The words of Spark's JVM on standard error, told as our own log is: lines of JSON.
+"""The words of Spark's JVM, told as our own log is.
 
-Spark logs by log4j, which is given a layout with our names. What comes before that, or from
-Java itself (its launcher, the fetching of jars, a JVM that breaks), is text: so standard error
-of a JVM that this process starts is a pipe to it, and each line that is no JSON is the message
-of a line that is. `spark-submit` has started its JVM before us: there the layout alone is set,
-and what it says until then is text unless it is given `deploy/spark/json-log.properties`.
+Spark logs by log4j, which is given a layout of JSON with our names. What comes before that, or
+from Java itself (its launcher, the fetching of jars, a JVM that breaks), is text, on standard
+output or error: so both, of a JVM that this process starts, are a pipe to it, and each line that
+is no JSON is the message of a record of ours. For people, a start that succeeds is silent: what
+was said until the layout was set is told only if the JVM ends before.
+
+`spark-submit` has started its JVM before us. Where lines of JSON are wanted the layout alone is
+set there, and what it says until then is text unless it is given
+`deploy/spark/json-log.properties`.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections import deque
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import orjson
@@ -42,6 +47,7 @@ _TEMPLATE: Final = {
 _LOGGERS: Final = {  # as in Spark's own configuration: warnings that mean nothing here
     "org.apache.parquet.CorruptStatistics": "error",
     "org.sparkproject.jetty.util.component.AbstractLifeCycle": "error",
+    "org.apache.hadoop.util.NativeCodeLoader": "error",  # there is none in pyspark
 }
 CONFIGURATION: Final = {
     "rootLogger.level": "warn",
@@ -59,23 +65,37 @@ CONFIGURATION: Final = {
 """log4j's, as in `deploy/spark/json-log.properties`."""
 
 
-def hear(conf: SparkConf) -> None:
-    """Starts the JVM of this configuration, unless there is one, and has it talk JSON.
+_READY: Final = b"tailrace: log4j is laid out"
+_KEPT_LINES: Final = 1000
+_LAST_WORDS_SECONDS: Final = 5.0
 
-    Raises `PySparkRuntimeError`, `Py4JError`.
+
+def hear(conf: SparkConf, *, all_of_it: bool) -> None:
+    """Starts the JVM of this configuration, unless there is one, and logs what it says.
+
+    Without `all_of_it` the words of a start that succeeds are left out, and a JVM that somebody
+    else has started is left to speak for itself. Raises `PySparkRuntimeError`, `Py4JError`.
     """
     from pyspark import SparkContext
     from pyspark.java_gateway import launch_gateway
 
-    if SparkContext._gateway is None:
-        reading, writing = os.pipe()
-        threading.Thread(target=_relay, args=[os.fdopen(reading, "rb")], daemon=True).start()
-        try:
-            gateway: Any = launch_gateway(conf, {"stderr": writing})  # type: ignore[no-untyped-call]
-        finally:
-            os.close(writing)
-        SparkContext._ensure_initialized(gateway=gateway)
+    if SparkContext._gateway is not None:
+        if all_of_it:
+            _lay_out(SparkContext._jvm)
+        return
+    reading, writing = os.pipe()
+    relay = _Relay(os.fdopen(reading, "rb"), all_of_it=all_of_it)
+    relay.start()
+    try:
+        gateway: Any = launch_gateway(conf, {"stdout": writing, "stderr": writing})  # type: ignore[no-untyped-call]
+    except BaseException:
+        os.close(writing)
+        relay.join(_LAST_WORDS_SECONDS)  # what it said stands above what is raised
+        raise
+    os.close(writing)
+    SparkContext._ensure_initialized(gateway=gateway)
     _lay_out(SparkContext._jvm)
+    gateway.jvm.java.lang.System.err.println(_READY.decode())
 
 
 def _lay_out(jvm: Any) -> None:
@@ -90,15 +110,37 @@ def _lay_out(jvm: Any) -> None:
     core.config.Configurator.reconfigure(built)
 
 
-def _relay(lines: BinaryIO) -> None:
+class _Relay(threading.Thread):
     """Logs each line; what is JSON as it stands. Ends with the JVM."""
-    with lines:
-        for line in lines:
-            said = _parsed(line)
-            if said is None:
-                log.warning("%s", line.decode(errors="replace").rstrip())
-            else:
-                log.warning("%s", said.get("message"), extra={"fields": said})
+
+    def __init__(self, lines: BinaryIO, *, all_of_it: bool) -> None:
+        super().__init__(name="words of the JVM", daemon=True)
+        self._lines = lines
+        self._held: deque[bytes] | None = None if all_of_it else deque(maxlen=_KEPT_LINES)
+        self._fields = all_of_it
+
+    def run(self) -> None:
+        with self._lines:
+            for line in self._lines:
+                if line.rstrip() == _READY:
+                    self._held = None
+                elif self._held is not None:
+                    self._held.append(line)
+                else:
+                    self._tell(line)
+        for line in self._held or ():
+            self._tell(line)
+
+    def _tell(self, line: bytes) -> None:
+        said = _parsed(line)
+        if said is None:
+            log.warning("%s", line.decode(errors="replace").rstrip())
+        elif self._fields:
+            log.warning("%s", said["message"], extra={"fields": said})
+        else:
+            level = logging.getLevelNamesMapping().get(said.get("level", ""), logging.WARNING)
+            words = [f"{said.get('logger')}: {said['message']}", said.get("traceback", "")]
+            log.log(level, "%s", "\n".join(words).rstrip())
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:

@@ -175,8 +175,7 @@ def _start(wishes: SparkWishes, s3a: S3A | None, secrets: Mapping[str, str]) -> 
     quiet_py4j()
     try:
         conf = _conf(wishes, s3a)
-        if wishes.json_log:
-            hear(conf)
+        hear(conf, all_of_it=wishes.json_log)
         if s3a is not None:
             _close_files()
         spark = SparkSession.builder.config(conf=conf).getOrCreate()

@@ -24,10 +24,15 @@ def listeners(
     fs: FileSystem,
     tasks: Tasks,
     *,
-    out: TextIO,
+    out: TextIO | None,
     errors: TextIO,
+    every_line: bool = True,
+    single: bool = False,
 ) -> list[Listener]:
-    """All of them, in the order in which they hear of a pass; logs go to `errors` from now on."""
+    """All of them, in the order in which they hear of a pass; logs go to `errors` from now on.
+
+    Lines of JSON go to `out`: of every pass, or only of those with something to tell.
+    """
     compaction = settings.compaction
     bar = None
     if compaction.log_format == "text" and errors.isatty():
@@ -40,7 +45,8 @@ def listeners(
         gateway = PushGateway(compaction.push_gateway, socket.gethostname())
     if file or gateway:
         found.append(MetricsListener(clock, file, gateway))
-    return [*found, LogListener(), Summary(out)]
+    lines = [] if out is None else [Summary(out, every=every_line)]
+    return [*found, LogListener(single=single), *lines]
 
 
 def textfile(settings: CompactorSettings, fs: FileSystem) -> Textfile | None:

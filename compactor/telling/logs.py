@@ -60,9 +60,16 @@ class _Handler(logging.StreamHandler[TextIO]):
 
 
 class LogListener:
-    """Logs the alarms of a pass, and what it did if it did anything."""
+    """Logs the alarms of a pass, and what it did if it did anything.
+
+    Of a `single` pass, which somebody has asked for, it says as well why it did nothing.
+    """
 
     every_seconds = None
+
+    def __init__(self, *, single: bool = False) -> None:
+        self._single = single
+        self._said = ""
 
     async def look(self, report: Report) -> None:
         """Parts of a pass log for themselves."""
@@ -72,6 +79,7 @@ class LogListener:
         for alarm in report.alarms:
             log.error("%s", alarm, extra={"fields": {"event": "alarm"}})
         if report.error is None and not report.busy:
+            self._idle(report)
             return
         log.info(
             "pass %s in %.1f s: %d segments, %d rows in, %d out, %d duplicates",
@@ -83,3 +91,25 @@ class LogListener:
             report.duplicates,
             extra={"fields": {"event": "pass over", **report.summary()}},
         )
+        self._idle(report, only_held=True)
+
+    def _idle(self, report: Report, *, only_held: bool = False) -> None:
+        why = _why_nothing(report)
+        if self._single and why != self._said and (report.held or not only_held):
+            self._said = why  # one that waits for others makes pass after pass
+            log.info("%s", why, extra={"fields": {"event": "nothing to do"}})
+
+
+def _why_nothing(report: Report) -> str:
+    if report.held:
+        nodes, hours = report.held_elsewhere, report.hours_held_elsewhere
+        work = [f"new segments of {_many(nodes, 'node')}"] * bool(nodes)
+        work += [f"{_many(hours, 'hour')} to be rewritten"] * bool(hours)
+        return f"another compactor has the work: {' and '.join(work)} (--wait waits for it)"
+    if report.lag is not None and report.lag.segments:
+        return f"nothing was done: {_many(report.lag.segments, 'segment')} cannot be taken in yet"
+    return "there was nothing to do: the table has every segment"
+
+
+def _many(count: int, thing: str) -> str:
+    return f"{count} {thing}{'' if count == 1 else 's'}"

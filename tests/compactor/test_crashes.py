@@ -36,7 +36,7 @@ def start(lake: Lake, *flags: str, submit: bool = False, **settings: str) -> sub
     submitter = [str(Path(sys.executable).parent / "spark-submit"), JOB]
     command = submitter if submit else [sys.executable, JOB]
     return subprocess.Popen(
-        [*command, "--data", str(lake.data), *flags],
+        [*command, "--data", str(lake.data), "--json", *flags],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

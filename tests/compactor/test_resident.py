@@ -36,7 +36,7 @@ def resident(lake: Lake) -> Iterator[subprocess.Popen[str]]:
         "LAG_SEGMENTS": "2",
     }
     process = subprocess.Popen(
-        [sys.executable, JOB, "--data", str(lake.data), "--every", "1h"],
+        [sys.executable, JOB, "--data", str(lake.data), "--every", "1h", "--json"],
         stdout=subprocess.PIPE,
         text=True,
         env={

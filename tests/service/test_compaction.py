@@ -170,14 +170,14 @@ def test_a_child_goes_by_all_that_its_service_was_told_in_a_file(
 def test_the_command_names_a_program_that_exists() -> None:
     command = job_command(Settings(data="somewhere"))
     assert os.path.exists(command[1])
-    assert command[2:] == ["--data", os.path.abspath("somewhere"), "--every", "300s"]
+    assert command[2:] == ["--quiet", "--every", "300s", "--data", os.path.abspath("somewhere")]
 
 
 _KEEPER = """
 import asyncio, sys
 from logstore.clock import SystemClock
 from service.compaction import CompactionChild
-text = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+text = "import os, sys, time; print(os.getpid(), file=sys.stderr); time.sleep(600)"
 asyncio.run(CompactionChild([sys.executable, "-S", "-c", text], SystemClock()).run())
 """
 
@@ -185,10 +185,10 @@ asyncio.run(CompactionChild([sys.executable, "-S", "-c", text], SystemClock()).r
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="no setpriv (util-linux)")
 async def test_the_child_of_a_killed_service_ends() -> None:
     service = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", _KEEPER, stdout=asyncio.subprocess.PIPE
+        sys.executable, "-c", _KEEPER, stderr=asyncio.subprocess.PIPE
     )
-    assert service.stdout is not None
-    pid = int(await service.stdout.readline())
+    assert service.stderr is not None
+    pid = int(await service.stderr.readline())
     assert _alive(pid)
     service.kill()
     await service.wait()

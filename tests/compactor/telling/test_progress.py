@@ -118,6 +118,26 @@ def test_without_a_terminal_nothing_is_drawn() -> None:
     assert "\r" not in errors.getvalue()
 
 
+def test_a_pass_that_did_nothing_has_a_line_only_where_every_pass_has() -> None:
+    asked, told = io.StringIO(), io.StringIO()
+
+    async def story(clock: VirtualClock) -> None:
+        passes = Passes(clock, [Summary(asked), Summary(told, every=False)])
+        async with passes.next():
+            pass
+        async with passes.next() as report:
+            report.held_elsewhere = 1
+        async with passes.next() as report:
+            report.alarm("look")
+        async with passes.next() as report:
+            report.commits = 1
+
+    simulate(story, start_ms=1_795_262_400_000)
+    lines = [orjson.loads(line) for line in asked.getvalue().splitlines()]
+    assert [orjson.loads(line) for line in told.getvalue().splitlines()] == lines[1:]
+    assert len(lines) == 4
+
+
 def test_the_summary_has_all_of_a_pass() -> None:
     out = io.StringIO()
 

@@ -68,7 +68,7 @@ class Place:
         known = {name: it for name, it in os.environ.items() if name != "PYTHONPATH"}
         with (mark / "out").open("wb") as out, (mark / "errors").open("wb") as errors:
             process = subprocess.Popen(
-                [*self._command(way), "--data", str(self.data), *flags],
+                [*self._command(way), "--data", str(self.data), "--json", *flags],
                 env={**known, **python, **_SOON, **self.settings, **more, "TEST_FOLDER": str(mark)},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
