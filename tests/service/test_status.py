@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
+from logstore.batch import RunKey
 from logstore.runs.retention import RunRetention
 from service.status.status import StatusLimits
 from service.text.sweeper import SweepLimits
@@ -121,6 +124,39 @@ def test_a_page_of_the_last_run_reads_only_statuses_that_changed() -> None:
         assert len(server.calls("get coordination/status")) == before + 2
 
     play(story)
+
+
+@pytest.mark.parametrize(("room", "held"), [(100_000, True), (50_000, False)])
+def test_bodies_of_reports_are_held_as_far_as_there_is_room(room: int, held: bool) -> None:
+    """By their bytes: 60 of a MiB each were once held for good."""
+
+    async def story(server: Server) -> None:
+        text = {"runId": "", "pipelineState": "success", "text": "x" * 20_000}
+        for number in range(4):
+            report = {**text, "runId": f"run-{number}"}
+            url = f"{ROOT}/{FQN}/pipelineStatus"
+            assert (await server.client.put(url, json=report)).status_code == 200
+        assert len(await heard(server)) == 4
+        before = len(server.calls("get coordination/status"))
+        assert len(await heard(server)) == 4
+        again = len(server.calls("get coordination/status")) - before
+        assert (again == 0) == held
+        assert again <= 4
+
+    play(story, limits=replace(LIMITS, status=StatusLimits(cache_bytes=room)))
+
+
+def test_progress_that_is_shown_live_is_held_by_its_bytes_too() -> None:
+    async def story(server: Server) -> None:
+        for run in (OTHER, RUN):
+            url = f"{ROOT}/progress/{FQN}/{run}"
+            assert (await server.client.put(url, json={"text": "x" * 600})).status_code == 200
+        status = server.node.status
+        assert status.progress_here(RunKey(FQN, OTHER)) is None
+        assert status.progress_here(KEY) is not None
+        assert await status.progress(RunKey(FQN, OTHER)) is not None, "the store has it"
+
+    play(story, limits=replace(LIMITS, status=StatusLimits(cache_bytes=1000)))
 
 
 def test_the_live_view_of_the_last_run() -> None:
