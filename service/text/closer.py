@@ -139,6 +139,7 @@ class Closer:
 
     async def _finish_or_mend(self, key: RunKey, pos: int) -> Manifest | None:
         def wanted() -> bool:
+            # An earlier close than the one wanted would do no harm, but seal the run twice.
             return self._wanted.get(key) == pos
 
         try:

@@ -166,6 +166,5 @@ class RunFlush:
             last_ms=max(manifest.last_ms, ulids.time_ms(most)),
             flushed_ms=self._clock.now_ms(),
         )
-        if changed.settled() and changed.state != "deleted":
-            return changed
-        return replace(changed, state="open")
+        # A deleted run has no closes, so that what begins it anew opens it.
+        return changed if changed.settled() else replace(changed, state="open")

@@ -146,8 +146,9 @@ def _intended(manifest: Manifest, closes: Closes, put: str) -> Manifest | None:
         ids = tuple([chunk.id for chunk in group])
         state = "closing" if count == len(closed.chunks) and not manifest.logs else closed.state
         return replace(closed, state=state, closing=Closing(put, size, ids))
-    state = "closed" if closed.sealed and closed.settled() else "open"
-    changed = replace(closed, state=state)
+    # Settled means sealed here: of chunks that are not in `logs.txt` none is settled, or the
+    # intent above had been made.
+    changed = replace(closed, state="closed" if closed.settled() else "open")
     return None if changed == manifest else changed
 
 
