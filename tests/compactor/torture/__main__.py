@@ -7,7 +7,7 @@ that no segment brought; in the end each once, deleted ones gone, and after a va
 there that no version names.
 
 Before that come passes that meet others at the steps where it matters (`meetings.py`). `--prove`
-breaks a copy of the code in one way after another: the meetings must see each.
+breaks a copy of the code in one way after another: the meeting that is about it must see it.
 
 With `--store minio` on a real S3 server, with `--store faults` through a proxy that misbehaves.
 """
@@ -26,7 +26,7 @@ from pathlib import Path
 
 from tests.compactor.lake import HOUR, Lake, lake_in
 from tests.compactor.plain_engine import PlainEngine
-from tests.compactor.torture.meetings import Meetings
+from tests.compactor.torture.meetings import MEETINGS, Meetings
 from tests.compactor.torture.mutations import MUTATIONS
 from tests.compactor.torture.processes import Place, Victim, Way
 from tests.compactor.torture.story import KEPT_DAYS
@@ -79,12 +79,12 @@ def place_of(store: TorturedStore, folder: Path) -> Place:
     return Place(folder / "data", folder / "passes", SETTINGS | store.settings | known, jars)
 
 
-def torment(torture: Torture, parts: list[str], kills: int) -> None:
+def torment(torture: Torture, parts: list[str], kills: int, meetings: list[str]) -> None:
     """All of it, or the parts that are named."""
     dice = torture.dice
     torture.story.write()
     if "meetings" in parts:
-        Meetings(torture).all()
+        Meetings(torture).have(meetings)
         if parts == ["meetings"]:
             torture.settle(lambda: torture.lake.compact())
             return
@@ -114,11 +114,19 @@ def main() -> int:
     parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS)
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--plain", action="store_true", help="no Spark in the meetings")
-    parser.add_argument("--prove", action="store_true", help="put faults into the code, see each")
+    parser.add_argument("--meetings", nargs="+", default=MEETINGS, choices=MEETINGS)
+    parser.add_argument(
+        "--prove",
+        nargs="?",
+        const="",
+        metavar="WORDS",
+        help="put faults into the code, those with WORDS in their names, and see each",
+    )
     arguments = parser.parse_args()
-    if arguments.prove:
-        unseen = prove(MUTATIONS, PROVING, timeout_seconds=1800)
-        print(f"{len(MUTATIONS)} faults, {len(unseen)} not seen")
+    if arguments.prove is not None:
+        mutations = [mutation for mutation in MUTATIONS if arguments.prove in mutation.name]
+        unseen = prove(mutations, PROVING, timeout_seconds=1800)
+        print(f"{len(mutations)} faults, {len(unseen)} not seen")
         return 1 if unseen else 0
     print(f"seed {arguments.seed}", flush=True)  # also of a run that does not come to its end
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
@@ -137,7 +145,7 @@ def main() -> int:
             lake.session = PlainEngine()
         stack.callback(lake.session.stop)
         try:
-            torment(torture, arguments.parts, arguments.kills)
+            torment(torture, arguments.parts, arguments.kills, arguments.meetings)
             store.swept = lake.run(lake.store.sweep(lake.clock.now_ms() + 24 * HOUR))
             torture.faults += filter(None, [vacuumed(lake)])
         finally:

@@ -18,18 +18,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from deltalake.exceptions import CommitFailedError
 
 from compactor.report import Report
 from compactor.schedule import once
 from compactor.settings import Compaction
+from logstore import keys
 from logstore.table.commit import Change, commit
 from logstore.table.snapshot import Snapshot
 from logstore.table.table import Table
+from tests.compactor.plain_engine import is_deleted
 from tests.compactor.torture.story import KEPT_DAYS
 from tests.compactor.torture.torture import Torture
 
@@ -48,6 +50,16 @@ _LATE = ("expired", "rewrite placed", "hour committed", "hour purged", "purged",
 """Steps after the last look for segments."""
 
 
+MEETINGS: Final = (
+    "segments_come_late",
+    "another_takes_in_the_same",
+    "another_rewrites_the_same_hour",
+    "answers_are_lost",
+    "deleted_to_the_line",
+    "the_table_is_busy",
+)
+
+
 @dataclass
 class Meetings:
     """Of one torture, whose lake has an engine."""
@@ -55,19 +67,12 @@ class Meetings:
     torture: Torture
     _reports: list[Report] = field(default_factory=list)
 
-    def all(self) -> None:
-        """One of each."""
+    def have(self, names: Sequence[str]) -> None:
+        """Each of these, of `MEETINGS`, one after another."""
         self.torture.lake.limits = LIMITS
-        for meeting in (
-            self.segments_come_late,
-            self.another_takes_in_the_same,
-            self.another_rewrites_the_same_hour,
-            self.answers_are_lost,
-            self.deleted_to_the_line,
-            self.the_table_is_busy,
-        ):
-            meeting()
-            self._judge(meeting.__name__)
+        for name in names:
+            getattr(self, name)()
+            self._judge(name)
 
     def segments_come_late(self) -> None:
         """At every step after the last look a chapter is written, whose texts are made at once."""
@@ -95,8 +100,9 @@ class Meetings:
         time.sleep(2 * _GRACE_SECONDS)
         table, job = lake.compactor.table, lake.compactor.fresh_id()
         commit(table, table.create(), Change(), job=job, clock=lake.clock)
-        if not self._pass(lambda _step: None).segments_removed:
-            self._fault("no segment is removed while the table is busy")
+        self._pass(lambda _step: None)
+        if left := lake.keys(keys.SEGMENTS):  # a slow machine's first pass removes them itself
+            self._fault(f"{len(left)} segments stay while the table is busy, as {left[0]}")
         lake.limits = LIMITS
 
     def another_takes_in_the_same(self) -> None:
@@ -130,12 +136,23 @@ class Meetings:
         for but in (1, 0):  # the last is all that is left to be found in the files
             story.delete_to_the_line(but=but)
             self._pass(lambda _step: None)
+            self._look_for_deleted("files are rewritten")
         clock = self.torture.lake.clock
         clock.shift_ms += _DONE_MS
         self._pass(lambda _step: None)
         story.send_again()
         self._pass(lambda _step: None)
+        self._look_for_deleted("their segments come again")
         clock.shift_ms -= _DONE_MS
+
+    def _look_for_deleted(self, when: str) -> None:
+        """Nothing interfered: what is deleted is in no file, whether it is noted as done or not."""
+        lake, deletions = self.torture.lake, self.torture.story.model.deletions.values()
+        gone = [deletion for deletion, _ in deletions]
+        files = lake.snapshot().files
+        left = [r for file in files for r in lake.content(file) if is_deleted(r[:3], gone)]
+        if left:
+            self._fault(f"{len(left)} deleted lines are there when {when}, as {left[:3]}")
 
     def _met_at(self, step: str) -> None:
         met: list[Report] = []

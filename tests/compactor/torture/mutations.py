@@ -10,7 +10,8 @@ from typing import Final
 
 from tests.proving import Mutation
 
-_PLAIN: Final = ("--plain",)
+_PLAIN: Final = ("--plain", "--meetings")
+_SPARK: Final = ("--meetings", "deleted_to_the_line")
 
 MUTATIONS: Final = (
     Mutation(
@@ -18,7 +19,7 @@ MUTATIONS: Final = (
         "logstore/table/commit.py",
         "if mark != advance.first - 1 or advance.last < advance.first:",
         "if advance.last < advance.first:",
-        _PLAIN,
+        (*_PLAIN, "another_takes_in_the_same"),
         (
             Mutation(
                 "nor before",
@@ -33,14 +34,14 @@ MUTATIONS: Final = (
         "compactor/upkeep/cleanup.py",
         "if s.seq <= mark]",
         "if s.seq <= mark + 1]",
-        _PLAIN,
+        (*_PLAIN, "segments_come_late"),
     ),
     Mutation(
         "files are replaced that are gone",
         "compactor/rewrite/replace.py",
         "return paths <= {file.path for file in newest.files}",
         "return bool(paths)",
-        _PLAIN,
+        (*_PLAIN, "another_rewrites_the_same_hour"),
         (
             Mutation(
                 "nor looked for at the commit",
@@ -55,32 +56,34 @@ MUTATIONS: Final = (
         "logstore/table/commit.py",
         "mine = job in table.log.jobs(JOB, before, newest.version)",
         "mine = before > newest.version",
-        _PLAIN,
+        (*_PLAIN, "answers_are_lost"),
     ),
     Mutation(
         "`<` for `<=` in what Spark leaves out of a batch",
         "compactor/spark/lines.py",
         'F.col("ulid") <= F.col(',
         'F.col("ulid") < F.col(',
+        _SPARK,
     ),
     Mutation(
         "`<` for `<=` in what Spark leaves out of files",
         "compactor/spark/lines.py",
         'match = lines["ulid"] <= gone["t"]',
         'match = lines["ulid"] < gone["t"]',
+        _SPARK,
     ),
     Mutation(
         "`<` for `<=` where files are looked at",
         "compactor/upkeep/holding.py",
         "pc.less_equal(group",
         "pc.less(group",
-        _PLAIN,
+        (*_PLAIN, "deleted_to_the_line"),
     ),
     Mutation(
         "a batch is not compared with the table",
         "compactor/intake/take_in.py",
         "held=[file.uri for file in snapshot.files if reach.meets(file)],",
         "held=[],",
-        _PLAIN,
+        (*_PLAIN, "deleted_to_the_line"),
     ),
 )
