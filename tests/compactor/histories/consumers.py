@@ -53,6 +53,26 @@ async def _one(queue: SegmentQueue, name: str, dice: Random) -> str:
     return f"{lease.name.id} {kind}"
 
 
+async def keep_one(
+    store: ObjectStore, clock: MovedClock, dice: Random, name: str, node: str
+) -> str:
+    """A consumer takes what there is and keeps the first of a node; what it kept, for people."""
+    queue = queue_of(store, clock, dice)
+    kept: str | None = None
+    try:
+        while (given := await take(queue, name, lease=3600.0)) is not None:
+            if kept is None and given.lease.name.node == node:
+                kept = given.lease.name.id
+            else:
+                await commit(queue, given, name)
+    except GroupEvicted:
+        await queue.reset(name, Start.OLDEST)
+        return f"{name} is evicted and begins anew"
+    except UnsupportedVersion:
+        return f"{name} does not know a segment"
+    return f"{name} keeps {kept}"
+
+
 async def check_kept(
     store: ObjectStore, gone: Collection[tuple[str, int]], aside: Collection[tuple[str, int]]
 ) -> None:

@@ -10,9 +10,8 @@ from collections.abc import Callable
 from typing import Final
 
 from tests.compactor.histories.dated import HOUR_MS
-from tests.compactor.histories.lossy import Loss, Losses
 from tests.compactor.histories.troubles import Troubles
-from tests.compactor.histories.world import DAY_MS, NODES, World
+from tests.compactor.histories.world import NODES, World
 from tests.compactor.lake import Batch, batch
 
 _MINUTE_MS: Final = 60_000
@@ -20,9 +19,17 @@ _LINES: Final = 5
 
 
 def another_takes_in_the_same(world: World) -> None:
-    """Between a merge and its commit."""
-    world.put("a", [_fresh(world)])
+    """Between a merge and its commit; then a copy, which makes no file, and what is behind it."""
+    one = _fresh(world)
+    world.put("a", [one])
     _met(world, "written", world.drive)
+    world.put("a", [one])
+
+    def others() -> None:
+        world.put("a", [_fresh(world)])
+        world.drive()
+
+    _met(world, "written", others)
 
 
 def another_brings_a_copy(world: World) -> None:
@@ -70,52 +77,12 @@ def another_rewrites_the_same_hour(world: World) -> None:
     _met(world, "rewrite placed", world.drive)
 
 
-def answers_are_lost(world: World) -> None:
-    """Of all commits: a pass finds its own, and says what it did."""
-    world.drive()
-    world.put("b", [_fresh(world)])
-    before = _taken_in(world)
-    report = world.drive(Troubles(losses=Losses(dict.fromkeys(range(1, 30), Loss.LOST))))
-    if report is not None:
-        taken = _taken_in(world) - before
-        assert report.segments == taken, f"{report.segments} said, {taken} done"
-
-
-def a_group_is_somewhat_late(world: World) -> None:
-    """It has begun, and keeps a segment for some hours: old ones wait, and it is not evicted."""
-    world.put("a", [_fresh(world)])
-    for _ in range(3):
-        world.consume()
-    for node in NODES:
-        world.texts_made(node)
-    world.drive()
-    world.pass_time(20 * HOUR_MS)
-    world.put("a", [_fresh(world)])
-    world.drive()
-
-
-def runs_are_forgotten(world: World) -> None:
-    """One whose manifest is there, one whose lines may still come, one that is not done."""
-    one = _fresh(world)
-    world.put("a", [one])
-    world.drive()
-    _delete(world, one, _LINES - 1)
-    world.drive()
-    world.pass_time(DAY_MS + HOUR_MS)
-    _delete(world, _fresh(world, at_ms=world.clock.ms - 40 * DAY_MS), 0)
-    world.drive()
-    world.sweep()
-
-
 EPISODES: Final = (
     another_takes_in_the_same,
     another_brings_a_copy,
     its_lines_are_deleted,
     lines_leave_the_files,
     another_rewrites_the_same_hour,
-    answers_are_lost,
-    a_group_is_somewhat_late,
-    runs_are_forgotten,
 )
 
 
@@ -133,8 +100,3 @@ def _fresh(world: World, *, run: str = "r1", at_ms: int | None = None) -> Batch:
 def _delete(world: World, one: Batch, line: int) -> None:
     (fqn, run), first, _ = one
     world.delete(fqn, run, first + line)
-
-
-def _taken_in(world: World) -> int:
-    snapshot = world.versions.newest()
-    return sum(snapshot.mark(node) for node in world.model.segments)

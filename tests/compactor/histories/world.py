@@ -249,6 +249,11 @@ class World:
         }
         assert self.left_segments() == self.kept_aside() | waiting
 
+    def taken_in(self) -> int:
+        """Segments that the table has."""
+        snapshot = self.versions.newest()
+        return sum(snapshot.mark(node) for node in self.model.segments)
+
     def nodes(self) -> set[str]:
         """Nodes that have segments in the store."""
         return {node for node, _ in self.left_segments()}
