@@ -36,13 +36,14 @@ dev: ## Make .venv with the tools for tests and checks
 test: dev ## All tests that this machine can run, PROCESSES=2; CI=true: leaving one out is a failure
 	@$(PY) -m pytest --numprocesses $(PROCESSES) --dist worksteal $(ARGS)
 
-check: dev ## Lint, types, layers, Dockerfile, compose file
+check: dev ## Lint, types, layers, Dockerfile, compose file, uvicorn's newest release
 	@$(PY) -m ruff check .
 	@$(PY) -m mypy
 	@.venv/bin/lint-imports --no-logo
 	@.venv/bin/hadolint Dockerfile
 	@.venv/bin/yamllint --strict docker-compose.yml .github
 	@.venv/bin/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
+	@.ci/newest-uvicorn
 	@.venv/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/ci.yml
 
 torture: dev ## kill -9 at random moments: KILLS=20, SEED=, STORE=local, minio or faults, OF=compactor

@@ -1,0 +1,70 @@
+"""What is imported is declared: what only another package brings may go with its next release."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+RUNNING = ["logstore", "coordination", "service", "compactor", "tailrace"]
+DEVELOPING = ["tests", "benchmarks", "docs"]
+# pyspark names the very version; the client's own packages are in an environment of their own.
+BROUGHT = {"py4j": "pyspark"}
+ELSEWHERE = {"metadata"}
+
+_PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+_EXTRAS = _PROJECT["optional-dependencies"]
+
+
+def plain(name: str) -> str:
+    """A distribution's name as indexes compare it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def declared(requirements: list[str]) -> set[str]:
+    return {plain(re.split(r"[^A-Za-z0-9._-]", one, maxsplit=1)[0]) for one in requirements}
+
+
+def imported(folders: list[str]) -> set[str]:
+    """Top-level modules of others, in code of these folders."""
+    own = {*RUNNING, *DEVELOPING, *ELSEWHERE, *sys.stdlib_module_names}
+    paths = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    return {name for path in paths for name in _names(path)} - own
+
+
+def _names(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.split(".")[0]
+
+
+def missing(folders: list[str], known: set[str]) -> set[str]:
+    found = packages_distributions()
+    return {
+        name
+        for name in imported(folders)
+        if not known & {plain(one) for one in [*found.get(name, []), BROUGHT.get(name, name)]}
+    }
+
+
+def test_what_runs_imports_what_is_declared() -> None:
+    known = declared(_PROJECT["dependencies"]) | declared(_EXTRAS["spark"])
+    assert {"fastapi", "pyspark"} <= imported(RUNNING)
+    assert missing(RUNNING, known) == set()
+
+
+def test_tests_and_benchmarks_import_what_is_declared() -> None:
+    everything = [*_PROJECT["dependencies"], *_EXTRAS["spark"], *_EXTRAS["dev"]]
+    assert missing(DEVELOPING, declared(everything)) == set()
+
+
+def test_what_only_another_package_brings_is_found() -> None:
+    known = declared(_PROJECT["dependencies"]) | declared(_EXTRAS["spark"])
+    assert missing(RUNNING, known - {"starlette"}) == {"starlette"}
