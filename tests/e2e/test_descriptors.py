@@ -77,3 +77,35 @@ def test_idle_connections_take_every_descriptor(service: ServiceProcess) -> None
         assert text.content == b"".join(sent)
         assert reply.status_code == 200, reply.text
     assert service.stop() == 0, service.output()
+
+
+def answers(service: ServiceProcess) -> bool:
+    """Whether a client that was not connected before is served."""
+    try:
+        return httpx.get(f"{service.url}/health/live", timeout=PATIENCE_SECONDS).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_whoever_cannot_be_let_in_is_sent_away_and_others_come_when_there_is_room(
+    service: ServiceProcess,
+) -> None:
+    """The listener itself meets EMFILE, again and again, and the limit stays as it is."""
+    pid = service.pid
+    with httpx.Client(base_url=service.url, timeout=120) as client, ExitStack() as idle:
+        sent = [post(client, 0)]
+        limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        used = max(int(name) for name in os.listdir(f"/proc/{pid}/fd"))
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (used + ROOM, limits[1]))
+        for _ in range(IDLE):
+            idle.enter_context(socket.create_connection(("127.0.0.1", service.port)))
+        assert not answers(service)
+        sent.append(post(client, 1))
+        idle.close()
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not answers(service):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)  # between two looks at another process
+        assert client.get(run_path(KEY, verb="download")).content == b"".join(sent)
+    assert service.stop() == 0, service.output()
+    assert "Traceback" not in service.output()
