@@ -8,15 +8,22 @@ Here it is an `int`, so that order is order of numbers.
 
 A **batch** id has its low 25 bits zero: its text ends in `00000`. Line `i` of a
 batch has the batch's id plus `i`, for `i < MAX_LINES`.
+
+What comes from outside is read by `parse`, as a `ULID` of python-ulid. Inside a ULID is a number:
+`encode` and `decode` write and read our own texts, in half the time or less.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from logstore.clock import Clock
 from logstore.entropy import Entropy
 from logstore.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from ulid import ULID
 
 LINE_BITS = 25
 MAX_LINES = 1 << LINE_BITS
@@ -48,8 +55,19 @@ def encode_many(first: int, count: int) -> list[str]:
     return texts
 
 
+def parse(text: str) -> ULID:
+    """What somebody else wrote. Raises `InvalidInput` that says what is wrong with it."""
+    from ulid import ULID  # most programs read none
+
+    try:
+        return ULID.from_str(text)
+    except ValueError:
+        decode(text)  # raises, and names what is wrong
+        raise
+
+
 def decode(text: str) -> int:
-    """The ULID that `text` writes. Raises `InvalidInput` if it writes none."""
+    """The number of a ULID that we wrote. Raises `InvalidInput` if it is none."""
     if len(text) != 26:
         raise InvalidInput(f"a ULID has 26 characters, this has {len(text)}", field="ulid")
     value = 0

@@ -31,7 +31,7 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
 def parse_ulid(text: bytes) -> int:
-    """The ULID that 26 bytes write. Raises `InvalidInput`; `ulid.decode` says why."""
+    """The ULID that 26 bytes write. Raises `InvalidInput`; `ulid.parse` says why."""
     if len(text) == _ULID_CHARACTERS:
         try:
             value = int(text.translate(_TO_BASE_32), 32)
@@ -39,7 +39,7 @@ def parse_ulid(text: bytes) -> int:
             value = 1 << 128
         if not value >> 128:
             return value
-    return ulids.decode(text.decode("latin-1"))
+    return int(ulids.parse(text.decode("latin-1")))
 
 
 def parse_batch_id(text: bytes) -> int:

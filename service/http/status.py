@@ -208,7 +208,7 @@ def progress_routes(node: NodeApi, limits: HttpLimits, counters: HttpCounters) -
             str | None, Query(description="`paging.next` of the page before.")
         ] = None,
     ) -> Response:
-        after = 0 if next is None else ulids.decode(next)
+        after = 0 if next is None else int(ulids.parse(next))
         found = await node.status.metrics(run_key(fqn, runId), after=after, limit=limit)
         return _listed(found.reports, None if found.next is None else {"next": found.next})
 

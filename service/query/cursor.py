@@ -48,4 +48,4 @@ def _record_key(value: object) -> RecordKey:
     text, fqn, run = value
     if not (isinstance(text, str) and isinstance(fqn, str) and isinstance(run, str)):
         raise TypeError("the parts are strings")
-    return RecordKey(ulid.encode(ulid.decode(text)), fqn, run)
+    return RecordKey(str(ulid.parse(text)), fqn, run)

@@ -103,6 +103,6 @@ def _offset_ms(offset: str) -> int | None:
 
 def _of_ulid(text: str) -> int | None:
     try:
-        return ulid.time_ms(ulid.decode(text))
+        return ulid.parse(text).milliseconds
     except InvalidInput:
         return None

@@ -240,6 +240,6 @@ def _place(name: str) -> tuple[int, int]:
     if found is None:
         raise InvalidCursor(f"not a place in the statuses: {name[:80]!r}", field="next")
     try:
-        return int(found[1]), ulids.decode(found[2])
+        return int(found[1]), int(ulids.parse(found[2]))
     except InvalidInput as error:
         raise InvalidCursor(f"not a place in the statuses: {error}", field="next") from error
