@@ -80,6 +80,7 @@ def _run(flags: argparse.Namespace) -> int:
         errors=sys.stderr,
         every_line=flags.json,
         single=flags.every is None,
+        watched=not flags.quiet,
     )
     passes = Passes(clock, hearing)
     if flags.every is None:  # else its service may come later

@@ -37,7 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="each pass is a line of JSON on stdout, also one that had nothing to do and on a "
         "terminal; with --dry-run: what a pass would do",
     )
-    lines.add_argument("--quiet", action="store_true", help="no lines of JSON on stdout")
+    lines.add_argument("--quiet", action="store_true", help="no lines of JSON, no progress bar")
     parser.add_argument(
         "--log-format",
         choices=["text", "json"],

@@ -28,14 +28,16 @@ def listeners(
     errors: TextIO,
     every_line: bool = True,
     single: bool = False,
+    watched: bool = True,
 ) -> list[Listener]:
     """All of them, in the order in which they hear of a pass; logs go to `errors` from now on.
 
-    Lines of JSON go to `out`: of every pass, or only of those with something to tell.
+    Lines of JSON go to `out`: of every pass, or only of those with something to tell. On a terminal
+    that is not `watched` for this, as that of a service, there is no bar.
     """
     compaction = settings.compaction
     bar = None
-    if compaction.log_format == "text" and errors.isatty():
+    if watched and compaction.log_format == "text" and errors.isatty():
         bar = Progress(clock, errors, tasks)
     configure(compaction.log_format, errors, bar.clear if bar else None)
     found: list[Listener] = [bar] if bar else []

@@ -85,7 +85,7 @@ def test_it_goes_from_nothing_to_all_and_leaves_nothing_behind() -> None:
     assert terminal.getvalue().endswith(CLEARED)
 
 
-def heard(errors: io.StringIO) -> str:
+def heard(errors: io.StringIO, *, watched: bool = True) -> str:
     """What a pass told on stdout by all its listeners, whose stderr is `errors`."""
     out = io.StringIO()
 
@@ -93,9 +93,8 @@ def heard(errors: io.StringIO) -> str:
         return None
 
     async def story(clock: VirtualClock) -> None:
-        hearing = listeners(
-            CompactorSettings(data="/nowhere"), clock, Disk(), none, out=out, errors=errors
-        )
+        settings = CompactorSettings(data="/nowhere")
+        hearing = listeners(settings, clock, Disk(), none, out=out, errors=errors, watched=watched)
         await _pass(clock, Passes(clock, hearing))
 
     simulate(story, start_ms=1_795_262_400_000)
@@ -109,6 +108,13 @@ def test_lines_of_the_log_do_not_stand_in_it() -> None:
     text = terminal.getvalue()
     assert text.count(f"{CLEARED}INFO took in a batch\n") == 2
     assert re.search(r"INFO pass done in 24\.0 s: 10 segments, .*\n$", text)
+
+
+def test_on_the_terminal_of_a_service_nothing_is_drawn() -> None:
+    terminal = Terminal()
+    heard(terminal, watched=False)
+    assert terminal.getvalue().splitlines()[:2] == ["INFO took in a batch"] * 2
+    assert CLEARED not in terminal.getvalue()
 
 
 def test_without_a_terminal_nothing_is_drawn() -> None:
