@@ -78,6 +78,12 @@ class Server(Section):
         gt=0,
         description="A connection without a request for so long is closed, a new one too",
     )
+    reply_bytes: Bytes = Field(
+        default=256 * MIB,
+        ge=MIB,
+        description="Pages, downloads, segments and lists under way, 1 MiB each; past it requests "
+        "wait up to 10 s, and what nobody reads meanwhile is cut off",
+    )
     write_timeout_seconds: float = Field(
         default=60,
         gt=0,

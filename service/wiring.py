@@ -283,6 +283,7 @@ def http_limits(settings: Settings) -> HttpLimits:
         header_timeout_seconds=server.header_timeout_seconds,
         idle_timeout_seconds=server.idle_timeout_seconds,
         write_timeout_seconds=server.write_timeout_seconds,
+        reply_bytes=server.reply_bytes,
         max_body_bytes=ingest.max_body_bytes,
         max_text_bytes=ingest.max_text_bytes,
         max_meta_bytes=ingest.max_meta_bytes,

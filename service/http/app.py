@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any, cast
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, Depends, FastAPI
 from starlette.types import ASGIApp
 
 from logstore import ulid as ulids
@@ -37,8 +37,9 @@ from service.http.live import live_routes
 from service.http.methods import answer_head
 from service.http.node import NodeApi
 from service.http.pages import page_routes
+from service.http.replies import Replies, places
 from service.http.status import progress_routes, status_routes
-from service.http.targets import PREFIX, canonical, canonical_beside
+from service.http.targets import BASE, PREFIX, canonical, canonical_beside
 from service.http.verify import Verifier, verify_routes
 from service.http.version import version_routes
 from service.metered import metered_append
@@ -50,6 +51,16 @@ from service.queue.reading import reading_routes
 from service.queue.route import group_routes, queue_routes
 
 log = logging.getLogger(__name__)
+
+LONG = frozenset(
+    [
+        BASE,
+        *(f"{BASE}{path}" for path in ("/{fqn}", "/{fqn}/last", "/{fqn}/last/download")),
+        *(f"{BASE}{path}" for path in ("/{fqn}/{runId}", "/{fqn}/{runId}/download")),
+        *("/segments", "/segments/groups", "/segments/{id}"),
+    ]
+)
+"""Routes whose replies may be long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +146,10 @@ def _framework(node: NodeApi, door: Door, fresh_id: Callable[[], str]) -> FastAP
     )
     routers = all_routers(node, door)
     failures.install(app, fresh_id, routers)
+    place = Depends(places(Replies(door.limits.reply_bytes), LONG))
     for router in routers:
         answer_head(router)
-        app.include_router(router)
+        app.include_router(router, dependencies=[place])
     app.openapi = lambda: schema.complete(app)  # type: ignore[method-assign]
     return app
 

@@ -33,6 +33,7 @@ from service.http.http10 import VERSION, ended_by_closing
 from service.http.limits import HttpLimits
 from service.http.problems import HttpError
 from service.http.refusal import Refusal
+from service.http.replies import CONNECTION, acknowledged
 
 # What of a request is being read.
 QUIET: Final = 0
@@ -263,6 +264,7 @@ class Connection(HttpToolsProtocol):
     # --- when a reply is sent ------------------------------------------------------
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        cycle.scope[CONNECTION] = self  # type: ignore[typeddict-unknown-key]
         if cycle.scope["http_version"] == VERSION:
             app = ended_by_closing(cycle, app)
         super()._start_asgi_task(cycle, app)
@@ -316,6 +318,19 @@ class Connection(HttpToolsProtocol):
         else:
             self._stalled += seconds
         return self._stalled <= self.limits.write_timeout_seconds
+
+    @property
+    def taken(self) -> int | None:
+        """Bytes that the client's end has taken since it connected; None: nothing waits for it."""
+        if not self.transport.get_write_buffer_size():
+            return None
+        connection = self.transport.get_extra_info("socket")
+        return None if connection is None else acknowledged(connection)
+
+    def cut_off(self) -> None:
+        """Ends the connection, whatever its client has not read."""
+        self.guests.counters.connections_timed_out += 1
+        self.transport.abort()
 
     @property
     def busy(self) -> bool:

@@ -28,6 +28,9 @@ class HttpLimits:
     write_timeout_seconds: float = 60.0
     """In which a client that has replies to read reads nothing."""
 
+    reply_bytes: int = 256 << 20
+    """Memory of long replies under way, 1 MiB each; past it requests wait, or get 503."""
+
     max_body_bytes: int = 64 << 20
     """A body as it is sent: compressed, escaped or in base64."""
     max_text_bytes: int = 64 << 20
