@@ -19,6 +19,7 @@ from service.java import why_no_spark
 from tests.dynamodb import DynamoDb, running_dynamodb, why_no_dynamodb
 from tests.jars import why_no_jars
 from tests.promtool import why_no_promtool
+from tests.quick_java import QUICK
 from tests.seeds import choose
 from tests.servers import Bucket, Minio, memory_folder, running_minio, why_no_minio
 from tests.upgrading import why_no_upgrading_clients
@@ -44,6 +45,7 @@ _left_out: dict[str, list[str]] = {}
 
 def pytest_configure() -> None:
     choose()  # before pytest-xdist begins its processes, which are to make the same choice
+    os.environ.update(QUICK)
 
 
 def pytest_report_header() -> str:

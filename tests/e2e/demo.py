@@ -39,6 +39,7 @@ from tests.e2e.clients import (
 )
 from tests.e2e.logs import demo_logs
 from tests.e2e.service_process import ServiceProcess
+from tests.quick_java import QUICK
 
 Texts = dict[RunKey, bytes]
 
@@ -214,6 +215,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, help="where to keep what it makes")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
+    os.environ.update(QUICK)
 
     async def play(folder: Path) -> int:
         demo = Demo(folder, arguments.seed)

@@ -15,6 +15,7 @@ With `--store minio` on a real S3 server, with `--store faults` through a proxy 
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import signal
 import sys
@@ -35,6 +36,7 @@ from tests.compactor.torture.verdict import vacuumed
 from tests.e2e.torture_store import KINDS, TorturedStore, tortured_store
 from tests.jars import jars_folder, why_no_jars
 from tests.proving import prove
+from tests.quick_java import QUICK
 
 SETTINGS = {
     "TAILRACE_RUNS__EXPIRATION_DAYS": f"{KEPT_DAYS}",
@@ -130,6 +132,7 @@ def main() -> int:
         return 1 if unseen else 0
     print(f"seed {arguments.seed}", flush=True)  # also of a run that does not come to its end
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    os.environ.update(QUICK)
     began = time.monotonic()
     with ExitStack() as stack:
         folder = arguments.folder or Path(

@@ -27,8 +27,6 @@ _CLUSTER = {
     "TAILRACE_COMPACTION__MASTER": "local-cluster[2,1,1024]",
     "TAILRACE_COMPACTION__SPARK": '{"spark.executor.memory": "512m"}',
 }
-# A JVM that lives for seconds is not worth to be compiled well.
-_SOON = {"SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1"}
 _PATIENCE_SECONDS = 400.0
 
 
@@ -69,7 +67,7 @@ class Place:
         with (mark / "out").open("wb") as out, (mark / "errors").open("wb") as errors:
             process = subprocess.Popen(
                 [*self._command(way), "--data", str(self.data), "--json", *flags],
-                env={**known, **python, **_SOON, **self.settings, **more, "TEST_FOLDER": str(mark)},
+                env={**known, **python, **self.settings, **more, "TEST_FOLDER": str(mark)},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=errors,
