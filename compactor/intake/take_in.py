@@ -32,6 +32,7 @@ from compactor.intake.rebase import Merged, commit_merged
 from compactor.intake.room import Room
 from compactor.intake.span import hour_of
 from compactor.intake.verify import Corrupt, Stopped, Verdict, Verified, verify
+from compactor.place.counted import place_all
 from compactor.place.placement import staging_folder
 from compactor.report import Batch, Lag, Report
 from compactor.sharing.shares import Share
@@ -170,12 +171,12 @@ class _Intake:
         self.report.planned(_batch(whole, work))
         folder = staging_folder(compactor.table.uri, job)
         with self.report.timed("merge", clock):
-            deleted = await apart(compactor.engine.merge, work, folder)
+            written = await apart(compactor.engine.merge, work, folder)
         compactor.reached("written")
         with self.report.timed("place", clock):
-            files = await compactor.placement.place(job)
+            files = await place_all(compactor, job, written.rows)
         compactor.reached("placed")
-        return deleted, files
+        return written.deleted, files
 
     async def _work(
         self, snapshot: Snapshot, whole: Sequence[Verified], reach: Reach, cores: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from compactor.compactor import Compactor
+from compactor.place.counted import place_all
 from compactor.place.placement import staging_folder
 from compactor.report import Report
 from compactor.spark.apart import apart
@@ -47,11 +48,11 @@ async def rewrite(
         deletions=deletions,
     )
     with report.timed("rewrite", clock):
-        await apart(engine.rewrite, work, folder)
+        rows = await apart(engine.rewrite, work, folder)
     compactor.reached("rewrite written")
     named = min(level_of(file.path) for file in files) if level is None else level
     with report.timed("place", clock):
-        made = await compactor.placement.place(job, named)
+        made = await place_all(compactor, job, rows, named)
     compactor.reached("rewrite placed")
     report.files_rewritten += len(files)
     report.bytes_rewritten += sum(file.size for file in made)

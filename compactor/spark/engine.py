@@ -13,6 +13,7 @@ from typing import Protocol
 
 from compactor.spark.merge_input import MergeInput
 from compactor.spark.rewrite_input import RewriteInput
+from compactor.spark.written import Written
 
 
 class Engine(Protocol):
@@ -27,21 +28,22 @@ class Engine(Protocol):
         """How many tasks run at once; starts what is not running. Raises `Unavailable`."""
         ...
 
-    def merge(self, work: MergeInput, folder: str) -> int:
+    def merge(self, work: MergeInput, folder: str) -> Written:
         """Writes the merged lines below `folder`, each once, sorted by (fqn, run_id, ulid).
 
         One file `part-{bucket:05d}-….parquet` for each of `work.bounds`, or
         `bucket={bucket}/part-….parquet`; of those without lines there may be one or none. What
-        `work.held` has is left out, and what is deleted. Gives the number of lines left out as
-        deleted. Raises `Unavailable`; then nothing but files in `folder` came of it.
+        `work.held` has is left out, and what is deleted. Raises `Unavailable`; then nothing but
+        files in `folder` came of it.
         """
         ...
 
-    def rewrite(self, work: RewriteInput, folder: str) -> None:
+    def rewrite(self, work: RewriteInput, folder: str) -> int:
         """Writes the lines of `work.files` below `folder`, each once, none that is deleted.
 
         At most `work.parts` files `part-{part:05d}-….parquet`, each sorted by (fqn, run_id,
-        ulid) and with a range of that key to itself. Raises `Unavailable`, as `merge`.
+        ulid) and with a range of that key to itself. Gives the number of lines written. Raises
+        `Unavailable`, as `merge`.
         """
         ...
 

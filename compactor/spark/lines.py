@@ -21,10 +21,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Observation, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's users know
 
-from compactor.spark.conf import is_here
 from compactor.spark.reason import reason
 from compactor.spark.s3a import address
-from compactor.spark.shared import check_rows
 from logstore import ulid
 from logstore.errors import Unavailable
 from logstore.runs.deletion import Deletion
@@ -47,21 +45,16 @@ def read(spark: SparkSession, files: Sequence[str]) -> DataFrame:
     return spark.read.schema(SCHEMA).parquet(*(_no_pattern(address(file)) for file in files))
 
 
-def write(lines: DataFrame, folder: str) -> None:
-    """A file `part-{bucket:05d}-….parquet` per bucket.
+def write(lines: DataFrame, folder: str) -> int:
+    """A file `part-{bucket:05d}-….parquet` per bucket; gives the number of lines written.
 
-    Where a task has several buckets, it is `bucket={bucket}/part-….parquet`. Raises
-    `Unavailable` if what executors wrote is not what is found in the folder.
+    Where a task has several buckets, it is `bucket={bucket}/part-….parquet`.
     """
     apart = [BUCKET] if TASK in lines.columns else []
-    kept, place = lines.select(COLUMNS + apart), address(folder)
-    if place != folder or is_here(lines.sparkSession.sparkContext.master):
-        kept.write.parquet(place, partitionBy=apart)
-        return
     written = Observation()  # counts a task once, that of the attempt that was committed
-    counted = kept.observe(written, F.count(F.lit(1)).alias("rows"))
-    counted.write.parquet(folder, partitionBy=apart)
-    check_rows(folder, rows_of(written))
+    counted = lines.select(COLUMNS + apart).observe(written, F.count(F.lit(1)).alias("rows"))
+    counted.write.parquet(address(folder), partitionBy=apart)
+    return rows_of(written)
 
 
 def rows_of(observed: Observation, seconds: float = PATIENCE_SECONDS) -> int:

@@ -36,11 +36,12 @@ from compactor.spark.lines import (
 )
 from compactor.spark.merge_input import MergeInput
 from compactor.spark.search import bucketed
+from compactor.spark.written import Written
 from logstore import ulid
 
 
-def merge(spark: SparkSession, work: MergeInput, folder: str) -> int:
-    """Writes the merged lines below `folder` and gives the number of those left out as deleted.
+def merge(spark: SparkSession, work: MergeInput, folder: str) -> Written:
+    """Writes the merged lines below `folder`, and counts them and those left out as deleted.
 
     Raises `Unavailable` when Spark fails; then nothing but files in `folder` came of it.
     """
@@ -48,18 +49,17 @@ def merge(spark: SparkSession, work: MergeInput, folder: str) -> int:
         return _merge(spark, work, folder)
 
 
-def _merge(spark: SparkSession, work: MergeInput, folder: str) -> int:
+def _merge(spark: SparkSession, work: MergeInput, folder: str) -> Written:
     lines, deleted = read(spark, work.segments), Observation()
     if not work.deletions:
-        write(_merged(spark, lines, work), folder)
-        return 0
+        return Written(write(_merged(spark, lines, work), folder))
 
     def left_out(lines: DataFrame) -> DataFrame:
         counted = lines.observe(deleted, F.count_if(F.col(GONE)).alias("rows"))
         return counted.where(~F.coalesce(F.col(GONE), F.lit(False)))
 
-    write(_merged(spark, marked(spark, lines, work.deletions), work, left_out), folder)
-    return rows_of(deleted)
+    rows = write(_merged(spark, marked(spark, lines, work.deletions), work, left_out), folder)
+    return Written(rows, rows_of(deleted))
 
 
 def _merged(

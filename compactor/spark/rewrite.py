@@ -28,15 +28,17 @@ _SAMPLES: Final = 1_000  # keys for each file: their sizes differ by some percen
 Key: TypeAlias = tuple[str, ...]
 
 
-def rewrite(spark: SparkSession, work: RewriteInput, folder: str) -> None:
+def rewrite(spark: SparkSession, work: RewriteInput, folder: str) -> int:
     """Writes the lines of `work.files` below `folder`, each once, without the deleted ones.
+
+    Gives the number of lines written.
 
     Raises `Unavailable` when Spark fails; then nothing but files in `folder` came of it.
     """
     with failing():
         lines = without(spark, read(spark, work.files), work.deletions)
         ranges = _ranges(lines, work) if work.parts > 1 else []
-        write(once(_spread(lines, ranges), [F.col("ulid")]), folder)
+        return write(once(_spread(lines, ranges), [F.col("ulid")]), folder)
 
 
 def cuts(keys: Sequence[Key], parts: int) -> list[Key]:

@@ -19,6 +19,7 @@ from compactor.spark.quiet import quiet_py4j
 from compactor.spark.reason import reason
 from compactor.spark.rewrite_input import RewriteInput
 from compactor.spark.s3a import COMMITTER, FILE_SYSTEM, S3A
+from compactor.spark.written import Written
 from logstore.errors import Unavailable
 
 if TYPE_CHECKING:  # importing pyspark takes longer than finding out that nothing is to do
@@ -80,19 +81,19 @@ class Session:
         with failing():
             return int(spark.sparkContext.defaultParallelism)
 
-    def merge(self, work: MergeInput, folder: str) -> int:
+    def merge(self, work: MergeInput, folder: str) -> Written:
         """As `Engine.merge`."""
         spark = self.get()
         from compactor.spark.merge import merge
 
         return merge(spark, work, folder)
 
-    def rewrite(self, work: RewriteInput, folder: str) -> None:
+    def rewrite(self, work: RewriteInput, folder: str) -> int:
         """As `Engine.rewrite`."""
         spark = self.get()
         from compactor.spark.rewrite import rewrite
 
-        rewrite(spark, work, folder)
+        return rewrite(spark, work, folder)
 
     def share_batches(self, some: Sequence[str], others: Sequence[str]) -> bool:
         """As `Engine.share_batches`."""

@@ -1,9 +1,8 @@
 """A folder that executors write to must be the driver's own, and what they wrote be there.
 
 Executors on other machines, or on mounts that are behind, may write where the driver does not
-look. Spark's commit takes what it finds for all there is: a task's file that is not found is
-lines lost without a word. So a small job is tried when Spark starts, for a clear word at once,
-and after each job the rows that the tasks say they wrote are compared with those found.
+look. So a small job is tried when Spark starts, for a clear word at once. After each job the
+rows that the tasks say they wrote are compared with those found (`place/counted.py`).
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from compactor.spark.merge_input import MergeInput
 from compactor.spark.rewrite_input import RewriteInput
+from compactor.spark.written import Written
 from logstore import ulid
 from logstore.errors import Unavailable
 from logstore.runs.deletion import Deletion
@@ -39,7 +40,7 @@ class PlainEngine:
     def cores(self) -> int:
         return self.parallel
 
-    def merge(self, work: MergeInput, folder: str) -> int:
+    def merge(self, work: MergeInput, folder: str) -> Written:
         rows = list(_rows(work.segments))
         kept = [row for row in rows if not is_deleted(key_of(row), work.deletions)]
         with _there():
@@ -50,15 +51,16 @@ class PlainEngine:
             if key_of(row) not in held:
                 buckets[max(bisect_right(bounds, row["ulid"]) - 1, 0)].append(row)
         self._write(buckets, folder)
-        return len(rows) - len(kept)
+        return Written(sum(map(len, buckets.values())), len(rows) - len(kept))
 
-    def rewrite(self, work: RewriteInput, folder: str) -> None:
+    def rewrite(self, work: RewriteInput, folder: str) -> int:
         with _there():
             rows = list(_once(_rows(work.files)))
         kept = [row for row in rows if not is_deleted(key_of(row), work.deletions)]
         size = max(-(-len(kept) // work.parts), 1)
         parts = {start // size: kept[start : start + size] for start in range(0, len(kept), size)}
         self._write(parts, folder)
+        return len(kept)
 
     def share_batches(self, some: Sequence[str], others: Sequence[str]) -> bool:
         with _there():

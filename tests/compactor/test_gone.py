@@ -14,6 +14,7 @@ from compactor.report import Report
 from compactor.rewrite.hours import rewrite_hours
 from compactor.spark.rewrite_input import RewriteInput
 from compactor.spark.session import Session
+from compactor.spark.written import Written
 from compactor.upkeep.purge import purge
 from logstore import keys
 from logstore.clock import SystemClock
@@ -119,10 +120,10 @@ def rewritten(lake: Lake) -> Report:
 class Failing(PlainEngine):
     """Whatever it is told to do."""
 
-    def merge(self, work: object, folder: str) -> int:
+    def merge(self, work: object, folder: str) -> Written:
         raise Unavailable("it does not work today")
 
-    def rewrite(self, work: object, folder: str) -> None:
+    def rewrite(self, work: object, folder: str) -> int:
         raise Unavailable("it does not work today")
 
 
@@ -181,11 +182,11 @@ class TakenAway(PlainEngine):
 
     lost: Callable[[], object] | None = None
 
-    def rewrite(self, work: RewriteInput, folder: str) -> None:
+    def rewrite(self, work: RewriteInput, folder: str) -> int:
         if self.lost is not None:
             lost, self.lost = self.lost, None
             lost()
-        super().rewrite(work, folder)
+        return super().rewrite(work, folder)
 
 
 def test_gone_just_as_it_is_purged_all_other_files_are(lake: Lake) -> None:

@@ -78,13 +78,16 @@ def _put(lake: Lake, node: str, batches: list[Batch]) -> str:
 
 def _merged(engine: Engine, work: MergeInput, folder: Path) -> tuple[int, list[list[Any]]]:
     place = folder / f"merged by {type(engine).__name__}"
-    return engine.merge(work, str(place)), _parts(place, len(work.bounds))
+    written, parts = engine.merge(work, str(place)), _parts(place, len(work.bounds))
+    assert written.rows == sum(map(len, parts))
+    return written.deleted, parts
 
 
 def _rewritten(engine: Engine, work: RewriteInput, folder: Path) -> list[list[Any]]:
     place = folder / f"rewritten by {type(engine).__name__}"
-    engine.rewrite(work, str(place))
-    return _parts(place, work.parts)
+    rows, parts = engine.rewrite(work, str(place)), _parts(place, work.parts)
+    assert rows == sum(map(len, parts))
+    return parts
 
 
 def _parts(folder: Path, count: int) -> list[list[Any]]:

@@ -15,6 +15,7 @@ from compactor.settings import Compaction
 from compactor.sharing.shares import Alone
 from compactor.spark.merge_input import MergeInput
 from compactor.spark.rewrite_input import RewriteInput
+from compactor.spark.written import Written
 from compactor.upkeep.purge import pending, purge
 from compactor.upkeep.retention import expire
 from logstore import keys, ulid
@@ -42,10 +43,10 @@ class NoEngine:
     def cores(self) -> int:
         raise AssertionError("an engine was started")
 
-    def merge(self, work: MergeInput, folder: str) -> int:
+    def merge(self, work: MergeInput, folder: str) -> Written:
         raise AssertionError("an engine was started")
 
-    def rewrite(self, work: RewriteInput, folder: str) -> None:
+    def rewrite(self, work: RewriteInput, folder: str) -> int:
         raise AssertionError("an engine was started")
 
     def share_batches(self, some: Sequence[str], others: Sequence[str]) -> bool:
@@ -244,13 +245,14 @@ class Busy(PlainEngine):
     lake: Lake | None = None
     others: Sequence[Sequence[Batch]] = ()
 
-    def rewrite(self, work: RewriteInput, folder: str) -> None:
-        super().rewrite(work, folder)
+    def rewrite(self, work: RewriteInput, folder: str) -> int:
+        rows = super().rewrite(work, folder)
         if self.lake is not None and self.others:
             lake, more = self.lake, self.others[0]
             self.others = self.others[1:]
             mark = lake.snapshot().mark("n")
             commit_files(lake, [write_file(lake, more)], [Advance("n", mark + 1, mark + 1)])
+        return rows
 
 
 def test_what_others_commit_meanwhile_stays_and_is_looked_at(plain: Lake) -> None:
@@ -300,11 +302,12 @@ def test_two_at_once_take_each_line_out_once(plain: Lake) -> None:
     other = Lake(plain.data, limits=AT_ONCE, session=PlainEngine())
 
     class Meanwhile(PlainEngine):
-        def rewrite(self, work: RewriteInput, folder: str) -> None:
-            super().rewrite(work, folder)
+        def rewrite(self, work: RewriteInput, folder: str) -> int:
+            rows = super().rewrite(work, folder)
             if not reports:
                 reports.append(Report())
                 other.run(purge(other.compactor, reports[0]))
+            return rows
 
     reports: list[Report] = []
     plain.session = Meanwhile()

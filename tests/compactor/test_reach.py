@@ -22,6 +22,7 @@ from compactor.rewrite.hours import rewrite_hours
 from compactor.settings import Compaction
 from compactor.spark.merge_input import MergeInput
 from compactor.spark.session import Session
+from compactor.spark.written import Written
 from logstore import ulid
 from logstore.batch import RunKey
 from logstore.clock import SystemClock
@@ -44,7 +45,7 @@ class Reading(PlainEngine):
     held: list[list[str]] = field(default_factory=list)
     deletions: list[list[Deletion]] = field(default_factory=list)
 
-    def merge(self, work: MergeInput, folder: str) -> int:
+    def merge(self, work: MergeInput, folder: str) -> Written:
         self.held.append(list(work.held))
         self.deletions.append(list(work.deletions))
         return super().merge(work, folder)

@@ -7,14 +7,17 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from compactor.compactor import Compactor
 from compactor.intake.take_in import take_in_all
 from compactor.report import Report
 from compactor.rewrite.hours import plan_hours, rewrite_hours
@@ -26,6 +29,7 @@ from compactor.spark.merge_input import MergeInput
 from compactor.spark.s3a import S3A
 from compactor.spark.session import Session
 from compactor.upkeep.cleanup import clean_up, remove_orphans
+from compactor.upkeep.purge import purge
 from logstore import keys, ulid
 from logstore.disk import Disk
 from logstore.entropy import system_entropy
@@ -276,6 +280,59 @@ def test_an_answer_that_breaks_off_costs_a_task_another_try_and_no_pass(
     assert lake.compact().rows_out == 2_000
     assert between.injected[Kind.CUT_RESPONSE] == 1
     lake.holds(lake.taken)
+
+
+def lose_rows(lake: Lake, left: int) -> None:
+    """Of a file that a task has written and nobody placed yet: it is cut to so many, or goes."""
+    (bucket,) = filter(None, [lake.bucket])
+    client, staging = bucket.client(), f"{bucket.prefix}/{keys.TABLE}/_staging/"
+    listed = client.list_objects_v2(Bucket=bucket.name, Prefix=staging)["Contents"]
+    key = min(entry["Key"] for entry in listed if "/part-" in entry["Key"])
+    if left:
+        body = client.get_object(Bucket=bucket.name, Key=key)["Body"].read()
+        cut = pa.BufferOutputStream()
+        pq.write_table(pq.read_table(pa.BufferReader(body)).slice(0, left), cut)
+        client.put_object(Bucket=bucket.name, Key=key, Body=cut.getvalue().to_pybytes())
+    else:
+        client.delete_object(Bucket=bucket.name, Key=key)
+    client.close()
+
+
+@pytest.mark.parametrize("left", [0, 19])
+def test_rows_that_are_lost_before_the_commit_refuse_it(lake: Lake, left: int) -> None:
+    """Of an intake, of an hour that is rewritten, and of a purge."""
+    first = lake.clock.now_ms() // HOUR * HOUR - 3 * HOUR
+    lake.limits = Compaction(settle_seconds=0, purge_seconds=0)
+
+    def loses(step: str, work: Callable[[Compactor, Report], Awaitable[object]]) -> None:
+        lost: list[str] = []
+
+        def reached(name: str) -> None:
+            if name == step and not lost:
+                lost.append(name)
+                lose_rows(lake, left)
+
+        lake.reached, before = reached, lake.snapshot()
+        with pytest.raises(Unavailable, match=r"wrote [0-9]+ rows, and its files hold") as error:
+            lake.run(work(lake.compactor, Report()))
+        assert "table/_staging/" in error.value.hint
+        wrote, held = map(int, re.findall(r"\b[0-9]+\b", str(error.value).partition("wrote")[2]))
+        assert lost
+        assert held < wrote
+        assert lake.snapshot().version <= max(before.version, 0)  # the first makes the table
+        lake.reached = lambda _step: None
+
+    lake.put("a", [batch("f", "r", first + i * HOUR, 20) for i in range(2)])
+    loses("written", take_in_all)
+    for again in range(5):
+        lake.put("a", [batch("f", f"r{again}", first + i * HOUR + 7, 20) for i in range(2)])
+        lake.run(take_in_all(lake.compactor, Report()))
+    loses("rewrite written", rewrite_hours)
+    lake.clock.shift_ms = 120_000
+    lake.delete("f", "r", ulid.highest_at(first + HOUR))
+    loses("rewrite written", purge)
+    lake.compact()
+    lake.holds([one for one in lake.taken if one[0].run != "r"])
 
 
 def test_a_failure_of_spark_is_an_error_with_a_reason(lake: Lake, s3_session: Session) -> None:
