@@ -1,4 +1,7 @@
-"""Which lines are deleted: what the store says, read again only where it changed."""
+"""Which lines are deleted: what the store says, read again only where it changed.
+
+The key of a run's record says all of it, so records are listed, and only few are read.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Final
 from logstore import keys
 from logstore.errors import NotFound
 from logstore.objects.store import ObjectInfo, ObjectStore
-from logstore.runs.deletion import Deletion, decode_deletion
+from logstore.runs.deletion import Deletion, decode_deletion, deletion_at
 
 MOST_DELETIONS: Final = 10_000
 """At a time: they are held in memory, and told to every executor."""
@@ -35,7 +38,7 @@ class Deletions:
     async def all(self, store: ObjectStore) -> list[StoredDeletion]:
         """Every deletion of now. Raises `StoreUnavailable`, `Damaged`."""
         listed = [info async for info in store.list(keys.DELETED)]
-        fresh = [info.key for info in listed if not self._is_read(info)]
+        fresh = [info.key for info in listed if not self._is_known(info)]
         for start in range(0, len(fresh), _AT_ONCE):
             some = fresh[start : start + _AT_ONCE]
             await asyncio.gather(*(self._get(store, key) for key in some))
@@ -52,9 +55,14 @@ class Deletions:
         """Those of ULIDs at or above `low`. Raises as `all`."""
         return [one.deletion for one in await self.all(store) if one.deletion.t >= low]
 
-    def _is_read(self, info: ObjectInfo) -> bool:
+    def _is_known(self, info: ObjectInfo) -> bool:
         read = self._read.get(info.key)
-        return read is not None and read[0] == info.etag
+        if read is not None and read[0] == info.etag:
+            return True
+        said = deletion_at(info.key)
+        if said is not None:
+            self._read[info.key] = (info.etag, said)
+        return said is not None
 
     async def _get(self, store: ObjectStore, key: str) -> None:
         try:

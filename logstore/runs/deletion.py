@@ -7,6 +7,8 @@ are deleted) and `version` (a fresh ULID in every write).
 A run that is deleted again has a record more, and the highest counts; so whoever removes one
 that nothing needs any more removes no later one, whenever the store does it. That of a pipeline
 is never removed; its `t` only ever rises.
+
+The key of a run's record says all of it (`deletion_at`): thousands of them are listed, not read.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from logstore import keys
 from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.errors import Damaged, InvalidInput
+from logstore.names import decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,24 @@ class Deletion:
         if self.run is None:
             return keys.deleted_pipeline(self.fqn)
         return keys.deleted_run(RunKey(self.fqn, self.run), ulids.encode(self.t))
+
+
+def deletion_at(key: str) -> Deletion | None:
+    """What a key of the store says by itself, as that of a run's deletion does.
+
+    None where the record must be read: of a pipeline, of names so long that they are cut, and
+    those of earlier versions, without `~{t}`.
+    """
+    names, _, t = key.removeprefix(keys.DELETED).rpartition("~")
+    folder, _, name = names.partition("/")
+    fqn, run = decode(folder), decode(name)
+    if not fqn or not run:
+        return None
+    try:
+        found = Deletion(fqn, run, ulids.decode(t))
+    except InvalidInput:
+        return None
+    return found if found.key == key else None
 
 
 def encode_deletion(deletion: Deletion) -> bytes:

@@ -1,4 +1,8 @@
-"""What is deleted, as this node knows it: held in memory, loaded from the store at start."""
+"""What is deleted, as this node knows it: held in memory, loaded from the store at start.
+
+Loading is listing: the key of a run's record says all of it, and others are read again only
+where they changed. There may be as many as runs that expire in some weeks.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,9 @@ from collections.abc import Iterable
 from logstore import keys
 from logstore.batch import RunKey
 from logstore.errors import NotFound, OutcomeUnknown, PreconditionFailed
-from logstore.objects.store import ObjectStore
+from logstore.objects.store import ObjectInfo, ObjectStore
 from logstore.objects.unclear import Unclear
-from logstore.runs.deletion import Deletion, decode_deletion, encode_deletion
+from logstore.runs.deletion import Deletion, decode_deletion, deletion_at, encode_deletion
 
 _LOADERS = 8
 
@@ -22,6 +26,7 @@ class Deletions:
         self._store = store
         self._runs: dict[RunKey, int] = {}
         self._pipelines: dict[str, int] = {}
+        self._read_of: dict[str, str] = {}
 
     def horizon(self, key: RunKey) -> int:
         """ULIDs of the run at or below it do not exist; 0 if nothing was deleted."""
@@ -50,10 +55,17 @@ class Deletions:
         self._note_all([await self._read(keys.deleted_pipeline(key.fqn))])
 
     async def _note_below(self, prefix: str) -> None:
-        found = [info.key async for info in self._store.list(prefix)]
-        for start in range(0, len(found), _LOADERS):
-            some = found[start : start + _LOADERS]
-            self._note_all(await asyncio.gather(*[self._read(key) for key in some]))
+        changed: list[ObjectInfo] = []
+        async for info in self._store.list(prefix):
+            said = deletion_at(info.key)
+            if said is not None:
+                self.note(said.fqn, said.run, said.t)
+            elif self._read_of.get(info.key) != info.etag:
+                changed.append(info)
+        for start in range(0, len(changed), _LOADERS):
+            some = changed[start : start + _LOADERS]
+            self._note_all(await asyncio.gather(*[self._read(info.key) for info in some]))
+            self._read_of |= {info.key: info.etag for info in some}
 
     def _note_all(self, deletions: Iterable[Deletion | None]) -> None:
         for deletion in deletions:

@@ -14,7 +14,7 @@ from logstore.batch import RunKey
 from logstore.clock import SystemClock
 from logstore.errors import Damaged, UnsupportedVersion
 from logstore.objects.store import ObjectStore
-from logstore.runs.deletion import Deletion, decode_deletion, encode_deletion
+from logstore.runs.deletion import Deletion, decode_deletion, deletion_at, encode_deletion
 from logstore.runs.manifest import (
     Chunk,
     Closing,
@@ -141,6 +141,27 @@ async def test_text_marks_only_rise() -> None:
     await raise_text_mark(store, "n", fresh_id=fresh, seq=4, pos=40, low=2)
     mark = await read_text_mark(store, "n")
     assert (mark.seq, mark.pos, mark.low) == (5, 50, 2)
+
+
+@pytest.mark.parametrize("fqn", ["f", "a.b c/ä", ".f", "~", "a~b", "%", "x" * 300])
+@pytest.mark.parametrize("run", ["r", ".pipeline", "r~" + "0" * 26, "/", "é" * 90, None])
+def test_a_key_says_what_its_record_says_or_nothing(fqn: str, run: str | None) -> None:
+    deletion = Deletion(fqn, run, 7 << 100)
+    said = deletion_at(deletion.key)
+    cut = len(fqn) > 200 or len(run or "") >= 90
+    assert said == (None if run is None or cut else deletion)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("f/r", "f/r~", "f/r~1", "f/~" + "0" * 26, "r~" + "0" * 26, "f/r~" + "Z" * 26, "f/r/s~0"),
+        "f/" + "r" * 159 + "~" + "0123456789abcdef0123456789abcdef01234567",
+    ],
+)
+def test_a_key_of_another_kind_says_nothing(name: str) -> None:
+    """The record is read: those of earlier versions are at the run's name alone."""
+    assert deletion_at(keys.DELETED + name) is None
 
 
 def test_deletions_round_trip() -> None:
