@@ -185,14 +185,17 @@ class _Intake:
         spans = [span for verified in whole for span in verified.spans]
         low, high = min(s.low for s in spans), max(s.high for s in spans)
         buckets = buckets_of(spans, bucket_bytes=limits.bucket_bytes, cores=cores)
+        segments = {store.uri(v.segment.key): v.segment.size for v in whole if v.spans}
+        held = {file.uri: file.size for file in snapshot.files if reach.meets(file)}
         return MergeInput(
-            segments=[store.uri(v.segment.key) for v in whole if v.spans],
-            held=[file.uri for file in snapshot.files if reach.meets(file)],
+            segments=list(segments),
+            held=list(held),
             bounds=buckets.bounds,
             tasks=buckets.tasks,
             deletions=reach.taken_by(await self.compactor.deletions.above(store, low)),
             low=low,
             high=high,
+            sizes=segments | held,
         )
 
 

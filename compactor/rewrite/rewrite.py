@@ -46,6 +46,7 @@ async def rewrite(
         rows=sum(file.rows for file in files),
         parts=_parts(sum(file.size for file in files), compactor.limits.file_bytes),
         deletions=deletions,
+        sizes={file.uri: file.size for file in files},
     )
     with report.timed("rewrite", clock):
         rows = await apart(engine.rewrite, work, folder)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from queue import Empty, Queue
 
@@ -21,6 +21,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Observation, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's users know
 
+from compactor.spark.known import read_known
 from compactor.spark.reason import reason
 from compactor.spark.s3a import address
 from logstore import ulid
@@ -40,8 +41,15 @@ PATIENCE_SECONDS = 120.0
 BATCH_CHARACTERS = 21  # of 26: the last five are the line number
 
 
-def read(spark: SparkSession, files: Sequence[str]) -> DataFrame:
-    """The lines of segments or table files, given by their addresses."""
+def read(
+    spark: SparkSession, files: Sequence[str], sizes: Mapping[str, int] | None = None
+) -> DataFrame:
+    """The lines of segments or table files, given by their addresses.
+
+    Spark looks for none of them in the store where `sizes` has the bytes of all.
+    """
+    if files and sizes and all(file in sizes for file in files):
+        return read_known(spark, {address(file): sizes[file] for file in files}, SCHEMA)
     return spark.read.schema(SCHEMA).parquet(*(_no_pattern(address(file)) for file in files))
 
 

@@ -50,7 +50,7 @@ def merge(spark: SparkSession, work: MergeInput, folder: str) -> Written:
 
 
 def _merge(spark: SparkSession, work: MergeInput, folder: str) -> Written:
-    lines, deleted = read(spark, work.segments), Observation()
+    lines, deleted = read(spark, work.segments, work.sizes), Observation()
     if not work.deletions:
         return Written(write(_merged(spark, lines, work), folder))
 
@@ -81,7 +81,7 @@ def _with_held(
 ) -> DataFrame:
     """The lines that the table has not."""
     low, high = ulid.encode(work.low), ulid.encode(work.high)
-    keys = read(spark, work.held).where(F.col("ulid").between(low, high))
+    keys = read(spark, work.held, work.sizes).where(F.col("ulid").between(low, high))
     both = lines.withColumn("held", F.lit(False)).unionByName(
         keys.select(*KEY, F.lit(True).alias("held")),
         allowMissingColumns=True,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from logstore.runs.deletion import Deletion
 
@@ -14,7 +14,8 @@ class MergeInput:
 
     `segments` are addresses of segments, `held` of table files that may hold the same
     records, `bounds` the lowest ULID of each bucket, `tasks` the task of each, from 0 on and
-    rising, `low` and `high` the input's ULIDs.
+    rising, `low` and `high` the input's ULIDs. `sizes` are bytes of segments and held files, as
+    far as they are known: what they are of is not looked for again.
     """
 
     segments: Sequence[str]
@@ -24,3 +25,4 @@ class MergeInput:
     deletions: Sequence[Deletion]
     low: int
     high: int
+    sizes: Mapping[str, int] = field(default_factory=dict)

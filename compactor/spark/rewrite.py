@@ -36,7 +36,7 @@ def rewrite(spark: SparkSession, work: RewriteInput, folder: str) -> int:
     Raises `Unavailable` when Spark fails; then nothing but files in `folder` came of it.
     """
     with failing():
-        lines = without(spark, read(spark, work.files), work.deletions)
+        lines = without(spark, read(spark, work.files, work.sizes), work.deletions)
         ranges = _ranges(lines, work) if work.parts > 1 else []
         return write(once(_spread(lines, ranges), [F.col("ulid")]), folder)
 
