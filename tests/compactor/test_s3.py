@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -333,6 +334,25 @@ def test_rows_that_are_lost_before_the_commit_refuse_it(lake: Lake, left: int) -
     loses("rewrite written", purge)
     lake.compact()
     lake.holds([one for one in lake.taken if one[0].run != "r"])
+
+
+def test_spark_asks_for_no_segment_what_is_known(lake: Lake, between: Schedule) -> None:
+    """It looked for each and listed it before a task read it: seven requests for a small one."""
+    asked: Counter[str] = Counter()
+
+    def note(request: Request) -> bool:
+        where = request.head.request_line()[1].replace("%2F", "/")
+        if "/segments/" in where:
+            asked["LIST" if "prefix" in request.query else request.method] += 1
+        return False
+
+    for i in range(10):
+        lake.put("a", [batch("f", f"r{i}", NOON + i, 5)])
+    between.plan(Kind.DELAY, applies=note)
+    assert lake.compact().rows_out == 50
+    between.calm()
+    assert asked == {"HEAD": 10, "GET": 30}
+    lake.holds(lake.taken)
 
 
 def test_a_failure_of_spark_is_an_error_with_a_reason(lake: Lake, s3_session: Session) -> None:
