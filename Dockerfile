@@ -31,7 +31,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 COPY requirements/jars.sha256 requirements/
 WORKDIR /opt/jars
-RUN /opt/tailrace/bin/python -m compactor.jars /opt/jars \
+RUN /opt/tailrace/bin/python -m compactor.spark.jars /opt/jars \
     && sha256sum --check --strict --quiet /build/requirements/jars.sha256
 
 FROM python:3.11-slim-bookworm

@@ -27,10 +27,10 @@ from pathlib import Path
 from benchmarks.backlog import store_at
 from benchmarks.corpus import source
 from benchmarks.day import HOUR_MS, NODES, Day, Text, make, path_of
-from compactor.compactor import Compactor
-from compactor.place.folder import FolderPlacement
+from compactor.commit.folder import FolderPlacement
+from compactor.context import Compactor
 from compactor.report import Report
-from compactor.schedule import once
+from compactor.runner import once
 from compactor.settings import Compaction
 from compactor.spark.session import Session
 from logstore import keys

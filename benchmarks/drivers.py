@@ -25,7 +25,7 @@ from typing import TypeAlias
 from benchmarks.backlog import Backlog, Shape, make
 from benchmarks.corpus import source
 from benchmarks.passes import fresh_table
-from compactor.intake.take_in import take_in_all
+from compactor.ingest.ingest import take_in_all
 from compactor.report import Report
 from compactor.settings import Compaction, CompactorSettings
 from compactor.wiring import make_session, open_compactor

@@ -28,7 +28,7 @@ import orjson
 from benchmarks.corpus import lines_of
 from benchmarks.process import Load, Watched, load
 from tests.e2e.service_process import BASE, ServiceProcess
-from tests.ports import free_port
+from tests.servers.ports import free_port
 
 CONNECTIONS = 8
 BODIES = 16

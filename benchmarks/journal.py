@@ -27,7 +27,7 @@ from service.journal.journal import Journal
 from service.journal.limits import JournalLimits
 from service.journal.recovery import recover
 from service.journal.state import JournalState
-from service.offload import in_thread
+from service.runtime.threads import in_thread
 
 WRITERS = 8
 SIZES = (120, 12_000, 126_000)

@@ -19,9 +19,9 @@ from typing import IO
 
 import orjson
 
-from coordination.partitions.dynamodb.open import open_dynamodb
-from coordination.partitions.dynamodb.requests import Requests
-from coordination.partitions.object_store.store import SHARDS, ObjectPartitions
+from coordination.dynamodb.open import open_dynamodb
+from coordination.dynamodb.requests import Requests
+from coordination.object_store.store import SHARDS, ObjectPartitions
 from coordination.partitions.partition import NewPartition, Partition, Status
 from coordination.partitions.store import PartitionStore
 from coordination.partitions.transitions import MARGIN_MS, Claim, completed
@@ -33,9 +33,9 @@ from logstore.entropy import system_entropy
 from logstore.errors import NotFound, PreconditionFailed, Unavailable
 from logstore.objects.local import LocalStore
 from logstore.objects.remote import newest_date_of, requests_of
-from service.counters import StoreCounters
-from service.metered import MeteredStore
-from tests.servers import Bucket
+from service.runtime.counters import StoreCounters
+from service.runtime.metered import MeteredStore
+from tests.servers.minio import Bucket
 
 SOURCE = "bench|leases|object"
 _TELL_SECONDS = 0.3

@@ -29,11 +29,11 @@ from random import Random
 import orjson
 
 from benchmarks.lease_worker import SOURCE, Job, Place, Traffic, opened, supply, work
-from coordination.partitions.object_store.store import SHARDS
+from coordination.object_store.store import SHARDS
 from coordination.partitions.partition import Status
 from coordination.settings import DynamoDbSettings
-from tests.dynamodb import ACCESS_KEY, REGION, SECRET_KEY, running_dynamodb, why_no_dynamodb
-from tests.servers import running_minio, why_no_minio
+from tests.servers.dynamodb import ACCESS_KEY, REGION, SECRET_KEY, running_dynamodb, why_no_dynamodb
+from tests.servers.minio import running_minio, why_no_minio
 
 _MOST_REFUSED = 0.10
 _CONTEXT = multiprocessing.get_context("spawn")

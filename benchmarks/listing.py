@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from compactor.spark.conf import SparkWishes
-from compactor.spark.merge_input import MergeInput
+from compactor.spark.engine import MergeInput
 from compactor.spark.s3a import S3A
 from compactor.spark.session import Session
 from logstore import keys, ulid
@@ -25,8 +25,8 @@ from tests.faults.kinds import Kind
 from tests.faults.requests import Request
 from tests.faults.schedule import Schedule
 from tests.faults.thread import fault_proxy
-from tests.jars import jars_folder, why_no_jars
-from tests.servers import running_minio
+from tests.servers.jars import jars_folder, why_no_jars
+from tests.servers.minio import running_minio
 
 MASTERS = ("local[2, 4]", "local-cluster[1,2,1024]")
 _LINES = 20

@@ -8,9 +8,9 @@ import time
 from typing import Any
 
 from benchmarks.backlog import Backlog, store_at
-from compactor.compactor import Compactor
-from compactor.intake.take_in import take_in_all
-from compactor.place.folder import FolderPlacement
+from compactor.commit.folder import FolderPlacement
+from compactor.context import Compactor
+from compactor.ingest.ingest import take_in_all
 from compactor.report import Report
 from compactor.settings import Compaction
 from compactor.spark.session import Session

@@ -30,7 +30,7 @@ from benchmarks.wire import PUTS, Traffic, counted
 from logstore.batch import RunKey
 from tests.e2e.clients import run_path
 from tests.e2e.service_process import ServiceProcess
-from tests.servers import running_minio, why_no_minio
+from tests.servers.minio import running_minio, why_no_minio
 
 _LINES = 10
 _LOOK_SECONDS = 5.0

@@ -26,7 +26,7 @@ from benchmarks.wire import Traffic, Wire, counted
 from logstore.batch import RunKey
 from tests.e2e.clients import run_path
 from tests.e2e.service_process import ServiceProcess
-from tests.servers import running_minio, why_no_minio
+from tests.servers.minio import running_minio, why_no_minio
 
 _KEY = RunKey("bench.s3", "run")
 _BATCH_LINES = 10_000

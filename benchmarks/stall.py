@@ -22,7 +22,7 @@ from tests.e2e.service_process import ServiceProcess
 from tests.faults.kinds import Kind
 from tests.faults.schedule import Schedule
 from tests.faults.thread import fault_proxy
-from tests.servers import running_minio, why_no_minio
+from tests.servers.minio import running_minio, why_no_minio
 
 _TURNS = 3
 _MOST_RATIO = 1.5

@@ -14,6 +14,6 @@ if __name__ == "__main__":
     # Its own folder holds modules with names of the standard library's kind, not for import.
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != _HERE]
     sys.path.insert(0, os.path.dirname(_HERE))
-    from compactor.command import main
+    from compactor.cli import main
 
     sys.exit(main())

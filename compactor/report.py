@@ -1,7 +1,9 @@
 """What a pass did: the line of JSON that it ends with, and what is seen of it meanwhile.
 
 A pass has one report, which its parts add to as they go. Whoever tells about the pass
-(`compactor/telling`) looks at it from time to time and at its end.
+(`compactor/reporting`) looks at it from time to time and at its end.
+
+Times are written for people and for programs that read what is reported.
 """
 
 from __future__ import annotations
@@ -9,12 +11,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import orjson
 
-from coordination.coordinator.work import Work
+from coordination.coordinator.work_queue import Work
 from logstore.clock import Clock
+
+
+def rfc3339(ms: int) -> str:
+    """Milliseconds since the epoch as UTC, as in `2026-11-21T12:00:00.000Z`."""
+    moment = datetime.fromtimestamp(ms / 1000, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def span(seconds: float) -> str:
+    """Seconds as in `0:01:05`."""
+    whole = round(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
+
 
 BATCHES_SHOWN: Final = 100
 _LIVE: Final = {"live": True}

@@ -6,13 +6,12 @@ import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from compactor.compactor import Compactor
-from compactor.place.folder import FolderPlacement
-from compactor.place.objects import ObjectPlacement
-from compactor.place.placement import STAGING, Placement
+from compactor.assignment import Alone, Sharing, open_sharing
+from compactor.commit.folder import FolderPlacement
+from compactor.commit.objects import ObjectPlacement
+from compactor.commit.placement import STAGING, Placement
+from compactor.context import Compactor
 from compactor.settings import CompactorSettings
-from compactor.sharing.driver import open_sharing
-from compactor.sharing.shares import Alone, Sharing
 from compactor.spark.conf import SparkWishes
 from compactor.spark.s3a import S3A
 from compactor.spark.session import Session

@@ -6,16 +6,16 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+from coordination.object_store.store import ObjectPartitions
 from coordination.partitions.expiry import expire_for_ever
 from coordination.partitions.in_memory import InMemoryPartitions
-from coordination.partitions.object_store.store import ObjectPartitions
 from coordination.partitions.partition import AGEING_MS
 from coordination.partitions.store import PartitionStore
 from coordination.settings import StoreChoice
 from coordination.storetime import StoreTime
 from logstore.clock import Clock
 from logstore.entropy import Entropy
-from logstore.objects.dates import DateSample
+from logstore.objects.remote import DateSample
 from logstore.objects.store import ObjectStore
 
 
@@ -38,7 +38,7 @@ async def open_partitions(
     server. Raises `InvalidInput` for settings that cannot be.
     """
     if settings.dynamodb.table_name:
-        from coordination.partitions.dynamodb.open import open_dynamodb
+        from coordination.dynamodb.open import open_dynamodb
 
         opening = open_dynamodb(settings.dynamodb, clock, entropy, ageing_ms=ageing_ms)
         async with opening as partitions:

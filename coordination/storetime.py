@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from logstore.clock import Clock
-from logstore.objects.dates import DateSample
+from logstore.objects.remote import DateSample
 
 SLOWEST_SECONDS = 2.0
 WINDOW_SECONDS = 60.0

@@ -10,11 +10,11 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from compactor.telling.metrics import COUNTERS, GAUGES
+from compactor.reporting.metrics import COUNTERS, GAUGES
 from docs.upstream import COUNTS, SOURCES, rows
 from logstore import errors
 from logstore.settings import table
-from service.http.problems import classify
+from service.http.errors import classify
 from service.metrics.openmetadata import NOT_EXPORTED
 from service.metrics.scrape import METRICS
 from service.settings import Settings

@@ -1,6 +1,6 @@
 """The file system as a parameter: what the journal and the local store ask of a disk.
 
-A simulated one (`tests/powercut.py`) forgets what was not synced, which is how a
+A simulated one (`tests/simulation/powercut.py`) forgets what was not synced, which is how a
 power cut is tested. Paths are absolute strings. What survives a power cut:
 
 - bytes of a file: those written before its last `sync`;

@@ -22,7 +22,7 @@ from pydantic import BaseModel, SecretStr
 
 from logstore.clock import Clock
 from logstore.settings import PREFIX
-from service.priority import go_behind
+from service.runtime.threads import go_behind
 from service.settings import Settings
 
 log = logging.getLogger(__name__)

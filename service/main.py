@@ -23,14 +23,13 @@ import uvloop
 from logstore.errors import Unavailable
 from logstore.objects.open import open_store
 from logstore.privacy import apply_umask, close_to_others
-from service.allocator import give_back_freed_memory
 from service.compaction import CompactionChild, job_command, job_environment
-from service.descriptors import raise_limit
 from service.http.server import address, listen, serving
-from service.java import why_no_spark
 from service.node import Node
-from service.oversight import open_leases
-from service.problem_log import ProblemLog
+from service.runtime.java import why_no_spark
+from service.runtime.lease_admin import open_leases
+from service.runtime.problems import ProblemLog
+from service.runtime.process import give_back_freed_memory, raise_limit
 from service.settings import Settings
 from service.wiring import Machine, make_app, make_engine, make_node, make_queue, make_store_check
 

@@ -21,25 +21,25 @@ from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.errors import JournalFailed, NodeNotReady, OutcomeUnknown, TailraceError, Unavailable
 from logstore.position import Position
-from service.append import Appender
-from service.confirmations import Confirmations
-from service.identity import DataFolder, Identity, register
-from service.incoming import IncomingBatch, Receipt, Submitted
+from service.ingest.appender import Appender
+from service.ingest.batch import IncomingBatch, Receipt, Submitted
 from service.journal.journal import Journal
+from service.journal.problems import worries
 from service.journal.recovery import Recovered, recover
 from service.journal.state import JournalState
 from service.journal.view import JournalPin
-from service.journal.worries import worries
 from service.journal.writer import Appended
-from service.lineage import Lineage, forked_in
-from service.marks import Marks
-from service.parts import NodeLimits, Seams
-from service.segments import SegmentShipper
-from service.skew import Skew
+from service.runs.repair.rebuild import Records
+from service.runs.run_logs import Text
+from service.runtime.clock_skew import Skew
+from service.runtime.identity import DataFolder, Identity, register
+from service.runtime.parts import NodeLimits, Seams
+from service.shipping.confirmations import Confirmations
+from service.shipping.lineage import Lineage, forked_in
+from service.shipping.shipper import SegmentShipper
+from service.shipping.watermarks import Marks
 from service.status.opening import open_status
 from service.tail import Tail
-from service.text.restore.remake import Records
-from service.text.text import Text
 
 _RETRY_SECONDS = 1.0
 _RELEASE_SECONDS = 5.0

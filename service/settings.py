@@ -22,7 +22,7 @@ from logstore.objects.settings import CompactionSettings, StoreSettings
 from logstore.runs.retention import RunRetention
 from logstore.settings import PREFIX, Bytes, Listed, Section, items, load, read_file
 from service.http.limits import REPORTED_VERSION
-from service.reading_settings import Query, Queue
+from service.query.settings import Query, Queue
 
 _FEW_DAYS = 7
 _HOST = re.compile(r"\*|(\*?\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")

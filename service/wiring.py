@@ -25,21 +25,16 @@ from logstore.segments.columns import record_batches
 from logstore.settings import items
 from logstore.syncer import QuickSyncer, Syncer, syncer_for
 from logstore.table.options import open_table
-from service.append import AppendLimits
 from service.compaction import CompactionChild
-from service.counters import HttpCounters, StoreCounters, SyncCounters
-from service.descriptors import for_connections, open_files
 from service.http.app import Application, Door, build_app
 from service.http.browsers import BrowserGuard
 from service.http.limits import HttpLimits
+from service.ingest.appender import AppendLimits
 from service.journal.limits import JournalLimits
-from service.metered import MeteredStore, MeteredSyncer
 from service.metrics.compaction import CompactorFile
 from service.metrics.declared import Sources
 from service.metrics.scrape import scraper
 from service.node import Node
-from service.oversight import LeasesOfStore
-from service.parts import NodeLimits, Seams
 from service.query.engine import QueryEngine
 from service.query.limits import QueryLimits
 from service.query.records import run_records
@@ -49,17 +44,22 @@ from service.query.view import Sources as QuerySources
 from service.queue.contents import Contents
 from service.queue.limits import QueueLimits
 from service.queue.queue import SegmentQueue
-from service.segments import SegmentLimits
+from service.runs.close import CloseLimits
+from service.runs.flusher import FlushLimits
+from service.runs.run_logs import TextLimits
+from service.runs.sweep import SweepLimits
+from service.runtime.counters import HttpCounters, StoreCounters, SyncCounters
+from service.runtime.lease_admin import LeasesOfStore
+from service.runtime.metered import MeteredStore, MeteredSyncer
+from service.runtime.parts import NodeLimits, Seams
+from service.runtime.process import for_connections, open_files
+from service.runtime.store_check import StoreCheck
+from service.runtime.verification import Verification, verify_command, verify_environment
 from service.settings import Settings, is_loopback
+from service.shipping.shipper import SegmentLimits
 from service.status.endings import EndingLimits
 from service.status.status import KeepFree, StatusLimits
-from service.store_check import StoreCheck
 from service.tail import TailLimits
-from service.text.closer import CloseLimits
-from service.text.flusher import FlushLimits
-from service.text.sweeper import SweepLimits
-from service.text.text import TextLimits
-from service.verification import Verification, verify_command, verify_environment
 
 if TYPE_CHECKING:
     from service.query.bucket import Bucket

@@ -9,9 +9,9 @@ import sys
 from typing import NoReturn
 
 from compactor.flags import configure, words
-from compactor.telling.logs import configure as configure_log
+from compactor.reporting.logs import configure as configure_log
 from service.compaction import job_path
-from service.java import why_no_spark
+from service.runtime.java import why_no_spark
 
 __all__ = ["configure", "run"]
 

@@ -17,8 +17,8 @@ import orjson
 
 from coordination.groups.groups import Start
 from coordination.partitions.partition import Status
-from tailrace.lease_desks import Desk, Row, open_desk
-from tailrace.lease_table import details, group_details, group_table, table
+from tailrace.lease_admin.desks import Desk, Row, open_desk
+from tailrace.lease_admin.table import details, group_details, group_table, table
 
 _UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 

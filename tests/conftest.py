@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from service.java import why_no_spark
-from tests.dynamodb import DynamoDb, running_dynamodb, why_no_dynamodb
-from tests.jars import why_no_jars
-from tests.promtool import why_no_promtool
+from service.runtime.java import why_no_spark
 from tests.quick_java import QUICK
 from tests.seeds import choose
-from tests.servers import Bucket, Minio, memory_folder, running_minio, why_no_minio
-from tests.upgrading import why_no_upgrading_clients
+from tests.servers.dynamodb import DynamoDb, running_dynamodb, why_no_dynamodb
+from tests.servers.jars import why_no_jars
+from tests.servers.minio import Bucket, Minio, memory_folder, running_minio, why_no_minio
+from tests.servers.promtool import why_no_promtool
+from tests.servers.upgrading import why_no_upgrading_clients
 
 pytest_plugins = ["tests.stores"]
 # How long an example takes says nothing of the code, on whatever machine that is.

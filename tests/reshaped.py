@@ -1,8 +1,8 @@
 """Tables that another program has changed, by log entries as Delta's protocol has them.
 
 delta-rs writes neither deletion vectors nor column mapping, so the entries are made here by
-hand. That they are real ones is shown by a reader that knows them (`tests/logstore/table/
-test_shape.py`).
+hand. That they are real ones is shown by a reader that knows them:
+`tests/logstore/table/test_shape.py`.
 """
 
 from __future__ import annotations

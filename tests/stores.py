@@ -18,11 +18,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.backing import PAUSE_MS, TRIES, Backing, Server, standing_on
 from tests.faults.schedule import Schedule, evenly
 from tests.faults.thread import fault_proxy
-from tests.outside import Outside
-from tests.servers import Minio
+from tests.servers.minio import Minio
+from tests.simulation.backing import PAUSE_MS, TRIES, Backing, Server, standing_on
+from tests.simulation.outside import Outside
 
 RATE = 0.15
 ON_SERVER = pytest.param("faults", marks=pytest.mark.minio)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from compactor.telling.metrics import METRICS as COMPACTORS
+from compactor.reporting.metrics import METRICS as COMPACTORS
 from service.metrics.scrape import METRICS
-from tests.promtool import promtool
+from tests.servers.promtool import promtool
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "deploy" / "prometheus"

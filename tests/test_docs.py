@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from compactor.telling.metrics import METRICS as COMPACTORS
+from compactor.reporting.metrics import METRICS as COMPACTORS
 from docs import generate
 from logstore.settings import table
 from service.http.app import documented
-from service.http.problems import classify
+from service.http.errors import classify
 from service.metrics.scrape import METRICS
 from service.settings import Settings
 from tailrace.cli import VERBS

@@ -23,7 +23,7 @@ from logstore.objects.open import open_store
 from logstore.objects.settings import StoreSettings
 from logstore.table.options import open_table
 from tests.compactor.lake import NOON, Lake, batch
-from tests.servers import Bucket
+from tests.servers.minio import Bucket
 from tests.tailrace.verification.world import take_in
 
 ROOT = Path(__file__).parents[1]

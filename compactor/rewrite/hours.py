@@ -20,15 +20,14 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
-from compactor.compactor import Compactor
-from compactor.deletions import MOST_DELETIONS, StoredDeletion
-from compactor.gone import gone, told
-from compactor.intake.plan import nodes_of, waiting_above
+from compactor.assignment import HOURS, Share
+from compactor.commit.deletions import MOST_DELETIONS, StoredDeletion
+from compactor.commit.missing_files import gone, told
+from compactor.context import Compactor
+from compactor.ingest.plan import nodes_of, waiting_above
 from compactor.report import Report
+from compactor.rewrite.files import replace, rewrite
 from compactor.rewrite.plan import Rewriting, hour_of, rewriting, rewritings
-from compactor.rewrite.replace import replace
-from compactor.rewrite.rewrite import rewrite
-from compactor.sharing.shares import HOURS, Share
 from logstore.errors import PreconditionFailed, Unavailable
 from logstore.runs.deletion import Deletion
 from logstore.table.commit import Change

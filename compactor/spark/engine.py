@@ -4,16 +4,53 @@ A job is plain values in and a folder of Parquet files out, so whatever can read
 those may stand behind it. `session.py` is the one that ships; tests that go through
 thousands of histories have one that starts in no time. All calls block, and belong in a
 thread.
+
+What a merge or a rewriting job is given are plain values, so planning one needs no Spark.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from compactor.spark.merge_input import MergeInput
-from compactor.spark.rewrite_input import RewriteInput
 from compactor.spark.written import Written
+from logstore.runs.deletion import Deletion
+
+
+@dataclass(frozen=True, slots=True)
+class RewriteInput:
+    """Table files of one hour, given by their addresses, to be written anew as `parts` files.
+
+    `rows` is their number of lines as far as is known. `deletions` say which to leave out,
+    `sizes` the bytes of the files, as far as they are known.
+    """
+
+    files: Sequence[str]
+    rows: int
+    parts: int
+    deletions: Sequence[Deletion]
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class MergeInput:
+    """One merge.
+
+    `segments` are addresses of segments, `held` of table files that may hold the same
+    records, `bounds` the lowest ULID of each bucket, `tasks` the task of each, from 0 on and
+    rising, `low` and `high` the input's ULIDs. `sizes` are bytes of segments and held files, as
+    far as they are known: what they are of is not looked for again.
+    """
+
+    segments: Sequence[str]
+    held: Sequence[str]
+    bounds: Sequence[int]
+    tasks: Sequence[int]
+    deletions: Sequence[Deletion]
+    low: int
+    high: int
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
 
 class Engine(Protocol):

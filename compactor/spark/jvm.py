@@ -2,17 +2,198 @@
 
 A JVM is killed for its memory, and a cluster may end an application. Whoever stays starts
 another one then, and pyspark has to forget the one that is gone.
+
+The words of Spark's JVM, told as our own log is.
+
+Spark logs by log4j, which is given a layout of JSON with our names. What comes before that, or
+from Java itself (its launcher, the fetching of jars, a JVM that breaks), is text, on standard
+output or error: so both, of a JVM that this process starts, are a pipe to it, and each line that
+is no JSON is the message of a record of ours. For people, a start that succeeds is silent: what
+was said until the layout was set is told only if the JVM ends before.
+
+`spark-submit` has started its JVM before us. Where lines of JSON are wanted the layout alone is
+set there, and what it says until then is text unless it is given
+`deploy/spark/json-log.properties`.
+
+What py4j logs of calls that fail is said once, by the error that they raise.
+
+Whoever tells us to end may tell Spark's JVM as well, and calls that break off then are what was
+asked for.
+
+What Spark said of its failure, in one line.
 """
 
 from __future__ import annotations
 
+import logging
+import os
+import threading
+from collections import deque
 from contextlib import suppress
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
+import orjson
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from compactor.spark.conf import submitted
+
+
+def reason(error: Exception) -> str:
+    """Java's own words of a py4j error, of others the first line, of the mute their name.
+
+    py4j puts a line of its own first, and Java's exception is the second.
+    """
+    try:
+        lines = str(error).splitlines()
+    except Exception:  # noqa: BLE001 - with its JVM gone one fails to put itself into words
+        lines = []
+    java = len(lines) > 1 and lines[1].startswith(": ")
+    return (lines[1].removeprefix(": ") if java else "".join(lines[:1])) or type(error).__name__
+
+
+_PY4J: Final = f"{os.sep}py4j{os.sep}"
+
+
+def quiet_py4j() -> None:
+    """Its logger says nothing more, nor does it by the root logger, as it does here and there."""
+    logging.getLogger("py4j").setLevel(logging.CRITICAL + 1)
+    logging.getLogger().addFilter(_not_of_py4j)  # once, however often it is called
+
+
+def _not_of_py4j(record: logging.LogRecord) -> bool:
+    return _PY4J not in record.pathname
+
+
+if TYPE_CHECKING:
+    from pyspark import SparkConf
+
+log = logging.getLogger("spark")
+
+_TEMPLATE: Final = {
+    "time": {
+        "$resolver": "timestamp",
+        "pattern": {"format": "yyyy-MM-dd'T'HH:mm:ss.SSS'Z'", "timeZone": "UTC"},
+    },
+    "level": {
+        "$resolver": "pattern",
+        "pattern": "%level{WARN=WARNING, FATAL=CRITICAL}",
+        "stackTraceEnabled": False,
+    },
+    "logger": {"$resolver": "logger", "field": "name"},
+    "message": {"$resolver": "message", "stringified": True},
+    "traceback": {
+        "$resolver": "exception",
+        "field": "stackTrace",
+        "stackTrace": {"stringified": True},
+    },
+}
+_LOGGERS: Final = {  # as in Spark's own configuration: warnings that mean nothing here
+    "org.apache.parquet.CorruptStatistics": "error",
+    "org.sparkproject.jetty.util.component.AbstractLifeCycle": "error",
+    "org.apache.hadoop.util.NativeCodeLoader": "error",  # there is none in pyspark
+}
+CONFIGURATION: Final = {
+    "rootLogger.level": "warn",
+    "rootLogger.appenderRef.stderr.ref": "stderr",
+    "appender.stderr.type": "Console",
+    "appender.stderr.name": "stderr",
+    "appender.stderr.target": "SYSTEM_ERR",
+    "appender.stderr.layout.type": "JsonTemplateLayout",
+    "appender.stderr.layout.eventTemplate": orjson.dumps(_TEMPLATE).decode(),
+} | {
+    f"logger.{number}.{key}": value
+    for number, (name, level) in enumerate(_LOGGERS.items())
+    for key, value in (("name", name), ("level", level))
+}
+"""log4j's, as in `deploy/spark/json-log.properties`."""
+
+
+_READY: Final = b"tailrace: log4j is laid out"
+_KEPT_LINES: Final = 1000
+_LAST_WORDS_SECONDS: Final = 5.0
+
+
+def hear(conf: SparkConf, *, all_of_it: bool) -> None:
+    """Starts the JVM of this configuration, unless there is one, and logs what it says.
+
+    Without `all_of_it` the words of a start that succeeds are left out, and a JVM that somebody
+    else has started is left to speak for itself. Raises `PySparkRuntimeError`, `Py4JError`.
+    """
+    from pyspark import SparkContext
+    from pyspark.java_gateway import launch_gateway
+
+    if SparkContext._gateway is not None:
+        if all_of_it:
+            _lay_out(SparkContext._jvm)
+        return
+    reading, writing = os.pipe()
+    relay = _Relay(os.fdopen(reading, "rb"), all_of_it=all_of_it)
+    relay.start()
+    try:
+        gateway: Any = launch_gateway(conf, {"stdout": writing, "stderr": writing})  # type: ignore[no-untyped-call]
+    except BaseException:
+        os.close(writing)
+        relay.join(_LAST_WORDS_SECONDS)  # what it said stands above what is raised
+        raise
+    os.close(writing)
+    SparkContext._ensure_initialized(gateway=gateway)
+    _lay_out(SparkContext._jvm)
+    gateway.jvm.java.lang.System.err.println(_READY.decode())
+
+
+def _lay_out(jvm: Any) -> None:
+    java, core = jvm.java, jvm.org.apache.logging.log4j.core
+    wanted = java.util.Properties()
+    for name, value in CONFIGURATION.items():
+        wanted.setProperty(name, value)
+    builder = core.config.properties.PropertiesConfigurationBuilder()
+    builder.setConfigurationSource(core.config.ConfigurationSource.NULL_SOURCE)
+    builder.setLoggerContext(core.LoggerContext.getContext(False))
+    built = builder.setRootProperties(wanted).build()
+    core.config.Configurator.reconfigure(built)
+
+
+class _Relay(threading.Thread):
+    """Logs each line; what is JSON as it stands. Ends with the JVM."""
+
+    def __init__(self, lines: BinaryIO, *, all_of_it: bool) -> None:
+        super().__init__(name="words of the JVM", daemon=True)
+        self._lines = lines
+        self._held: deque[bytes] | None = None if all_of_it else deque(maxlen=_KEPT_LINES)
+        self._fields = all_of_it
+
+    def run(self) -> None:
+        with self._lines:
+            for line in self._lines:
+                if line.rstrip() == _READY:
+                    self._held = None
+                elif self._held is not None:
+                    self._held.append(line)
+                else:
+                    self._tell(line)
+        for line in self._held or ():
+            self._tell(line)
+
+    def _tell(self, line: bytes) -> None:
+        said = _parsed(line)
+        if said is None:
+            log.warning("%s", line.decode(errors="replace").rstrip())
+        elif self._fields:
+            log.warning("%s", said["message"], extra={"fields": said})
+        else:
+            level = logging.getLevelNamesMapping().get(said.get("level", ""), logging.WARNING)
+            words = [f"{said.get('logger')}: {said['message']}", said.get("traceback", "")]
+            log.log(level, "%s", "\n".join(words).rstrip())
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    try:
+        said = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
+    return said if isinstance(said, dict) and "message" in said else None
 
 
 def lives(spark: SparkSession) -> bool:

@@ -21,8 +21,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Observation, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's users know
 
+from compactor.spark.jvm import reason
 from compactor.spark.known import read_known
-from compactor.spark.reason import reason
 from compactor.spark.s3a import address
 from logstore import ulid
 from logstore.errors import Unavailable

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from compactor.jars import jars_conf
+from compactor.spark.jars import jars_conf
 from logstore.objects.s3.credentials import Credentials
 from logstore.objects.s3.settings import S3Settings
 

@@ -1,7 +1,9 @@
 """The Spark session: started at the first need, so that an idle pass costs no JVM.
 
 Where executors are other processes, maybe on other machines, a store that is a folder must be
-the same folder for all: that is tried before anything is done (`shared.py`).
+the same folder for all: that is tried before anything is done (`staging.py`).
+
+How far the job under way is, for people who watch.
 """
 
 from __future__ import annotations
@@ -11,16 +13,32 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from compactor.jars import SUBMIT
+from py4j.protocol import Py4JError
+from pyspark.sql import SparkSession
+
 from compactor.spark.conf import DEFAULTS, NEEDED, SparkWishes, is_here, submitted
-from compactor.spark.jvm_log import hear
-from compactor.spark.merge_input import MergeInput
-from compactor.spark.quiet import quiet_py4j
-from compactor.spark.reason import reason
-from compactor.spark.rewrite_input import RewriteInput
+from compactor.spark.engine import MergeInput, RewriteInput
+from compactor.spark.jars import SUBMIT
+from compactor.spark.jvm import hear, quiet_py4j, reason
 from compactor.spark.s3a import COMMITTER, FILE_SYSTEM, S3A
 from compactor.spark.written import Written
 from logstore.errors import Unavailable
+
+
+def tasks_of(spark: SparkSession) -> tuple[int, int] | None:
+    """Tasks done, and all tasks, of the stages under way; None if there are none, or no Spark."""
+    done = known = 0
+    try:
+        tracker = spark.sparkContext.statusTracker()
+        for stage in tracker.getActiveStageIds():
+            info = tracker.getStageInfo(stage)
+            if info is not None:
+                done += info.numCompletedTasks
+                known += info.numTasks
+    except (Py4JError, OSError):  # it is being stopped: then nothing is under way
+        return None
+    return (done, known) if known else None
+
 
 if TYPE_CHECKING:  # importing pyspark takes longer than finding out that nothing is to do
     from pyspark import SparkConf
@@ -31,7 +49,7 @@ log = logging.getLogger("tailrace.compactor")
 _NO_JAVA: Final = "Compaction needs Java 17 or newer, found by JAVA_HOME or PATH."
 _NO_JARS: Final = (
     "Compaction on S3 needs Java 17 or newer, and jars that Spark fetches at its first start;"
-    " its own messages stand above this one. `python -m compactor.jars FOLDER` fetches them"
+    " its own messages stand above this one. `python -m compactor.spark.jars FOLDER` fetches them"
     " once, for `compaction.jars`."
 )
 _NO_START: Final = "Its own messages stand above this one."
@@ -84,21 +102,21 @@ class Session:
     def merge(self, work: MergeInput, folder: str) -> Written:
         """As `Engine.merge`."""
         spark = self.get()
-        from compactor.spark.merge import merge
+        from compactor.spark.jobs import merge
 
         return merge(spark, work, folder)
 
     def rewrite(self, work: RewriteInput, folder: str) -> int:
         """As `Engine.rewrite`."""
         spark = self.get()
-        from compactor.spark.rewrite import rewrite
+        from compactor.spark.jobs import rewrite
 
         return rewrite(spark, work, folder)
 
     def share_batches(self, some: Sequence[str], others: Sequence[str]) -> bool:
         """As `Engine.share_batches`."""
         spark = self.get()
-        from compactor.spark.share import share_batches
+        from compactor.spark.jobs import share_batches
 
         return share_batches(spark, some, others)
 
@@ -107,7 +125,7 @@ class Session:
         spark = self._spark
         if spark is None or self._starting:
             return None
-        from compactor.spark.tasks import tasks_of
+        from compactor.spark.session import tasks_of
 
         return tasks_of(spark)
 
@@ -155,7 +173,7 @@ class Session:
     def _try_folder(self, spark: SparkSession) -> None:
         if self._folder is None or is_here(spark.sparkContext.master):
             return
-        from compactor.spark.shared import try_folder
+        from compactor.spark.staging import try_folder
 
         try:
             try_folder(spark, self._folder)

@@ -20,10 +20,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from coordination.coordinator.holder import Holder
+from coordination.coordinator.lease_manager import Holder
 from coordination.coordinator.limits import CoordinatorLimits
 from coordination.coordinator.supply import GLOBAL, Supplier
-from coordination.coordinator.work import Work
+from coordination.coordinator.work_queue import Work
 from coordination.coordinator.workers import WORKERS
 from coordination.counters import CoordinationCounters
 from coordination.partitions.store import PartitionStore

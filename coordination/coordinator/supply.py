@@ -26,8 +26,8 @@ from typing import Any, Final, TypeAlias
 
 import orjson
 
-from coordination.coordinator.held import Held
-from coordination.coordinator.holder import Holder
+from coordination.coordinator.lease import Held
+from coordination.coordinator.lease_manager import Holder
 from coordination.counters import CoordinationCounters
 from coordination.partitions.partition import NewPartition, Partition
 from logstore.errors import Conflict, Damaged, LeaseLost

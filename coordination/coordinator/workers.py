@@ -23,8 +23,8 @@ from typing import Final
 
 import orjson
 
-from coordination.coordinator.held import Held
-from coordination.coordinator.holder import Holder
+from coordination.coordinator.lease import Held
+from coordination.coordinator.lease_manager import Holder
 from coordination.counters import CoordinationCounters
 from coordination.partitions.partition import NewPartition, Partition, Status
 from coordination.partitions.transitions import expired

@@ -12,8 +12,8 @@ from typing import NamedTuple
 from coordination.groups.groups import Group, decode_group, encode_group
 from logstore import keys
 from logstore.errors import NotFound, OutcomeUnknown, PreconditionFailed
+from logstore.objects.ambiguous import Unclear
 from logstore.objects.store import ObjectStore
-from logstore.objects.unclear import Unclear
 
 
 class Stored(NamedTuple):

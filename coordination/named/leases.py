@@ -23,8 +23,8 @@ from logstore import ulid as ulids
 from logstore.clock import Clock
 from logstore.entropy import Entropy
 from logstore.errors import NotFound, OutcomeUnknown, PreconditionFailed, TailraceError
+from logstore.objects.ambiguous import Unclear
 from logstore.objects.store import ObjectStore
-from logstore.objects.unclear import Unclear
 
 _MARGIN_MS = 2000
 _TRIES = 8

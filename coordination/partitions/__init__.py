@@ -2,6 +2,7 @@
 
 partition, transitions, sizes   a piece of work, what may become of it, how large it may be
 store                           what a store of them does
-in_memory (due), object_store/, dynamodb/   the stores
+in_memory                       a store in one process; see also `coordination.object_store`
+                                and `coordination.dynamodb`
 expiry                          COMPLETED ones go, where the store itself does not do it
 """

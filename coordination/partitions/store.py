@@ -1,7 +1,7 @@
 """Where partitions are kept: the contract that every store fulfils.
 
-Stores: `coordination.in_memory` (one process), `coordination.object_store` (a folder or S3),
-`coordination.dynamodb`. One conformance suite runs on all of them
+Stores: `coordination.partitions.in_memory` (one process), `coordination.object_store` (a
+folder or S3), `coordination.dynamodb`. One conformance suite runs on all of them
 (`tests/contracts/partition_store.py`).
 
 Every write is conditional on the `version` that was read, and with it on owner and epoch.

@@ -24,7 +24,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from logstore.clock import Clock
 from logstore.errors import NotFound, OutcomeUnknown, PreconditionFailed, StoreUnavailable
-from logstore.objects.unclear import Unclear
+from logstore.objects.ambiguous import Unclear
 from logstore.table.schema import ACTIONS, EXPIRED, JOB, PARTITIONS, PURGED, application
 from logstore.table.snapshot import Snapshot, TableFile
 from logstore.table.stats import NewFile

@@ -21,14 +21,13 @@ from starlette.types import ASGIApp
 from logstore import ulid as ulids
 from logstore.clock import Clock, SystemClock
 from logstore.entropy import Entropy, system_entropy
-from service.counters import HttpCounters
-from service.http import failures, schema
+from service.http import errors as failures
+from service.http import schema
 from service.http.append import AppendRoutes
 from service.http.body import Receive, Scope, Send
 from service.http.browsers import BrowserGuard
 from service.http.docs import docs_routes
 from service.http.download import download_routes
-from service.http.health import health_routes
 from service.http.last import last_routes
 from service.http.leases import Open, lease_routes
 from service.http.limits import REPORTED_VERSION, HttpLimits
@@ -37,18 +36,18 @@ from service.http.live import live_routes
 from service.http.methods import answer_head
 from service.http.node import NodeApi
 from service.http.pages import page_routes
+from service.http.query import router as query_routes
 from service.http.replies import Replies, places
+from service.http.segments import group_routes, queue_routes, reading_routes
 from service.http.status import progress_routes, status_routes
+from service.http.system import health_routes, version_routes
 from service.http.targets import BASE, PREFIX, canonical, canonical_beside
 from service.http.verify import Verifier, verify_routes
-from service.http.version import version_routes
-from service.metered import metered_append
 from service.query.engine import QueryEngine
-from service.query.route import router as query_routes
 from service.queue.contents import Contents
 from service.queue.queue import SegmentQueue
-from service.queue.reading import reading_routes
-from service.queue.route import group_routes, queue_routes
+from service.runtime.counters import HttpCounters
+from service.runtime.metered import metered_append
 
 log = logging.getLogger(__name__)
 

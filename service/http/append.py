@@ -23,7 +23,6 @@ from typing import Final, TypeAlias
 from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.errors import InvalidInput, InvalidName, NodeNotReady
-from service.counters import HttpCounters
 from service.http.body import (
     BodyTooLarge,
     Budget,
@@ -36,16 +35,15 @@ from service.http.body import (
     drain,
     read_rest,
 )
-from service.http.bounds import Bounds
 from service.http.decode import KINDS, Decoded, decode, kind_of, prefixed
+from service.http.errors import HttpError, Problem, problem
 from service.http.ids import echoed, parse_batch_id, request_id, run_tag, session_cookie
-from service.http.limits import HttpLimits
-from service.http.problems import HttpError, Problem, problem
-from service.http.quick import QuickReply
-from service.http.receipt import JSON, echo_cookie, receipt_reply
+from service.http.limits import Bounds, HttpLimits
+from service.http.receipt import JSON, QuickReply, echo_cookie, receipt_reply
 from service.http.targets import PREFIX, append_target
 from service.http.text import count_lines
-from service.incoming import Durability, IncomingBatch, Receipt, Submitted
+from service.ingest.batch import Durability, IncomingBatch, Receipt, Submitted
+from service.runtime.counters import HttpCounters
 
 _ROUTES_KEPT = 4096
 _ROUTE_BYTES = 1024

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 from urllib.parse import urlsplit
 
-from service.http.problems import HttpError
+from service.http.errors import HttpError
 
 log = logging.getLogger(__name__)
 

@@ -20,20 +20,40 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Final
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 from uvicorn.server import ServerState
 
 from logstore.errors import InvalidInput, Unavailable
+from service.http.errors import Headers, HttpError, problem
 from service.http.guests import Guests, peer_of
 from service.http.http10 import VERSION, ended_by_closing
+from service.http.ids import request_id
 from service.http.limits import HttpLimits
-from service.http.problems import HttpError
-from service.http.refusal import Refusal
+from service.http.receipt import response_bytes
 from service.http.replies import CONNECTION, acknowledged
+
+
+class Refusal:
+    """A problem in its turn, to uvicorn a request like any other; the connection ends with it."""
+
+    def __init__(self, error: Exception, headers: Headers, fresh_id: Callable[[], str]) -> None:
+        self._problem = problem(error, request_id(headers, fresh_id()))
+
+    def response(self, default_headers: Headers) -> bytes:
+        """All of it, as it goes over the wire."""
+        status, headers, body = self._problem
+        headers = [*default_headers, *headers, (b"connection", b"close")]
+        return response_bytes(STATUS_LINE[status], headers, body)
+
 
 # What of a request is being read.
 QUIET: Final = 0

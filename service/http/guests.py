@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Callable
 
 from logstore.errors import Unavailable
-from service.counters import HttpCounters
 from service.http.limits import HttpLimits
+from service.runtime.counters import HttpCounters
 
 _MOST_TURNED_AWAY = 32
 

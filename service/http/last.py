@@ -3,12 +3,17 @@
 A flat object of strings: the text under a key by the pipeline's type, `total`, `after`
 when there is more, `streaming` while the run is being written. Which run it is stands in
 the header `Tailrace-Run`, since the page takes keys it does not know for tasks.
+
+The page looks for the log of a run under a key by the pipeline's type. The type is what the
+reader says, else what the run's status says (`metadata.pipelineType`, or the type of its
+source's configuration), else that of a metadata pipeline.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
 from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Request
@@ -17,6 +22,7 @@ from fastapi.responses import JSONResponse, Response
 from logstore.batch import RunKey
 from logstore.clock import Clock
 from logstore.errors import NotFound
+from logstore.runs.report import Report
 from service.http.download import answer, without_body
 from service.http.limits import HttpLimits
 from service.http.node import NodeApi, Page
@@ -24,7 +30,55 @@ from service.http.pages import page_from_start, total_of
 from service.http.paging import Plain, page_response
 from service.http.targets import BASE, name
 from service.status.last import last_run
-from service.status.task import TASKS, task_key
+
+DEFAULT: Final = "ingestion_task"
+TASKS: Final = {
+    "metadata": DEFAULT,
+    "policyAgent": DEFAULT,
+    "profiler": "profiler_task",
+    "autoClassification": "auto_classification_task",
+    "lineage": "lineage_task",
+    "usage": "usage_task",
+    "dbt": "dbt_task",
+    "TestSuite": "test_suite_task",
+    "dataInsight": "data_insight_task",
+    "elasticSearchReindex": "elasticsearch_reindex_task",
+    "application": "application_task",
+}
+# The types of source configurations, as far as they do not end in `Metadata`.
+_CONFIGURED: Final = {
+    "Profiler": "profiler",
+    "AutoClassification": "autoClassification",
+    "DatabaseLineage": "lineage",
+    "DatabaseUsage": "usage",
+    "DBT": "dbt",
+    "TestSuite": "TestSuite",
+    "MetadataToElasticSearch": "elasticSearchReindex",
+    "Application": "application",
+}
+_PATH = ("source", "sourceConfig", "config", "type")
+
+
+def task_key(asked: str | None, report: Report | None) -> str:
+    """The key; a type that nobody knows is that of a metadata pipeline."""
+    return TASKS.get(asked or _reported(report) or "", DEFAULT)
+
+
+def _reported(report: Report | None) -> str | None:
+    if report is None:
+        return None
+    metadata = report.value.get("metadata")
+    said = metadata.get("pipelineType") if isinstance(metadata, Mapping) else None
+    if isinstance(said, str):
+        return said
+    return _CONFIGURED.get(_at(report.value.get("config"), _PATH))
+
+
+def _at(value: Any, path: tuple[str, ...]) -> str:
+    for step in path:
+        value = value.get(step) if isinstance(value, Mapping) else None
+    return value if isinstance(value, str) else ""
+
 
 _STRINGS = {"type": "object", "additionalProperties": {"type": "string"}}
 _BYTES = {"schema": {"type": "string", "format": "binary"}}

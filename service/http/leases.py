@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from fastapi import APIRouter, Query
 from pydantic import BaseModel
 
-from coordination.oversight.oversight import Oversight, Wanted
+from coordination.admin.admin import Oversight, Wanted
 from coordination.partitions.partition import Status
 
 _LIST, _MAX_LIST = 100, 1000

@@ -1,18 +1,237 @@
-"""The route of live streams; `stream.py` is what they do."""
+"""`GET /logs/{fqn}/stream/{runId}`: a run live, over server-sent events.
+
+The reader's cursor only ever grows, and decides alone what is sent: see `service.tail`
+for why nothing is lost or sent twice where storage ends and the live end begins. A
+reader that cannot keep up waits in its own send, and goes on from storage.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import asyncio
+from collections.abc import Hashable
+from typing import Annotated, Literal, NamedTuple
 
 from fastapi import APIRouter, Header, Query
-from fastapi.responses import Response
+from starlette.responses import Response
 
-from service.counters import HttpCounters
+from logstore.batch import RunKey
+from logstore.errors import InvalidCursor, TailraceError, Unavailable
+from logstore.position import Cursor
+from service.http import sse as frames
+from service.http.body import Receive, Scope, Send
 from service.http.limits import HttpLimits
 from service.http.node import NodeApi
-from service.http.stream import EventStream
+from service.http.sse import HEADERS, watching
 from service.http.targets import BASE, name, run_key
+from service.runtime.counters import HttpCounters
 from service.status.last import last_run
+from service.tail import Tick, Watcher
+
+_CATCH_UP_BYTES = 256 << 10
+_RETRY_SECONDS = 1.0
+# A line number has fewer.
+_DIGITS = 19
+_CLOSED = ("closed", "deleted")
+
+
+class Start(NamedTuple):
+    """Where a stream begins: `cursor`, then so many lines to leave out."""
+
+    cursor: Cursor | int | None
+    skip: int = 0
+
+
+def parse_start(text: str) -> Start:
+    """The place an event's `id` names. Raises `InvalidCursor`."""
+    stem, plus, count = text.partition("+")
+    if plus and not _is_number(count):
+        raise InvalidCursor(f"not a cursor: {text[:80]!r}", field="after")
+    skip = int(count) if plus else 0
+    return Start(int(stem) if _is_number(stem) else Cursor.decode(stem), skip)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < _DIGITS
+
+
+class EventStream(Response):
+    """A response that lasts until its run ends, its client leaves or the node stops."""
+
+    def __init__(
+        self,
+        node: NodeApi,
+        key: RunKey,
+        *,
+        after: str | None,
+        replay_lines: int,
+        as_text: bool,
+        limits: HttpLimits,
+        counters: HttpCounters,
+    ) -> None:
+        super().__init__()
+        self._node = node
+        self._key = key
+        self._after = after
+        self._replay_lines = replay_lines
+        self._as_text = as_text
+        self._limits = limits
+        self._counters = counters
+        self._cursor: Cursor | int | None = None
+        self._skip = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        tail = self._node.tail
+        await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+        if scope["method"] == "HEAD":
+            await send({"type": "http.response.body", "body": b""})
+            return
+        if tail.readers >= self._limits.max_stream_readers:
+            # With 200, as upstream does it: its page takes a 503 for "never again".
+            await self._send(send, self._error("too many readers; try again later"))
+            await send({"type": "http.response.body", "body": b""})
+            return
+        async with watching(tail, self._key, receive, self._counters) as watcher:
+            try:
+                await self._run(watcher, send)
+            except TailraceError as error:
+                await self._send(send, self._error(f"{error} {error.hint}".strip()))
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _run(self, watcher: Watcher, send: Send) -> None:
+        """Waits while the store is away: `error` would be the end for upstream's clients."""
+        begun = False
+        while not watcher.gone:
+            try:
+                if not begun:
+                    await self._begin(send)
+                    begun = True
+                await self._go_on(watcher, send)
+            except Unavailable:
+                await self._send(send, frames.HEARTBEAT)
+                await asyncio.sleep(_RETRY_SECONDS)
+            else:
+                return
+
+    async def _go_on(self, watcher: Watcher, send: Send) -> None:
+        over: str | None = None
+        while not watcher.gone:
+            # An end that comes while storage is read is seen in the next turn: what came
+            # before the end is read after it was known.
+            ended = watcher.channel.ended or over
+            mark = watcher.channel.mark()
+            if await self._catch_up(send):
+                continue
+            if ended is not None:
+                await self._send(send, self._complete(ended))
+                return
+            if await self._over():
+                over = "runFinished"
+                continue
+            await self._follow(watcher, mark, send)
+
+    async def _over(self) -> bool:
+        """Whether the run was closed, or its client said that it is over some time ago."""
+        if (await self._node.text.size(self._key)).state in _CLOSED:
+            return True
+        return await self._node.status.over(self._key)
+
+    async def _begin(self, send: Send) -> None:
+        if self._after is not None:
+            try:
+                self._cursor, self._skip = parse_start(self._after)
+            except InvalidCursor:
+                # Upstream's way to say "start your view over": an empty replay.
+                await self._send(send, self._start_over())
+            else:
+                return
+        self._cursor = await self._node.text.tail_start(self._key, self._replay_lines)
+
+    async def _catch_up(self, send: Send) -> bool:
+        """Sends a piece of what storage has beyond the cursor; False when there is none."""
+        pieces = await self._node.text.batches_after(
+            self._key, self._cursor, max_bytes=_CATCH_UP_BYTES
+        )
+        for piece in pieces:
+            text, skipped = self._without_skipped(piece.text)
+            if text:
+                await self._send(send, self._frame(text, piece.cursor, skipped))
+            self._cursor = piece.cursor
+        return bool(pieces)
+
+    async def _follow(self, watcher: Watcher, next_tick: int, send: Send) -> None:
+        """Sends ticks as they come; returns when storage has to be read again, or at the end."""
+        self._skip = 0
+        channel = watcher.channel
+        while not watcher.gone:
+            cursor = self._cursor if isinstance(self._cursor, Cursor) else None
+            ticks, next_tick, behind = channel.take(next_tick, cursor)
+            if behind:
+                return
+            if ticks:
+                await self._send(send, b"".join([self._frame_of(tick) for tick in ticks]))
+                continue
+            if channel.ended is not None:
+                return
+            if await watcher.wait() == "heartbeat":
+                await self._send(send, frames.HEARTBEAT)
+                if await self._node.status.over(self._key):  # said to another node
+                    self._node.tail.ended(self._key)
+
+    def _frame_of(self, tick: Tick) -> bytes:
+        """The tick's frame for this cursor, made by the first reader that needs it."""
+        before = self._cursor if isinstance(self._cursor, Cursor) else Cursor()
+        if self._cursor is None:
+            before = Cursor(complete=True)  # nothing was there, and nothing was left out
+        others = tuple(sorted(p for p in before.positions.items() if p[0] != tick.node))
+        which: Hashable = (others, before.complete, self._before() if self._as_text else None)
+        after = before.advanced(tick.node, tick.last)
+        frame = tick.frames.get(which)
+        if frame is None:
+            frame = tick.frames[which] = self._frame(tick.text, after)
+        self._cursor = after
+        return frame
+
+    def _frame(self, text: bytes, after: Cursor, skipped: int = 0) -> bytes:
+        if self._as_text:
+            return frames.text_lines(text, self._before(), after.encode(), skipped)
+        return frames.logs(self._key.run, text, after.encode())
+
+    def _before(self) -> str:
+        cursor = self._cursor
+        return cursor.encode() if isinstance(cursor, Cursor) else str(cursor or 0)
+
+    def _without_skipped(self, text: bytes) -> tuple[bytes, int]:
+        """Leaves out lines that the client has; its `id` stood in the middle of a group."""
+        start = skipped = 0
+        while self._skip > 0 and start < len(text):
+            start = text.index(b"\n", start) + 1
+            self._skip -= 1
+            skipped += 1
+        return text[start:], skipped
+
+    def _complete(self, reason: str) -> bytes:
+        if self._as_text:
+            return frames.text_complete()
+        return frames.event("complete", self._key.run, self._at(), reason=reason)
+
+    def _at(self) -> str | None:
+        return None if self._cursor is None else self._before()
+
+    def _start_over(self) -> bytes:
+        if self._as_text:
+            return b""
+        return frames.event("logs", self._key.run, None, logs="", replay=True, truncated=True)
+
+    def _error(self, message: str) -> bytes:
+        if self._as_text:
+            return b"event: error\ndata: " + " ".join(message.split()).encode() + b"\n\n"
+        return frames.event("error", self._key.run, None, message=message)
+
+    async def _send(self, send: Send, frame: bytes) -> None:
+        self._counters.stream_events += 1
+        self._counters.stream_bytes += len(frame)
+        await send({"type": "http.response.body", "body": frame, "more_body": True})
+
 
 _EVENTS = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
 

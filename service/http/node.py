@@ -10,7 +10,7 @@ from typing import Protocol
 
 from logstore.batch import RunKey
 from logstore.position import Cursor
-from service.incoming import IncomingBatch, Receipt, Submitted
+from service.ingest.batch import IncomingBatch, Receipt, Submitted
 from service.status.status import RunStatus
 from service.tail import Tail
 

@@ -18,12 +18,12 @@ from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.errors import TailraceError
 from logstore.runs.report import Report
-from service.counters import HttpCounters
-from service.http import frames
+from service.http import sse as frames
 from service.http.body import Receive, Scope, Send
 from service.http.limits import HttpLimits
 from service.http.node import NodeApi
-from service.http.watching import HEADERS, watching
+from service.http.sse import HEADERS, watching
+from service.runtime.counters import HttpCounters
 from service.tail import Watcher
 
 

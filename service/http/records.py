@@ -20,10 +20,10 @@ import orjson
 
 from logstore.batch import RecordMeta
 from logstore.errors import InvalidInput, TooLarge
-from service.http.bounds import Bounds
 from service.http.envelope import SMALL, NotJson, load
+from service.http.limits import Bounds
 from service.http.text import encode_text, valid_utf8
-from service.journal.meta import MetaColumns
+from service.journal.format import MetaColumns
 
 _HINT = 'Each line is an object such as {"message": "text", "ts": "2026-01-31T12:00:00Z"}.'
 # Numbers below this are epoch seconds, above it milliseconds: 5138 in seconds, 1973 in ms.

@@ -14,8 +14,8 @@ from uvicorn.config import Config
 
 from service.http.app import Application
 from service.http.connection import Connection, watch
+from service.http.fast_path import lane
 from service.http.guests import Guests
-from service.http.lane import lane
 
 _BACKLOG = 2048
 

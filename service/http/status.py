@@ -20,12 +20,12 @@ from logstore.batch import RunKey
 from logstore.errors import InvalidInput
 from logstore.names import check_name
 from logstore.runs.report import Report
-from service.counters import HttpCounters
-from service.http.json_body import json_object
+from service.http.body import json_object
 from service.http.limits import HttpLimits
 from service.http.node import NodeApi
 from service.http.progress import ProgressStream
 from service.http.targets import ROOT, name, run_key
+from service.runtime.counters import HttpCounters
 from service.status.endings import STATES
 
 _EVENTS = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}

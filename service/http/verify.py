@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query
 from starlette.responses import StreamingResponse
 
 from service.http.body import Receive, Scope, Send
-from service.verification import Lines, Verification
+from service.runtime.verification import Lines, Verification
 
 Verifier: TypeAlias = Callable[[], Verification]
 

@@ -27,7 +27,7 @@ import orjson
 
 from logstore import ulid as ulids
 from logstore.batch import RunKey
-from service.known import KnownBatch
+from service.ingest.batch import KnownBatch
 
 MOST = 1000
 # As JSON: a state with all of them stays well below the smallest journal file.

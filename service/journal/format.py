@@ -40,6 +40,9 @@ Invariants:
   finds a bad entry searches for the next mark and goes on there.
 - Bytes behind the last offset that any mark or later file claims to be synced may be
   torn by a power cut: nothing there was acknowledged as durable.
+
+The bytes behind a batch entry's text are what structured records carry beside it, as JSON
+columns: `[ends, ts, levels, attributes]`, as in `RecordMeta`.
 """
 
 from __future__ import annotations
@@ -53,8 +56,43 @@ import google_crc32c
 import orjson
 
 from logstore import ulid as ulids
-from logstore.batch import RunKey
+from logstore.batch import RecordMeta, RunKey
 from logstore.errors import Damaged, UnsupportedVersion
+
+
+class MetaColumns:
+    """The columns as they grow: what was added is held encoded, not as objects."""
+
+    def __init__(self) -> None:
+        self._columns: tuple[list[bytes], ...] = ([], [], [], [])
+        self.size = 0
+        """Bytes of all columns so far."""
+
+    def add(self, meta: RecordMeta) -> None:
+        """Further records, at least one; `ends` are offsets in the whole batch's text."""
+        given = (meta.ends, meta.ts, meta.levels, meta.attributes)
+        for column, values in zip(self._columns, given, strict=True):
+            piece = orjson.dumps(values)[1:-1]
+            column.append(piece)
+            self.size += len(piece) + 1
+
+    def encoded(self) -> bytes:
+        """The bytes of the entry."""
+        return b"[%b]" % b",".join(b"[%b]" % b",".join(column) for column in self._columns)
+
+
+def encode_meta(meta: RecordMeta | None) -> bytes:
+    """The columns of all records at once; nothing for a batch of plain lines."""
+    if meta is None:
+        return b""
+    return orjson.dumps([meta.ends, meta.ts, meta.levels, meta.attributes])
+
+
+def decode_meta(data: bytes) -> RecordMeta:
+    """The columns again."""
+    ends, ts, levels, attributes = orjson.loads(data)
+    return RecordMeta(ends, ts, levels, attributes)
+
 
 MAGIC = b"TRLRWAL\n"
 VERSION = 1

@@ -22,15 +22,13 @@ from service.journal.changes import Change
 from service.journal.failures import translated
 from service.journal.handles import ReadHandles
 from service.journal.limits import JournalLimits
-from service.journal.making import FileMaker
 from service.journal.recovery import Found, Recovered
-from service.journal.room import DiskRoom
-from service.journal.spares import Spares
+from service.journal.recycling import DiskRoom, FileMaker, Spares
 from service.journal.state import Cut, JournalState
 from service.journal.succession import Succession
 from service.journal.view import JournalPin
 from service.journal.writer import Appended, Control, GroupWriter
-from service.offload import Offload
+from service.runtime.threads import Offload
 
 # Inside the class, `bytes` is the journal's size.
 _Raw: TypeAlias = bytes

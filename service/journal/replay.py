@@ -18,12 +18,12 @@ import orjson
 from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.errors import Damaged
+from service.ingest.batch import KnownBatch
 from service.journal import format as wal
 from service.journal.connectors import LastBatch
 from service.journal.file import JournalFile
 from service.journal.scan import Entry
 from service.journal.state import Cut, JournalState, decode_cut_entry, decode_state
-from service.known import KnownBatch
 
 _KINDS = (wal.STATE, wal.CUT, wal.CLOSE, wal.TOMBSTONE, wal.CONFIRM, wal.OPEN, wal.FINISH)
 

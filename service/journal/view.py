@@ -20,7 +20,7 @@ from logstore.position import Position
 from service.journal import check
 from service.journal import index as indexes
 from service.journal.file import JournalFile
-from service.journal.meta import decode_meta
+from service.journal.format import decode_meta
 
 _SPAN_BYTES = 512 << 10  # a block that the allocator keeps, and that fits the CPU's cache
 _GAP_BYTES = 4096

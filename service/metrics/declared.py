@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-from service.counters import Distribution, HttpCounters, StoreCounters, SyncCounters
 from service.queue.counters import QueueCounters
+from service.runtime.counters import Distribution, HttpCounters, StoreCounters, SyncCounters
 
 if TYPE_CHECKING:
-    from coordination.coordinator.work import Work
+    from coordination.coordinator.work_queue import Work
     from service.compaction import CompactionChild
     from service.metrics.compaction import CompactorFile
     from service.node import Node

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from coordination.coordinator.measures import (
+from coordination.coordinator.metrics import (
     ATTEMPTS,
     HELD,
     LAG,

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from service.counters import READS, WRITES
 from service.metrics.declared import Declared, Kind, Read, Sources
-from service.metrics.texts import lag_bytes
+from service.metrics.runs import lag_bytes
+from service.runtime.counters import READS, WRITES
 
 
 def _failures_in_a_row(sources: Sources) -> int:

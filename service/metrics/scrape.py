@@ -13,17 +13,15 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from service.counters import Distribution
 from service.metrics.compaction import COMPACTION, joined
 from service.metrics.declared import Declared, Reading, Sources, Value
-from service.metrics.doors import DOORS
+from service.metrics.http import DOORS, REPORTS
 from service.metrics.leases import LEASES
-from service.metrics.node import NODE
+from service.metrics.node import NODE, STORE
 from service.metrics.openmetadata import OPENMETADATA
 from service.metrics.queue import QUEUE
-from service.metrics.reports import REPORTS
-from service.metrics.store import STORE
-from service.metrics.texts import TEXTS
+from service.metrics.runs import TEXTS
+from service.runtime.counters import Distribution
 
 METRICS: tuple[Declared, ...] = (
     *DOORS,

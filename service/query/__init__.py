@@ -1,6 +1,6 @@
 """Search over all runs: hot lines, segments and the table, each record once.
 
-request.py   what is asked, validated          times.py, cursor.py   parts of it
+request.py   what is asked, validated          cursor.py   where a search stopped
 view.py      what is searched, pinned in the one right order
 hot.py       the journal's part as Arrow        tiles.py   time, cut into pieces of work
 database.py  DuckDB with its limits             sql.py     the statements
@@ -8,5 +8,5 @@ bucket.py    DuckDB on S3
 process.py   DuckDB in a process that can be ended    child.py   that process
 search.py    one search: ordered, deduplicated, cut at the limit
 engine.py    many searches: slots, time limits, cancelling
-output.py    ndjson, text, Parquet              route.py   `GET /query`
+output.py    ndjson, text, Parquet              service/http/query.py   `GET /query`
 """

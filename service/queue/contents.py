@@ -44,7 +44,7 @@ from service.query.hot import SCHEMA as RECORDS
 from service.query.output import Output, pieces
 from service.query.view import Deletion
 from service.queue.segment import Name
-from service.text.cache import Cache
+from service.runtime.cache import Cache
 
 _ROWS: Final = 4096  # decoded at once: buffers below the size of decision 015
 _PIECES: Final = 4  # at once: a thread's turn is worth about a MiB

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from coordination.groups.groups import Group, State
-from service.queue.catalogue import Catalogue
+from service.queue.catalog import Catalogue
 from service.queue.segment import Name
 
 

@@ -32,11 +32,11 @@ from logstore.errors import (
 from logstore.names import check_name
 from logstore.objects.store import ObjectStore
 from service.queue import transitions
-from service.queue.catalogue import Catalogue
+from service.queue.catalog import Catalogue
 from service.queue.counters import QueueCounters
 from service.queue.lag import lag_of
 from service.queue.limits import QueueLimits
-from service.queue.pulse import Pulse
+from service.queue.notifier import Pulse
 from service.queue.quota import NewGroups, unused
 from service.queue.segment import Leased, Name, Segment
 from service.queue.transitions import Moment

@@ -25,9 +25,9 @@ from logstore.errors import (
     StoreUnavailable,
     TailraceError,
 )
+from logstore.objects.ambiguous import Unclear
 from logstore.objects.store import ObjectStore
-from logstore.objects.unclear import Unclear
-from service.queue.catalogue import Catalogue
+from service.queue.catalog import Catalogue
 from service.queue.counters import QueueCounters
 from service.queue.segment import Segment
 from service.queue.transitions import Moment, begun, fresh

@@ -7,12 +7,12 @@ from typing import Protocol
 from logstore.batch import RunKey
 from logstore.errors import JournalFull, StoreUnavailable
 from logstore.filesystem import FileSystem
-from service.parts import Seams
+from service.runs.run_logs import Text
+from service.runtime.parts import Seams
 from service.status.expiry import Expiry
 from service.status.reports import Reports
 from service.status.status import KeepFree, RunStatus, StatusLimits
 from service.tail import Tail
-from service.text.text import Text
 
 
 class Owner(Protocol):

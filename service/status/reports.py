@@ -24,10 +24,10 @@ from logstore.errors import (
     PreconditionFailed,
     UnsupportedVersion,
 )
+from logstore.objects.ambiguous import Unclear
 from logstore.objects.store import ObjectInfo, ObjectStore
-from logstore.objects.unclear import Unclear
 from logstore.runs.report import Report, Said, decode_report, encode_report, make_report
-from service.text.cache import Cache
+from service.runtime.cache import Cache
 
 _READERS = 16
 _DELETE_COUNT = 500

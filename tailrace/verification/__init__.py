@@ -3,7 +3,7 @@
 fault.py     what can be wrong, and where it is reported
 catalog.py   segments: numbers without gaps, bytes as they were written, what is set aside
 records.py   a stretch of text, seen as records with their ids
-texts.py     manifests, chunks and indexes of runs
+run_logs.py  manifests, chunks and indexes of runs
 journal.py   the data folder's journal, when no service holds it
 table.py     files of the table, duplicates in them, and segments that it says it holds
 compare.py   the statements: copies of lines against what segments and table have

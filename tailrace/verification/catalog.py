@@ -11,11 +11,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from compactor.intake.plan import StoredSegment, nodes_of, segments_of
+from compactor.ingest.plan import StoredSegment, nodes_of, segments_of
 from logstore import keys
 from logstore.errors import Damaged, NotFound, StoreUnavailable, UnsupportedVersion
 from logstore.objects.store import ObjectStore
-from logstore.runs.textmark import TextMark, read_text_mark
+from logstore.runs.watermark import TextMark, read_text_mark
 from logstore.segments.footer import Footer
 from logstore.segments.reader import verify_segment
 from tailrace.verification.fault import Findings

@@ -24,7 +24,7 @@ from logstore.runs.deletion import Deletion
 from logstore.runs.manifest import Manifest
 from service.query.database import Database
 from service.query.sql import literal
-from service.text.restore.adopt import WRITER
+from service.runs.openmetadata.importer import WRITER
 from tailrace.verification.fault import Findings, Kind, run_place
 
 _RUNS: Final = pa.schema(

@@ -18,10 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from compactor.deletions import deletions_above
-from compactor.intake.aside import set_aside
-from compactor.intake.plan import StoredSegment
-from compactor.place.placement import Placement
+from compactor.commit.deletions import deletions_above
+from compactor.commit.placement import Placement
+from compactor.ingest.plan import StoredSegment
+from compactor.ingest.quarantine import set_aside
 from logstore import keys
 from logstore import ulid as ulids
 from logstore.clock import Clock

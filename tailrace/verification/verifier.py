@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from compactor.deletions import deletions_above
+from compactor.commit.deletions import deletions_above
 from logstore import keys
 from logstore import ulid as ulids
 from logstore.batch import RunKey
@@ -27,14 +27,14 @@ from logstore.table.snapshot import Snapshot, TableFile
 from logstore.table.table import Table
 from service.journal.recovery import recover
 from service.query.database import Database
-from service.text.chunks import Chunks
+from service.runs.chunks import Chunks
 from tailrace.verification.catalog import Catalog, Mend, nothing, settled
 from tailrace.verification.compare import Comparison, Stored, hold_deletions
 from tailrace.verification.fault import Findings
 from tailrace.verification.files import TableFiles
 from tailrace.verification.journal import JournalCheck
+from tailrace.verification.run_logs import RunText, Texts
 from tailrace.verification.table import Segments, TableCheck, oldest_kept
-from tailrace.verification.texts import RunText, Texts
 
 GROUP_BYTES = 128 << 20
 _DAY_MS = 86_400_000

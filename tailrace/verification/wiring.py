@@ -6,9 +6,9 @@ import os
 from dataclasses import replace
 from typing import Final
 
-from compactor.place.folder import FolderPlacement
-from compactor.place.objects import ObjectPlacement
-from compactor.place.placement import Placement
+from compactor.commit.folder import FolderPlacement
+from compactor.commit.objects import ObjectPlacement
+from compactor.commit.placement import Placement
 from logstore import keys
 from logstore.clock import SystemClock
 from logstore.disk import Disk

@@ -7,9 +7,8 @@ from types import MappingProxyType
 
 from logstore.disk import Disk
 from logstore.entropy import system_entropy
-from logstore.objects.dates import DateSample
 from logstore.objects.local import LocalStore
-from logstore.objects.remote import Requesting
+from logstore.objects.remote import DateSample, Requesting
 from tests.compactor.lake import Lake
 
 

@@ -9,21 +9,21 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from compactor.sharing.shares import NAME, Leased, Patience, Share
+from compactor.assignment import NAME, Leased, Patience, Share
+from coordination.admin.admin import Oversight, Wanted
+from coordination.admin.overview import Entry, of_partition
 from coordination.coordinator.coordinator import Coordinator
 from coordination.coordinator.limits import CoordinatorLimits
 from coordination.named.locks import Locks
-from coordination.oversight.oversight import Oversight, Wanted
-from coordination.oversight.overview import Entry, of_partition
-from coordination.partitions.object_store.store import ObjectPartitions
+from coordination.object_store.store import ObjectPartitions
 from coordination.storetime import StoreTime
 from logstore.clock import SystemClock
 from logstore.entropy import system_entropy
 from logstore.objects.local import LocalStore, inline
 from logstore.objects.store import ObjectStore
-from tests.faulty_store import FaultyStore, Schedule
-from tests.powercut import PowerCutFileSystem
-from tests.virtual_time import VirtualClock, simulate
+from tests.simulation.faulty_store import FaultyStore, Schedule
+from tests.simulation.powercut import PowerCutFileSystem
+from tests.simulation.virtual_time import VirtualClock, simulate
 
 START_MS = 1_750_000_000_000
 LIMITS = CoordinatorLimits(lease_seconds=600, max_attempts=0)

@@ -13,12 +13,12 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from compactor.compactor import Compactor
-from compactor.place.folder import FolderPlacement
-from compactor.place.objects import ObjectPlacement
-from compactor.place.placement import STAGING
+from compactor.commit.folder import FolderPlacement
+from compactor.commit.objects import ObjectPlacement
+from compactor.commit.placement import STAGING
+from compactor.context import Compactor
 from compactor.report import Report
-from compactor.schedule import once
+from compactor.runner import once
 from compactor.settings import Compaction
 from compactor.spark.engine import Engine
 from compactor.spark.session import Session
@@ -36,8 +36,8 @@ from logstore.segments.writer import encode_segment
 from logstore.table.options import open_table
 from logstore.table.snapshot import Snapshot, TableFile
 from tests.batches import make_batches
-from tests.outside import Outside, OutsideStore
-from tests.servers import Bucket
+from tests.servers.minio import Bucket
+from tests.simulation.outside import Outside, OutsideStore
 
 T = TypeVar("T")
 NOON = 1_795_262_400_000  # 2026-11-21T12:00:00Z

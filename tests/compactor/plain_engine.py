@@ -1,6 +1,6 @@
 """An engine in plain Python: what Spark's jobs give, line by line and without a JVM.
 
-It starts in no time, so that tests go through thousands of histories. `test_plain_engine.py`
+It starts in no time, so that tests go through thousands of histories. `spark/test_plain_engine.py`
 holds it to what Spark does with the same input.
 """
 
@@ -16,8 +16,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from compactor.spark.merge_input import MergeInput
-from compactor.spark.rewrite_input import RewriteInput
+from compactor.spark.engine import MergeInput, RewriteInput
 from compactor.spark.written import Written
 from logstore import ulid
 from logstore.errors import Unavailable

@@ -7,8 +7,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from compactor.intake.take_in import take_in_all
-from compactor.place.placement import STAGING
+from compactor.commit.placement import STAGING
+from compactor.ingest.ingest import take_in_all
 from compactor.report import Report
 from compactor.rewrite.hours import rewrite_hours
 from compactor.settings import Compaction

@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from compactor.assignment import open_sharing
 from compactor.settings import CompactorSettings
-from compactor.sharing.driver import open_sharing
 from logstore.clock import SystemClock
 from logstore.disk import Disk
 from logstore.entropy import system_entropy

@@ -6,18 +6,18 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from compactor.compactor import Compactor
+from compactor.context import Compactor
+from compactor.maintenance.purge import purge
 from compactor.report import Report
 from compactor.rewrite.hours import rewrite_hours
 from compactor.settings import Compaction
-from compactor.upkeep.purge import purge
 from logstore import ulid
 from logstore.clock import SystemClock
 from logstore.table.table import Table
 from tests.compactor.files import add_files
 from tests.compactor.lake import HOUR, NOON, Batch, Lake, batch
 from tests.compactor.plain_engine import PlainEngine
-from tests.compactor.test_rewrite_hours import meanwhile, parts
+from tests.compactor.rewrite.test_hours import meanwhile, parts
 
 
 @dataclass

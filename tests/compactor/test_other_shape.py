@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from compactor.outlook.foresee import foresee
+from compactor.dry_run import foresee
 from compactor.report import Report
-from compactor.schedule import once
+from compactor.runner import once
 from logstore.errors import UnsupportedVersion
 from tests import reshaped
 from tests.compactor.lake import HOUR, NOON, Lake, batch

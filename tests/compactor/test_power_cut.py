@@ -1,7 +1,7 @@
 """A power cut at any call of a pass: what counted as committed is there, each line once.
 
 The bytes of Spark's files, of delta-rs's log and of its checkpoints are on the disk when we
-have synced them, and not before (`tests/shadowed_disk.py`).
+have synced them, and not before (`tests/simulation/shadowed_disk.py`).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from compactor.place.folder import FolderPlacement
-from compactor.place.log import SETTLED_MS, is_whole
+from compactor.commit.folder import FolderPlacement
+from compactor.commit.log import SETTLED_MS, is_whole
 from compactor.report import Report
-from compactor.schedule import once
+from compactor.runner import once
 from compactor.settings import Compaction
 from logstore import keys
 from logstore.entropy import system_entropy
@@ -25,7 +25,7 @@ from logstore.objects.local import LocalStore, inline
 from tests.compactor.lake import HOUR, NOON, Batch, Lake, batch
 from tests.compactor.plain_engine import PlainEngine
 from tests.seeds import seeds
-from tests.shadowed_disk import ShadowedDisk
+from tests.simulation.shadowed_disk import ShadowedDisk
 
 LIMITS = Compaction(settle_seconds=0, purge_seconds=0, file_bytes=10**6)
 SEEDS = seeds(1)

@@ -11,8 +11,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from tests.compactor.executors import executors_below, until
 from tests.compactor.lake import HOUR, NOON, Lake, batch
+from tests.compactor.spark.executors import executors_below, until
 
 JOB = str(Path(__file__).parents[2] / "compactor" / "job.py")
 SPARK = {

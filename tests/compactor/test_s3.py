@@ -18,30 +18,30 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from compactor.compactor import Compactor
-from compactor.intake.take_in import take_in_all
+from compactor.assignment import HOURS, open_sharing
+from compactor.context import Compactor
+from compactor.ingest.ingest import take_in_all
+from compactor.maintenance.cleanup import clean_up, remove_orphans
+from compactor.maintenance.purge import purge
 from compactor.report import Report
 from compactor.rewrite.hours import plan_hours, rewrite_hours
 from compactor.settings import Compaction, CompactorSettings
-from compactor.sharing.driver import open_sharing
-from compactor.sharing.shares import HOURS
-from compactor.spark.merge import merge
-from compactor.spark.merge_input import MergeInput
+from compactor.spark.engine import MergeInput
+from compactor.spark.jobs import merge
 from compactor.spark.s3a import S3A
 from compactor.spark.session import Session
-from compactor.upkeep.cleanup import clean_up, remove_orphans
-from compactor.upkeep.purge import purge
 from logstore import keys, ulid
 from logstore.disk import Disk
 from logstore.entropy import system_entropy
 from logstore.errors import Unavailable
+from tests.compactor.in_bucket import objects, uploads
 from tests.compactor.lake import HOUR, NOON, Lake, batch, lake_in
 from tests.faults.kinds import Kind
 from tests.faults.requests import Request
 from tests.faults.schedule import Schedule
 from tests.faults.thread import fault_proxy
-from tests.jars import jars_folder
-from tests.servers import Bucket, Minio
+from tests.servers.jars import jars_folder
+from tests.servers.minio import Bucket, Minio
 
 ROOT = Path(__file__).parents[2]
 JOB = str(ROOT / "compactor" / "job.py")
@@ -115,24 +115,6 @@ def finish(process: subprocess.Popen[str]) -> dict[str, Any]:
     assert process.returncode == 0, errors
     report: dict[str, Any] = orjson.loads(out.splitlines()[-1])
     return report
-
-
-def uploads(lake: Lake) -> list[str]:
-    assert lake.bucket is not None
-    client = lake.bucket.client()
-    found = client.list_multipart_uploads(Bucket=lake.bucket.name).get("Uploads", [])
-    client.close()
-    return [upload["Key"] for upload in found]
-
-
-def objects(lake: Lake) -> dict[str, dict[str, Any]]:
-    """Every key below the prefix as the server knows it, markers of folders too."""
-    assert lake.bucket is not None
-    client, name = lake.bucket.client(), lake.bucket.name
-    listed = client.list_objects_v2(Bucket=name)["Contents"]
-    found = {entry["Key"]: client.head_object(Bucket=name, Key=entry["Key"]) for entry in listed}
-    client.close()
-    return {key.removeprefix(f"{lake.bucket.prefix}/"): head for key, head in found.items()}
 
 
 def test_merged_twice_and_kept_as_the_settings_say(lake: Lake) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from compactor.intake.take_in import take_in_all
+from compactor.ingest.ingest import take_in_all
 from compactor.report import Report
 from compactor.settings import Compaction
 from compactor.spark.session import Session

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.compactor.executors import commands_below, until
 from tests.compactor.lake import HOUR, NOON, Batch, Lake, batch, merging
 from tests.compactor.plain_engine import PlainEngine
+from tests.compactor.spark.executors import commands_below, until
 
 JOB = str(Path(__file__).parents[2] / "compactor" / "job.py")
 SUBMIT = str(Path(sys.executable).parent / "spark-submit")

@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from compactor.report import Report
-from compactor.schedule import once
+from compactor.runner import once
 from compactor.settings import Compaction
 from logstore import keys
 from logstore.clock import SystemClock

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from random import SystemRandom
 from unittest.mock import patch
 
-from coordination.partitions.object_store.store import ObjectPartitions
+from coordination.object_store.store import ObjectPartitions
 from coordination.partitions.store import PartitionStore
 from coordination.settings import DynamoDbSettings
 from coordination.storetime import StoreTime
@@ -17,9 +17,9 @@ from logstore.clock import Clock, SystemClock
 from logstore.disk import Disk
 from logstore.objects.local import LocalStore
 from logstore.objects.remote import newest_date_of
-from tests.coordination.partitions.dynamodb.tables import standing
-from tests.dynamodb import ACCESS_KEY, SECRET_KEY
-from tests.servers import Bucket
+from tests.coordination.dynamodb.tables import standing
+from tests.servers.dynamodb import ACCESS_KEY, SECRET_KEY
+from tests.servers.minio import Bucket
 
 KEYS = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
 

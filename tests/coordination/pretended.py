@@ -17,16 +17,16 @@ from functools import partial
 from random import Random
 
 from coordination.coordinator.coordinator import Coordinator
-from coordination.coordinator.held import Held
+from coordination.coordinator.lease import Held
 from coordination.coordinator.limits import CoordinatorLimits
 from coordination.coordinator.supply import Supplier
-from coordination.coordinator.work import Work
+from coordination.coordinator.work_queue import Work
 from coordination.storetime import StoreTime
 from logstore.errors import LeaseLost, NotFound, OutcomeUnknown, TailraceError, Unavailable
 from tests.coordination.processes import World
-from tests.faulty_partitions import FaultyPartitions
-from tests.faulty_store import Fault
-from tests.virtual_time import VirtualClock
+from tests.simulation.faulty_partitions import FaultyPartitions
+from tests.simulation.faulty_store import Fault
+from tests.simulation.virtual_time import VirtualClock
 
 FAULTS = (Fault.UNAVAILABLE, Fault.UNKNOWN_DONE, Fault.UNKNOWN_NOT_DONE)
 LINES = 5

@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 from coordination.coordinator.coordinator import Coordinator
 from coordination.coordinator.limits import CoordinatorLimits
-from coordination.coordinator.work import Work
+from coordination.coordinator.work_queue import Work
 from coordination.partitions.in_memory import InMemoryPartitions
 from coordination.partitions.partition import NewPartition, Partition
-from tests.faulty_partitions import FaultyPartitions
-from tests.virtual_time import VirtualClock, simulate
+from tests.simulation.faulty_partitions import FaultyPartitions
+from tests.simulation.virtual_time import VirtualClock, simulate
 
 T = TypeVar("T")
 START_MS = 1_795_255_200_000

@@ -20,9 +20,9 @@ from multiprocessing.connection import Connection
 from typing import Any, TypeAlias
 
 from coordination.coordinator.coordinator import Coordinator
-from coordination.coordinator.held import Held
+from coordination.coordinator.lease import Held
 from coordination.coordinator.limits import CoordinatorLimits
-from coordination.coordinator.work import Work
+from coordination.coordinator.work_queue import Work
 from coordination.partitions.store import PartitionStore
 from logstore.clock import Clock
 from logstore.entropy import system_entropy

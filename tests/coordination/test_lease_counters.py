@@ -10,9 +10,9 @@ from coordination.named.leases import Leases
 from coordination.storetime import StoreTime
 from logstore.batch import RunKey
 from logstore.objects.local import LocalStore, inline
-from tests.faulty_store import Fault, FaultyStore, Schedule
-from tests.powercut import PowerCutFileSystem
-from tests.virtual_time import VirtualClock, simulate
+from tests.simulation.faulty_store import Fault, FaultyStore, Schedule
+from tests.simulation.powercut import PowerCutFileSystem
+from tests.simulation.virtual_time import VirtualClock, simulate
 
 START_MS = 1_750_000_000_000
 TIMEOUT = 60.0

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.contracts.partition_races import PartitionRacesContract, PartitionSkewContract
+from tests.coordination.dynamodb.tables import settings_of
 from tests.coordination.opened import in_bucket, in_folder, in_table
-from tests.coordination.partitions.dynamodb.tables import settings_of
 from tests.coordination.remote import OpenPartitions
-from tests.dynamodb import DynamoDb
-from tests.servers import Bucket
+from tests.servers.dynamodb import DynamoDb
+from tests.servers.minio import Bucket
 
 
 class TestInAFolder(PartitionRacesContract):

@@ -9,16 +9,16 @@ from random import Random
 import pytest
 
 from coordination.coordinator.limits import CoordinatorLimits
+from coordination.dynamodb.store import DynamoPartitions
+from coordination.object_store.store import ObjectPartitions
 from coordination.open import open_partitions
-from coordination.partitions.dynamodb.store import DynamoPartitions
 from coordination.partitions.in_memory import InMemoryPartitions
-from coordination.partitions.object_store.store import ObjectPartitions
 from coordination.settings import SourceCoordination, StoreChoice, milliseconds
 from logstore.clock import SystemClock
 from logstore.errors import InvalidInput
 from logstore.objects.local import LocalStore
 from service.settings import load_settings
-from tests.powercut import PowerCutFileSystem
+from tests.simulation.powercut import PowerCutFileSystem
 
 DAY_MS = 86_400_000
 UPSTREAM = """

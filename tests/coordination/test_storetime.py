@@ -7,9 +7,9 @@ from random import Random
 import pytest
 
 from coordination.storetime import WINDOW_SECONDS, StoreTime
-from logstore.objects.dates import DateSample
-from tests.moved_clock import MovedClock
+from logstore.objects.remote import DateSample
 from tests.seeds import seeds
+from tests.simulation.moved_clock import MovedClock
 
 EPOCH_MS = 1_750_000_000_000
 

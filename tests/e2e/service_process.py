@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 
-from tests.ports import free_port
+from tests.servers.ports import free_port
 
 BASE = "/api/v1/services/ingestionPipelines/logs"
 _READY_SECONDS = 180.0

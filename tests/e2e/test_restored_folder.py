@@ -15,7 +15,7 @@ from logstore.clock import SystemClock
 from logstore.disk import Disk
 from logstore.names import decode
 from logstore.objects.local import LocalStore
-from logstore.runs.textmark import raise_text_mark, read_text_mark
+from logstore.runs.watermark import raise_text_mark, read_text_mark
 from tests.e2e.service_process import BASE, ServiceProcess
 
 pytestmark = pytest.mark.anyio

@@ -9,9 +9,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.java import find_java
+from service.runtime.java import find_java
 from tests.e2e.service_process import BASE, ServiceProcess
-from tests.upgrading import JAVA
+from tests.servers.upgrading import JAVA
 
 pytestmark = pytest.mark.upgrading
 BODIES = [

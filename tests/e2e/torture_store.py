@@ -26,7 +26,7 @@ from logstore.objects.settings import StoreSettings
 from logstore.objects.store import ObjectStore
 from tests.faults.schedule import Schedule, evenly
 from tests.faults.thread import fault_proxy
-from tests.servers import Bucket, memory_folder, running_minio, why_no_minio
+from tests.servers.minio import Bucket, memory_folder, running_minio, why_no_minio
 
 KINDS: Final = ("local", "minio", "faults")
 RATE: Final = 0.1

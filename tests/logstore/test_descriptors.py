@@ -11,8 +11,8 @@ import pytest
 
 from logstore.descriptors import ReservedDisk
 from logstore.disk import Disk
-from tests.descriptors import no_descriptors
 from tests.refusals import refused
+from tests.simulation.descriptors import no_descriptors
 
 
 def opened() -> int:

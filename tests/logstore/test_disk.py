@@ -17,8 +17,8 @@ from logstore.disk import Disk, syncer_for
 from logstore.filesystem import File, FileSystem
 from logstore.syncer import AioSyncer, QuickSyncer, ThreadSyncer
 from tests.contracts.filesystem import FileSystemContract
-from tests.powercut import DirectSyncer, PowerCutFileSystem
 from tests.refusals import refused
+from tests.simulation.powercut import DirectSyncer, PowerCutFileSystem
 
 pytestmark = pytest.mark.anyio
 

@@ -23,8 +23,8 @@ from tests.contracts.object_store import (
     ObjectStoreContract,
     keys_of,
 )
-from tests.faulty_store import FaultyStore, Schedule
-from tests.powercut import PowerCutFileSystem
+from tests.simulation.faulty_store import FaultyStore, Schedule
+from tests.simulation.powercut import PowerCutFileSystem
 
 pytestmark = pytest.mark.anyio
 

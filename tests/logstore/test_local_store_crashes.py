@@ -26,8 +26,8 @@ from logstore.errors import (
 )
 from logstore.objects.local import LocalStore, inline
 from logstore.objects.store import ObjectStore, Part
-from tests.powercut import PowerCut, PowerCutFileSystem
 from tests.seeds import seeds
+from tests.simulation.powercut import PowerCut, PowerCutFileSystem
 
 OLD, NEW = b"old" * 3000, b"new!" * 5000
 SEEDS = seeds(6)

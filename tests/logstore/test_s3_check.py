@@ -15,7 +15,7 @@ from tests.faults.kinds import HIDDEN, Kind
 from tests.faults.requests import Request
 from tests.faults.schedule import Schedule
 from tests.logstore.test_s3_faults import standing
-from tests.servers import Bucket
+from tests.servers.minio import Bucket
 
 pytestmark = [pytest.mark.anyio, pytest.mark.minio]
 

@@ -29,7 +29,7 @@ from tests.faults.kinds import HIDDEN, KNOWABLE, Kind
 from tests.faults.proxy import FaultProxy
 from tests.faults.requests import Request
 from tests.faults.schedule import Schedule, evenly
-from tests.servers import Bucket
+from tests.servers.minio import Bucket
 
 pytestmark = [pytest.mark.anyio, pytest.mark.minio]
 

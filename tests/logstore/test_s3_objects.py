@@ -27,7 +27,7 @@ from logstore.objects.s3.plan import PartLimits
 from logstore.objects.s3.settings import S3Settings
 from logstore.objects.s3.store import S3Store
 from logstore.objects.store import Part
-from tests.servers import KMS_KEY, Bucket, Minio
+from tests.servers.minio import KMS_KEY, Bucket, Minio
 
 pytestmark = pytest.mark.anyio
 MIB = 1 << 20

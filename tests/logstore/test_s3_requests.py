@@ -21,7 +21,7 @@ from logstore.objects.s3.place import MARK, Keeping, Place
 from logstore.objects.s3.plan import PartLimits
 from logstore.objects.s3.requests import Requests, Tries
 from logstore.objects.s3.writes import Target, Writes
-from tests.service.text.world import TestClock
+from tests.service.runs.world import TestClock
 
 pytestmark = pytest.mark.anyio
 

@@ -14,7 +14,7 @@ from tests.contracts.object_store import (
     LargeObjectContract,
     ObjectStoreContract,
 )
-from tests.servers import KMS_KEY, Bucket, Minio
+from tests.servers.minio import KMS_KEY, Bucket, Minio
 
 pytestmark = [pytest.mark.anyio, pytest.mark.minio]
 

@@ -9,9 +9,9 @@ import pytest
 from logstore.clock import SystemClock
 from logstore.errors import OutcomeUnknown
 from logstore.objects.local import LocalStore, inline
-from logstore.runs.textmark import raise_text_mark, read_text_mark
-from tests.faulty_store import WRITES, Fault, FaultyStore, Schedule
-from tests.powercut import PowerCutFileSystem
+from logstore.runs.watermark import raise_text_mark, read_text_mark
+from tests.simulation.faulty_store import WRITES, Fault, FaultyStore, Schedule
+from tests.simulation.powercut import PowerCutFileSystem
 
 pytestmark = pytest.mark.anyio
 NODE = "node-1"

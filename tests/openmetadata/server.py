@@ -31,12 +31,12 @@ from service.journal.limits import JournalLimits
 from service.metrics.declared import Sources
 from service.metrics.scrape import METRICS
 from service.node import Node
-from service.parts import NodeLimits
 from service.query.engine import QueryEngine
-from tests.faulty_store import Fault, FaultyStore, Schedule
-from tests.powercut import PowerCutFileSystem
+from service.runtime.parts import NodeLimits
 from tests.service.simulated_node import START_MS, Life
-from tests.virtual_time import VirtualClock, simulate
+from tests.simulation.faulty_store import Fault, FaultyStore, Schedule
+from tests.simulation.powercut import PowerCutFileSystem
+from tests.simulation.virtual_time import VirtualClock, simulate
 
 T = TypeVar("T")
 ROOT = "/api/v1/services/ingestionPipelines"

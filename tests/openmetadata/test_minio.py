@@ -19,7 +19,7 @@ from logstore.errors import InvalidInput
 from logstore.objects.settings import StoreSettings
 from service.settings import Settings
 from tests.openmetadata.server import numbered
-from tests.servers import Bucket
+from tests.servers.minio import Bucket
 from tests.service.test_main import scrape, service
 
 pytestmark = [pytest.mark.anyio, pytest.mark.minio]

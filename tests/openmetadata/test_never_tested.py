@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from service.text.flusher import FlushLimits
-from service.text.sweeper import SweepLimits
-from service.text.text import TextLimits
+from service.runs.flusher import FlushLimits
+from service.runs.run_logs import TextLimits
+from service.runs.sweep import SweepLimits
 from tests.openmetadata.server import LIMITS, Server, numbered, play
 
 # Every time-out is shorter than the gap of an hour.

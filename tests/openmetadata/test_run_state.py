@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from service.text.sweeper import SweepLimits
+from service.runs.sweep import SweepLimits
 from tests.openmetadata.server import LIMITS, OTHER, RUN, Server, play
 
 

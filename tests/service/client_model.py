@@ -16,7 +16,7 @@ from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.clock import Clock
 from logstore.errors import OutcomeUnknown, TailraceError, Unavailable
-from service.incoming import Durability, IncomingBatch, Receipt
+from service.ingest.batch import Durability, IncomingBatch, Receipt
 from service.node import Node
 
 T = TypeVar("T")

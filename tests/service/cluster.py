@@ -15,17 +15,17 @@ from logstore import keys
 from logstore.batch import RunKey
 from logstore.errors import OutcomeUnknown, StoreUnavailable
 from logstore.objects.store import ObjectStore
-from logstore.runs.textmark import read_text_mark
-from service.incoming import Durability
+from logstore.runs.watermark import read_text_mark
+from service.ingest.batch import Durability
 from service.node import Node
-from service.parts import NodeLimits
-from tests.backing import open_store
-from tests.faulty_store import WRITES, FaultyStore, Schedule
-from tests.powercut import PowerCutFileSystem
+from service.runtime.parts import NodeLimits
 from tests.service.client_model import PatientClients, downloaded, paged
 from tests.service.simulated_node import LIMITS, START_MS, Life
 from tests.service.store_checks import check_marks, check_numbers, view_of
-from tests.virtual_time import VirtualClock, simulate
+from tests.simulation.backing import open_store
+from tests.simulation.faulty_store import WRITES, FaultyStore, Schedule
+from tests.simulation.powercut import PowerCutFileSystem
+from tests.simulation.virtual_time import VirtualClock, simulate
 
 T = TypeVar("T")
 RUN = RunKey("service.pipeline", "run")

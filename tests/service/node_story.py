@@ -14,10 +14,8 @@ import pytest
 
 from logstore.batch import RunKey
 from logstore.errors import RunDeleted
-from service.incoming import Durability
+from service.ingest.batch import Durability
 from service.node import Node
-from tests.backing import copy_of, open_store
-from tests.powercut import PowerCutFileSystem
 from tests.service.client_model import Clients, downloaded, exists, paged
 from tests.service.simulated_node import START_MS, Life
 from tests.service.store_checks import (
@@ -28,7 +26,9 @@ from tests.service.store_checks import (
     check_shipped,
     view_of,
 )
-from tests.virtual_time import VirtualClock, simulate
+from tests.simulation.backing import copy_of, open_store
+from tests.simulation.powercut import PowerCutFileSystem
+from tests.simulation.virtual_time import VirtualClock, simulate
 
 HOUR_MS = 3_600_000
 DAY_MS = 86_400_000

@@ -13,17 +13,17 @@ from random import Random
 from logstore.objects.store import ObjectStore
 from service.journal.limits import JournalLimits
 from service.node import Node
-from service.offload import in_place
-from service.parts import NodeLimits, Seams
-from service.segments import SegmentLimits
-from service.text.closer import CloseLimits
-from service.text.flusher import FlushLimits
-from service.text.fold import FoldLimits
-from service.text.sweeper import SweepLimits
-from service.text.text import TextLimits
-from tests.backing import open_store
-from tests.powercut import EPOCH_NS, DirectSyncer, PowerCutFileSystem
-from tests.virtual_time import VirtualClock
+from service.runs.close import CloseLimits
+from service.runs.flusher import FlushLimits
+from service.runs.merge import FoldLimits
+from service.runs.run_logs import TextLimits
+from service.runs.sweep import SweepLimits
+from service.runtime.parts import NodeLimits, Seams
+from service.runtime.threads import in_place
+from service.shipping.shipper import SegmentLimits
+from tests.simulation.backing import open_store
+from tests.simulation.powercut import EPOCH_NS, DirectSyncer, PowerCutFileSystem
+from tests.simulation.virtual_time import VirtualClock
 
 START_MS = EPOCH_NS // 1_000_000
 DATA = "/data"

@@ -15,12 +15,12 @@ from logstore.batch import RunKey, digest, ulid_of
 from logstore.errors import NotFound
 from logstore.objects.store import ObjectStore
 from logstore.runs.manifest import Manifest, decode_manifest
-from logstore.runs.textmark import read_text_mark
+from logstore.runs.watermark import read_text_mark
 from logstore.segments.reader import open_segment, verify_segment
 from logstore.segments.stored import SegmentBatches
-from tests.backing import STORE, on_disk
-from tests.powercut import PowerCutFileSystem
 from tests.service.client_model import Clients, batches_in
+from tests.simulation.backing import STORE, on_disk
+from tests.simulation.powercut import PowerCutFileSystem
 
 
 @dataclass

@@ -12,11 +12,11 @@ import httpx
 import orjson
 import pytest
 
-from tests.backing import PAUSE_MS, TRIES
 from tests.faults.schedule import Schedule, evenly
 from tests.faults.thread import fault_proxy
-from tests.servers import Bucket
+from tests.servers.minio import Bucket
 from tests.service.test_main import PLAIN, RUN, STREAM, service, settings_for
+from tests.simulation.backing import PAUSE_MS, TRIES
 from tests.stores import ON_SERVER, RATE
 
 pytestmark = pytest.mark.anyio

@@ -8,15 +8,15 @@ from random import Random
 from logstore import ulid
 from logstore.batch import RunKey
 from logstore.errors import NodeNotReady
-from service.http.problems import problem
-from service.incoming import IncomingBatch, Receipt
-from tests.backing import open_store
-from tests.hanging_store import HangingStore
-from tests.powercut import PowerCutFileSystem
+from service.http.errors import problem
+from service.ingest.batch import IncomingBatch, Receipt
 from tests.service.client_model import downloaded
+from tests.service.shipping.test_readers_in_a_fork import take_next_number, until_forked
 from tests.service.simulated_node import START_MS, Life
-from tests.service.test_readers_in_a_fork import take_next_number, until_forked
-from tests.virtual_time import VirtualClock, simulate
+from tests.simulation.backing import open_store
+from tests.simulation.hanging_store import HangingStore
+from tests.simulation.powercut import PowerCutFileSystem
+from tests.simulation.virtual_time import VirtualClock, simulate
 
 ASKED = RunKey("service.pipeline", "asked")
 OTHER = RunKey("service.pipeline", "other")

@@ -11,12 +11,12 @@ import pytest
 from logstore import keys
 from logstore.batch import RunKey
 from logstore.errors import FolderLocked, NodeNotReady
-from tests.backing import open_store
-from tests.faulty_store import Fault, FaultyStore, Schedule
-from tests.powercut import PowerCutFileSystem
 from tests.service.client_model import Clients, downloaded
 from tests.service.simulated_node import START_MS, Life
-from tests.virtual_time import VirtualClock, simulate
+from tests.simulation.backing import open_store
+from tests.simulation.faulty_store import Fault, FaultyStore, Schedule
+from tests.simulation.powercut import PowerCutFileSystem
+from tests.simulation.virtual_time import VirtualClock, simulate
 
 pytestmark = pytest.mark.usefixtures("every_store")
 

@@ -18,14 +18,14 @@ from typing import Any
 import pytest
 
 from logstore.errors import TailraceError
-from tests.backing import STORE, open_store
-from tests.faulty_store import Fault, FaultyStore, Schedule
-from tests.powercut import PowerCutFileSystem
 from tests.seeds import seeds
 from tests.service.client_model import PatientClients
 from tests.service.node_story import end_well, first_life
 from tests.service.simulated_node import START_MS, Life
-from tests.virtual_time import VirtualClock, simulate
+from tests.simulation.backing import STORE, open_store
+from tests.simulation.faulty_store import Fault, FaultyStore, Schedule
+from tests.simulation.powercut import PowerCutFileSystem
+from tests.simulation.virtual_time import VirtualClock, simulate
 
 ALL = "TAILRACE_SIM_SEED" in os.environ
 STRIDE = 1 if ALL else 67

@@ -15,16 +15,16 @@ from random import Random
 
 import pytest
 
-from tests.backing import copy_of, open_store
 from tests.faults.kinds import Kind
 from tests.faults.schedule import Schedule as Faults
-from tests.faulty_store import Fault, FaultyStore, Schedule
-from tests.powercut import PowerCutFileSystem
 from tests.seeds import seeds
 from tests.service.client_model import Clients, PatientClients
 from tests.service.node_story import end_well, first_life
 from tests.service.simulated_node import START_MS, Life
-from tests.virtual_time import Halted, VirtualClock, simulate
+from tests.simulation.backing import copy_of, open_store
+from tests.simulation.faulty_store import Fault, FaultyStore, Schedule
+from tests.simulation.powercut import PowerCutFileSystem
+from tests.simulation.virtual_time import Halted, VirtualClock, simulate
 
 KILLS = 4
 

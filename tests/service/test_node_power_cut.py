@@ -20,12 +20,12 @@ from random import Random
 
 import pytest
 
-from tests.powercut import PowerCutFileSystem
 from tests.seeds import CHOICE, choose, first_of, seeds
 from tests.service.client_model import Clients
 from tests.service.node_story import end_well, first_life
 from tests.service.simulated_node import START_MS, Life
-from tests.virtual_time import VirtualClock, simulate
+from tests.simulation.powercut import PowerCutFileSystem
+from tests.simulation.virtual_time import VirtualClock, simulate
 
 ALL = "TAILRACE_SIM_SEED" in os.environ
 SOME = 61

@@ -16,9 +16,9 @@ import pytest
 
 from logstore.errors import InvalidInput
 from service.main import run
-from tests.servers import KMS_KEY, Bucket, Minio
+from tests.servers.minio import KMS_KEY, Bucket, Minio
+from tests.service.runtime.test_store_check import forgetful_server
 from tests.service.test_main import RUN, service, settings_for
-from tests.service.test_store_check import forgetful_server
 
 pytestmark = pytest.mark.anyio
 SEES = "arn:aws:kms:" + KMS_KEY

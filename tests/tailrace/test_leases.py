@@ -15,7 +15,7 @@ from coordination.groups.group_objects import write_group
 from coordination.groups.groups import Cursor, Failed, Group, Start, State
 from coordination.named.lease import text_lease
 from coordination.named.leases import Leases
-from coordination.partitions.object_store.store import ObjectPartitions
+from coordination.object_store.store import ObjectPartitions
 from coordination.partitions.partition import NewPartition
 from coordination.partitions.transitions import Claim, completed
 from coordination.storetime import StoreTime
@@ -25,7 +25,7 @@ from logstore.disk import Disk
 from logstore.entropy import system_entropy
 from logstore.objects.local import LocalStore
 from tailrace.cli import main
-from tailrace.lease_table import details, duration, table
+from tailrace.lease_admin.table import details, duration, table
 from tests.service.test_main import service, settings_for
 
 SOURCE = "logs|file"

@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar
 from logstore.clock import Clock
 from logstore.entropy import Entropy
 from logstore.errors import StoreUnavailable, TailraceError
-from logstore.objects.dates import DateSample
+from logstore.objects.remote import DateSample
 from logstore.objects.s3.errors import NO_KEY, Failure, Meaning, failure_of
 
 T = TypeVar("T")

@@ -14,8 +14,8 @@ from typing import Any
 from logstore.clock import Clock
 from logstore.entropy import Entropy
 from logstore.errors import PreconditionFailed, StoreUnavailable
-from logstore.objects.dates import DateSample
 from logstore.objects.ranges import check_range, length_of
+from logstore.objects.remote import DateSample
 from logstore.objects.s3.check import Check
 from logstore.objects.s3.lifecycle import Lifecycle
 from logstore.objects.s3.lists import Lists

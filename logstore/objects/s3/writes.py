@@ -19,13 +19,12 @@ from logstore import ulid
 from logstore.clock import Clock
 from logstore.entropy import Entropy
 from logstore.errors import NotFound, StoreUnavailable
-from logstore.objects.metadata import check_metadata
 from logstore.objects.s3.errors import Failure, Meaning
 from logstore.objects.s3.place import MARK, Keeping, Place, described, etag_of
 from logstore.objects.s3.plan import Given, PartLimits, Sent, Stored
 from logstore.objects.s3.reads import Reads
 from logstore.objects.s3.requests import Failed, Requests, date_of
-from logstore.objects.store import ObjectInfo
+from logstore.objects.store import ObjectInfo, check_metadata
 
 T = TypeVar("T")
 

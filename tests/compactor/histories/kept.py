@@ -14,7 +14,7 @@ from coordination.groups.group_objects import read_groups
 from coordination.groups.groups import Group, State
 from logstore import keys
 from logstore.objects.store import ObjectStore
-from logstore.runs.textmark import TextMark, read_text_mark
+from logstore.runs.watermark import TextMark, read_text_mark
 from tests.compactor.histories.dated import HOUR_MS, MovedClock
 from tests.compactor.histories.lossy import Versions
 

@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import Collection, Sequence
 from random import Random
 
-from compactor.sharing.shares import NAME, Alone, Leased, Patience
+from compactor.assignment import NAME, Alone, Leased, Patience
 from coordination.coordinator.coordinator import Coordinator
 from coordination.coordinator.limits import CoordinatorLimits
-from coordination.partitions.object_store.store import ObjectPartitions
+from coordination.object_store.store import ObjectPartitions
 from coordination.storetime import StoreTime
 from logstore.objects.store import ObjectStore
 from tests.compactor.histories.dated import MovedClock

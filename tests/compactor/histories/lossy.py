@@ -22,7 +22,7 @@ from logstore.table.log_folder import LocalLogFolder, LogFile
 from logstore.table.snapshot import EMPTY, Snapshot
 from logstore.table.table import LOG, Table
 from tests.compactor.histories.dated import HOUR_MS, MovedClock
-from tests.faulty_store import Crash
+from tests.simulation.faulty_store import Crash
 
 _KEPT: Final = "interval 2 days"
 """How long the log tells of removed files, by the machine's clock."""

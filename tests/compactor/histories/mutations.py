@@ -1,8 +1,9 @@
 """Faults that the histories must see: `python -m tests.compactor.histories`.
 
-Those that another layer makes good again are broken together with it, as in the torture's list.
-Not in it is a batch that is committed though hours were noted as expired: what comes late of such
-an hour goes with the next pass, so no table tells. `test_rebase.py` holds that it is planned anew.
+Those that another layer makes good again are broken together with it, as in the torture's
+list. Not in it is a batch that is committed though hours were noted as expired: what comes
+late of such an hour goes with the next pass, so no table tells.
+`tests/compactor/ingest/test_rebase.py` holds that it is planned anew.
 """
 
 from __future__ import annotations
@@ -28,148 +29,148 @@ MUTATIONS: Final = (
     # What is removed, and when.
     Mutation(
         "a segment above the mark is removed",
-        "compactor/upkeep/cleanup.py",
+        "compactor/maintenance/cleanup.py",
         "if s.seq <= mark]",
         "if s.seq <= mark + 1]",
     ),
     Mutation(
         "segments are removed that are in no text",
-        "compactor/upkeep/cleanup.py",
+        "compactor/maintenance/cleanup.py",
         "min(settled[node], (await read_text_mark(compactor.store, node)).seq)",
         "settled[node]",
     ),
     Mutation(
         "segments are removed before their grace is over",
-        "compactor/upkeep/cleanup.py",
+        "compactor/maintenance/cleanup.py",
         "since = now_ms(compactor) - int(compactor.limits.grace_seconds * 1000)",
         "since = now_ms(compactor)",
     ),
     Mutation(
         "`low` is not raised before a segment is removed",
-        "compactor/upkeep/cleanup.py",
+        "compactor/maintenance/cleanup.py",
         "await _raise_low(compactor, node, segments[-1].seq + 1)",
         "await _raise_low(compactor, node, segments[-1].seq)",
     ),
     Mutation(
         "the marker of a removed segment stays",
-        "compactor/upkeep/cleanup.py",
+        "compactor/maintenance/cleanup.py",
         "if markers:",
         "if not segments:",
     ),
     Mutation(
         "a segment that is set aside is not kept",
-        "compactor/upkeep/cleanup.py",
+        "compactor/maintenance/cleanup.py",
         "if s.aside and s.modified_ms > before)",
         "if s.aside and s.modified_ms > before + 10**12)",
     ),
     Mutation(
         "orphans are never removed",
-        "compactor/upkeep/cleanup.py",
+        "compactor/maintenance/cleanup.py",
         'gone = [f"{keys.TABLE}/{path}" for path in paths]',
         "gone = list[str]()",
     ),
     Mutation(
         "a group is evicted before its time",
-        "compactor/upkeep/consumers.py",
+        "compactor/maintenance/consumers.py",
         "if group.state is State.EVICTED or group.since_ms > oldest_ms:",
         "if group.state is State.EVICTED:",
     ),
     Mutation(
         "the first that a group needs is removed",
-        "compactor/upkeep/consumers.py",
+        "compactor/maintenance/consumers.py",
         "group.holds(node, segment.seq, candidates.aside)",
         "group.holds(node, segment.seq - 1, candidates.aside)",
     ),
     # Deletions.
     Mutation(
         "a deletion is forgotten that is not done",
-        "compactor/upkeep/forget.py",
+        "compactor/maintenance/deletion_records.py",
         "done = stored.modified_ms <= purged_ms",
         "done = True",
     ),
     Mutation(
         "a deletion is forgotten while its lines may come",
-        "compactor/upkeep/forget.py",
+        "compactor/maintenance/deletion_records.py",
         "and done and ulid.time_ms(stored.deletion.t) < oldest_ms",
         "and done",
     ),
     Mutation(
         "the newest record of a run is forgotten while it has a manifest",
-        "compactor/upkeep/forget.py",
+        "compactor/maintenance/deletion_records.py",
         "zip(some, there, strict=True) if not known]",
         "zip(some, there, strict=True)]",
     ),
     Mutation(
         "`<` for `<=` where files are looked at",
-        "compactor/upkeep/holding.py",
+        "compactor/maintenance/deleted_rows.py",
         "pc.less_equal(group",
         "pc.less(group",
     ),
     Mutation(
         "deletions are noted as done that nobody has listed",
-        "compactor/upkeep/purge.py",
+        "compactor/maintenance/purge.py",
         "until = min(before_ms, left[-1].modified_ms)",
         "until = before_ms + 2 * MARGIN_MS",
     ),
     Mutation(
         "a deletion is noted as done in files that expire soon",
-        "compactor/upkeep/purge.py",
+        "compactor/maintenance/purge.py",
         "self._until_ms = min(self._until_ms, one.modified_ms - 1)",
         "self._until_ms = min(self._until_ms, one.modified_ms)",
     ),
     Mutation(
         "a merge knows no deletions",
-        "compactor/intake/take_in.py",
+        "compactor/ingest/ingest.py",
         "deletions=reach.taken_by(await self.compactor.deletions.above(store, low)),",
         "deletions=[],",
     ),
     Mutation(
         "`<` for `<=` in what a deletion may take of a batch",
-        "compactor/intake/reach.py",
+        "compactor/ingest/prune.py",
         "lowest.get((one.fqn, one.run), _ABOVE_ALL) <= ulid.encode(one.t)",
         "lowest.get((one.fqn, one.run), _ABOVE_ALL) < ulid.encode(one.t)",
     ),
     # The table.
     Mutation(
         "hours expire that are not over",
-        "compactor/upkeep/retention.py",
+        "compactor/maintenance/retention.py",
         "if file.end_ms <= until)",
         "if file.start_ms <= until)",
     ),
     Mutation(
         "a batch is not compared with the table",
-        "compactor/intake/take_in.py",
+        "compactor/ingest/ingest.py",
         "held=[file.uri for file in snapshot.files if reach.meets(file)],",
         "held=[],",
     ),
     Mutation(
         "a file is met one line too late",
-        "compactor/intake/reach.py",
+        "compactor/ingest/prune.py",
         "and low <= file.ulids[1])",
         "and low < file.ulids[1])",
     ),
     Mutation(
         "a batch is committed though what came has its lines",
-        "compactor/intake/rebase.py",
+        "compactor/ingest/commit.py",
         "if not came or not merged.files:",
         "if came is not None:",
     ),
     Mutation(
         "a batch is committed though deletions were noted as done",
-        "compactor/intake/rebase.py",
+        "compactor/ingest/commit.py",
         "and newest.purged_ms == planned.purged_ms",
         "and newest.purged_ms >= planned.purged_ms",
     ),
     Mutation(
         "a batch is committed though its nodes were taken in",
-        "compactor/intake/rebase.py",
+        "compactor/ingest/commit.py",
         "all(newest.mark(one.node) == one.first - 1 for one in advances)",
         "bool(advances)",
         also=(_MARK,),
     ),
     Mutation(
         "files are replaced that are gone",
-        "compactor/rewrite/replace.py",
+        "compactor/rewrite/files.py",
         "return paths <= {file.path for file in newest.files}",
         "return bool(paths)",
         also=(_THERE,),

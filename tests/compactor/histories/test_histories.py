@@ -36,8 +36,8 @@ from tests.compactor.histories.troubles import Troubles
 from tests.compactor.histories.turns import Runner, Turns
 from tests.compactor.histories.world import NODES, World
 from tests.compactor.lake import Batch, batch
-from tests.faulty_store import WRITES, Fault, Schedule
 from tests.seeds import seeds
+from tests.simulation.faulty_store import WRITES, Fault, Schedule
 
 FQNS = ("f", "g", "svc.pipe")
 RUNS = ("r1", "r2", "r3")

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from logstore.objects.store import ObjectStore
 from tests.compactor.histories.lossy import Losses
-from tests.faulty_store import Crash, FaultyStore, Schedule
+from tests.simulation.faulty_store import Crash, FaultyStore, Schedule
 
 T = TypeVar("T")
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
-from compactor.compactor import Compactor
-from compactor.place.folder import FolderPlacement
+from compactor.commit.folder import FolderPlacement
+from compactor.context import Compactor
 from compactor.report import Report
-from compactor.schedule import once
+from compactor.runner import once
 from compactor.settings import Compaction
 from compactor.spark.engine import Engine
 from logstore import keys, ulid
@@ -25,7 +25,7 @@ from logstore.batch import RunKey
 from logstore.errors import OutcomeUnknown, Unavailable
 from logstore.objects.local import LocalStore, inline
 from logstore.runs.retention import FOR_EVER, RunRetention
-from logstore.runs.textmark import raise_text_mark
+from logstore.runs.watermark import raise_text_mark
 from logstore.segments.carry import Carry
 from logstore.segments.writer import encode_segment
 from logstore.table.commit import Change, commit
@@ -44,7 +44,7 @@ from tests.compactor.histories.readers import Readers
 from tests.compactor.histories.troubles import MortalStore, Troubles
 from tests.compactor.lake import Batch, Record, records
 from tests.compactor.plain_engine import PlainEngine
-from tests.faulty_store import Crash
+from tests.simulation.faulty_store import Crash
 
 T = TypeVar("T")
 NODES = ("a", "b", "c")

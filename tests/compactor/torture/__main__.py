@@ -34,9 +34,9 @@ from tests.compactor.torture.story import KEPT_DAYS
 from tests.compactor.torture.torture import STEPS, Torture
 from tests.compactor.torture.verdict import vacuumed
 from tests.e2e.torture_store import KINDS, TorturedStore, tortured_store
-from tests.jars import jars_folder, why_no_jars
 from tests.proving import prove
 from tests.quick_java import QUICK
+from tests.servers.jars import jars_folder, why_no_jars
 
 SETTINGS = {
     "TAILRACE_RUNS__EXPIRATION_DAYS": f"{KEPT_DAYS}",

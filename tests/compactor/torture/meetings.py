@@ -25,7 +25,7 @@ from typing import Any, Final
 from deltalake.exceptions import CommitFailedError
 
 from compactor.report import Report
-from compactor.schedule import once
+from compactor.runner import once
 from compactor.settings import Compaction
 from logstore import keys
 from logstore.table.commit import Change, commit

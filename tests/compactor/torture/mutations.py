@@ -23,7 +23,7 @@ MUTATIONS: Final = (
         (
             Mutation(
                 "nor before",
-                "compactor/intake/rebase.py",
+                "compactor/ingest/commit.py",
                 "return await _holds(compactor, snapshot, newest, merged)",
                 "return newest.version > 0",
             ),
@@ -31,14 +31,14 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "segments are removed one ahead of the mark",
-        "compactor/upkeep/cleanup.py",
+        "compactor/maintenance/cleanup.py",
         "if s.seq <= mark]",
         "if s.seq <= mark + 1]",
         (*_PLAIN, "segments_come_late"),
     ),
     Mutation(
         "files are replaced that are gone",
-        "compactor/rewrite/replace.py",
+        "compactor/rewrite/files.py",
         "return paths <= {file.path for file in newest.files}",
         "return bool(paths)",
         (*_PLAIN, "another_rewrites_the_same_hour"),
@@ -74,14 +74,14 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "`<` for `<=` where files are looked at",
-        "compactor/upkeep/holding.py",
+        "compactor/maintenance/deleted_rows.py",
         "pc.less_equal(group",
         "pc.less(group",
         (*_PLAIN, "deleted_to_the_line"),
     ),
     Mutation(
         "a batch is not compared with the table",
-        "compactor/intake/take_in.py",
+        "compactor/ingest/ingest.py",
         "held=[file.uri for file in snapshot.files if reach.meets(file)],",
         "held=[],",
         (*_PLAIN, "deleted_to_the_line"),

@@ -19,7 +19,7 @@ from typing import Any
 
 import orjson
 
-from tests.compactor.executors import commands_below, executors_below, first_of, until
+from tests.compactor.spark.executors import commands_below, executors_below, first_of, until
 
 JOB = str(Path(__file__).parents[3] / "compactor" / "job.py")
 _JVM = b"org.apache.spark.deploy.SparkSubmit"

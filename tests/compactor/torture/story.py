@@ -23,7 +23,7 @@ from coordination.groups.groups import Group, Start, State
 from logstore import ulid
 from logstore.batch import RunKey
 from logstore.runs.deletion import Deletion
-from logstore.runs.textmark import raise_text_mark
+from logstore.runs.watermark import raise_text_mark
 from tests.compactor.histories.model import Model
 from tests.compactor.lake import HOUR, Batch, Lake, batch, records
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from deltalake import DeltaTable
 
-from compactor.upkeep.cleanup import remove_orphans
+from compactor.maintenance.cleanup import remove_orphans
 from logstore import keys
 from logstore.table.snapshot import EMPTY, Snapshot, TableFile
 from tests.compactor.histories.model import Model, Said

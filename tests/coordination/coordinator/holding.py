@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from coordination.coordinator.held import Held
-from coordination.coordinator.work import Work
+from coordination.coordinator.lease import Held
+from coordination.coordinator.work_queue import Work
 from coordination.partitions.partition import Status
 from tests.coordination.processes import put
 

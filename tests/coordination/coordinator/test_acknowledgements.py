@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from coordination.coordinator.held import Held
+from coordination.coordinator.lease import Held
 from coordination.partitions.partition import Status
 from logstore.errors import LeaseLost, NotFound, StoreUnavailable
 from tests.coordination.coordinator.holding import ENDS, STATUS, counted, one_held
 from tests.coordination.processes import LIMITS, World, put, told
-from tests.faulty_store import Fault
+from tests.simulation.faulty_store import Fault
 
 
 def test_a_heartbeat_does_not_keep_what_waits_for_acknowledgements() -> None:

@@ -11,8 +11,8 @@ from coordination.partitions.partition import NewPartition, Status
 from coordination.storetime import StoreTime
 from logstore.errors import Conflict, InvalidInput, NotFound, OutcomeUnknown, StoreUnavailable
 from tests.coordination.processes import LIMITS, World, put, told
-from tests.faulty_partitions import FaultyPartitions
-from tests.faulty_store import Fault
+from tests.simulation.faulty_partitions import FaultyPartitions
+from tests.simulation.faulty_store import Fault
 
 
 def test_a_source_is_made_of_prefix_name_and_type() -> None:

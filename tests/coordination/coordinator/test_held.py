@@ -12,7 +12,7 @@ from coordination.partitions.partition import Status
 from logstore.errors import LeaseLost, NotFound, TooLarge
 from tests.coordination.coordinator.holding import ENDS, STATUS, counted, one_held
 from tests.coordination.processes import LIMITS, World, put, told
-from tests.faulty_partitions import FaultyPartitions
+from tests.simulation.faulty_partitions import FaultyPartitions
 
 
 def test_it_has_the_key_the_progress_the_count_of_closes_and_an_epoch() -> None:

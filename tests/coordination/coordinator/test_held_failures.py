@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from coordination.coordinator.held import Held
+from coordination.coordinator.lease import Held
 from coordination.partitions.partition import Status
 from logstore.errors import LeaseLost, OutcomeUnknown, StoreUnavailable
 from tests.coordination.coordinator.holding import ENDS, STATUS, counted, one_held
 from tests.coordination.processes import LIMITS, World, told
-from tests.faulty_store import Fault
+from tests.simulation.faulty_store import Fault
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from coordination.coordinator.limits import CoordinatorLimits
-from coordination.coordinator.work import Work
+from coordination.coordinator.work_queue import Work
 from coordination.partitions.partition import NewPartition, Status
 from tests.coordination.processes import World, told
 from tests.seeds import seeds

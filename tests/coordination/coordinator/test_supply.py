@@ -13,8 +13,8 @@ from coordination.partitions.partition import NewPartition, Status
 from logstore.errors import StoreUnavailable
 from tests.coordination.coordinator.suppliers import counting, global_of, of
 from tests.coordination.processes import LIMITS, World, put, told
-from tests.faulty_partitions import FaultyPartitions
-from tests.faulty_store import Fault
+from tests.simulation.faulty_partitions import FaultyPartitions
+from tests.simulation.faulty_store import Fault
 
 
 def test_nothing_is_acquired_where_there_is_nothing() -> None:

@@ -18,8 +18,8 @@ from coordination.partitions.transitions import expired
 from logstore.errors import Damaged, TooLarge
 from tests.coordination.coordinator.suppliers import GLOBAL, counting, global_of
 from tests.coordination.processes import LIMITS, World, told
-from tests.faulty_partitions import FaultyPartitions
-from tests.virtual_time import VirtualClock
+from tests.simulation.faulty_partitions import FaultyPartitions
+from tests.simulation.virtual_time import VirtualClock
 
 
 def test_the_next_one_goes_on_with_the_map_of_the_last() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from coordination.coordinator.coordinator import Coordinator
 from coordination.coordinator.limits import CoordinatorLimits
-from coordination.coordinator.work import Work
+from coordination.coordinator.work_queue import Work
 from coordination.coordinator.workers import fair_share
 from coordination.partitions.partition import NewPartition
 from tests.coordination.processes import World, put, told

@@ -17,13 +17,13 @@ from coordination.storetime import StoreTime
 from logstore.batch import RunKey
 from logstore.clock import Clock
 from logstore.errors import Damaged, OutcomeUnknown, StoreUnavailable
-from logstore.objects.dates import DateSample
 from logstore.objects.local import LocalStore, inline
+from logstore.objects.remote import DateSample
 from logstore.objects.store import ObjectStore
-from tests.faulty_store import Fault, FaultyStore, Schedule
-from tests.powercut import PowerCutFileSystem
 from tests.seeds import seeds
-from tests.virtual_time import VirtualClock, simulate
+from tests.simulation.faulty_store import Fault, FaultyStore, Schedule
+from tests.simulation.powercut import PowerCutFileSystem
+from tests.simulation.virtual_time import VirtualClock, simulate
 
 T = TypeVar("T")
 NAME = text_lease("node-B")

@@ -15,10 +15,10 @@ from coordination.partitions.transitions import completed
 from coordination.settings import StoreChoice
 from logstore.objects.local import LocalStore, inline
 from tests.contracts.partition_acquire import SOURCE, put, taken
-from tests.faulty_partitions import FaultyPartitions
-from tests.faulty_store import Fault
-from tests.powercut import PowerCutFileSystem
-from tests.virtual_time import VirtualClock, simulate
+from tests.simulation.faulty_partitions import FaultyPartitions
+from tests.simulation.faulty_store import Fault
+from tests.simulation.powercut import PowerCutFileSystem
+from tests.simulation.virtual_time import VirtualClock, simulate
 
 START_MS = 1_795_255_200_000
 DAY_SECONDS = 86_400.0

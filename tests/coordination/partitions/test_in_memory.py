@@ -8,7 +8,7 @@ import pytest
 
 from coordination.partitions.in_memory import InMemoryPartitions
 from tests.contracts.partition_store import PartitionStoreContract
-from tests.moved_clock import MovedClock
+from tests.simulation.moved_clock import MovedClock
 
 pytestmark = pytest.mark.anyio
 

@@ -7,45 +7,45 @@ from tests.proving import Mutation
 MUTATIONS = [
     Mutation(
         "the fast path answers and stores nothing",
-        "service/append.py",
+        "service/ingest/appender.py",
         "        _, done = self._write(batch, ulid, digest(batch.text))\n",
         "        done = asyncio.get_running_loop().create_future()\n"
         "        done.set_result(None)\n",
     ),
     Mutation(
         "bulk is acknowledged as durable",
-        "service/append.py",
+        "service/ingest/appender.py",
         '        if batch.durability == "bulk":\n'
         "            await self._confirmed_through(pos + batch.records)\n",
         "",
     ),
     Mutation(
         "a batch's id is not remembered",
-        "service/append.py",
+        "service/ingest/appender.py",
         "            known = await self._known(batch, chosen, checksum)\n",
         "            known = None\n",
     ),
     Mutation(
         "a retry of OpenMetadata's first generation is not known",
-        "service/gen1.py",
+        "service/ingest/appender.py",
         "        return batch.above < last.ulid\n",
         "        return False\n",
     ),
     Mutation(
         "an equal batch of the first generation is always a retry",
-        "service/append.py",
+        "service/ingest/appender.py",
         "            or not is_retry(last, batch, checksum, self._now_ms())\n",
         "            or last.ulid == 0\n",
     ),
     Mutation(
         "a segment is put without its precondition",
-        "service/segments.py",
+        "service/shipping/shipper.py",
         "segment.body, if_absent=True)",
         "segment.body)",
     ),
     Mutation(
         "a fork is not noticed by the rows that are stored",
-        "service/segments.py",
+        "service/shipping/shipper.py",
         "        if (stored.rows, stored.checksums) != (ours.rows, ours.checksums):\n",
         "        if stored.rows < 0:\n",
     ),
@@ -60,25 +60,25 @@ MUTATIONS = [
     ),
     Mutation(
         "a flush tells that it is further than it is",
-        "service/text/flusher.py",
+        "service/runs/flusher.py",
         "        return self._pending.low(self._confirmed_pos) if self._started.is_set() else 0\n",
         "        return self._confirmed_pos if self._started.is_set() else 0\n",
     ),
     Mutation(
         "a chunk takes in copies of what is in others",
-        "service/text/flush.py",
+        "service/runs/flush.py",
         "return (await news([source], [part], manifest, self._chunks, horizon))[0]",
         "return part",
     ),
     Mutation(
         "a deletion hides nothing",
-        "service/text/deletions.py",
+        "service/runs/deletions.py",
         "        return max(self._runs.get(key, 0), self._pipelines.get(key.fqn, 0))\n",
         "        return 0\n",
     ),
     Mutation(
         "a reader that comes back gets its last line again",
-        "service/text/cursors.py",
+        "service/runs/cursors.py",
         """    records = seen + 1 - int(row["pos"])\n""",
         """    records = seen - int(row["pos"])\n""",
     ),

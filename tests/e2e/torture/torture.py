@@ -161,7 +161,7 @@ class Torture:
                 await close_run(client, key)
                 text = await _whole_text(client, key)
                 await reader.catch_up(text)
-                # A copy of the folder is another writer of the same lines: see guarantees.md.
+                # A copy of the folder is another writer of the same lines: see docs/guarantees.md.
                 seen = reader.text if clones == self._clones else reader.text_once
                 self._check_same(f"live tail of {key}", text, seen)
 

@@ -24,10 +24,10 @@ from logstore.runs.manifest import (
     encode_manifest,
 )
 from logstore.runs.manifests import Manifests
-from logstore.runs.textmark import raise_text_mark, read_text_mark
-from tests.backing import open_store
-from tests.faulty_store import Fault, FaultyStore, Schedule
-from tests.powercut import PowerCutFileSystem
+from logstore.runs.watermark import raise_text_mark, read_text_mark
+from tests.simulation.backing import open_store
+from tests.simulation.faulty_store import Fault, FaultyStore, Schedule
+from tests.simulation.powercut import PowerCutFileSystem
 
 pytestmark = pytest.mark.anyio
 

@@ -8,11 +8,11 @@ from random import Random
 import pytest
 
 from logstore.objects.store import Body, ObjectInfo, ObjectStore
-from logstore.runs.textmark import TextMark, raise_text_mark, read_text_mark
-from tests.backing import open_store
-from tests.faulty_store import FaultyStore, Schedule
-from tests.powercut import PowerCutFileSystem
-from tests.virtual_time import VirtualClock, simulate
+from logstore.runs.watermark import TextMark, raise_text_mark, read_text_mark
+from tests.simulation.backing import open_store
+from tests.simulation.faulty_store import FaultyStore, Schedule
+from tests.simulation.powercut import PowerCutFileSystem
+from tests.simulation.virtual_time import VirtualClock, simulate
 
 NODE = "node-01J00000000000000000000000"
 pytestmark = pytest.mark.usefixtures("every_store")

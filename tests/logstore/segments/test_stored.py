@@ -15,13 +15,13 @@ from logstore.segments.reader import fetch_segment, open_segment, read_footer
 from logstore.segments.slices import Limits
 from logstore.segments.stored import SegmentBatches
 from logstore.segments.writer import encode_segment
-from tests.backing import open_store
 from tests.batches import MemoryBatches, make_batches
-from tests.faulty_store import FaultyStore, Schedule
 from tests.logstore.segments.corpora import many_batches
 from tests.logstore.segments.model import rows_of
 from tests.logstore.segments.test_columns import table_of
-from tests.powercut import PowerCutFileSystem
+from tests.simulation.backing import open_store
+from tests.simulation.faulty_store import FaultyStore, Schedule
+from tests.simulation.powercut import PowerCutFileSystem
 
 pytestmark = pytest.mark.anyio
 KEY = "segments/node-1/00000000000000000001.parquet"

@@ -22,7 +22,7 @@ from tests.faults.kinds import Kind
 from tests.faults.requests import Request
 from tests.faults.schedule import Schedule
 from tests.faults.thread import fault_proxy
-from tests.servers import ACCESS_KEY, KMS_KEY, SECRET_KEY, Bucket, Minio
+from tests.servers.minio import ACCESS_KEY, KMS_KEY, SECRET_KEY, Bucket, Minio
 
 # It cannot happen to a put of an object, or only lasts long.
 NOT_HERE = (Kind.ERROR_IN_200, Kind.STALL)

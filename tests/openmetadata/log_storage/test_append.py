@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from service.text.flusher import FlushLimits
+from service.runs.flusher import FlushLimits
 from tests.openmetadata.server import FQN, KEY, LIMITS, OTHER, RUN, Server, numbered, play
 
 

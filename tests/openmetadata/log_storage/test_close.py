@@ -8,7 +8,7 @@ from botocore.exceptions import ClientError
 
 from logstore.errors import NotFound
 from logstore.objects.s3.errors import failure_of
-from service.text.sweeper import SweepLimits
+from service.runs.sweep import SweepLimits
 from tests.openmetadata.log_storage.test_flush import THEIRS, written_by_openmetadata
 from tests.openmetadata.server import LIMITS, Server, play
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from service.text.sweeper import SweepLimits
+from service.runs.sweep import SweepLimits
 from tests.openmetadata.server import FQN, LIMITS, OTHER, RUN, Server, numbered, play
 
 THEIRS = f"pipeline-logs/{FQN.replace('.', '_')}/{RUN}"

@@ -16,7 +16,7 @@ from logstore.objects.s3.credentials import Credentials
 from logstore.objects.s3.settings import S3Settings
 from service.settings import Settings, load_settings
 from tests.openmetadata.server import FQN, ROOT, RUN
-from tests.servers import ACCESS_KEY, SECRET_KEY, Bucket
+from tests.servers.minio import ACCESS_KEY, SECRET_KEY, Bucket
 from tests.service.test_main import service
 
 pytestmark = pytest.mark.anyio

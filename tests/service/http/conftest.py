@@ -10,10 +10,10 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from service.counters import HttpCounters
 from service.http.app import Application, Door, build_app
 from service.http.limits import HttpLimits
 from service.http.server import address, listen, serving
+from service.runtime.counters import HttpCounters
 from tests.service.http.memory_node import MemoryNode
 
 RUNS = "/api/v1/services/ingestionPipelines/logs"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from logstore.batch import RunKey
-from service.incoming import IncomingBatch, Receipt, Submitted
-from tests.service.door import Door
+from service.ingest.batch import IncomingBatch, Receipt, Submitted
 from tests.service.http.memory_node import MemoryNode
+from tests.service.ingest.gated_appender import Door
 
 
 @dataclass

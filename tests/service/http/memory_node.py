@@ -17,13 +17,13 @@ from logstore.errors import BatchConflict, InvalidCursor, NodeNotReady, NotFound
 from logstore.objects.local import LocalStore, inline
 from logstore.position import Cursor, Position
 from logstore.ulid import Minter
-from service.incoming import IncomingBatch, Receipt, Submitted
+from service.ingest.batch import IncomingBatch, Receipt, Submitted
 from service.status.endings import EndingLimits
 from service.status.expiry import Expiry
 from service.status.reports import Reports
 from service.status.status import RunStatus, StatusLimits
 from service.tail import Tail, TailLimits
-from tests.powercut import PowerCutFileSystem
+from tests.simulation.powercut import PowerCutFileSystem
 
 NODE = "node-01"
 FILE = "01HZZZZZZZZZZZZZZZZZZZZZZZ"

@@ -12,7 +12,7 @@ import zstandard
 
 from logstore import errors
 from logstore.batch import RunKey
-from service.journal.meta import decode_meta
+from service.journal.format import decode_meta
 from tests.gzipped import gzipped
 from tests.service.http.conftest import Serve
 from tests.service.http.memory_node import MemoryNode

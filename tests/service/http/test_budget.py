@@ -8,8 +8,8 @@ import pytest
 
 from service.http.body import Budget, Message, Share, StoodStill, read_rest
 from tests.service.simulated_node import START_MS
-from tests.turns import turns
-from tests.virtual_time import VirtualClock, simulate
+from tests.simulation.turns import turns
+from tests.simulation.virtual_time import VirtualClock, simulate
 
 pytestmark = pytest.mark.anyio
 

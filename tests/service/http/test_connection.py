@@ -17,7 +17,7 @@ from service.http.limits import HttpLimits
 from service.http.targets import ROOT
 from tests.service.http.wires import RUNS, Client, Side, post, statuses
 from tests.service.simulated_node import START_MS
-from tests.virtual_time import VirtualClock, simulate
+from tests.simulation.virtual_time import VirtualClock, simulate
 
 PAGE = f"GET {RUNS}/p/r HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
 STREAM = f"GET {RUNS}/p/stream/r HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()

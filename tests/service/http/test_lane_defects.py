@@ -13,7 +13,7 @@ from service.http.app import Door, build_app
 from service.http.server import address, listen, serving
 from tests.service.http.conftest import Served
 from tests.service.http.journal_node import JournalNode
-from tests.service.http.test_lane import known, wire
+from tests.service.http.test_fast_path import known, wire
 
 pytestmark = pytest.mark.anyio
 

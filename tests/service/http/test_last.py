@@ -8,8 +8,8 @@ import pytest
 
 from logstore.batch import RunKey
 from logstore.errors import StoreUnavailable
-from service.incoming import IncomingBatch
-from service.status.task import TASKS
+from service.http.last import TASKS
+from service.ingest.batch import IncomingBatch
 from tests.service.http.conftest import Serve
 from tests.service.http.memory_node import MemoryNode
 

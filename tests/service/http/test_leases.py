@@ -10,10 +10,10 @@ from typing import Any, cast
 import httpx
 import pytest
 
+from coordination.admin.admin import Oversight
 from coordination.named.lease import text_lease
 from coordination.named.leases import Leases
 from coordination.named.locks import Locks
-from coordination.oversight.oversight import Oversight
 from coordination.partitions.in_memory import InMemoryPartitions
 from coordination.partitions.partition import NewPartition
 from coordination.partitions.transitions import Claim

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from logstore.errors import JournalFull
-from service.http.problems import problem
+from service.http.errors import problem
 
 
 def test_clients_that_retry_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,7 +9,7 @@ import re
 import pytest
 
 from logstore.batch import RunKey
-from service.incoming import IncomingBatch
+from service.ingest.batch import IncomingBatch
 from tests.service.http.conftest import Serve, Served
 from tests.service.http.memory_node import MemoryNode
 

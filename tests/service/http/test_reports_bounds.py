@@ -11,7 +11,7 @@ import pytest
 from logstore import keys
 from logstore.batch import RunKey
 from logstore.errors import InvalidInput
-from service.http.json_body import MAX_DEPTH, MAX_VALUES, parse_object
+from service.http.body import MAX_DEPTH, MAX_VALUES, parse_object
 from service.status.status import StatusLimits
 from tests.service.http.conftest import Serve, Served
 from tests.service.http.memory_node import MemoryNode

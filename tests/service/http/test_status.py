@@ -11,13 +11,13 @@ import pytest
 
 from logstore.batch import RunKey
 from logstore.runs.retention import RunRetention
-from service.incoming import IncomingBatch
+from service.ingest.batch import IncomingBatch
 from service.status.endings import EndingLimits
 from service.tail import TailLimits
-from tests.faulty_store import Fault, FaultyStore, Schedule
 from tests.service.http.conftest import Serve, Served
 from tests.service.http.memory_node import MemoryNode
 from tests.service.http.test_stream import drained, events, put, watching
+from tests.simulation.faulty_store import Fault, FaultyStore, Schedule
 
 pytestmark = pytest.mark.anyio
 ROOT = "/api/v1/services/ingestionPipelines"

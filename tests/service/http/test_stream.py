@@ -14,7 +14,7 @@ import pytest
 
 from logstore.batch import RunKey
 from logstore.errors import StoreUnavailable
-from service.incoming import IncomingBatch
+from service.ingest.batch import IncomingBatch
 from service.tail import TailLimits, Tick
 from tests.service.http.conftest import RUNS, Serve, Served
 from tests.service.http.memory_node import MemoryNode, MemorySize

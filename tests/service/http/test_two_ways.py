@@ -19,7 +19,7 @@ from tests.seeds import seeds
 from tests.service.http.corpus import CORPUS, Entry
 from tests.service.http.wires import Client, Reply, Side, post, statuses
 from tests.service.simulated_node import START_MS
-from tests.virtual_time import VirtualClock, simulate
+from tests.simulation.virtual_time import VirtualClock, simulate
 
 LIMITS = HttpLimits(max_header_bytes=1000, max_url_bytes=500)
 DAMAGED = 150

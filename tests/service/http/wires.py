@@ -19,16 +19,16 @@ import numpy as np
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from service.counters import HttpCounters
 from service.http.app import Door, build_app
 from service.http.connection import QUIET, SHUT, Connection
 from service.http.guests import Guests
 from service.http.limits import HttpLimits
 from service.http.server import configured
-from service.parts import NodeLimits
-from tests.powercut import PowerCutFileSystem
+from service.runtime.counters import HttpCounters
+from service.runtime.parts import NodeLimits
 from tests.service.simulated_node import Life
-from tests.virtual_time import VirtualClock
+from tests.simulation.powercut import PowerCutFileSystem
+from tests.simulation.virtual_time import VirtualClock
 
 RUNS = "/api/v1/services/ingestionPipelines/logs"
 _MOST_TURNS = 20_000

@@ -18,8 +18,8 @@ from service.journal.recovery import Recovered, recover
 from service.journal.state import JournalState
 from service.journal.view import JournalPin
 from service.journal.writer import Appended
-from service.offload import Offload
-from tests.powercut import DirectSyncer, PowerCutFileSystem
+from service.runtime.threads import Offload
+from tests.simulation.powercut import DirectSyncer, PowerCutFileSystem
 
 NODE = "node-01J00000000000000000000000"
 RUN = RunKey("service.pipeline", "run-1")

@@ -16,8 +16,8 @@ from service.journal.journal import Journal
 from service.journal.limits import JournalLimits
 from service.journal.recovery import recover
 from service.journal.state import Cut
-from tests.powercut import PowerCutFileSystem
 from tests.service.journal.rig import NODE, RUN, Rig, held, put
+from tests.simulation.powercut import PowerCutFileSystem
 
 LIMITS = JournalLimits(file_bytes=1 << 20, fast_sync_seconds=3600)
 MARK = wal.MARK_EVERY

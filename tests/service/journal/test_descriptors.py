@@ -18,12 +18,12 @@ from logstore.syncer import ThreadSyncer
 from service.journal.handles import MOST, ReadHandles
 from service.journal.journal import Journal
 from service.journal.limits import JournalLimits
+from service.journal.problems import worries
 from service.journal.recovery import recover
-from service.journal.worries import worries
-from tests.descriptors import no_descriptors
-from tests.powercut import PowerCutFileSystem
 from tests.service.journal.rig import Rig, held, put
 from tests.service.journal.test_powercut import Story, check_after_restart
+from tests.simulation.descriptors import no_descriptors
+from tests.simulation.powercut import PowerCutFileSystem
 
 FILE = 1200
 LIMITS = JournalLimits(file_bytes=FILE, max_bytes=1 << 24, min_free_bytes=0, fast_sync_seconds=3600)

@@ -16,15 +16,15 @@ from logstore.disk import Disk
 from logstore.errors import InvalidName, JournalFailed, JournalFull, NodeNotReady
 from logstore.filesystem import File
 from logstore.syncer import syncer_for
+from service.journal.format import encode_meta
 from service.journal.journal import Journal
 from service.journal.limits import JournalLimits
-from service.journal.meta import encode_meta
 from service.journal.recovery import recover
 from service.journal.state import Cut, JournalState
 from service.journal.writer import Appended
-from tests.powercut import PowerCutFileSystem
 from tests.service.journal.rig import NODE, RUN, Rig, held, put, texts
-from tests.turns import turns
+from tests.simulation.powercut import PowerCutFileSystem
+from tests.simulation.turns import turns
 
 pytestmark = pytest.mark.anyio
 OTHER = RunKey("übung/..\0", "🎉" * 100)

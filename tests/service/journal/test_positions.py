@@ -9,9 +9,9 @@ import pytest
 from service.journal import format as wal
 from service.journal.recovery import recover
 from service.journal.scan import Damage, Entry, TornTail, scan
-from tests.powercut import PowerCutFileSystem
 from tests.service.journal.rig import NODE, Rig, put
 from tests.service.journal.test_damage import LIMITS, read, wals, write
+from tests.simulation.powercut import PowerCutFileSystem
 
 FOLDER = "/data/journal"
 SECRET = b"\x07" * 8

@@ -21,8 +21,8 @@ from logstore.errors import JournalFailed, JournalFull
 from service.journal.journal import Journal
 from service.journal.limits import JournalLimits
 from service.journal.state import Cut
-from tests.powercut import PowerCut, PowerCutFileSystem
 from tests.service.journal.rig import RUN, START_MS, Rig, held, put
+from tests.simulation.powercut import PowerCut, PowerCutFileSystem
 
 DONE = RunKey("service.pipeline", "done")
 LIMITS = JournalLimits(file_bytes=1200, max_bytes=1 << 20, fast_sync_seconds=3600)

@@ -16,13 +16,13 @@ from logstore.syncer import ThreadSyncer
 from service.journal import format as wal
 from service.journal.journal import Journal
 from service.journal.limits import JournalLimits
-from service.offload import in_place
-from tests.powercut import PowerCutFileSystem
+from service.runtime.threads import in_place
 from tests.seeds import seeds
 from tests.service.journal.rig import START_MS, Rig, held, put, texts
 from tests.service.journal.test_damage import read, wals, write
 from tests.service.journal.test_journal import fill
 from tests.service.journal.test_powercut import Promises, check
+from tests.simulation.powercut import PowerCutFileSystem
 
 pytestmark = pytest.mark.anyio
 FILE = 20_000

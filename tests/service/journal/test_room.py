@@ -6,9 +6,9 @@ import pytest
 
 from logstore.errors import JournalFailed, JournalFull
 from service.journal.limits import JournalLimits
-from service.journal.worries import worries
-from tests.powercut import PowerCutFileSystem
+from service.journal.problems import worries
 from tests.service.journal.rig import Rig, put
+from tests.simulation.powercut import PowerCutFileSystem
 
 pytestmark = pytest.mark.anyio
 KEPT = 1 << 20

@@ -8,12 +8,11 @@ import pytest
 
 from logstore import ulid as ulids
 from logstore.batch import RunKey
-from service.journal.deletions import MOST
 from service.journal.limits import JournalLimits
-from service.journal.state import decode_state
-from tests.powercut import PowerCutFileSystem
+from service.journal.state import MOST, decode_state
 from tests.service.journal.rig import RUN, START_MS, Rig, put
-from tests.turns import turns
+from tests.simulation.powercut import PowerCutFileSystem
+from tests.simulation.turns import turns
 
 pytestmark = pytest.mark.anyio
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from service.journal.journal import Journal
-from service.journal.worries import worries
+from service.journal.problems import worries
 from tests.service.journal.rig import Rig, held
 from tests.service.journal.test_damage import copy_with, opened, read, wals, written
 

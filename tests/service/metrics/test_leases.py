@@ -22,9 +22,9 @@ from service.metrics.declared import Sources
 from service.metrics.leases import LEASES
 from service.metrics.scrape import family
 from tests.coordination.processes import LIMITS, World, told
-from tests.faulty_store import Fault
-from tests.powercut import PowerCutFileSystem
-from tests.virtual_time import VirtualClock
+from tests.simulation.faulty_store import Fault
+from tests.simulation.powercut import PowerCutFileSystem
+from tests.simulation.virtual_time import VirtualClock
 
 MOVE_WITH_LEASES = {metric.name for metric in LEASES}
 SOURCE = "pipeline|file"

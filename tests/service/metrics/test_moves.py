@@ -15,19 +15,17 @@ from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.errors import LimitReached, Unavailable
 from logstore.runs.retention import RunRetention
-from service.incoming import IncomingBatch
+from service.ingest.batch import IncomingBatch
 from service.journal.scan import Unused, read_header, scan
 from service.metrics.declared import Sources
-from service.metrics.doors import DOORS
-from service.metrics.node import NODE
+from service.metrics.http import DOORS
+from service.metrics.node import NODE, STORE
 from service.metrics.openmetadata import OPENMETADATA
+from service.metrics.runs import TEXTS
 from service.metrics.scrape import METRICS
-from service.metrics.store import STORE
-from service.metrics.texts import TEXTS
 from service.node import Node
-from service.text.sweeper import SweepLimits
+from service.runs.sweep import SweepLimits
 from tests.service.client_model import Clients
-from tests.service.copies import CLONE, Copies
 from tests.service.metrics.test_compaction import MOVE_WITH_COMPACTION
 from tests.service.metrics.test_leases import MOVE_WITH_LEASES
 from tests.service.metrics.test_queue import MOVE_IN_QUEUES
@@ -35,9 +33,10 @@ from tests.service.metrics.test_reports import MOVE_BY_REPORTS
 from tests.service.metrics.watched import Watched
 from tests.service.query.test_limits import ALL, endless
 from tests.service.query.world import engine_of
+from tests.service.shipping.copies import CLONE, Copies
 from tests.service.simulated_node import DATA, LIMITS
 from tests.service.test_main import MOVE_AT_THE_DOORS
-from tests.virtual_time import VirtualClock
+from tests.simulation.virtual_time import VirtualClock
 
 RUN = RunKey("service.pipeline", "run-1")
 OTHER = RunKey("service.pipeline", "run-2")

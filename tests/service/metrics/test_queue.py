@@ -15,8 +15,8 @@ from logstore import keys
 from logstore.errors import LeaseLost
 from service.metrics.declared import Sources
 from service.metrics.queue import QUEUE
-from tests.faulty_store import Fault, FaultyStore, Schedule
 from tests.service.queue.world import LIMITS, QueueWorld, commit, playing, take, taken
+from tests.simulation.faulty_store import Fault, FaultyStore, Schedule
 
 MOVE_IN_QUEUES = {metric.name for metric in QUEUE}
 ONCE = replace(LIMITS, max_attempts=1)

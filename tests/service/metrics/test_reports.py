@@ -7,7 +7,7 @@ from dataclasses import replace
 from logstore.runs.retention import RunRetention
 from service.status.status import StatusLimits
 from tests.openmetadata.server import FQN, LIMITS, ROOT, RUN, Server, play
-from tests.powercut import PowerCutFileSystem
+from tests.simulation.powercut import PowerCutFileSystem
 
 SWEEPING = replace(
     LIMITS, status=StatusLimits(sweep_seconds=60.0, retention=RunRetention(expiration_days=1))

@@ -10,13 +10,13 @@ import pytest
 from logstore.clock import SystemClock
 from logstore.objects.remote import requests_of
 from logstore.objects.store import Part
-from service.counters import StoreCounters
-from service.metered import MeteredStore
 from service.metrics.declared import Sources
 from service.metrics.scrape import METRICS
 from service.node import Node
 from service.query.engine import QueryEngine
-from tests.servers import Bucket
+from service.runtime.counters import StoreCounters
+from service.runtime.metered import MeteredStore
+from tests.servers.minio import Bucket
 from tests.service.metrics.test_moves import MOVE_ON_S3
 
 pytestmark = [pytest.mark.anyio, pytest.mark.minio]

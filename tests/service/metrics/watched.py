@@ -11,21 +11,21 @@ from random import Random
 from typing import Any
 
 from logstore.filesystem import File
-from logstore.objects.dates import DateSample
+from logstore.objects.remote import DateSample
 from logstore.objects.store import ObjectStore
-from service.metered import MeteredStore, MeteredSyncer
 from service.metrics.declared import Sources
 from service.metrics.scrape import METRICS, family
 from service.node import Node
-from service.offload import in_place
-from service.parts import NodeLimits, Seams
+from service.runtime.metered import MeteredStore, MeteredSyncer
+from service.runtime.parts import NodeLimits, Seams
+from service.runtime.threads import in_place
 from service.settings import Settings
 from service.wiring import Machine, make_engine
-from tests.backing import open_store
-from tests.faulty_store import Fault, FaultyStore, Schedule
-from tests.powercut import DirectSyncer, PowerCutFileSystem
 from tests.service.simulated_node import DATA, LIMITS, START_MS, nothing_taken
-from tests.virtual_time import VirtualClock, simulate
+from tests.simulation.backing import open_store
+from tests.simulation.faulty_store import Fault, FaultyStore, Schedule
+from tests.simulation.powercut import DirectSyncer, PowerCutFileSystem
+from tests.simulation.virtual_time import VirtualClock, simulate
 
 _EVERY_SECONDS = 0.1
 

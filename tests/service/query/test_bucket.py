@@ -21,10 +21,10 @@ from service.query.limits import QueryLimits
 from tests.faults.kinds import Kind
 from tests.faults.schedule import Schedule, evenly
 from tests.faults.thread import fault_proxy
-from tests.hand_clock import HandClock
-from tests.servers import Bucket
+from tests.servers.minio import Bucket
 from tests.service.query.scattered import ALL, scattered, some_requests
 from tests.service.query.world import World, bucket_of, engine_of, entry, search
+from tests.simulation.hand_clock import HandClock
 
 pytestmark = [pytest.mark.anyio, pytest.mark.minio]
 

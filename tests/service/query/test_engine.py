@@ -13,9 +13,9 @@ from logstore import keys, ulid
 from logstore.errors import InvalidInput, StoreUnavailable
 from service.query.request import Matcher, QueryRequest
 from tests.batches import Entry
-from tests.faulty_store import Fault, FaultyStore, Schedule
 from tests.service.query.scattered import ALL, scattered, some_requests
 from tests.service.query.world import HOUR_MS, NODE, NOW_MS, RUNS, World, engine_of, entry, search
+from tests.simulation.faulty_store import Fault, FaultyStore, Schedule
 
 pytestmark = pytest.mark.anyio
 

@@ -23,8 +23,8 @@ from logstore.errors import LimitReached, Unavailable
 from logstore.segments.carry import Carry
 from logstore.segments.columns import record_batches
 from service.query.request import Matcher, QueryRequest
-from tests.hand_clock import HandClock
 from tests.service.query.world import NOW_MS, RUNS, World, engine_of, search
+from tests.simulation.hand_clock import HandClock
 
 pytestmark = pytest.mark.anyio
 

@@ -13,8 +13,7 @@ from logstore.errors import InvalidCursor, InvalidInput
 from logstore.position import Cursor, Position
 from service.query import cursor
 from service.query.cursor import RecordKey
-from service.query.request import Matcher, QueryRequest
-from service.query.times import parse_moment
+from service.query.request import Matcher, QueryRequest, parse_moment
 
 NOW = 1_795_255_200_000
 

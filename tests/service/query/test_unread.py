@@ -14,9 +14,9 @@ from logstore.errors import LimitReached
 from service.query.cursor import RecordKey
 from service.query.engine import RunningSearch
 from service.query.request import QueryRequest
-from tests.hand_clock import HandClock
 from tests.service.query.test_limits import ALL, big
 from tests.service.query.world import RUNS, engine_of, search
+from tests.simulation.hand_clock import HandClock
 
 pytestmark = pytest.mark.anyio
 ROWS = 40_000

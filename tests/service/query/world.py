@@ -39,9 +39,9 @@ from service.query.limits import QueryLimits
 from service.query.request import QueryRequest
 from service.query.segments import SegmentCatalog
 from service.query.view import Deletion, Sources
-from tests.backing import open_place
 from tests.batches import Entry, MemoryBatches, make_batches
-from tests.servers import Bucket as S3Bucket
+from tests.servers.minio import Bucket as S3Bucket
+from tests.simulation.backing import open_place
 
 NOW_MS = 1_795_255_200_000
 HOUR_MS = 3_600_000

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from logstore import keys
 from service.query.view import Deletion
 from service.queue.contents import Contents
-from tests.faulty_store import FaultyStore, Schedule
 from tests.service.queue.world import LIMITS, QueueWorld, commit, consume_all, playing, take, taken
+from tests.simulation.faulty_store import FaultyStore, Schedule
 
 
 def counted(store: FaultyStore) -> Counter[str]:

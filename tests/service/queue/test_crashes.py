@@ -16,8 +16,8 @@ from logstore.errors import OutcomeUnknown, StoreUnavailable
 from logstore.objects.store import ObjectStore
 from service.queue.queue import SegmentQueue
 from service.queue.segment import Name
-from tests.faulty_store import Fault, FaultyStore, Schedule
 from tests.service.queue.world import QueueWorld, commit, consume_all, playing, take
+from tests.simulation.faulty_store import Fault, FaultyStore, Schedule
 
 T = TypeVar("T")
 _MOST_STEPS = 300

@@ -13,16 +13,16 @@ from coordination.storetime import StoreTime
 from logstore import keys, ulid
 from logstore.batch import RunKey
 from logstore.objects.store import ObjectStore
-from logstore.runs.textmark import raise_text_mark
+from logstore.runs.watermark import raise_text_mark
 from logstore.segments.carry import Carry
 from logstore.segments.writer import encode_segment
 from service.queue.limits import QueueLimits
 from service.queue.queue import Given, SegmentQueue
 from service.queue.segment import Name
-from tests.backing import open_store
 from tests.batches import make_batches
-from tests.powercut import EPOCH_NS, PowerCutFileSystem
-from tests.virtual_time import VirtualClock, simulate
+from tests.simulation.backing import open_store
+from tests.simulation.powercut import EPOCH_NS, PowerCutFileSystem
+from tests.simulation.virtual_time import VirtualClock, simulate
 
 T = TypeVar("T")
 START_MS = EPOCH_NS // 1_000_000

@@ -12,8 +12,8 @@ from logstore.filesystem import FileSystem
 from service.journal.limits import JournalLimits
 from tailrace.verification.fault import Fault, Findings
 from tailrace.verification.journal import JournalCheck
-from tests.powercut import PowerCutFileSystem
 from tests.service.journal.rig import RUN, Rig, put
+from tests.simulation.powercut import PowerCutFileSystem
 
 FOLDER = "/data/journal"
 OTHER = RunKey("other", "run")

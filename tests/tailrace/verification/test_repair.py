@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from compactor.intake.plan import segments_of
-from compactor.place.folder import FolderPlacement
+from compactor.commit.folder import FolderPlacement
+from compactor.ingest.plan import segments_of
 from logstore.clock import SystemClock
 from logstore.disk import Disk
 from logstore.entropy import system_entropy

@@ -18,9 +18,9 @@ from logstore.entropy import system_entropy
 from logstore.objects.local import LocalStore
 from logstore.objects.store import ObjectInfo
 from logstore.runs.blocks import BLOCK
-from service.text.chunks import Chunks
+from service.runs.chunks import Chunks
 from tailrace.verification.fault import Fault, Findings
-from tailrace.verification.texts import SPAN_BYTES, RunText, Texts, spans
+from tailrace.verification.run_logs import SPAN_BYTES, RunText, Texts, spans
 from tests.tailrace.verification.world import World
 
 OPEN = keys.run_manifest(RunKey("p", "open"))

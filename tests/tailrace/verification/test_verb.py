@@ -13,10 +13,10 @@ from logstore.disk import Disk
 from logstore.entropy import system_entropy
 from logstore.objects.open import open_store
 from logstore.table.options import open_table
-from service.identity import DataFolder
+from service.runtime.identity import DataFolder
 from tailrace.cli import main
 from tests.reshaped import Reshape, with_column_mapping, with_deletion_vector
-from tests.servers import Bucket
+from tests.servers.minio import Bucket
 from tests.tailrace.verification.world import World, live, live_on, look, settings_for, take_in
 
 

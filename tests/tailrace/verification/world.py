@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from compactor.intake.aside import set_aside
-from compactor.intake.plan import nodes_of, segments_of
+from compactor.ingest.plan import nodes_of, segments_of
+from compactor.ingest.quarantine import set_aside
 from logstore import keys, ulid
 from logstore.clock import SystemClock
 from logstore.disk import Disk

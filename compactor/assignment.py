@@ -1,0 +1,349 @@
+"""Which nodes this driver takes in and which hours it rewrites: those that it leases.
+
+    pass: what has segments to take in ──► leases (`compact/{node}`) ──► batch, batch, …
+                                              ▲                          │ between two batches:
+                                              └── hand over, acquire ────┘ what is asked back
+    end of a pass: all is closed, and free again at once
+
+A driver that gets nothing, though by its fair share some nodes will be handed over to it,
+waits for them: two that start together share what there is, whichever is first. One that is
+owed nothing ends its pass.
+
+A lease only saves work. A batch is committed on the snapshot that it was planned from or not
+at all, so a driver that has lost a lease without knowing it commits nothing twice: it is late,
+and plans anew. Leases are taken only where there is something to do: an idle pass asks for
+none. A driver that was killed is waited for until its leases run out, unless it starts again.
+
+The source is `[prefix|]compactor|compact`, a partition's key `compact/{node}`. One of a node
+that has no segments any more is removed by whoever acquires it. For hours to be rewritten it
+is `[prefix|]compactor|hour` and `hour/{YYYY-MM-DDTHH}`, removed when the hour is done: there
+are new ones for ever. What is said of nodes here holds for them.
+
+Settings say how this driver shares nodes with others: who it is, and where leases are. A
+driver that was killed and starts again takes its own leases back at once, if it is sure that
+the earlier one is gone: it holds `compactor.lock` in the data folder, which dies with its
+process. Its identity is the host and that folder. A second driver on the same folder, or one
+where there is no such folder, is nobody's successor: what it leaves behind runs out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final, Protocol
+
+from compactor.settings import CompactorSettings
+from coordination.coordinator.coordinator import Coordinator
+from coordination.coordinator.lease import Held
+from coordination.coordinator.work_queue import Work
+from coordination.counters import NAMES
+from coordination.open import open_partitions
+from coordination.partitions.partition import NewPartition, Status
+from logstore.clock import Clock
+from logstore.entropy import Entropy
+from logstore.errors import LeaseLost, NotFound, OutcomeUnknown, PreconditionFailed, Unavailable
+from logstore.filesystem import FileSystem, Lock
+from logstore.objects.remote import newest_date_of
+from logstore.objects.store import ObjectStore
+
+log = logging.getLogger("tailrace.compactor")
+
+NAME: Final = "compactor"
+NODES: Final = "compact"
+HOURS: Final = "hour"
+# A closed lease is due at once by everybody's clock, though each knows the store's time only
+# within some seconds.
+_DUE_SECONDS: Final = -5.0
+_GONE_AT_ONCE: Final = 100
+_LOOK_AGAIN_SECONDS: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """For how long at a time a driver waits for what is to be handed over to it."""
+
+    clock: Clock
+    seconds: float
+
+
+class Share(Protocol):
+    """A driver's part of the nodes, for one pass."""
+
+    @property
+    def barred(self) -> Sequence[str]:
+        """Nodes that an operator told everybody to leave alone, with the reason."""
+        ...
+
+    @property
+    def counted(self) -> Mapping[str, int]:
+        """What became of leases, by Data Prepper's names; those that are 0 are left out."""
+        ...
+
+    @property
+    def works(self) -> Sequence[Work]:
+        """Whose leases they are, for metrics."""
+        ...
+
+    @property
+    def settled(self) -> bool:
+        """Whether the last `among` gave none that was not this driver's before."""
+        ...
+
+    async def among(self, nodes: Sequence[str], waiting: Collection[str]) -> list[str]:
+        """Those of `waiting`, nodes with something to do, that are this driver's now.
+
+        `nodes` are all that have segments. Raises `StoreUnavailable`, `OutcomeUnknown`.
+        """
+        ...
+
+    def check(self, nodes: Collection[str]) -> None:
+        """Raises `PreconditionFailed` if one of them is not this driver's any more."""
+        ...
+
+    async def wait(self) -> bool:
+        """After an `among` that gave none: whether it is worth to ask again, which is then due."""
+        ...
+
+
+class Sharing(Protocol):
+    """How drivers share nodes."""
+
+    def joined(self, kind: str = NODES) -> AbstractAsyncContextManager[Share]:
+        """This driver takes part in the work on nodes, or on `HOURS`, as long as the block runs.
+
+        At its end it gives all back.
+        """
+        ...
+
+
+class Alone:
+    """Nobody else is expected: everything is this driver's."""
+
+    barred: Sequence[str] = ()
+    works: Sequence[Work] = ()
+    settled = True
+    counted: Mapping[str, int] = MappingProxyType({})
+
+    @asynccontextmanager
+    async def joined(self, kind: str = NODES) -> AsyncIterator[Share]:  # noqa: ARG002
+        yield self
+
+    async def among(self, nodes: Sequence[str], waiting: Collection[str]) -> list[str]:
+        return [node for node in nodes if node in waiting]
+
+    def check(self, nodes: Collection[str]) -> None:
+        """Nobody takes any."""
+
+    async def wait(self) -> bool:
+        return False
+
+
+class Leased:
+    """Shares by leases. `coordinator` makes one for each pass: between passes nothing beats.
+
+    Without `patience` nothing is waited for.
+    """
+
+    def __init__(
+        self, coordinator: Callable[[], Coordinator], patience: Patience | None = None
+    ) -> None:
+        self._coordinator = coordinator
+        self._patience = patience
+
+    @asynccontextmanager
+    async def joined(self, kind: str = NODES) -> AsyncIterator[Share]:
+        coordinator = self._coordinator()
+        share = LeasedShare(coordinator.work(kind), kind, self._patience)
+        # Beside the pass, whose Spark calls are in threads: leases are kept meanwhile.
+        beating = asyncio.create_task(coordinator.run(), name="leases")
+        try:
+            yield share
+            await share.close()
+        finally:
+            await coordinator.stop()
+            beating.cancel()
+            with suppress(asyncio.CancelledError):
+                await beating
+
+
+class LeasedShare:
+    """The nodes, or hours, that one driver leases."""
+
+    def __init__(self, work: Work, kind: str = NODES, patience: Patience | None = None) -> None:
+        self._work = work
+        self._kind = kind
+        self._patience = patience
+        self._since: float | None = None
+        self.works = (work,)
+        self.barred: list[str] = []
+        self.settled = True
+
+    @property
+    def counted(self) -> Mapping[str, int]:
+        counters = self._work.counters
+        found = {upstream: getattr(counters, name) for name, upstream in NAMES.items()}
+        return {name: count for name, count in found.items() if count}
+
+    async def among(self, nodes: Sequence[str], waiting: Collection[str]) -> list[str]:
+        await self._hand_over()
+        before = self._mine()
+        missing = [node for node in nodes if node in waiting and node not in before]
+        if missing:
+            await self._acquire(nodes, missing)
+        mine = self._mine()
+        self.settled = mine <= before
+        found = [node for node in nodes if node in waiting and node in mine]
+        self._since = None if found else self._since
+        return found
+
+    def check(self, nodes: Collection[str]) -> None:
+        lost = sorted(set(nodes) - self._mine())
+        if lost:
+            raise PreconditionFailed(f"the lease of {', '.join(map(self._key, lost))} is lost")
+
+    async def wait(self) -> bool:
+        patience, workers = self._patience, self._work.workers
+        if patience is None or workers is None or not workers.owed:
+            return False
+        now = patience.clock.monotonic()
+        if self._since is None:
+            log.info("waiting for what other compactors hand over")
+            self._since = now
+        if now - self._since >= patience.seconds:
+            return False
+        await patience.clock.sleep(_LOOK_AGAIN_SECONDS)
+        return True
+
+    async def close(self) -> None:
+        """Gives all back, free at once.
+
+        What is lost or deleted needs no giving back, and what the store does not hear of runs
+        out: neither undoes what this pass has committed.
+        """
+
+        async def close(held: Held) -> None:
+            with suppress(LeaseLost, NotFound, Unavailable, OutcomeUnknown):
+                if self._kind == HOURS:
+                    await held.delete()
+                else:
+                    await held.close(_DUE_SECONDS)
+
+        await asyncio.gather(*(close(held) for held in self._work.held()))
+
+    def _mine(self) -> set[str]:
+        return {self._thing(held.key) for held in self._work.held() if held.valid()}
+
+    async def _hand_over(self) -> None:
+        async def give_up(held: Held) -> None:
+            with suppress(LeaseLost):
+                await held.give_up()
+
+        asked = [held for held in self._work.held() if held.asked_back.is_set()]
+        await asyncio.gather(*(give_up(held) for held in asked))
+
+    async def _acquire(self, nodes: Sequence[str], missing: Sequence[str]) -> None:
+        """Takes of `missing` what is free and this driver's part, making what is not there."""
+        made = await self._work.create([NewPartition(self._key(node)) for node in missing])
+        if made and self._work.workers is not None:
+            self._work.workers.look_again()  # there is more to share now
+        await self._take(nodes)
+        await self._look_for_barred(set(missing) - self._mine())
+
+    async def _take(self, nodes: Sequence[str]) -> None:
+        known = set(nodes)
+
+        async def delete(held: Held) -> None:
+            with suppress(LeaseLost):
+                await held.delete()
+
+        while True:
+            taken = await self._work.acquire(len(known) + _GONE_AT_ONCE)
+            gone = [held for held in taken if self._thing(held.key) not in known]
+            if not gone:
+                return
+            await asyncio.gather(*(delete(held) for held in gone))  # their segments are gone
+
+    async def _look_for_barred(self, missing: Collection[str]) -> None:
+        self.barred = []
+        if not missing:
+            return
+        page = await self._work.page(status=Status.FAILED)
+        self.barred = [
+            f"{one.key} is FAILED and waits to be reset: {one.last_error}"
+            for one in page.partitions
+            if self._thing(one.key) in missing
+        ]
+
+    def _key(self, thing: str) -> str:
+        return f"{self._kind}/{thing}"
+
+    def _thing(self, key: str) -> str:
+        return key.removeprefix(f"{self._kind}/")
+
+
+_LOCK = "compactor.lock"
+_SHARDS = 1
+"""All nodes in one object: they are few, and one write takes or gives back all of them."""
+
+
+@asynccontextmanager
+async def open_sharing(
+    settings: CompactorSettings,
+    store: ObjectStore,
+    clock: Clock,
+    entropy: Entropy,
+    fs: FileSystem,
+) -> AsyncIterator[Sharing]:
+    """As long as the block lasts. Raises `InvalidInput`, `StoreUnavailable`."""
+    coordination = settings.source_coordination
+    # A node's segments are never given up on, however often a driver died over them.
+    limits = replace(
+        coordination.limits, lease_seconds=settings.compaction.lease_seconds, max_attempts=0
+    )
+    identity, lock = _identity(settings.data, fs)
+    opening = open_partitions(
+        coordination.store,
+        store,
+        clock,
+        entropy,
+        newest_date=newest_date_of(store),
+        ageing_ms=limits.ageing_ms,
+        shards=_SHARDS,
+    )
+
+    try:
+        async with opening as partitions:
+            await partitions.start()
+
+            def coordinator() -> Coordinator:
+                return Coordinator(
+                    partitions,
+                    clock,
+                    entropy,
+                    name=NAME,
+                    identity=identity,
+                    configured=lock is not None,
+                    prefix=coordination.prefix,
+                    limits=limits,
+                )
+
+            yield Leased(coordinator, Patience(clock, settings.compaction.lease_seconds))
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+def _identity(data: str, fs: FileSystem) -> tuple[str, Lock | None]:
+    """Who we are, and the lock that says that nobody else is, if there can be one."""
+    host, folder = socket.gethostname(), os.path.abspath(data)
+    try:
+        lock = fs.lock(f"{folder}/{_LOCK}", wait=False)
+    except OSError:  # there is no such folder, or it is not ours to write in
+        lock = None
+    return (host, None) if lock is None else (f"{host}:{folder}", lock)

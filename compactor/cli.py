@@ -1,0 +1,189 @@
+"""The command line of the compactor.
+
+Standard output has a line of JSON for each pass with something to tell, unless it is a terminal.
+
+Exit codes: 0 done; 1 done as far as possible, with alarms; 2 wrong flags or settings;
+3 nothing could be done (Java, store); 4 something in the store is damaged.
+
+It stops when it is told to, by a signal or by the end of the `spark-submit` that started it.
+The work is cancelled, gives its leases back, and what Spark was doing is left undone. A signal
+to `spark-submit` ends its JVM and does not reach this process, which would go on without a
+Spark. But its input is a pipe from that JVM, so the end of that is a signal as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from typing import Any, TextIO
+
+from compactor.context import Compactor
+from compactor.flags import configure as configure_flags
+from compactor.flags import settings_of
+from compactor.reporting.listeners import listeners
+from compactor.reporting.logs import configure as configure_log
+from compactor.reporting.passes import Passes
+from compactor.runner import once, repeat
+from compactor.settings import CompactorSettings, load_settings
+from compactor.spark.conf import submitted
+from compactor.spark.threads import apart
+from compactor.wiring import make_session, open_compactor
+from logstore.clock import SystemClock
+from logstore.disk import Disk
+from logstore.errors import InvalidInput, OutcomeUnknown, TailraceError, Unavailable
+from logstore.privacy import apply_umask
+
+
+def run_until_told(work: Coroutine[Any, Any, None]) -> bool:
+    """Runs the work; whether it came to its end. Raises what it raises."""
+    try:
+        asyncio.run(_until_told(work))
+    except asyncio.CancelledError:
+        return False
+    return True
+
+
+async def _until_told(work: Coroutine[Any, Any, None]) -> None:
+    loop, task = asyncio.get_running_loop(), asyncio.create_task(work)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, task.cancel)
+    if submitted():
+        _at_the_end_of_input(loop, task.cancel)
+    await task
+
+
+def _at_the_end_of_input(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
+    def read() -> None:
+        with suppress(OSError):
+            while os.read(sys.stdin.fileno(), 4096):
+                pass
+        with suppress(RuntimeError):  # the loop is closed: there is nothing to stop
+            loop.call_soon_threadsafe(call)
+
+    threading.Thread(target=read, name="input", daemon=True).start()
+
+
+log = logging.getLogger("tailrace.compactor")
+
+_LOOK_AGAIN_SECONDS = 5.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and gives its exit code."""
+    parser = _parser()
+    flags = parser.parse_args(arguments)
+    if flags.wait and flags.every is not None:
+        parser.error("--wait is for a single pass; with --every there is always another one")
+    configure_log(flags.log_format or "text", sys.stderr)
+    try:
+        return _run(flags)
+    except TailraceError as error:
+        log.error("%s%s", error, f" ({error.hint})" if error.hint else "")
+        return _exit_code(error)
+    except Exception:
+        log.exception("this is a defect of the compactor")
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="compactor", description="Takes flushed segments into the table."
+    )
+    configure_flags(parser)
+    return parser
+
+
+def _run(flags: argparse.Namespace) -> int:
+    settings = load_settings(settings_of(flags), flags.config)
+    apply_umask(settings.umask)
+    if flags.dry_run:
+        configure_log(settings.compaction.log_format, sys.stderr)
+        _refuse_no_store(settings)
+        return asyncio.run(_foresee(settings, as_json=flags.json))
+    session, clock = make_session(settings), SystemClock()
+    hearing = listeners(
+        settings,
+        clock,
+        Disk(),
+        lambda: apart(session.tasks),
+        out=_out(flags),
+        errors=sys.stderr,
+        every_line=flags.json,
+        single=flags.every is None,
+        watched=not flags.quiet,
+    )
+    passes = Passes(clock, hearing)
+    if flags.every is None:  # else its service may come later
+        _refuse_no_store(settings)
+
+    async def work() -> None:
+        async with open_compactor(settings, session, _killer(flags.kill_at)) as compactor:
+            if flags.every is None:
+                await _single(compactor, passes, wait=flags.wait)
+            else:
+                await repeat(compactor, flags.every, passes.next)
+
+    try:
+        if not run_until_told(work()):
+            log.info("stopped")
+    finally:
+        session.abandon()
+    return 1 if passes.alarmed else 0
+
+
+async def _single(compactor: Compactor, passes: Passes, *, wait: bool) -> None:
+    while True:
+        async with passes.next() as report:
+            await once(compactor, report)
+        if not (wait and report.held):
+            return
+        await compactor.clock.sleep(_LOOK_AGAIN_SECONDS)
+
+
+def _out(flags: argparse.Namespace) -> TextIO | None:
+    """Where lines of JSON go: a person reads the log beside them."""
+    if flags.json:
+        return sys.stdout
+    return None if flags.quiet or sys.stdout.isatty() else sys.stdout
+
+
+def _refuse_no_store(settings: CompactorSettings) -> None:
+    if settings.bucket is None and not os.path.isdir(settings.store_folder):
+        raise InvalidInput(  # opening a store would make it
+            f"there is no store at {settings.store_folder}",
+            hint="Name the data folder of a service with --data, or its settings with --config.",
+        )
+
+
+async def _foresee(settings: CompactorSettings, *, as_json: bool) -> int:
+    from compactor.dry_run import foresee
+
+    async with open_compactor(settings, make_session(settings), _killer(""), alone=True) as looks:
+        outlook = await foresee(looks)
+    sys.stdout.write((outlook.line() if as_json else outlook.text()) + "\n")
+    sys.stdout.flush()
+    return 1 if outlook.alarms else 0
+
+
+def _killer(step: str) -> Callable[[str], None]:
+    """Ends this process as kill -9 does when the step is reached: what crash tests need."""
+
+    def reached(name: str) -> None:
+        if name == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return reached
+
+
+def _exit_code(error: TailraceError) -> int:
+    if isinstance(error, InvalidInput):
+        return 2
+    return 3 if isinstance(error, Unavailable | OutcomeUnknown) else 4

@@ -1,0 +1,1 @@
+"""From Spark's files to a commit: placed, made durable, and compared with what is stored."""

@@ -1,0 +1,83 @@
+"""Placing in a bucket: the server copies each file to its name, then Spark's is removed.
+
+S3 knows no renaming. Spark could write below the table's own folders, but would then sort
+every file once more and could not spell `hour=09`; a copy inside the store moves no byte
+through here. It also gives the file its storage class, by its level: what Spark wrote lives for
+seconds, a fresh file for an hour, and either would be paid for a month.
+
+A put is durable when it is answered, the log's as well, so there is nothing to settle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Final
+
+from compactor.commit.footer import fetch_tail, opened
+from compactor.commit.placement import is_part, placed_path, staging_folder
+from logstore import keys
+from logstore.errors import OutcomeUnknown
+from logstore.objects.ambiguous import Unclear
+from logstore.objects.store import ObjectInfo, ObjectStore, Part
+from logstore.table.stats import NewFile, describe
+
+_AT_ONCE: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectPlacement:
+    """`Placement` of the table in an object store."""
+
+    store: ObjectStore
+
+    async def place(self, job: str, level: int = 0) -> list[NewFile]:
+        prefix = _staging(job)
+        staged = [info async for info in self.store.list(prefix)]
+        turns = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(part: ObjectInfo) -> NewFile | None:
+            async with turns:
+                return await self._copy(part, job, level)
+
+        parts = [info for info in staged if is_part(info.key.removeprefix(prefix))]
+        placed = await asyncio.gather(*(one(part) for part in parts))
+        await self.store.delete([*(info.key for info in staged), *await self.markers(job)])
+        return [file for file in placed if file is not None]
+
+    async def markers(self, job: str) -> list[str]:
+        """Hadoop's connector puts an empty object `x/` for a folder `x`."""
+        return await self._folders(_staging(job))
+
+    async def settle(self, version: int) -> None:
+        pass
+
+    async def mend(self, now_ms: int) -> list[str]:  # noqa: ARG002 - nothing is ever half
+        return []
+
+    async def _folders(self, prefix: str) -> list[str]:
+        found = [prefix]
+        async for name in self.store.folders(prefix):
+            found += await self._folders(f"{prefix}{name}/")
+        return found
+
+    async def _copy(self, part: ObjectInfo, job: str, level: int) -> NewFile | None:
+        tail = await fetch_tail(self.store, part.key, part.size, if_match=part.etag)
+        footer = opened(tail, part.key).metadata
+        if footer.num_rows == 0:  # where nothing is left Spark writes a file for its schema
+            return None
+        path = placed_path(footer, part.key.removeprefix(_staging(job)), job, level)
+        made = await self._copied(Part(part.key, if_match=part.etag), f"{keys.TABLE}/{path}")
+        return describe(footer, path=path, size=made.size, modified_ms=made.modified_ms)
+
+    async def _copied(self, source: Part, key: str) -> ObjectInfo:
+        unclear = Unclear()
+        while True:
+            try:
+                return await self.store.compose(key, [source])
+            except OutcomeUnknown as error:
+                unclear.bear(error)  # the name is this job's alone: a second copy does no harm
+
+
+def _staging(job: str) -> str:
+    return staging_folder(keys.TABLE, job) + "/"

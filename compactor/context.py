@@ -1,0 +1,63 @@
+"""What every part of a pass works with: one store and its table, an engine, a clock, limits.
+
+`now_ms` is the time that things are removed by.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from compactor.assignment import Alone, Sharing
+from compactor.commit.deletions import Deletions
+from compactor.commit.placement import Placement
+from compactor.settings import Compaction
+from compactor.spark.engine import Engine
+from logstore import ulid
+from logstore.clock import Clock
+from logstore.entropy import Entropy
+from logstore.objects.remote import RemoteStore
+from logstore.objects.store import ObjectStore
+from logstore.runs.retention import FOR_EVER, RunRetention
+from logstore.table.snapshot import Snapshot
+from logstore.table.table import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Compactor:
+    """A compactor of one store. `reached` is told each step's name as it ends; tests kill there.
+
+    `runs` is how long the service keeps runs, `deletions` remembers what was read of them.
+    """
+
+    store: ObjectStore
+    table: Table
+    placement: Placement
+    clock: Clock
+    entropy: Entropy
+    limits: Compaction
+    engine: Engine
+    reached: Callable[[str], None]
+    evict_after_hours: float = 24.0
+    sharing: Sharing = field(default_factory=Alone)
+    runs: RunRetention = FOR_EVER
+    deletions: Deletions = field(default_factory=Deletions)
+
+    async def newest(self) -> Snapshot:
+        """The table's newest version, its marks read. Raises `StoreUnavailable`."""
+        return await asyncio.to_thread(lambda: self.table.snapshot().told())
+
+    def fresh_id(self) -> str:
+        """A ULID that nobody else has: for a job, a version, a mark."""
+        return ulid.encode(ulid.fresh(self.clock, self.entropy))
+
+
+def now_ms(compactor: Compactor) -> int:
+    """The earlier of this machine's time and what the store last said of its own.
+
+    A clock that is ahead, here or there, removes nothing before its time.
+    """
+    here, store = compactor.clock.now_ms(), compactor.store
+    said = store.newest_date if isinstance(store, RemoteStore) else None
+    return here if said is None else min(here, said.date_ms)

@@ -1,0 +1,286 @@
+"""What a pass would do: the plan that `--dry-run` prints, for people or as a line of JSON.
+
+It is the same planning, on a snapshot that is moved on in memory alone. Nothing is written, no
+lease is asked for, and no Spark is started. Segments are known by their footers, where a pass
+reads all of their bytes first: of a row group that crosses hours the footer names the first
+and the last alone, so a pass may find hours between, and end a batch sooner for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+import orjson
+
+from compactor.context import Compactor
+from compactor.ingest.buckets import buckets_of
+from compactor.ingest.budget import Room
+from compactor.ingest.plan import StoredSegment, choose, nodes_of, segments_of
+from compactor.ingest.ranges import text_of
+from compactor.ingest.time_range import HOUR_MS, Span, hour_of
+from compactor.maintenance.retention import expiring
+from compactor.report import Batch, Lag, rfc3339, span
+from compactor.reporting.progress import size
+from compactor.rewrite.hours import plan_hours
+from logstore import ulid
+from logstore.errors import Damaged, NotFound, StoreUnavailable, UnsupportedVersion
+from logstore.objects.store import ObjectStore
+from logstore.segments.reader import SegmentFile, fetch_statistics
+from logstore.table.snapshot import Snapshot
+
+_AT_ONCE: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What a footer says; nothing of a segment that is, or would be, set aside."""
+
+    rows: int
+    spans: tuple[Span, ...]
+
+
+Found: TypeAlias = Looked | str
+"""Or why the node would wait at the segment."""
+
+
+async def look(store: ObjectStore, segments: Sequence[StoredSegment]) -> list[Found]:
+    """At each, in their order."""
+    turns = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(segment: StoredSegment) -> Found:
+        async with turns:
+            return await _look(store, segment)
+
+    return await asyncio.gather(*(one(segment) for segment in segments))
+
+
+async def _look(store: ObjectStore, segment: StoredSegment) -> Found:
+    if segment.aside:
+        return Looked(0, ())
+    try:
+        opened = await fetch_statistics(store, segment.key)
+    except (UnsupportedVersion, StoreUnavailable, NotFound) as error:
+        return str(error)
+    except Damaged:
+        return Looked(0, ())
+    groups = range(opened.parquet.num_row_groups)
+    return Looked(opened.footer.rows, tuple(s for g in groups for s in _spans(opened, g)))
+
+
+def _spans(opened: SegmentFile, index: int) -> Iterator[Span]:
+    """Where the group's text lies; of one that crosses hours, half is taken to be at each end."""
+    group = opened.parquet.metadata.row_group(index)
+    chunks = {c.path_in_schema: c for c in map(group.column, range(group.num_columns))}
+    bounds, size = chunks["ulid"].statistics, text_of(group.num_rows, chunks["message"])
+    low, high = ulid.decode(bounds.min), ulid.decode(bounds.max)
+    first, last = hour_of(low), hour_of(high)
+    if first == last:
+        yield Span(low, high, size)
+    else:
+        yield Span(low, ulid.lowest_at((first + 1) * HOUR_MS) - 1, size // 2)
+        yield Span(ulid.lowest_at(last * HOUR_MS), high, size // 2)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOutlook:
+    """What waits of a node: the table has its segments up to `mark`."""
+
+    node: str
+    mark: int
+    segments: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class HourOutlook:
+    """Files of an hour that would be written anew; bytes are those to be read."""
+
+    hour: str
+    files: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExpiryOutlook:
+    """What the retention would take: all hours that ended by `until`, if there are any."""
+
+    until: str
+    hours: int
+    files: int
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """The plan. `version` is the table's, -1 where there is none yet.
+
+    Hours and tasks of `batches` are by the segments' footers; what a batch would find to be a
+    duplicate, or deleted, is known only to who reads it. `rewrites` are planned without what
+    `batches` would bring.
+    """
+
+    version: int
+    lag: Lag
+    nodes: tuple[NodeOutlook, ...]
+    batches: tuple[Batch, ...]
+    rewrites: tuple[HourOutlook, ...]
+    expiry: ExpiryOutlook
+    deletions: int
+    alarms: tuple[str, ...]
+
+    def line(self) -> str:
+        """As one line of JSON."""
+        return orjson.dumps(self).decode()
+
+    def text(self) -> str:
+        """For people."""
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        waiting = self.lag
+        yield f"The table is at version {self.version}." if self.version >= 0 else "No table yet."
+        yield (
+            f"{waiting.segments} segments wait, {size(waiting.bytes)},"
+            f" the oldest for {span(waiting.seconds)}."
+        )
+        for of_node in self.nodes:
+            yield (
+                f"  {of_node.node}: {of_node.segments} behind segment {of_node.mark},"
+                f" {size(of_node.bytes)}"
+            )
+        yield f"{len(self.batches)} commits would take them in."
+        for number, batch in enumerate(self.batches, 1):
+            yield (
+                f"  {number}: {batch.segments} segments, {size(batch.bytes)}, {batch.rows} rows"
+                f" into {batch.hours} hours by {batch.tasks} tasks"
+            )
+        yield f"{len(self.rewrites)} hours would be written anew."
+        for hour in self.rewrites:
+            yield f"  {hour.hour}: {hour.files} files, {size(hour.bytes)}"
+        yield f"{self.deletions} deletions would be looked for in files of the table."
+        gone = self.expiry
+        yield (
+            f"{gone.hours} hours would expire: {gone.files} files, {gone.rows} rows,"
+            f" {size(gone.bytes)}{f', up to {gone.until}' if gone.hours else ''}."
+        )
+        for alarm in self.alarms:
+            yield f"ALARM {alarm}"
+
+
+Waiting: TypeAlias = Mapping[str, Sequence[StoredSegment]]
+
+
+@dataclass(frozen=True)
+class Ahead(Snapshot):
+    """A snapshot as its marks would be after some commits."""
+
+    taken: Mapping[str, int] = field(default_factory=dict)
+
+    def mark(self, node: str) -> int:
+        return self.taken[node]
+
+
+async def foresee(compactor: Compactor) -> Outlook:
+    """What a pass would do now. Raises `StoreUnavailable`, `Damaged`."""
+    snapshot = await compactor.newest()
+    nodes = await nodes_of(compactor.store)
+    marks = await asyncio.to_thread(snapshot.marks, nodes)
+    waiting = {
+        node: await segments_of(compactor.store, node, above=mark) for node, mark in marks.items()
+    }
+    alarms: list[str] = []
+    batches = [one async for one in _batches(compactor, snapshot, marks, waiting, alarms)]
+    hours = await plan_hours(compactor)
+    return Outlook(
+        version=snapshot.version,
+        lag=_lag(compactor, waiting),
+        nodes=tuple(_nodes(marks, waiting)),
+        batches=tuple(batches),
+        rewrites=tuple(HourOutlook(one.hour, len(one.files), one.size) for one in hours),
+        expiry=await asyncio.to_thread(_expiry, compactor, snapshot),
+        deletions=await _fresh_deletions(compactor, snapshot),
+        alarms=tuple(alarms),
+    )
+
+
+async def _batches(
+    compactor: Compactor,
+    snapshot: Snapshot,
+    marks: Mapping[str, int],
+    waiting: Waiting,
+    alarms: list[str],
+) -> AsyncIterator[Batch]:
+    """What the commits would take in, one after the other, as if each were made."""
+    limits, taken, going = compactor.limits, dict(marks), dict(waiting)
+    before = compactor.clock.now_ms() - int(limits.gap_alarm_seconds * 1000)
+    while True:
+        ahead = Ahead(snapshot.uri, snapshot.version, taken=taken)
+        plan = choose(ahead, going, batch_bytes=limits.batch_bytes, gap_before_ms=before)
+        alarms += [alarm for alarm in plan.alarms if alarm not in alarms]
+        if not plan.segments:
+            return
+        whole, room = [], Room(limits.bucket_bytes)
+        found = await look(compactor.store, plan.segments)
+        for segment, looked in zip(plan.segments, found, strict=True):
+            if not room.takes(() if isinstance(looked, str) else looked.spans):
+                break
+            if segment.node not in going:
+                continue
+            if isinstance(looked, str):
+                del going[segment.node]
+                alarms.append(f"{segment.node} would wait at segment {segment.seq}: {looked}")
+            else:
+                taken[segment.node] = segment.seq
+                whole.append((segment, looked))
+        if whole:
+            yield _batch(compactor, whole)
+
+
+def _batch(compactor: Compactor, whole: Sequence[tuple[StoredSegment, Looked]]) -> Batch:
+    spans = [span for _, looked in whole for span in looked.spans]
+    # Of how many cores there are only Spark knows: with more of them there may be more tasks.
+    buckets = buckets_of(spans, bucket_bytes=compactor.limits.bucket_bytes, cores=1)
+    return Batch(
+        segments=len(whole),
+        bytes=sum(segment.size for segment, _ in whole),
+        rows=sum(looked.rows for _, looked in whole),
+        hours=len(set(map(hour_of, buckets.bounds))),
+        tasks=max(buckets.tasks, default=-1) + 1,
+    )
+
+
+def _nodes(marks: Mapping[str, int], waiting: Waiting) -> list[NodeOutlook]:
+    return [
+        NodeOutlook(node, marks[node], len(some), sum(one.size for one in some))
+        for node, some in sorted(waiting.items())
+        if some
+    ]
+
+
+def _lag(compactor: Compactor, waiting: Waiting) -> Lag:
+    listed = [segment for some in waiting.values() for segment in some]
+    now = compactor.clock.now_ms()
+    oldest = min([segment.modified_ms for segment in listed], default=now)
+    return Lag(len(listed), sum(one.size for one in listed), max(now - oldest, 0) / 1000)
+
+
+async def _fresh_deletions(compactor: Compactor, snapshot: Snapshot) -> int:
+    """How many are not known to be done in all files."""
+    done = await asyncio.to_thread(lambda: snapshot.purged_ms)
+    stored = await compactor.deletions.all(compactor.store)
+    return sum(one.modified_ms > done for one in stored)
+
+
+def _expiry(compactor: Compactor, snapshot: Snapshot) -> ExpiryOutlook:
+    gone = expiring(compactor, snapshot)
+    return ExpiryOutlook(
+        until=rfc3339(gone.until_ms),
+        hours=gone.hours,
+        files=len(gone.files),
+        rows=sum(file.rows for file in gone.files),
+        bytes=sum(file.size for file in gone.files),
+    )

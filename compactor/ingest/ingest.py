@@ -1,0 +1,265 @@
+"""Ingests the segments that are there into the table, batch by batch.
+
+A batch is planned from one snapshot and committed on it, or on a later one that changes nothing
+for it (`commit.py`), or not at all:
+
+    plan ─► verify ─► merge (Spark) ─► place ─► commit
+      ▲                                           │ somebody else was first: plan anew
+      └───────────────────────────────────────────┘
+
+Which are next is said by `planner.py`; where several drivers work at once, each plans for the
+nodes that it leases (`compactor/assignment.py`).
+Nothing is remembered between passes, so a crash at any point leaves at most files that
+no version names.
+
+Segments that would have to be compared with table files that are missing are blocked by them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from compactor.assignment import Share
+from compactor.commit.counted import place_all
+from compactor.commit.missing_files import gone, told
+from compactor.commit.placement import staging_folder
+from compactor.context import Compactor
+from compactor.ingest.buckets import buckets_of
+from compactor.ingest.budget import Room
+from compactor.ingest.commit import Merged, commit_merged
+from compactor.ingest.plan import Plan
+from compactor.ingest.planner import Planner
+from compactor.ingest.prune import Reach
+from compactor.ingest.quarantine import set_aside
+from compactor.ingest.time_range import Coverage, hour_of
+from compactor.ingest.verify import Corrupt, Stopped, Verdict, Verified, verify
+from compactor.report import Batch, Lag, Report
+from compactor.spark.engine import MergeInput
+from compactor.spark.threads import apart
+from logstore.errors import PreconditionFailed, Unavailable
+from logstore.objects.store import ObjectStore
+from logstore.table.commit import Advance
+from logstore.table.snapshot import Snapshot, TableFile
+from logstore.table.stats import NewFile
+
+
+async def needing(
+    store: ObjectStore, whole: Sequence[Verified], gone: Sequence[TableFile]
+) -> list[tuple[Verified, TableFile]]:
+    """The first segment of each node that may hold copies of lines of such a file, and the file.
+
+    `whole` has each node's segments in sequence. They are read once more, one by one: what a
+    batch has of which run is known of all of it only. If none may, of a batch of so many runs
+    that they were not told apart, it is those of the file's time. Raises `StoreUnavailable`.
+    """
+    near: dict[str, tuple[Verified, TableFile]] = {}
+    found: dict[str, tuple[Verified, TableFile]] = {}
+    for verified in whole:
+        node = verified.segment.node
+        if node in found or not verified.spans:
+            continue
+        covered = Coverage(verified.spans)
+        met = [file for file in gone if covered.meets(file.ulids)]
+        if met:
+            near.setdefault(node, (verified, met[0]))
+            again = await verify(store, [verified.segment], Room(1))
+            reach = Reach(verified.spans, again.shares)
+            for file in filter(reach.meets, met):
+                found.setdefault(node, (verified, file))
+    return list((found or near).values())
+
+
+log = logging.getLogger("tailrace.compactor")
+
+
+async def take_in_all(compactor: Compactor, report: Report, *, gather: bool = False) -> bool:
+    """Takes in all segments that are ready now, of nodes that no other driver works on.
+
+    With `gather` a little is left for a later pass; whether it was is what comes back. Raises
+    `StoreUnavailable`, `OutcomeUnknown`, `Unavailable`.
+    """
+    async with compactor.sharing.joined() as share:
+        report.works += share.works
+        planner = Planner(compactor, share, report, gather)
+        await _Intake(compactor, share, report, planner).run()
+    report.leases = dict(share.counted)
+    return planner.left
+
+
+@dataclass(slots=True)
+class _Intake:
+    """One pass."""
+
+    compactor: Compactor
+    share: Share
+    report: Report
+    planner: Planner
+
+    async def run(self) -> None:
+        while True:
+            with self.report.timed("plan", self.compactor.clock):
+                plan = await self.planner.next()
+            if not plan.segments:
+                if self.report.held_elsewhere and await self.share.wait():
+                    continue
+                return
+            try:
+                await self._take_in(plan)
+            except PreconditionFailed as error:
+                log.info("planning anew: %s", error)
+
+    async def _take_in(self, plan: Plan) -> None:
+        compactor = self.compactor
+        snapshot = plan.snapshot
+        if snapshot.delta is None:
+            snapshot = await asyncio.to_thread(compactor.table.create)
+        snapshot.check_writable()  # before anything is merged that could not be committed
+        with self.report.timed("verify", compactor.clock):
+            room = Room(compactor.limits.bucket_bytes)
+            found = await verify(compactor.store, plan.segments, room)
+        whole = await self._sift(found.verdicts)
+        if not whole:
+            return
+        job = compactor.fresh_id()
+        reach = Reach((span for verified in whole for span in verified.spans), found.shares)
+        try:
+            deleted, files = await self._merge(snapshot, whole, reach, job)
+        except Unavailable:
+            if not await self._wait_for_files(snapshot, whole, reach):
+                raise
+            return
+        self.share.check({verified.segment.node for verified in whole})
+        merged = Merged(files, _advances(whole), reach, job)
+        try:
+            with self.report.timed("commit", compactor.clock):
+                self.planner.newest = await commit_merged(compactor, snapshot, merged)
+        except Unavailable:  # what came meanwhile is compared with, and may be gone again
+            newest = await asyncio.to_thread(compactor.table.snapshot)
+            if not await self._wait_for_files(newest, whole, reach):
+                raise
+            return
+        compactor.reached("committed")
+        _count(self.report, whole, files, deleted)
+        log.info(
+            "took in %d segments of %d bytes: %d rows became %d in %d files",
+            len(whole),
+            sum(verified.segment.size for verified in whole),
+            sum(verified.rows for verified in whole),
+            sum(file.rows for file in files),
+            len(files),
+            extra={"fields": {"event": "batch committed", "job": job}},
+        )
+
+    async def _wait_for_files(
+        self, snapshot: Snapshot, whole: Sequence[Verified], reach: Reach
+    ) -> bool:
+        """Stops nodes at segments that need a file that is gone; False if none does."""
+        missed = await gone(self.compactor.store, filter(reach.meets, snapshot.files))
+        waiting = await needing(self.compactor.store, whole, missed)
+        for verified, file in waiting:
+            node, seq = verified.segment.node, verified.segment.seq
+            self.planner.stop(node, seq, told(file))
+        return bool(waiting)
+
+    async def _sift(self, verdicts: Sequence[Verdict]) -> list[Verified]:
+        """Segments to take in; corrupt ones are set aside and count as empty."""
+        whole: list[Verified] = []
+        for verdict in verdicts:
+            if self.planner.is_stopped(verdict.segment):
+                continue
+            if isinstance(verdict, Stopped):
+                segment = verdict.segment
+                self.planner.stop(segment.node, segment.seq, verdict.reason)
+            elif isinstance(verdict, Corrupt):
+                await self._set_aside(verdict)
+                whole.append(Verified(verdict.segment, 0, ()))
+            else:
+                whole.append(verdict)
+        return whole
+
+    async def _set_aside(self, corrupt: Corrupt) -> None:
+        compactor = self.compactor
+        node, seq = corrupt.segment.node, corrupt.segment.seq
+        version = compactor.fresh_id()
+        log.warning("segment %d of %s is set aside: %s", seq, node, corrupt.reason)
+        await set_aside(compactor.store, node, seq, reason=corrupt.reason, version=version)
+        self.report.set_aside += 1
+
+    async def _merge(
+        self, snapshot: Snapshot, whole: Sequence[Verified], reach: Reach, job: str
+    ) -> tuple[int, list[NewFile]]:
+        compactor, clock = self.compactor, self.compactor.clock
+        if not any(verified.spans for verified in whole):
+            return 0, []
+        with self.report.timed("start", clock):
+            cores = await apart(compactor.engine.cores)
+        work = await self._work(snapshot, whole, reach, cores)
+        self.report.planned(_batch(whole, work))
+        folder = staging_folder(compactor.table.uri, job)
+        with self.report.timed("merge", clock):
+            written = await apart(compactor.engine.merge, work, folder)
+        compactor.reached("written")
+        with self.report.timed("place", clock):
+            files = await place_all(compactor, job, written.rows)
+        compactor.reached("placed")
+        return written.deleted, files
+
+    async def _work(
+        self, snapshot: Snapshot, whole: Sequence[Verified], reach: Reach, cores: int
+    ) -> MergeInput:
+        store, limits = self.compactor.store, self.compactor.limits
+        spans = [span for verified in whole for span in verified.spans]
+        low, high = min(s.low for s in spans), max(s.high for s in spans)
+        buckets = buckets_of(spans, bucket_bytes=limits.bucket_bytes, cores=cores)
+        segments = {store.uri(v.segment.key): v.segment.size for v in whole if v.spans}
+        held = {file.uri: file.size for file in snapshot.files if reach.meets(file)}
+        return MergeInput(
+            segments=list(segments),
+            held=list(held),
+            bounds=buckets.bounds,
+            tasks=buckets.tasks,
+            deletions=reach.taken_by(await self.compactor.deletions.above(store, low)),
+            low=low,
+            high=high,
+            sizes=segments | held,
+        )
+
+
+def _batch(whole: Sequence[Verified], work: MergeInput) -> Batch:
+    return Batch(
+        segments=len(whole),
+        bytes=sum(verified.segment.size for verified in whole),
+        rows=sum(verified.rows for verified in whole),
+        hours=len({hour_of(bound) for bound in work.bounds}),
+        tasks=work.tasks[-1] + 1,
+    )
+
+
+def _advances(whole: Sequence[Verified]) -> list[Advance]:
+    seqs: dict[str, list[int]] = {}
+    for verified in whole:
+        seqs.setdefault(verified.segment.node, []).append(verified.segment.seq)
+    return [Advance(node, min(of_node), max(of_node)) for node, of_node in seqs.items()]
+
+
+def _count(
+    report: Report, whole: Sequence[Verified], files: Sequence[NewFile], deleted: int
+) -> None:
+    rows_in, rows_out = sum(v.rows for v in whole), sum(f.rows for f in files)
+    report.commits += 1
+    report.segments += len(whole)
+    size = sum(v.segment.size for v in whole)
+    report.segment_bytes += size
+    if report.lag is not None:
+        lag = report.lag
+        report.lag = Lag(max(lag.segments - len(whole), 0), max(lag.bytes - size, 0), lag.seconds)
+    report.rows_in += rows_in
+    report.rows_out += rows_out
+    report.deleted += deleted
+    report.duplicates += rows_in - rows_out - deleted
+    report.files += len(files)
+    report.table_bytes += sum(f.size for f in files)
+    report.hours += len({(f.date, f.hour) for f in files})

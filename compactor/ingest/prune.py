@@ -1,0 +1,141 @@
+"""Which files of the table may hold a line of a batch, and which deletions may take one.
+
+That is said without reading a line of either.
+
+A copy of a line has its ULID, its fqn and its run. So a file is met only if its bounds of the
+ULID meet the time of some text (`Coverage`), and if one run that has lines in the file's hour
+is within its bounds of all three. The first keeps fresh files apart, which have all runs of a
+short time; the second those of an hour that was written anew, which have all of the hour and few
+runs each. Where a batch brings one late line, one or two of them are read, however many there are.
+
+A deletion takes lines of its run, or of its pipeline, up to a ULID. There may be thousands, as
+runs expire all the time, and few are of runs that the batch still has lines of.
+
+Bounds may be wider than what is in the file, as shortened ones are, never narrower.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, TypeAlias
+
+from compactor.ingest.time_range import HOUR_MS, Coverage, Span
+from logstore import ulid
+from logstore.batch import RunKey
+from logstore.runs.deletion import Deletion
+from logstore.table.snapshot import TableFile
+
+MOST_SHARES: Final = 250_000
+"""Of runs in hours that are told apart: each is some 300 bytes of the driver's memory."""
+_ABOVE_ALL: Final = "~"  # as no ULID begins
+
+
+class Share(NamedTuple):
+    """Lines of a run in an hour (counted from the epoch), between two ULIDs, inclusive."""
+
+    hour: int
+    run: RunKey
+    low: str
+    high: str
+
+
+Owner: TypeAlias = tuple[str, str | None]  # fqn, and run; None is all of the pipeline
+Row: TypeAlias = tuple[str, str, str, str]  # fqn, run, lowest and highest ULID
+
+
+@dataclass(slots=True)
+class Shares:
+    """Each run's lines in each hour, from the lowest ULID to the highest.
+
+    Of an hour with too many runs for `most` in all it is forgotten which they are: then it has
+    all that may be, and more files are read.
+    """
+
+    most: int = MOST_SHARES
+    _hours: dict[int, dict[RunKey, tuple[str, str]] | None] = field(default_factory=dict)
+    _count: int = 0
+
+    def add(self, shares: Iterable[Share]) -> None:
+        """Notes that the lines are there, too."""
+        for share in shares:
+            runs = self._hours.setdefault(share.hour, {})
+            if runs is None:
+                continue
+            known = runs.get(share.run)
+            if known is not None:
+                runs[share.run] = min(known[0], share.low), max(known[1], share.high)
+            elif self._count < self.most:
+                runs[share.run] = share.low, share.high
+                self._count += 1
+            else:
+                self._hours[share.hour] = None
+                self._count -= len(runs)
+
+    def of(self, hour: int) -> Sequence[Row] | None:
+        """Those of the hour, sorted; None if they may be any."""
+        runs = self._hours.get(hour, {})
+        return None if runs is None else sorted((*run, *bounds) for run, bounds in runs.items())
+
+    def lowest(self) -> Mapping[Owner, str]:
+        """The lowest ULID of each run and of each pipeline, of those that are known."""
+        found: dict[Owner, str] = {}
+        for runs in self._hours.values():
+            for run, (low, _) in (runs or {}).items():
+                for owner in (run, (run.fqn, None)):
+                    found[owner] = min(found.get(owner, low), low)
+        return found
+
+    def lowest_of_any(self) -> int | None:
+        """No ULID of the hours that may have any run is below it; None if there are none."""
+        hours = [hour for hour, runs in self._hours.items() if runs is None]
+        return ulid.lowest_at(min(hours) * HOUR_MS) if hours else None
+
+
+class Reach:
+    """The lines of a batch: `spans` say where their text lies, `shares` of which runs it is."""
+
+    def __init__(self, spans: Iterable[Span], shares: Shares) -> None:
+        self._covered = Coverage(spans)
+        self._shares = shares
+        self._sorted: dict[int, Sequence[Row] | None] = {}
+
+    def meets(self, file: TableFile) -> bool:
+        """False only if no line of the batch is in the file."""
+        return self._covered.meets(file.ulids) and self._has_run_of(file)
+
+    def taken_by(self, deletions: Sequence[Deletion]) -> list[Deletion]:
+        """Those that may take a line of the batch."""
+        if not deletions:
+            return []
+        lowest, of_any = self._shares.lowest(), self._shares.lowest_of_any()
+        return [
+            one
+            for one in deletions
+            if (of_any is not None and of_any <= one.t)
+            or lowest.get((one.fqn, one.run), _ABOVE_ALL) <= ulid.encode(one.t)
+        ]
+
+    def _has_run_of(self, file: TableFile) -> bool:
+        hour = file.start_ms // HOUR_MS
+        if hour not in self._sorted:
+            self._sorted[hour] = self._shares.of(hour)
+        rows = self._sorted[hour]
+        if rows is None:
+            return True
+        start, end = 0, len(rows)
+        if file.fqns is not None:
+            start = bisect_left(rows, file.fqns[0], key=_fqn)
+            end = bisect_right(rows, file.fqns[1], key=_fqn)
+        return any(_may_be_in(rows[index], file) for index in range(start, end))
+
+
+def _fqn(row: Row) -> str:
+    return row[0]
+
+
+def _may_be_in(row: Row, file: TableFile) -> bool:
+    _, run, low, high = row
+    within = file.runs is None or file.runs[0] <= run <= file.runs[1]
+    return within and (file.ulids is None or (file.ulids[0] <= high and low <= file.ulids[1]))

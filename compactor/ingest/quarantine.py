@@ -1,0 +1,43 @@
+"""Segments that cannot be read, marked so that every reader takes them as empty.
+
+`segments/.aside/{node}/{seq}`: JSON with `reason` and the ULID `version`. The segment stays
+at its key: `verify --repair` brings it back by removing the marker.
+"""
+
+from __future__ import annotations
+
+import orjson
+
+from logstore import keys
+from logstore.errors import OutcomeUnknown, PreconditionFailed
+from logstore.objects.ambiguous import Unclear
+from logstore.objects.store import ObjectStore
+
+
+async def markers(store: ObjectStore, node: str, *, above: int = 0) -> set[int]:
+    """Sequences above `above` of the node's segments that are set aside.
+
+    Raises `StoreUnavailable`.
+    """
+    prefix = keys.aside(node, 0).rsplit("/", 1)[0] + "/"
+    listed = store.list(prefix, after=keys.aside(node, above))
+    names = [info.key.rsplit("/", 1)[1] async for info in listed]
+    return {int(name) for name in names if name.isdecimal()}
+
+
+async def set_aside(store: ObjectStore, node: str, seq: int, *, reason: str, version: str) -> None:
+    """Marks the segment; an older marker keeps its reason.
+
+    Raises `StoreUnavailable`, `OutcomeUnknown`.
+    """
+    body = orjson.dumps({"reason": reason, "version": version})
+    unclear = Unclear()
+    while True:
+        try:
+            await store.put(keys.aside(node, seq), body, if_absent=True)
+        except PreconditionFailed:
+            return
+        except OutcomeUnknown as error:
+            unclear.bear(error)  # the next put says whether it is there
+        else:
+            return

@@ -1,0 +1,107 @@
+"""Where the lines of a whole segment lie: their text in time, and each run's in each hour.
+
+The footer says it for each row group. A group that crosses an hour is looked into, so that
+no hour is planned that holds nothing; and so is one of more than a minute: where some lines are
+late, most of the others are nowhere near them, and not of the same runs.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from compactor.ingest.prune import Share
+from compactor.ingest.time_range import Span, hour_of
+from logstore import ulid
+from logstore.batch import RunKey
+from logstore.segments.footer import Footer
+from logstore.segments.reader import SegmentFile
+
+_SLICE_MS: Final = 60_000  # an hour has a whole number of them
+_SHORTEST: Final = 64  # bytes that a line counts for at least: its ids are sorted with it
+_BATCH_CHARACTERS: Final = 21  # of a ULID's 26: the last five are the line number
+_FIRST_LINE: Final = "0" * 5
+_LAST_LINE: Final = "Z" * 5
+
+Batch: TypeAlias = tuple[str, RunKey, int]
+"""The ULID's part that names it, whose it is, and its rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Spans with all of the text, and shares with all of the lines."""
+
+    spans: tuple[Span, ...] = ()
+    shares: tuple[Share, ...] = ()
+
+
+def extent_of(opened: SegmentFile) -> Extent:
+    """Of a segment all of whose bytes are there. Raises `Damaged`."""
+    spans: list[Span] = []
+    shares: list[Share] = []
+    runs = _runs_by_group(opened.footer)
+    for index in range(opened.parquet.num_row_groups):
+        group = opened.parquet.metadata.row_group(index)
+        chunks = {c.path_in_schema: c for c in map(group.column, range(group.num_columns))}
+        bounds, size = chunks["ulid"].statistics, text_of(group.num_rows, chunks["message"])
+        low, high = ulid.decode(bounds.min), ulid.decode(bounds.max)
+        if ulid.time_ms(high) - ulid.time_ms(low) < _SLICE_MS and hour_of(low) == hour_of(high):
+            spans.append(Span(low, high, size))
+            hour = hour_of(low)
+            shares += (Share(hour, run, bounds.min, bounds.max) for run in runs[index])
+        else:
+            batches = _batches(opened.group(index, ["ulid", "fqn", "run_id"]))
+            spans += _spans(batches, size)
+            shares += _shares(batches)
+    return Extent(tuple(spans), tuple(shares))
+
+
+def text_of(rows: int, message: Any) -> int:
+    """Bytes that a row group counts for, by its column chunk of messages."""
+    return max(int(message.total_uncompressed_size), rows * _SHORTEST)
+
+
+def _runs_by_group(footer: Footer) -> Mapping[int, Sequence[RunKey]]:
+    found: dict[int, list[RunKey]] = defaultdict(list)
+    for run in footer.runs:
+        for index in run.groups:
+            found[index].append(run.key)
+    return found
+
+
+def _batches(rows: Any) -> list[Batch]:
+    """The batches in the rows of one group, by their ULIDs."""
+    names = {name: rows.column(name).cast(pa.string()) for name in ("fqn", "run_id")}
+    prefixes = pc.utf8_slice_codeunits(rows.column("ulid"), 0, _BATCH_CHARACTERS)
+    counted = pa.table({"batch": prefixes, **names}).group_by(["batch", *names])
+    found = counted.aggregate([([], "count_all")]).to_pylist()
+    return sorted(
+        (one["batch"], RunKey(one["fqn"], one["run_id"]), one["count_all"]) for one in found
+    )
+
+
+def _spans(batches: Sequence[Batch], size: int) -> Iterator[Span]:
+    """The group's `size` by the minute of the batches' time."""
+    slices: dict[int, list[tuple[int, int]]] = {}
+    for prefix, _, count in batches:
+        batch = ulid.decode(prefix + _FIRST_LINE)
+        slices.setdefault(ulid.time_ms(batch) // _SLICE_MS, []).append((batch, count))
+    rows = sum(count for _, _, count in batches)
+    for some in slices.values():
+        share = sum(count for _, count in some)
+        yield Span(some[0][0], some[-1][0] | ulid.LINE_MASK, size * share // rows)
+
+
+def _shares(batches: Iterable[Batch]) -> list[Share]:
+    found: dict[tuple[int, RunKey], Share] = {}
+    for prefix, run, _ in batches:
+        hour = hour_of(ulid.decode(prefix + _FIRST_LINE))
+        first = found.get((hour, run))
+        low = prefix + _FIRST_LINE if first is None else first.low
+        found[hour, run] = Share(hour, run, low, prefix + _LAST_LINE)
+    return list(found.values())

@@ -1,0 +1,128 @@
+"""Removing what nobody needs any more: consumed segments, orphans, what crashed jobs left.
+
+A segment goes when the table has held it for the grace, which is longer than any query,
+its lines are in their runs' logs, and no consumer group needs it (`consumers.py`).
+`low` in the node's text mark is raised first, so that whoever comes late sees that it is late,
+and groups are looked at again after that. Lowest first, many in a request: all are below `low`,
+so one that a crash leaves between others is a hole to nobody, and goes next time. A segment
+that is set aside stays, since it may be repaired, until the retention would take all it can hold.
+
+Files of the table go when they are 24 h old and no version of the last 24 h has them; no
+job commits files half as old. Uploads that began 24 h ago and were not completed, Spark's of
+jobs that were killed and anybody's else below the store, are aborted; and what a commit that was
+killed left beside the table's log goes.
+
+All ages are by the earlier of this machine's clock and the store's (`compactor/context.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+
+from compactor.commit.placement import STAGING
+from compactor.context import Compactor, now_ms
+from compactor.ingest.plan import StoredSegment, nodes_of, segments_of
+from compactor.maintenance.consumers import Candidates, free, settle
+from compactor.maintenance.deletion_records import forget
+from compactor.maintenance.retention import oldest_ms
+from compactor.report import Report
+from logstore import keys, ulid
+from logstore.errors import InvalidInput
+from logstore.runs.watermark import raise_text_mark, read_text_mark
+
+ORPHAN_HOURS = 24
+_DELETE_COUNT = 500  # segments in a request, with at most as many markers before
+_HOUR_MS = 3_600_000
+_AHEAD_MS = 24 * _HOUR_MS  # far more than a line's ULID may be ahead of its segment's upload
+_STAGING = f"{keys.TABLE}/{STAGING}/"
+_LOG = f"{keys.TABLE}/_delta_log/"
+# What delta-rs writes and then links or renames, in a folder: `….json#1`, `….json.tmp`.
+_UNFINISHED = re.compile(r"(#[0-9]+|\.tmp)$")
+
+
+async def clean_up(compactor: Compactor, report: Report) -> None:
+    """All of it. Raises `StoreUnavailable`, `Damaged`."""
+    with report.timed("cleanup", compactor.clock):
+        report.segments_removed += await remove_segments(compactor)
+        report.orphans_removed += await remove_orphans(compactor)
+        await forget(compactor, report)
+        oldest = now_ms(compactor) - ORPHAN_HOURS * _HOUR_MS
+        report.writes_swept += await compactor.store.sweep(oldest)
+
+
+async def remove_segments(compactor: Compactor) -> int:
+    """Removes segments that table, texts and consumers have, and gives their number."""
+    since = now_ms(compactor) - int(compactor.limits.grace_seconds * 1000)
+    nodes = await nodes_of(compactor.store)
+    settled = await asyncio.to_thread(compactor.table.marks_at, since, nodes)
+    candidates = {}
+    for node in nodes:
+        mark = min(settled[node], (await read_text_mark(compactor.store, node)).seq)
+        found = await _consumed(compactor, node, mark)
+        if found.segments:
+            candidates[node] = found
+    if not candidates:
+        return 0
+    await settle(compactor, candidates)
+    for node, segments in (await free(compactor, candidates)).items():
+        if segments:
+            await _raise_low(compactor, node, segments[-1].seq + 1)
+    # Looked at again: a group that begins now is there before it looks at `low`.
+    removable = [
+        segment for some in (await free(compactor, candidates)).values() for segment in some
+    ]
+    for start in range(0, len(removable), _DELETE_COUNT):
+        await _remove(compactor, removable[start : start + _DELETE_COUNT])
+    return len(removable)
+
+
+async def _remove(compactor: Compactor, segments: Sequence[StoredSegment]) -> None:
+    """Many in a request: what is left of them, if it is, is below `low`."""
+    markers = [keys.aside(one.node, one.seq) for one in segments if one.aside]
+    if markers:  # first: without it a segment is like any other
+        await compactor.store.delete(markers)
+    await compactor.store.delete([one.key for one in segments])
+    compactor.reached("segment removed")
+
+
+async def _consumed(compactor: Compactor, node: str, mark: int) -> Candidates:
+    segments = [s for s in await segments_of(compactor.store, node) if s.seq <= mark]
+    before = oldest_ms(compactor) - _AHEAD_MS
+    kept = frozenset(s.seq for s in segments if s.aside and s.modified_ms > before)
+    return Candidates([s for s in segments if s.seq not in kept], kept)
+
+
+async def _raise_low(compactor: Compactor, node: str, low: int) -> None:
+    await raise_text_mark(compactor.store, node, fresh_id=compactor.fresh_id, low=low)
+    compactor.reached("low raised")
+
+
+async def remove_orphans(compactor: Compactor, hours: int = ORPHAN_HOURS) -> int:
+    """Removes files of no version and of jobs that are long dead, and gives their number.
+
+    `hours` below `ORPHAN_HOURS` are for who knows that nobody writes and nobody reads.
+    """
+    now = now_ms(compactor)
+    ahead = round((compactor.clock.now_ms() - now) / _HOUR_MS)  # delta-rs has our clock only
+    paths = await asyncio.to_thread(compactor.table.orphans, hours + ahead)
+    gone = [f"{keys.TABLE}/{path}" for path in paths]
+    oldest = now - hours * _HOUR_MS
+    async for job in compactor.store.folders(_STAGING):
+        if _time_ms(job) < oldest:
+            gone += [info.key async for info in compactor.store.list(f"{_STAGING}{job}/")]
+            gone += await compactor.placement.markers(job)
+    async for info in compactor.store.list(_LOG):
+        if info.modified_ms < oldest and _UNFINISHED.search(info.key):
+            gone.append(info.key)
+    await compactor.store.delete(gone)
+    return len(gone)
+
+
+def _time_ms(job: str) -> int:
+    """When the job began; a folder that no job made is as old as time."""
+    try:
+        return ulid.time_ms(ulid.decode(job))
+    except InvalidInput:
+        return 0

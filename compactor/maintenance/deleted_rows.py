@@ -1,0 +1,173 @@
+"""How many lines of a table file deletions take: found in its keys, and little of those.
+
+The log's statistics say which files may hold such lines. Of these the footer is read, whose
+row groups have bounds as well, and since files are sorted by (fqn, run_id, ulid) few groups
+are within them; of those fqn and run_id, which are as good as nothing, being sorted; and only
+where a deleted run is there its ULIDs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from compactor.commit.footer import fetch_tail, opened
+from logstore import keys, ulid
+from logstore.errors import Damaged
+from logstore.objects.store import ObjectStore
+from logstore.runs.deletion import Deletion
+from logstore.segments.sparse import SparseFile
+from logstore.table.snapshot import TableFile
+
+_KEYS: Final = ("fqn", "run_id", "ulid")
+
+Bounds = tuple[str, str] | None
+"""Lowest and highest, inclusive; None is unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Horizons:
+    """Deletions, to be asked whether they take something."""
+
+    by_fqn: Sequence[tuple[str, str | None, str]]  # fqn, run, highest ULID that is gone; sorted
+    runs: dict[tuple[str, str | None], str]
+
+    @classmethod
+    def of(cls, deletions: Iterable[Deletion]) -> Horizons:
+        """Of one run or pipeline there may be several: the highest counts."""
+        runs: dict[tuple[str, str | None], str] = {}
+        for one in deletions:
+            key = (one.fqn, one.run)
+            runs[key] = max(runs.get(key, ""), ulid.encode(one.t))
+        rows = sorted(((*key, t) for key, t in runs.items()), key=lambda row: row[0])
+        return cls(rows, runs)
+
+    def horizon(self, fqn: str, run: str) -> str:
+        """ULIDs of the run at or below it are gone; "" if none is."""
+        return max(self.runs.get((fqn, run), ""), self.runs.get((fqn, None), ""))
+
+    def may_take(self, fqns: Bounds, runs: Bounds, ulids: Bounds) -> bool:
+        """False only if no line within the bounds is deleted."""
+        return next(self.meeting(fqns, runs, ulids), None) is not None
+
+    def meeting(self, fqns: Bounds, runs: Bounds, ulids: Bounds) -> Iterator[Any]:
+        """Those that may take a line within the bounds, as (fqn, run, highest ULID)."""
+        start, end = 0, len(self.by_fqn)
+        if fqns is not None:
+            start = bisect_left(self.by_fqn, fqns[0], key=lambda row: row[0])
+            end = bisect_right(self.by_fqn, fqns[1], key=lambda row: row[0])
+        for index in range(start, end):
+            _, run, t = self.by_fqn[index]
+            within = runs is None or run is None or runs[0] <= run <= runs[1]
+            if within and (ulids is None or ulids[0] <= t):
+                yield self.by_fqn[index]
+
+    def may_take_of(self, file: TableFile) -> bool:
+        """`may_take`, by what the log says of the file."""
+        low = ulid.encode(ulid.lowest_at(file.start_ms))
+        ulids = file.ulids or (low, ulid.encode(ulid.highest_at(file.end_ms)))
+        return self.may_take(file.fqns, file.runs, ulids)
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """How many lines of a file are deleted, and of which runs (fqn, run) they are."""
+
+    rows: int
+    runs: frozenset[tuple[str, str]]
+
+
+NOTHING: Final = Taken(0, frozenset())
+
+
+async def taken(store: ObjectStore, file: TableFile, horizons: Horizons) -> Taken:
+    """What deletions take of the file.
+
+    Raises `NotFound` and `Damaged` for a file that is not as the log says, `StoreUnavailable`.
+    """
+    key = f"{keys.TABLE}/{file.path}"
+    sparse = await fetch_tail(store, key, file.size)
+    parquet = await asyncio.to_thread(opened, sparse, key)
+    found = NOTHING
+    for index in range(parquet.num_row_groups):
+        chunks = _chunks(parquet, index)
+        if not horizons.may_take(*(_bounds(chunks[name]) for name in _KEYS)):
+            continue
+        await _fetch(store, key, sparse, [chunks["fqn"], chunks["run_id"]])
+        runs = await asyncio.to_thread(_Runs.read, parquet, index, horizons)
+        if runs.any:
+            await _fetch(store, key, sparse, [chunks["ulid"]])
+            more = await asyncio.to_thread(runs.taken, parquet, index)
+            found = Taken(found.rows + more.rows, found.runs | more.runs)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    """The rows of a group by their run's horizon."""
+
+    numbers: Any  # of each row, which of the group's runs it is of
+    names: list[tuple[str, str]]  # of those runs
+    horizons: list[str]
+
+    @classmethod
+    def read(cls, parquet: pq.ParquetFile, index: int, horizons: Horizons) -> _Runs:
+        group = _read(parquet, index, ["fqn", "run_id"])
+        fqns, runs = (_encoded(group.column(name)) for name in ("fqn", "run_id"))
+        width = len(runs.dictionary) or 1
+        codes = np.asarray(fqns.indices).astype(np.int64) * width + np.asarray(runs.indices)
+        found, numbers = np.unique(codes, return_inverse=True)
+        names = [
+            (fqns.dictionary[code // width].as_py(), runs.dictionary[code % width].as_py())
+            for code in found.tolist()
+        ]
+        return cls(numbers, names, [horizons.horizon(*name) for name in names])
+
+    @property
+    def any(self) -> bool:
+        return any(self.horizons)
+
+    def taken(self, parquet: pq.ParquetFile, index: int) -> Taken:
+        group = _read(parquet, index, ["ulid"])
+        horizons = pa.array(self.horizons, pa.string()).take(pa.array(self.numbers))
+        gone = np.asarray(pc.less_equal(group.column("ulid").combine_chunks(), horizons))
+        runs = np.unique(self.numbers[gone]).tolist()
+        return Taken(int(gone.sum()), frozenset(self.names[number] for number in runs))
+
+
+def _read(parquet: pq.ParquetFile, index: int, columns: list[str]) -> pa.Table:
+    try:
+        return parquet.read_row_group(index, columns=columns, use_threads=False)
+    except (OSError, pa.ArrowException) as error:
+        raise Damaged(f"row group {index} does not read: {error}") from error
+
+
+def _chunks(parquet: pq.ParquetFile, index: int) -> dict[str, Any]:
+    group = parquet.metadata.row_group(index)
+    every = [group.column(number) for number in range(group.num_columns)]
+    return {chunk.path_in_schema: chunk for chunk in every}
+
+
+def _bounds(chunk: Any) -> Bounds:
+    found = chunk.statistics
+    return (found.min, found.max) if found is not None and found.has_min_max else None
+
+
+async def _fetch(store: ObjectStore, key: str, sparse: SparseFile, chunks: Sequence[Any]) -> None:
+    """All from the first to the last of them, in one piece: pyarrow reads across neighbours."""
+    starts = [chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks]
+    ends = [s + c.total_compressed_size for s, c in zip(starts, chunks, strict=True)]
+    start, size = min(starts), max(ends) - min(starts)
+    sparse.add(start, (await store.get(key, offset=start, size=size))[1])
+
+
+def _encoded(column: pa.ChunkedArray) -> Any:
+    return pc.dictionary_encode(column.combine_chunks())

@@ -1,0 +1,93 @@
+"""Records of deletions that nothing needs any more go; else there were one per run for ever.
+
+A record keeps deleted lines away that are still on their way: in segments, and in the journal
+of a node that is away. It goes when its newest deleted line is so old that the retention would
+take it, wherever it came from, and older still by `compaction.away_days`, the longest that a
+node may be away; when it is done in the table; and when the service has removed the run's
+manifest, which says the same, or a later record of the run says more. Where anything is kept
+for ever, records are as well, and those of whole pipelines always: they are few.
+
+No store deletes under a condition, and a run may be deleted anew at any moment. That makes a
+record under a key of its own: whatever becomes of ours, and whenever the store does it, no
+later deletion is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from compactor.commit.deletions import StoredDeletion
+from compactor.context import Compactor, now_ms
+from compactor.report import Report
+from logstore import keys, ulid
+from logstore.batch import RunKey
+from logstore.errors import NotFound
+from logstore.runs.deletion import Deletion
+
+_DAY_MS: Final = 86_400_000
+_AT_ONCE: Final = 16  # manifests
+_DELETE_COUNT: Final = 500
+
+
+async def forget(compactor: Compactor, report: Report) -> None:
+    """Removes such records. Raises `StoreUnavailable`, `OutcomeUnknown`, `Damaged`."""
+    oldest = _oldest_ms(compactor)
+    if not oldest:
+        return
+    purged = (await compactor.newest()).purged_ms
+    stored = await compactor.deletions.all(compactor.store)
+    highest = _highest(one.deletion for one in stored)
+    old = [one for one in stored if _is_old(one, purged, oldest)]
+    gone = [one.key for one in old if one.deletion.t < highest[_run(one.deletion)]]
+    last = [one for one in old if one.deletion.t == highest[_run(one.deletion)]]
+    for start in range(0, len(last), _AT_ONCE):
+        gone += await _without_manifest(compactor, last[start : start + _AT_ONCE])
+    for start in range(0, len(gone), _DELETE_COUNT):
+        some = gone[start : start + _DELETE_COUNT]
+        await compactor.store.delete(some)
+        report.deletions_removed += len(some)
+        compactor.reached("deletion removed")
+
+
+def _oldest_ms(compactor: Compactor) -> int:
+    """Lines older than that are nowhere, and do not come back; 0 if that is never so."""
+    limits, runs = compactor.limits, compactor.runs.longest_days
+    table = runs if limits.retention_days is None else limits.retention_days
+    if not (runs and table):
+        return 0
+    return now_ms(compactor) - round((max(runs, table) + limits.away_days) * _DAY_MS)
+
+
+def _is_old(stored: StoredDeletion, purged_ms: int, oldest_ms: int) -> bool:
+    """Whether it is a run's, done in the table, and its lines are nowhere else."""
+    done = stored.modified_ms <= purged_ms
+    return stored.deletion.run is not None and done and ulid.time_ms(stored.deletion.t) < oldest_ms
+
+
+def _run(deletion: Deletion) -> tuple[str, str | None]:
+    return deletion.fqn, deletion.run
+
+
+def _highest(deletions: Iterable[Deletion]) -> dict[tuple[str, str | None], int]:
+    """The highest deleted ULID of each run."""
+    found: dict[tuple[str, str | None], int] = {}
+    for one in deletions:
+        found[_run(one)] = max(found.get(_run(one), 0), one.t)
+    return found
+
+
+async def _without_manifest(compactor: Compactor, some: Sequence[StoredDeletion]) -> list[str]:
+    """Keys of those whose run has none."""
+    there = await asyncio.gather(*(_has_manifest(compactor, one.deletion) for one in some))
+    return [one.key for one, known in zip(some, there, strict=True) if not known]
+
+
+async def _has_manifest(compactor: Compactor, deletion: Deletion) -> bool:
+    run = RunKey(deletion.fqn, deletion.run or "")
+    try:
+        await compactor.store.head(keys.run_manifest(run))
+    except NotFound:
+        return False
+    return True

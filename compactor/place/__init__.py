@@ -1,1 +1,0 @@
-"""From Spark's files to files of the table."""

@@ -1,0 +1,143 @@
+"""The compactor's metrics: their names, and what a report says of each.
+
+Counters come from the counts of reports, `tailrace_compactor_{field}`; what a report counts
+is a metric by that alone. Leases are measured under the names that every process has for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+from compactor.report import Report
+from coordination.coordinator.metrics import MEASURES, OURS, UPDATE_ERRORS, UPSTREAMS
+from coordination.coordinator.work_queue import Work
+
+Labels: TypeAlias = tuple[str, ...]
+Samples: TypeAlias = dict[tuple[str, Labels], float]
+"""Values by the metric's name and the values of its labels."""
+
+STOPPED: Final = "stopped"
+"""`Report.error` of a pass that was told to end."""
+
+
+class Metric(NamedTuple):
+    """What is known of a metric; counters are without the `_total` of the text format."""
+
+    name: str
+    kind: Literal["counter", "gauge"]
+    help: str
+    labels: Labels = ()
+
+
+_OWN: Final = "tailrace_compactor_"
+_COUNTED: Final = {
+    one.name: one.metadata["counted"] for one in fields(Report) if "counted" in one.metadata
+}
+PASSES: Final = Metric(
+    f"{_OWN}passes",
+    "counter",
+    "Passes: `done`, `alarmed` (done as far as possible), `failed` (broken off by an error), "
+    "`stopped` (told to end).",
+    ("outcome",),
+)
+PHASE_SECONDS: Final = Metric(
+    f"{_OWN}phase_seconds", "counter", "Time that passes spent in the phase.", ("phase",)
+)
+COUNTERS: Final = (
+    PASSES,
+    PHASE_SECONDS,
+    *(Metric(f"{_OWN}{name}", "counter", text) for name, text in _COUNTED.items()),
+)
+_GAUGES: Final = {
+    "lag_segments": "Segments that are not yet in the table, as of the last look.",
+    "lag_bytes": "Bytes of these segments, as stored.",
+    "lag_seconds": "For how long the oldest of them had been stored by then.",
+    "nodes_held_elsewhere": "Nodes with segments to take in that another compactor works on.",
+    "hours_held_elsewhere": "Hours to be rewritten that another compactor works on.",
+    "deletions_waiting": "Deletions whose rows may still be in files of the table.",
+    "alarms": "Alarms of the last pass: what needs a person, as its log says.",
+    "running": "1 while a pass is under way.",
+    "pass_seconds": "Time that the last pass took.",
+    "failures_in_a_row": "Passes that failed since the last that did not.",
+    "success_timestamp_seconds": "When the last pass ended that did not fail, in Unix time.",
+    "told_timestamp_seconds": "When these metrics were written, in Unix time.",
+}
+GAUGES: Final = tuple(Metric(f"{_OWN}{name}", "gauge", text) for name, text in _GAUGES.items())
+LEASES: Final = (
+    *(Metric(f"tailrace_{c.name}", "counter", c.help, ("source",)) for c in (*UPSTREAMS, *OURS)),
+    Metric(f"tailrace_{UPDATE_ERRORS[0]}", "counter", UPDATE_ERRORS[1], ("source", "action")),
+    *(Metric(f"tailrace_{m.name}", "gauge", m.help, ("source",)) for m in MEASURES),
+)
+METRICS: Final = (*COUNTERS, *GAUGES, *LEASES)
+
+
+def counts(report: Report, *, over: bool) -> Samples:
+    """What the pass has counted so far."""
+    found: Samples = {(f"{_OWN}{name}", ()): getattr(report, name) for name in _COUNTED}
+    found |= {(PHASE_SECONDS.name, (phase,)): spent for phase, spent in report.seconds.items()}
+    for work in report.works:
+        add(found, _counted(work))
+    if over:
+        found[PASSES.name, (outcome(report),)] = 1
+    return found
+
+
+def gauges(report: Report, before: Samples, *, over: bool, now_ms: int) -> Samples:
+    """How things are. `before` is all that was told last, by this process or an earlier one."""
+    shown = {
+        name: before[f"{_OWN}{name}", ()] for name in _GAUGES if (f"{_OWN}{name}", ()) in before
+    }
+    shown |= {
+        "nodes_held_elsewhere": report.held_elsewhere,
+        "hours_held_elsewhere": report.hours_held_elsewhere,
+        "deletions_waiting": report.deletions_waiting,
+        "running": not over,
+        "told_timestamp_seconds": now_ms / 1000,
+    }
+    if report.lag is not None:  # else nobody has looked yet
+        lag = report.lag
+        shown |= {"lag_segments": lag.segments, "lag_bytes": lag.bytes, "lag_seconds": lag.seconds}
+    if over:
+        failed = outcome(report) == "failed"
+        shown["alarms"] = len(report.alarms)
+        shown["pass_seconds"] = report.took_seconds
+        shown["failures_in_a_row"] = shown.get("failures_in_a_row", 0) + 1 if failed else 0
+        if outcome(report) in ("done", "alarmed"):
+            shown["success_timestamp_seconds"] = now_ms / 1000
+    found: Samples = {(f"{_OWN}{name}", ()): shown[name] for name in _GAUGES if name in shown}
+    for work in report.works:
+        found |= {(f"tailrace_{m.name}", (work.source,)): m.of(work) for m in MEASURES}
+    return found
+
+
+def outcome(report: Report) -> str:
+    """In one word."""
+    if report.error is not None:
+        return STOPPED if report.error == STOPPED else "failed"
+    return "alarmed" if report.alarms else "done"
+
+
+def add(total: Samples, more: Samples) -> None:
+    """Adds up what has the same name and labels."""
+    for key, value in more.items():
+        total[key] = total.get(key, 0) + value
+
+
+def _counted(work: Work) -> Samples:
+    found: Samples = {
+        (f"tailrace_{count.name}", (work.source,)): getattr(work.counters, count.field)
+        for count in (*UPSTREAMS, *OURS)
+    }
+    for action, count in work.counters.update_errors.items():
+        found[f"tailrace_{UPDATE_ERRORS[0]}", (work.source, action)] = count
+    return found
+
+
+def by_name(samples: Samples) -> Iterator[tuple[Metric, list[tuple[Labels, float]]]]:
+    """The metrics that have a value, in their order, with all of theirs."""
+    values: dict[str, list[tuple[Labels, float]]] = {}
+    for (name, labels), value in samples.items():
+        values.setdefault(name, []).append((labels, value))
+    yield from ((metric, values[metric.name]) for metric in METRICS if metric.name in values)

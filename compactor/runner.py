@@ -1,0 +1,137 @@
+"""Passes: one, or one after another with a Spark that stays warm.
+
+The next pass begins when it is time or when too much waits, whichever is first.
+Between passes Spark is kept for `idle_seconds` without work and then stopped, so that a
+quiet store costs no memory.
+
+Taking in and each part of the upkeep have a turn of their own: where one breaks off, the others
+go on, and what broke off is raised at the end. Else segments that cannot be taken in would keep
+what is expired, deleted and consumed. Each stands on what it reads itself. Only what nobody
+understands (`UnsupportedVersion`) ends the pass at once: nothing is removed on a guess.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from dataclasses import dataclass, field
+
+from compactor.context import Compactor
+from compactor.ingest.ingest import take_in_all
+from compactor.ingest.lag import Backlog
+from compactor.maintenance.cleanup import clean_up
+from compactor.maintenance.purge import purge
+from compactor.maintenance.retention import expire
+from compactor.report import Report
+from compactor.rewrite.hours import rewrite_hours
+from logstore.errors import (
+    Damaged,
+    OutcomeUnknown,
+    TailraceError,
+    Unavailable,
+    UnsupportedVersion,
+)
+
+log = logging.getLogger("tailrace.compactor")
+
+
+async def once(
+    compactor: Compactor, report: Report | None = None, backlog: Backlog | None = None
+) -> Report:
+    """Takes in what there is, cleans up, and reports.
+
+    What comes after it has begun is the next one's. Where there is a next one, `backlog` has seen
+    what was there before: then a little waits for more, and hours wait where segments do.
+
+    Raises `Unavailable`, `OutcomeUnknown`, `Damaged` at the end, when all that could be done is.
+    """
+    report = report or Report()
+    for alarm in await compactor.placement.mend(compactor.clock.now_ms()):
+        report.alarm(alarm)
+    turns = _Turns()
+    with turns.turn("taking in"):
+        gather = backlog is not None and backlog.gathers
+        left = await take_in_all(compactor, report, gather=gather)
+        if backlog is not None:
+            backlog.note(left=left)
+    with turns.turn("expiry"):
+        await expire(compactor, report)
+    with turns.turn("the purge"):
+        await purge(compactor, report)
+    with turns.turn("rewriting hours"):
+        await rewrite_hours(compactor, report, *([backlog.due] if backlog else []))
+    with turns.turn("clean-up"):
+        await clean_up(compactor, report)
+    turns.end(report)
+    return report
+
+
+@dataclass(slots=True)
+class _Turns:
+    """The parts of a pass, and what they raised."""
+
+    _failures: list[tuple[str, TailraceError]] = field(default_factory=list)
+
+    @contextmanager
+    def turn(self, name: str) -> Iterator[None]:
+        """What breaks off inside waits for the end, but for what nobody understands."""
+        try:
+            yield
+        except UnsupportedVersion:
+            raise
+        except TailraceError as error:
+            log.warning("%s broke off: %s", name, error)
+            self._failures.append((name, error))
+
+    def end(self, report: Report) -> None:
+        """Raises what broke off, of several the first that needs a person; others are alarms."""
+        if not self._failures:
+            return
+        worst = min(self._failures, key=lambda one: not isinstance(one[1], Damaged))
+        for name, error in self._failures:
+            if str(error) != str(worst[1]):
+                report.alarm(f"{name} broke off as well: {error}")
+        raise worst[1]
+
+
+async def repeat(
+    compactor: Compactor,
+    every: float,
+    next_pass: Callable[[], AbstractAsyncContextManager[Report]],
+) -> None:
+    """Passes for ever, `every` seconds from the end of one to the start of the next, at most.
+
+    One begins before its time when the limits of what may wait are reached (`ingest/lag.py`). Each
+    runs inside its own `next_pass`, which gives its report and tells of it.
+    A store that does not answer, or does not say what became of a write, is tried again at
+    the next pass; other errors end it.
+    """
+    backlog, worked = Backlog(compactor), compactor.clock.monotonic()
+    while True:
+        try:
+            async with next_pass() as report:
+                await backlog.seen()
+                await once(compactor, report, backlog)
+        except (Unavailable, OutcomeUnknown) as error:
+            log.warning("this pass broke off: %s", error)
+        else:
+            busy = report.commits or report.hours_rewritten
+            worked = compactor.clock.monotonic() if busy else worked
+        await _rest(compactor, backlog, every, worked)
+
+
+async def _rest(compactor: Compactor, backlog: Backlog, seconds: float, worked: float) -> None:
+    """Until the next pass is due. Spark, idle since `worked`, is stopped when it is time."""
+    clock, limits = compactor.clock, compactor.limits
+    end = clock.monotonic() + seconds
+    while True:
+        if clock.monotonic() - worked >= limits.idle_seconds:
+            compactor.engine.stop()
+        left = end - clock.monotonic()
+        if left <= 0:
+            return
+        await clock.sleep(min(left, limits.poll_seconds))
+        with suppress(Unavailable):  # the pass that comes in its time says so
+            if clock.monotonic() < end and await backlog.due():
+                return

@@ -1,0 +1,268 @@
+"""What operators do with leases: list and look at them, free, reopen, fail, purge them.
+
+Sources with named leases come before partitions; each by source, then by key. An act is a
+compare-and-swap of what was looked at: where somebody holds a lease, `force` is needed, and
+without it the answer says who, also if it was taken only a moment ago. Every act may be repeated.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import orjson
+
+from coordination.admin.overview import Entry, Kind, of_lock, of_partition
+from coordination.named.locks import Lock, Locks
+from coordination.partitions.partition import Partition, Status
+from coordination.partitions.store import PartitionStore
+from coordination.partitions.transitions import reopened, reset, ruled_out
+from logstore.errors import (
+    Conflict,
+    InvalidCursor,
+    InvalidInput,
+    NotFound,
+    PreconditionFailed,
+    StoreUnavailable,
+)
+
+_TRIES: Final = 8
+_READ_AT_ONCE: Final = 1000
+_LOOKED_AT: Final = 20_000
+"""Leases that one page looks at: filters that fit few must not read all in one request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which leases to list; None and 0 are all of them."""
+
+    source: str | None = None
+    status: Status | None = None
+    owner: str | None = None
+    """All of an owner, or its identity: what stands before the `/`."""
+    prefix: str = ""
+    older_than_ms: int = 0
+    """Of that age, at least."""
+
+    def fits(self, entry: Entry) -> bool:
+        """Whether an entry is among them."""
+        return (
+            (self.source is None or entry.source == self.source)
+            and (self.status is None or entry.status is self.status)
+            and (self.owner is None or _owned_by(entry, self.owner))
+            and entry.key.startswith(self.prefix)
+            and entry.age_ms >= self.older_than_ms
+        )
+
+
+class Entries(NamedTuple):
+    """Some leases, and what to pass for those behind them; None at the end."""
+
+    entries: list[Entry]
+    after: str | None
+
+
+class Oversight:
+    """Over one store's partitions and named leases."""
+
+    def __init__(self, partitions: PartitionStore, locks: Locks) -> None:
+        self._partitions = partitions
+        self._locks = locks
+
+    async def page(self, wanted: Wanted, *, after: str | None = None, limit: int = 100) -> Entries:
+        """At most `limit` leases behind `after`; fewer, even none, does not mean the end.
+
+        Raises `InvalidCursor`, `StoreUnavailable`, `Damaged`.
+        """
+        found: list[Entry] = []
+        looked_at = 0
+        last: Entry | None = None
+        async for entry in self._all(wanted, _decoded(after)):
+            if len(found) == limit or looked_at == _LOOKED_AT:
+                return Entries(found, None if last is None else _encoded(last))
+            looked_at, last = looked_at + 1, entry
+            if wanted.fits(entry):
+                found.append(entry)
+        return Entries(found, None)
+
+    async def show(self, source: str, key: str) -> Entry:
+        """One lease. Raises `NotFound`, `StoreUnavailable`, `Damaged`."""
+        lock = await self._locks.get(source, key)
+        if lock is not None:
+            return self._of_lock(lock)
+        return self._of_partition(await self._partition(source, key))
+
+    async def reset(
+        self, source: str, key: str, *, forget: bool = False, force: bool = False
+    ) -> Entry:
+        """Free at once, whatever it was; with `forget` also without progress.
+
+        Raises `Conflict` if somebody holds it and `force` is not said, and as `show`.
+        """
+        lock = await self._locks.get(source, key)
+        if lock is not None:
+            return await self._free(lock, force=force)
+
+        def change(old: Partition, now_ms: int) -> Partition:
+            self._refuse_held(self._of_partition(old), force=force)
+            return reset(old, now_ms, forget=forget)
+
+        return await self._change(source, key, change)
+
+    async def reopen(self, source: str, key: str) -> Entry:
+        """What had ended is free again, with its progress.
+
+        Raises `Conflict` if somebody holds it, `InvalidInput` for a named lease, and as `show`.
+        """
+        await self._refuse_lock(source, key)
+
+        def change(old: Partition, now_ms: int) -> Partition:
+            if old.status is Status.UNASSIGNED:
+                return old
+            if old.status is Status.ASSIGNED:
+                raise Conflict(
+                    f"{key!r} of {source!r} has not ended: {old.owner} works on it",
+                    hint="`reset` with force takes it away.",
+                )
+            return reopened(old, now_ms)
+
+        return await self._change(source, key, change)
+
+    async def fail(self, source: str, key: str, *, reason: str, force: bool = False) -> Entry:
+        """FAILED with a reason, until it is reset or reopened. Raises as `reset` and `reopen`."""
+        await self._refuse_lock(source, key)
+        if not reason.strip():
+            raise InvalidInput("the reason is empty", field="reason", hint="Say why it failed.")
+
+        def change(old: Partition, now_ms: int) -> Partition:
+            if old.status is Status.COMPLETED:
+                raise Conflict(f"{key!r} of {source!r} is COMPLETED", hint="Reopen it first.")
+            if old.status is Status.FAILED and old.last_error == reason:
+                return old
+            self._refuse_held(self._of_partition(old), force=force)
+            return ruled_out(old, reason, now_ms)
+
+        return await self._change(source, key, change)
+
+    async def purge(self, source: str, *, older_than_ms: int) -> int:
+        """Removes COMPLETED partitions that ended so long ago; how many. Raises as `show`."""
+        await self._partitions.counts(source)  # so that the store's time is known
+        return await self._partitions.purge(source, self._now_ms() - older_than_ms)
+
+    # --- all of them ---------------------------------------------------------------
+
+    async def _all(
+        self, wanted: Wanted, after: tuple[Kind, str, str] | None
+    ) -> AsyncIterator[Entry]:
+        kind, source, key = after or (Kind.LOCK, "", "")
+        if kind is Kind.LOCK:
+            for name in self._chosen(await self._locks.sources(), wanted, source):
+                async for lock in self._locks.each(name, after=key if name == source else ""):
+                    yield self._of_lock(lock)
+            source, key = "", ""
+        for name in self._chosen(await self._partitions.sources(), wanted, source):
+            async for partition in self._each(name, wanted, key if name == source else None):
+                yield self._of_partition(partition)
+
+    def _chosen(self, sources: list[str], wanted: Wanted, first: str) -> list[str]:
+        return [
+            name
+            for name in sources
+            if name >= first and (wanted.source is None or name == wanted.source)
+        ]
+
+    async def _each(
+        self, source: str, wanted: Wanted, after: str | None
+    ) -> AsyncIterator[Partition]:
+        while True:
+            page = await self._partitions.page(
+                source, status=wanted.status, after=after, limit=_READ_AT_ONCE
+            )
+            for partition in page.partitions:
+                yield partition
+            if page.after is None:
+                return
+            after = page.after
+
+    # --- one of them ---------------------------------------------------------------
+
+    def _of_lock(self, lock: Lock) -> Entry:
+        return of_lock(lock.source, lock.key, lock.lease, self._locks.time)
+
+    def _of_partition(self, partition: Partition) -> Entry:
+        return of_partition(partition, self._partitions.time)
+
+    async def _partition(self, source: str, key: str) -> Partition:
+        found = await self._partitions.get(source, key)
+        if found is None:
+            raise NotFound(
+                f"there is no lease of {key!r} of {source!r}",
+                hint="The list has them: `tailrace leases`, GET /leases.",
+            )
+        return found
+
+    async def _change(
+        self, source: str, key: str, change: Callable[[Partition, int], Partition]
+    ) -> Entry:
+        for tries in range(_TRIES):
+            old = await self._partition(source, key)
+            wanted = change(old, self._now_ms())
+            if wanted == old:
+                return self._of_partition(old)
+            try:
+                return self._of_partition(await self._partitions.change(old, wanted))
+            except PreconditionFailed:
+                if tries == _TRIES - 1:
+                    raise
+        raise AssertionError("the last try returns or raises")
+
+    def _now_ms(self) -> int:
+        if not self._partitions.time.known:
+            raise StoreUnavailable("no answer of the store was quick enough to tell its time")
+        return self._partitions.time.at_most_ms()
+
+    async def _free(self, lock: Lock, *, force: bool) -> Entry:
+        if lock.lease.owner is not None:
+            self._refuse_held(self._of_lock(lock), force=force)
+            lock = await self._locks.free(lock)
+        return self._of_lock(lock)
+
+    def _refuse_held(self, entry: Entry, *, force: bool) -> None:
+        if entry.held and not force:
+            raise Conflict(
+                f"{entry.key!r} of {entry.source!r} is held by {entry.owner}",
+                hint="Say force to take it away; its owner notices at its next write.",
+            )
+
+    async def _refuse_lock(self, source: str, key: str) -> None:
+        if await self._locks.get(source, key) is not None:
+            raise InvalidInput(
+                f"{key!r} of {source!r} is a named lease: it is held or free, and never ends",
+                field="source",
+                hint="`reset` frees it.",
+            )
+
+
+def _owned_by(entry: Entry, owner: str) -> bool:
+    return entry.owner is not None and (
+        entry.owner == owner or entry.owner.rpartition("/")[0] == owner
+    )
+
+
+def _encoded(entry: Entry) -> str:
+    body = orjson.dumps([entry.kind.value, entry.source, entry.key])
+    return base64.urlsafe_b64encode(body).decode().rstrip("=")
+
+
+def _decoded(cursor: str | None) -> tuple[Kind, str, str] | None:
+    if cursor is None:
+        return None
+    try:
+        body = base64.urlsafe_b64decode(cursor.encode() + b"=" * (-len(cursor) % 4))
+        kind, source, key = orjson.loads(body)
+        return Kind(kind), str(source), str(key)
+    except (ValueError, TypeError, binascii.Error) as error:
+        raise InvalidCursor(f"{cursor!r} is not a cursor of this list", field="after") from error

@@ -1,0 +1,225 @@
+"""All that one process holds, and the heartbeat that keeps it, apart from the work.
+
+Everything is renewed every third of the timeout, four times as often after an error, and all
+at once, so that a store may group the writes. What was saved just now is not renewed; what
+could not be renewed in time is lost 2 s before its time ends, by the clock and not by an
+answer. An acquire that broke off may have left partitions that nobody here knows of: the next
+one for that source looks for them first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Final
+
+from coordination.coordinator.lease import Held
+from coordination.coordinator.limits import CoordinatorLimits
+from coordination.counters import CoordinationCounters
+from coordination.partitions.partition import Partition, Status
+from coordination.partitions.store import PartitionStore
+from coordination.partitions.transitions import MARGIN_MS, Claim
+from logstore import ulid as ulids
+from logstore.clock import Clock
+from logstore.entropy import Entropy
+from logstore.errors import LeaseLost, NotFound, OutcomeUnknown, StoreUnavailable, TailraceError
+
+_LOOK_SECONDS: Final = 1.0
+_AT_ONCE: Final = 500
+
+
+class Holder:
+    """Takes partitions as `owner`, `identity/ULID of this process`."""
+
+    def __init__(
+        self,
+        store: PartitionStore,
+        clock: Clock,
+        entropy: Entropy,
+        limits: CoordinatorLimits,
+        *,
+        identity: str,
+        restarted: bool,
+    ) -> None:
+        self.store = store
+        self.clock = clock
+        self.entropy = entropy
+        self.limits = limits
+        self.owner = f"{identity}/{ulids.encode(ulids.fresh(clock, entropy))}"
+        self.last_error: str | None = None
+        """Of the last heartbeat or hand-over: a store that was away."""
+        self._restarted = restarted
+        self._held: dict[tuple[str, str], Held] = {}
+        self._acquiring: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._broken_off: set[str] = set()
+        self._stopping = False
+
+    @property
+    def stopping(self) -> bool:
+        """Whether nothing is taken any more."""
+        return self._stopping
+
+    def of(self, source: str) -> list[Held]:
+        """What is held of a source, the longest held first."""
+        return sorted(
+            [held for held in self._held.values() if held.partition.source == source],
+            key=lambda held: held.since,
+        )
+
+    def succeeds(self, one: Partition) -> bool:
+        """Whether its owner was an earlier process of ours, that is surely gone."""
+        mine = self._restarted and one.identity == self.owner.rpartition("/")[0]
+        return mine and one.owner is not None and one.owner < self.owner
+
+    def jitter(self) -> float:
+        """A factor from 0.8 to 1.2, so that processes do not beat in step."""
+        return 0.8 + 0.4 * self.entropy.getrandbits(20) / (1 << 20)
+
+    async def acquire(
+        self,
+        source: str,
+        count: int,
+        counters: CoordinationCounters,
+        *,
+        only: str | None = None,
+        spread: bool = True,
+        max_attempts: int = 0,
+        lease_ms: int | None = None,
+    ) -> list[Held]:
+        """Up to `count` partitions. Raises `StoreUnavailable`, `OutcomeUnknown`, `Damaged`."""
+        for_ms = self.limits.lease_ms if lease_ms is None else lease_ms
+        async with self._acquiring[source]:
+            if self._stopping:
+                return []
+            claim = await self._claim(source, for_ms, max_attempts)
+            if source in self._broken_off:
+                if found := await self._left_over(source, only):
+                    return self._keep(found[:count], counters, for_ms)
+                self._broken_off.discard(source)
+            try:
+                brought = await self.store.acquire(source, claim, count, only=only, spread=spread)
+            except (OutcomeUnknown, asyncio.CancelledError):
+                self._broken_off.add(source)
+                raise
+            counters.failed += len(brought.failed)
+            return self._keep(brought.partitions, counters, for_ms)
+
+    async def run(self) -> None:
+        """Keeps all that is held until stopped."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._beats())
+            group.create_task(self._looks())
+
+    async def beat(self) -> None:
+        """Renews all. A store that is away is tried again by the next."""
+        self.last_error = None
+        held = list(self._held.values())
+        for start in range(0, len(held), _AT_ONCE):
+            await asyncio.gather(*[self._renew(one) for one in held[start : start + _AT_ONCE]])
+
+    async def stop(self) -> None:
+        """Takes nothing more, and gives all up. Raises nothing: what stays runs out."""
+        self._stopping = True
+        for acquiring in list(self._acquiring.values()):
+            async with acquiring:
+                pass  # what is on its way is held by now
+        held = list(self._held.values())
+        for start in range(0, len(held), _AT_ONCE):
+            await asyncio.gather(*[self.hand_over(one) for one in held[start : start + _AT_ONCE]])
+
+    async def hand_over(self, held: Held) -> None:
+        """Gives one up that a worker may still have. Raises nothing: what stays runs out."""
+        try:
+            await held.hand_over()
+        except TailraceError as error:
+            self.last_error = f"{held.key}: {error}"
+
+    # --- the heartbeat -------------------------------------------------------------
+
+    async def _beats(self) -> None:
+        while not self._stopping:
+            # After an outage there may be little time left.
+            beats = 3 if self.last_error is None else 12
+            await self.pause(self.limits.lease_seconds / beats * min(self.jitter(), 1.0))
+            await self.beat()
+
+    async def _looks(self) -> None:
+        while not self._stopping:
+            for held in list(self._held.values()):
+                held.look_at_time()
+            left = [held.left_ms() / 1000 for held in self._held.values()]
+            await self.clock.sleep(max(min([_LOOK_SECONDS, *left]), 0.001))
+
+    async def pause(self, seconds: float) -> None:
+        """So many seconds, or until stopped."""
+        due = self.clock.monotonic() + seconds
+        while not self._stopping and (left := due - self.clock.monotonic()) > 0:
+            await self.clock.sleep(min(left, _LOOK_SECONDS))
+
+    async def _renew(self, held: Held) -> None:
+        try:
+            await held.beat()
+        except (LeaseLost, NotFound):
+            return  # it has said so to its worker, and was counted
+        except TailraceError as error:
+            held.counters.renewal_errors += 1
+            self.last_error = f"{held.key}: {error}"
+
+    # --- what is held --------------------------------------------------------------
+
+    async def _claim(self, source: str, lease_ms: int, max_attempts: int) -> Claim:
+        if not self.store.time.known:
+            await self.store.get(source, "?")  # for the time of the answer
+        if not self.store.time.known:
+            raise StoreUnavailable("the store's time is not known yet: its answers take too long")
+        return Claim(
+            self.owner,
+            lease_ms,
+            self.store.time.at_least_ms(),
+            self.store.time.at_most_ms(),
+            max_attempts,
+            self.limits.ageing_ms,
+            self._restarted,
+        )
+
+    def _keep(
+        self, partitions: Iterable[Partition], counters: CoordinationCounters, lease_ms: int
+    ) -> list[Held]:
+        kept = [
+            Held(
+                one,
+                self.store,
+                self.entropy,
+                self.limits,
+                counters,
+                lease_ms=lease_ms,
+                since=self.clock.monotonic(),
+                ended=self._forget,
+            )
+            for one in partitions
+        ]
+        self._held |= {(held.partition.source, held.key): held for held in kept}
+        counters.acquired += len(kept)
+        return kept
+
+    def _forget(self, held: Held) -> None:
+        name = (held.partition.source, held.key)
+        if self._held.get(name) is held:
+            del self._held[name]
+
+    async def _left_over(self, source: str, only: str | None) -> list[Partition]:
+        """Partitions that an acquire of ours took without hearing of it."""
+        found: list[Partition] = []
+        after = None
+        while True:
+            page = await self.store.page(source, status=Status.ASSIGNED, after=after)
+            found += [one for one in page.partitions if self._is_left_over(one)]
+            if page.after is None:
+                return [one for one in found if only in (None, one.key)]
+            after = page.after
+
+    def _is_left_over(self, one: Partition) -> bool:
+        unknown = (one.source, one.key) not in self._held
+        in_time = one.until_ms - MARGIN_MS > self.store.time.at_most_ms()
+        return unknown and in_time and one.owner == self.owner

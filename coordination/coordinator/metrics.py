@@ -1,0 +1,102 @@
+"""What is measured of leases, and what metrics call it: the same names wherever there are any.
+
+All have the label `source`. Counters are Data Prepper's under its last words, and ours; names
+are without the prefix `tailrace_` and without the `_total` that the text format adds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from coordination.coordinator.work_queue import Work
+from coordination.counters import NAMES
+
+
+class Count(NamedTuple):
+    """A counter: the field of `CoordinationCounters`, its name and what it says."""
+
+    field: str
+    name: str
+    help: str
+
+
+class Measure(NamedTuple):
+    """A gauge: its name, what it says, and how it is read of partitioned work."""
+
+    name: str
+    help: str
+    of: Callable[[Work], float]
+
+
+_HELP: Final = {
+    "supplied": "Runs of the supplier of new partitions.",
+    "none_acquired": "Acquires that brought nothing.",
+    "created": "Partitions made.",
+    "acquired": "Leases acquired.",
+    "completed": "Partitions done for good.",
+    "closed": "Partitions done until they are due again.",
+    "deleted": "Partitions and named leases removed by who held them.",
+    "given_up": "Leases let go before the end of the work.",
+    "saved": "Saves of progress.",
+    "not_found": "Leases lost because somebody deleted the item.",
+    "not_owned": "Leases lost to another owner, or to time.",
+}
+
+
+def _snake(upstream: str) -> str:
+    return re.sub("([A-Z])", r"_\1", upstream).lower()
+
+
+UPSTREAMS: Final = tuple(Count(field, _snake(NAMES[field]), _HELP[field]) for field in NAMES)
+
+OURS: Final = (
+    Count(
+        "failures",
+        "partition_failures",
+        "Failures that workers reported, also those tried again.",
+    ),
+    Count("failed", "partitions_failed", "Partitions that became FAILED: tried too often."),
+    Count(
+        "supplies_lost",
+        "partition_supplies_lost",
+        "Runs of the supplier that outlived their lease, and were broken off.",
+    ),
+    Count("held_back", "partitions_held_back", "Acquires refused as we hold our fair share."),
+    Count("asked_back", "partitions_asked_back", "Partitions that were asked back for others."),
+    Count(
+        "renewal_errors",
+        "lease_renewal_errors",
+        "Heartbeats of a lease that the store refused.",
+    ),
+)
+
+UPDATE_ERRORS: Final = (
+    "partition_update_errors",
+    "Writes of a held partition that failed, by `saveState`, `close` and `complete`.",
+)
+"""The one with a second label, `action`."""
+
+
+def _attempts(work: Work) -> float:
+    return max([held.partition.attempts for held in work.held()], default=0)
+
+
+HELD: Final = Measure("leases_held", "Leases that this process holds.", lambda w: len(w.held()))
+OLDEST: Final = Measure(
+    "lease_oldest_seconds",
+    "For how long the oldest of them is held.",
+    lambda work: work.oldest_seconds(),
+)
+ATTEMPTS: Final = Measure(
+    "lease_attempts",
+    "Acquisitions without progress of the partition held that has most.",
+    _attempts,
+)
+LAG: Final = Measure(
+    "lease_lag_seconds",
+    "For how long the work of the held partition that was due first is due.",
+    lambda work: work.lag_seconds(),
+)
+MEASURES: Final = (HELD, OLDEST, ATTEMPTS, LAG)

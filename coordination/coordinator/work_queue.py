@@ -1,0 +1,196 @@
+"""All the work of one type of partitions, as one process sees it.
+
+    files = coordinator.work("file", supplier=listing)
+    for held in await files.acquire(10):
+        async for line in lines_of(held.key, start=held.progress):
+            if not held.valid(): break
+            …
+        await held.complete()
+
+Partitions come in the order of `coordination.partitions.transitions.chosen`. Where there is
+nothing to acquire the supplier makes more. Which of several coordinators gets what is up to
+the store, and to the fair share of each (`workers.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from coordination.coordinator.lease import Held
+from coordination.coordinator.lease_manager import Holder
+from coordination.coordinator.supply import Supplier, Supply
+from coordination.coordinator.workers import Workers
+from coordination.counters import CoordinationCounters
+from coordination.partitions.partition import NewPartition, Partition, Status
+from coordination.partitions.store import Page
+from coordination.partitions.transitions import reopened, reset, ruled_out
+from logstore.errors import Conflict, NotFound, PreconditionFailed
+
+_TRIES = 8
+
+
+class Work:
+    """Acquires partitions of a type, and acts on those that nobody here holds by their keys.
+
+    All methods raise `StoreUnavailable`, `OutcomeUnknown`, `Damaged`; none takes them for
+    "no work". Made by `Coordinator.work`.
+    """
+
+    def __init__(
+        self,
+        holder: Holder,
+        *,
+        base: str,
+        kind: str,
+        supplier: Supplier | None,
+        spread: bool,
+        balance: bool,
+        rotate: bool,
+    ) -> None:
+        self.source = f"{base}|{kind}"
+        self.counters = CoordinationCounters()
+        self.supply = Supply(holder, self.counters, base=base, kind=kind, supplier=supplier)
+        self.workers = (
+            Workers(holder, self.counters, base=base, kind=kind, rotate=rotate) if balance else None
+        )
+        self._holder = holder
+        self._store = holder.store
+        self._spread = spread
+        self._turn = asyncio.Lock()
+
+    async def acquire(self, count: int = 1) -> list[Held]:
+        """Up to `count` partitions, fewer or none if there are no more, or others need them.
+
+        Asks the supplier if there is nothing, and now and then anyway; raises what that raises.
+        """
+        await self.supply.run(idle=False)
+        held = await self._acquire(count)
+        if not held and await self.supply.run(idle=True):
+            if self.workers is not None:
+                self.workers.look_again()  # there is more to share now
+            held = await self._acquire(count)
+        self.counters.none_acquired += not held
+        return held
+
+    async def acquire_key(self, key: str) -> Held | None:
+        """That one, whatever its place in the order, or None if it is not free."""
+        held = await self._take(1, only=key)
+        return held[0] if held else None
+
+    def held(self) -> list[Held]:
+        """What this process holds, the longest held first."""
+        return self._holder.of(self.source)
+
+    def oldest_seconds(self) -> float:
+        """For how long the longest held is held, 0 if nothing is."""
+        held = self.held()
+        return self._holder.clock.monotonic() - held[0].since if held else 0.0
+
+    def lag_seconds(self) -> float:
+        """For how long the work that is held and was due first is due, 0 if nothing is held."""
+        due_ms = min([held.partition.available_ms for held in self.held()], default=None)
+        return 0.0 if due_ms is None else max(self._store.time.at_least_ms() - due_ms, 0) / 1000
+
+    async def finished(self) -> bool:
+        """Whether all is COMPLETED or FAILED, and no more partitions will come."""
+        if not await self.supply.finished():
+            return False
+        counts = await self._store.counts(self.source)
+        left = {status for status, count in counts.items() if count}
+        return left <= {Status.COMPLETED, Status.FAILED}
+
+    async def wait_finished(self) -> None:
+        """Returns once `finished`. Somebody has to work meanwhile."""
+        while not await self.finished():
+            await self._holder.clock.sleep(self._holder.limits.poll_seconds * self._holder.jitter())
+
+    # --- by key --------------------------------------------------------------------
+
+    async def create(self, new: Sequence[NewPartition]) -> list[str]:
+        """Makes those that are not there, giving their keys. Raises `InvalidInput`, `TooLarge`."""
+        made = await self._store.create(self.source, new)
+        self.counters.created += len(made)
+        return made
+
+    async def get(self, key: str) -> Partition | None:
+        """As it stands."""
+        return await self._store.get(self.source, key)
+
+    async def page(
+        self, *, status: Status | None = None, after: str | None = None, limit: int = 1000
+    ) -> Page:
+        """Those of a status, or all, in the order of their keys behind `after`."""
+        return await self._store.page(self.source, status=status, after=after, limit=limit)
+
+    async def reopen(self, key: str) -> Partition:
+        """Free again at once with its progress, after it was closed, completed or FAILED.
+
+        Raises `NotFound`, and `Conflict` if it is held or free.
+        """
+        return await self._changed(key, _reopened)
+
+    async def reset(self, key: str, *, forget: bool = False) -> Partition:
+        """Free again at once, whatever it was; `forget` drops its progress. Raises `NotFound`.
+
+        A worker that holds it loses it.
+        """
+        return await self._changed(key, lambda one, now: reset(one, now, forget=forget))
+
+    async def fail(self, key: str, reason: str) -> Partition:
+        """FAILED until somebody resets or reopens it. Raises `NotFound`."""
+        return await self._changed(key, lambda one, now: ruled_out(one, reason, now))
+
+    async def delete(self, key: str) -> None:
+        """Removes it, whoever holds it. Raises `NotFound`."""
+        for _ in range(_TRIES):
+            try:
+                await self._store.delete(await self._found(key))
+            except PreconditionFailed:
+                continue
+            self.counters.deleted += 1
+            return
+        raise Conflict(f"{key!r} of {self.source!r} changes all the time")
+
+    async def purge(self, older_seconds: float) -> int:
+        """Removes what was COMPLETED so long ago, giving the number."""
+        before_ms = self._store.time.at_least_ms() - round(older_seconds * 1000)
+        return await self._store.purge(self.source, before_ms)
+
+    # -------------------------------------------------------------------------------
+
+    async def _acquire(self, count: int) -> list[Held]:
+        async with self._turn:
+            allowed = count if self.workers is None else await self.workers.allowance(count)
+            return await self._take(allowed) if allowed > 0 else []
+
+    async def _take(self, count: int, only: str | None = None) -> list[Held]:
+        return await self._holder.acquire(
+            self.source,
+            count,
+            self.counters,
+            only=only,
+            spread=self._spread,
+            max_attempts=self._holder.limits.max_attempts,
+        )
+
+    async def _found(self, key: str) -> Partition:
+        found = await self._store.get(self.source, key)
+        if found is None:
+            raise NotFound(f"there is no partition {key!r} of {self.source!r}")
+        return found
+
+    async def _changed(self, key: str, wanted: Callable[[Partition, int], Partition]) -> Partition:
+        for _ in range(_TRIES):
+            found = await self._found(key)
+            try:
+                return await self._store.change(found, wanted(found, self._store.time.at_most_ms()))
+            except PreconditionFailed:
+                continue
+        raise Conflict(f"{key!r} of {self.source!r} changes all the time")
+
+
+def _reopened(one: Partition, now_ms: int) -> Partition:
+    if one.status in (Status.UNASSIGNED, Status.ASSIGNED):
+        raise Conflict(f"{one.key!r} is {one.status}", hint="Reset it to take it from its owner.")
+    return reopened(one, now_ms)

@@ -1,0 +1,165 @@
+"""Requests about one table, each tried a bounded number of times; and what is learned on the way.
+
+Between tries it waits a random time of up to twice as long as before, so that clients who were
+throttled together do not come back together. What is throttled to the end is an error,
+`StoreUnavailable`: never an empty answer, and never tried for ever.
+
+- `ask` is for what may be done twice: reads, and adding to a counter whose gaps do no harm;
+- `write` is for a conditional write. A try without an answer is made again: if the first
+  happened, the condition refuses the second and shows the item, by whose version the caller
+  knows its own write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any, Final
+
+from coordination.dynamodb.errors import Failure, failure_of
+from logstore.clock import Clock
+from logstore.entropy import Entropy
+from logstore.errors import OutcomeUnknown, StoreUnavailable
+from logstore.objects.remote import DateSample
+from logstore.objects.s3.errors import NO_KEY, Meaning
+from logstore.objects.s3.requests import Tries, date_of
+
+CONNECTIONS: Final = 32
+TRIES: Final = Tries(count=10, pause_seconds=0.05)
+_LONGEST_PAUSE_SECONDS: Final = 5.0
+_NAME_THEIR_TABLES: Final = frozenset({"batch_get_item"})
+
+
+class Failed(Exception):
+    """A request that failed; never leaves the store."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+class Refused(Exception):
+    """The condition did not hold for `item`, None if there is none; never leaves the store.
+
+    With `unclear` an earlier try of the same write may have happened.
+    """
+
+    def __init__(self, item: Mapping[str, Any] | None, *, unclear: bool) -> None:
+        super().__init__("the condition did not hold")
+        self.item = item
+        self.unclear = unclear
+
+
+class Requests:
+    """Requests of one client about one table; counts them by operation, and refused writes."""
+
+    def __init__(
+        self, client: Any, table: str, clock: Clock, entropy: Entropy, tries: Tries = TRIES
+    ) -> None:
+        self._client = client
+        self.table = table
+        self._clock = clock
+        self._entropy = entropy
+        self._tries = tries
+        self._slots = asyncio.Semaphore(CONNECTIONS)
+        self.newest: DateSample | None = None
+        self.made: dict[str, int] = {}
+        self.refused = 0
+
+    async def once(self, operation: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """One try of one of botocore's operations. Raises `Failed`."""
+        async with self._slots:
+            self.made[operation] = self.made.get(operation, 0) + 1
+            sent = self._clock.monotonic()
+            try:
+                answer = await getattr(self._client, operation)(**parameters)
+            except StoreUnavailable as error:  # no key to sign with, so nothing was sent
+                failure = Failure(Meaning.DONE_NOTHING, str(error), NO_KEY)
+                raise Failed(failure) from error
+            except Exception as error:
+                found = failure_of(error)
+                if found is None:
+                    raise
+                self._note_date(getattr(error, "response", None) or {}, sent)
+                raise Failed(found) from error
+            self._note_date(answer, sent)
+            return dict(answer)
+
+    async def ask(self, operation: str, what: str, **parameters: Any) -> dict[str, Any]:
+        """The answer of one of several tries. Raises `StoreUnavailable`, `InvalidInput`."""
+        try:
+            return await self.again(operation, **parameters)
+        except Failed as failed:
+            raise failed.failure.error(what) from None
+
+    async def again(self, operation: str, **parameters: Any) -> dict[str, Any]:
+        """As `ask`. Raises `Failed`."""
+        failure: Failure | None = None
+        for pause in self._pauses():
+            await self._clock.sleep(pause)
+            try:
+                return await self.once(operation, self._named(operation, parameters))
+            except Failed as failed:
+                failure = failed.failure
+            if failure.meaning in (Meaning.ABSENT, Meaning.FINAL):
+                break
+        assert failure is not None
+        raise Failed(failure)
+
+    async def write(self, operation: str, what: str, **parameters: Any) -> None:
+        """A write with a condition, done.
+
+        Raises `Refused`, `StoreUnavailable` if nothing was written, `InvalidInput`, `TooLarge`,
+        `OutcomeUnknown`.
+        """
+        parameters |= {
+            "TableName": self.table,
+            "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
+        }
+        failure: Failure | None = None
+        unclear: Failure | None = None
+        for pause in self._pauses():
+            await self._clock.sleep(pause)
+            try:
+                await self.once(operation, parameters)
+            except Failed as failed:
+                failure = failed.failure
+            else:
+                return
+            if failure.meaning is Meaning.CONDITION:
+                self.refused += 1
+                raise Refused(failure.item, unclear=unclear is not None)
+            if failure.meaning is Meaning.UNCLEAR:
+                unclear = failure
+            elif failure.meaning is not Meaning.DONE_NOTHING:
+                break
+        assert failure is not None
+        if unclear is not None:
+            raise OutcomeUnknown(f"{what}: {unclear.message}; it may have been written")
+        raise failure.error(what)
+
+    async def pages(self, what: str, **parameters: Any) -> AsyncIterator[list[dict[str, Any]]]:
+        """The items of a query, page by page. Raises as `ask`."""
+        while True:
+            answer = await self.ask("query", what, **parameters)
+            yield answer["Items"]
+            if "LastEvaluatedKey" not in answer:
+                return
+            parameters["ExclusiveStartKey"] = answer["LastEvaluatedKey"]
+
+    def _named(self, operation: str, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+        named = operation in _NAME_THEIR_TABLES
+        return parameters if named else {"TableName": self.table, **parameters}
+
+    def _pauses(self) -> Iterator[float]:
+        """Seconds to wait before each try: full jitter."""
+        yield 0.0
+        for tried in range(self._tries.count - 1):
+            longest = min(self._tries.pause_seconds * 2**tried, _LONGEST_PAUSE_SECONDS)
+            yield longest * self._entropy.getrandbits(16) / 65536
+
+    def _note_date(self, answer: Mapping[str, Any], sent: float) -> None:
+        date_ms = date_of(answer)
+        if date_ms is not None:
+            arrived, now_ms = self._clock.monotonic(), self._clock.now_ms()
+            self.newest = DateSample(date_ms, sent, arrived, now_ms)

@@ -1,0 +1,131 @@
+"""What may be done to a shard. Each is decided against the shard as it is, as often as need be.
+
+`decide` changes the draft and gives the result, or raises `PreconditionFailed` or `NotFound`
+before it changed anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from coordination.object_store.row import Stored, status_of
+from coordination.object_store.shard_edit import Draft
+from coordination.partitions.partition import Partition, Status
+from coordination.partitions.store import Acquired
+from coordination.partitions.transitions import Claim, acquired, chosen, exhausted, worn_out
+from logstore.errors import NotFound, PreconditionFailed
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Operation(Protocol[T_co]):
+    """One caller's wish."""
+
+    @property
+    def patient(self) -> bool:
+        """Whether it is decided again after a lost race; else its caller hears of that."""
+        ...
+
+    def decide(self, draft: Draft) -> T_co:
+        """Does it to the draft."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Make:
+    """Those that are not there. Gives the keys that it made."""
+
+    new: Sequence[tuple[str, Stored]]
+    patient: bool = True
+
+    def decide(self, draft: Draft) -> list[str]:
+        made = []
+        for key, row in self.new:
+            if key not in draft:
+                draft.add(key, row)
+                made.append(key)
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """Up to `count` that are free for the claim, of `keys` if they are given."""
+
+    claim: Claim
+    count: int
+    keys: Collection[str] | None = None
+    patient: bool = True
+
+    def decide(self, draft: Draft) -> Acquired:
+        asked = draft.unended() if self.keys is None else self._asked(draft, self.keys)
+        taken: list[Partition] = []
+        failed: list[Partition] = []
+        known = list(asked)
+        for one in chosen(known, self.claim, len(known)):
+            if len(taken) == self.count:
+                break
+            if exhausted(one, self.claim):
+                failed.append(draft.put(worn_out(one, self.claim)))
+            else:
+                taken.append(draft.put(acquired(one, self.claim, draft.next_epoch(one))))
+        return Acquired(taken, failed)
+
+    @staticmethod
+    def _asked(draft: Draft, keys: Collection[str]) -> list[Partition]:
+        found = [draft.get(key) for key in keys]
+        return [one for one in found if one is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """`wanted` in the place of `old`. Gives what is stored."""
+
+    old: Partition
+    wanted: Partition
+    patient: bool = True
+
+    def decide(self, draft: Draft) -> Partition:
+        check_newest(draft, self.old)
+        return draft.put(self.wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """`old` is gone."""
+
+    old: Partition
+    patient: bool = True
+
+    def decide(self, draft: Draft) -> None:
+        check_newest(draft, self.old)
+        draft.remove(self.old.key)
+
+
+@dataclass(frozen=True, slots=True)
+class Purge:
+    """COMPLETED ones that ended before a time are gone. Gives their number."""
+
+    ended_before_ms: int
+    patient: bool = True
+
+    def decide(self, draft: Draft) -> int:
+        over = [
+            key
+            for key, row in draft.rows()
+            if status_of(row) == Status.COMPLETED.value
+            and row.get("ended_at", 0) < self.ended_before_ms
+        ]
+        for key in over:
+            draft.remove(key)
+        return len(over)
+
+
+def check_newest(draft: Draft, old: Partition) -> None:
+    """Raises `NotFound` and `PreconditionFailed` unless `old` is the newest version."""
+    found = draft.get(old.key)
+    if found is None:
+        raise NotFound(f"there is no partition {old.key!r} of {old.source!r}")
+    if found.version != old.version:
+        raise PreconditionFailed(f"{old.key!r} of {old.source!r} was changed meanwhile")

@@ -1,0 +1,169 @@
+"""Pages in the order of keys, though each shard has a part of all of them.
+
+    first page     all shards are read; of what comes behind the page as much is kept, as JSON,
+                   as fits into its part of the memory
+    next pages     one LIST; of shards that changed what was kept of them is read again
+    at its end     all shards again
+
+So a source of a million is read some ten times, not once for each page. One listing is kept
+for a store: the last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from operator import itemgetter
+from typing import Final, NamedTuple
+
+import orjson
+
+from coordination.object_store.cache import EXPANSION, Cache
+from coordination.object_store.directory import Board, each, good
+from coordination.object_store.row import status_of
+from coordination.object_store.shard import Shard
+from coordination.object_store.writer import ShardWriter
+from coordination.partitions.partition import Partition, Status
+from coordination.partitions.store import Page
+from logstore.errors import Damaged
+
+_PART: Final = 4
+"""Of the memory for shards, a fourth."""
+_ROW_BYTES: Final = 250
+"""What Python takes for a row beside its key and its JSON."""
+
+_UNREAD: Final = ""
+"""What is no ETag, and not that of a shard without an object."""
+_KEY: Final = itemgetter(0)
+
+
+class _Row(NamedTuple):
+    key: str
+    shard: int
+    json: str
+
+    def size(self) -> int:
+        """In memory."""
+        return len(self.key) + len(self.json) + _ROW_BYTES
+
+
+@dataclass(frozen=True)
+class _Ahead:
+    """All rows of a source with a status from behind the key `start` up to the key `end`."""
+
+    source: str
+    status: Status | None
+    start: str | None
+    end: str | None = None
+    """None: there are no more."""
+    rows: Sequence[_Row] = ()
+    versions: Mapping[int, str | None] = field(default_factory=dict)
+    """The ETag of each shard that was read for it."""
+
+    def behind(self, after: str | None) -> _Ahead:
+        """Without those up to `after`, which is not before `start`."""
+        rows = [row for row in self.rows if after is None or row.key > after]
+        return replace(self, start=after, rows=rows)
+
+    def serves(self, source: str, status: Status | None, after: str | None) -> bool:
+        """Whether it has what comes behind `after`."""
+        if (source, status) != (self.source, self.status):
+            return False
+        begins = self.start is None or (after is not None and after >= self.start)
+        return begins and (self.end is None or after is None or after < self.end)
+
+    def fills(self, source: str, status: Status | None, after: str | None, limit: int) -> bool:
+        """Whether a page behind `after` is in it, and what tells whether there is another."""
+        enough = self.end is None or len(self.rows) > limit
+        return self.start == after and enough and self.serves(source, status, after)
+
+    def holds(self, key: str, stored: Mapping[str, object]) -> bool:
+        """Whether such a row is one of these."""
+        behind = self.start is None or key > self.start
+        before = self.end is None or key <= self.end
+        return behind and before and (self.status is None or status_of(stored) == self.status.value)
+
+    def of_shard(self, shard: Shard, etag: str | None) -> _Ahead:
+        """With a shard's rows as they are in that version. Raises `Damaged`."""
+        try:
+            fresh = [
+                _Row(key, shard.number, orjson.dumps(stored).decode())  # its bytes fill a page
+                for key, stored in shard.rows.items()
+                if self.holds(key, stored)
+            ]
+        except (ValueError, TypeError) as error:
+            raise Damaged(f"a row of shard {shard.number} of {shard.source}: {error!r}") from error
+        others = [row for row in self.rows if row.shard != shard.number]
+        versions = {**self.versions, shard.number: etag}
+        return replace(self, rows=sorted([*others, *fresh], key=_KEY), versions=versions)
+
+    def cut(self, most_bytes: int, least: int) -> _Ahead:
+        """Its first rows, as many as that memory holds, and not fewer than `least`."""
+        sizes = accumulate(row.size() for row in self.rows)
+        kept = max(sum(size <= most_bytes for size in sizes), least)
+        if kept >= len(self.rows):
+            return self
+        return replace(self, rows=self.rows[:kept], end=self.rows[kept - 1].key)
+
+
+class Pages:
+    """Pages of all sources of a store."""
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+        self._ahead: _Ahead | None = None
+
+    def forget_rows(self) -> None:
+        """The next page reads all shards."""
+        self._ahead = None
+
+    async def page(
+        self, board: Board, status: Status | None, after: str | None, limit: int
+    ) -> Page:
+        """As `PartitionStore.page`."""
+        newest = await board.refresh()
+        ahead, self._ahead = self._ahead, None
+        self._cache.dropped(self)
+        if ahead is not None and ahead.serves(board.source.name, status, after):
+            ahead = await self._renewed(ahead.behind(after), board, newest, limit)
+        if ahead is None or not ahead.fills(board.source.name, status, after, limit):
+            anew = _Ahead(board.source.name, status, after)
+            ahead = await self._renewed(anew, board, newest, limit)
+        rows = ahead.rows[:limit]
+        more = len(ahead.rows) > limit
+        if more:
+            self._keep(ahead)
+        return Page([_read(board, row) for row in rows], rows[-1].key if more else None)
+
+    async def _renewed(
+        self, ahead: _Ahead, board: Board, newest: Sequence[str | None], limit: int
+    ) -> _Ahead:
+        """As of the shards' newest versions, or later; raises as `ShardWriter.look`."""
+
+        most_bytes = self._cache.limit_bytes // _PART
+
+        async def read(writer: ShardWriter) -> None:
+            nonlocal ahead
+            version = await writer.look()
+            ahead = ahead.of_shard(version.shard, version.etag).cut(most_bytes, limit + 1)
+
+        changed = [
+            writer
+            for writer, etag in zip(board.writers, newest, strict=True)
+            if ahead.versions.get(writer.number, _UNREAD) != etag
+        ]
+        good(await each(read, changed))
+        return ahead
+
+    def _keep(self, ahead: _Ahead) -> None:
+        self._ahead = ahead
+        self._cache.used(self, sum(row.size() for row in ahead.rows) // EXPANSION)
+
+
+def _read(board: Board, row: _Row) -> Partition:
+    """The partition in a row. Raises `Damaged`."""
+    rows = {row.key: orjson.loads(row.json)}
+    found = Shard(board.source.name, row.shard, board.source.shards, rows=rows).get(row.key)
+    assert found is not None
+    return found

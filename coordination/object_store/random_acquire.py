@@ -1,0 +1,171 @@
+"""Acquiring with a spread: at the shard where the owner stands, then along its own way.
+
+    the shard we stand at, without looking    one put, if it was ours alone
+    LIST; shards that may have something      a get of each that changed, a put where it has
+    nobody left, and races were lost          there once more, with patience
+
+With nothing free and nothing changed that is the LIST alone.
+
+Which shard a worker turns to: each goes round all of them in an order of its own.
+
+A worker stays at a shard as long as it gives work, so that its next acquire needs no read,
+but no longer than `STAY_SECONDS`: what waits in other shards must not wait for ever. It
+leaves a shard where it met another worker.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final
+
+import xxhash
+
+from coordination.object_store.directory import AT_ONCE, Board, each
+from coordination.object_store.found import Found
+from coordination.object_store.operations import Take
+from coordination.object_store.writer import ShardWriter
+from coordination.partitions.store import Acquired
+from coordination.partitions.transitions import Claim
+from logstore.clock import Clock
+from logstore.errors import Damaged, PreconditionFailed, TailraceError
+
+STAY_SECONDS: Final = 10.0
+_OWNERS: Final = 256
+
+
+class Route:
+    """One owner's way."""
+
+    def __init__(self, owner: str, shards: int) -> None:
+        self._order = sorted(
+            range(shards), key=lambda number: xxhash.xxh3_64_intdigest(f"{owner} {number}".encode())
+        )
+        self._at = -1
+        self._since: float | None = None
+
+    def here(self, now: float) -> int | None:
+        """The shard to stay at; None if it is time to look around. `now` in seconds."""
+        if self._since is not None and now - self._since >= STAY_SECONDS:
+            self._since = None
+        return None if self._since is None else self._order[self._at]
+
+    def ahead(self) -> list[int]:
+        """All shards, the next one first and the last visited last."""
+        return self._order[self._at + 1 :] + self._order[: self._at + 1]
+
+    def arrive(self, number: int, now: float) -> None:
+        """That shard gave work."""
+        at = self._order.index(number)
+        if self._since is None or at != self._at:
+            self._at, self._since = at, now
+
+
+class Routes:
+    """The routes of a source's owners of late."""
+
+    def __init__(self, shards: int) -> None:
+        self._shards = shards
+        self._routes: OrderedDict[str, Route] = OrderedDict()
+
+    def of(self, owner: str) -> Route:
+        """The owner's."""
+        route = self._routes.pop(owner, None) or Route(owner, self._shards)
+        self._routes[owner] = route
+        if len(self._routes) > _OWNERS:
+            self._routes.popitem(last=False)
+        return route
+
+
+_BUSY_MS: Final = 3000
+"""A shard that was written so shortly before the last one was is one that somebody is at."""
+
+
+class Spread:
+    """For one source."""
+
+    def __init__(self, board: Board, clock: Clock) -> None:
+        self._board = board
+        self._clock = clock
+        self._routes = Routes(board.source.shards)
+
+    async def acquire(self, claim: Claim, count: int) -> Acquired:
+        """As `PartitionStore.acquire`."""
+        found, route = Found(claim, count), self._routes.of(claim.owner)
+        here = route.here(self._clock.monotonic())
+        if here is not None:
+            await self._take(found, route, [self._board.writers[here]])
+        if found.missing and found.error is None:
+            await self._look_around(found, route, apart=here is not None)
+        return found.result()
+
+    async def _look_around(self, found: Found, route: Route, *, apart: bool) -> None:
+        """`apart`: rather where nobody else seems to be. Not always, or who is there would
+        keep all others from what waits beside it.
+        """
+        ahead = [self._board.writers[number] for number in route.ahead()]
+        try:
+            await self._board.refresh()
+        except TailraceError as error:
+            found.error = error
+            return
+        ahead = [writer for writer in ahead if _may_have(writer, found.claim)]
+        if apart:
+            newest_ms = max([writer.modified_ms for writer in ahead], default=0)
+            ahead.sort(key=lambda writer: writer.modified_ms > newest_ms - _BUSY_MS)
+        lost: list[ShardWriter] = []
+        wave = 1
+        while ahead and found.missing:
+            these, ahead = ahead[:wave], ahead[wave:]
+            await self._read(found, [writer for writer in these if writer.summary() is None])
+            due = [writer for writer in these if _may_have(writer, found.claim)]
+            lost += await self._take(found, route, due)
+            wave = min(wave * 2, AT_ONCE)
+        if not found.taken:
+            await self._take(found, route, lost, patient=True)
+
+    async def _read(self, found: Found, writers: Sequence[ShardWriter]) -> None:
+        for result in await each(ShardWriter.look, writers):
+            if isinstance(result, BaseException):
+                found.error = found.error or result
+
+    async def _take(
+        self,
+        found: Found,
+        route: Route,
+        writers: Sequence[ShardWriter],
+        *,
+        patient: bool = False,
+    ) -> list[ShardWriter]:
+        """From each of them a part of what is missing; gives those where a race was lost."""
+        lost: list[ShardWriter] = []
+        writers = list(writers)
+        while writers and found.missing:
+            few, writers = writers[: found.missing], writers[found.missing :]
+            part, more = divmod(found.missing, len(few))
+            asked = [(one, part + (at < more)) for at, one in enumerate(few)]
+
+            async def take(ask: tuple[ShardWriter, int]) -> Acquired:
+                return await ask[0].submit(Take(found.claim, ask[1], patient=patient))
+
+            for (writer, share), result in zip(asked, await each(take, asked), strict=True):
+                if isinstance(result, PreconditionFailed):
+                    lost.append(writer)
+                elif isinstance(result, BaseException):
+                    found.error = found.error or result
+                elif result.partitions:
+                    route.arrive(writer.number, self._clock.monotonic())
+                if isinstance(result, Acquired):
+                    found.taken += result.partitions
+                    found.failed += result.failed
+                    if len(result.partitions) == share:
+                        writers.append(writer)  # it may have more than its part
+        return lost
+
+
+def _may_have(writer: ShardWriter, claim: Claim) -> bool:
+    try:
+        summary = writer.summary()
+    except Damaged:
+        return True  # who takes from it hears why
+    return summary is None or summary.due(claim) is not None

@@ -1,0 +1,343 @@
+"""The one way from this process to a shard: group commit.
+
+    submit ─► waiting ──┐   all that wait when a write begins
+                        └─► decide each against one shard ─► put if_match ─► answer each
+                                 ▲                               │ 412: another process wrote
+                                 └───────── get ◄────────────────┘ unclear: is our ULID in it?
+
+The shard that we wrote is kept with its ETag, so the next write needs no read; what else
+was decided on a kept shard and needs no write is answered only if the shard was surely
+still the newest after the operation came. Moments (`Moments`) say so: they count what
+happens in this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Final, NamedTuple, TypeVar
+
+from coordination.object_store.cache import Cache
+from coordination.object_store.codec import pack, unpack, unpacked_bytes
+from coordination.object_store.operations import Operation
+from coordination.object_store.shard import RECENT, Shard, decode_shard, encode_shard
+from coordination.object_store.shard_edit import Draft
+from coordination.object_store.summary import Summary, summarized
+from coordination.partitions.partition import AGEING_MS
+from logstore import keys
+from logstore import ulid as ulids
+from logstore.clock import Clock
+from logstore.entropy import Entropy
+from logstore.errors import (
+    Damaged,
+    NotFound,
+    OutcomeUnknown,
+    PreconditionFailed,
+    StoreUnavailable,
+    TailraceError,
+)
+from logstore.objects.ambiguous import Unclear
+from logstore.objects.store import ObjectInfo, ObjectStore
+
+T = TypeVar("T")
+
+_TRIES: Final = 40
+_FIRST_PAUSE_SECONDS: Final = 0.01
+_LONGEST_PAUSE_SECONDS: Final = 0.5
+_BITS: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What all writers of a process share."""
+
+    store: ObjectStore
+    clock: Clock
+    entropy: Entropy
+    cache: Cache
+    moments: count[int]
+
+    def fresh_id(self) -> str:
+        """A ULID."""
+        return ulids.encode(ulids.fresh(self.clock, self.entropy))
+
+    async def pause(self, tries: int) -> None:
+        """Before another try after so many: longer each time, and never as long as another's."""
+        longest = min(_FIRST_PAUSE_SECONDS * 2**tries, _LONGEST_PAUSE_SECONDS)
+        await self.clock.sleep(longest * self.entropy.getrandbits(_BITS) / (1 << _BITS))
+
+
+class Version(NamedTuple):
+    """A shard that was surely the newest at some time after the moment `seen`."""
+
+    shard: Shard
+    etag: str | None
+    seen: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiting:
+    operation: Operation[Any]
+    moment: int
+    answer: asyncio.Future[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Decided:
+    """What each of a group is told once `shard` is written; `base` is the version before it."""
+
+    outcomes: Sequence[tuple[_Waiting, Any]]
+    base: Shard
+    shard: Shard | None
+
+    def answer(self) -> None:
+        for waiting, outcome in self.outcomes:
+            _tell(waiting, outcome)
+
+    def can_be_told_from(self, shard: Shard) -> bool:
+        """Whether that shard remembers far enough to say that ours was never written."""
+        if self.base.version:
+            return self.base.version in shard.recent
+        return len(shard.recent) < RECENT
+
+
+class _Tried(NamedTuple):
+    """A write that was refused, or of which we did not hear what became."""
+
+    decided: _Decided
+    unclear: bool
+
+
+class ShardWriter:
+    """A shard as this process sees and changes it. `empty` names it."""
+
+    def __init__(self, means: Means, empty: Shard) -> None:
+        self.number = empty.number
+        self.key = keys.partition_shard(empty.source, empty.number)
+        self._means = means
+        self._empty = empty
+        self._shard: Shard | None = None
+        self._summary: Summary | None = None
+        self._summarizes = False
+        self._etag: str | None = None
+        self._size = 0  # of its JSON, about; not less than we know
+        self.modified_ms = 0
+        """When anybody wrote it last, says the listing before; perhaps in whole seconds."""
+        self._seen = -1
+        self._changed = -1  # when we last came to know another version
+        self._group: list[_Waiting] = []
+        self._task: asyncio.Task[None] | None = None
+
+    # --- what is known ---------------------------------------------------------------
+
+    def summary(self, ageing_ms: int | None = None) -> Summary | None:
+        """Of the newest version that we know of; None if it must be read. Raises `Damaged`.
+
+        Its order is that of `ageing_ms`, if it can be had without reading.
+        """
+        known, self._summarizes = self._summary, True
+        if self._shard is None or (known and ageing_ms in (None, known.ageing_ms)):
+            return known
+        self._summary = summarized(self._shard, AGEING_MS if ageing_ms is None else ageing_ms)
+        return self._summary
+
+    def listed(self, info: ObjectInfo | None, began: int) -> None:
+        """A listing that began at that moment says which version is the newest; None: none is."""
+        etag = None if info is None else info.etag
+        self.modified_ms = 0 if info is None else info.modified_ms
+        if began < self._changed:
+            return  # it may be from before what we know
+        if self._seen >= 0 and etag == self._etag:
+            self._seen = max(self._seen, began)
+        elif etag is None:
+            self._learn(Version(self._empty, None, began), 0)
+        else:
+            self.forget()
+            self._size = max(self._size, 0 if info is None else unpacked_bytes(info.size))
+
+    def forget_rows(self) -> None:
+        """Keeps the summary, if anybody here asks for summaries: a mere supplier does not."""
+        if not self._summarizes:
+            self.forget()
+            return
+        try:
+            self.summary()
+        except Damaged:
+            self.forget()  # whoever asks reads it, and hears of it
+        self._shard = None
+
+    async def look(self, needed: int = -1) -> Version:
+        """What is known, if it was the newest after the moment `needed`; else it is read.
+
+        Raises `StoreUnavailable`, `Damaged`.
+        """
+        known = self._known(needed)
+        if known is None:
+            async with self._means.cache.room(self, self._size):
+                known = self._known(needed) or await self._read()
+        return known
+
+    def _known(self, needed: int) -> Version | None:
+        if self._shard is None or self._seen < needed:
+            return None
+        return Version(self._shard, self._etag, self._seen)
+
+    async def _read(self) -> Version:
+        began = next(self._means.moments)
+        try:
+            info, body = await self._means.store.get(self.key)
+        except NotFound:
+            found, size = Version(self._empty, None, began), 0
+        else:
+            json = unpack(self.key, body)
+            found, size = Version(decode_shard(self._empty, json), info.etag, began), len(json)
+        if began > self._changed:  # else we wrote meanwhile, and know of a newer one
+            self._learn(found, size)
+        return found
+
+    def _learn(self, version: Version, size: int) -> None:
+        self._shard, self._etag, self._seen = version
+        self._summary = None
+        self._size = size
+        self._changed = next(self._means.moments)
+        self._means.cache.used(self, size)
+
+    def forget(self) -> None:
+        """Knows nothing: what is asked next is read."""
+        self._shard = self._summary = self._etag = None
+        self._seen = -1
+        self._means.cache.dropped(self)
+
+    # --- changing it -----------------------------------------------------------------
+
+    async def submit(self, operation: Operation[T], moment: int | None = None) -> T:
+        """What became of it, from a shard that was the newest after `moment`, or after now.
+
+        Raises as the operation; `StoreUnavailable`, `OutcomeUnknown`, `Damaged`;
+        `PreconditionFailed` if it is not patient and another process was first.
+        """
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        came = next(self._means.moments) if moment is None else moment
+        self._group.append(_Waiting(operation, came, answer))
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
+        return await answer
+
+    async def settle(self) -> None:
+        """Waits until nothing is being written."""
+        while self._task is not None:
+            await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        try:
+            while self._group:
+                group, self._group = self._group, []
+                try:
+                    await self._commit(group)
+                except Exception as error:  # noqa: BLE001 -- whoever waits must hear of it
+                    for one in group:
+                        _tell(one, error)
+                finally:
+                    for one in group:  # told already, unless the loop itself ends
+                        one.answer.cancel()
+        finally:
+            self._task = None
+
+    async def _commit(self, group: Sequence[_Waiting]) -> None:
+        tried: list[_Tried] = []
+        try:
+            async with self._means.cache.room(self, self._size):
+                await self._write_group(group, tried)
+        except StoreUnavailable as error:
+            if any(one.unclear for one in tried):
+                raise OutcomeUnknown(f"put {self.key}: {error}") from error
+            raise
+
+    async def _write_group(self, group: Sequence[_Waiting], tried: list[_Tried]) -> None:
+        """`tried` gets writes that did not succeed as far as we heard."""
+        unclear, lost = Unclear(), None
+        for tries in range(_TRIES):
+            version = self._known(needed=-1) or await self._read()
+            if _was_written(tried, version.shard):
+                return
+            group = group if lost is None else _patient(group, lost)
+            decided = self._decide(version.shard, group)
+            if decided.shard is None:
+                if version.seen >= max([one.moment for one in group], default=-1):
+                    decided.answer()
+                    return
+                self.forget()
+                continue
+            try:
+                await self._put(decided.shard, version.etag)
+            except PreconditionFailed as error:
+                tried.append(_Tried(decided, unclear=False))
+                lost = error
+            except OutcomeUnknown as error:
+                tried.append(_Tried(decided, unclear=True))
+                unclear.bear(error)
+            else:
+                decided.answer()
+                return
+            await self._means.pause(tries)
+        raise StoreUnavailable(f"{self.key} was always just changed by others")
+
+    def _decide(self, shard: Shard, group: Sequence[_Waiting]) -> _Decided:
+        draft = Draft(shard, self._means.fresh_id)
+        outcomes: list[tuple[_Waiting, Any]] = []
+        for one in group:
+            if one.answer.cancelled():
+                continue
+            try:
+                outcomes.append((one, one.operation.decide(draft)))
+            except (NotFound, PreconditionFailed) as error:
+                outcomes.append((one, error))
+        return _Decided(outcomes, shard, draft.finished() if draft.changed else None)
+
+    async def _put(self, shard: Shard, etag: str | None) -> None:
+        began, json = next(self._means.moments), encode_shard(shard)
+        size, body = len(json), pack(json)
+        del json
+        try:
+            info = await self._means.store.put(
+                self.key, body, if_absent=etag is None, if_match=etag
+            )
+        except TailraceError:
+            self.forget()
+            raise
+        self._learn(Version(shard, info.etag, began), size)
+
+
+def _was_written(tried: Sequence[_Tried], shard: Shard) -> bool:
+    """Whether one of them is in the shard's past; then its group was told.
+
+    Also one that was refused: somebody between us and the store may have asked twice, and
+    passed on the refusal of the second. Raises `OutcomeUnknown` if the shard does not say.
+    """
+    for one in tried:
+        assert one.decided.shard is not None
+        if one.decided.shard.version in shard.recent:
+            one.decided.answer()
+            return True
+        if one.unclear and not one.decided.can_be_told_from(shard):
+            raise OutcomeUnknown(f"shard {shard.number} of {shard.source} has forgotten our write")
+    return False
+
+
+def _patient(group: Sequence[_Waiting], error: PreconditionFailed) -> list[_Waiting]:
+    """Those that wait for another try; the others hear of the lost race."""
+    for one in group:
+        if not one.operation.patient:
+            _tell(one, error)
+    return [one for one in group if one.operation.patient]
+
+
+def _tell(waiting: _Waiting, outcome: Any) -> None:
+    if waiting.answer.done():
+        return
+    if isinstance(outcome, Exception):
+        waiting.answer.set_exception(outcome)
+    else:
+        waiting.answer.set_result(outcome)

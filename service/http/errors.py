@@ -1,0 +1,281 @@
+"""Errors as `application/problem+json` (RFC 9457).
+
+Each carries `code` and `message` as well, because OpenMetadata's client takes an error
+without them for success and drops the batch. The class of an error decides its status
+and `type`; the table below is the whole mapping, and a subclass without a row of its
+own takes its parent's.
+
+Errors of everything behind FastAPI become problems, the framework's own as well.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
+from typing import Any, NamedTuple
+
+import orjson
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from logstore import errors
+from logstore.errors import InvalidInput, TailraceError
+from service.http.ids import request_id
+from service.http.methods import allowed
+
+Headers = list[tuple[bytes, bytes]]
+log = logging.getLogger(__name__)
+
+# 507: a client that is told 503 by one node goes on to the next; a full disk is not that.
+_TABLE: dict[type[Exception], tuple[int, str]] = {
+    errors.InvalidInput: (400, "invalid-input"),
+    errors.InvalidName: (400, "invalid-name"),
+    errors.InvalidCursor: (400, "invalid-cursor"),
+    errors.BatchTooOld: (400, "batch-too-old"),
+    errors.BatchFromTheFuture: (400, "batch-from-the-future"),
+    errors.TooLarge: (413, "too-large"),
+    errors.Conflict: (409, "conflict"),
+    errors.BatchConflict: (409, "batch-conflict"),
+    errors.RunDeleted: (409, "run-deleted"),
+    errors.LeaseLost: (409, "lease-lost"),
+    errors.GroupEvicted: (409, "group-evicted"),
+    errors.FolderLocked: (503, "folder-locked"),
+    errors.NotFound: (404, "not-found"),
+    errors.PreconditionFailed: (409, "precondition-failed"),
+    errors.Unavailable: (503, "unavailable"),
+    errors.StoreUnavailable: (503, "store-unavailable"),
+    errors.NodeNotReady: (503, "node-not-ready"),
+    errors.JournalFull: (507, "journal-full"),
+    errors.OverQuota: (429, "over-quota"),
+    errors.LimitReached: (422, "limit-reached"),
+    errors.OutcomeUnknown: (503, "outcome-unknown"),
+    errors.Damaged: (500, "damaged"),
+    errors.ChunkLost: (500, "chunk-lost"),
+    errors.UnsupportedVersion: (500, "unsupported-version"),
+    errors.JournalFailed: (500, "journal-failed"),
+    errors.TailraceError: (500, "internal"),
+}
+_FRAMEWORK = {
+    400: ("bad-request", "Look at the message: a part of the request could not be read."),
+    403: ("cross-origin", "Pages of other origins may not use the service."),
+    404: ("not-found", "The routes are listed at /docs."),
+    405: ("method-not-allowed", "The methods of each route are listed at /docs."),
+    408: ("body-timeout", "Send the body without pauses, or in smaller batches."),
+    411: ("length-required", "Send Content-Length, or a chunked body."),
+    414: ("url-too-long", "Send a shorter URL: what is long belongs into the body."),
+    415: (
+        "unsupported-media-type",
+        "Send application/json, text/plain or application/x-ndjson, Content-Encoding gzip or zstd.",
+    ),
+    416: ("range-not-satisfiable", "Ask for a range that begins before the end of the text."),
+    421: ("misdirected-request", "Use a name of this service; see server.allowed_hosts."),
+    431: ("headers-too-large", "Send fewer or shorter headers, cookies for example."),
+    500: ("internal", "This is a defect. The service's log has the request id beside the cause."),
+}
+
+_SAID_SINGLY = 10
+_SAID_EVERY = 1000
+_said: Counter[str] = Counter()
+
+# For errors that bring none of their own.
+_HINTS = {
+    400: "Correct what the message names; what each route takes is at /docs.",
+    404: "Look at the lists: GET /api/v1/services/ingestionPipelines/logs.",
+    409: "Look at the state of the thing, then decide again.",
+    413: "Send it in smaller batches.",
+    422: "Ask for less: a shorter time, one run, a smaller limit.",
+    500: "See the service's log under the request id, and /health/ready.",
+    503: "Try again after the time in Retry-After; sending a batch again under its id is safe.",
+    507: "Try again after the time in Retry-After; sending a batch again under its id is safe.",
+}
+
+
+class HttpError(Exception):
+    """A refusal that only HTTP knows: a wrong method, media type or range."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        headers: Sequence[tuple[str, str]] = (),
+        hint: str = "",
+        kind: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = headers
+        self.hint = hint
+        self.kind = kind
+
+
+class Problem(NamedTuple):
+    """A response ready to be sent."""
+
+    status: int
+    headers: Headers
+    body: bytes
+
+
+def classify(error: BaseException) -> tuple[int, str]:
+    """Status and type of an error of ours: its own row, or its nearest ancestor's."""
+    for cls in type(error).__mro__:
+        row = _TABLE.get(cls)
+        if row is not None:
+            return row
+    return 500, "internal"
+
+
+def problem(error: BaseException, request_id: str) -> Problem:
+    """The response to an error. What nobody expected is logged with its request id."""
+    if isinstance(error, HttpError):
+        kind, hint = _FRAMEWORK.get(error.status, ("error", ""))
+        kind, hint = error.kind or kind, error.hint or hint
+        built = _problem(error.status, kind, str(error), hint, request_id)
+        built.headers.extend((n.lower().encode(), v.encode("latin-1")) for n, v in error.headers)
+        return built
+    if not isinstance(error, errors.TailraceError):
+        log.error("request %s failed", request_id, exc_info=error)
+        kind, hint = _FRAMEWORK[500]
+        return _problem(500, kind, "the service failed to answer", hint, request_id)
+    status, kind = classify(error)
+    if status >= 500:
+        _say(request_id, kind, error)
+    extra: dict[str, Any] = {}
+    if isinstance(error, errors.InvalidInput) and error.field is not None:
+        extra["field"] = error.field
+    hint = error.hint or _HINTS.get(status, "")
+    built = _problem(status, kind, str(error), hint, request_id, extra)
+    seconds = _retry_after(error)
+    if seconds is not None:
+        built.headers.append((b"retry-after", b"%d" % seconds))
+    return built
+
+
+def _say(request_id: str, kind: str, error: BaseException) -> None:
+    """The first of a kind, then every thousandth: clients that retry must not fill the disk."""
+    _said[kind] += 1
+    count = _said[kind]
+    if count <= _SAID_SINGLY or count % _SAID_EVERY == 0:
+        log.warning("request %s: %s: %s (%d so far)", request_id, kind, error, count)
+
+
+def _retry_after(error: errors.TailraceError) -> int | None:
+    if isinstance(error, errors.Unavailable):
+        return error.retry_after_seconds
+    if isinstance(error, errors.OutcomeUnknown | errors.FolderLocked):
+        return errors.Unavailable.retry_after_seconds
+    return None
+
+
+def _problem(
+    status: int,
+    kind: str,
+    message: str,
+    hint: str,
+    request_id: str,
+    extra: dict[str, Any] | None = None,
+) -> Problem:
+    value = {
+        "type": kind,
+        "title": _title(status, kind),
+        "status": status,
+        "detail": message,
+        "hint": hint,
+        "request_id": request_id,
+        "code": status,
+        "message": message,
+        **(extra or {}),
+    }
+    body = _dumps(value)
+    return Problem(
+        status,
+        [
+            (b"content-type", b"application/problem+json"),
+            (b"content-length", b"%d" % len(body)),
+            (b"x-request-id", request_id.encode("latin-1", "replace")),
+        ],
+        body,
+    )
+
+
+def _dumps(value: dict[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except TypeError:  # a lone surrogate in a message that quotes the input
+        plain = {
+            k: v.encode("utf-8", "replace").decode() if isinstance(v, str) else v
+            for k, v in value.items()
+        }
+        return orjson.dumps(plain)
+
+
+def _title(status: int, kind: str) -> str:
+    words = kind.replace("-", " ")
+    return words.capitalize() if words else HTTPStatus(status).phrase
+
+
+def install(app: FastAPI, fresh_id: Callable[[], str], routers: Sequence[APIRouter]) -> None:
+    """Makes every error that a route raises a problem document; `routers` are all of the app's."""
+
+    def answer(request: Request, error: Exception) -> Response:
+        ours = _ours(error)
+        if isinstance(ours, HttpError) and ours.status == 405:
+            ours.headers = [("allow", ", ".join(allowed(routers, request.scope)))]
+        made = problem(ours, request_id(request.scope["headers"], fresh_id()))
+        response = Response(made.body, made.status)
+        response.raw_headers = made.headers
+        return response
+
+    for kind in (TailraceError, HttpError, HTTPException, RequestValidationError):
+        app.add_exception_handler(kind, answer)
+    app.add_middleware(_Unexpected, fresh_id=fresh_id)
+
+
+def _ours(error: Exception) -> Exception:
+    if isinstance(error, RequestValidationError):
+        return _invalid(error)
+    if isinstance(error, HTTPException):
+        headers = list((error.headers or {}).items())
+        return HttpError(error.status_code, str(error.detail), headers=headers)
+    return error
+
+
+def _invalid(error: RequestValidationError) -> InvalidInput:
+    first: dict[str, Any] = error.errors()[0]
+    field = str(first["loc"][-1])
+    return InvalidInput(
+        f"{field}: {first['msg']}", field=field, hint="The parameters are listed at /docs."
+    )
+
+
+class _Unexpected:
+    """Answers what nobody foresaw, unless the response has begun: then the connection ends."""
+
+    def __init__(self, app: ASGIApp, fresh_id: Callable[[], str]) -> None:
+        self._app = app
+        self._fresh_id = fresh_id
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun = False
+
+        async def watched(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except Exception as error:
+            if begun or scope["type"] != "http":
+                raise
+            made = problem(error, request_id(scope["headers"], self._fresh_id()))
+            await send(
+                {"type": "http.response.start", "status": made.status, "headers": made.headers}
+            )
+            await send({"type": "http.response.body", "body": made.body})

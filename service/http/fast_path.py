@@ -1,0 +1,167 @@
+"""The quick lane: small appends answered by the connection itself, without ASGI.
+
+A request goes through uvicorn's own machinery (a scope, a cycle, an event, a task and two
+writes to the socket) unless it is a small append to a run that is known already and the
+node takes it at once; then it costs its parsing, the journal, and one write. OpenMetadata's
+newer clients send a handful of lines a request, so this is what most requests are.
+
+Invariants: the lane answers only what it answers as `AppendRoutes` would; whatever it
+does not like, before anything was stored, is handed to `AppendRoutes` whole. Replies keep the
+order of requests: a request that comes while one is in the lane waits in uvicorn's queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
+
+from service.http.append import AppendRoutes
+from service.http.connection import QUIET, Connection
+from service.http.guests import Guests
+from service.http.receipt import QuickReply, response_bytes
+
+_OTHER_WAY = frozenset(
+    [
+        *(b"content-encoding", b"expect", b"tailrace-batch", b"transfer-encoding", b"upgrade"),
+        *(b"origin", b"sec-fetch-site"),  # only browsers send them
+    ]
+)
+
+
+class Turn:
+    """A request in the lane, to uvicorn a cycle that answers itself."""
+
+    __slots__ = ("disconnected", "keep_alive", "message_event", "response_complete")
+
+    def __init__(self, keep_alive: bool, message_event: asyncio.Event) -> None:
+        self.keep_alive = keep_alive
+        self.message_event = message_event
+        self.response_complete = False
+        self.disconnected = False
+
+
+class LaneProtocol(Connection):
+    """The connection, with the lane in front."""
+
+    def __init__(self, guests: Guests, routes: AppendRoutes, *arguments: Any, **named: Any) -> None:
+        super().__init__(guests, *arguments, **named)
+        self._routes = routes
+        self._nobody = asyncio.Event()
+        self._turn: Turn | None = None
+        self._fields: dict[bytes, bytes] = {}
+        self._body = b""
+
+    # --- what the connection tells -------------------------------------------------
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget_turn()
+        super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        """What is in the middle of its body goes the ordinary way."""
+        if self._turn is not None:
+            self._turn = None
+            super().begin()
+            super().on_body(self._body)
+        super().shutdown()
+
+    def refuse(self, error: Exception) -> None:
+        """As any connection does; a body in the lane is nobody's then."""
+        if self._forget_turn():
+            # What is there is the last request's, and answered.
+            self.cycle = None  # type: ignore[assignment]
+        super().refuse(error)
+
+    def _forget_turn(self) -> bool:
+        if self._turn is None:
+            return False
+        self._turn = None
+        self._routes.counters.append_requests += 1
+        self._routes.counters.disconnects += 1
+        return True
+
+    # --- what the parser tells -----------------------------------------------------
+
+    def begin(self) -> None:
+        if self._fits():
+            self._turn = Turn(self._keeps_alive(), self._nobody)
+            self._body = b""
+        else:
+            super().begin()
+
+    def on_body(self, body: bytes) -> None:
+        if self._turn is None:
+            super().on_body(body)
+        else:
+            self._later = 0
+            self._body += body
+
+    def on_message_complete(self) -> None:
+        turn = self._turn
+        if turn is None:
+            super().on_message_complete()
+            return
+        self._turn = None
+        reply = self._routes.quick(self.url, self._fields, self._body)
+        if reply is None:
+            super().begin()
+            super().on_body(self._body)
+            super().on_message_complete()
+        else:
+            self.reading = QUIET
+            self.cycle = turn  # type: ignore[assignment]
+            reply.done.add_done_callback(lambda _: self._answer(turn, reply))
+
+    # --- which lane ----------------------------------------------------------------
+
+    def _fits(self) -> bool:
+        if self.url not in self._routes.known or self.parser.get_method() != b"POST":
+            return False
+        before: RequestResponseCycle | Turn | None = self.cycle
+        if before is not None and not before.response_complete:
+            return False
+        if self.flow.write_paused:
+            return False
+        headers = self._fields = dict(self.headers)
+        if len(headers) != len(self.headers) or not _OTHER_WAY.isdisjoint(headers):
+            return False
+        if headers.get(b"host") not in self._routes.hosts:
+            return False
+        length = headers.get(b"content-length", b"")
+        return len(length) < 10 and length.isdigit() and int(length) <= self._routes.small
+
+    def _keeps_alive(self) -> bool:
+        """As uvicorn does it: HTTP/1.0 is let go, whatever it asks for."""
+        if b"connection" in self._fields and self.parser.get_http_version() == "1.0":
+            return False
+        return self.parser.should_keep_alive()
+
+    # --- the answer ----------------------------------------------------------------
+
+    def _answer(self, turn: Turn, reply: QuickReply) -> None:
+        try:
+            status, headers, body = reply.response()
+        except Exception as error:  # noqa: BLE001 -- without an answer its client would wait for ever
+            status, headers, body = reply.failed(error)
+        turn.response_complete = True
+        if self.transport.is_closing():
+            return
+        headers = self.server_state.default_headers + headers
+        if not turn.keep_alive:
+            headers.append((b"connection", b"close"))
+        self.transport.write(response_bytes(STATUS_LINE[status], headers, body))
+        if not turn.keep_alive:
+            self.transport.close()
+        self.on_response_complete()
+
+
+def lane(routes: AppendRoutes, guests: Guests) -> Callable[..., LaneProtocol]:
+    """What uvicorn makes for every connection."""
+
+    def protocol(*arguments: Any, **named: Any) -> LaneProtocol:
+        return LaneProtocol(guests, routes, *arguments, **named)
+
+    return protocol

@@ -1,0 +1,141 @@
+"""`GET /query` and `HEAD /query`: parameters to a search, a search to a response.
+
+The status says what was known at the first byte: 200, or 206 if something could not be
+read. Errors up to then are problems like everywhere; later ones end the result as its
+format allows (`service/query/output.py`). A client that goes away ends its search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from logstore.errors import InvalidInput
+from logstore.segments.schema import LEVELS
+from service.http.search_response import SearchResponse, opened
+from service.query.engine import QueryEngine
+from service.query.output import Ndjson, Output, Parquet, Text
+from service.query.request import QueryRequest
+
+_TIME: Final = "RFC 3339, epoch seconds or milliseconds, `now-1h`, or a ULID; inclusive"
+_PARAMETERS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
+    "q": ("Text that the message holds; case counts.", {"type": "string"}),
+    "regex": ("`q` is one regular expression (RE2).", {"type": "boolean", "default": False}),
+    "from": (f"Lowest time of the ULID: {_TIME}.", {"type": "string", "default": "now-1h"}),
+    "to": (f"Highest time of the ULID: {_TIME}. Without it, no bound.", {"type": "string"}),
+    "fqn": ("Only this pipeline.", {"type": "string"}),
+    "run": ("Only runs of this id.", {"type": "string"}),
+    "level": (
+        f"Only these levels, separated by commas: {', '.join(LEVELS)}.",
+        {"type": "string"},
+    ),
+    "limit": (
+        "At most so many records; without it, all.",
+        {"type": "integer", "minimum": 1},
+    ),
+    "order": (
+        "Order of ULIDs: newest first, or oldest first.",
+        {"type": "string", "enum": ["asc", "desc"], "default": "desc"},
+    ),
+    "after": ("Go on behind this cursor (`next` of the stats).", {"type": "string"}),
+    "format": (
+        "Format of the result; without it, by `Accept`.",
+        {"type": "string", "enum": ["ndjson", "text", "parquet"], "default": "ndjson"},
+    ),
+    "stats_only": (
+        "Only the stats: how much was searched, how many records match.",
+        {"type": "boolean", "default": False},
+    ),
+}
+_RESULT: Final = {
+    "application/x-ndjson": {"schema": {"type": "string"}},
+    "text/plain": {"schema": {"type": "string"}},
+    "application/vnd.apache.parquet": {"schema": {"type": "string", "format": "binary"}},
+}
+_DESCRIPTION: Final = (
+    "Each record once, in ULID order, streamed: hot lines, segments and the table. The last "
+    'ndjson record is `{"stats": {…}}` and says whether the result is complete and where the '
+    "next page begins; a result without it is partial. HEAD gives the stats as headers."
+)
+
+OPENAPI: Final[dict[str, Any]] = {
+    "description": _DESCRIPTION,
+    "parameters": [
+        {"name": name, "in": "query", "required": False, "description": text, "schema": schema}
+        for name, (text, schema) in _PARAMETERS.items()
+    ],
+    "responses": {
+        "200": {"description": "What was found.", "content": _RESULT},
+        "206": {"description": "What was found; something could not be read.", "content": _RESULT},
+        "400": {"description": "A parameter is wrong; the problem names its field."},
+        "422": {"description": "The search needs more time or memory than its limit."},
+        "503": {"description": "Too many searches, or the store does not answer."},
+    },
+}
+
+
+_OUTPUTS: Final[Mapping[str, Callable[[], Output]]] = {
+    "ndjson": Ndjson,
+    "text": Text,
+    "parquet": Parquet,
+}
+_ACCEPTED: Final = {
+    "application/x-ndjson": "ndjson",
+    "text/plain": "text",
+    "application/vnd.apache.parquet": "parquet",
+}
+
+
+def router(engine: Callable[[], QueryEngine]) -> APIRouter:
+    """The routes; `engine` is asked at each request, since a node may start after its app."""
+    routes = APIRouter(tags=["query"])
+
+    async def query(request: Request) -> Response:
+        parameters = _parameters(request)
+        output = _output(parameters.get("format"), request.headers.get("accept", ""))
+        current = engine()
+        asked = QueryRequest.parse(parameters, now_ms=current.clock.now_ms(), limits=current.limits)
+        search = await opened(current, asked, request, head=request.method == "HEAD")
+        return SearchResponse(search, output()) if search else Response(status_code=204)
+
+    routes.add_api_route(
+        "/query",
+        query,
+        methods=["GET"],
+        summary="Search all runs",
+        response_class=Response,
+        openapi_extra=OPENAPI,
+    )
+    routes.add_api_route("/query", query, methods=["HEAD"], include_in_schema=False)
+    return routes
+
+
+def _parameters(request: Request) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, value in request.query_params.multi_items():
+        if name in found:
+            raise InvalidInput(f"{name} is given twice", field=name, hint="Give it once.")
+        found[name] = value
+    return found
+
+
+def _output(asked: str | None, accept: str) -> Callable[[], Output]:
+    """By `format`, else the first type of `Accept` that there is, else ndjson."""
+    if asked:
+        if asked not in _OUTPUTS:
+            raise InvalidInput(
+                f"format is {asked[:80]!r}",
+                field="format",
+                hint=f"Write one of {', '.join(_OUTPUTS)}.",
+            )
+        return _OUTPUTS[asked]
+    return _OUTPUTS[accepted_format(accept)]
+
+
+def accepted_format(accept: str) -> str:
+    """The format of the first type of an `Accept` header that there is, else ndjson."""
+    types = [part.split(";")[0].strip().lower() for part in accept.split(",")]
+    return next((_ACCEPTED[t] for t in types if t in _ACCEPTED), "ndjson")

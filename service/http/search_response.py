@@ -1,0 +1,143 @@
+"""A running search as an ASGI response that ends with its client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any, TypeVar
+
+import pyarrow as pa
+from fastapi import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from logstore.errors import TailraceError
+from service.http.errors import classify
+from service.query.engine import QueryEngine, RunningSearch
+from service.query.output import Output
+from service.query.request import QueryRequest
+
+T = TypeVar("T")
+
+
+class Opened:
+    """A search whose first batch is there, so that the status can be told."""
+
+    def __init__(self, search: RunningSearch, *, head: bool) -> None:
+        self.search = search
+        self.head = head
+        self.batches: AsyncGenerator[pa.RecordBatch] | None = None
+        self.first: pa.RecordBatch | None = None
+
+    async def begin(self) -> None:
+        """Counts, or finds the first records."""
+        if self.head or self.search.request.stats_only:
+            await self.search.count()
+        else:
+            self.batches = self.search.batches()
+            self.first = await anext(self.batches, None)
+
+
+async def opened(
+    engine: QueryEngine, asked: QueryRequest, request: Request, *, head: bool
+) -> Opened | None:
+    """The search with its first batch; None if the client went away meanwhile."""
+    started: list[RunningSearch] = []
+
+    async def start() -> Opened:
+        started.append(await engine.open(asked))
+        found = Opened(started[0], head=head)
+        await found.begin()
+        return found
+
+    found = None
+    try:
+        found = await unless_gone(start(), request.receive)
+    finally:
+        if found is None and started:
+            await started[0].close()
+    return found
+
+
+class SearchResponse(Response):
+    """Sends the result as the search finds it; the search is closed in any case."""
+
+    def __init__(self, found: Opened, output: Output) -> None:
+        stats = found.search.stats()
+        super().__init__(
+            status_code=200 if stats["complete"] else 206,
+            media_type=output.media_type,
+            headers={
+                "tailrace-node-count": str(stats["nodes"]),
+                "tailrace-segment-count": str(stats["segments"]),
+                "tailrace-complete": str(stats["complete"]).lower(),
+            },
+        )
+        del self.headers["content-length"]  # of the empty body that this class begins with
+        if found.batches is None:
+            self.headers["tailrace-matches"] = str(stats["matches"])
+            self.headers["tailrace-size"] = str(stats["bytes"])
+        self._found = found
+        self._output = output
+
+    async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await unless_gone(self._send(send), receive)
+        finally:
+            if self._found.batches is not None:
+                await self._found.batches.aclose()
+            await self._found.search.close()
+
+    async def _send(self, send: Send) -> None:
+        await send(
+            {
+                "type": "http.response.start",
+                "status": self.status_code,
+                "headers": self.raw_headers,
+            }
+        )
+        if not self._found.head:
+            await self._send_result(send)
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _send_result(self, send: Send) -> None:
+        try:
+            await self._send_records(send)
+            last: bytes | None = self._output.end(self._found.search.stats())
+        except TailraceError as error:
+            _, kind = classify(error)
+            last = self._output.error({"type": kind, "detail": str(error), "hint": error.hint})
+            if last is None:
+                raise
+        await _send_piece(send, last)
+
+    async def _send_records(self, send: Send) -> None:
+        batch, self._found.first = self._found.first, None
+        while batch is not None and self._found.batches is not None:
+            for piece in self._output.records(batch):
+                await _send_piece(send, piece)
+            batch = await anext(self._found.batches, None)
+
+
+async def _send_piece(send: Send, piece: bytes | None) -> None:
+    if piece:
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+
+
+async def unless_gone(work: Coroutine[Any, Any, T], receive: Receive) -> T | None:
+    """The outcome of `work`, or None once the client has gone; then `work` is cancelled."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        leaving.cancel()
+        if not working.done():
+            working.cancel()
+            await asyncio.wait({working})
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,278 @@
+"""`/segments/…`: consumer groups over HTTP, for programs that have nothing but HTTP.
+
+`POST /segments/next` leases. `GET` is an alias for one more version, and not for caches; a HEAD
+of it is refused. A consumer that leaves while it waits is given nothing.
+
+`GET /segments/{id}`: the records of a segment. It takes no lease.
+
+Parquet has a Content-Length, a strong ETag and ranges, so a body that broke off is seen and
+can be continued. ndjson and text are made on the way; a break ends the connection without
+the last chunk, and `Tailrace-Rows` says how many records there must be, unless a deletion
+took some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response, StreamingResponse
+
+from coordination.groups.groups import Start
+from logstore.errors import InvalidInput
+from service.http import segment_bodies as wire
+from service.http.download import without_body
+from service.http.errors import HttpError
+from service.http.query import accepted_format
+from service.http.ranges import Span, matches, parse_range
+from service.http.search_response import unless_gone
+from service.query.output import Ndjson, Output, Text
+from service.queue.contents import Contents, Opened
+from service.queue.queue import SegmentQueue
+from service.queue.segment import parse_id
+
+PARQUET: Final = "application/vnd.apache.parquet"
+_OUTPUTS: Final[Mapping[str, Callable[[], Output]]] = {"ndjson": Ndjson, "text": Text}
+_BODIES: Final[dict[str, Any]] = {
+    "application/x-ndjson": {"schema": {"type": "string"}},
+    "text/plain": {"schema": {"type": "string"}},
+    PARQUET: {"schema": {"type": "string", "format": "binary"}},
+}
+
+
+def reading_routes(contents: Callable[[], Contents]) -> APIRouter:
+    """The route of a segment's records, for GET and HEAD."""
+    routes = APIRouter(prefix="/segments", tags=["segments"])
+
+    @routes.get(
+        "/{id}",
+        summary="The records of a segment",
+        response_class=StreamingResponse,
+        responses={
+            200: {"description": "All its records but deleted ones.", "content": _BODIES},
+            206: {"description": "The bytes of the Parquet file that Range asked for."},
+            304: {"description": "If-None-Match names the segment as it is."},
+            416: {"description": "The range begins past the end."},
+        },
+    )
+    @routes.head("/{id}", include_in_schema=False)
+    async def read(
+        request: Request,
+        id: str,  # noqa: A002
+        format: Annotated[  # noqa: A002
+            Literal["parquet", "ndjson", "text"] | None,
+            Query(description="Without it, by `Accept`; ndjson if that names none."),
+        ] = None,
+    ) -> Response:
+        name = parse_id(id)
+        chosen = format or accepted_format(request.headers.get("accept", ""))
+        opened = await contents().open(name)
+        response = await _answer(contents(), opened, chosen, request.headers)
+        return without_body(response) if request.method == "HEAD" else response
+
+    return routes
+
+
+async def _answer(
+    contents: Contents, opened: Opened, chosen: str, headers: Mapping[str, str]
+) -> Response:
+    tag = f'"{opened.etag}"' if chosen == "parquet" else f'"{opened.etag}-{chosen}"'
+    common = {"etag": tag, "vary": "Accept", "cache-control": "no-cache"}
+    if not opened.deleted:
+        common["tailrace-rows"] = str(opened.footer.rows)
+    if matches(headers.get("if-none-match"), [tag]):
+        return Response(status_code=304, headers=common)
+    if chosen != "parquet":
+        output = _OUTPUTS[chosen]()
+        await opened.stored.check()
+        records = contents.records(opened, output)
+        return StreamingResponse(records, headers=common, media_type=output.media_type)
+    made = await contents.rewritten(opened) if opened.deleted else None
+    size = opened.info.size if made is None else len(made.body)
+    span = _span(headers, size, tag)
+    common["accept-ranges"] = "bytes"
+    if span is not None:
+        common["content-range"] = f"bytes {span.first}-{span.last}/{size}"
+    first, length = (0, size) if span is None else (span.first, span.size)
+    status = 200 if span is None else 206
+    stored = made.part(first, length) if made else contents.stored(opened, first, length)
+    common["content-length"] = str(length)
+    return StreamingResponse(stored, status, headers=common, media_type=PARQUET)
+
+
+def _span(headers: Mapping[str, str], size: int, tag: str) -> Span | None:
+    condition = headers.get("if-range")
+    if condition is not None and condition.strip() != tag:
+        return None
+    return parse_range(headers.get("range"), size)
+
+
+_NO_STORE: Final = {"cache-control": "no-store"}
+_REASON_CHARACTERS: Final = 1000
+_PAGE: Final = 100
+_LEASE: Final = "Lease the oldest segment that the group has not consumed"
+_LEASED: Final[dict[int | str, dict[str, Any]]] = {
+    200: {"description": "A lease.", "model": wire.NextSegment},
+    204: {"description": "No segment came within `wait`."},
+    409: {"description": "`group-evicted`: its place is lost until somebody resets it."},
+    429: {"description": "`over-quota`: too many groups, or too many new ones of this address."},
+}
+_MAX_PAGE: Final = 1000
+
+Group = Annotated[str, Query(description="The consumer group.")]
+Epoch = Annotated[int, Query(description="Of the lease.")]
+
+
+def queue_routes(queue: Callable[[], SegmentQueue]) -> APIRouter:
+    """The routes of consumers; `queue` is asked at each request: a node may start after its app."""
+    routes = APIRouter(prefix="/segments", tags=["segments"])
+
+    @routes.post("/next", summary=_LEASE, response_class=Response, responses=_LEASED)
+    @routes.get(
+        "/next",
+        summary=f"{_LEASE}: alias of POST",
+        response_class=Response,
+        responses=_LEASED,
+        deprecated=True,
+    )
+    async def next_segment(
+        request: Request,
+        group: Group,
+        wait: Annotated[float, Query(ge=0, description="Seconds to wait for one.")] = 0,
+        lease_seconds: Annotated[
+            float | None, Query(gt=0, description="How long it is held; `queue.lease_seconds`.")
+        ] = None,
+        start: Annotated[
+            Start, Query(description="Where a group that is new begins.")
+        ] = Start.OLDEST,
+    ) -> Response:
+        current = queue()
+        seconds = _lease_seconds(current, lease_seconds)
+        asked = current.next(
+            group,
+            wait_seconds=min(wait, current.limits.max_wait_seconds),
+            lease_seconds=seconds,
+            start=start,
+            peer=request.client.host if request.client else "",
+        )
+        given = await unless_gone(asked, request.receive)
+        if given is None:
+            return Response(status_code=204, headers=_NO_STORE)
+        found = wire.next_segment(group, given, seconds)
+        return Response(found.model_dump_json(), headers=_NO_STORE, media_type="application/json")
+
+    @routes.head("/next", include_in_schema=False)
+    async def next_head() -> Response:
+        raise HttpError(405, "HEAD would lease a segment: use POST")
+
+    @routes.get("", summary="State of every segment and group", response_model=wire.SegmentPage)
+    async def segments(
+        after: Annotated[str | None, Query(description="Id; the page begins behind it.")] = None,
+        limit: Annotated[int, Query(ge=1, le=_MAX_PAGE, description="Segments at most.")] = _PAGE,
+    ) -> wire.SegmentPage:
+        return await page_of(queue(), after, limit)
+
+    @routes.post("/{id}/commit", summary="Done with a segment", response_model=wire.Done)
+    async def commit(id: str, group: Group, epoch: Epoch) -> wire.Done:  # noqa: A002
+        name = parse_id(id)
+        await queue().commit(group, name, epoch)
+        return wire.Done(id=name.id, group=group, epoch=epoch, message="Segment committed")
+
+    @routes.post("/{id}/failed", summary="Give a segment back", response_model=wire.Done)
+    async def failed(
+        id: str,  # noqa: A002
+        group: Group,
+        epoch: Epoch,
+        reason: Annotated[str, Query(max_length=_REASON_CHARACTERS, description="Why.")] = "",
+    ) -> wire.Done:
+        name = parse_id(id)
+        await queue().fail(group, name, epoch, reason)
+        return wire.Done(id=name.id, group=group, epoch=epoch, message="Segment given back")
+
+    @routes.post("/{id}/renew", summary="Hold a segment for longer", response_model=wire.Renewed)
+    async def renew(
+        id: str,  # noqa: A002
+        group: Group,
+        epoch: Epoch,
+        lease_seconds: Annotated[
+            float | None, Query(gt=0, description="From now; `queue.lease_seconds`.")
+        ] = None,
+    ) -> wire.Renewed:
+        current, name = queue(), parse_id(id)
+        seconds = _lease_seconds(current, lease_seconds)
+        return wire.renewed(group, await current.renew(group, name, epoch, seconds))
+
+    return routes
+
+
+def group_routes(queue: Callable[[], SegmentQueue]) -> APIRouter:
+    """The routes of those who look after groups."""
+    routes = APIRouter(prefix="/segments/groups", tags=["segments"])
+
+    @routes.get("", summary="All consumer groups", response_model=wire.GroupList)
+    async def groups() -> dict[str, Any]:
+        current = queue()
+        found = await current.report()
+        return {"groups": [wire.group_row(g, current.catalogue, current.now_ms()) for g in found]}
+
+    @routes.get("/{group}", summary="A consumer group", response_model=wire.GroupDetails)
+    async def group(group: str) -> wire.GroupDetails:
+        current = queue()
+        await current.catalogue.within(current.limits.poll_seconds / 2)
+        found = await current.group(group)
+        return wire.group_details(found, current.catalogue, current.now_ms())
+
+    @routes.post(
+        "/{group}/reset",
+        summary="Begin again: from the oldest segment that is kept, or from now",
+        response_model=wire.GroupDetails,
+    )
+    async def reset(
+        group: str, to: Annotated[Start, Query(description="Where it goes on.")]
+    ) -> wire.GroupDetails:
+        current = queue()
+        found = await current.reset(group, to)
+        return wire.group_details(found, current.catalogue, current.now_ms())
+
+    @routes.post("/{group}/retry", summary="Try failed segments again", response_model=wire.Retried)
+    async def retry(
+        group: str,
+        segment: Annotated[str | None, Query(description="Its id; without it, all.")] = None,
+    ) -> dict[str, Any]:
+        chosen = await queue().retry(group, None if segment is None else [parse_id(segment)])
+        return {"group": group, "retried": [name.id for name in chosen]}
+
+    @routes.delete("/{group}", summary="Forget a group", response_model=wire.Forgotten)
+    async def forget(group: str) -> dict[str, Any]:
+        await queue().forget(group)
+        return {"group": group, "message": "Group forgotten"}
+
+    return routes
+
+
+async def page_of(queue: SegmentQueue, after: str | None, limit: int) -> wire.SegmentPage:
+    """Groups, and segments behind an id, by node and number."""
+    groups = await queue.report()
+    catalogue = queue.catalogue
+    await catalogue.within(queue.limits.poll_seconds / 2)
+    page, more = catalogue.page(None if after is None else parse_id(after), limit)
+    return wire.SegmentPage(
+        groups=[wire.group_row(group, catalogue, queue.now_ms()) for group in groups],
+        segments=[
+            wire.segment_row(name, listed, catalogue.is_aside(name), groups)
+            for name, listed in page
+        ],
+        next=page[-1][0].id if more else None,
+        waiting=sorted(catalogue.waiting.values()),
+    )
+
+
+def _lease_seconds(queue: SegmentQueue, asked: float | None) -> float:
+    if asked is not None and asked > queue.limits.max_lease_seconds:
+        raise InvalidInput(
+            f"lease_seconds is {asked:g}, at most {queue.limits.max_lease_seconds:g} are given",
+            field="lease_seconds",
+            hint="Renew the lease while the work goes on.",
+        )
+    return queue.limits.lease_seconds if asked is None else asked

@@ -1,0 +1,131 @@
+"""Server-sent events: how text and its cursor look on the wire.
+
+    id: <cursor>                      what `Last-Event-ID` and `after` take
+    event: logs | complete | error    upstream's Python client ends on these names
+    data: <one LogStreamEvent>        one line of JSON, extra fields forbidden
+
+With `format=text` each line is an event of its own, without a name:
+
+    id: <cursor before the group>+<lines of the group so far>, or <cursor>
+    data: <the line>
+
+No line of a log can begin or end a frame. In JSON everything that any client takes
+for a line end is escaped (Python's `splitlines` takes more than the standard does). In
+text they are shown as escapes (`\r`, `\u2028`), but for a `\r` at the end, which goes.
+
+A live reader's stay: from its registration at the tail until it leaves or is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import orjson
+
+from logstore.batch import RunKey
+from service.http.body import Receive
+from service.http.text import shown
+from service.runtime.counters import HttpCounters
+from service.tail import Tail, Watcher
+
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+@asynccontextmanager
+async def watching(
+    tail: Tail, key: RunKey, receive: Receive, counters: HttpCounters
+) -> AsyncIterator[Watcher]:
+    """A watcher of the run while the block runs; it is `gone` once the client is."""
+    watcher = tail.watch(key)
+    gone = asyncio.create_task(_until_gone(receive, watcher))
+    counters.readers += 1
+    try:
+        yield watcher
+    finally:
+        counters.readers -= 1
+        tail.unwatch(watcher)
+        gone.cancel()
+        with suppress(asyncio.CancelledError):
+            await gone
+
+
+async def _until_gone(receive: Receive, watcher: Watcher) -> None:
+    """Lets the watcher leave when the client does."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    watcher.leave()
+
+
+HEARTBEAT = b": heartbeat\n\n"
+COMPLETE = b"event: complete\ndata: {}\n\n"
+_JSON_ESCAPES = (
+    (b"\xc2\x85", b"\\u0085"),
+    (b"\xe2\x80\xa8", b"\\u2028"),
+    (b"\xe2\x80\xa9", b"\\u2029"),
+)
+_TEXT_ESCAPES = (
+    (b"\r", b"\\r"),
+    (b"\x0b", b"\\v"),
+    (b"\x0c", b"\\f"),
+    (b"\x1c", b"\\x1c"),
+    (b"\x1d", b"\\x1d"),
+    (b"\x1e", b"\\x1e"),
+    (b"\x00", b"\\0"),
+    (b"\xc2\x85", b"\\x85"),
+    (b"\xe2\x80\xa8", b"\\u2028"),
+    (b"\xe2\x80\xa9", b"\\u2029"),
+)
+
+
+def event(name: str, run: str, cursor: str | None, **fields: Any) -> bytes:
+    """One event of the JSON form; `fields` are those of a LogStreamEvent that are set."""
+    value: dict[str, Any] = {"eventType": name, "runId": run, **fields}
+    if cursor is not None:
+        value["after"] = cursor
+    head = b"" if cursor is None else b"id: %b\n" % cursor.encode()
+    return b"%bevent: %b\n%b" % (head, name.encode(), data(value))
+
+
+def data(value: dict[str, Any]) -> bytes:
+    """A JSON object as the end of an event."""
+    return json_data(orjson.dumps(value))
+
+
+def json_data(text: bytes) -> bytes:
+    """JSON that is written already as the end of an event."""
+    for separator, escape in _JSON_ESCAPES:
+        if separator in text:
+            text = text.replace(separator, escape)
+    return b"data: %b\n\n" % text
+
+
+def logs(run: str, text: bytes, cursor: str) -> bytes:
+    """Lines as one event."""
+    return event("logs", run, cursor, logs=shown(text))
+
+
+def text_lines(text: bytes, before: str, cursor: str, skipped: int = 0) -> bytes:
+    """Lines as one event each; the group follows `before`, and `skipped` of it are left out."""
+    body = shown(text).encode().replace(b"\r\n", b"\n")
+    for separator, escape in _TEXT_ESCAPES:
+        if separator in body:
+            body = body.replace(separator, escape)
+    lines = body[:-1].split(b"\n")
+    stem = before.encode()
+    frames = [
+        b"id: %b+%d\ndata: %b\n\n" % (stem, i, line) for i, line in enumerate(lines, skipped + 1)
+    ]
+    frames[-1] = b"id: %b\ndata: %b\n\n" % (cursor.encode(), lines[-1])
+    return b"".join(frames)
+
+
+def text_complete() -> bytes:
+    """The last event of the text form."""
+    return b"event: complete\ndata: \n\n"

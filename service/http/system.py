@@ -1,0 +1,69 @@
+"""What machines ask: alive, ready, which numbers.
+
+`GET /api/v1/system/version`: the version that OpenMetadata's client compares with its own.
+
+It takes a server of another major.minor for one that it cannot work with, so what is
+reported is a setting: that of the clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel
+
+from logstore.errors import NodeNotReady
+from service.http.node import NodeApi
+
+
+class Version(BaseModel):
+    """`version` is that of the OpenMetadata API; `tailrace` is ours."""
+
+    version: str
+    revision: str
+    timestamp: int
+    tailrace: str
+
+
+def version_routes(reported: str, own: str) -> APIRouter:
+    """The version route."""
+    router = APIRouter(tags=["operation"])
+
+    @router.get("/api/v1/system/version", summary="Versions", response_model=Version)
+    async def system_version() -> dict[str, Any]:
+        return {"version": reported, "revision": "", "timestamp": 0, "tailrace": own}
+
+    return router
+
+
+class Health(BaseModel):
+    """`status` is live or ready; `problems` are sentences for people."""
+
+    status: str
+    problems: list[str]
+
+
+def health_routes(node: NodeApi, scrape: Callable[[], bytes]) -> APIRouter:
+    """Health and metrics. `scrape` gives the metrics as Prometheus reads them."""
+    router = APIRouter(tags=["operation"])
+
+    @router.get("/health/live", summary="The process answers", response_model=Health)
+    async def live() -> dict[str, Any]:
+        return {"status": "live", "problems": list(node.problems())}
+
+    @router.get("/health/ready", summary="The node takes batches", response_model=Health)
+    async def ready() -> Response:
+        problems = list(node.problems())
+        if not node.ready:
+            raise NodeNotReady("; ".join(problems) or "the node is starting or stopping")
+        return JSONResponse({"status": "ready", "problems": problems})
+
+    @router.get("/metrics", summary="Numbers for Prometheus", response_class=Response)
+    async def metrics() -> Response:
+        return Response(scrape(), media_type=CONTENT_TYPE_LATEST)
+
+    return router

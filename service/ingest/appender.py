@@ -1,0 +1,351 @@
+"""Taking a batch: which id it gets, whether it is known, when it is safe.
+
+The same batch sent twice is stored once. A batch without an id gets one that was never
+given out. One with a client's id is looked for among the run's recent batches; only if
+its id is not above all that is known of the run, also in the journal and in the run's
+chunks. What was acknowledged once is acknowledged again, never refused. OpenMetadata's
+first clients send again without an id, see below.
+
+When more comes than the store takes, the journal fills. Long before it is full every
+append waits a little, and the longer the fuller it is: clients then send as fast as the
+store takes, and are refused only when it takes nothing for long.
+
+OpenMetadata's clients of the first generation send batches again without an id. Such a client
+waits for the reply to a batch before it sends the next one. If the reply is lost it sends the
+same lines again: at once, then after 1, 2 and 4 s. Its cookie jar still holds what the reply
+before said, so the retry echoes an older ULID than that of the batch. When the reply arrived,
+the next batch echoes that batch, whatever it holds.
+
+The rule applies to a connector that opened the run with the empty call of its
+generation, and to lines equal to those it sent last:
+
+| the cookie echoes | the batch is |
+| --- | --- |
+| a ULID below the last batch's | its retry |
+| the last batch, or above | a new one |
+| nothing | its retry for `RETRY_MS`, then a new one |
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+
+from logstore import ulid as ulids
+from logstore.batch import RunKey, digest
+from logstore.clock import Clock
+from logstore.errors import (
+    BatchConflict,
+    BatchFromTheFuture,
+    BatchTooOld,
+    InvalidInput,
+    JournalFull,
+    RunDeleted,
+)
+from service.ingest.active_runs import ActiveRun, ActiveRuns
+from service.ingest.batch import IncomingBatch, KnownBatch, Receipt, Submitted
+from service.ingest.lookup import Stored, StoreLookup
+from service.journal.connectors import Connector, LastBatch
+from service.journal.journal import Journal
+
+RETRY_MS = 30_000
+
+
+def is_retry(last: LastBatch, batch: IncomingBatch, checksum: int, now_ms: int) -> bool:
+    """Whether `batch`, which has no id, is `last` once more; `checksum` is of its text."""
+    sent = last.known.digest, last.size, last.known.records
+    if sent != (checksum, len(batch.text), batch.records):
+        return False
+    if batch.above:
+        return batch.above < last.ulid
+    # A time ahead of the clock is none: a new batch taken for a retry would be lost.
+    return 0 <= now_ms - last.at_ms <= RETRY_MS
+
+
+_DAY_MS = 86_400_000
+_SLOW_FROM = 0.6
+_SLOWEST_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class AppendLimits:
+    """How far a client's ULID may be from the node's clock, how many runs are in memory."""
+
+    max_age_days: int = 7
+    max_future_seconds: int = 600
+    active_runs: int = 100
+
+
+class Appender:
+    """The node's way in."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        stored: Stored,
+        clock: Clock,
+        minter: ulids.Minter,
+        limits: AppendLimits,
+        *,
+        horizon: Callable[[RunKey], int],
+        confirmed_through: Callable[[int], Awaitable[None]],
+    ) -> None:
+        self._journal = journal
+        self._lookup = StoreLookup(stored)
+        self._now_ms = clock.now_ms
+        self._sleep = clock.sleep
+        self._minter = minter
+        self._limits = limits
+        self._horizon = horizon
+        self._confirmed_through = confirmed_through
+        self.active = ActiveRuns(limits.active_runs)
+        self.batches = 0
+        self.lines = 0
+        self.duplicates = 0
+        self.slowed = 0
+        self.echoes_ignored = 0
+
+    def submit(self, batch: IncomingBatch) -> Submitted | None:
+        """Takes a batch that needs no look-up and no wait but for the disk; None for any other.
+
+        Raises as `append`; so does the future.
+        """
+        if (
+            batch.ulid is not None
+            or batch.durability == "bulk"
+            or self._journal.fullness > _SLOW_FROM
+            or self._gen1(batch) is not None
+        ):
+            return None
+        run = self.active.get(batch.key)
+        ulid = self._minter.mint(self._floor(batch, run))
+        _, done = self._write(batch, ulid, digest(batch.text))
+        last = ulid + batch.records - 1
+        if last > run.last:
+            run.last = last
+        self.batches += 1
+        self.lines += batch.records
+        return Submitted(last, done)
+
+    async def append(self, batch: IncomingBatch) -> Receipt:
+        """Stores a batch once and says so when it is as safe as it asked for.
+
+        Raises `BatchTooOld`, `BatchFromTheFuture`, `BatchConflict`, `RunDeleted`,
+        `InvalidInput`, `JournalFull`, `JournalFailed`, `NodeNotReady`.
+        """
+        if self._journal.fullness > _SLOW_FROM:
+            await self._slow_down()
+        chosen = batch.ulid
+        checksum = digest(batch.text)
+        gen1 = self._gen1(batch)
+        if chosen is None:
+            sent = None if gen1 is None else self._sent_before(batch, gen1.last, checksum)
+            if sent is not None:
+                return await self._again(batch, *sent)
+            run = self.active.get(batch.key)
+            ulid = self._minter.mint(self._floor(batch, run))
+        else:
+            known = await self._known(batch, chosen, checksum)
+            if known is not None:
+                return await self._again(batch, chosen, known)
+            # Not before: while the store was asked the run may have been forgotten.
+            run = self.active.get(batch.key)
+            ulid = chosen
+        pos, done = self._write(batch, ulid, checksum)
+        last = ulid + batch.records - 1
+        if last > run.last:
+            run.last = last
+        if chosen is None and gen1 is None:
+            await done
+        else:
+            known = KnownBatch(checksum, batch.records, pos + batch.records, done)
+            if chosen is not None:
+                run.remember(ulid, known)
+            if gen1 is not None:
+                gen1.last = LastBatch(ulid, len(batch.text), self._now_ms(), known)
+            # Shielded: a client that goes away must not cancel what its retry waits for.
+            await asyncio.shield(done)
+        if batch.durability == "bulk":
+            await self._confirmed_through(pos + batch.records)
+        self.batches += 1
+        self.lines += batch.records
+        return Receipt(ulid, batch.records, False, batch.durability, last)
+
+    def last_ulid(self, key: RunKey) -> int:
+        """The highest ULID of a line of the run that memory knows of, 0 if it knows of none."""
+        run = self.active.peek(key)
+        return 0 if run is None else run.last
+
+    def stop(self) -> None:
+        """Waits for no look-up any more."""
+        self._lookup.stop()
+
+    async def open_run(self, key: RunKey, connector: str) -> int:
+        """Takes the empty call with which a gen-1 client begins a run.
+
+        Gives a ULID below those of all batches to come, for the client to echo: so the
+        retry of its first batch is known by it too. Raises `JournalFailed`, `NodeNotReady`.
+        """
+        # With a full journal the connector is not remembered: its retries are stored twice.
+        with suppress(JournalFull):
+            await self._journal.record_open(key, connector)
+        return self._minter.mint(max(self.last_ulid(key), self._horizon(key)))
+
+    def _gen1(self, batch: IncomingBatch) -> Connector | None:
+        """What is known of the sender, if it is one that sends again without an id."""
+        if batch.connector is None:
+            return None
+        # Looked up in the journal's state: its own memory outlives that of the run.
+        return self._journal.state.connectors.get(batch.key, batch.connector)
+
+    def _sent_before(
+        self, batch: IncomingBatch, last: LastBatch | None, checksum: int
+    ) -> tuple[int, KnownBatch] | None:
+        """The connector's last batch, if this one is its retry."""
+        if (
+            last is None
+            or not is_retry(last, batch, checksum, self._now_ms())
+            or last.known.refused
+            or last.ulid <= self._horizon(batch.key)
+        ):
+            return None
+        return last.ulid, last.known
+
+    def _write(
+        self, batch: IncomingBatch, ulid: int, checksum: int
+    ) -> tuple[int, asyncio.Future[None]]:
+        return self._journal.append(
+            batch.key,
+            ulid,
+            batch.text,
+            records=batch.records,
+            lines=batch.lines,
+            digest=checksum,
+            connector=batch.connector,
+            meta=batch.meta,
+            fast=batch.durability == "fast",
+        )
+
+    async def _slow_down(self) -> None:
+        excess = (self._journal.fullness - _SLOW_FROM) / (1 - _SLOW_FROM)
+        self.slowed += 1
+        await self._sleep(min(excess, 1.0) * _SLOWEST_SECONDS)
+
+    def _floor(self, batch: IncomingBatch, run: ActiveRun) -> int:
+        """What a minted id must be above: the run's last, the client's echo, a deletion."""
+        floor = run.last
+        if batch.above > floor:
+            ahead_ms = ulids.time_ms(batch.above) - self._now_ms()
+            if ahead_ms > self._limits.max_future_seconds * 1000:
+                self.echoes_ignored += 1
+            else:
+                floor = batch.above
+        deleted = self._horizon(batch.key)
+        return max(floor, deleted)
+
+    async def _known(self, batch: IncomingBatch, ulid: int, checksum: int) -> KnownBatch | None:
+        """The batch as it is known already. Raises what refuses it.
+
+        Between its last look and its end nothing is awaited: if it knows of none there is none.
+        """
+        self._check_deleted(batch.key, ulid)
+        run = self.active.get(batch.key)
+        known = run.known(ulid)
+        if known is None and (ulid <= run.last or not run.complete):
+            known = await self._look_up(batch.key, ulid)
+            self._check_deleted(batch.key, ulid)
+        if known is not None:
+            if (known.digest, known.records) != (checksum, batch.records):
+                raise BatchConflict(f"batch {ulids.encode(ulid)} is known with other bytes")
+            return known
+        self._check_time(ulid)
+        return None
+
+    def _check_deleted(self, key: RunKey, ulid: int) -> None:
+        if ulid <= self._horizon(key):
+            raise RunDeleted(f"the run was deleted after batch {ulids.encode(ulid)}")
+
+    def _check_time(self, ulid: int) -> None:
+        if ulid & ulids.LINE_MASK:
+            raise InvalidInput(
+                f"{ulids.encode(ulid)} is a line's id: the last five characters of a batch "
+                "id are 00000",
+                field="Tailrace-Batch",
+            )
+        age_ms = self._now_ms() - ulids.time_ms(ulid)
+        if age_ms > self._limits.max_age_days * _DAY_MS:
+            raise BatchTooOld(
+                f"batch {ulids.encode(ulid)} is older than {self._limits.max_age_days} days",
+                field="Tailrace-Batch",
+            )
+        if -age_ms > self._limits.max_future_seconds * 1000:
+            raise BatchFromTheFuture(
+                f"batch {ulids.encode(ulid)} is {-age_ms // 1000} s ahead of this node's clock",
+                field="Tailrace-Batch",
+            )
+
+    async def _look_up(self, key: RunKey, ulid: int) -> KnownBatch | None:
+        """Searches the journal, then the run's chunks, then what came in meanwhile.
+
+        Without the store's answer a second copy may be stored: the run's text and the
+        table leave it out later.
+        """
+        found = await self._look_up_journal(key, ulid)
+        if found is not None:
+            return found
+        found = await self._lookup.find(key, self.active.get(key), ulid)
+        return await self._look_up_journal(key, ulid) or found
+
+    async def _look_up_journal(self, key: RunKey, ulid: int) -> KnownBatch | None:
+        """The batch in memory or in the journal, once it is certain whether it is there.
+
+        A copy on its way to the disk may still be refused, and its client may have cancelled
+        its wait: the sync that covers it decides. Raises `JournalFull`, `JournalFailed`.
+        """
+        while True:
+            run = self.active.get(key)
+            known = run.known(ulid)
+            if known is not None:
+                return known
+            unsynced = self._journal.unsynced(key)
+            if all(item.ulid != ulid for item in unsynced):
+                break
+            await self._journal.synced(self._journal.next_pos)
+        if not run.complete:
+            run.last = max([run.last, *[item.ulid + item.records - 1 for item in unsynced]])
+        return self._look_up_synced(key, run, ulid)
+
+    def _look_up_synced(self, key: RunKey, run: ActiveRun, ulid: int) -> KnownBatch | None:
+        with self._journal.pin() as pin:
+            rows = pin.batches(run=key).rows
+        if len(rows) == 0:
+            return None
+        if not run.complete:
+            order = np.lexsort((rows["ulid_lo"], rows["ulid_hi"]))
+            top = rows[order[-1]]
+            high = int(top["ulid_hi"]) << 64 | int(top["ulid_lo"])
+            run.last = max(run.last, high + int(top["records"]) - 1)
+        same = (rows["ulid_hi"] == ulid >> 64) & (rows["ulid_lo"] == ulid & (1 << 64) - 1)
+        hits = np.flatnonzero(same)
+        if len(hits) == 0:
+            return None
+        row = rows[hits[0]]
+        return KnownBatch(
+            int(row["digest"]), int(row["records"]), int(row["pos"]) + int(row["records"])
+        )
+
+    async def _again(self, batch: IncomingBatch, ulid: int, known: KnownBatch) -> Receipt:
+        """Acknowledges a batch that is stored, once it is as safe as this request asks for."""
+        if known.done is not None:
+            # Also for `fast`: before this the first copy may not be written yet.
+            await asyncio.shield(known.done)
+        if batch.durability != "fast":
+            await self._journal.synced(known.end)  # the first copy may have been `fast`
+        if batch.durability == "bulk":
+            await self._confirmed_through(known.end)
+        self.duplicates += 1
+        return Receipt(ulid, batch.records, True, batch.durability, ulid + batch.records - 1)

@@ -1,0 +1,77 @@
+"""What the HTTP API hands to the node as a batch, and what the node gives back.
+
+Both are made for every batch on the hot path, so they are plain slotted classes:
+freezing one costs a microsecond per instance.
+
+`Known` is a batch that a client may send again: what recognises it, and when it is safe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from logstore.batch import RunKey
+
+
+@dataclass(slots=True)
+class KnownBatch:
+    """`end` is one past its last position; `done` None if it is in the journal for sure."""
+
+    digest: int
+    records: int
+    end: int
+    done: asyncio.Future[None] | None = None
+
+    @property
+    def refused(self) -> bool:
+        """Whether the journal took it and then could not write it."""
+        return self.done is not None and self.done.done() and not self.held
+
+    @property
+    def held(self) -> bool:
+        """Whether it is in the journal for sure."""
+        done = self.done
+        return done is None or (done.done() and not done.cancelled() and done.exception() is None)
+
+
+Durability = Literal["fast", "durable", "bulk"]
+
+
+@dataclass(slots=True)
+class IncomingBatch:
+    """A decoded batch: `text` is valid UTF-8, not empty, and ends with a newline."""
+
+    key: RunKey
+    text: bytes
+    records: int
+    lines: int
+    ulid: int | None = None
+    """The client's batch id, low 25 bits zero; None lets the node mint one."""
+    above: int = 0
+    """The run's last ULID as the client echoes it; 0 if it echoes none."""
+    connector: str | None = None
+    meta: bytes = b""
+    """What its records carry beside their text, as the journal keeps it; else nothing."""
+    durability: Durability = "durable"
+    replaced: int = 0
+    """How many characters of `text` stand for something that was no UTF-8."""
+
+
+@dataclass(slots=True)
+class Receipt:
+    """What an acknowledged batch became; `last` is the ULID of its last record."""
+
+    ulid: int
+    records: int
+    duplicate: bool
+    durability: str
+    last: int
+
+
+class Submitted(NamedTuple):
+    """A batch on its way to the disk: the ULID of its last record, and when it is safe."""
+
+    last: int
+    done: asyncio.Future[None]

@@ -1,0 +1,335 @@
+"""Files whose space exists already, for the journal to write over.
+
+An append changes the file's size and takes blocks, so its sync is a commit of the file
+system's journal, and waits for whatever else is being written there. To overwrite needs
+none of it. So a file that was let go is renamed instead of deleted, and the next journal
+file is written over it; while none was let go, one is filled with zeros.
+
+    {ULID}.spare               was the journal file of that name
+    zeros-{ULID}.spare         was filled beside it
+    zeros-{ULID}.spare.new     is being filled
+
+Invariants:
+
+- Nothing in a spare means anything, whatever it holds.
+- A spare is at least as long as a full journal file, and at most twice as long.
+- What is being filled has another name until nobody writes to it any more.
+- Spares never keep a batch or a file out: they are dropped when the disk is scarce.
+
+Files are given from any thread; the rest is used from the loop.
+
+A new journal file comes about in this order: header and state, synced, then its name.
+Invariants:
+
+- It is written over a spare if there is one, which is gone in any case.
+- Until it is whole it has another name, so a failure leaves nothing that a later start could
+  take for a journal file.
+- Once it has its name nothing is opened any more: a name that may or may not outlast a power cut
+  could not be taken back. So the folder is held open from the start.
+
+Whether the disk has room is asked before a batch is taken. While less than
+`JournalLimits.min_free_bytes` is free no batch is taken, so that there is room for the cuts
+without which nothing could be shipped and let go. Spares go first.
+
+To ask the disk costs a system call, so batches ask it once a MiB, and each of them while
+the disk is scarce.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from functools import partial
+
+from logstore import ulid as ulids
+from logstore.clock import Clock
+from logstore.entropy import Entropy
+from logstore.errors import JournalFailed, JournalFull
+from logstore.filesystem import File, FileSystem, OpenFolder
+from service.journal import format as wal
+from service.journal.failures import FULL, translated
+from service.journal.file import JournalFile, discard
+from service.journal.handles import ReadHandles
+from service.journal.state import JournalState
+from service.runtime.threads import Offload
+
+_PIECE = 1 << 20
+# A full file of 64 MiB in about four seconds: a fraction of what any disk writes.
+_PAUSE_SECONDS = 0.05
+_ZEROS = bytes(_PIECE)
+
+
+class Spares:
+    """At most `most` files of at least `file_bytes`."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        folder: str,
+        clock: Clock,
+        offload: Offload | None,
+        *,
+        file_bytes: int,
+        min_free_bytes: int,
+        most: int,
+        found: Sequence[str],
+    ) -> None:
+        self._fs = fs
+        self._folder = folder
+        self._clock = clock
+        self._offload = offload
+        self._file_bytes = file_bytes
+        self._min_free_bytes = min_free_bytes
+        self._most = most
+        self._lock = threading.Lock()
+        self._paths: list[str] = []
+        self._filling: asyncio.Task[None] | None = None
+        self._tried_beside = ""
+        self._closed = False
+        for path in found:
+            stat = fs.stat(path)
+            self._keep(path, path, 0 if stat is None else stat.size)
+
+    @property
+    def lacking(self) -> bool:
+        """Whether the next file would have to grow, and nothing is done about it."""
+        if self._offload is None or self._paths or self._closed or self._most == 0:
+            return False
+        return self._filling is None or self._filling.done()
+
+    def give(self, path: str, size: int) -> None:
+        """Takes a journal file that nobody reads any more, or removes it.
+
+        Not once the journal is closed: the next one to open the folder may hold the file.
+        """
+        if self._closed:
+            return
+        self._keep(path, path.removesuffix(wal.SUFFIX) + wal.SPARE_SUFFIX, size)
+
+    def take(self) -> str | None:
+        """The path of one, which is the caller's from now on."""
+        with self._lock:
+            return self._paths.pop() if self._paths else None
+
+    def drop(self) -> None:
+        """Removes all of them: their room is needed."""
+        while (path := self.take()) is not None:
+            discard(self._fs, path)
+
+    async def close(self) -> None:
+        """Leaves the folder as it is from now on."""
+        self._closed = True
+        if self._filling is not None:
+            self._filling.cancel()
+            await asyncio.wait((self._filling,))
+
+    def begin_to_fill(self, ulid: str) -> None:
+        """Fills one with zeros beside the newest file, `ulid`: one try for each."""
+        if self._offload is not None and self.lacking and ulid != self._tried_beside:
+            self._tried_beside = ulid
+            self._filling = asyncio.create_task(self._fill(ulid, self._offload), name="spare")
+
+    async def _fill(self, ulid: str, offload: Offload) -> None:
+        """Makes one of zeros, little by little; not on a disk that is scarce or fails."""
+        path = f"{self._folder}/zeros-{ulid}{wal.SPARE_SUFFIX}"
+        making = f"{self._folder}/zeros-{ulid}{wal.NEW_SPARE_SUFFIX}"
+        # A file ends with the group that fills it, so a little more is used than its size.
+        size = self._file_bytes + min(self._file_bytes // 8, _PIECE)
+        try:
+            for offset in range(0, size, _PIECE):
+                self._check_room(size - offset)
+                await offload(partial(self._zero, making, offset, min(_PIECE, size - offset)))
+                await self._clock.sleep(_PAUSE_SECONDS)
+            await offload(partial(self._keep, making, path, size))
+        except OSError:
+            # The journal does without; what fails on its own files it hears by itself.
+            discard(self._fs, making)
+
+    def _check_room(self, size: int) -> None:
+        free = self._fs.free_bytes(self._folder)
+        if free < self._min_free_bytes + size:
+            raise OSError(f"{free} bytes are free")
+
+    def _zero(self, path: str, offset: int, size: int) -> None:
+        # Opened each time: the thread owns what it writes to, however the loop ends.
+        out = self._fs.open(path, "update")
+        try:
+            out.write_at([memoryview(_ZEROS)[:size]], offset)
+            out.sync()
+        finally:
+            out.close()
+
+    def _keep(self, path: str, spare: str, size: int) -> None:
+        fits = self._file_bytes <= size <= 2 * self._file_bytes
+        with self._lock:
+            if fits and len(self._paths) < self._most and self._renamed(path, spare):
+                self._paths.append(spare)
+                return
+        discard(self._fs, path)
+
+    def _renamed(self, path: str, spare: str) -> bool:
+        if path == spare:
+            return True
+        try:
+            self._fs.rename(path, spare)
+        except OSError:
+            return False
+        return True
+
+
+_FILE_CHAIN = 1000
+
+
+class FileMaker:
+    """Makes the files of one folder, which exists. Raises `JournalFailed`, `NodeNotReady`."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        folder: str,
+        clock: Clock,
+        entropy: Entropy,
+        spares: Spares,
+        handles: ReadHandles,
+    ) -> None:
+        self._fs = fs
+        self._folder = folder
+        self._clock = clock
+        self._entropy = entropy
+        self._spares = spares
+        self._handles = handles
+        with translated(f"the journal's folder {folder} could not be opened"):
+            self._held: OpenFolder = fs.open_folder(folder)
+
+    def make(
+        self, state: JournalState, pos: int, older: Sequence[JournalFile]
+    ) -> tuple[JournalFile, File]:
+        """A new file behind `older`, the last in `state.files` from now on; `pos` is its first.
+
+        Raises `JournalFull` or `NodeNotReady`, which leave everything as it was, or
+        `JournalFailed`.
+        """
+        ulid = ulids.encode(self._next_ulid([*state.files[-1:], *[f.ulid for f in older[-1:]]]))
+        files = [*state.files, ulid][-_FILE_CHAIN:]
+        secret = self._entropy.getrandbits(64).to_bytes(8, "big")
+        header = wal.FileHeader(ulid, secret, pos, state.node, size=0)
+        value = state.encoded(pos=pos, secret=secret) | {"files": files}
+        entry = wal.sealed(wal.encode_json(wal.STATE, value), wal.NO_SECRET)
+        with translated("a new journal file could not be begun"):
+            file, out = self._make(header, entry)
+        with translated(f"the journal's folder {self._folder} could not be synced"):
+            self._held.sync()
+        state.files = files
+        return file, out
+
+    def close(self) -> None:
+        """Lets the folder go."""
+        self._held.close()
+
+    def _next_ulid(self, known: Sequence[str]) -> int:
+        """Above every older file's, so that order of names is order of files."""
+        fresh = ulids.fresh(self._clock, self._entropy)
+        return max([fresh, *[ulids.decode(ulid) + 1 for ulid in known]])
+
+    def _make(self, header: wal.FileHeader, entry: bytes) -> tuple[JournalFile, File]:
+        path = f"{self._folder}/{header.file}{wal.SUFFIX}"
+        making = f"{self._folder}/{header.file}{wal.MAKING_SUFFIX}"
+        spare = self._spares.take()
+        out: File | None = None
+        try:
+            if spare is not None:
+                self._take_over(spare, making)
+            out = self._fs.open(making, "update")
+            size, space = _begin(out, header, entry)
+            out.sync()
+            self._fs.rename(making, path)
+        except OSError as error:
+            if out is not None:
+                out.close()
+            for left in (making, spare):
+                if left is not None:
+                    discard(self._fs, left)
+            if error.errno in FULL:
+                self._spares.drop()
+            raise
+        made = JournalFile(
+            self._fs, path, header=header, size=size, space=space, handles=self._handles
+        )
+        return made, out
+
+    def _take_over(self, spare: str, making: str) -> None:
+        """Synced before the first byte changes: the names that the file had in its earlier
+        life must not come back with the bytes of the new one.
+        """
+        self._fs.rename(spare, making)
+        self._held.sync()
+
+
+def _begin(out: File, header: wal.FileHeader, state: bytes) -> tuple[int, int]:
+    """Writes header and state; where they end, and the file."""
+    head = wal.encode_header(
+        file=header.file, secret=header.secret, first_pos=header.first_pos, node=header.node
+    )
+    size, space = len(head) + len(state), out.size()
+    out.write_at([head, state, wal.END] if size < space else [head, state], 0)
+    return size, max(size, space)
+
+
+_CHECK_BYTES = 1 << 20
+
+
+class DiskRoom:
+    """The room of one folder's disk."""
+
+    def __init__(self, fs: FileSystem, folder: str, spares: Spares, *, min_free_bytes: int) -> None:
+        self._fs = fs
+        self._folder = folder
+        self._spares = spares
+        self._min_free_bytes = min_free_bytes
+        self._unchecked_bytes = 0
+        self._scarce = False
+
+    def take(self, size: int) -> None:
+        """Before a batch of `size` bytes is written. Raises `JournalFull` or `JournalFailed`."""
+        self._unchecked_bytes += size
+        if self._scarce or self._unchecked_bytes >= _CHECK_BYTES:
+            self._unchecked_bytes = 0
+            shortage = self._shortage(size)
+            self._scarce = shortage is not None
+            if shortage is not None:
+                raise JournalFull(shortage)
+
+    def left_bytes(self) -> int:
+        """What is free now beyond what is kept free, or less than 0 if that is not left.
+
+        The room of spares, which batches are written to, is not in it. Raises `JournalFailed`.
+        """
+        try:
+            return self._fs.free_bytes(self._folder) - self._min_free_bytes
+        except OSError as error:
+            raise JournalFailed(f"the disk of the journal does not answer: {error}") from error
+
+    def shortage(self) -> str | None:
+        """Why no batch is taken, however small, as a sentence; None if some are.
+
+        Asks the disk now, and holds the next batch to the answer.
+        """
+        try:
+            found = self._shortage(0)
+        except JournalFailed as error:
+            return str(error)
+        self._scarce = self._scarce or found is not None
+        return found
+
+    def _shortage(self, size: int) -> str | None:
+        if self.left_bytes() >= size:
+            return None
+        self._spares.drop()
+        if self.left_bytes() >= size:
+            return None
+        # The same words each time, for they are a problem that lasts or is over.
+        return (
+            "the disk of the journal is full: batches have no room beside "
+            f"the {self._min_free_bytes} bytes that are kept free"
+        )

@@ -1,0 +1,81 @@
+"""What goes through the HTTP API: appends, live streams, searches, and reports of runs."""
+
+from __future__ import annotations
+
+from service.metrics.declared import Declared, counter, gauge, histogram
+
+REPORTS: tuple[Declared, ...] = (
+    counter(
+        "reports",
+        "Reports of clients on their runs that were stored.",
+        lambda s: dict(s.node.status.stored),
+        "kind",
+    ),
+    counter(
+        "reports_expired",
+        "Reports removed because their run is gone.",
+        lambda s: s.node.status.expiry.removed,
+    ),
+    counter(
+        "report_sweep_failures",
+        "Sweeps of reports that the store cut short.",
+        lambda s: s.node.status.sweep_failures,
+    ),
+    counter(
+        "status_look_failures",
+        "Looks for a watched run's status that failed; it counts as running meanwhile.",
+        lambda s: s.node.status.endings.failures,
+    ),
+)
+
+
+DOORS: tuple[Declared, ...] = (
+    gauge("connections", "HTTP connections that are open.", lambda s: s.http.connections),
+    counter(
+        "connections_refused",
+        "Connections answered by a refusal before any route: no room, malformed, a head too large.",
+        lambda s: s.http.connections_refused,
+    ),
+    counter(
+        "connections_timed_out",
+        "Connections ended because their client stood still in a head, a body or a reply.",
+        lambda s: s.http.connections_timed_out,
+    ),
+    counter("append_requests", "Append requests.", lambda s: s.http.append_requests),
+    counter(
+        "append_refused",
+        "Appends and closes answered with an error.",
+        lambda s: s.http.append_refused,
+    ),
+    histogram(
+        "append_seconds",
+        "From a decoded batch to its acknowledgement.",
+        lambda s: s.http.append_seconds,
+    ),
+    histogram("batch_lines", "Records per acknowledged batch.", lambda s: s.http.batch_lines),
+    counter("close_requests", "Close requests.", lambda s: s.http.close_requests),
+    counter("body_bytes", "Bytes of append bodies as they were sent.", lambda s: s.http.body_bytes),
+    counter(
+        "replaced_characters",
+        "Characters that were not UTF-8 and became U+FFFD.",
+        lambda s: s.http.replaced,
+    ),
+    counter(
+        "disconnects",
+        "Clients that left before their body was complete.",
+        lambda s: s.http.disconnects,
+    ),
+    gauge("stream_readers", "Live streams that are open.", lambda s: s.http.readers),
+    counter("stream_events", "Frames sent to live streams.", lambda s: s.http.stream_events),
+    counter("stream_bytes", "Bytes sent to live streams.", lambda s: s.http.stream_bytes),
+    gauge("queries_running", "Searches at work.", lambda s: s.query.running),
+    gauge("queries_waiting", "Searches in the queue.", lambda s: s.query.waiting),
+    counter(
+        "queries_refused", "Searches refused because the queue was full.", lambda s: s.query.refused
+    ),
+    counter(
+        "queries_stopped",
+        "Searches stopped by a limit or by their client.",
+        lambda s: s.query.stopped,
+    ),
+)

@@ -1,0 +1,265 @@
+"""Which segments there are: one listing for all groups and consumers of a node.
+
+Numbers of a node only grow and objects never change, so a listing goes on behind the last
+number that is known; what was deleted is found missing, and from time to time all is listed
+anew. A number that is missing ends a node's turn: what is behind it waits and is never
+skipped. Segments that were set aside count as empty and are passed over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Mapping
+from heapq import heapify, heappop, heappush
+from typing import Final, NamedTuple
+
+from coordination.groups.groups import Cursor, Group, Start
+from logstore import keys
+from logstore.clock import Clock
+from logstore.errors import Damaged, NotFound, UnsupportedVersion
+from logstore.names import decode
+from logstore.objects.store import ObjectInfo, ObjectStore
+from logstore.runs.watermark import read_text_mark
+from logstore.segments.reader import read_footer
+from service.queue.segment import Name, Segment
+
+_FOOTERS: Final = 4096
+_DAMAGED_AT_ONCE: Final = 32
+
+
+class Listed(NamedTuple):
+    """An object as the listing tells of it."""
+
+    size: int
+    etag: str
+    modified_ms: int
+
+
+class Upcoming(NamedTuple):
+    """What a group gets next, oldest first; `lost` says what it can get no more."""
+
+    segments: list[Segment]
+    lost: str | None
+
+
+class Catalogue:
+    """Of one node, for one store."""
+
+    def __init__(self, store: ObjectStore, clock: Clock, relist_seconds: float) -> None:
+        self._store = store
+        self._clock = clock
+        self._relist_seconds = relist_seconds
+        self._nodes: dict[str, dict[int, Listed]] = {}
+        self._aside: dict[str, set[int]] = {}
+        self._footers: OrderedDict[Name, Segment] = OrderedDict()
+        self._listing: asyncio.Task[None] | None = None
+        self._began: float | None = None
+        self._whole: float | None = None
+        self._news = float("-inf")
+        self.listings = 0
+        self.waiting: dict[str, str] = {}
+        """Nodes whose turn has ended, and why."""
+
+    async def within(self, seconds: float) -> None:
+        """Returns when all that was there `seconds` ago is known; who asks at once shares it.
+
+        Raises `StoreUnavailable`.
+        """
+        asked = max(self._clock.monotonic() - seconds, self._news)
+        while self._began is None or self._began < asked:
+            if self._listing is None:
+                self._listing = asyncio.ensure_future(self._list())
+            await asyncio.shield(self._listing)
+
+    def expire(self) -> None:
+        """There is news: the next who asks makes a listing."""
+        self._news = self._clock.monotonic()
+
+    def after(self, node: str, seq: int) -> list[tuple[int, Listed]]:
+        """The node's segments above `seq`, as far as they are known; none that is set aside."""
+        aside, segments = self._aside.get(node, ()), self._nodes.get(node, {})
+        found = []
+        for number in reversed(segments):  # they are in order, and few are above a cursor
+            if number <= seq:
+                break
+            if number not in aside:
+                found.append((number, segments[number]))
+        return found[::-1]
+
+    def listed(self, name: Name) -> Listed | None:
+        """What is known of a segment; None if it is not there."""
+        return self._nodes.get(name.node, {}).get(name.seq)
+
+    def is_aside(self, name: Name) -> bool:
+        """Whether it was set aside, and counts as empty."""
+        return name.seq in self._aside.get(name.node, ())
+
+    @property
+    def nodes(self) -> list[str]:
+        """Nodes that have segments."""
+        return sorted(self._nodes)
+
+    def page(self, after: Name | None, limit: int) -> tuple[list[tuple[Name, Listed]], bool]:
+        """At most `limit` segments behind one, by node and number; whether there are more."""
+        found: list[tuple[Name, Listed]] = []
+        for node in self.nodes:
+            if after is not None and node < after.node:
+                continue
+            behind = after.seq if after is not None and node == after.node else 0
+            for seq, listed in self._nodes[node].items():
+                if seq <= behind:
+                    continue
+                if len(found) == limit:
+                    return found, True
+                found.append((Name(node, seq), listed))
+        return found, False
+
+    async def upcoming(self, group: Group, count: int) -> Upcoming:
+        """At most `count` that the group was never given, oldest first, each node's in sequence.
+
+        And damaged ones between them, a few at a time. Raises `StoreUnavailable`.
+        """
+        heads: list[tuple[str, Name, Segment]] = []
+        self.waiting = {}
+        for node in self.nodes:
+            cursor = group.cursor(node)
+            head = await self._next(node, cursor.seq)
+            if head is not None:
+                heads.append((head.low, head.name, head))
+            elif (lost := await self._lost(node, cursor)) is not None:
+                return Upcoming([], lost)
+        heapify(heads)
+        found: list[Segment] = []
+        whole = 0
+        while heads and whole < count and len(found) < count + _DAMAGED_AT_ONCE:
+            segment = heappop(heads)[2]
+            found.append(segment)
+            whole += segment.damage is None
+            head = await self._next(*segment.name)
+            if head is not None:
+                heappush(heads, (head.low, head.name, head))
+        return Upcoming(found, None)
+
+    async def first(self, start: Start) -> Mapping[str, int]:
+        """Up to which number each node's segments are not for a group that begins now.
+
+        Raises `StoreUnavailable`.
+        """
+        await self.within(0.0)
+        found: dict[str, int] = {}
+        async for info in self._store.list(keys.TEXT_MARKS):
+            node = decode(info.key.removeprefix(keys.TEXT_MARKS))
+            if node is not None:
+                found[node] = max((await read_text_mark(self._store, node)).low - 1, 0)
+        if start is Start.NOW:
+            for node, segments in self._nodes.items():
+                found[node] = max(found.get(node, 0), *segments)
+        return found
+
+    async def segment(self, name: Name) -> Segment | None:
+        """A listed segment with what its footer says; None if it is gone or its node must wait.
+
+        Raises `StoreUnavailable`.
+        """
+        known = self._footers.get(name)
+        if known is None:
+            listed = self.listed(name)
+            known = None if listed is None else await self._read(name, listed)
+            if known is None:
+                return None
+            self._footers[name] = known
+        self._footers.move_to_end(name)
+        while len(self._footers) > _FOOTERS:
+            self._footers.popitem(last=False)
+        return known
+
+    # --- reading -------------------------------------------------------------------
+
+    async def _next(self, node: str, seq: int) -> Segment | None:
+        """The segment that follows `seq`, None if it is not there."""
+        return await self.segment(Name(node, self._number(node, seq)))
+
+    def _number(self, node: str, seq: int) -> int:
+        """The number that follows `seq`; those set aside are passed over."""
+        number = seq + 1
+        while self.is_aside(Name(node, number)):
+            number += 1
+        return number
+
+    async def _lost(self, node: str, cursor: Cursor) -> str | None:
+        """Why what is missing will not come, None if it may."""
+        number = self._number(node, cursor.seq)
+        if self.listed(Name(node, number)) is not None or not self.after(node, number):
+            return None
+        low = (await read_text_mark(self._store, node)).low
+        if low > number:
+            return f"segments of {node} from {number} to {low - 1} were deleted"
+        self.waiting.setdefault(node, f"segment {number} of {node} is missing")
+        return None
+
+    async def _read(self, name: Name, listed: Listed) -> Segment | None:
+        plain = Segment(name, listed.size, listed.etag, listed.modified_ms)
+        try:
+            footer = await read_footer(self._store, name.key)
+        except NotFound:
+            self._nodes.get(name.node, {}).pop(name.seq, None)
+            self._whole = None  # deleted since: all is listed again
+            return None
+        except UnsupportedVersion as error:
+            self.waiting[name.node] = f"{name.id}: {error}"
+            return None
+        except Damaged as error:
+            return Segment(*_parts(plain), damage=str(error))
+        return Segment(*_parts(plain), rows=footer.rows, low=footer.low, high=footer.high)
+
+    async def _list(self) -> None:
+        began = self._clock.monotonic()
+        try:
+            whole = self._whole is None or began - self._whole > self._relist_seconds
+            if whole:
+                self._whole = began
+            # Taken over at once: nobody may see half a listing.
+            nodes = await self._list_nodes({} if whole else self._nodes)
+            self._aside, self._nodes = await self._list_aside(), nodes
+            self._began = began
+            self.listings += 1
+        finally:
+            self._listing = None
+
+    async def _list_nodes(
+        self, known: Mapping[str, dict[int, Listed]]
+    ) -> dict[str, dict[int, Listed]]:
+        nodes: dict[str, dict[int, Listed]] = {}
+        async for component in self._store.folders(keys.SEGMENTS):
+            node = decode(component)
+            if component.startswith(".") or node is None:
+                continue
+            old = known.get(node, {})
+            after = keys.segment(node, next(reversed(old))) if old else ""
+            found = [info async for info in self._store.list(keys.segments_of(node), after=after)]
+            news = {name.seq: _listed(info) for info in found if (name := _name(info)) is not None}
+            nodes[node] = {**old, **news} if news else old
+        return nodes
+
+    async def _list_aside(self) -> dict[str, set[int]]:
+        found: dict[str, set[int]] = {}
+        async for info in self._store.list(keys.ASIDE):
+            component, _, seq = info.key.removeprefix(keys.ASIDE).partition("/")
+            node = decode(component)
+            if node is not None and seq.isdecimal():
+                found.setdefault(node, set()).add(int(seq))
+        return found
+
+
+def _parts(segment: Segment) -> tuple[Name, int, str, int]:
+    return segment.name, segment.size, segment.etag, segment.modified_ms
+
+
+def _name(info: ObjectInfo) -> Name | None:
+    parsed = keys.parse_segment(info.key)
+    return None if parsed is None else Name(*parsed)
+
+
+def _listed(info: ObjectInfo) -> Listed:
+    return Listed(info.size, info.etag, info.modified_ms)

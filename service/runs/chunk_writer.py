@@ -1,0 +1,63 @@
+"""Chunks into the store: a text, its index, and their entry for the manifest."""
+
+from __future__ import annotations
+
+from logstore.batch import Batches, Indexes, RunKey
+from logstore.errors import OutcomeUnknown
+from logstore.objects.store import Body, ObjectStore
+from logstore.runs.blocks import blocks_of, lowest_and_highest, positions
+from logstore.runs.index import build_index, encode_tail
+from logstore.runs.manifest import Chunk
+from service.runs.chunks import Chunks
+from service.runtime.threads import Offload
+
+_TRIES = 3
+
+
+class ChunkWriter:
+    """Writes chunks of one run after another; nothing names them yet."""
+
+    def __init__(self, store: ObjectStore, chunks: Chunks, offload: Offload) -> None:
+        self._store = store
+        self._chunks = chunks
+        self._offload = offload
+
+    async def write(self, key: RunKey, chunk_id: str, batches: Batches, rows: Indexes) -> Chunk:
+        """Stores the rows as a new chunk. Raises `StoreUnavailable`, `OutcomeUnknown`."""
+        chunk, text, index = await self._offload(lambda: _build(chunk_id, batches, rows))
+        await self._put(self._chunks.text_key(key, chunk), text)
+        await self._put(self._chunks.index_key(key, chunk), index)
+        return chunk
+
+    async def _put(self, key: str, body: Body) -> None:
+        """A key that is used once: putting the same bytes again does no harm."""
+        for last in range(_TRIES):
+            try:
+                await self._store.put(key, body)
+            except OutcomeUnknown:
+                if last == _TRIES - 1:
+                    raise
+            else:
+                return
+
+
+def _build(chunk_id: str, batches: Batches, rows: Indexes) -> tuple[Chunk, bytes, bytes]:
+    text = batches.text(rows)
+    blocks = blocks_of(batches, rows, text)
+    body, directory = build_index(blocks, [batches.node])
+    tail = encode_tail(directory)
+    first, last = lowest_and_highest(blocks)
+    chunk = Chunk(
+        id=chunk_id,
+        kind="chunk",
+        bytes=len(text),
+        lines=int(blocks["lines"].sum()),
+        records=int(blocks["records"].sum()),
+        first=first,
+        last=last,
+        blocks=len(blocks),
+        index_bytes=len(body) + len(tail),
+        tail_bytes=len(tail),
+        writers=positions(blocks, [batches.node]),
+    )
+    return chunk, text, body + tail

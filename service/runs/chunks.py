@@ -1,0 +1,226 @@
+"""Chunks in the store: their indexes, cached, and ranges of their texts.
+
+A chunk that is gone, or a `logs.txt` that is another, means that the manifest at hand is
+old: `Moved`. Whoever gets it reads the manifest again; line numbers stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from logstore import keys
+from logstore.batch import Rows, RunKey
+from logstore.errors import Damaged, NotFound, PreconditionFailed, UnsupportedVersion
+from logstore.objects.store import ObjectInfo, ObjectStore
+from logstore.runs.blocks import BLOCK, Blocks
+from logstore.runs.index import Directory, decode_tail, open_piece
+from logstore.runs.manifest import Chunk, Manifest
+from service.runtime.cache import Cache
+
+Piece = tuple[Blocks, list[str]]
+_SPAN_BYTES = 60
+_TAIL_BYTES = 64 << 10
+PUT = "tailrace-put"
+"""In the metadata of `logs.txt`: the ULID of the close that wrote it."""
+
+
+class Moved(NotFound):
+    """The manifest at hand is old: read it again and go on at the same line."""
+
+
+class Chunks:
+    """Reads chunks; one for all runs."""
+
+    def __init__(self, store: ObjectStore, prefix: str, *, cache_bytes: int = 32 << 20) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._directories: Cache[Directory] = Cache(cache_bytes)
+        self._pieces: Cache[Piece] = Cache(cache_bytes)
+
+    def text_key(self, key: RunKey, chunk: Chunk) -> str:
+        """Where the chunk's text stands."""
+        if chunk.kind == "logs":
+            return keys.logs(self._prefix, key)
+        return keys.chunk_text(self._prefix, key, chunk.id)
+
+    def index_key(self, key: RunKey, chunk: Chunk) -> str:
+        """Where the chunk's index stands."""
+        return keys.chunk_index(self._prefix, key, chunk.id)
+
+    # --- indexes -------------------------------------------------------------------
+
+    async def directory(self, key: RunKey, chunk: Chunk) -> Directory:
+        """The directory of the chunk's index, in one ranged get or none."""
+        found = self._directories.get(chunk.id)
+        if found is None:
+            tail = await self._index(
+                key, chunk, chunk.index_bytes - chunk.tail_bytes, chunk.tail_bytes
+            )
+            found = decode_tail(tail)
+            size = found.entries.nbytes + _SPAN_BYTES * len(found.spans)
+            self._directories.put(chunk.id, found, size)
+        return found
+
+    async def piece(self, key: RunKey, chunk: Chunk, number: int) -> Piece:
+        """A piece of the chunk's index, in one ranged get or none."""
+        found = self._pieces.get((chunk.id, number))
+        if found is None:
+            entry = (await self.directory(key, chunk)).entries[number]
+            body = await self._index(key, chunk, int(entry["at"]), int(entry["size"]))
+            found = open_piece(entry, body)
+            self._pieces.put((chunk.id, number), found, found[0].nbytes)
+        return found
+
+    async def _index(self, key: RunKey, chunk: Chunk, offset: int, size: int) -> bytes:
+        try:
+            where = self.index_key(key, chunk)
+            return (await self._store.get(where, offset=offset, size=size))[1]
+        except NotFound as error:
+            raise Moved(str(error)) from error
+
+    # --- what is listed ------------------------------------------------------------
+
+    async def listed(self, manifest: Manifest, rows: Rows) -> NDArray[np.bool_]:
+        """Which of the batches stand in the chunks: same ULID and same digest."""
+        found = np.zeros(len(rows), np.bool_)
+        low, high = extremes(rows)
+        for chunk in manifest.chunks:
+            if len(rows) == 0 or chunk.last < low or chunk.first > high:
+                continue
+            directory = await self.directory(manifest.key, chunk)
+            for number in directory.overlapping(low, high):
+                blocks, _ = await self.piece(manifest.key, chunk, number)
+                found |= _same(rows, blocks[blocks["first"] == 1])
+        return found
+
+    async def find(self, manifest: Manifest, ulid: int) -> tuple[int, int] | None:
+        """Digest and records of a batch; None if the chunks do not hold it."""
+        for chunk in manifest.chunks:
+            if not chunk.first <= ulid <= chunk.last:
+                continue
+            directory = await self.directory(manifest.key, chunk)
+            parts = []
+            for number in directory.overlapping(ulid, ulid):
+                blocks, _ = await self.piece(manifest.key, chunk, number)
+                same = blocks["ulid_hi"] == ulid >> 64
+                same &= blocks["ulid_lo"] == ulid & (1 << 64) - 1
+                parts.append(blocks[same])
+            batch = np.concatenate([np.zeros(0, BLOCK), *parts])
+            if len(batch):
+                digest = int(batch["digest"][batch["first"] == 1][0])
+                return digest, int(batch["records"].sum(dtype=np.uint64))
+        return None
+
+    # --- texts ---------------------------------------------------------------------
+
+    async def text(self, manifest: Manifest, chunk: Chunk, offset: int, size: int) -> bytes:
+        """A range of the chunk's text, in one get. Raises `Moved`."""
+        where = self.text_key(manifest.key, chunk)
+        try:
+            return await self._range(where, offset, size, chunk.etag or None)
+        except (NotFound, PreconditionFailed):
+            etag = await self._extended(manifest, chunk)
+        try:
+            return await self._range(where, offset, size, etag)
+        except (NotFound, PreconditionFailed) as error:
+            raise Moved(str(error)) from error
+
+    async def _range(self, where: str, offset: int, size: int, etag: str | None) -> bytes:
+        body = (await self._store.get(where, offset=offset, size=size, if_match=etag))[1]
+        if len(body) != size:
+            raise NotFound(f"{where} is cut")
+        return body
+
+    async def stream(
+        self, manifest: Manifest, chunk: Chunk, offset: int, size: int
+    ) -> AsyncIterator[bytes]:
+        """A range of the chunk's text, in constant memory. Raises `Moved`."""
+        where = self.text_key(manifest.key, chunk)
+        etag: str | None = chunk.etag or None
+        try:
+            if etag is not None and (await self._store.head(where)).etag != etag:
+                etag = await self._extended(manifest, chunk)
+            pieces = self._store.stream(where, offset=offset, size=size, if_match=etag)
+            async for piece in pieces:
+                size -= len(piece)
+                yield piece
+            if size > 0:
+                raise NotFound(f"{where} is cut")
+        except (NotFound, PreconditionFailed) as error:
+            raise Moved(str(error)) from error
+
+    async def _extended(self, manifest: Manifest, chunk: Chunk) -> str:
+        """The ETag of a `logs.txt` that a close has extended, but not yet named.
+
+        Its beginning is the text that the manifest names. Raises `Moved` if it is not that.
+        """
+        if chunk.kind != "logs" or manifest.closing is None:
+            raise Moved(f"chunk {chunk.id} is gone")
+        info = await self._store.head(self.text_key(manifest.key, chunk))
+        if not goes_on(chunk, info):
+            raise Moved(f"{info.key} is another text")
+        return info.etag
+
+
+def goes_on(chunk: Chunk, logs: ObjectInfo) -> bool:
+    """Whether `logs.txt` begins with the closed text: it is that, or a close extended it.
+
+    Somebody else's object does not carry the mark of a close.
+    """
+    return logs.etag == chunk.etag or (logs.size >= chunk.bytes and PUT in logs.metadata)
+
+
+async def stored_directory(store: ObjectStore, index: ObjectInfo) -> Directory | None:
+    """The directory of an index that was listed; None if it cannot be read: it tells nothing.
+
+    Raises `StoreUnavailable`, `UnsupportedVersion`.
+    """
+    try:
+        offset = max(index.size - _TAIL_BYTES, 0)
+        try:
+            return decode_tail((await store.get(index.key, offset=offset))[1])
+        except UnsupportedVersion:
+            raise
+        except Damaged:
+            return decode_tail((await store.get(index.key))[1])
+    except UnsupportedVersion:
+        raise
+    except (NotFound, Damaged):
+        return None
+
+
+def extremes(rows: Rows) -> tuple[int, int]:
+    """The lowest and the highest batch ULID; 0 and 0 of no rows."""
+    if len(rows) == 0:
+        return 0, 0
+    high, low = rows["ulid_hi"], rows["ulid_lo"]
+    least, most = int(high.min()), int(high.max())
+    return (
+        least << 64 | int(low[high == least].min()),
+        most << 64 | int(low[high == most].max()),
+    )
+
+
+def _same(rows: Rows, blocks: Blocks) -> NDArray[np.bool_]:
+    """Which rows have a block of the same ULID and digest."""
+    triples = _triples(rows)
+    return np.isin(triples, _triples(blocks))
+
+
+def _triples(rows: Rows | Blocks) -> NDArray[np.void]:
+    """ULID and digest as 24 comparable bytes."""
+    packed = np.empty((len(rows), 3), "<u8")
+    packed[:, 0], packed[:, 1], packed[:, 2] = rows["ulid_hi"], rows["ulid_lo"], rows["digest"]
+    return packed.view("S24").reshape(-1) if len(rows) else np.empty(0, "S24")
+
+
+def repeated(parts: Sequence[Rows]) -> list[NDArray[np.bool_]]:
+    """Which rows repeat an earlier row's ULID and digest, part by part."""
+    every = np.concatenate([_triples(rows) for rows in parts]) if parts else np.empty(0, "S24")
+    again = np.ones(len(every), np.bool_)
+    again[np.unique(every, return_index=True)[1]] = False
+    cuts = np.cumsum([len(rows) for rows in parts])[:-1]
+    return [np.asarray(part, np.bool_) for part in np.split(again, cuts)]

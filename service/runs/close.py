@@ -1,0 +1,287 @@
+"""Closing runs: recorded in the journal first, finished as soon as the store allows.
+
+    record (synced) ──► segments confirmed through it ──► run flushed ──► sealed ──► done
+
+A close that takes longer than `wait_seconds`, or whose store is away, goes on behind
+the answer, and after a restart. A batch received after the close reopens the run; a
+reopened run that is idle for `reopened_seconds` is closed again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from logstore.batch import RunKey
+from logstore.clock import Clock
+from logstore.errors import NotFound, TailraceError
+from logstore.objects.store import ObjectStore
+from logstore.runs.manifest import Manifest
+from logstore.runs.manifests import Manifests
+from service.runs.chunks import Chunks
+from service.runs.flusher import TextFlusher
+from service.runs.locks import RunLocks
+from service.runs.merge import Folder
+from service.runs.openmetadata.importer import WRITER
+from service.runs.seal import Sealer
+
+_LOOK_SECONDS = 5.0
+_FIRST_BACKOFF_SECONDS = 0.5
+_MAX_BACKOFF_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class CloseLimits:
+    """How long a close is waited for, when a reopened run is closed again, what is remembered."""
+
+    wait_seconds: float = 5.0
+    reopened_seconds: float = 60.0
+    remembered_runs: int = 10_000
+
+
+class Closer:
+    """Of one node."""
+
+    def __init__(
+        self,
+        node: str,
+        parents: Sequence[str],
+        store: ObjectStore,
+        manifests: Manifests,
+        chunks: Chunks,
+        folder: Folder,
+        flusher: TextFlusher,
+        locks: RunLocks,
+        clock: Clock,
+        limits: CloseLimits,
+        *,
+        prefix: str,
+        record_close: Callable[[RunKey], Awaitable[int]],
+        flushed_through: Callable[[int], Awaitable[None]],
+        close_done: Callable[[RunKey, int], None],
+        gone: Callable[[str], Awaitable[bool]],
+        mend: Callable[[RunKey], Awaitable[bool]],
+        on_ended: Callable[[RunKey], None],
+    ) -> None:
+        self._node = node
+        self._parents = parents
+        self._flusher = flusher
+        self._locks = locks
+        self._clock = clock
+        self._limits = limits
+        self._record_close = record_close
+        self._flushed_through = flushed_through
+        self._close_done = close_done
+        self._gone = gone
+        self._mend = mend
+        self._manifests = manifests
+        self._on_ended = on_ended
+        self._sealer = Sealer(store, manifests, chunks, folder, prefix=prefix)
+        self._wanted: dict[RunKey, int] = {}
+        self._tasks: dict[RunKey, asyncio.Task[str]] = {}
+        self._closed: OrderedDict[RunKey, None] = OrderedDict()
+        self._reopened: dict[RunKey, float] = {}
+        self._stopping = False
+        self.closes = 0
+        self.reopened = 0
+        self.failures = 0
+        self.last_error: str | None = None
+
+    @property
+    def unfinished(self) -> int:
+        """Closes that are recorded and not finished."""
+        return len(self._wanted)
+
+    async def close(self, key: RunKey) -> str:
+        """`closed`, or `closing` if it goes on behind. Raises what recording it raises."""
+        pos = await self._record_close(key)
+        task = self.resume(key, pos)
+        await asyncio.wait([task], timeout=self._limits.wait_seconds)
+        if task.done() and not task.cancelled() and task.exception() is None:
+            return task.result()
+        return "closing"
+
+    def resume(self, key: RunKey, pos: int) -> asyncio.Task[str]:
+        """Goes on with a close that is recorded."""
+        self._wanted[key] = max(self._wanted.get(key, 0), pos)
+        self._flusher.hold_at(key, pos)
+        task = self._tasks.get(key)
+        if task is None or task.done():
+            task = asyncio.get_running_loop().create_task(self._finish(key))
+            self._tasks[key] = task
+            task.add_done_callback(lambda ended: self._ended(key, ended))
+        return task
+
+    def _ended(self, key: RunKey, task: asyncio.Task[str]) -> None:
+        if self._tasks.get(key) is task:
+            del self._tasks[key]
+        if not task.cancelled() and task.exception() is not None:
+            self.last_error = f"{key.fqn}/{key.run}: {task.exception()}"
+
+    async def _finish(self, key: RunKey) -> str:
+        """Tries until it is done, or the run was deleted."""
+        pause = _FIRST_BACKOFF_SECONDS
+        while (pos := self._wanted.get(key)) is not None:
+            try:
+                manifest = await self._finish_or_mend(key, pos)
+            except TailraceError as error:
+                self.failures += 1
+                self.last_error = f"{key.fqn}/{key.run}: {error}"
+                await self._clock.sleep(pause)
+                pause = min(pause * 2, _MAX_BACKOFF_SECONDS)
+                continue
+            if manifest is not None and self._wanted.get(key) == pos:
+                self._finished(key, pos, manifest)
+        return "closed"
+
+    async def _finish_or_mend(self, key: RunKey, pos: int) -> Manifest | None:
+        def wanted() -> bool:
+            # An earlier close than the one wanted would do no harm, but seal the run twice.
+            return self._wanted.get(key) == pos
+
+        try:
+            return await self.finish(key, pos, wanted)
+        except NotFound:  # of what it is made from
+            if not await self._mend(key):
+                raise
+            return await self.finish(key, pos, wanted)
+
+    async def finish(
+        self, key: RunKey, pos: int, wanted: Callable[[], bool] = lambda: True
+    ) -> Manifest | None:
+        """All steps after the record, once; what the manifest says then.
+
+        None, and the run is as it was, if the close is not wanted any more when its turn
+        comes. Raises `TailraceError`; may be called again.
+        """
+        await self._flushed_through(pos)
+        await self._flusher.flush(key, end=pos)
+        ended = [*self._parents, WRITER, *await self._gone_writers(key)]
+        async with self._locks.of(key):
+            if not wanted():
+                return None
+            return await self._sealer.seal(key, partial(_before, self._node, pos, ended))
+
+    def abandon(self, fqn: str, run: str | None) -> None:
+        """A deletion of the run, or of all runs of the pipeline, was recorded.
+
+        A close from before it is not finished: it would close the run that begins anew.
+        """
+        for key in [key for key in self._wanted if key.fqn == fqn and run in (None, key.run)]:
+            del self._wanted[key]
+            self._flusher.let_go(key)
+
+    async def _gone_writers(self, key: RunKey) -> list[str]:
+        """Writers of the run that do not look after it themselves."""
+        writers = (await self._manifests.get(key)).manifest.writers
+        others = [w for w in writers if w not in (self._node, WRITER, *self._parents)]
+        return [writer for writer in others if await self._gone(writer)]
+
+    async def finalise(self, key: RunKey, seen: Manifest) -> bool:
+        """Closes a run for all who wrote to it, if nothing was flushed since `seen`.
+
+        Nothing is recorded: what is not finished is found by the next sweep. Whether it
+        is closed now. Raises `TailraceError`.
+        """
+
+        def all_before(newest: Manifest) -> Mapping[str, int] | None:
+            same = (newest.flushed_ms, newest.writers) == (seen.flushed_ms, seen.writers)
+            return newest.writers if same else None
+
+        async with self._locks.of(key):
+            manifest = await self._sealer.seal(key, all_before)
+            if manifest.state != "closed" or not manifest.sealed:
+                return False
+            self._remember(key)
+        self._on_ended(key)
+        return True
+
+    def _finished(self, key: RunKey, pos: int, manifest: Manifest) -> None:
+        """Readers hear of the end unless lines follow it: then the run is open again."""
+        del self._wanted[key]
+        self._flusher.let_go(key)
+        reopened = manifest.state == "open" and bool(manifest.chunks)
+        if reopened:
+            self._reopened[key] = self._clock.monotonic()
+        else:
+            self._remember(key)
+        self._close_done(key, pos)
+        self.closes += 1
+        if not reopened and not self._flusher.follows(key, pos):
+            self._on_ended(key)
+
+    def _remember(self, key: RunKey) -> None:
+        self._reopened.pop(key, None)
+        self._closed[key] = None
+        self._closed.move_to_end(key)
+        while len(self._closed) > self._limits.remembered_runs:
+            self._closed.popitem(last=False)
+
+    # --- reopened runs -------------------------------------------------------------
+
+    def noticed(self) -> None:
+        """Tells that segments were confirmed: a closed run may have news."""
+        if not self._closed:
+            return
+        for key in self._flusher.pending.waiting():
+            if key in self._closed:
+                del self._closed[key]
+                self.reopened += 1
+                self._reopened[key] = self._clock.monotonic()
+            elif key in self._reopened:
+                self._reopened[key] = self._clock.monotonic()
+
+    def flushed(self, manifest: Manifest) -> None:
+        """Takes note of a manifest after a flush."""
+        key = manifest.key
+        if key in self._wanted or not manifest.closes:
+            return
+        if manifest.state == "closed" and not manifest.sealed:
+            self.resume(key, manifest.closes.get(self._node, 0))
+        elif manifest.state == "open":
+            self._reopened[key] = self._clock.monotonic()
+
+    def forget(self, key: RunKey) -> None:
+        """The run was deleted."""
+        self._reopened.pop(key, None)
+        self._closed.pop(key, None)
+
+    async def run(self) -> None:
+        """Closes reopened runs that are idle, until stopped."""
+        while not self._stopping:
+            await self.close_idle()
+            await self._clock.sleep(_LOOK_SECONDS)
+
+    async def close_idle(self) -> None:
+        """Closes the reopened runs that had no news for long enough."""
+        now = self._clock.monotonic()
+        for key, since in list(self._reopened.items()):
+            if self._reopened.get(key) != since:
+                continue  # swept, deleted or written to, while another was closed
+            if now - since >= self._limits.reopened_seconds:
+                del self._reopened[key]
+                try:
+                    await self.close(key)
+                except TailraceError as error:
+                    self.last_error = f"{key.fqn}/{key.run}: {error}"
+                    self._reopened.setdefault(key, since)
+
+    def stop(self) -> None:
+        """Ends what is under way; the journal knows what is unfinished."""
+        self._stopping = True
+        for task in list(self._tasks.values()):
+            task.cancel()
+
+
+def _before(node: str, pos: int, ended: Sequence[str], manifest: Manifest) -> Mapping[str, int]:
+    """Up to where each writer's lines came before this close: of this node up to `pos`.
+
+    So did all lines of those that write no more: of its parents, of lost nodes, of
+    OpenMetadata. Without that a run which they began would stay open for ever, since nobody
+    closes for them any more.
+    """
+    dealt = {who: manifest.dealt_with(who) for who in ended if manifest.dealt_with(who)}
+    return {**dealt, node: pos}

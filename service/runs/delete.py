@@ -1,0 +1,296 @@
+"""Deleting runs and pipelines: from then on nothing up to T exists, wherever it stands.
+
+    journal ──► T in memory ──► coordination/deleted ──► manifest (T) ──► objects go
+
+T is the highest of now, every ULID of the run that is known, and an earlier T. What the journal
+refuses did not happen. Once it knows, what fails is tried again until it is done, by the
+next start too.
+
+Lines above T stay, also those that another node brings into the manifest meanwhile: what was
+written for them is removed by nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from logstore import keys
+from logstore import ulid as ulids
+from logstore.batch import RunKey
+from logstore.clock import Clock
+from logstore.errors import Damaged, NotFound, PreconditionFailed, TailraceError
+from logstore.names import decode
+from logstore.objects.store import ObjectStore
+from logstore.runs.deletion import Deletion
+from logstore.runs.manifest import Manifest, decode_manifest
+from logstore.runs.manifests import Manifests
+from service.runs.chunks import extremes, stored_directory
+from service.runs.deletions import Deletions
+from service.runs.locks import RunLocks
+from service.runs.openmetadata.layout import Upstream
+from service.runs.pin import Pin
+from service.runs.trim import Trimmer
+
+_RETRY_SECONDS = 5.0
+_DELETE_COUNT = 500
+
+
+class Deleter:
+    """Of one node."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        manifests: Manifests,
+        deletions: Deletions,
+        locks: RunLocks,
+        clock: Clock,
+        upstream: Upstream,
+        trimmer: Trimmer,
+        *,
+        node: str,
+        prefix: str,
+        gone: Callable[[str], Awaitable[bool]],
+        pin: Callable[[], Pin],
+        last_ulid: Callable[[RunKey], int],
+        record_tombstone: Callable[[str, str | None, int], Awaitable[None]],
+        tombstone_done: Callable[[str, str | None, int], None],
+        flushed: Callable[[], int],
+        forget: Callable[[RunKey], None],
+    ) -> None:
+        self._store = store
+        self._manifests = manifests
+        self._deletions = deletions
+        self._locks = locks
+        self._clock = clock
+        self._upstream = upstream
+        self._trimmer = trimmer
+        self._node = node
+        self._gone = gone
+        self._prefix = prefix
+        self._pin = pin
+        self._last_ulid = last_ulid
+        self._record_tombstone = record_tombstone
+        self._tombstone_done = tombstone_done
+        self._flushed = flushed
+        self._forget = forget
+        self._unfinished: list[tuple[str, str | None, int]] = []
+        self._wake = asyncio.Event()
+        self._stopping = False
+        self.deleted = 0
+
+    async def delete_run(self, key: RunKey) -> None:
+        """Deletes one run. Raises `StoreUnavailable`, `OutcomeUnknown`, and as the journal."""
+        async with self._locks.of(key):
+            manifest = (await self._manifests.get(key)).manifest
+            t = self._horizon([manifest, Manifest(key)])
+            await self._begin(key.fqn, key.run, t)
+            try:
+                await self._record(key.fqn, key.run, t)
+                await self._remove_run(key, t)
+            except TailraceError:
+                self.resume(key.fqn, key.run, t)
+                raise
+        self._tombstone_done(key.fqn, key.run, t)
+        self.deleted += 1
+
+    async def delete_pipeline(self, fqn: str) -> list[str]:
+        """Deletes all runs of a pipeline, giving their ids. Raises as `delete_run`."""
+        manifests = await self._manifests_of(fqn)
+        untaken = await self._untaken(fqn)
+        hot = self._hot_runs(fqn)
+        t = self._horizon([*manifests, *[Manifest(key) for key in hot]], untaken.values())
+        await self._begin(fqn, None, t)
+        try:
+            await self._record(fqn, None, t)
+            for manifest in manifests:
+                async with self._locks.of(manifest.key):
+                    await self._remove_run(manifest.key, t)
+                self.deleted += 1
+            await self._remove_untaken(untaken, t)
+        except TailraceError:
+            self.resume(fqn, None, t)
+            raise
+        self._tombstone_done(fqn, None, t)
+        gone = {m.key.run for m in manifests if m.state != "deleted"}
+        return sorted(gone | {key.run for key in [*hot, *untaken]})
+
+    async def _begin(self, fqn: str, run: str | None, t: int) -> None:
+        """The journal first: what it refuses did not happen, so nobody may have seen it."""
+        await self._record_tombstone(fqn, run, t)
+        self._deletions.note(fqn, run, t)
+
+    def resume(self, fqn: str, run: str | None, t: int) -> None:
+        """Takes up a deletion that the journal knows."""
+        self._unfinished.append((fqn, run, t))
+        self._wake.set()
+
+    @property
+    def unfinished(self) -> int:
+        """Deletions that the journal knows and the store does not have entirely."""
+        return len(self._unfinished)
+
+    async def run(self) -> None:
+        """Finishes what was taken up, until stopped."""
+        while not self._stopping:
+            self._wake.clear()
+            try:
+                await self.finish_all()
+            except TailraceError:
+                self._unfinished.append(self._unfinished.pop(0))  # it holds back no other
+                await self._clock.sleep(_RETRY_SECONDS)
+            else:
+                await self._wake.wait()
+
+    async def finish_all(self) -> None:
+        """Does the steps after the journal for what was taken up. Raises `TailraceError`."""
+        while self._unfinished and not self._stopping:
+            fqn, run, t = self._unfinished[0]
+            await self._record(fqn, run, t)
+            found = await self._manifests_of(fqn) if run is None else [Manifest(RunKey(fqn, run))]
+            for manifest in found:
+                async with self._locks.of(manifest.key):
+                    await self._remove_run(manifest.key, t)
+            if run is None:
+                await self._remove_untaken(await self._untaken(fqn, deleted=True), t)
+            self._unfinished.pop(0)
+            self._tombstone_done(fqn, run, t)
+
+    def stop(self) -> None:
+        """Ends `run`."""
+        self._stopping = True
+        self._wake.set()
+
+    async def _remove_run(self, key: RunKey, t: int) -> None:
+        """Swaps the run's manifest, then removes what that leaves; the run's lock is held."""
+        newest, replaced = await self._trimmer.swap(key, t)
+        if newest.manifest.generation == t:  # else a later deletion's, which does it
+            await self.remove_objects(newest.manifest, replaced)
+
+    async def remove_objects(self, newest: Manifest, replaced: Manifest | None) -> None:
+        """Removes what a deletion leaves in the store; the run's lock is held.
+
+        Of chunks those that the manifest in whose place `newest` came named, and any other with a
+        line that is deleted: no manifest will name it, for who writes one leaves such lines
+        out. The others belong to flushes of other nodes that are about to name them. So do
+        `partial.txt`, what OpenMetadata wrote of the run, and `logs.txt` unless the run was
+        closed anew.
+        """
+        key = newest.key
+        self._forget(key)
+        found = await self._deleted_chunks(newest, replaced)
+        logs = keys.logs(self._prefix, key)
+        found += [text for text in await self._upstream.objects(key) if text != logs]
+        found += await self._stale_marks(key)
+        if await self._clear_logs(key, logs):
+            found.append(logs)
+        for start in range(0, len(found), _DELETE_COUNT):
+            await self._store.delete(found[start : start + _DELETE_COUNT])
+
+    async def _deleted_chunks(self, newest: Manifest, replaced: Manifest | None) -> list[str]:
+        key = newest.key
+        named = {chunk.id for chunk in newest.chunks}
+        gone = set() if replaced is None else {chunk.id for chunk in replaced.chunks} - named
+        prefix = keys.chunks_of(self._prefix, key)
+        infos = {info.key.removeprefix(prefix): info async for info in self._store.list(prefix)}
+        for name, info in infos.items():
+            chunk_id, _, kind = name.partition(".")
+            if kind == "idx" and chunk_id not in named | gone:
+                directory = await stored_directory(self._store, info)
+                if directory is not None and directory.extremes()[0] <= newest.generation:
+                    gone.add(chunk_id)
+        return [info.key for name, info in infos.items() if name.partition(".")[0] in gone]
+
+    async def _clear_logs(self, key: RunKey, where: str) -> bool:
+        """Whether `logs.txt` is to be removed, which holds nothing any more.
+
+        A removal cannot have a condition, and another node may be closing what came after the
+        deletion: so it is emptied under one. It stays, to be closed over, if lines came.
+        """
+        try:
+            there = await self._store.head(where)
+            newest = (await self._manifests.get(key)).manifest
+            if newest.logs is not None or newest.closing is not None:
+                return False
+            if there.size:
+                await self._store.put(where, b"", if_match=there.etag)
+        except (NotFound, PreconditionFailed):
+            return False
+        return (await self._manifests.get(key)).manifest.state == "deleted"
+
+    async def _stale_marks(self, key: RunKey) -> list[str]:
+        """Of nodes that live no more, and of OpenMetadata. The others take back their own."""
+        prefix = keys.active_nodes(self._prefix, key)
+        marks = [info.key async for info in self._store.list(prefix)]
+        return [mark for mark in marks if await self._is_stale(mark.removeprefix(prefix))]
+
+    async def _is_stale(self, name: str) -> bool:
+        node = decode(name)
+        return node is None or (node != self._node and await self._gone(node))
+
+    async def _untaken(self, fqn: str, *, deleted: bool = False) -> dict[RunKey, int]:
+        """Runs that OpenMetadata wrote and nobody touched, and when their last text was written.
+
+        Those that a deletion hides already only if `deleted`.
+        """
+        found: dict[RunKey, int] = {}
+        async for run in self._upstream.runs(fqn):
+            born = ulids.highest_at(run.modified_ms)
+            if deleted or born > self._deletions.horizon(run.key):
+                found[run.key] = max(found.get(run.key, 0), born)
+        return found
+
+    async def _remove_untaken(self, untaken: Mapping[RunKey, int], t: int) -> None:
+        """Removes those in our own folder. Another's may be another pipeline's: T hides them."""
+        for key, born in untaken.items():
+            async with self._locks.of(key):
+                if born <= t and (await self._manifests.get(key)).etag is None:
+                    texts = keys.run_texts(self._prefix, key)
+                    await self._store.delete([f"{texts}partial.txt", f"{texts}logs.txt"])
+
+    def _horizon(self, manifests: Sequence[Manifest], born: Iterable[int] = ()) -> int:
+        """T, from what is known at this very moment.
+
+        What is acknowledged from here to `note` came while the deletion was under way: it goes
+        if it is not above T, as if it had come before.
+        """
+        known = [ulids.highest_at(self._clock.now_ms()), *born]
+        with self._pin() as pin:
+            for manifest in manifests:
+                key = manifest.key
+                known += [manifest.last | ulids.LINE_MASK if manifest.chunks else 0]
+                known += [manifest.generation, self._deletions.horizon(key), self._last_ulid(key)]
+                highest = extremes(pin.batches(run=key).rows)[1]
+                known.append(highest | ulids.LINE_MASK if highest else 0)
+        return max(known)
+
+    async def _record(self, fqn: str, run: str | None, t: int) -> None:
+        version = self._manifests.fresh_id()
+        await self._deletions.record(Deletion(fqn, run, t, version))
+
+    async def _manifests_of(self, fqn: str) -> list[Manifest]:
+        found = []
+        async for info in self._store.list(keys.manifests_of(fqn)):
+            try:
+                found.append(decode_manifest((await self._store.get(info.key))[1]))
+            except NotFound:
+                continue
+            except Damaged as error:
+                raise Damaged(f"{info.key}: {error}") from error
+        return found
+
+    def _hot_runs(self, fqn: str) -> list[RunKey]:
+        """Runs of the pipeline with undeleted lines in the journal."""
+        with self._pin() as pin:
+            batches = pin.batches(start=self._flushed())
+            numbers = np.unique(batches.rows["run"]).tolist()
+            keys_ = [batches.runs[number] for number in numbers]
+            return [
+                key
+                for key in keys_
+                if key.fqn == fqn
+                and extremes(pin.batches(run=key).rows)[1] > self._deletions.horizon(key)
+            ]

@@ -1,0 +1,342 @@
+"""The flusher: confirmed lines into their runs' chunks, in the background.
+
+    confirmed(segment) ──► pending (per run: position, bytes, since)
+                              │  5 MiB, 2 minutes, or a close
+                              ▼
+                    at most `parallel` flushes at once ──► text mark
+
+A run that fails waits its back-off without holding a place, and holds back no other run;
+it does hold back the text mark, so that nothing is forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from logstore.batch import RunKey
+from logstore.clock import Clock
+from logstore.errors import (
+    Damaged,
+    NodeNotReady,
+    NotFound,
+    OutcomeUnknown,
+    TailraceError,
+    Unavailable,
+)
+from logstore.objects.store import ObjectStore
+from logstore.runs.manifest import Manifest
+from logstore.runs.watermark import raise_text_mark, read_text_mark
+from service.runs.backlog import Backlog, StoredSegment
+from service.runs.flush import RunFlush
+from service.runs.locks import RunLocks
+from service.runs.pending import FlushRules, Pending
+from service.runs.pin import Pin
+from service.runtime.heartbeat import Heartbeat
+
+_LOOK_SECONDS = 0.5
+_START_SECONDS = 5.0
+_UNKNOWN_BYTES_PER_ROW = 100
+
+
+@dataclass(frozen=True, slots=True)
+class FlushLimits:
+    """When a run is flushed and how much at once; bytes are of text."""
+
+    early_bytes: int = 5 << 20
+    seconds: float = 120.0
+    parallel: int = 3
+    chunk_bytes: int = 8 << 20
+    mark_seconds: float = 10.0
+
+
+class TextFlusher:
+    """Of one node. `after_flush` is called with every manifest that a flush left behind."""
+
+    def __init__(
+        self,
+        node: str,
+        parents: list[str],
+        store: ObjectStore,
+        clock: Clock,
+        limits: FlushLimits,
+        *,
+        pin: Callable[[], Pin],
+        backlog: Backlog,
+        run_flush: RunFlush,
+        locks: RunLocks,
+        fresh_id: Callable[[], str],
+        after_flush: Callable[[Manifest], Awaitable[None]],
+    ) -> None:
+        self._node = node
+        self._parents = parents
+        self._store = store
+        self._clock = clock
+        self._limits = limits
+        self._pin = pin
+        self._backlog = backlog
+        self._run_flush = run_flush
+        self._locks = locks
+        self._fresh_id = fresh_id
+        self._after_flush = after_flush
+        self._pending = Pending(FlushRules(limits.early_bytes, limits.seconds))
+        self._wake = asyncio.Event()
+        self._started = asyncio.Event()
+        self._stopping = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._trying: set[RunKey] = set()
+        self._confirmed_pos = 0
+        self._mark_due = 0.0
+        self._barriers: dict[RunKey, int] = {}
+        self.heartbeat = Heartbeat(clock)
+        self.flushes = 0
+        self.failures = 0
+        self.last_error: str | None = None
+
+    @property
+    def flushed_pos(self) -> int:
+        """All lines of this node below are in chunks, or left out for good."""
+        return self._pending.low(self._confirmed_pos) if self._started.is_set() else 0
+
+    async def until_started(self) -> None:
+        """Waits until it is known what is flushed. Raises `NodeNotReady`."""
+        if self._started.is_set():
+            return
+        try:
+            async with asyncio.timeout(_START_SECONDS):
+                await self._started.wait()
+        except TimeoutError as error:
+            raise NodeNotReady("the node has not reached its object store yet") from error
+
+    @property
+    def pending(self) -> Pending:
+        """What waits."""
+        return self._pending
+
+    def lacks(self, key: RunKey, end: int) -> bool:
+        """Whether lines of the run, of which there are some below `end`, are in no chunk yet."""
+        return end > self._confirmed_pos or self._pending.get(key) is not None
+
+    def follows(self, key: RunKey, pos: int) -> bool:
+        """Whether this node has lines of the run at or above `pos`, synced."""
+        with self._pin() as pin:
+            return len(pin.batches(run=key, start=pos).rows) > 0
+
+    def lacking(self) -> list[tuple[RunKey, int]]:
+        """Runs of whose lines here some are in no chunk yet, and one past the last of them."""
+        with self._pin() as pin:
+            batches = pin.batches(start=self._confirmed_pos)
+            ends = np.zeros(len(batches.runs), np.int64)
+            ends[batches.rows["run"]] = batches.rows["pos"] + 1  # of each run the last one stays
+        found = dict.fromkeys(self._pending.waiting(), 0)
+        found |= {batches.runs[n]: int(ends[n]) for n in np.flatnonzero(ends).tolist()}
+        return list(found.items())
+
+    # --- what comes in -------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Finds out from store and journal what waits. Raises `StoreUnavailable`."""
+        mark = await read_text_mark(self._store, self._node)
+        segments = await self._backlog.find(self._node)
+        parents = []
+        for parent in self._parents:
+            parents += await self._backlog.find(parent)
+        self._backlog.inherited = []
+        now = self._clock.monotonic()
+        with self._pin() as pin:
+            known = {segment.seq: segment for segment in self._backlog.own}
+            self._backlog.own = [
+                known.get(s.seq, s) for s in segments if s.end <= pin.confirmed_pos
+            ]
+            start = max(mark.pos, pin.first_pos)
+            self._pending.add_batches(pin.batches(start=start, end=pin.confirmed_pos), now)
+            self._confirmed_pos = max(self._confirmed_pos, pin.confirmed_pos)
+            released = [s for s in self._backlog.own if s.first < pin.first_pos]
+        for segment in released:
+            await self._add_segment(segment, now)
+        await self.inherit(parents)
+        self._started.set()
+
+    async def inherit(self, segments: list[StoredSegment]) -> None:
+        """Takes care of segments of another node. Raises `StoreUnavailable`."""
+        await self._backlog.inherit(segments)
+        for segment in segments:
+            await self._add_segment(segment, self._clock.monotonic())
+        self._wake.set()
+
+    async def _add_segment(self, segment: StoredSegment, now: float) -> None:
+        for run in await self._backlog.runs_of(segment):
+            # Lines of other nodes hold back no position of this one.
+            first = run.first if segment.node == self._node else self._confirmed_pos
+            self._pending.add(run.key, first, run.rows * _UNKNOWN_BYTES_PER_ROW, now)
+
+    def confirmed(self, seq: int, first: int, end: int) -> None:
+        """A segment of this node is in the store."""
+        if end <= self._confirmed_pos:
+            return
+        self._backlog.own.append(StoredSegment(self._node, seq, first, end))
+        with self._pin() as pin:
+            start = max(self._confirmed_pos, first)
+            batches = pin.batches(start=start, end=end)
+            self._pending.add_batches(batches, self._clock.monotonic())
+        self._confirmed_pos = end
+        self._wake.set()
+
+    def hold_at(self, key: RunKey, pos: int) -> None:
+        """Until `let_go`, no chunk of the run holds lines from both sides of `pos`."""
+        self._barriers[key] = pos
+
+    def let_go(self, key: RunKey) -> None:
+        """Ends `hold_at`."""
+        self._barriers.pop(key, None)
+
+    # --- what goes out -------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Flushes what is due until stopped."""
+        while not self._stopping:
+            self.heartbeat.turn()
+            self._begin_due()
+            await self.raise_marks()
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(_LOOK_SECONDS):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+
+    def _begin_due(self) -> None:
+        free = self._limits.parallel - len(self._tasks)
+        due = self._pending.due(self._clock.monotonic())
+        # One that is being closed or deleted waits for that without holding a place.
+        ready = [key for key in due if key not in self._trying and not self._locks.held(key)]
+        for key in ready[: max(free, 0)]:
+            self._trying.add(key)
+            task = asyncio.get_running_loop().create_task(self._try(key))
+            self._tasks.add(task)
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._wake.set()
+
+    async def _try(self, key: RunKey) -> None:
+        # Counted in `flush`; the run waits its back-off.
+        try:
+            with contextlib.suppress(TailraceError):
+                await self.flush(key)
+        finally:
+            self._trying.discard(key)
+
+    async def flush(self, key: RunKey, *, end: int | None = None) -> Manifest | None:
+        """Everything confirmed of the run, below `end` if given. Raises `TailraceError`."""
+        await self.until_started()
+        async with self._locks.of(key):
+            limit = self._confirmed_pos if end is None else min(end, self._confirmed_pos)
+            waiting = self._pending.get(key)
+            if waiting is None:
+                return None
+            waiting.flushing, taken = True, waiting.bytes
+            inherited = [s for s in self._backlog.inherited if key in s.waiting]
+            try:
+                manifest = await self._flush_through(key, limit)
+            except BaseException as error:
+                self._failed(key, error)
+                raise
+            for segment in inherited:
+                segment.waiting.discard(key)
+            if limit < self._confirmed_pos and end is not None:
+                taken = 0 if self._news_above(key, limit) else taken
+            self._pending.done(key, taken, limit, self._clock.monotonic())
+            self.flushes += 1
+            self.heartbeat.success()
+            self.last_error = None
+        try:
+            await self._after_flush(manifest)
+        except TailraceError as error:  # folding and publishing come again with the next flush
+            self.last_error = f"{key.fqn}/{key.run}: after the flush: {error}"
+        return manifest
+
+    async def _flush_through(self, key: RunKey, limit: int) -> Manifest:
+        """In two chunks if a close stands between."""
+        with self._pin() as pin:
+            low = self.flushed_pos
+            barrier = self._barriers.get(key)
+            if barrier is not None and barrier < limit:
+                await self._run_flush.flush(key, pin, low, barrier)
+            return await self._run_flush.flush(key, pin, low, limit)
+
+    def _news_above(self, key: RunKey, limit: int) -> bool:
+        """Whether there may be more; yes if the journal has let go what would tell."""
+        with self._pin() as pin:
+            if pin.first_pos > limit:
+                return True
+            return len(pin.batches(run=key, start=limit, end=self._confirmed_pos).rows) > 0
+
+    def _failed(self, key: RunKey, error: BaseException) -> None:
+        self._pending.failed(key, self._clock.monotonic())
+        if isinstance(error, Exception):
+            self.failures += 1
+            self.last_error = f"{key.fqn}/{key.run}: {error}"
+
+    async def drain(self) -> None:
+        """Flushes everything confirmed, once. Raises the first `TailraceError` after trying all."""
+        failures: list[TailraceError] = []
+        waiting = iter(self._pending.waiting())
+
+        async def work() -> None:
+            for key in waiting:
+                try:
+                    await self.flush(key)
+                except TailraceError as error:
+                    failures.append(error)
+
+        await asyncio.gather(*[work() for _ in range(self._limits.parallel)])
+        await self.raise_marks(force=True)
+        if failures:
+            raise failures[0]
+
+    async def stop(self) -> None:
+        """Ends what is under way; it is done again after the next start."""
+        self._stopping = True
+        self._wake.set()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # --- text marks ----------------------------------------------------------------
+
+    async def raise_marks(self, *, force: bool = False) -> None:
+        """Writes down how far the segments are in chunks, every `mark_seconds`."""
+        now = self._clock.monotonic()
+        low = self.flushed_pos
+        if now < self._mark_due and not force:
+            return
+        done = [segment for segment in self._backlog.own if segment.end <= low]
+        try:
+            if done:
+                await self._raise(done[-1])
+                self._backlog.own = [s for s in self._backlog.own if s.end > done[-1].end]
+            for segment in self._backlog.done():
+                await self._raise(segment)
+                self._backlog.drop(segment)
+        except (Unavailable, OutcomeUnknown, NotFound, Damaged) as error:
+            # A damaged one is taken again (`service/shipping/watermarks.py`), and raised then.
+            self.last_error = f"the text mark: {error}"
+            if force:
+                raise
+        self._mark_due = now + self._limits.mark_seconds
+
+    async def _raise(self, segment: StoredSegment) -> None:
+        await raise_text_mark(
+            self._store,
+            segment.node,
+            fresh_id=self._fresh_id,
+            seq=segment.seq,
+            pos=segment.end,
+        )

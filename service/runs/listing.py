@@ -1,0 +1,181 @@
+"""Lists: the runs of a pipeline, and the pipelines, with what is only hot so far.
+
+Runs that OpenMetadata wrote and nobody has touched are among a pipeline's runs. They make no
+pipeline by themselves: their folder does not tell its name, and a name that nobody
+used may be one that the caller may not see.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+import numpy as np
+
+from logstore import keys
+from logstore import ulid as ulids
+from logstore.batch import RunKey
+from logstore.errors import NotFound
+from logstore.names import decode
+from logstore.objects.store import ObjectStore
+from logstore.runs.manifest import Manifest, decode_manifest
+from service.runs.chunks import extremes
+from service.runs.deletions import Deletions
+from service.runs.flusher import TextFlusher
+from service.runs.openmetadata.layout import Upstream
+from service.runs.pin import Pin
+from service.runs.snapshot import Snapshot, Snapshots
+
+_READERS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """A run in a list; times in milliseconds since the epoch, of its first and last batch.
+
+    `lines` None is not counted yet: OpenMetadata wrote it, and nobody has touched it.
+    """
+
+    run: str
+    state: str
+    lines: int | None
+    bytes: int
+    first_ms: int | None
+    last_ms: int | None
+
+
+class Listing:
+    """Of one node."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        flusher: TextFlusher,
+        pin: Callable[[], Pin],
+        deletions: Deletions,
+        snapshots: Snapshots,
+        upstream: Upstream,
+    ) -> None:
+        self._listed_store = store
+        self._listed_flusher = flusher
+        self._listing_pin = pin
+        self._listing_deletions = deletions
+        self._listing_snapshots = snapshots
+        self._listing_upstream = upstream
+
+    async def runs(self, fqn: str, limit: int) -> list[RunSummary]:
+        """The runs of a pipeline, newest first. Raises `StoreUnavailable`, `Damaged`."""
+        hot = self._hot()
+        infos = [info async for info in self._listed_store.list(keys.manifests_of(fqn))]
+        infos.sort(key=lambda info: info.modified_ms, reverse=True)
+        found = await self._untaken(fqn, {info.key for info in infos})
+        most = limit + len(found)
+        for start in range(0, len(infos), _READERS):
+            if len(found) >= most:
+                break
+            some = [info.key for info in infos[start : start + _READERS]]
+            for manifest in await asyncio.gather(*[self._manifest(key) for key in some]):
+                if manifest is not None and self._shown(manifest):
+                    found[manifest.key.run] = _of_manifest(manifest)
+        for key in hot:
+            if key.fqn == fqn:
+                summary = await self._listing_snapshots.with_one(key, _of_snapshot)
+                if summary is not None:
+                    found[key.run] = summary
+        newest = sorted(found.values(), key=lambda s: (s.first_ms or 0, s.run), reverse=True)
+        return newest[:limit]
+
+    async def pipelines(self) -> list[str]:
+        """Names of all pipelines that have runs, in order."""
+        found = {key.fqn for key in self._hot()}
+        async for folder in self._listed_store.folders(keys.RUNS):
+            name = await self._pipeline(folder)
+            if name is not None:
+                found.add(name)
+        return sorted(found)
+
+    async def exists(self, key: RunKey) -> bool:
+        """Whether the run has lines."""
+
+        async def look(snapshot: Snapshot) -> bool:
+            return snapshot.exists
+
+        return await self._listing_snapshots.with_one(key, look)
+
+    async def _untaken(self, fqn: str, manifests: AbstractSet[str]) -> dict[str, RunSummary]:
+        """Runs that OpenMetadata wrote and that have no manifest."""
+        found: dict[str, RunSummary] = {}
+        async for run in self._listing_upstream.runs(fqn):
+            born = ulids.highest_at(run.modified_ms)
+            if keys.run_manifest(run.key) in manifests or born <= self._deleted(run.key):
+                continue
+            other = found.get(run.key.run)
+            if other is None or other.bytes < run.bytes:
+                state = "closed" if run.closed else "open"
+                time = run.modified_ms
+                found[run.key.run] = RunSummary(run.key.run, state, None, run.bytes, time, time)
+        return found
+
+    async def _pipeline(self, folder: str) -> str | None:
+        """The name of a pipeline that has a run which is not deleted."""
+        component = folder.removeprefix(keys.RUNS).strip("/")
+        async for info in self._listed_store.list(f"{keys.RUNS}{component}/"):
+            manifest = await self._manifest(info.key)
+            if manifest is not None and self._shown(manifest):
+                return decode(component) or manifest.key.fqn
+        return None
+
+    async def _manifest(self, key: str) -> Manifest | None:
+        try:
+            return decode_manifest((await self._listed_store.get(key))[1])
+        except NotFound:
+            return None
+
+    def _shown(self, manifest: Manifest) -> bool:
+        return bool(manifest.chunks) and manifest.last > self._deleted(manifest.key)
+
+    def _deleted(self, key: RunKey) -> int:
+        return self._listing_deletions.horizon(key)
+
+    def _hot(self) -> list[RunKey]:
+        """Runs with undeleted lines in the journal."""
+        with self._listing_pin() as pin:
+            batches = pin.batches(start=self._listed_flusher.flushed_pos)
+            rows = batches.rows
+            found = []
+            for number in np.unique(rows["run"]).tolist():
+                key = batches.runs[number]
+                horizon = self._deleted(key)
+                if not horizon or extremes(rows[rows["run"] == number])[1] > horizon:
+                    found.append(key)
+            return found
+
+
+def _of_manifest(manifest: Manifest) -> RunSummary:
+    return RunSummary(
+        manifest.key.run,
+        manifest.state,
+        manifest.lines,
+        manifest.bytes,
+        manifest.first_ms or None,
+        manifest.last_ms or None,
+    )
+
+
+async def _of_snapshot(snapshot: Snapshot) -> RunSummary | None:
+    if not snapshot.exists:
+        return None
+    manifest = snapshot.manifest
+    times = [time for time in (manifest.first_ms, manifest.last_ms) if time]
+    for stretch in snapshot.stretches:
+        times += [ulid >> 80 for ulid in extremes(stretch.rows)]
+    return RunSummary(
+        manifest.key.run,
+        snapshot.state,
+        snapshot.lines,
+        snapshot.size,
+        min(times, default=None),
+        max(times, default=None),
+    )

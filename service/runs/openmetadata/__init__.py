@@ -1,0 +1,1 @@
+"""Runs that OpenMetadata's own storage wrote, imported at their first use."""

@@ -1,0 +1,227 @@
+"""Taking in: a run without a manifest that OpenMetadata wrote gets one at the first touch.
+
+    look ──► scan (stream the text once) ──► copy in the store ──► index ──► manifest, if absent
+
+The text becomes the run's first chunk. A `logs.txt` that stands at our own key and ends with
+a line is not even copied: it is the closed run's `logs.txt` as it is. What OpenMetadata wrote
+under a key that is not ours is never changed.
+
+Chunk id and line ids are made from the objects' keys, ETags and times alone. So two nodes
+that do it at once, or one that was killed anywhere and does it again, write the same bytes
+to the same keys, and of their manifests one wins. Objects that change meanwhile fail the
+copy's condition, and it is begun again. All line ids have the time at which OpenMetadata
+last wrote; the lines' writer is `taken-in`, which no node can be called.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+
+from logstore import keys
+from logstore import ulid as ulids
+from logstore.batch import RunKey
+from logstore.clock import Clock
+from logstore.entropy import Entropy
+from logstore.errors import (
+    Damaged,
+    NotFound,
+    OutcomeUnknown,
+    PreconditionFailed,
+    StoreUnavailable,
+    TailraceError,
+    Unavailable,
+)
+from logstore.objects.ambiguous import Unclear
+from logstore.objects.store import ObjectStore, Part
+from logstore.runs.manifest import Chunk, Manifest
+from logstore.runs.manifests import Manifests, Versioned
+from logstore.runs.scan import TextScan
+from service.runs.chunks import Chunks
+from service.runs.deletions import Deletions
+from service.runs.locks import OncePerRun
+from service.runs.openmetadata.layout import Upstream, UpstreamText
+
+WRITER = "taken-in"
+"""Of lines that no node of ours brought into the text; a node's id ends in a ULID."""
+
+_NUMBER_BITS = 28  # of a batch's 55: its number; the others are of the text's name
+_TRIES = 8
+_PAUSE_SECONDS = 0.1
+_ABSENT_SECONDS = 10.0
+
+
+class Adoption:
+    """Of one node."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        upstream: Upstream,
+        manifests: Manifests,
+        chunks: Chunks,
+        deletions: Deletions,
+        clock: Clock,
+        *,
+        prefix: str,
+        remake: Callable[[RunKey], Awaitable[bool]],
+    ) -> None:
+        """`remake` is asked first: the run may be ours, and its manifest be lost."""
+        self._store = store
+        self._upstream = upstream
+        self._remake = remake
+        self._manifests = manifests
+        self._chunks = chunks
+        self._deletions = deletions
+        self._clock = clock
+        self._prefix = prefix
+        self._touch = OncePerRun(clock, self._take, remembered_seconds=_ABSENT_SECONDS)
+        self._left: set[RunKey] = set()
+        self.adopted = 0
+
+    async def take(self, key: RunKey) -> bool:
+        """Whether the run, which had no manifest, has one now.
+
+        Raises `StoreUnavailable`, `OutcomeUnknown`, `Damaged`.
+        """
+        return await self._touch.do(key)
+
+    async def take_left(self, before_ms: int) -> None:
+        """Takes in what OpenMetadata left in progress and nobody touched since then.
+
+        Their manifests tell the sweeper of them. One that cannot be taken in holds back no
+        other. Raises `StoreUnavailable`, `OutcomeUnknown`, `Damaged`, after trying all.
+        """
+        found = [key async for key in self._upstream.left(before_ms) if key not in self._left]
+        failure: TailraceError | None = None
+        for key in found:
+            try:
+                if (await self._manifests.get(key)).etag is None:
+                    await self.take(key)
+                self._left.add(key)
+            except (Unavailable, OutcomeUnknown, Damaged) as error:
+                failure = error
+        if failure is not None:
+            raise failure
+
+    def stop(self) -> None:
+        """Ends what is under way; the next touch begins again."""
+        self._touch.stop()
+
+    async def _take(self, key: RunKey) -> bool:
+        if await self._remake(key):
+            return True
+        unclear = Unclear()
+        for tries in range(_TRIES):
+            try:
+                return await self._once(key)
+            except (NotFound, PreconditionFailed):
+                pass  # somebody was first, or writes or closes: look again
+            except OutcomeUnknown as error:
+                unclear.bear(error)
+            if (await self._manifests.get(key)).etag is not None:
+                return True
+            await self._clock.sleep(_PAUSE_SECONDS * 2 ** min(tries, 4))
+        raise StoreUnavailable(
+            f"the text of {key.fqn}/{key.run} changes all the time while it is taken in",
+            hint="Stop the OpenMetadata server that still writes to this bucket.",
+        )
+
+    async def _once(self, key: RunKey) -> bool:
+        horizon = self._deletions.horizon(key)
+        text = await self._upstream.find(key, horizon)
+        if text is None:
+            return False
+        await self._deletions.refresh(key)
+        if self._deletions.horizon(key) > horizon:  # deleted by another node: look again
+            return await self._once(key)
+        manifest = _manifest(key, text, await self._chunk(key, text), horizon)
+        await self._manifests.swap(Versioned(Manifest(key), None), manifest)
+        self.adopted += 1
+        return True
+
+    async def _chunk(self, key: RunKey, text: UpstreamText) -> Chunk:
+        name = _Name.of(text)
+        scan = TextScan(WRITER, name.first_batch)
+        parts: list[Part | bytes] = []
+        for info in text.objects:
+            async for piece in self._store.stream(info.key, if_match=info.etag):
+                scan.add(piece)
+            parts.append(Part(info.key, 0, info.size, if_match=info.etag))
+            if not scan.ended:
+                scan.add(b"\n")
+                parts.append(b"\n")
+        scanned = scan.end(name.chunk_id)
+        chunk = scanned.chunk
+        only = text.objects[0]
+        if len(parts) == 1 and only.key == keys.logs(self._prefix, key):
+            chunk = replace(chunk, kind="logs", etag=only.etag)
+        else:
+            await self._store.compose(self._chunks.text_key(key, chunk), parts)
+        await self._store.put(self._chunks.index_key(key, chunk), scanned.index)
+        return chunk
+
+
+class AdoptingManifests(Manifests):
+    """Manifests of which `get`, and all that begins with it, takes in what it does not find."""
+
+    def __init__(
+        self, store: ObjectStore, clock: Clock, entropy: Entropy, adoption: Adoption
+    ) -> None:
+        super().__init__(store, clock, entropy)
+        self._adoption = adoption
+
+    async def get(self, key: RunKey) -> Versioned:
+        """The newest version; an empty open one without ETag if there is no run at all.
+
+        Raises as `Manifests.get`, and as `Adoption.take`.
+        """
+        seen = await super().get(key)
+        if seen.etag is None and await self._adoption.take(key):
+            return await super().get(key)
+        return seen
+
+
+@dataclass(frozen=True, slots=True)
+class _Name:
+    """What ids a text's chunk and batches have."""
+
+    chunk_id: str
+    first_batch: int
+
+    @staticmethod
+    def of(text: UpstreamText) -> _Name:
+        """Always the same of the same objects."""
+        parts = [f"{info.key}\0{info.etag}\0{info.size}" for info in text.objects]
+        digest = hashlib.blake2b("\0".join(parts).encode(), digest_size=16).digest()
+        base = ulids.lowest_at(text.modified_ms)
+        chunk = base | int.from_bytes(digest[:10])
+        own_bits = ulids.RANDOM_BITS - ulids.LINE_BITS - _NUMBER_BITS
+        own = int.from_bytes(digest[10:]) & (1 << own_bits) - 1
+        return _Name(ulids.encode(chunk), base | own << ulids.LINE_BITS + _NUMBER_BITS)
+
+
+def _manifest(key: RunKey, text: UpstreamText, chunk: Chunk, generation: int) -> Manifest:
+    closes: dict[str, int] = {}
+    if text.closed or text.reopened:
+        closes = {WRITER: chunk.records if text.closed else 0}
+    return Manifest(
+        key,
+        state="closed" if text.closed else "open",
+        generation=generation,
+        epoch=_epoch(text),
+        owner=WRITER,
+        chunks=(chunk,),
+        writers={WRITER: chunk.records},
+        closes=closes,
+        first_ms=text.modified_ms,
+        last_ms=text.modified_ms,
+        flushed_ms=text.modified_ms,
+    )
+
+
+def _epoch(text: UpstreamText) -> int:
+    """OpenMetadata's, so that ours goes on rising."""
+    epoch = text.objects[-1].metadata.get("writer-epoch", "")
+    return int(epoch) if epoch.isascii() and epoch.isdigit() and len(epoch) < 16 else 0

@@ -1,0 +1,72 @@
+"""`partial.txt`: the text so far of an open run, for people and OpenMetadata's readers.
+
+Composed by the store from the chunks, at most every `seconds`, and only while copying
+stays linear: the text has doubled since, or is small. Nothing of ours reads it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from logstore import keys
+from logstore.batch import RunKey
+from logstore.clock import Clock
+from logstore.objects.store import ObjectStore, Part
+from logstore.runs.manifest import FORMAT, Manifest
+from service.runs.chunks import Chunks
+
+_SMALL_BYTES = 5 << 20
+_GROWTH = 2.0
+_REMEMBERED = 10_000
+
+
+class PartialPublisher:
+    """Of one node."""
+
+    def __init__(
+        self, store: ObjectStore, chunks: Chunks, prefix: str, clock: Clock, *, seconds: float
+    ) -> None:
+        self._store = store
+        self._chunks = chunks
+        self._prefix = prefix
+        self._clock = clock
+        self._seconds = seconds
+        self._published: OrderedDict[RunKey, tuple[int, float]] = OrderedDict()
+        self.published = 0
+
+    def due(self, manifest: Manifest) -> bool:
+        """Whether it is worth publishing now."""
+        if manifest.state != "open" or not manifest.chunks:
+            return False
+        size, at = self._published.get(manifest.key, (0, float("-inf")))
+        if self._clock.monotonic() - at < self._seconds:
+            return False
+        return manifest.bytes > size and (
+            manifest.bytes < _SMALL_BYTES or manifest.bytes >= size * _GROWTH
+        )
+
+    async def publish(self, manifest: Manifest) -> None:
+        """Writes it from a manifest that is the newest. Raises `Unavailable`, `OutcomeUnknown`."""
+        key = manifest.key
+        parts = [
+            Part(self._chunks.text_key(key, chunk), 0, chunk.bytes) for chunk in manifest.chunks
+        ]
+        await self._store.compose(
+            keys.partial(self._prefix, key),
+            parts,
+            metadata={
+                "last-flushed-line": str(manifest.lines),
+                "total-bytes": str(manifest.bytes),
+                "writer-epoch": str(manifest.epoch),
+                "writer-version": str(FORMAT),
+            },
+        )
+        self.published += 1
+        self._published[key] = (manifest.bytes, self._clock.monotonic())
+        self._published.move_to_end(key)
+        if len(self._published) > _REMEMBERED:
+            self._published.popitem(last=False)
+
+    def forget(self, key: RunKey) -> None:
+        """The run was closed or deleted."""
+        self._published.pop(key, None)

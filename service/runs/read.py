@@ -1,0 +1,289 @@
+"""Reading the text of runs: pages, catching up, downloads, sizes, lists.
+
+Every call takes a snapshot; nothing is held between calls but caches of immutable
+things. So a page costs the manifest, a piece of an index, and one ranged get.
+
+A download is the whole log of a run as a stream of bytes, in constant memory. The end is fixed
+with the first piece. What is in chunks is streamed from the store; what is behind them is read
+in steps, each on a snapshot of its own, so that a slow reader does not keep the journal's
+files. Bytes keep their place while lines move.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import xxhash
+
+from logstore import ulid as ulids
+from logstore.batch import RunKey
+from logstore.errors import NotFound, StoreUnavailable
+from logstore.position import Cursor
+from logstore.runs.manifest import Manifest
+from service.runs.chunks import Chunks, Moved
+from service.runs.cursors import cursor_at, line_of, parse_token, token_at, unseen
+from service.runs.lines import read_lines
+from service.runs.snapshot import Place, Snapshot, Snapshots, Stretch
+
+_STEP_BYTES = 1 << 20
+_TRIES = 8
+
+
+@dataclass(slots=True)
+class _Progress:
+    """Where the download stands; `end` and `generation` are fixed by the first snapshot."""
+
+    offset: int
+    end: int | None
+    generation: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What comes next: bytes, or the rest of a chunk, or nothing."""
+
+    piece: bytes
+    manifest: Manifest
+    chunks: Chunks
+    place: Place | None
+
+
+async def download(
+    snapshots: Snapshots, key: RunKey, offset: int, size: int | None
+) -> AsyncIterator[bytes]:
+    """Bytes from `offset` on. Raises `NotFound`, `StoreUnavailable`, `Damaged`."""
+    at = _Progress(offset, None if size is None else offset + size)
+    tries = 0
+    while tries < _TRIES:
+        before = at.offset
+        step = await snapshots.with_one(key, partial(_next, at))
+        if step.piece:
+            at.offset += len(step.piece)
+            yield step.piece
+        elif step.place is None:
+            return
+        else:
+            async for part in _chunk(step, step.place, at):
+                at.offset += len(part)
+                yield part
+        tries = 0 if at.offset > before else tries + 1
+        if tries > 1:
+            await snapshots.mend(key)
+    raise StoreUnavailable(f"the text of {key.fqn}/{key.run} is not where its manifest says")
+
+
+async def _next(at: _Progress, snapshot: Snapshot) -> _Step:
+    manifest, key = snapshot.manifest, snapshot.manifest.key
+    if at.generation is None:
+        if not snapshot.exists:
+            raise NotFound(f"no run {key.run!r} of {key.fqn!r}")
+        at.generation = manifest.generation
+        at.end = snapshot.size if at.end is None else min(at.end, snapshot.size)
+    if manifest.generation != at.generation:
+        raise NotFound(f"the run {key.run!r} of {key.fqn!r} was deleted meanwhile")
+    piece, place = b"", None
+    end = min(at.end or 0, snapshot.size)
+    if at.offset < min(end, snapshot.chunk_bytes):
+        place = place_of_byte(snapshot, at.offset)
+    elif at.offset < end:
+        piece = _hot(snapshot, at.offset, min(end - at.offset, _STEP_BYTES))
+    return _Step(piece, manifest, snapshot.chunks, place)
+
+
+async def _chunk(step: _Step, place: Place, at: _Progress) -> AsyncIterator[bytes]:
+    """The rest of one chunk; ends early if it moves meanwhile."""
+    low = at.offset - place.byte
+    high = min((at.end or 0) - place.byte, place.chunk.bytes)
+    with suppress(Moved):
+        async for part in step.chunks.stream(step.manifest, place.chunk, low, high - low):
+            yield part
+
+
+def place_of_byte(snapshot: Snapshot, byte: int) -> Place:
+    """The chunk that holds the byte."""
+    return snapshot.places[bisect_right(snapshot.places, byte, key=lambda p: p.byte) - 1]
+
+
+def _hot(snapshot: Snapshot, offset: int, size: int) -> bytes:
+    """Up to `size` bytes behind the chunks; at least one batch is read."""
+    stretch: Stretch = next(s for s in snapshot.stretches if offset < s.end_byte)
+    first = int(np.searchsorted(stretch.byte_ends, offset, "right"))
+    last = int(np.searchsorted(stretch.byte_ends, offset + size, "left")) + 1
+    begin = int(stretch.byte_ends[first]) - int(stretch.rows["size"][first])
+    text = snapshot.stretch_text(stretch, first, last)
+    return text[offset - begin : offset - begin + size]
+
+
+MAX_PAGE_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Whole lines, each with its newline; totals are of the run as it is now.
+
+    `after` is None when there is no more for now, `before` when nothing comes before.
+    `missing` lines of those that were asked for did not fit: they follow `after`.
+    """
+
+    text: bytes
+    lines: int
+    after: str | None
+    before: str | None
+    total_lines: int
+    total_bytes: int
+    state: str
+    missing: int
+
+    @property
+    def streaming(self) -> bool:
+        """Whether more may come."""
+        return self.state == "open"
+
+
+@dataclass(frozen=True, slots=True)
+class TextPiece:
+    """Whole lines, and the cursor after the last of them."""
+
+    text: bytes
+    cursor: Cursor
+
+
+@dataclass(frozen=True, slots=True)
+class TextSize:
+    """How long the text is, and how much of it is in the store under which ETag."""
+
+    stored_bytes: int
+    total_bytes: int
+    total_lines: int
+    etag: str | None
+    state: str
+
+
+class TextReader:
+    """Of one node."""
+
+    def __init__(self, snapshots: Snapshots) -> None:
+        self._snapshots = snapshots
+
+    async def page(
+        self,
+        key: RunKey,
+        *,
+        after: str | None,
+        limit: int,
+        tail: int | None = None,
+        before: str | None = None,
+        max_bytes: int = MAX_PAGE_BYTES,
+    ) -> Page:
+        """At most `limit` lines after a token, before one, or the last `tail`.
+
+        Fewer if they take more than about `max_bytes`, but one if there is one.
+
+        Raises `NotFound`, `InvalidCursor`, `StoreUnavailable`.
+        """
+        first = None if after is None else parse_token(after)
+        last = None if before is None else parse_token(before)
+
+        async def read(snapshot: Snapshot) -> Page:
+            if not snapshot.exists:
+                raise NotFound(
+                    f"no run {key.run!r} of {key.fqn!r}",
+                    hint="Its first batch makes a run; look at the list of the pipeline's runs.",
+                )
+            end = snapshot.lines
+            if last is not None:
+                end = await line_of(snapshot, last)
+                return await _page(snapshot, max(end - limit, 0), end, max_bytes)
+            if tail is not None:
+                return await _page(snapshot, max(end - tail, 0), end, max_bytes)
+            return await _page_after(snapshot, first, limit, max_bytes)
+
+        return await self._snapshots.with_one(key, read)
+
+    async def batches_after(
+        self, key: RunKey, cursor: Cursor | int | None, *, max_bytes: int
+    ) -> list[TextPiece]:
+        """What follows a cursor, up to about `max_bytes`; nothing when level with the hot end."""
+
+        async def read(snapshot: Snapshot) -> list[TextPiece]:
+            ranges = await unseen(snapshot, cursor)
+            if not ranges:
+                return []
+            start, end = ranges[0]
+            found = await read_lines(snapshot, start, end, max_bytes, whole_blocks=True)
+            after = await cursor_at(snapshot, found.end)
+            if isinstance(cursor, Cursor) and cursor.complete:
+                after = cursor.joined(after)
+            return [TextPiece(found.text, after)]
+
+        return await self._snapshots.with_one(key, read)
+
+    async def tail_start(self, key: RunKey, lines: int) -> Cursor | int | None:
+        """The place that the last `lines` lines follow; None for the beginning."""
+
+        async def find(snapshot: Snapshot) -> Cursor | int | None:
+            start = max(snapshot.lines - lines, 0)
+            if start == 0:
+                return None
+            return start if start < snapshot.chunk_lines else await cursor_at(snapshot, start)
+
+        return await self._snapshots.with_one(key, find)
+
+    def download(
+        self, key: RunKey, *, offset: int = 0, size: int | None = None
+    ) -> AsyncIterator[bytes]:
+        """The text as it is at the first piece, from byte `offset`, in constant memory.
+
+        Raises `NotFound`, `StoreUnavailable` with the first piece or later.
+        """
+        return download(self._snapshots, key, offset, size)
+
+    async def size(self, key: RunKey) -> TextSize:
+        """Lengths and state; zero and `none` for a run that never was."""
+
+        async def measure(snapshot: Snapshot) -> TextSize:
+            stored = snapshot.chunk_bytes
+            etag = _etag(snapshot) if snapshot.exists else None
+            return TextSize(stored, snapshot.size, snapshot.lines, etag, snapshot.state)
+
+        return await self._snapshots.with_one(key, measure)
+
+
+async def _page_after(
+    snapshot: Snapshot, first: Cursor | int | None, limit: int, max_bytes: int
+) -> Page:
+    """The first lines that were not seen; only some of them if what follows was seen."""
+    ranges = await unseen(snapshot, first)
+    start, end = ranges[0] if ranges else (snapshot.lines, snapshot.lines)
+    page = await _page(snapshot, start, min(start + limit, end), max_bytes)
+    if end < snapshot.lines and isinstance(first, Cursor):
+        after = first.joined(await cursor_at(snapshot, start + page.lines))
+        return replace(page, after=after.encode())
+    return page
+
+
+async def _page(snapshot: Snapshot, start: int, end: int, max_bytes: int) -> Page:
+    found = await read_lines(snapshot, start, end, max_bytes)
+    more = found.end < snapshot.lines
+    return Page(
+        text=found.text,
+        lines=found.end - start,
+        after=await token_at(snapshot, found.end) if more else None,
+        before=await token_at(snapshot, start) if start else None,
+        total_lines=snapshot.lines,
+        total_bytes=snapshot.size,
+        state=snapshot.state,
+        missing=max(end - found.end, 0),
+    )
+
+
+def _etag(snapshot: Snapshot) -> str:
+    """Of the text in the chunks: it only grows within a generation, so its length tells."""
+    manifest = snapshot.manifest
+    name = "\0".join([*manifest.key, ulids.encode(manifest.generation), str(manifest.bytes)])
+    return xxhash.xxh3_128_hexdigest(name.encode())

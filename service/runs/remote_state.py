@@ -1,0 +1,92 @@
+"""Lines of a run that other nodes hold and its chunks have not, as the store tells of them.
+
+Looked at along the movement: the `active` objects of nodes that live, then segments above
+text marks. The manifest is read after that. An append of the last moments may not be told
+of yet; it is merged after a close like any late batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+from logstore import keys
+from logstore.batch import RunKey
+from logstore.errors import Damaged, NotFound, UnsupportedVersion
+from logstore.names import decode
+from logstore.objects.store import ObjectStore
+from logstore.runs.manifest import Manifest
+from logstore.runs.watermark import read_text_mark
+from logstore.segments.reader import read_footer
+
+Ends = Mapping[RunKey, int]
+"""Of the runs in a segment one past the last position."""
+
+
+class Elsewhere:
+    """Of one node. `gone` tells whether a node has given up its text lease."""
+
+    def __init__(
+        self,
+        node: str,
+        store: ObjectStore,
+        *,
+        prefix: str,
+        gone: Callable[[str], Awaitable[bool]],
+    ) -> None:
+        self._node = node
+        self._store = store
+        self._prefix = prefix
+        self._gone = gone
+        self._segments: dict[tuple[str, int], Ends] = {}
+
+    async def held(self, key: RunKey) -> Callable[[Manifest], bool]:
+        """What, asked of a manifest that is read later, says whether there are such lines.
+
+        Raises `StoreUnavailable`, `Damaged`.
+        """
+        active = await self._active(key)
+        ends = await self._in_segments(key)
+
+        def beyond(manifest: Manifest) -> bool:
+            return active or any(manifest.dealt_with(node) < end for node, end in ends.items())
+
+        return beyond
+
+    async def _active(self, key: RunKey) -> bool:
+        """Whether another node that lives says that it holds lines."""
+        prefix = keys.active_nodes(self._prefix, key)
+        async for info in self._store.list(prefix):
+            node = decode(info.key.removeprefix(prefix))
+            if node is not None and node != self._node and not await self._gone(node):
+                return True
+        return False
+
+    async def _in_segments(self, key: RunKey) -> dict[str, int]:
+        """Of each node one past the run's last position in segments above its text mark."""
+        found: dict[str, int] = {}
+        listed: dict[tuple[str, int], Ends] = {}
+        async for folder in self._store.folders(keys.SEGMENTS):
+            node = decode(folder)
+            if node is None:
+                continue
+            mark = await read_text_mark(self._store, node)
+            after = keys.segment(node, mark.seq)
+            async for info in self._store.list(keys.segments_of(node), after=after):
+                parsed = keys.parse_segment(info.key)
+                if parsed is not None:
+                    ends = listed[parsed] = await self._ends(parsed, info.key)
+                    found[node] = max(found.get(node, 0), ends.get(key, 0))
+        self._segments = listed
+        return found
+
+    async def _ends(self, segment: tuple[str, int], where: str) -> Ends:
+        known = self._segments.get(segment)
+        if known is not None:
+            return known
+        try:
+            footer = await read_footer(self._store, where)
+        except UnsupportedVersion:
+            raise
+        except (NotFound, Damaged):  # consumed, or empty for every reader until it is repaired
+            return {}
+        return {run.key: run.last + 1 for run in footer.runs}

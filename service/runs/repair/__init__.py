@@ -1,0 +1,1 @@
+"""A run's log made again from segments and table where objects vanished."""

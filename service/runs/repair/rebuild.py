@@ -1,0 +1,298 @@
+"""Remaking: the text of a run from its records in segments and table.
+
+Only for a run of which nothing else is left: no manifest, no text, no line that a node still
+holds or has yet to flush (that would come by itself, in its order). The records come in
+order of ULID, and so does the text; a line's id tells its batch, so the batches have their
+ids and checksums again, and a copy that turns up later is left out as always.
+
+What was deleted or has expired is not among the records, and stays away.
+
+A run without a manifest may once have had one, which somebody outside took away. The indexes
+of chunks tell positions of writers. A chunk that was written by a flush that did not live to
+name it holds lines that its node has yet to flush; one with lines below what its node has
+flushed was named. A run of that kind is remade from its records, before a flush gives it a
+manifest without its older lines, and before an older `partial.txt` of our own is taken for all
+of its text. One that also holds lines of OpenMetadata, which are in no record, is left as it
+is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from logstore import keys
+from logstore import ulid as ulids
+from logstore.batch import BATCH, Indexes, RecordMeta, Rows, RunKey, digest
+from logstore.clock import Clock
+from logstore.errors import (
+    LimitReached,
+    OutcomeUnknown,
+    PreconditionFailed,
+    StoreUnavailable,
+    Unavailable,
+)
+from logstore.objects.ambiguous import Unclear
+from logstore.objects.store import ObjectStore
+from logstore.runs.manifest import Chunk, Manifest
+from logstore.runs.manifests import Manifests, Versioned
+from logstore.runs.watermark import read_text_mark
+from service.runs.chunk_writer import ChunkWriter
+from service.runs.chunks import stored_directory
+from service.runs.deletions import Deletions
+from service.runs.locks import OncePerRun
+from service.runs.merge import Folder
+from service.runs.openmetadata.importer import WRITER
+
+
+class Traces:
+    """Of one node; `flushed` is the position below which its own lines are in chunks."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        node: str,
+        *,
+        prefix: str,
+        flushed: Callable[[], int],
+        foreign: str,
+    ) -> None:
+        self._store = store
+        self._node = node
+        self._prefix = prefix
+        self._flushed = flushed
+        self._foreign = foreign
+
+    async def tell(self, key: RunKey) -> bool:
+        """Whether chunks are left that a manifest named. Raises `StoreUnavailable`."""
+        low: dict[str, int] = {}
+        async for info in self._store.list(keys.chunks_of(self._prefix, key)):
+            if not info.key.endswith(".idx"):
+                continue
+            directory = await stored_directory(self._store, info)
+            for _, writer, first, _ in () if directory is None else directory.spans:
+                low[writer] = min(low.get(writer, first), first)
+        if self._foreign in low:
+            return False
+        for writer, first in low.items():
+            if first < await self._dealt_with(writer):
+                return True
+        return False
+
+    async def _dealt_with(self, node: str) -> int:
+        if node == self._node:
+            return self._flushed()
+        return (await read_text_mark(self._store, node)).pos
+
+
+Records = Callable[[RunKey, int, int], AsyncIterator[pa.RecordBatch]]
+"""Records of a run with ULIDs between two, inclusive, in order of ULID, each once: at least
+the columns `ulid` and `message`. Raises `Unavailable`, `LimitReached` or `Damaged` unless
+they are all there are."""
+
+_HIGHEST = (1 << 128) - 1
+_BATCH_DIGITS = 21  # of a ULID's 26: the others number its lines
+_FIRST_LINE = "00000"
+_ABSENT_SECONDS = 60.0
+_CHUNK_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RemadeBatch:
+    """A batch as its records tell of it."""
+
+    ulid: int
+    text: bytes
+    ends: tuple[int, ...]
+    """Behind each record's newline."""
+    pos: int | None = None
+    """Of its first record, if its records tell."""
+
+
+class RemadeBatches:
+    """An implementation of `logstore.batch.Batches`; positions are numbers of records."""
+
+    def __init__(self, key: RunKey, batches: Sequence[RemadeBatch], first: int) -> None:
+        self.node = WRITER
+        self.runs = [key]
+        self.connectors: list[str | None] = [None]
+        self._batches = batches
+        self.rows: Rows = np.zeros(len(batches), BATCH)
+        pos = first
+        for row, batch in zip(self.rows, batches, strict=True):
+            row["pos"], row["size"], row["records"] = pos, len(batch.text), len(batch.ends)
+            row["ulid_hi"], row["ulid_lo"] = batch.ulid >> 64, batch.ulid & (1 << 64) - 1
+            row["digest"], row["lines"] = digest(batch.text), batch.text.count(b"\n")
+            pos += len(batch.ends)
+        self.end = pos
+
+    def text(self, indexes: Indexes) -> bytes:
+        """The texts of the rows at `indexes`, one after another."""
+        return b"".join([self._batches[index].text for index in indexes.tolist()])
+
+    def meta(self, index: int) -> RecordMeta | None:
+        """Where the records end, if that is not where the lines do."""
+        ends = self._batches[index].ends
+        if int(self.rows["lines"][index]) == len(ends):
+            return None
+        return RecordMeta(ends, [None] * len(ends), [None] * len(ends), [None] * len(ends))
+
+
+async def batches_of(records: AsyncIterator[pa.RecordBatch]) -> AsyncIterator[RemadeBatch]:
+    """Records in order of ULID as the batches that they came in."""
+    current, messages, first = "", list[str](), None
+    async for part in records:
+        columns = [part.column(name).to_pylist() for name in ("ulid", "message")]
+        known = "pos" in part.schema.names
+        places = part.column("pos").to_pylist() if known else [None] * part.num_rows
+        for line, message, pos in zip(*columns, places, strict=True):
+            batch = line[:_BATCH_DIGITS]
+            if batch != current and messages:
+                yield _remade(current, messages, first)
+                messages = []
+            if not messages:
+                current, first = batch, pos
+            messages.append(message)
+    if messages:
+        yield _remade(current, messages, first)
+
+
+def _remade(batch: str, messages: Sequence[str], pos: int | None) -> RemadeBatch:
+    pieces = [message.encode() + b"\n" for message in messages]
+    ends = np.cumsum([len(piece) for piece in pieces]).tolist()
+    return RemadeBatch(ulids.decode(batch + _FIRST_LINE), b"".join(pieces), tuple(ends), pos)
+
+
+class Remaker:
+    """Of one node. `held` tells of lines that other nodes bring; `records` None: no search."""
+
+    def __init__(
+        self,
+        manifests: Manifests,
+        writer: ChunkWriter,
+        deletions: Deletions,
+        folder: Folder,
+        clock: Clock,
+        *,
+        held: Callable[[RunKey], Awaitable[Callable[[Manifest], bool]]],
+        records: Callable[[], Records | None],
+        had_manifest: Callable[[RunKey], Awaitable[bool]],
+        chunk_bytes: int = _CHUNK_BYTES,
+    ) -> None:
+        self._manifests = manifests
+        self._writer = writer
+        self._deletions = deletions
+        self._folder = folder
+        self._held = held
+        self._records = records
+        self._had_manifest = had_manifest
+        self._chunk_bytes = chunk_bytes
+        self._once = OncePerRun(clock, self._run, remembered_seconds=_ABSENT_SECONDS)
+        self.remade = 0
+        self.put_off = 0
+
+    def hopeless(self, key: RunKey) -> bool:
+        """Whether it was found lately that nothing can be remade."""
+        return self._records() is None or self._once.idle(key)
+
+    async def run(self, key: RunKey) -> bool:
+        """Whether the run, which was nowhere, has a manifest now.
+
+        Raises `StoreUnavailable`, `OutcomeUnknown`, `Damaged`.
+        """
+        return await self._once.do(key)
+
+    def stop(self) -> None:
+        """Ends what is under way; the next touch begins again."""
+        self._once.stop()
+
+    async def without_manifest(self, key: RunKey) -> bool:
+        """The same for a run whose manifest somebody took away, if that can be told.
+
+        Lines that have yet to be flushed may be among what is remade; the flush leaves them
+        out by their ids. It may hold the run's lock, so nothing is folded here. Raises
+        `StoreUnavailable` while the records cannot be read.
+        """
+        records = self._records()
+        if records is None or not await self._had_manifest(key):
+            return False
+        await self._deletions.refresh(key)
+        horizon = self._deletions.horizon(key)
+        try:
+            chunks = await self._chunks(key, records, horizon + 1)
+        except LimitReached as error:
+            raise StoreUnavailable(f"{key.fqn}/{key.run} is remade later: {error}") from error
+        if not chunks:
+            return False
+        await self._swap(_manifest(key, chunks, horizon))
+        self.remade += 1
+        return True
+
+    async def _run(self, key: RunKey) -> bool:
+        records = self._records()
+        if records is None:
+            return False
+        await self._deletions.refresh(key)
+        horizon = self._deletions.horizon(key)
+        if (await self._held(key))(Manifest(key)):
+            return False
+        try:
+            chunks = await self._chunks(key, records, horizon + 1)
+        except (LimitReached, Unavailable):
+            # Searches are busy. Nobody waits for what most likely never was: a later touch
+            # looks again.
+            self.put_off += 1
+            return False
+        if not chunks:
+            return False
+        await self._folder.fold(await self._swap(_manifest(key, chunks, horizon)))
+        self.remade += 1
+        return True
+
+    async def _chunks(self, key: RunKey, records: Records, low: int) -> list[Chunk]:
+        chunks: list[Chunk] = []
+        held: list[RemadeBatch] = []
+        size = first = 0
+        async for batch in batches_of(records(key, low, _HIGHEST)):
+            if size and size + len(batch.text) > self._chunk_bytes:
+                chunks.append(await self._write(key, held, first))
+                first, size, held = first + chunks[-1].records, 0, []
+            held.append(batch)
+            size += len(batch.text)
+        if held:
+            chunks.append(await self._write(key, held, first))
+        return chunks
+
+    async def _write(self, key: RunKey, held: Sequence[RemadeBatch], first: int) -> Chunk:
+        batches = RemadeBatches(key, held, first)
+        chunk_id = self._manifests.fresh_id()
+        return await self._writer.write(key, chunk_id, batches, np.arange(len(held)))
+
+    async def _swap(self, manifest: Manifest) -> Manifest:
+        key = manifest.key
+        unclear = Unclear()
+        while (seen := await self._manifests.get(key)).etag is None:
+            try:
+                await self._manifests.swap(Versioned(Manifest(key), None), manifest)
+            except PreconditionFailed:
+                continue
+            except OutcomeUnknown as error:
+                unclear.bear(error)
+        return seen.manifest
+
+
+def _manifest(key: RunKey, chunks: Sequence[Chunk], generation: int) -> Manifest:
+    last_ms = ulids.time_ms(max([chunk.last for chunk in chunks]))
+    return Manifest(
+        key,
+        generation=generation,
+        owner=WRITER,
+        chunks=tuple(chunks),
+        writers={WRITER: sum([chunk.records for chunk in chunks])},
+        first_ms=ulids.time_ms(min([chunk.first for chunk in chunks])),
+        last_ms=last_ms,
+        flushed_ms=last_ms,
+    )

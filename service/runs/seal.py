@@ -1,0 +1,179 @@
+"""Sealing: the settled beginning of a run's text becomes `logs.txt`.
+
+    intent (manifest) ──► logs.txt composed under a condition ──► index ──► manifest ──► read back
+
+The intent carries a ULID that `logs.txt` gets as metadata, so an answer that was lost is
+resolved by looking. Whatever stands at `logs.txt` within a generation begins with the text
+that the manifest names, because it was composed from a longer beginning of the same run:
+a reader between composing and swapping still reads right. The chunks stay; the sweeper
+takes them after a day.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+
+from logstore import keys
+from logstore.batch import RunKey
+from logstore.errors import Damaged, NotFound, OutcomeUnknown, PreconditionFailed
+from logstore.objects.ambiguous import Unclear
+from logstore.objects.store import ObjectInfo, ObjectStore, Part
+from logstore.runs.manifest import FORMAT, Chunk, Closing, Manifest
+from logstore.runs.manifests import Manifests
+from service.runs.chunks import PUT, Chunks, Moved, goes_on
+from service.runs.merge import Folder
+
+Closes = Callable[[Manifest], Mapping[str, int] | None]
+"""Of the newest manifest: per writer one past its last line before the close; None: leave it."""
+
+
+class Sealer:
+    """Seals one run at a time; its caller holds the run's lock."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        manifests: Manifests,
+        chunks: Chunks,
+        folder: Folder,
+        *,
+        prefix: str,
+    ) -> None:
+        self._store = store
+        self._manifests = manifests
+        self._chunks = chunks
+        self._folder = folder
+        self._prefix = prefix
+
+    async def seal(self, key: RunKey, closes: Closes) -> Manifest:
+        """Records up to where each writer's lines came before a close, and seals those.
+
+        Raises `StoreUnavailable`, `OutcomeUnknown`, `Damaged`; calling it again goes on.
+        """
+        while True:
+            put = self._manifests.fresh_id()
+            intend = partial(_intended, closes=closes, put=put)
+            seen = await self._manifests.update(key, intend)
+            manifest = seen.manifest
+            if manifest.closing is None or manifest.closing.put != put:
+                break
+            await self._build(manifest, manifest.closing)
+        if manifest.sealed:
+            await self._read_back(manifest)
+            await self._store.delete([keys.partial(self._prefix, key)])
+        return manifest
+
+    async def _build(self, manifest: Manifest, closing: Closing) -> None:
+        group = manifest.chunks[: len(closing.chunks)]
+        info = await self._compose(manifest, closing, group)
+        if info is None:
+            return  # somebody else's intent stands: look again
+        if info.size != closing.bytes:
+            raise Moved(f"a chunk of {manifest.key} is cut")
+        chunk_id = self._manifests.fresh_id()
+        sealed = await self._folder.joined(manifest.key, group, chunk_id, etag=info.etag)
+
+        def change(newest: Manifest) -> Manifest | None:
+            return _sealed(newest, closing, sealed)
+
+        await self._manifests.update(manifest.key, change)
+
+    async def _compose(
+        self, manifest: Manifest, closing: Closing, group: tuple[Chunk, ...]
+    ) -> ObjectInfo | None:
+        where = keys.logs(self._prefix, manifest.key)
+        unclear = Unclear()
+        while True:
+            there = await self._head(where)
+            if there is not None and there.metadata.get(PUT) == closing.put:
+                return there
+            newest = (await self._manifests.get(manifest.key)).manifest
+            if newest.closing != closing:
+                return None
+            parts = [self._part(manifest, chunk, there) for chunk in group]
+            try:
+                return await self._store.compose(
+                    where,
+                    parts,
+                    if_absent=there is None,
+                    if_match=None if there is None else there.etag,
+                    metadata=_metadata(manifest, group, closing),
+                )
+            except PreconditionFailed:
+                continue
+            except OutcomeUnknown as error:
+                unclear.bear(error)
+
+    def _part(self, manifest: Manifest, chunk: Chunk, there: ObjectInfo | None) -> Part:
+        where = self._chunks.text_key(manifest.key, chunk)
+        if chunk.kind == "chunk":
+            return Part(where, 0, chunk.bytes)
+        if there is None or not goes_on(chunk, there):
+            raise Moved(f"{where} is gone, or is another text than the manifest names")
+        return Part(where, 0, chunk.bytes, if_match=there.etag)
+
+    async def _head(self, key: str) -> ObjectInfo | None:
+        try:
+            return await self._store.head(key)
+        except NotFound:
+            return None
+
+    async def _read_back(self, manifest: Manifest) -> None:
+        logs = manifest.logs
+        there = await self._head(keys.logs(self._prefix, manifest.key))
+        if there is None:  # by whoever took it away: it is made again
+            raise Moved(f"logs.txt of {manifest.key} is gone")
+        if logs is None or (there.size, there.etag) != (logs.bytes, logs.etag):
+            raise Damaged(f"logs.txt of {manifest.key} is not what its manifest says")
+
+
+def _intended(manifest: Manifest, closes: Closes, put: str) -> Manifest | None:
+    """The manifest with the close and, if there is something to seal, the intent."""
+    if not manifest.chunks or (manifest.closing is not None and manifest.closing.put == put):
+        return None
+    ends = closes(manifest)
+    if ends is None:
+        return None
+    known = manifest.closes
+    merged = {**known, **{who: max(known.get(who, 0), end) for who, end in ends.items()}}
+    closed = replace(manifest, closes=merged, closing=None)
+    count = _settled_count(closed)
+    if count > (1 if manifest.logs is not None else 0):
+        group = closed.chunks[:count]
+        size = sum([chunk.bytes for chunk in group])
+        ids = tuple([chunk.id for chunk in group])
+        state = "closing" if count == len(closed.chunks) and not manifest.logs else closed.state
+        return replace(closed, state=state, closing=Closing(put, size, ids))
+    # Settled means sealed here: of chunks that are not in `logs.txt` none is settled, or the
+    # intent above had been made.
+    changed = replace(closed, state="closed" if closed.settled() else "open")
+    return None if changed == manifest else changed
+
+
+def _settled_count(manifest: Manifest) -> int:
+    """How many of the first chunks hold only batches from before the close."""
+    count = 0
+    while count < len(manifest.chunks) and manifest.settled(count + 1):
+        count += 1
+    return count
+
+
+def _sealed(manifest: Manifest, closing: Closing, sealed: Chunk) -> Manifest | None:
+    """The manifest with `logs.txt` in the place of what it was made from."""
+    if manifest.closing != closing:
+        return None
+    rest = manifest.chunks[len(closing.chunks) :]
+    changed = replace(manifest, chunks=(sealed, *rest), closing=None, partial=None)
+    return replace(changed, state="closed" if changed.settled() else "open")
+
+
+def _metadata(manifest: Manifest, group: tuple[Chunk, ...], closing: Closing) -> dict[str, str]:
+    return {
+        "last-flushed-line": str(sum([chunk.lines for chunk in group])),
+        "total-bytes": str(closing.bytes),
+        "writer-epoch": str(manifest.epoch),
+        "writer-version": str(FORMAT),
+        PUT: closing.put,
+    }

@@ -1,0 +1,82 @@
+"""Which batches of a run are text that nobody has given yet.
+
+Left out is what the manifest has dealt with, what is deleted, what stands in the chunks
+already under another position (another node's copy, a retry), and what came twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from logstore.batch import Batches, Indexes, Rows, RunKey, of_run
+from logstore.runs.manifest import Manifest
+from service.runs.chunks import Chunks, extremes, repeated
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Batches of one node that may hold news of a run: positions below `end`."""
+
+    batches: Batches
+    end: int
+
+    @property
+    def node(self) -> str:
+        """The writer."""
+        return self.batches.node
+
+
+def in_range(source: Source, key: RunKey, start: int) -> Indexes:
+    """Rows of the run from position `start` to the source's end."""
+    indexes = of_run(source.batches, key)
+    pos = source.batches.rows["pos"][indexes]
+    return indexes[(pos >= start) & (pos < source.end)]
+
+
+def above(rows: Rows, ulid: int) -> NDArray[np.bool_]:
+    """Which rows have a batch ULID above `ulid`."""
+    high, low = ulid >> 64, ulid & (1 << 64) - 1
+    same = (rows["ulid_hi"] == high) & (rows["ulid_lo"] > low)
+    exceeds: NDArray[np.bool_] = (rows["ulid_hi"] > high) | same
+    return exceeds
+
+
+async def news(
+    sources: Sequence[Source],
+    chosen: Sequence[Indexes],
+    manifest: Manifest,
+    chunks: Chunks,
+    horizon: int,
+) -> list[Indexes]:
+    """What remains of the `chosen` rows of each source. Raises `Moved`, `StoreUnavailable`."""
+    kept = []
+    for source, indexes in zip(sources, chosen, strict=True):
+        rows = source.batches.rows[indexes]
+        fresh = above(rows, max(horizon, manifest.generation))
+        known = fresh & ~above(rows, manifest.last)
+        if known.any():
+            fresh[known] = ~await chunks.listed(manifest, rows[known])
+        kept.append(indexes[fresh])
+    parts = [source.batches.rows[i] for source, i in zip(sources, kept, strict=True)]
+    if _rising(parts):
+        return kept
+    return [indexes[~again] for indexes, again in zip(kept, repeated(parts), strict=True)]
+
+
+def _rising(parts: Sequence[Rows]) -> bool:
+    """Whether every ULID is above the one before it, so that none can be twice."""
+    last = 0
+    for rows in parts:
+        if len(rows) == 0:
+            continue
+        high, low = rows["ulid_hi"], rows["ulid_lo"]
+        up = (high[1:] > high[:-1]) | ((high[1:] == high[:-1]) & (low[1:] > low[:-1]))
+        least, most = extremes(rows)
+        if not up.all() or least <= last:
+            return False
+        last = most
+    return True

@@ -1,0 +1,214 @@
+"""The text of a run at one moment: its chunks, then what only segments and journal hold.
+
+Taken along the movement of lines (pin hot, then segments, then manifest, then chunks), so
+that a line which moves meanwhile is found at its new place and left out at its old one.
+Line numbers count from the beginning of the text and never change while a line moves.
+
+A snapshot is taken again when what it names has moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from logstore.batch import Batches, Indexes, Rows, RunKey
+from logstore.errors import StoreUnavailable
+from logstore.runs.manifest import Chunk, Manifest
+from logstore.runs.manifests import Manifests
+from service.runs.backlog import Backlog
+from service.runs.chunks import Chunks, Moved
+from service.runs.deletions import Deletions
+from service.runs.flusher import TextFlusher
+from service.runs.pin import Pin
+from service.runs.repair.rebuild import Remaker
+from service.runs.selection import in_range, news
+from service.runs.trim import Trimmer
+
+_NEWLINE = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Rows of one source behind the chunks; `ends` are line numbers after each row."""
+
+    batches: Batches
+    indexes: Indexes
+    rows: Rows
+    first_line: int
+    first_byte: int
+    ends: NDArray[np.int64]
+    byte_ends: NDArray[np.int64]
+
+    @property
+    def end_line(self) -> int:
+        """The line number after its last line."""
+        return int(self.ends[-1])
+
+    @property
+    def end_byte(self) -> int:
+        """The byte number after its last byte."""
+        return int(self.byte_ends[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A chunk and where its lines and bytes begin in the run's text."""
+
+    chunk: Chunk
+    line: int
+    byte: int
+
+
+class Snapshot:
+    """Valid as long as `pin` is held."""
+
+    def __init__(
+        self, manifest: Manifest, chunks: Chunks, pin: Pin, tail: Sequence[tuple[Batches, Indexes]]
+    ) -> None:
+        self.manifest = manifest
+        self.chunks = chunks
+        self.pin = pin
+        self.places = _places(manifest)
+        self.chunk_lines = manifest.lines
+        self.chunk_bytes = manifest.bytes
+        self.stretches = _stretches(tail, self.chunk_lines, self.chunk_bytes)
+
+    @property
+    def exists(self) -> bool:
+        """Whether there ever was a line, or still is."""
+        return bool(self.stretches or self.manifest.chunks)
+
+    @property
+    def known(self) -> bool:
+        """Whether there are lines, or a manifest that says why there are none."""
+        return self.exists or bool(self.manifest.version) or self.manifest.state == "deleted"
+
+    @property
+    def lines(self) -> int:
+        """All lines."""
+        return self.stretches[-1].end_line if self.stretches else self.chunk_lines
+
+    @property
+    def size(self) -> int:
+        """All bytes."""
+        return self.stretches[-1].end_byte if self.stretches else self.chunk_bytes
+
+    @property
+    def state(self) -> str:
+        """Of the run as it is with the lines that are on their way."""
+        if not self.exists:
+            return "deleted" if self.manifest.state == "deleted" else "none"
+        if self.manifest.state == "open" or not self.stretches:
+            return self.manifest.state
+        return self.manifest.state if self._settled() else "open"
+
+    def _settled(self) -> bool:
+        closes = self.manifest.closes
+        return all(int(s.rows["pos"][-1]) < closes.get(s.batches.node, 0) for s in self.stretches)
+
+    def stretch_text(self, stretch: Stretch, low: int, high: int) -> bytes:
+        """The texts of its rows from `low` to before `high`."""
+        return stretch.batches.text(stretch.indexes[low:high])
+
+
+def line_ends(text: bytes) -> NDArray[np.int64]:
+    """Where each line ends, behind its newline."""
+    return np.flatnonzero(np.frombuffer(text, np.uint8) == _NEWLINE) + 1
+
+
+def _places(manifest: Manifest) -> list[Place]:
+    places = []
+    line = byte = 0
+    for chunk in manifest.chunks:
+        places.append(Place(chunk, line, byte))
+        line, byte = line + chunk.lines, byte + chunk.bytes
+    return places
+
+
+def _stretches(tail: Sequence[tuple[Batches, Indexes]], line: int, byte: int) -> list[Stretch]:
+    found = []
+    for batches, indexes in tail:
+        if len(indexes) == 0:
+            continue
+        rows = batches.rows[indexes]
+        ends = line + np.cumsum(rows["lines"], dtype=np.int64)
+        byte_ends = byte + np.cumsum(rows["size"].astype(np.int64))
+        found.append(Stretch(batches, indexes, rows, line, byte, ends, byte_ends))
+        line, byte = int(ends[-1]), int(byte_ends[-1])
+    return found
+
+
+T = TypeVar("T")
+_TRIES = 8
+
+
+class Snapshots:
+    """Of one node."""
+
+    def __init__(
+        self,
+        pin: Callable[[], Pin],
+        backlog: Backlog,
+        manifests: Manifests,
+        chunks: Chunks,
+        deletions: Deletions,
+        trimmer: Trimmer,
+        flusher: TextFlusher,
+        remaker: Remaker,
+        mend: Callable[[RunKey], Awaitable[bool]],
+    ) -> None:
+        self._pin = pin
+        self._backlog = backlog
+        self._manifests = manifests
+        self._chunks = chunks
+        self._deletions = deletions
+        self._trimmer = trimmer
+        self._flusher = flusher
+        self._remaker = remaker
+        self.mend = mend
+
+    @asynccontextmanager
+    async def take(self, key: RunKey) -> AsyncIterator[Snapshot]:
+        """The run as it is now. Raises `Moved`, `Unavailable`, `Damaged`."""
+        await self._flusher.until_started()
+        with self._pin() as pin:
+            segments, low = self._backlog.now(), self._flusher.flushed_pos
+            horizon = self._deletions.horizon(key)
+            manifest = (await self._manifests.get(key)).manifest
+            if manifest.generation < horizon and manifest.straddling(horizon):
+                manifest = (await self._trimmer.swap(key, horizon))[0].manifest
+            manifest = manifest.deleted_through(horizon)
+            sources = await self._backlog.sources(key, pin, segments, manifest, low, pin.end_pos)
+            chosen = [in_range(s, key, manifest.dealt_with(s.node)) for s in sources]
+            kept = await news(sources, chosen, manifest, self._chunks, horizon)
+            tail = [(s.batches, i) for s, i in zip(sources, kept, strict=True)]
+            yield Snapshot(manifest, self._chunks, pin, tail)
+
+    async def with_one(self, key: RunKey, work: Callable[[Snapshot], Awaitable[T]]) -> T:
+        """What `work` makes of a snapshot, done anew on a newer one if something moved.
+
+        A run of which nothing is to be found is remade, if that can be, before it is said
+        not to exist.
+        """
+        hopeless = False
+        moved: Moved | None = None
+        for _ in range(_TRIES):
+            try:
+                async with self.take(key) as snapshot:
+                    if snapshot.known or hopeless or self._remaker.hopeless(key):
+                        return await work(snapshot)
+                hopeless = not await self._remaker.run(key)
+            except Moved as error:
+                if moved is not None:  # it was no swap between two looks: something is gone
+                    await self.mend(key)
+                moved = error
+        raise StoreUnavailable(
+            f"the text of {key.fqn}/{key.run} is not where its manifest says: {moved}",
+            hint="Try again; if it stays so, run `tailrace verify`.",
+        )

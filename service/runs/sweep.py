@@ -1,0 +1,277 @@
+"""Sweeping: what nobody did. Run by every node; doing it twice does no harm.
+
+- A run that nobody closed is closed after `stream_timeout_seconds` without a line, also
+  one that this process has never seen: runs are found from their manifests, and those that
+  an OpenMetadata server left in progress from its marks. One that was closed and then had
+  a late batch, after `reopened_seconds`. Whoever does it holds the run's lease, and looks
+  once more for lines at every node just before.
+- A `partial.txt` that vanished is made again, one that a closed run left behind goes.
+- Chunks that no manifest names go when they are older than `orphan_seconds`: folded away,
+  sealed, or written by a flush that did not live to swap its manifest. So do the texts that a
+  deletion left which did not live to remove them.
+- Runs whose last line is older than their pipeline's retention go; their manifest says
+  deleted, and goes too after as long again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Container
+from dataclasses import dataclass, replace
+
+from coordination.named.lease import SWEEP, sweep_lease
+from coordination.named.leases import Leases
+from logstore import keys
+from logstore import ulid as ulids
+from logstore.batch import RunKey
+from logstore.clock import Clock
+from logstore.errors import Damaged, NotFound, OutcomeUnknown, TailraceError, Unavailable
+from logstore.objects.store import ObjectInfo, ObjectStore
+from logstore.runs.deletion import Deletion
+from logstore.runs.manifest import Manifest, decode_manifest
+from logstore.runs.manifests import Manifests
+from logstore.runs.retention import FOR_EVER, RunRetention
+from service.runs.deletions import Deletions
+from service.runs.locks import RunLocks
+from service.runs.pin import Pin
+from service.runs.remote_state import Elsewhere
+from service.runtime.heartbeat import Heartbeat
+
+_DAY_MS = 86_400_000
+_FAILURES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class SweepLimits:
+    """How often, and when what goes."""
+
+    interval_seconds: float = 3600.0
+    stream_timeout_seconds: float = 86_400.0
+    reopened_seconds: float = 60.0
+    orphan_seconds: float = 86_400.0
+    retention: RunRetention = FOR_EVER
+
+
+class Sweeper:
+    """Of one node."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        manifests: Manifests,
+        deletions: Deletions,
+        clock: Clock,
+        limits: SweepLimits,
+        locks: RunLocks,
+        *,
+        prefix: str,
+        pin: Callable[[], Pin],
+        leases: Leases,
+        elsewhere: Elsewhere,
+        take_left: Callable[[int], Awaitable[None]],
+        finalise: Callable[[RunKey, Manifest], Awaitable[bool]],
+        publish: Callable[[RunKey], Awaitable[None]],
+        mend: Callable[[RunKey], Awaitable[bool]],
+        ended: Callable[[RunKey], None],
+        remove_objects: Callable[[Manifest, Manifest | None], Awaitable[None]],
+    ) -> None:
+        self._store = store
+        self._manifests = manifests
+        self._deletions = deletions
+        self._clock = clock
+        self._limits = limits
+        self._locks = locks
+        self._prefix = prefix
+        self._pin = pin
+        self._leases = leases
+        self._elsewhere = elsewhere
+        self._take_left = take_left
+        self._close = finalise
+        self._publish = publish
+        self._mend = mend
+        self._ended = ended
+        self._remove_objects = remove_objects
+        self._clean: dict[str, str] = {}
+        self._stopping = False
+        self.heartbeat = Heartbeat(clock)
+        self.finalised = 0
+        self.orphans = 0
+        self.expired = 0
+        self.uploads = 0
+        self.damaged = 0
+        self.last_error: str | None = None
+
+    async def run(self) -> None:
+        """Sweeps at once, then every interval, until stopped."""
+        while not self._stopping:
+            try:
+                await self.sweep()
+            except TailraceError as error:
+                self.last_error = str(error)
+            await self.heartbeat.pause(self._limits.interval_seconds, lambda: self._stopping)
+
+    def stop(self) -> None:
+        """Ends `run`."""
+        self._stopping = True
+
+    async def sweep(self) -> None:
+        """Looks at every run once. Raises `StoreUnavailable`, `OutcomeUnknown`.
+
+        A run that cannot be swept holds back no other, unless it is the store that fails.
+        """
+        await self._deletions.load()
+        self.damaged = 0
+        self.last_error = None
+        clean: dict[str, str] = {}
+        failures = 0
+        patience = round(self._limits.stream_timeout_seconds * 1000)
+        try:
+            await self._take_left(self._clock.now_ms() - patience)
+        except (Unavailable, OutcomeUnknown, Damaged) as error:  # a later sweep looks again
+            failures += 1
+            self.last_error = f"what OpenMetadata left: {error}"
+        async for info in self._store.list(keys.RUNS):
+            self.heartbeat.turn()
+            try:
+                await self._sweep_run(info, clean)
+            except NotFound:
+                continue
+            except Damaged as error:  # this run waits for `verify`
+                self.damaged += 1
+                self.last_error = f"{info.key}: {error}"
+            except (Unavailable, OutcomeUnknown) as error:
+                failures += 1
+                self.last_error = f"{info.key}: {error}"
+                if failures == _FAILURES:
+                    raise
+        self._clean = clean
+        await self._sweep_store(self._clock.now_ms() - round(self._limits.orphan_seconds * 1000))
+        self.heartbeat.success()
+
+    async def _sweep_store(self, before_ms: int) -> None:
+        """What is no run's: writes that never ended, leases of sweepers that died."""
+        self.uploads += await self._store.sweep(before_ms)
+        await self._leases.clear(SWEEP)
+
+    async def _sweep_run(self, info: ObjectInfo, clean: dict[str, str]) -> None:
+        manifest = decode_manifest((await self._store.get(info.key))[1])
+        if self._has_hot(manifest):
+            return
+        days = self._limits.retention.days_of(manifest.key.fqn)
+        if days and self._idle_ms(manifest) > days * _DAY_MS:
+            async with self._locks.of(manifest.key):
+                await self._expire(info, manifest, days)
+        elif self._abandoned(manifest):
+            await self._finalise(manifest.key)
+        elif manifest.state == "closed" and manifest.sealed:
+            self._ended(manifest.key)  # by another node, perhaps; somebody may be watching here
+        if self._clean.get(info.key) == manifest.version or await self._sweep_texts(manifest):
+            clean[info.key] = manifest.version
+
+    def _idle_ms(self, manifest: Manifest) -> int:
+        return self._clock.now_ms() - max(manifest.flushed_ms, manifest.last_ms)
+
+    def _abandoned(self, manifest: Manifest) -> bool:
+        if not manifest.chunks or (manifest.state == "closed" and manifest.sealed):
+            return False
+        limits = self._limits
+        patience = limits.reopened_seconds if manifest.closes else limits.stream_timeout_seconds
+        return self._idle_ms(manifest) >= patience * 1000
+
+    def _has_hot(self, manifest: Manifest) -> bool:
+        with self._pin() as pin:
+            start = max(manifest.dealt_with(pin.node), pin.first_pos)
+            return len(pin.batches(run=manifest.key, start=start).rows) > 0
+
+    async def _finalise(self, key: RunKey) -> None:
+        """Closes it under its lease, unless somebody appended since we looked."""
+        held = await self._leases.acquire(sweep_lease(key))
+        if held is None:
+            return  # another node is about it
+        try:
+            beyond = await self._elsewhere.held(key)
+            newest = (await self._manifests.get(key)).manifest
+            if beyond(newest) or self._has_hot(newest) or not self._abandoned(newest):
+                return
+            if held.valid() and await self._close(key, newest):
+                self.finalised += 1
+        except NotFound:  # a chunk that it is made of
+            await self._mend(key)
+        finally:
+            await self._leases.release(held, forget=True)
+
+    async def _sweep_texts(self, manifest: Manifest) -> bool:
+        """Whether nothing is left to sweep until the manifest changes."""
+        key = manifest.key
+        found = [info async for info in self._store.list(keys.run_texts(self._prefix, key))]
+        # Read after the list: what a newer manifest names must not go.
+        newest = (await self._manifests.get(key)).manifest
+        chunks = keys.chunks_of(self._prefix, key)
+        named = {chunk.id for chunk in newest.chunks}
+        parts = [info for info in found if info.key.startswith(chunks)]
+        unnamed = [info for info in parts if _chunk_id(info.key) not in named]
+        if newest.state == "deleted":  # by somebody who was killed before he removed them
+            texts = keys.partial(self._prefix, key), keys.logs(self._prefix, key)
+            unnamed += [info for info in found if info.key in texts]
+        limit = self._clock.now_ms() - self._limits.orphan_seconds * 1000
+        old = [info.key for info in unnamed if info.modified_ms < limit]
+        if old:
+            await self._store.delete(old)
+            self.orphans += len(old)
+        there = {info.key: info.size for info in found}
+        wanted = {f"{chunks}{chunk.id}.idx": chunk.index_bytes for chunk in newest.chunks}
+        wanted |= {f"{chunks}{c.id}.txt": c.bytes for c in newest.chunks if c.kind == "chunk"}
+        logs = keys.logs(self._prefix, key)
+        lost = newest.logs is not None and logs not in there
+        if lost or any(there.get(name) != size for name, size in wanted.items()):
+            await self._mend(key)  # it looks for itself: this one may be newer than the list
+        await self._sweep_partial(newest, keys.partial(self._prefix, key), there)
+        return len(old) == len(unnamed) and newest.state != "open"
+
+    async def _sweep_partial(self, manifest: Manifest, where: str, there: Container[str]) -> None:
+        if manifest.state == "open" and manifest.chunks and where not in there:
+            await self._publish(manifest.key)
+        elif manifest.state == "closed" and manifest.sealed and where in there:
+            await self._store.delete([where])
+
+    async def _expire(self, info: ObjectInfo, manifest: Manifest, days: int) -> None:
+        """Deletes what has expired, unless somebody appended since; its lock is held."""
+        key = manifest.key
+        if manifest.state == "deleted":
+            await self._record(manifest)
+            if self._clock.now_ms() - info.modified_ms > days * _DAY_MS:
+                await self._forget(info, manifest)
+            return
+        top = manifest.last | ulids.LINE_MASK
+        replaced: Manifest | None = None
+
+        def change(newest: Manifest) -> Manifest | None:
+            nonlocal replaced
+            if newest.state == "deleted" or newest.flushed_ms != manifest.flushed_ms:
+                return None  # somebody was first, or appended since
+            replaced = newest
+            return replace(
+                newest, state="deleted", generation=top, chunks=(), closes={}, closing=None
+            )
+
+        swapped = (await self._manifests.update(key, change)).manifest
+        if swapped.state == "deleted":
+            await self._record(swapped)
+            await self._remove_objects(swapped, replaced)
+            self.expired += 1
+
+    async def _forget(self, info: ObjectInfo, manifest: Manifest) -> None:
+        """Takes the manifest of a run away that is long gone, if it is still that one."""
+        newest = (await self._manifests.get(manifest.key)).manifest
+        if newest.version == manifest.version:
+            await self._store.delete([info.key])
+
+    async def _record(self, manifest: Manifest) -> None:
+        """Lets searches and the compactor know, who do not read manifests."""
+        key, t = manifest.key, manifest.generation
+        if self._deletions.horizon(key) < t:
+            self._deletions.note(key.fqn, key.run, t)
+            await self._deletions.record(Deletion(key.fqn, key.run, t, self._manifests.fresh_id()))
+
+
+def _chunk_id(key: str) -> str:
+    return key.rsplit("/", 1)[-1].split(".", 1)[0]

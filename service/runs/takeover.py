@@ -1,0 +1,151 @@
+"""Lost nodes: what they brought into the store comes into the runs without them.
+
+    segments above a node's text mark, and its text lease is free
+        ──► the lease ──► its segments in this node's backlog ──► flushed ──► mark ──► let go
+
+A node holds its own text lease while it lives. What stands only in its journal waits for
+it. If it lives after all, and flushes the same lines, the manifest's position of the
+writer decides: nothing is lost or doubled, the lease only saves work.
+
+A segment that is missing between two others is waited for, never skipped. A text mark that is
+damaged is taken again (`service/shipping/watermarks.py`): nobody else would, where its node does
+not come back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from coordination.named.lease import text_lease
+from coordination.named.leases import Held, Leases
+from logstore import keys
+from logstore.clock import Clock
+from logstore.errors import TailraceError
+from logstore.names import decode
+from logstore.objects.store import ObjectStore
+from logstore.runs.watermark import TextMark
+from service.runs.backlog import Backlog
+from service.runs.flusher import TextFlusher
+from service.runtime.heartbeat import Heartbeat
+
+_AT_ONCE = 8
+_BUSY_SECONDS = 5.0
+
+
+class LostNodes:
+    """Those that this node looks after. `_AT_ONCE` segments of each are taken at a time."""
+
+    def __init__(
+        self,
+        node: str,
+        store: ObjectStore,
+        clock: Clock,
+        leases: Leases,
+        backlog: Backlog,
+        flusher: TextFlusher,
+        *,
+        text_mark: Callable[[str], Awaitable[TextMark]],
+        load_deletions: Callable[[], Awaitable[None]],
+        interval_seconds: float,
+    ) -> None:
+        """`text_mark` gives a node's, taken again if it is damaged."""
+        self._node = node
+        self._store = store
+        self._leases = leases
+        self._backlog = backlog
+        self._flusher = flusher
+        self._text_mark = text_mark
+        self._load_deletions = load_deletions
+        self._interval = interval_seconds
+        self._held: dict[str, Held] = {}
+        self._own: Held | None = None
+        self._stopping = False
+        self.heartbeat = Heartbeat(clock)
+        self.inherited = 0
+        self.last_error: str | None = None
+
+    async def run(self) -> None:
+        """Looks every interval until stopped."""
+        while not self._stopping:
+            try:
+                await self.look()
+                self.last_error = None
+            except TailraceError as error:
+                self.last_error = str(error)
+            pause = min(self._interval, _BUSY_SECONDS) if self._held else self._interval
+            await self.heartbeat.pause(pause, lambda: self._stopping)
+
+    def stop(self) -> None:
+        """Ends `run`."""
+        self._stopping = True
+
+    async def look(self) -> None:
+        """Keeps the own lease, lets go what is done, takes what nobody has.
+
+        One node that cannot be looked after holds back no other. Raises the last
+        `TailraceError` after trying all.
+        """
+        if self._own is None or not self._own.valid():
+            self._own = await self._leases.acquire(text_lease(self._node))
+        await self._let_go()
+        failure: TailraceError | None = None
+        async for node in self._others():
+            self.heartbeat.turn()
+            try:
+                await self._look_after(node)
+            except TailraceError as error:
+                failure = error
+        self.heartbeat.success()
+        if failure is not None:
+            raise failure
+
+    async def gone(self, node: str) -> bool:
+        """Whether the node does not look after its lines itself. Raises `StoreUnavailable`."""
+        return await self._leases.held_by(text_lease(node)) != node
+
+    async def _let_go(self) -> None:
+        for node, held in list(self._held.items()):
+            if not held.valid():
+                self._backlog.disown(node)
+            else:
+                await self._text_mark(node)  # else what is damaged meanwhile is never raised
+                if any(s.node == node for s in self._backlog.inherited) or await self._take(node):
+                    continue
+            del self._held[node]
+            await self._leases.release(held)
+
+    async def _look_after(self, node: str) -> None:
+        if await self._leases.held_by(text_lease(node)) is not None:
+            return
+        if not await self._has_news(node):
+            return
+        held = await self._leases.acquire(text_lease(node))
+        if held is not None:
+            self._held[node] = held
+            await self._take(node)
+
+    async def _take(self, node: str) -> int:
+        """Takes the node's next segments, and tells how many."""
+        segments = await self._backlog.find(node, most=_AT_ONCE)
+        if segments:
+            # Another node may have deleted, what this one has not heard of, meanwhile.
+            await self._load_deletions()
+            await self._flusher.inherit(segments)
+        self.inherited += len(segments)
+        return len(segments)
+
+    async def _has_news(self, node: str) -> bool:
+        mark = await self._text_mark(node)
+        after = keys.segment(node, mark.seq)
+        async for info in self._store.list(keys.segments_of(node), after=after):
+            if keys.parse_segment(info.key) is not None:
+                return True
+        return False
+
+    async def _others(self) -> AsyncIterator[str]:
+        """Nodes with segments in the store that nobody here looks after."""
+        async for folder in self._store.folders(keys.SEGMENTS):
+            node = decode(folder)
+            here = {self._node, *self._held, *[s.node for s in self._backlog.inherited]}
+            if node and node not in here:
+                yield node

@@ -1,0 +1,1 @@
+"""What a node needs of its process and machine, whatever it stores."""

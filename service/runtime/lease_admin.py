@@ -1,0 +1,51 @@
+"""What the service knows of leases: opened when somebody asks, so a store of partitions that is
+away, or lacks its table, keeps no node from starting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from coordination.admin.admin import Oversight
+from coordination.named.locks import Locks
+from coordination.open import open_partitions
+from coordination.partitions.store import PartitionStore
+from coordination.settings import SourceCoordination
+from coordination.storetime import StoreTime
+from service.runtime.parts import Seams
+
+
+class LeasesOfStore:
+    """Gives the oversight of all leases, as often as it is asked."""
+
+    def __init__(self, partitions: PartitionStore, locks: Locks) -> None:
+        self._partitions = partitions
+        self._oversight = Oversight(partitions, locks)
+        self._starting = asyncio.Lock()
+        self._started = False
+
+    async def __call__(self) -> Oversight:
+        """Raises `StoreUnavailable`, and `InvalidInput` for settings that the store refuses."""
+        async with self._starting:
+            if not self._started:
+                await self._partitions.start()
+                self._started = True
+        return self._oversight
+
+
+@asynccontextmanager
+async def open_leases(settings: SourceCoordination, seams: Seams) -> AsyncIterator[LeasesOfStore]:
+    """As long as the block lasts. Asks no server. Raises `InvalidInput`."""
+    opening = open_partitions(
+        settings.store,
+        seams.store,
+        seams.clock,
+        seams.entropy,
+        newest_date=seams.newest_date,
+        ageing_ms=settings.limits.ageing_ms,
+    )
+    async with opening as partitions:
+        time = StoreTime(seams.clock, seams.newest_date)
+        yield LeasesOfStore(partitions, Locks(seams.store, seams.clock, seams.entropy, time))

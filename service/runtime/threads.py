@@ -1,0 +1,63 @@
+"""Where blocking work runs: a thread in the service, in place in a simulation.
+
+What is handed over here are segments, chunks and the like: work that can wait. So its
+threads stand behind the event loop, which does not wait for a processor because of them.
+
+Who answers goes first: what can wait gets the processor when nobody else wants it. Encoding
+and compacting take more of it than answering does, and in long pieces. With fewer cores than
+work the kernel would let the event loop wait for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Protocol, TypeVar
+
+_STEP = 10
+_LOWEST = 19
+
+
+def go_behind(task: int) -> None:
+    """Lowers the priority of a process, which its children inherit, or of one Linux thread.
+
+    `task` is the system's number; one that is gone is left alone.
+    """
+    with suppress(ProcessLookupError):
+        now = os.getpriority(os.PRIO_PROCESS, task)
+        os.setpriority(os.PRIO_PROCESS, task, min(now + _STEP, _LOWEST))
+
+
+T = TypeVar("T")
+_THREADS = 6
+
+
+class Offload(Protocol):
+    """Runs a blocking call and gives its result."""
+
+    async def __call__(self, work: Callable[[], T]) -> T:
+        """Raises what `work` raises."""
+        ...
+
+
+def _begin() -> None:
+    if sys.platform == "linux":  # elsewhere a thread has no priority of its own
+        go_behind(threading.get_native_id())
+
+
+_threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="behind", initializer=_begin)
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """Off the event loop, and behind it."""
+    return await asyncio.get_running_loop().run_in_executor(_threads, work)
+
+
+async def in_place(work: Callable[[], T]) -> T:
+    """On the event loop: for simulations, where order must repeat."""
+    return work()

@@ -1,0 +1,132 @@
+"""Whether the node's segment numbers are its own, by what the store says of them.
+
+A data folder that was cloned, or restored from an older copy, holds an incarnation under
+which somebody else went on. A number belongs to whoever put its segment first, and not
+for ever is the segment there to show it:
+
+    not used ──put──► in the store ──► consumed: marks are at or above it ──► removed
+
+What tells, of a number:
+
+- It is above our last cut, and stored or consumed: somebody else used it.
+- It is ours by our journal, and consumed, and its segment is absent: somebody else used
+  it, or we did and died before we wrote that down. Then nobody can tell; to ship the
+  lines again under a new incarnation loses and doubles nothing.
+- Our put succeeded. That alone proves nothing: a segment of somebody else may have been
+  removed before. But `low` in the text mark is raised before anything is removed
+  (`compactor/maintenance/cleanup.py`). So a `low` that, read after the put, is not above the
+  number says that no segment of it was ever removed, and ours is the only one there was.
+
+Consumed is what the table's mark, the text mark or its `low` say, whichever says most.
+
+A look at all of it is had when the node starts, before its first cut if the store answers,
+and every ten minutes, whether anything is shipped or not. `low` is read after each put.
+Cuts may be made before that, and while the store is away: a cut is a number in the journal,
+and a fork numbers again whatever is not confirmed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from logstore import keys
+from logstore.clock import Clock
+from logstore.errors import Conflict
+from logstore.objects.store import ObjectStore
+from service.journal.journal import Journal
+from service.shipping.watermarks import Marks
+
+LOOK_SECONDS = 600.0
+
+
+class Forked(Conflict):
+    """The store holds segments of this incarnation that this folder did not write."""
+
+
+class Lineage:
+    """Of one incarnation. `taken`: all numbers up to it were consumed when last looked."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        store: ObjectStore,
+        clock: Clock,
+        marks: Marks,
+    ) -> None:
+        self._journal = journal
+        self._store = store
+        self._clock = clock
+        self._marks = marks
+        self._looked: float | None = None
+        self._tried = asyncio.Event()
+        self.taken = 0
+
+    @property
+    def due_seconds(self) -> float:
+        """Until the next look."""
+        if self._looked is None:
+            return 0.0
+        return max(self._looked + LOOK_SECONDS - self._clock.monotonic(), 0.0)
+
+    async def tried(self) -> None:
+        """Returns when a look was had, or the store did not let one be had."""
+        await self._tried.wait()
+
+    async def look_if_due(self) -> None:
+        """As `look`, if the last one is too long ago."""
+        if self.due_seconds == 0:
+            await self.look()
+
+    async def look(self) -> None:
+        """Compares the store with our cuts. Raises `Forked`, `Unavailable`."""
+        try:
+            await self._look()
+        finally:
+            self._tried.set()
+
+    async def _look(self) -> None:
+        began = self._clock.monotonic()
+        state = self._journal.state
+        node, known = state.node, state.last_cut().seq
+        text = await self._marks.text(node)
+        consumed = max(await self._marks.table(node), text.seq, text.low - 1)
+        newest = known
+        async for found in self._store.list(
+            keys.segments_of(node), after=keys.segment(node, known)
+        ):
+            parsed = keys.parse_segment(found.key)
+            newest = max(newest, parsed[1] if parsed else 0)
+        last = state.last_cut().seq  # of now: cuts go on meanwhile
+        if consumed > last:
+            raise Forked(f"segments of {node} up to {consumed} were consumed, we cut {last}")
+        if newest > last:
+            raise Forked(f"the store holds segment {newest} of {node}, we cut up to {last}")
+        self.taken = consumed
+        self._looked = began
+
+    async def check_put(self, seq: int) -> None:
+        """That our segment, now in the store, is the first of its number.
+
+        Raises `Forked`, `Unavailable`.
+        """
+        node = self._journal.state.node
+        mark, whole = await self._marks.text_and_health(node)
+        if mark.low > seq:
+            raise Forked(
+                f"segments of {node} below {mark.low} were removed, and we put {seq} only now"
+            )
+        # Of `low` nothing is known then: was ours consumed this quickly, or somebody else's?
+        if not whole and await self._marks.table(node) >= seq:
+            raise Forked(f"segment {seq} of {node} was consumed, and nobody can tell whose it was")
+
+
+def forked_in(error: BaseException | None) -> Forked | None:
+    """The `Forked` that an error is, or is of among others."""
+    if isinstance(error, Forked):
+        return error
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            found = forked_in(inner)
+            if found is not None:
+                return found
+    return None

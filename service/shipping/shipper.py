@@ -1,0 +1,334 @@
+"""Cutting and shipping segments: from the journal to the store, strictly in order.
+
+    taken ──cut (a synced journal entry)──► read again ──► encoded ──put if absent──► confirmed
+
+A segment is cut when enough bytes or time have gathered, or somebody waits for it
+(`bulk`, a close). Segment n + 1 is uploaded only after n is confirmed. If a put is
+refused because the key exists, the stored rows decide: the same rows mean that an
+earlier try (or an earlier life of this process) succeeded; other rows mean that this
+folder is a copy of another, and so does what `lineage` finds out: `Forked`.
+
+A number that was consumed already is never put, only compared: its segment is ours if it
+is there with our rows.
+
+The shipper's lag is how much text is in no confirmed segment, and for how long. Positions
+count lines; bytes and times of a range are known only where it was taken. So each cut is noted
+with what the journal had taken by then. What a start finds in the journal is counted once from
+its rows, and is as old as the start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from logstore import keys
+from logstore.clock import Clock
+from logstore.errors import (
+    Damaged,
+    JournalFull,
+    NodeNotReady,
+    NotFound,
+    OutcomeUnknown,
+    PreconditionFailed,
+    StoreUnavailable,
+)
+from logstore.objects.store import ObjectStore
+from logstore.segments.carry import Carry
+from logstore.segments.reader import read_footer
+from logstore.segments.writer import EncodedSegment, encode_segment
+from service.journal.failures import translated
+from service.journal.journal import Journal
+from service.journal.state import Cut
+from service.runtime.heartbeat import Heartbeat
+from service.runtime.threads import Offload
+from service.shipping.confirmations import Confirmations
+from service.shipping.lineage import Forked, Lineage
+
+
+class Unshipped:
+    """Of one node, told by its shipper. Bytes are of text; times are monotonic."""
+
+    def __init__(self, journal: Journal, clock: Clock) -> None:
+        self._journal = journal
+        self._now = clock.monotonic
+        self._ends: dict[int, int] = {}
+        self._begun: dict[int, float] = {}
+        self._since: float | None = None
+        with journal.pin() as pin:
+            confirmed = pin.confirmed_pos
+            rows = pin.batches(start=confirmed).rows
+        self._confirmed_bytes = journal.taken_bytes - int(rows["size"].sum())
+        for cut in journal.state.cuts:
+            before = int(rows["size"][rows["pos"] < cut.end].sum())
+            self._ends[cut.seq] = self._confirmed_bytes + before
+            self._begun[cut.seq] = self._now()
+        if journal.next_pos > journal.state.last_cut().end:
+            self._since = self._now()
+
+    def taken(self) -> None:
+        """Something was synced."""
+        if self._since is None and self._journal.next_pos > self._journal.state.last_cut().end:
+            self._since = self._now()
+
+    def cut(self, seq: int, taken_bytes: int) -> None:
+        """Segment `seq` was cut when the journal had taken so many bytes."""
+        self._ends[seq] = taken_bytes
+        self._begun[seq] = self._now() if self._since is None else self._since
+        self._since = None
+        self.taken()
+
+    def confirmed(self, seq: int) -> None:
+        """Segment `seq` is in the store."""
+        self._confirmed_bytes = self._ends.pop(seq, self._confirmed_bytes)
+        self._begun.pop(seq, None)
+
+    @property
+    def bytes(self) -> int:
+        """Text that is in no confirmed segment."""
+        if self._journal.next_pos == self._journal.state.confirmed.end:
+            return 0  # what a full disk refused was taken, too, and is not there
+        return self._journal.taken_bytes - self._confirmed_bytes
+
+    @property
+    def seconds(self) -> float:
+        """For how long the oldest of it has waited; 0 if there is none."""
+        since = [*self._begun.values(), *([] if self._since is None else [self._since])]
+        return max([self._now() - start for start in since], default=0.0)
+
+
+_BACKOFF_SECONDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+_LOOK_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentLimits:
+    """When a segment is cut: age and size of what is in it, patience of those who wait."""
+
+    seconds: float = 10.0
+    bytes: int = 64 << 20
+    wanted_seconds: float = 0.25
+
+
+class SegmentShipper:
+    """The node's segment flusher: one task cuts, one uploads."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        store: ObjectStore,
+        clock: Clock,
+        limits: SegmentLimits,
+        *,
+        offload: Offload,
+        lineage: Lineage,
+        confirmations: Confirmations,
+        on_confirmed: Callable[[Cut], None],
+    ) -> None:
+        self._journal = journal
+        self._store = store
+        self._clock = clock
+        self._limits = limits
+        self._offload = offload
+        self._lineage = lineage
+        self._confirmations = confirmations
+        self._on_confirmed = on_confirmed
+        self.carry = Carry()
+        self._wake = asyncio.Event()
+        self._cut_ready = asyncio.Event()
+        self._wanted = confirmations.wanted  # of before a fork
+        self._cut_bytes = 0
+        self._stopping = False
+        self.cutting = Heartbeat(clock)
+        self.shipping = Heartbeat(clock)
+        self.unshipped = Unshipped(journal, clock)
+        self.uploads = 0
+        self.failures = 0
+        self.consecutive_failures = 0
+        self.last_error: str | None = None
+
+    # --- asked from outside --------------------------------------------------------
+
+    def added(self) -> None:
+        """Tells that something was synced."""
+        self.unshipped.taken()
+        if self._journal.taken_bytes - self._cut_bytes >= self._limits.bytes:
+            self._wake.set()
+
+    def confirmed_through(self, pos: int) -> asyncio.Future[None]:
+        """Done when all lines below `pos` are in confirmed segments; a cut is made for it."""
+        if self._journal.state.confirmed.end >= pos:
+            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            done.set_result(None)
+            return done
+        done = self._confirmations.through(pos)
+        if pos > self._journal.state.last_cut().end:
+            self._wanted = max(self._wanted, pos)
+            self._wake.set()
+        return done
+
+    async def next_confirmed(self) -> None:
+        """Returns when the next segment is confirmed, or when the shipper is stopped."""
+        await self._confirmations.next()
+
+    def stop(self) -> None:
+        """Ends both tasks after what they are doing; who waits goes on waiting (a fork)."""
+        self._stopping = True
+        self._confirmations.tell()
+        self._wake.set()
+        self._cut_ready.set()
+
+    # --- cutting -------------------------------------------------------------------
+
+    async def cut_forever(self) -> None:
+        """Cuts segments until stopped, the first one not before a look at the lineage.
+
+        A store that is away, or does not answer, keeps nobody from cutting: segments would
+        grow with the outage.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(self._limits.seconds, _LOOK_SECONDS)):
+                await self._lineage.tried()
+        while not self._stopping:
+            self.cutting.turn()
+            await self._until_due()
+            if not self._stopping:
+                await self._cut_if_room()
+
+    async def _cut_if_room(self) -> None:
+        try:
+            await self.cut()
+        except JournalFull as error:  # not even a cut fits on the disk: later, then
+            self._failed(error)
+            await self._pause(_BACKOFF_SECONDS[-1])
+
+    async def cut(self) -> None:
+        """Cuts what was taken since the last cut, if there is anything."""
+        last = self._journal.state.last_cut()
+        # Also without news: what a full disk refused was counted, and must not ask again.
+        self._cut_bytes = self._journal.taken_bytes
+        if self._journal.next_pos > last.end:
+            taken = self._cut_bytes
+            await self._journal.record_cut(last.seq + 1, last.end)
+            self.unshipped.cut(last.seq + 1, taken)
+            self.cutting.success()
+            self._cut_ready.set()
+
+    async def _until_due(self) -> None:
+        """Waits for age, size, or somebody who wants a cut."""
+        loop = asyncio.get_running_loop()
+        due = loop.time() + self._limits.seconds
+        while not self._stopping:
+            if self._journal.taken_bytes - self._cut_bytes >= self._limits.bytes:
+                return
+            if self._wanted > self._journal.state.last_cut().end:
+                due = min(due, loop.time() + self._limits.wanted_seconds)
+            if loop.time() >= due:
+                return
+            self._wake.clear()
+            try:
+                async with asyncio.timeout_at(due):
+                    await self._wake.wait()
+            except TimeoutError:
+                return
+
+    # --- shipping ------------------------------------------------------------------
+
+    async def ship_forever(self) -> None:
+        """Uploads what is cut, in order, until stopped. Raises `Forked`."""
+        while not self._stopping:
+            self.shipping.turn()
+            self._cut_ready.clear()
+            if self._journal.state.cuts:
+                await self.ship(self._journal.state.cuts[0])
+            else:
+                await self._rest()
+
+    async def _rest(self) -> None:
+        """Waits for a cut; looks at the lineage meanwhile. Raises `Forked`."""
+        # A look that the store does not let us have is had before the next put at the latest.
+        with suppress(StoreUnavailable, OutcomeUnknown):
+            await self._lineage.look_if_due()
+        self.shipping.rest()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(self._lineage.due_seconds, _LOOK_SECONDS)):
+                await self._cut_ready.wait()
+
+    async def ship(self, cut: Cut) -> None:
+        """Makes one segment confirmed, trying until it is or the shipper is stopped."""
+        segment: EncodedSegment | None = None
+        tries = 0
+        while not self._stopping:
+            self.shipping.turn()
+            try:
+                segment = segment or await self._encode(cut)
+                await self._lineage.look_if_due()
+                await self._put(self._journal.state.node, cut.seq, segment)
+                await self._lineage.check_put(cut.seq)
+            except (StoreUnavailable, NodeNotReady, OutcomeUnknown) as error:
+                self._failed(error)
+                pause = _BACKOFF_SECONDS[min(tries, len(_BACKOFF_SECONDS) - 1)]
+                tries += 1
+                await self._pause(pause)
+                continue
+            self._confirmed(cut)
+            return
+
+    async def _encode(self, cut: Cut) -> EncodedSegment:
+        """The segment of a cut. Raises `NodeNotReady` if no descriptor is free to read it."""
+        with translated("a segment could not be made"), self._journal.pin() as pin:
+            await self._offload(lambda: self._journal.check(pin, cut.first, cut.end))
+            batches = pin.batches(start=cut.first, end=cut.end)
+            return await self._offload(
+                lambda: encode_segment(
+                    batches,
+                    node=pin.node,
+                    seq=cut.seq,
+                    ranges=[(cut.first, cut.end)],
+                    carry=self.carry,
+                )
+            )
+
+    async def _pause(self, seconds: float) -> None:
+        """Waits out a back-off, shorter when the shipper is stopped."""
+        end = self._clock.monotonic() + seconds
+        while not self._stopping and self._clock.monotonic() < end:
+            await self._clock.sleep(min(0.25, seconds))
+
+    async def _put(self, node: str, seq: int, segment: EncodedSegment) -> None:
+        key = keys.segment(node, seq)
+        if seq <= self._lineage.taken:
+            await self._compare(key, segment)
+            return
+        try:
+            await self._store.put(key, segment.body, if_absent=True)
+        except PreconditionFailed:
+            await self._compare(key, segment)
+
+    async def _compare(self, key: str, segment: EncodedSegment) -> None:
+        try:
+            stored = await read_footer(self._store, key)
+        except NotFound as error:
+            raise Forked(f"{key} was there and is gone: somebody consumed it") from error
+        except Damaged as error:
+            raise Forked(f"{key} exists and is not ours: {error}") from error
+        ours = segment.footer
+        if (stored.rows, stored.checksums) != (ours.rows, ours.checksums):
+            raise Forked(f"{key} exists with other rows")
+
+    def _failed(self, error: Exception) -> None:
+        self.failures += 1
+        self.consecutive_failures += 1
+        self.last_error = str(error)
+
+    def _confirmed(self, cut: Cut) -> None:
+        self.uploads += 1
+        self.shipping.success()
+        self.consecutive_failures = 0
+        self.last_error = None
+        self._journal.confirm(cut)
+        self.unshipped.confirmed(cut.seq)
+        self._confirmations.confirmed(cut.end)
+        self._on_confirmed(cut)

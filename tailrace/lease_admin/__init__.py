@@ -1,0 +1,1 @@
+"""What `tailrace leases` works with: a store or a service, and tables for people."""

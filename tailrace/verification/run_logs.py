@@ -1,0 +1,286 @@
+"""The texts of runs: what manifests name is there, and its bytes are those of their indexes.
+
+A run is read block by block, and each batch's bytes are compared with its checksum. Chunks
+that were folded or closed meanwhile are read on at the same byte from the newer manifest:
+the order of a run's text never changes. A chunk that lifecycle rules took away because it
+is older than runs are kept is no fault, and the run is left out of comparisons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+from numpy.typing import NDArray
+
+from logstore import keys
+from logstore import ulid as ulids
+from logstore.batch import RunKey
+from logstore.errors import Damaged, InvalidInput, NotFound, PreconditionFailed, UnsupportedVersion
+from logstore.objects.store import ObjectInfo, ObjectStore
+from logstore.runs.blocks import Blocks
+from logstore.runs.index import Directory
+from logstore.runs.manifest import Chunk, Manifest, decode_manifest
+from service.runs.chunks import Chunks, Moved, goes_on
+from tailrace.verification.fault import Findings, Kind, place_of
+from tailrace.verification.records import records
+
+SPAN_BYTES = 8 << 20
+"""Text that is held at once, unless one block is longer."""
+_DAY_MS = 86_400_000
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Some records of a run (`records`), and who wrote each (`writer`)."""
+
+    key: RunKey
+    records: pa.Table
+
+
+@dataclass(slots=True)
+class RunText:
+    """A run that is read. `comparable` is false where its text is known not to be whole."""
+
+    manifest: Manifest
+    comparable: bool = True
+
+
+@dataclass(slots=True)
+class Texts:
+    """Reads runs of one store; `kept_ms` is how long a run's text is kept, 0 for ever."""
+
+    store: ObjectStore
+    chunks: Chunks
+    findings: Findings
+    now_ms: int
+    kept_ms: int
+
+    async def manifest(self, key: str) -> Manifest | None:
+        """The manifest at the key; None if it is gone or cannot be read, which is reported."""
+        try:
+            manifest = decode_manifest((await self.store.get(key))[1])
+        except NotFound:
+            return None
+        except (Damaged, UnsupportedVersion) as error:
+            self.findings.add("manifest-damaged", key, str(error))
+            return None
+        self.findings.count("runs")
+        return manifest
+
+    async def read(self, run: RunText, where: str) -> AsyncIterator[Stretch]:
+        """The run's records in order of its text; `where` is its manifest's key."""
+        done = 0
+        while True:
+            try:
+                async for size, stretch in self._from(run, done):
+                    done += size
+                    if stretch is not None:
+                        yield stretch
+            except Moved:
+                newer = decode_manifest((await self.store.get(where))[1])
+                if newer.version == run.manifest.version:
+                    raise
+                if newer.generation != run.manifest.generation:
+                    run.comparable = False  # deleted while it was read
+                    return
+                run.manifest = newer
+            else:
+                return
+
+    async def _from(self, run: RunText, done: int) -> AsyncIterator[tuple[int, Stretch | None]]:
+        """Sizes of stretches behind the first `done` bytes, and their records."""
+        at = 0
+        for chunk in run.manifest.chunks:
+            skip = min(max(done - at, 0), chunk.bytes)
+            at += chunk.bytes
+            if skip == chunk.bytes:
+                continue
+            text = await self._there(run, chunk)
+            if text is None:
+                run.comparable = False
+                yield chunk.bytes - skip, None
+                continue
+            given = 0
+            try:
+                async for size, stretch in self._chunk(run, chunk, text, skip):
+                    given += size
+                    yield size, stretch
+                self.findings.count("chunks")
+            except (Damaged, InvalidInput) as error:
+                run.comparable = False
+                kind: Kind = "chunk-damaged" if isinstance(error, _Text) else "index-damaged"
+                name = text.key if kind == "chunk-damaged" else self._index_key(run, chunk)
+                self.findings.add(kind, name, str(error), lines=chunk.lines)
+                yield chunk.bytes - skip - given, None
+
+    def _index_key(self, run: RunText, chunk: Chunk) -> str:
+        return self.chunks.index_key(run.manifest.key, chunk)
+
+    async def _there(self, run: RunText, chunk: Chunk) -> ObjectInfo | None:
+        """The text, if it and its index can be read; what is not as it must be is told."""
+        text_key, index_key = (
+            self.chunks.text_key(run.manifest.key, chunk),
+            self._index_key(run, chunk),
+        )
+        text, index = await self._head(text_key), await self._head(index_key)
+        wrong = _wrong(run.manifest, chunk, text)
+        whole = index is not None and index.size == chunk.index_bytes
+        if not wrong and whole:
+            return text
+        where = keys.run_manifest(run.manifest.key)
+        if decode_manifest((await self.store.get(where))[1]).version != run.manifest.version:
+            raise Moved(f"{place_of(run.manifest.key)} moves")
+        if self._expired(chunk):
+            return None
+        if text is None:
+            self.findings.add("chunk-missing", text_key, "its manifest names it", lines=chunk.lines)
+        elif wrong:
+            self.findings.add("chunk-changed", text_key, wrong, lines=chunk.lines)
+        if index is None:
+            self.findings.add("index-missing", index_key, "its manifest names it")
+        elif not whole:
+            detail = f"{index.size} bytes where the manifest says {chunk.index_bytes}"
+            self.findings.add("index-damaged", index_key, detail)
+        # Its lines can be named as long as it has as many bytes as it must have.
+        return text if whole and text is not None and text.size == chunk.bytes else None
+
+    async def _head(self, key: str) -> ObjectInfo | None:
+        try:
+            return await self.store.head(key)
+        except NotFound:
+            return None
+
+    def _expired(self, chunk: Chunk) -> bool:
+        if not self.kept_ms:
+            return False
+        try:
+            made = ulids.time_ms(ulids.decode(chunk.id))
+        except InvalidInput:
+            return False
+        return self.now_ms - made > self.kept_ms
+
+    async def _chunk(
+        self, run: RunText, chunk: Chunk, info: ObjectInfo, skip: int
+    ) -> AsyncIterator[tuple[int, Stretch]]:
+        key = run.manifest.key
+        directory = await self.chunks.directory(key, chunk)
+        _check(directory, chunk)
+        batch = _Batch(info.key, self.findings)
+        for number in range(len(directory.entries)):
+            entry = directory.entries[number]
+            blocks, writers = await self.chunks.piece(key, chunk, number)
+            _check_piece(entry, blocks)
+            if int(entry["byte"]) + int(entry["bytes"]) <= skip:
+                continue
+            names = np.array(writers, dtype=object)
+            for part in spans(blocks[blocks["offset"] >= skip]):
+                text = await self._text(info, int(part["offset"][0]), int(part["size"].sum()))
+                starts = batch.take(part, text)
+                yield len(text), Stretch(key, _recorded(part, text, starts, names))
+                self.findings.count("text lines", int(part["lines"].sum()))
+        batch.end()
+
+    async def _text(self, info: ObjectInfo, offset: int, size: int) -> bytes:
+        try:
+            found = await self.store.get(info.key, offset=offset, size=size, if_match=info.etag)
+        except (NotFound, PreconditionFailed) as error:
+            raise Moved(str(error)) from error
+        return found[1]
+
+
+class _Text(Damaged):
+    """The text, not its index, is what is wrong."""
+
+
+def _wrong(manifest: Manifest, chunk: Chunk, text: ObjectInfo | None) -> str:
+    """What is wrong with the object at the text's key, nothing if it is what it must be."""
+    if text is None:
+        return "it is missing"
+    if chunk.kind == "logs":
+        if text.etag == chunk.etag or (manifest.closing is not None and goes_on(chunk, text)):
+            return ""
+        return f"its ETag is {text.etag}, the manifest's {chunk.etag}; it has {text.size} bytes"
+    if text.size != chunk.bytes:
+        return f"{text.size} bytes where the manifest says {chunk.bytes}"
+    return ""
+
+
+def _check(directory: Directory, chunk: Chunk) -> None:
+    entries = directory.entries
+    sums = tuple(
+        int(entries[name].sum(dtype=np.uint64)) for name in ("bytes", "lines", "records", "blocks")
+    )
+    if sums != (chunk.bytes, chunk.lines, chunk.records, chunk.blocks):
+        raise Damaged(f"the index speaks of {sums} bytes, lines, records and blocks")
+
+
+def spans(blocks: Blocks) -> Iterator[Blocks]:
+    """The blocks in stretches of about `SPAN_BYTES`."""
+    ends = np.cumsum(blocks["size"], dtype=np.int64)
+    low = 0
+    while low < len(blocks):
+        base = int(ends[low - 1]) if low else 0
+        high = max(int(np.searchsorted(ends, base + SPAN_BYTES, "right")), low + 1)
+        yield blocks[low:high]
+        low = high
+
+
+def _check_piece(entry: np.void, blocks: Blocks) -> None:
+    if int(entry["bytes"]) != int(blocks["size"].sum()) or int(entry["blocks"]) != len(blocks):
+        raise Damaged("a piece of the index is not what its directory says")
+
+
+def _recorded(
+    blocks: Blocks, text: bytes, starts: NDArray[np.int64], names: NDArray[np.object_]
+) -> pa.Table:
+    try:
+        table = records(blocks, text, starts)
+    except Damaged as error:
+        raise _Text(str(error)) from error
+    writer = names[blocks["writer"]][table.column("block").to_numpy()]
+    return table.append_column("writer", pa.array(writer, pa.string()))
+
+
+class _Batch:
+    """The batch that is read: its blocks come one after another, and may be in many stretches."""
+
+    def __init__(self, place: str, findings: Findings) -> None:
+        self._place = place
+        self._findings = findings
+        self._state = xxhash.xxh3_64()
+        self._wanted: int | None = None
+        self._start = 0
+        self._ulid = 0
+
+    def take(self, blocks: Blocks, text: bytes) -> NDArray[np.int64]:
+        """Checks each batch that ends here; gives of each block its batch's first position."""
+        starts = np.empty(len(blocks), np.int64)
+        view, at = memoryview(text), 0
+        columns = ("first", "digest", "pos", "size", "ulid_hi", "ulid_lo")
+        rows = zip(*(blocks[name].tolist() for name in columns), strict=True)
+        for number, (first, digest, pos, size, high, low) in enumerate(rows):
+            ulid = high << 64 | low
+            if first:
+                self.end()
+                self._wanted, self._start = digest, pos
+            elif ulid != self._ulid:  # read on in the middle of a batch
+                self.end()
+                self._start = pos
+            self._ulid = ulid
+            self._state.update(view[at : at + size])
+            starts[number] = self._start
+            at += size
+        return starts
+
+    def end(self) -> None:
+        """Reports the batch if its bytes do not have its checksum."""
+        wanted, self._wanted = self._wanted, None
+        if wanted is not None and self._state.intdigest() != wanted:
+            batch = ulids.encode(self._ulid)
+            detail = f"the bytes of batch {batch} do not match their checksum"
+            self._findings.add("chunk-damaged", self._place, detail)
+        self._state.reset()

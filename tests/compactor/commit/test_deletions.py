@@ -1,0 +1,77 @@
+"""Deletions as the compactor knows them: all of now, each read when it is new."""
+
+from __future__ import annotations
+
+from compactor.commit.deletions import Deletions
+from logstore import keys, ulid
+from logstore.batch import RunKey
+from logstore.disk import Disk
+from logstore.entropy import system_entropy
+from logstore.objects.local import LocalStore
+from logstore.objects.store import ObjectInfo
+from logstore.runs.deletion import Deletion, encode_deletion
+from service.runs.deletions import Deletions as Known
+from tests.compactor.lake import Lake
+
+LONG = "a name that is cut " * 20
+
+
+class Counting(LocalStore):
+    """Counts what is read."""
+
+    gets = 0
+
+    async def get(
+        self, key: str, *, offset: int = 0, size: int | None = None, if_match: str | None = None
+    ) -> tuple[ObjectInfo, bytes]:
+        self.gets += 1
+        return await super().get(key, offset=offset, size=size, if_match=if_match)
+
+
+def test_what_was_read_is_read_again_only_where_it_changed(lake: Lake) -> None:
+    store = Counting(lake.settings.store_folder, Disk(), lake.clock, system_entropy())
+    known = Deletions()
+
+    def told() -> set[tuple[str, str | None, int]]:
+        every = lake.run(known.all(store))
+        return {(one.deletion.fqn, one.deletion.run, one.deletion.t) for one in every}
+
+    assert told() == set()
+    for number in range(20):
+        lake.delete("f", f"r{number}", 7)
+    lake.delete("f", None, 8)
+    lake.delete("f", LONG, 7)
+    one = Deletion("f", "of an earlier version", 5, ulid.encode(1))
+    lake.put_bytes(f"{keys.DELETED}f/of%20an%20earlier%20version", encode_deletion(one))
+    rest = {("f", None, 8), ("f", LONG, 7), ("f", one.run, 5)}
+    assert told() == {("f", f"r{number}", 7) for number in range(20)} | rest
+    assert store.gets == 3, "keys of the others say it all"
+    assert (len(told()), store.gets) == (23, 3)
+    lake.delete("f", "r3", 9)
+    lake.delete("f", None, 9)
+    assert {("f", "r3", 7), ("f", "r3", 9), ("f", None, 9)} < told()
+    assert store.gets == 4
+    lake.run(store.delete([key for key in lake.keys("coordination/deleted/") if "/r1" in key]))
+    assert len(told()) == 13
+    assert store.gets == 4
+    assert [one.run for one in lake.run(known.above(store, 9))] == [None, "r3"]
+
+
+def test_a_node_reads_what_keys_do_not_say_and_only_what_changed(lake: Lake) -> None:
+    """Each start, each sweep and each take-over of a lost node's segments read all of them."""
+    store = Counting(lake.settings.store_folder, Disk(), lake.clock, system_entropy())
+    known = Known(store)
+    for number in range(20):
+        lake.delete("f", f"r{number}", 7)
+    lake.delete("f", LONG, 7)
+    lake.delete("g", None, 8)
+    for _ in range(2):
+        lake.run(known.load())
+        assert store.gets == 2
+        horizons = {known.horizon(RunKey("f", run)) for run in ("r0", "r19", LONG)}
+        assert (horizons, known.horizon(RunKey("g", "r"))) == ({7}, 8)
+    lake.delete("g", None, 9)
+    lake.delete("f", "r4", 9)
+    lake.run(known.load())
+    assert store.gets == 3
+    assert (known.horizon(RunKey("f", "r4")), known.horizon(RunKey("g", "r"))) == (9, 9)

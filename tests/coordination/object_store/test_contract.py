@@ -1,0 +1,108 @@
+"""Partitions in a folder, and on a real S3 server behind a proxy: the contract of all.
+
+The proxy passes most requests on as they are. Races of processes meet the server without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from itertools import count
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from coordination.object_store.store import ObjectPartitions
+from coordination.storetime import StoreTime
+from logstore.clock import SystemClock
+from logstore.disk import Disk
+from logstore.objects.local import LocalStore
+from logstore.objects.s3.client import open_client
+from logstore.objects.s3.credentials import Credentials
+from logstore.objects.s3.place import Place
+from logstore.objects.s3.requests import Tries
+from logstore.objects.s3.store import S3Store
+from logstore.objects.store import ObjectStore
+from tests.contracts.partition_store import PartitionStoreContract
+from tests.faults.schedule import Schedule, evenly
+from tests.faults.thread import fault_proxy
+from tests.servers.minio import Bucket, Minio
+from tests.simulation.moved_clock import MovedClock
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    """One loop for all tests here, so that they share a client."""
+    return "asyncio"
+
+
+class OnObjects(PartitionStoreContract):
+    """Leases go by a clock that tests move; pauses between tries are real."""
+
+    SHARDS = 5
+    clock: MovedClock
+
+    @asynccontextmanager
+    async def opened(self, objects: ObjectStore) -> AsyncIterator[ObjectPartitions]:
+        self.clock = MovedClock()
+        store = ObjectPartitions(
+            objects,
+            SystemClock(),
+            Random(7),
+            StoreTime(self.clock, None),
+            shards=self.SHARDS,
+        )
+        await store.start()
+        yield store
+        await store.close()
+
+    async def pass_time(self, ms: int) -> None:
+        self.clock.advance(ms)
+
+
+class TestInAFolder(OnObjects):
+    @pytest.fixture
+    async def store(self, tmp_path: Path) -> AsyncIterator[ObjectPartitions]:
+        objects = LocalStore(str(tmp_path), Disk(), SystemClock(), Random(8))
+        async with self.opened(objects) as store:
+            yield store
+
+
+@asynccontextmanager
+async def places(bucket: Bucket) -> AsyncIterator[Callable[[], ObjectStore]]:
+    """Gives an empty store each time, of one client: to open one takes longer than most tests."""
+    settings, clock, number = bucket.settings.s3, SystemClock(), count()
+    async with open_client(settings, Credentials(settings), clock) as client:
+        yield lambda: S3Store(
+            client,
+            Place(bucket.name, f"{next(number)}"),
+            clock,
+            Random(9),
+            tries=Tries(5, 0.001),
+            uploads_by_prefix=False,
+        )
+
+
+@pytest.mark.minio
+class TestThroughFaults(OnObjects):
+    """A sixth of all requests fail, are done without an answer, or are done twice."""
+
+    SHARDS = 2
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    async def fresh(cls, minio: Minio) -> AsyncIterator[Callable[[], ObjectStore]]:
+        schedule = Schedule(3, evenly(0.16), delay_seconds=0.001)
+        with fault_proxy(minio.endpoint_url, schedule) as url:
+            async with places(minio.bucket().through(url)) as made:
+                yield made
+        # A process may run few of these tests: another then has the others.
+        assert schedule.injected.total() > schedule.requests / 40 - 20
+
+    @pytest.fixture
+    async def store(self, fresh: Callable[[], ObjectStore]) -> AsyncIterator[ObjectPartitions]:
+        async with self.opened(fresh()) as store:
+            yield store

@@ -1,0 +1,361 @@
+"""OpenMetadata's first clients send again without an id: what is known again, and what is not."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from random import Random
+
+import pytest
+
+from logstore.batch import RunKey
+from logstore.errors import JournalFailed, JournalFull
+from service.ingest.appender import RETRY_MS
+from service.ingest.batch import Receipt
+from service.journal.connectors import MOST, NAME_BYTES
+from service.journal.limits import JournalLimits
+from tests.seeds import seeds
+from tests.service.ingest.gated_appender import Door, at, batch
+from tests.service.journal.rig import RUN
+from tests.simulation.powercut import PowerCut, PowerCutFileSystem
+from tests.simulation.turns import turns
+
+pytestmark = pytest.mark.anyio
+NAME = "host-17"
+SMALL = JournalLimits(file_bytes=600, max_bytes=1 << 20, fast_sync_seconds=3600)
+
+
+async def send(
+    door: Door, text: bytes = b"a\n", *, above: int = 0, name: str = NAME, key: RunKey = RUN
+) -> Receipt:
+    return await door.appender.append(batch(text, above=above, connector=name, key=key))
+
+
+async def opened(*, limits: JournalLimits | None = None) -> tuple[Door, int]:
+    """A door, and what its client echoes after the opening call."""
+    door = Door() if limits is None else Door(limits=limits)
+    return door, await door.appender.open_run(RUN, NAME)
+
+
+async def test_the_same_lines_with_an_older_echo_are_the_retry_and_get_its_receipt() -> None:
+    door, echo = await opened()
+    before = await send(door, b"before\n", above=echo)
+    first = await send(door, above=before.last)
+    again = await send(door, above=before.last)
+    assert (again.ulid, again.records, again.last) == (first.ulid, first.records, first.last)
+    assert again.duplicate
+    assert not first.duplicate
+    assert door.appender.duplicates == 1
+    assert door.texts() == [b"before\n", b"a\n"]
+    await door.journal.close()
+
+
+async def test_the_same_lines_that_echo_the_batch_are_new() -> None:
+    door, echo = await opened()
+    first = await send(door, above=echo)
+    second = await send(door, above=first.last)
+    assert not second.duplicate
+    assert second.ulid > first.last
+    # The retry of the second echoes the first, and is told from a third.
+    assert (await send(door, above=first.last)).ulid == second.ulid
+    assert not (await send(door, above=second.last)).duplicate
+    assert door.texts() == [b"a\n"] * 3
+    await door.journal.close()
+
+
+async def test_the_retry_of_a_first_batch_echoes_the_opening_however_late_it_comes() -> None:
+    door, echo = await opened()
+    first = await send(door, above=echo)
+    assert first.ulid > echo
+    door.rig.clock.ms += 3_600_000
+    assert (await send(door, above=echo)).duplicate
+    await door.journal.close()
+
+
+@pytest.mark.parametrize(
+    ("elapsed", "duplicate"), [(0, True), (RETRY_MS, True), (RETRY_MS + 1, False), (-1, False)]
+)
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_without_an_echo_a_retry_comes_within_30_seconds(
+    elapsed: int, duplicate: bool, restarted: bool
+) -> None:
+    door, _ = await opened()
+    await send(door)
+    if restarted:
+        await door.restart()
+    door.rig.clock.ms += elapsed
+    assert (await send(door)).duplicate is duplicate
+    assert len(door.texts()) == (1 if duplicate else 2)
+    await door.journal.close()
+
+
+async def test_only_the_batch_just_before_is_looked_at() -> None:
+    door, echo = await opened()
+    first = await send(door, above=echo)
+    await send(door, b"b\n", above=first.last)
+    assert not (await send(door, above=echo)).duplicate
+    assert door.texts() == [b"a\n", b"b\n", b"a\n"]
+    await door.journal.close()
+
+
+@pytest.mark.parametrize("text", [b"b\n", b"a\na\n", b"\na\n"])
+async def test_other_lines_are_never_a_retry(text: bytes) -> None:
+    door, echo = await opened()
+    await send(door, above=echo)
+    assert not (await send(door, text, above=echo)).duplicate
+    await door.journal.close()
+
+
+async def test_it_is_the_rule_of_that_connector_in_that_run_only() -> None:
+    door, echo = await opened()
+    other = RunKey(RUN.fqn, "other")
+    await send(door, above=echo)
+    for name, key in (("host-18", RUN), (NAME, other)):
+        for _ in range(2):
+            assert not (await send(door, above=echo, name=name, key=key)).duplicate
+    for _ in range(2):
+        assert not (await door.appender.append(batch(b"a\n", above=echo))).duplicate
+    # What others sent meanwhile does not come between.
+    assert (await send(door, above=echo)).duplicate
+    await door.journal.close()
+
+
+async def test_who_did_not_open_has_no_retries() -> None:
+    door = Door()
+    for _ in range(2):
+        assert not (await send(door)).duplicate
+    await door.journal.close()
+
+
+async def test_opening_again_begins_anew() -> None:
+    door, _ = await opened()
+    await send(door)
+    await door.appender.open_run(RUN, NAME)
+    assert not (await send(door)).duplicate
+    await door.restart()
+    await door.appender.open_run(RUN, NAME)
+    await door.restart()
+    assert not (await send(door)).duplicate
+    await door.journal.close()
+
+
+async def test_a_batch_under_an_id_is_the_last_one_too() -> None:
+    door, echo = await opened()
+    first = await send(door, above=echo)
+    named = batch(b"b\n", ulid=at(60_000), above=first.last, connector=NAME)
+    await door.appender.append(named)
+    assert not (await send(door, above=echo)).duplicate
+    await door.journal.close()
+
+
+async def test_after_a_deletion_it_is_a_new_batch() -> None:
+    door, echo = await opened()
+    first = await send(door, above=echo)
+    door.deleted[RUN] = first.last
+    again = await send(door, above=echo)
+    assert not again.duplicate
+    assert again.ulid > first.last
+    await door.journal.close()
+
+
+@pytest.mark.parametrize("limits", [None, SMALL])
+async def test_it_holds_after_a_restart_also_of_the_opening_alone(
+    limits: JournalLimits | None,
+) -> None:
+    door, echo = await opened(limits=limits)
+    await door.restart()
+    first = await send(door, above=echo)
+    await door.restart()
+    assert (await send(door, above=echo)).ulid == first.ulid
+    await door.restart()
+    second = await send(door, above=first.last)
+    assert not second.duplicate
+    await door.restart()
+    await door.restart()
+    assert (await send(door, above=first.last)).ulid == second.ulid
+    assert door.texts() == [b"a\n"] * 2
+    await door.journal.close()
+
+
+async def test_a_retry_waits_for_the_sync_of_a_batch_whose_client_went_away() -> None:
+    door, echo = await opened()
+    door.syncer.gate.clear()
+    gone = asyncio.create_task(send(door, above=echo))
+    await turns()
+    gone.cancel()
+    await asyncio.sleep(0)
+    retry = asyncio.create_task(send(door, above=echo))
+    await turns()
+    assert not retry.done()
+    door.syncer.gate.set()
+    assert (await retry).duplicate
+    assert door.texts() == [b"a\n"]
+    await door.journal.close()
+
+
+@pytest.mark.parametrize("limits", [None, SMALL])
+async def test_a_bulk_retry_waits_for_the_segment_also_after_a_restart(
+    limits: JournalLimits | None,
+) -> None:
+    door, echo = await opened(limits=limits)
+    await send(door, b"a\nb\n", above=echo)
+    for _ in range(2):
+        await door.restart()
+        again = batch(b"a\nb\n", above=echo, durability="bulk", connector=NAME)
+        assert (await door.appender.append(again)).duplicate
+    assert door.confirmed == [2, 2]
+    await door.journal.close()
+
+
+async def test_a_batch_that_a_full_disk_refused_is_stored_by_its_retry() -> None:
+    door, echo = await opened(limits=SMALL)
+    door.fs.fail_with(errno.ENOSPC, at=len(door.fs.calls) + 1, once=True)
+    with pytest.raises(JournalFull):
+        await send(door, above=echo)
+    # Its positions are given out again, and a file begins: the state must not claim it.
+    for number in range(30):
+        await door.appender.append(batch(b"filling %d\n" % number))
+    await door.restart()
+    assert not (await send(door, above=echo)).duplicate
+    assert door.texts()[-1] == b"a\n"
+    await door.journal.close()
+
+
+async def test_an_opening_is_taken_though_the_journal_is_full() -> None:
+    door = Door()
+    door.fs.fail_with(errno.ENOSPC, at=len(door.fs.calls) + 1, once=True)
+    echo = await door.appender.open_run(RUN, NAME)
+    assert not door.fs.fault_pending
+    # Not remembered: what is sent again is stored again, never lost.
+    for _ in range(2):
+        assert not (await send(door, above=echo)).duplicate
+    await door.journal.close()
+
+
+async def test_only_so_many_are_remembered_and_the_one_used_last_stays() -> None:
+    door, echo = await opened()
+    await send(door, above=echo)
+    for number in range(MOST):
+        await door.appender.open_run(RunKey("p", f"{number}"), NAME)
+        if number == MOST // 2:
+            last = await send(door, b"b\n", above=echo)
+    for _ in range(2):
+        assert len(door.journal.state.connectors) == MOST
+        assert (await send(door, b"b\n", above=echo)).ulid == last.ulid
+        await door.restart()
+    for number in range(MOST):
+        await door.appender.open_run(RunKey("q", f"{number}"), NAME)
+    assert not (await send(door, b"b\n", above=echo)).duplicate
+    assert len(door.texts()) == 3
+    await door.journal.close()
+
+
+async def test_long_names_are_not_remembered() -> None:
+    door = Door()
+    for _ in range(2):
+        await door.appender.open_run(RUN, "x" * NAME_BYTES)
+        await send(door, name="x" * NAME_BYTES)
+    assert len(door.journal.state.connectors) == 0
+    assert len(door.texts()) == 2
+    await door.journal.close()
+
+
+# --- a model: the client, and everything that may come between ------------------------
+
+
+class Client:
+    """Sends again until a reply arrives, as gen-1 does; `shipped` is what it calls sent.
+
+    Three texts only, so that equal ones follow one another all the time.
+    """
+
+    def __init__(self, dice: Random, name: str) -> None:
+        self.dice = dice
+        self.name = name
+        self.echo: int | None = None
+        self.sending: bytes | None = None
+        self.shipped: list[bytes] = []
+
+    async def step(self, door: Door) -> None:
+        """One request, whose reply arrives or not. Raises what ends the node."""
+        if self.echo is None:
+            echo = await door.appender.open_run(RUN, self.name)
+            if door.journal.state.connectors.get(RUN, self.name) is not None:
+                self.echo = echo  # else the disk was full: not remembered, and not covered
+            return
+        if self.sending is None:
+            self.sending = self.dice.choice((b"a %b\n", b"b %b\n")) % self.name.encode()
+        try:
+            receipt = await send(door, self.sending, above=self.echo, name=self.name)
+        except JournalFull:
+            return
+        if self.dice.random() < 0.6:
+            self.echo = receipt.last
+            self.shipped.append(self.sending)
+            self.sending = None
+
+    async def settle(self, door: Door) -> None:
+        """What is under way is sent until it is through; then all is there once."""
+        while self.sending is not None:
+            await self.step(door)
+        mine = [text for text in door.texts() if text.endswith(self.name.encode() + b"\n")]
+        assert mine == self.shipped
+
+
+async def _between(door: Door, dice: Random) -> None:
+    chance = dice.random()
+    if chance < 0.1:
+        await door.restart()
+    elif chance < 0.2:
+        door.fs.heal()
+        call = len(door.fs.calls) + dice.randint(1, 4)
+        door.fs.fail_with(errno.ENOSPC, at=call, once=True)
+    elif chance < 0.3:
+        door.rig.clock.ms += dice.choice((-60_000, 5, 60_000))
+
+
+@pytest.mark.parametrize("seed", seeds(30))
+async def test_every_batch_once_whatever_comes_between(seed: int) -> None:
+    dice = Random(f"gen1 {seed}")
+    door = Door(limits=SMALL)
+    clients = [Client(dice, f"host-{number}") for number in range(3)]
+    for _ in range(120):
+        await dice.choice(clients).step(door)
+        try:
+            await _between(door, dice)
+        except JournalFull:
+            door.fs.heal()
+            door.open()
+    door.fs.heal()
+    for client in clients:
+        await client.settle(door)
+    assert sum(len(client.shipped) for client in clients) > 20
+    await door.journal.close()
+
+
+@pytest.mark.parametrize("seed", seeds(3))
+def test_a_power_cut_at_every_call(seed: int) -> None:
+    call = 0
+    while True:
+        call += 1
+        fs = PowerCutFileSystem(fail_at=call)
+        client = Client(Random(f"gen1 {seed}"), NAME)
+
+        async def story(fs: PowerCutFileSystem, client: Client) -> None:
+            asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+            door = Door(fs, SMALL)
+            for number in range(14):
+                await client.step(door)
+                if number == 7:
+                    await door.restart()
+            await client.settle(door)
+            await door.journal.close()
+
+        try:
+            asyncio.run(story(fs, client))
+        except (PowerCut, JournalFailed):
+            assert fs.dead
+            asyncio.run(story(fs.reboot(seed), client))
+            continue
+        break
+    assert call > 40

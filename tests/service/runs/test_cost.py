@@ -1,0 +1,57 @@
+"""What a text costs the store: no small chunks in its middle, and few copies of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from logstore import keys
+from logstore.batch import RunKey
+from service.runs.flusher import FlushLimits
+from service.runs.run_logs import TextLimits
+from tests.service.runs.world import World
+from tests.simulation.backing import on_disk
+
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("every_store")]
+
+RUN = RunKey("service.pipeline", "run")
+LINE = b"x" * 999 + b"\n"
+
+
+async def chunks_of(world: World) -> list[int]:
+    manifest = (await world.text._manifests.get(RUN)).manifest
+    return [chunk.bytes for chunk in manifest.chunks]
+
+
+@pytest.mark.on_servers(lines=(23,))
+@pytest.mark.parametrize("lines", [1, 7, 8, 9, 13, 14, 15, 22, 23, 41])
+async def test_a_flush_of_more_than_one_chunk_leaves_no_small_one(lines: int) -> None:
+    limits = TextLimits(flush=FlushLimits(chunk_bytes=8 * len(LINE)))
+    world = World(limits=limits)
+    await world.text.start()
+    for _ in range(lines):
+        world.append(RUN, LINE)
+    await world.confirm()
+    await world.text.flusher.drain()
+    sizes = [size // len(LINE) for size in await chunks_of(world)]
+    assert sum(sizes) == lines
+    assert all(6 < size <= 14 for size in sizes) or sizes == [lines]
+    assert len(sizes) == (1 if lines <= 14 else -(-(lines - 14) // 8) + 1)
+
+
+async def test_a_growing_text_is_published_at_most_twice_over() -> None:
+    limits = TextLimits(flush=FlushLimits(early_bytes=1 << 30, seconds=0.0), partial_seconds=0.0)
+    world = World(limits=limits)
+    await world.text.start()
+    published: list[int] = []
+    rounds = 40 if on_disk() else 15
+    for _ in range(rounds):
+        world.append(RUN, LINE * 1000)
+        await world.confirm()
+        await world.text.flusher.drain()
+        info = await world.disk_store.head(keys.partial("pipeline-logs", RUN))
+        if not published or published[-1] != info.size:
+            published.append(info.size)
+    small = 5 << 20
+    assert published[0] == len(LINE) * 1000  # at once, while it is small
+    assert published[-1] * 2 > rounds * len(LINE) * 1000  # never less than half of it
+    assert sum(size for size in published if size >= small) <= 2 * rounds * len(LINE) * 1000

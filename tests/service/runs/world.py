@@ -1,0 +1,249 @@
+"""A node without a journal: a list of batches, a real store, and the parts over it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+from types import TracebackType
+from typing import Any, Self
+
+from logstore import keys
+from logstore import ulid as ulids
+from logstore.batch import RunKey
+from logstore.objects.store import ObjectStore
+from logstore.position import Position
+from logstore.segments.carry import Carry
+from logstore.segments.writer import encode_segment
+from service.runs.run_logs import Text, TextLimits
+from service.runtime.threads import in_place
+from service.shipping.watermarks import Marks
+from tests.batches import MemoryBatches, make_batches
+from tests.simulation.backing import on_disk, open_store
+from tests.simulation.powercut import PowerCutFileSystem
+
+NODE = "node-A"
+START_MS = 1_750_000_000_000
+_WIDER = 20
+
+
+class TestClock:
+    """A clock that moves when it is told to, or slept on."""
+
+    __test__ = False
+
+    def __init__(self) -> None:
+        self.ms = START_MS
+
+    def now_ms(self) -> int:
+        return self.ms
+
+    def monotonic(self) -> float:
+        return self.ms / 1000
+
+    async def sleep(self, seconds: float) -> None:
+        self.ms += int(seconds * 1000) + 1
+
+    def pass_seconds(self, seconds: float) -> None:
+        self.ms += int(seconds * 1000)
+
+
+def patient(limits: TextLimits) -> TextLimits:
+    """Closes are waited for in real time: so long that no busy machine is too slow for it."""
+    return replace(limits, close=replace(limits.close, wait_seconds=600.0))
+
+
+class FakePin:
+    """A `Pin` over a list of batches."""
+
+    def __init__(self, batches: MemoryBatches, first: int, confirmed: int, end: int) -> None:
+        self.node = batches.node
+        self.first_pos, self.confirmed_pos, self.end_pos = first, confirmed, end
+        self._batches = batches
+
+    def batches(
+        self, *, run: RunKey | None = None, start: int = 0, end: int | None = None
+    ) -> MemoryBatches:
+        high = self.end_pos if end is None else min(end, self.end_pos)
+        part = self._batches.part(max(start, self.first_pos), high)
+        return part if run is None else part.of(run)
+
+    def position(self, pos: int) -> Position:
+        return Position("file", pos)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        return None
+
+
+@dataclass
+class FakeJournal:
+    """What survives a crash of the process: batches, closes, tombstones."""
+
+    node: str = NODE
+    entries: list[tuple[RunKey, int, bytes]] = field(default_factory=list)
+    first: int = 0
+    confirmed: int = 0
+    seq: int = 0
+    base: int = 0
+    closes: dict[RunKey, int] = field(default_factory=dict)
+    tombstones: dict[tuple[str, str | None], int] = field(default_factory=dict)
+    segments: list[tuple[int, int, int]] = field(default_factory=list)
+
+    @property
+    def end(self) -> int:
+        return self.base + sum(text.count(b"\n") for _, _, text in self.entries)
+
+    def batches(self) -> MemoryBatches:
+        return make_batches(self.node, self.entries, self.base)
+
+    def pin(self) -> FakePin:
+        return FakePin(self.batches(), self.first, self.confirmed, self.end)
+
+
+class World:
+    """Everything; `restart` is a kill and a start."""
+
+    def __init__(
+        self,
+        *,
+        store: ObjectStore | None = None,
+        limits: TextLimits | None = None,
+        journal: FakeJournal | None = None,
+        parents: Sequence[str] = (),
+        seed: int = 1,
+    ) -> None:
+        self.clock = TestClock()
+        self.random = Random(seed)
+        self.journal = journal or FakeJournal()
+        self.parents = parents
+        if store is None:
+            # Kept for as long as the world is: a store on a server belongs to its disk.
+            self.files = PowerCutFileSystem()
+            store = open_store(self.files, self.clock, self.random)
+        self.disk_store = store
+        self.store = store
+        self.limits = limits or TextLimits()
+        self.ended: list[RunKey] = []
+        self.last: dict[RunKey, int] = {}
+        self.text = self._make()
+
+    def _make(self, **extra: Any) -> Text:
+        self.marks = Marks(self.store, self.clock, self.random, in_place, lambda _: 0)
+        return Text(
+            self.journal.node,
+            list(self.parents),
+            self.store,
+            self.clock,
+            self.random,
+            patient(self.limits),
+            pin=self.journal.pin,
+            offload=in_place,
+            record_close=self._record_close,
+            record_tombstone=self._record_tombstone,
+            flushed_through=self._flushed_through,
+            last_ulid=lambda key: self.last.get(key, 0),
+            closes=dict(self.journal.closes),
+            tombstones=dict(self.journal.tombstones),
+            close_done=self._close_done,
+            tombstone_done=self._tombstone_done,
+            on_ended=self.ended.append,
+            text_mark=self.marks.text,
+            **extra,
+        )
+
+    async def restart(self, store: ObjectStore | None = None) -> None:
+        self.store = store or self.disk_store
+        self.text = self._make()
+        await self.text.start()
+
+    def mint(self) -> int:
+        self.clock.ms += 1
+        return self.clock.ms << 80 | self.random.getrandbits(55) << 25
+
+    def mint_above(self, ulid: int) -> int:
+        return ulids.batch_of(ulid) + (1 << 30)
+
+    def append(self, key: RunKey, text: bytes, ulid: int | None = None) -> int:
+        ulid = self.mint() if ulid is None else ulid
+        self.journal.entries.append((key, ulid, text))
+        self.last[key] = max(self.last.get(key, 0), ulid + text.count(b"\n") - 1)
+        return ulid
+
+    async def confirm(self, *, upload: bool = True) -> None:
+        """All lines so far are in a confirmed segment."""
+        journal = self.journal
+        if journal.end == journal.confirmed:
+            return
+        first, journal.confirmed = journal.confirmed, journal.end
+        journal.seq += 1
+        journal.segments.append((journal.seq, first, journal.end))
+        if upload:
+            part = journal.batches().part(first, journal.end)
+            segment = encode_segment(
+                part,
+                node=journal.node,
+                seq=journal.seq,
+                ranges=[(first, journal.end)],
+                carry=Carry(),
+            )
+            await self.disk_store.put(keys.segment(journal.node, journal.seq), segment.body)
+        self.text.confirmed(*journal.segments[-1])
+
+    async def _record_close(self, key: RunKey) -> int:
+        self.journal.closes[key] = self.journal.end
+        return self.journal.end
+
+    def _close_done(self, key: RunKey, pos: int) -> None:
+        if self.journal.closes.get(key) == pos:
+            del self.journal.closes[key]
+
+    async def _record_tombstone(self, fqn: str, run: str | None, t: int) -> None:
+        self.journal.tombstones[fqn, run] = t
+
+    def _tombstone_done(self, fqn: str, run: str | None, t: int) -> None:
+        if self.journal.tombstones.get((fqn, run), t + 1) <= t:
+            del self.journal.tombstones[fqn, run]
+
+    async def _flushed_through(self, pos: int) -> None:
+        if self.journal.confirmed < pos:
+            await self.confirm()
+
+    async def whole(self, key: RunKey) -> bytes:
+        pieces = [piece async for piece in self.text.download(key)]
+        return b"".join(pieces)
+
+    async def paged(self, key: RunKey, limit: int) -> bytes:
+        """All pages; on a server larger ones, for each costs requests."""
+        limit *= 1 if on_disk() else _WIDER
+        text, after = b"", None
+        while True:
+            page = await self.text.page(key, after=after, limit=limit)
+            text += page.text
+            after = page.after
+            if after is None:
+                return text
+
+    async def caught_up(self, key: RunKey, max_bytes: int = 100) -> bytes:
+        """As `paged`, by the cursors of live readers."""
+        max_bytes *= 1 if on_disk() else _WIDER
+        text = b""
+        cursor = None
+        while True:
+            pieces = await self.text.batches_after(key, cursor, max_bytes=max_bytes)
+            if not pieces:
+                return text
+            for piece in pieces:
+                text += piece.text
+                cursor = piece.cursor
+
+
+def ulid_text(value: int) -> str:
+    return ulids.encode(value)

@@ -1,0 +1,173 @@
+"""Reports of runs in a whole node: what a kill, a deletion and expiry leave of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from logstore.batch import RunKey
+from logstore.runs.retention import RunRetention
+from service.runs.sweep import SweepLimits
+from service.status.status import StatusLimits
+from tests.openmetadata.server import FQN, KEY, LIMITS, OTHER, ROOT, RUN, Server, play
+from tests.simulation.powercut import PowerCutFileSystem
+
+
+async def heard(server: Server) -> list[str]:
+    reply = await server.client.get(f"{ROOT}/{FQN}/pipelineStatus", params={"limit": 100})
+    return [entry["runId"] for entry in reply.json()["data"]]
+
+
+def test_what_was_acknowledged_is_there_after_a_kill() -> None:
+    async def story(server: Server) -> None:
+        await server.says("running", OTHER)
+        await server.passes(seconds=1)
+        await server.says("running")
+        url = f"{ROOT}/progress/{FQN}/{RUN}"
+        assert (await server.client.put(url, json={"n": 1})).status_code == 200
+        assert (await server.client.post(f"{ROOT}/metrics/{FQN}/{RUN}", json={})).status_code == 200
+        await server.kill()
+        assert await heard(server) == [RUN, OTHER]
+        assert (await server.client.get(url)).json() == {"n": 1}
+        assert len((await server.node.status.metrics(KEY)).reports) == 1
+
+    play(story)
+
+
+def test_a_deletion_that_is_killed_half_way_shows_no_report() -> None:
+    async def story(server: Server) -> None:
+        await server.append("a\n")
+        await server.says("running")
+        server.outage.words.add("delete coordination/status")
+        reply = await server.client.delete(f"{ROOT}/logs/{FQN}/{RUN}")
+        assert (reply.status_code, reply.json()["code"]) == (503, 503)
+        assert await heard(server) == []
+        await server.kill()
+        assert await heard(server) == []
+        await server.passes(seconds=1)
+        await server.says("success")
+        assert await heard(server) == [RUN]
+        server.outage.words.clear()
+        await server.delete()
+        assert await heard(server) == []
+        assert [info async for info in server.disk_store.list("coordination/status/")] == []
+
+    play(story)
+
+
+def test_a_pipelines_deletion_takes_runs_that_have_only_a_status() -> None:
+    async def story(server: Server) -> None:
+        await server.says("queued", OTHER)
+        await server.append("a\n")
+        await server.says("running")
+        await server.delete(None)
+        assert await heard(server) == []
+        assert (await server.client.get(f"{ROOT}/logs/{FQN}")).status_code == 404
+
+    play(story)
+
+
+def test_reports_go_when_their_run_has_expired() -> None:
+    """Not before, however old they are, and those of runs that never had a line go too."""
+    sweep = SweepLimits(interval_seconds=600.0, retention=RunRetention(expiration_days=1))
+    limits = replace(
+        LIMITS,
+        text=replace(LIMITS.text, sweep=sweep),
+        status=StatusLimits(sweep_seconds=600.0, retention=RunRetention(expiration_days=1)),
+    )
+
+    disk = PowerCutFileSystem()
+
+    async def begin(server: Server) -> None:
+        await server.append("a\n")
+        await server.says("running")
+        await server.says("queued", OTHER)
+
+    async def go_on(server: Server) -> None:
+        await server.append("b\n")
+        await server.passes(minutes=15)
+        assert sorted(await heard(server)) == [RUN, OTHER]
+
+    async def a_day_later(server: Server) -> None:
+        await server.passes(minutes=15)
+        assert await heard(server) == [RUN], "its run has a line that is younger"
+
+    async def two_days_later(server: Server) -> None:
+        await server.passes(minutes=25)
+        assert await heard(server) == []
+        assert await server.runs() == []
+
+    play(begin, limits=limits, fs=disk)
+    play(go_on, limits=limits, fs=disk, hours=12)
+    play(a_day_later, limits=limits, fs=disk, hours=26)
+    play(two_days_later, limits=limits, fs=disk, hours=50)
+
+
+def test_a_page_of_the_last_run_reads_only_statuses_that_changed() -> None:
+    """OpenMetadata's page asks for it every few seconds."""
+
+    async def story(server: Server) -> None:
+        for number in range(20):
+            await server.says("success", f"run-{number}")
+        await server.passes(seconds=1)
+        await server.append("a\n")
+        await server.says("running")
+        url = f"{ROOT}/logs/{FQN}/last"
+        assert (await server.client.get(url)).json()["ingestion_task"] == "a"
+        before = len(server.calls("get coordination/status"))
+        for _ in range(5):
+            assert (await server.client.get(url)).json()["ingestion_task"] == "a"
+        assert len(server.calls("get coordination/status")) == before
+        await server.says("success")
+        assert await heard(server)
+        assert len(server.calls("get coordination/status")) == before + 2
+
+    play(story)
+
+
+@pytest.mark.parametrize(("room", "held"), [(100_000, True), (50_000, False)])
+def test_bodies_of_reports_are_held_as_far_as_there_is_room(room: int, held: bool) -> None:
+    """By their bytes: 60 of a MiB each were once held for good."""
+
+    async def story(server: Server) -> None:
+        text = {"runId": "", "pipelineState": "success", "text": "x" * 20_000}
+        for number in range(4):
+            report = {**text, "runId": f"run-{number}"}
+            url = f"{ROOT}/{FQN}/pipelineStatus"
+            assert (await server.client.put(url, json=report)).status_code == 200
+        assert len(await heard(server)) == 4
+        before = len(server.calls("get coordination/status"))
+        assert len(await heard(server)) == 4
+        again = len(server.calls("get coordination/status")) - before
+        assert (again == 0) == held
+        assert again <= 4
+
+    play(story, limits=replace(LIMITS, status=StatusLimits(cache_bytes=room)))
+
+
+def test_progress_that_is_shown_live_is_held_by_its_bytes_too() -> None:
+    async def story(server: Server) -> None:
+        for run in (OTHER, RUN):
+            url = f"{ROOT}/progress/{FQN}/{run}"
+            assert (await server.client.put(url, json={"text": "x" * 600})).status_code == 200
+        status = server.node.status
+        assert status.progress_here(RunKey(FQN, OTHER)) is None
+        assert status.progress_here(KEY) is not None
+        assert await status.progress(RunKey(FQN, OTHER)) is not None, "the store has it"
+
+    play(story, limits=replace(LIMITS, status=StatusLimits(cache_bytes=1000)))
+
+
+def test_the_live_view_of_the_last_run() -> None:
+    """OpenMetadata's page may ask for the run `last`."""
+
+    async def story(server: Server) -> None:
+        await server.append("old\n", OTHER)
+        await server.passes(seconds=1)
+        await server.append("new\n")
+        viewer = await server.watch(run="last")
+        assert viewer.text == "new\n"
+        assert viewer.last["runId"] == RUN
+
+    play(story)
