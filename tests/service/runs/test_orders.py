@@ -112,17 +112,18 @@ async def test_a_first_close_that_was_overtaken_finds_logs_there() -> None:
 async def test_a_second_close_that_was_overtaken_leaves_the_longer_text(killed: bool) -> None:
     """The same where `logs.txt` stood before both, named by the manifest or by nobody yet."""
     world, store = await begun(b"one\n")
+
+    async def overtake() -> None:
+        # It starts here: a node that runs finishes a close that it finds begun.
+        other = await beside(world)
+        await flushed(other, b"three\n")
+        await close(other)
+
     if killed:
         await unfinished_close(store, world, Fault.CRASH_AFTER)
     else:
         await close(world)
         await flushed(world, b"two\n")
-    other = await beside(world)
-
-    async def overtake() -> None:
-        await flushed(other, b"three\n")
-        await close(other)
-
     store.before(f"compose {LOGS}", overtake)
     await close(world)
     assert store.done
