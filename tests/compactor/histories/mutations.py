@@ -140,8 +140,8 @@ MUTATIONS: Final = (
     Mutation(
         "a batch is not compared with the table",
         "compactor/ingest/ingest.py",
-        "held=[file.uri for file in snapshot.files if reach.meets(file)],",
-        "held=[],",
+        "held = {file.uri: file.size for file in snapshot.files if reach.meets(file)}",
+        "held: dict[str, int] = {}",
     ),
     Mutation(
         "a file is met one line too late",

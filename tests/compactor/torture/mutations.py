@@ -82,8 +82,8 @@ MUTATIONS: Final = (
     Mutation(
         "a batch is not compared with the table",
         "compactor/ingest/ingest.py",
-        "held=[file.uri for file in snapshot.files if reach.meets(file)],",
-        "held=[],",
+        "held = {file.uri: file.size for file in snapshot.files if reach.meets(file)}",
+        "held: dict[str, int] = {}",
         (*_PLAIN, "deleted_to_the_line"),
     ),
 )
