@@ -1,4 +1,4 @@
-"""promtool, which checks and tests alert rules: on `PATH`, or where `.ci/promtool` put it."""
+"""promtool, which checks and tests alert rules: on `PATH`, or where `.ci/debian` put it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def find_promtool() -> str | None:
 def why_no_promtool() -> str | None:
     """A sentence that says what is missing; None if promtool can be run."""
     if find_promtool() is None:
-        return "promtool is not on PATH; `.ci/promtool` fetches it where apt-get works"
+        return "promtool is not on PATH; `.ci/debian promtool` fetches it where apt-get works"
     return None
 
 
