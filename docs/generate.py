@@ -65,7 +65,9 @@ def _page(title: str, text: str, header: str, rows: Iterator[tuple[str, ...]]) -
 
 
 def _head(title: str, text: str) -> str:
-    paragraphs = [textwrap.fill(paragraph, 100) for paragraph in text.split("\n")]
+    paragraphs = [
+        textwrap.fill(paragraph, 100, break_on_hyphens=False) for paragraph in text.split("\n")
+    ]
     return "\n\n".join([f"# {title}", "<!-- Made by `make docs`. -->", *paragraphs]) + "\n"
 
 
@@ -176,7 +178,8 @@ def _error_rows() -> Iterator[tuple[str, ...]]:
 def _openmetadata() -> str:
     text = (
         "Tailrace takes the place of OpenMetadata's streamable logs: its clients and its page "
-        "speak to it unmodified. Why reports, the last run and unknown pipelines are as they are "
+        "speak to it unmodified, through [a proxy](openmetadata-proxy.md) that sends it the logs. "
+        "Why reports, the last run and unknown pipelines are as they are "
         "is [decision 018](decisions/018-reports-are-objects-of-their-own.md); all routes are in "
         "`openapi.yaml`.\n"
         "Each behaviour that OpenMetadata tests, or asks for and does not test, has a test here, "

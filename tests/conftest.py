@@ -21,6 +21,7 @@ from tests.seeds import choose
 from tests.servers.dynamodb import DynamoDb, running_dynamodb, why_no_dynamodb
 from tests.servers.jars import why_no_jars
 from tests.servers.minio import Bucket, Minio, memory_folder, running_minio, why_no_minio
+from tests.servers.nginx import why_no_nginx
 from tests.servers.promtool import why_no_promtool
 from tests.servers.upgrading import why_no_upgrading_clients
 
@@ -35,6 +36,7 @@ settings.load_profile("patient")
 NEEDS: dict[str, tuple[str, Callable[[], str | None]]] = {
     "spark": ("Spark", why_no_spark),
     "promtool": ("promtool", why_no_promtool),
+    "nginx": ("nginx", why_no_nginx),
     "minio": ("MinIO", why_no_minio),
     "dynamodb": ("DynamoDB Local", why_no_dynamodb),
     "upgrading": ("clients that offer HTTP/2", why_no_upgrading_clients),
