@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 from compactor.assignment import Alone, Sharing
-from compactor.commit.deletions import Deletions
 from compactor.commit.placement import Placement
 from compactor.settings import Compaction
 from compactor.spark.engine import Engine
@@ -19,9 +19,13 @@ from logstore.clock import Clock
 from logstore.entropy import Entropy
 from logstore.objects.remote import RemoteStore
 from logstore.objects.store import ObjectStore
+from logstore.runs.deletions import StoredDeletions
 from logstore.runs.retention import FOR_EVER, RunRetention
 from logstore.table.snapshot import Snapshot
 from logstore.table.table import Table
+
+MOST_DELETIONS: Final = 10_000
+"""At a time: they are held in memory, and told to every executor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,7 @@ class Compactor:
     evict_after_hours: float = 24.0
     sharing: Sharing = field(default_factory=Alone)
     runs: RunRetention = FOR_EVER
-    deletions: Deletions = field(default_factory=Deletions)
+    deletions: StoredDeletions = field(default_factory=StoredDeletions)
 
     async def newest(self) -> Snapshot:
         """The table's newest version, its marks read. Raises `StoreUnavailable`."""

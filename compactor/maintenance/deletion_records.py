@@ -18,13 +18,13 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from compactor.commit.deletions import StoredDeletion
 from compactor.context import Compactor, now_ms
 from compactor.report import Report
 from logstore import keys, ulid
 from logstore.batch import RunKey
 from logstore.errors import NotFound
 from logstore.runs.deletion import Deletion
+from logstore.runs.deletions import StoredDeletion
 
 _DAY_MS: Final = 86_400_000
 _AT_ONCE: Final = 16  # manifests

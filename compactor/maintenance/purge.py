@@ -26,15 +26,15 @@ from typing import Final
 
 from compactor.assignment import HOURS, Share
 from compactor.commit.change import make
-from compactor.commit.deletions import MOST_DELETIONS, StoredDeletion
 from compactor.commit.missing_files import gone, told
-from compactor.context import Compactor, now_ms
+from compactor.context import MOST_DELETIONS, Compactor, now_ms
 from compactor.maintenance.deleted_rows import NOTHING, Horizons, Taken, taken
 from compactor.maintenance.retention import oldest_ms
 from compactor.report import Report
 from compactor.rewrite.files import replace, rewrite
 from compactor.rewrite.plan import hour_of
 from logstore.errors import Damaged, NotFound, PreconditionFailed, Unavailable
+from logstore.runs.deletions import StoredDeletion
 from logstore.table.commit import Change
 from logstore.table.snapshot import Snapshot, TableFile
 from logstore.table.stats import NewFile

@@ -21,15 +21,15 @@ from itertools import islice
 from typing import Final
 
 from compactor.assignment import HOURS, Share
-from compactor.commit.deletions import MOST_DELETIONS, StoredDeletion
 from compactor.commit.missing_files import gone, told
-from compactor.context import Compactor
+from compactor.context import MOST_DELETIONS, Compactor
 from compactor.ingest.plan import nodes_of, waiting_above
 from compactor.report import Report
 from compactor.rewrite.files import replace, rewrite
 from compactor.rewrite.plan import Rewriting, hour_of, rewriting, rewritings
 from logstore.errors import PreconditionFailed, Unavailable
 from logstore.runs.deletion import Deletion
+from logstore.runs.deletions import StoredDeletion
 from logstore.table.commit import Change
 from logstore.table.snapshot import Snapshot, TableFile
 

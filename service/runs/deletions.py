@@ -1,22 +1,17 @@
 """What is deleted, as this node knows it: held in memory, loaded from the store at start.
 
-Loading is listing: the key of a run's record says all of it, and others are read again only
-where they changed. There may be as many as runs that expire in some weeks.
+Loading is listing, see `logstore.runs.deletions`.
 """
 
 from __future__ import annotations
-
-import asyncio
-from collections.abc import Iterable
 
 from logstore import keys
 from logstore.batch import RunKey
 from logstore.errors import NotFound, OutcomeUnknown, PreconditionFailed
 from logstore.objects.ambiguous import Unclear
-from logstore.objects.store import ObjectInfo, ObjectStore
-from logstore.runs.deletion import Deletion, decode_deletion, deletion_at, encode_deletion
-
-_LOADERS = 8
+from logstore.objects.store import ObjectStore
+from logstore.runs.deletion import Deletion, decode_deletion, encode_deletion
+from logstore.runs.deletions import StoredDeletions
 
 
 class Deletions:
@@ -26,7 +21,7 @@ class Deletions:
         self._store = store
         self._runs: dict[RunKey, int] = {}
         self._pipelines: dict[str, int] = {}
-        self._read_of: dict[str, str] = {}
+        self._stored = StoredDeletions()
 
     def horizon(self, key: RunKey) -> int:
         """ULIDs of the run at or below it do not exist; 0 if nothing was deleted."""
@@ -52,25 +47,16 @@ class Deletions:
     async def refresh(self, key: RunKey) -> None:
         """Reads what the store knows of one run. Raises `StoreUnavailable`, `Damaged`."""
         await self._note_below(keys.deletions_of(key))
-        self._note_all([await self._read(keys.deleted_pipeline(key.fqn))])
+        pipeline = await self._read(keys.deleted_pipeline(key.fqn))
+        if pipeline is not None:
+            self._note(pipeline)
 
     async def _note_below(self, prefix: str) -> None:
-        changed: list[ObjectInfo] = []
-        async for info in self._store.list(prefix):
-            said = deletion_at(info.key)
-            if said is not None:
-                self.note(said.fqn, said.run, said.t)
-            elif self._read_of.get(info.key) != info.etag:
-                changed.append(info)
-        for start in range(0, len(changed), _LOADERS):
-            some = changed[start : start + _LOADERS]
-            self._note_all(await asyncio.gather(*[self._read(info.key) for info in some]))
-            self._read_of |= {info.key: info.etag for info in some}
+        async for one in self._stored.each(self._store, prefix):
+            self._note(one.deletion)
 
-    def _note_all(self, deletions: Iterable[Deletion | None]) -> None:
-        for deletion in deletions:
-            if deletion is not None:
-                self.note(deletion.fqn, deletion.run, deletion.t)
+    def _note(self, deletion: Deletion) -> None:
+        self.note(deletion.fqn, deletion.run, deletion.t)
 
     async def _read(self, key: str) -> Deletion | None:
         try:

@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from compactor.commit.deletions import deletions_above
 from compactor.commit.placement import Placement
 from compactor.ingest.plan import StoredSegment
 from compactor.ingest.quarantine import set_aside
@@ -28,6 +27,7 @@ from logstore.clock import Clock
 from logstore.entropy import Entropy
 from logstore.errors import PreconditionFailed, StoreUnavailable
 from logstore.objects.store import ObjectStore
+from logstore.runs.deletions import deletions_above
 from logstore.segments.reader import open_segment
 from logstore.table.commit import commit_segments
 from logstore.table.schema import COLUMNS

@@ -14,7 +14,6 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from compactor.commit.deletions import deletions_above
 from logstore import keys
 from logstore import ulid as ulids
 from logstore.batch import RunKey
@@ -22,6 +21,7 @@ from logstore.clock import Clock
 from logstore.errors import Damaged, JournalFailed, NotFound
 from logstore.filesystem import FileSystem
 from logstore.objects.store import ObjectStore
+from logstore.runs.deletions import deletions_above
 from logstore.runs.manifest import Manifest, decode_manifest
 from logstore.table.snapshot import Snapshot, TableFile
 from logstore.table.table import Table

@@ -10,7 +10,6 @@ from itertools import count
 
 import pytest
 
-from compactor.commit.deletions import deletions_above
 from compactor.maintenance.deletion_records import forget
 from compactor.report import Report
 from compactor.settings import Compaction
@@ -20,6 +19,7 @@ from logstore.clock import SystemClock
 from logstore.errors import OutcomeUnknown, Unavailable
 from logstore.objects.store import ObjectStore
 from logstore.runs.deletion import Deletion
+from logstore.runs.deletions import deletions_above
 from logstore.runs.manifest import Manifest, encode_manifest
 from logstore.runs.retention import RunRetention
 from logstore.table.commit import Change, commit

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from compactor.assignment import Alone
-from compactor.commit.deletions import StoredDeletion
 from compactor.maintenance.purge import pending, purge
 from compactor.maintenance.retention import expire
 from compactor.report import Report
@@ -21,6 +20,7 @@ from logstore import keys, ulid
 from logstore.clock import SystemClock
 from logstore.errors import PreconditionFailed
 from logstore.runs.deletion import Deletion
+from logstore.runs.deletions import StoredDeletion
 from logstore.table.commit import Advance, Change, commit
 from logstore.table.snapshot import Snapshot
 from tests.compactor.another_driver import elsewhere

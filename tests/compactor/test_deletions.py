@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from compactor.commit.deletions import Deletions
 from logstore import keys, ulid
 from logstore.batch import RunKey
 from logstore.disk import Disk
@@ -10,6 +9,7 @@ from logstore.entropy import system_entropy
 from logstore.objects.local import LocalStore
 from logstore.objects.store import ObjectInfo
 from logstore.runs.deletion import Deletion, encode_deletion
+from logstore.runs.deletions import StoredDeletions
 from service.runs.deletions import Deletions as Known
 from tests.compactor.lake import Lake
 
@@ -30,7 +30,7 @@ class Counting(LocalStore):
 
 def test_what_was_read_is_read_again_only_where_it_changed(lake: Lake) -> None:
     store = Counting(lake.settings.store_folder, Disk(), lake.clock, system_entropy())
-    known = Deletions()
+    known = StoredDeletions()
 
     def told() -> set[tuple[str, str | None, int]]:
         every = lake.run(known.all(store))
