@@ -49,14 +49,13 @@ class Distant(Schedule):
 
 def _work(segments: Mapping[str, int]) -> MergeInput:
     return MergeInput(
-        segments=list(segments),
-        held=[],
+        segments=segments,
+        held={},
         bounds=[ulid.lowest_at(NOON)],
         tasks=[0],
         deletions=[],
         low=ulid.lowest_at(NOON),
         high=ulid.highest_at(NOON + 3_600_000 - 1),
-        sizes=segments,
     )
 
 

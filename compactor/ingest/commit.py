@@ -61,7 +61,7 @@ async def _holds(compactor: Compactor, planned: Snapshot, newest: Snapshot, merg
     came = await asyncio.to_thread(_came, planned, newest, merged.reach)
     if not came or not merged.files:
         return True
-    mine = [f"{newest.uri}/{file.path}" for file in merged.files]
+    mine = {f"{newest.uri}/{file.path}": file.size for file in merged.files}
     return not await apart(compactor.engine.share_batches, mine, came)
 
 
@@ -73,7 +73,9 @@ def _undisturbed(planned: Snapshot, newest: Snapshot, advances: Sequence[Advance
     )
 
 
-def _came(planned: Snapshot, newest: Snapshot, reach: Reach) -> list[str]:
-    """Addresses of files that `planned` has not, and that may hold lines of the batch."""
+def _came(planned: Snapshot, newest: Snapshot, reach: Reach) -> dict[str, int]:
+    """Bytes by address of files that `planned` has not, and that may hold lines of the batch."""
     known = {file.path for file in planned.files}
-    return [file.uri for file in newest.files if file.path not in known and reach.meets(file)]
+    return {
+        file.uri: file.size for file in newest.files if file.path not in known and reach.meets(file)
+    }

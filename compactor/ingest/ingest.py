@@ -217,14 +217,13 @@ class _Intake:
         segments = {store.uri(v.segment.key): v.segment.size for v in whole if v.spans}
         held = {file.uri: file.size for file in snapshot.files if reach.meets(file)}
         return MergeInput(
-            segments=list(segments),
-            held=list(held),
+            segments=segments,
+            held=held,
             bounds=buckets.bounds,
             tasks=buckets.tasks,
             deletions=reach.taken_by(await self.compactor.deletions.above(store, low)),
             low=low,
             high=high,
-            sizes=segments | held,
         )
 
 

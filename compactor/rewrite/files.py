@@ -67,11 +67,10 @@ async def rewrite(
     job = compactor.fresh_id()
     folder = staging_folder(snapshot.uri, job)
     work = RewriteInput(
-        files=[file.uri for file in files],
+        files={file.uri: file.size for file in files},
         rows=sum(file.rows for file in files),
         parts=_parts(sum(file.size for file in files), compactor.limits.file_bytes),
         deletions=deletions,
-        sizes={file.uri: file.size for file in files},
     )
     with report.timed("rewrite", clock):
         rows = await apart(engine.rewrite, work, folder)

@@ -11,46 +11,52 @@ What a merge or a rewriting job is given are plain values, so planning one needs
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
-from compactor.spark.written import Written
 from logstore.runs.deletion import Deletion
 
 
 @dataclass(frozen=True, slots=True)
 class RewriteInput:
-    """Table files of one hour, given by their addresses, to be written anew as `parts` files.
+    """Table files of one hour, bytes by address, to be written anew as `parts` files.
 
-    `rows` is their number of lines as far as is known. `deletions` say which to leave out,
-    `sizes` the bytes of the files, as far as they are known.
+    `rows` is their number of lines as far as is known. `deletions` say which to leave out.
     """
 
-    files: Sequence[str]
+    files: Mapping[str, int]
     rows: int
     parts: int
     deletions: Sequence[Deletion]
-    sizes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class MergeInput:
     """One merge.
 
-    `segments` are addresses of segments, `held` of table files that may hold the same
+    `segments` are bytes of segments by address, `held` of table files that may hold the same
     records, `bounds` the lowest ULID of each bucket, `tasks` the task of each, from 0 on and
-    rising, `low` and `high` the input's ULIDs. `sizes` are bytes of segments and held files, as
-    far as they are known: what they are of is not looked for again.
+    rising, `low` and `high` the input's ULIDs.
     """
 
-    segments: Sequence[str]
-    held: Sequence[str]
+    segments: Mapping[str, int]
+    held: Mapping[str, int]
     bounds: Sequence[int]
     tasks: Sequence[int]
     deletions: Sequence[Deletion]
     low: int
     high: int
-    sizes: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a merge has written, as the tasks counted it whose attempts were committed.
+
+    `rows` are lines that are in its files, `deleted` lines that were left out as deleted.
+    """
+
+    rows: int
+    deleted: int = 0
 
 
 class Engine(Protocol):
@@ -84,8 +90,8 @@ class Engine(Protocol):
         """
         ...
 
-    def share_batches(self, some: Sequence[str], others: Sequence[str]) -> bool:
-        """Whether a batch of a run has lines in `some` and in `others`, addresses of table files.
+    def share_batches(self, some: Mapping[str, int], others: Mapping[str, int]) -> bool:
+        """Whether a batch of a run has lines in `some` and in `others`: bytes by table file.
 
         Raises `Unavailable`.
         """

@@ -37,14 +37,14 @@ Output is `part-{part:05d}-….parquet` in a folder of its own. Addresses are pa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import orjson
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's users know
 
-from compactor.spark.engine import MergeInput, RewriteInput
+from compactor.spark.engine import MergeInput, RewriteInput, Written
 from compactor.spark.lines import (
     BATCH_CHARACTERS,
     BUCKET,
@@ -59,12 +59,11 @@ from compactor.spark.lines import (
     without,
     write,
 )
-from compactor.spark.written import Written
 from logstore import ulid
 
 
-def share_batches(spark: SparkSession, some: Sequence[str], others: Sequence[str]) -> bool:
-    """Whether a batch of a run has lines in `some` and in `others`, addresses of table files.
+def share_batches(spark: SparkSession, some: Mapping[str, int], others: Mapping[str, int]) -> bool:
+    """Whether a batch of a run has lines in `some` and in `others`: bytes by table file.
 
     Raises `Unavailable` when Spark fails.
     """
@@ -73,7 +72,7 @@ def share_batches(spark: SparkSession, some: Sequence[str], others: Sequence[str
         return not mine.join(theirs, ["fqn", "run_id", "batch"], "left_semi").isEmpty()
 
 
-def _batches(spark: SparkSession, files: Sequence[str]) -> DataFrame:
+def _batches(spark: SparkSession, files: Mapping[str, int]) -> DataFrame:
     batch = F.substring("ulid", 1, BATCH_CHARACTERS).alias("batch")
     return read(spark, files).select("fqn", "run_id", batch).distinct()
 
@@ -91,9 +90,9 @@ def rewrite(spark: SparkSession, work: RewriteInput, folder: str) -> int:
     Raises `Unavailable` when Spark fails; then nothing but files in `folder` came of it.
     """
     with failing():
-        lines = without(spark, read(spark, work.files, work.sizes), work.deletions)
+        lines = without(spark, read(spark, work.files), work.deletions)
         ranges = _ranges(lines, work) if work.parts > 1 else []
-        return write(once(_rewrite_spread(lines, ranges), [F.col("ulid")]), folder)
+        return write(once(_by_ranges(lines, ranges), [F.col("ulid")]), folder)
 
 
 def cuts(keys: Sequence[Key], parts: int) -> list[Key]:
@@ -120,14 +119,14 @@ def _text(keys: DataFrame) -> str:
     return text
 
 
-def _rewrite_spread(lines: DataFrame, ranges: Sequence[Key]) -> DataFrame:
-    begins = _rewrite_constant([("",) * len(KEY), *ranges])
+def _by_ranges(lines: DataFrame, ranges: Sequence[Key]) -> DataFrame:
+    begins = _structs([("",) * len(KEY), *ranges])
     parts = len(ranges) + 1
     found = bucketed(lines, F.struct(*KEY), begins, parts)
     return found.repartitionById(parts, BUCKET)
 
 
-def _rewrite_constant(keys: Sequence[Key]) -> Column:
+def _structs(keys: Sequence[Key]) -> Column:
     """An array of structs: one literal for Py4J, which Spark takes apart once, when it plans."""
     schema = f"array<struct<{','.join(f'{name}:string' for name in KEY)}>>"
     text = orjson.dumps([dict(zip(KEY, key, strict=True)) for key in keys]).decode()
@@ -158,7 +157,7 @@ def merge(spark: SparkSession, work: MergeInput, folder: str) -> Written:
 
 
 def _merge(spark: SparkSession, work: MergeInput, folder: str) -> Written:
-    lines, deleted = read(spark, work.segments, work.sizes), Observation()
+    lines, deleted = read(spark, work.segments), Observation()
     if not work.deletions:
         return Written(write(_merged(spark, lines, work), folder))
 
@@ -178,7 +177,7 @@ def _merged(
 ) -> DataFrame:
     if work.held:
         return _with_held(spark, lines, work, looked_at)
-    return once(_spread(lines, work), [F.col("ulid")], looked_at)
+    return once(_by_buckets(lines, work), [F.col("ulid")], looked_at)
 
 
 def _with_held(
@@ -189,25 +188,25 @@ def _with_held(
 ) -> DataFrame:
     """The lines that the table has not."""
     low, high = ulid.encode(work.low), ulid.encode(work.high)
-    keys = read(spark, work.held, work.sizes).where(F.col("ulid").between(low, high))
+    keys = read(spark, work.held).where(F.col("ulid").between(low, high))
     both = lines.withColumn("held", F.lit(False)).unionByName(
         keys.select(*KEY, F.lit(True).alias("held")),
         allowMissingColumns=True,
     )
     held_first = [F.col("ulid"), F.col("held").desc()]
-    return once(_spread(both, work), held_first, looked_at).where(~F.col("held"))
+    return once(_by_buckets(both, work), held_first, looked_at).where(~F.col("held"))
 
 
-def _spread(lines: DataFrame, work: MergeInput) -> DataFrame:
-    begins = _constant(map(ulid.encode, work.bounds))
+def _by_buckets(lines: DataFrame, work: MergeInput) -> DataFrame:
+    begins = _texts(map(ulid.encode, work.bounds))
     found = bucketed(lines, F.col("ulid"), begins, len(work.bounds))
     tasks = work.tasks[-1] + 1
     if tasks == len(work.bounds):
         return found.repartitionById(tasks, BUCKET)
-    task = F.get(_constant(map(str, work.tasks)).cast("array<int>"), F.col(BUCKET))
+    task = F.get(_texts(map(str, work.tasks)).cast("array<int>"), F.col(BUCKET))
     return found.withColumn(TASK, task).repartitionById(tasks, TASK)
 
 
-def _constant(texts: Iterable[str]) -> Column:
+def _texts(texts: Iterable[str]) -> Column:
     """An array: one literal for Py4J, which Spark takes apart once, when it plans."""
     return F.split(F.lit(",".join(texts)), ",")

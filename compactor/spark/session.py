@@ -9,7 +9,7 @@ How far the job under way is, for people who watch.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,11 +17,10 @@ from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from compactor.spark.conf import DEFAULTS, NEEDED, SparkWishes, is_here, submitted
-from compactor.spark.engine import MergeInput, RewriteInput
+from compactor.spark.engine import MergeInput, RewriteInput, Written
 from compactor.spark.jars import SUBMIT
 from compactor.spark.jvm import hear, quiet_py4j, reason
 from compactor.spark.s3a import COMMITTER, FILE_SYSTEM, S3A
-from compactor.spark.written import Written
 from logstore.errors import Unavailable
 
 
@@ -113,7 +112,7 @@ class Session:
 
         return rewrite(spark, work, folder)
 
-    def share_batches(self, some: Sequence[str], others: Sequence[str]) -> bool:
+    def share_batches(self, some: Mapping[str, int], others: Mapping[str, int]) -> bool:
         """As `Engine.share_batches`."""
         spark = self.get()
         from compactor.spark.jobs import share_batches

@@ -7,7 +7,7 @@ holds it to what Spark does with the same input.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +16,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from compactor.spark.engine import MergeInput, RewriteInput
-from compactor.spark.written import Written
+from compactor.spark.engine import MergeInput, RewriteInput, Written
 from logstore import ulid
 from logstore.errors import Unavailable
 from logstore.runs.deletion import Deletion
@@ -61,7 +60,7 @@ class PlainEngine:
         self._write(parts, folder)
         return len(kept)
 
-    def share_batches(self, some: Sequence[str], others: Sequence[str]) -> bool:
+    def share_batches(self, some: Mapping[str, int], others: Mapping[str, int]) -> bool:
         with _there():
             mine, theirs = ({batch_of(row) for row in _rows(files)} for files in (some, others))
             apart = mine.isdisjoint(theirs)
@@ -109,7 +108,7 @@ def is_deleted(key: Key, deletions: Iterable[Deletion]) -> bool:
     )
 
 
-def _rows(paths: Sequence[str]) -> Iterator[Row]:
+def _rows(paths: Iterable[str]) -> Iterator[Row]:
     for path in paths:
         yield from pq.ParquetFile(path).read(_SCHEMA.names).to_pylist(maps_as_pydicts=None)
 

@@ -339,7 +339,7 @@ def test_spark_asks_for_no_segment_what_is_known(lake: Lake, between: Schedule) 
 
 
 def test_a_failure_of_spark_is_an_error_with_a_reason(lake: Lake, s3_session: Session) -> None:
-    gone = MergeInput([lake.store.uri("segments/a/gone.parquet")], [], [0], [0], [], 0, 1)
+    gone = MergeInput({lake.store.uri("segments/a/gone.parquet"): 9}, {}, [0], [0], [], 0, 1)
     with pytest.raises(Unavailable, match=r"Spark failed: .*gone"):
         merge(s3_session.get(), gone, lake.store.uri("table/_staging/out"))
 

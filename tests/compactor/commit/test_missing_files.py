@@ -13,9 +13,8 @@ from compactor.ingest.ingest import take_in_all
 from compactor.maintenance.purge import purge
 from compactor.report import Report
 from compactor.rewrite.hours import rewrite_hours
-from compactor.spark.engine import RewriteInput
+from compactor.spark.engine import RewriteInput, Written
 from compactor.spark.session import Session
-from compactor.spark.written import Written
 from logstore import keys
 from logstore.clock import SystemClock
 from logstore.errors import Unavailable

@@ -63,7 +63,7 @@ def test_a_folder_may_be_named_like_a_pattern(session: Session, tmp_path: Path) 
 
 
 def test_a_failure_of_spark_is_an_error_with_a_reason(session: Session, tmp_path: Path) -> None:
-    gone = MergeInput([str(tmp_path / "gone.parquet")], [], [0], [0], [], 0, 1)
+    gone = MergeInput({str(tmp_path / "gone.parquet"): 9}, {}, [0], [0], [], 0, 1)
     with pytest.raises(Unavailable, match=r"Spark failed: .*gone"):
         merge(session.get(), gone, str(tmp_path / "out"))
 

@@ -20,9 +20,8 @@ from compactor.ingest.verify import Verified, verify
 from compactor.report import Report
 from compactor.rewrite.hours import rewrite_hours
 from compactor.settings import Compaction
-from compactor.spark.engine import MergeInput
+from compactor.spark.engine import MergeInput, Written
 from compactor.spark.session import Session
-from compactor.spark.written import Written
 from logstore import ulid
 from logstore.batch import RunKey
 from logstore.clock import SystemClock

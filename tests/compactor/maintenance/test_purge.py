@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,8 +14,7 @@ from compactor.maintenance.purge import pending, purge
 from compactor.maintenance.retention import expire
 from compactor.report import Report
 from compactor.settings import Compaction
-from compactor.spark.engine import MergeInput, RewriteInput
-from compactor.spark.written import Written
+from compactor.spark.engine import MergeInput, RewriteInput, Written
 from logstore import keys, ulid
 from logstore.clock import SystemClock
 from logstore.errors import PreconditionFailed
@@ -48,7 +47,7 @@ class NoEngine:
     def rewrite(self, work: RewriteInput, folder: str) -> int:
         raise AssertionError("an engine was started")
 
-    def share_batches(self, some: Sequence[str], others: Sequence[str]) -> bool:
+    def share_batches(self, some: Mapping[str, int], others: Mapping[str, int]) -> bool:
         raise AssertionError("an engine was started")
 
     def stop(self) -> None:

@@ -47,14 +47,14 @@ def test_a_run_with_nearly_all_lines_is_cut_by_time(warm: Lake) -> None:
     assert all(high < low for (_, high), (low, _) in pairwise(ranges))
     assert all(500 < file.rows < 1_800 for file in made)
     assert sum(file.runs == ("big", "big") for file in made) >= 2
-    session, uris = warm.session, [file.uri for file in made]
-    assert not session.share_batches(uris[:1], uris[-1:])
-    assert session.share_batches(uris[:1], uris[:2])
+    session, each = warm.session, [{file.uri: file.size} for file in made]
+    assert not session.share_batches(each[0], each[-1])
+    assert session.share_batches(each[0], each[0] | each[1])
 
 
 @pytest.mark.spark
 def test_a_spark_that_fails_is_unavailable(session: Session, tmp_path: Path) -> None:
-    work = RewriteInput([str(tmp_path / "gone.parquet")], 1, 2, [])
+    work = RewriteInput({str(tmp_path / "gone.parquet"): 9}, 1, 2, [])
     with pytest.raises(Unavailable, match=r"Spark failed: .*gone"):
         rewrite(session.get(), work, str(tmp_path / "out"))
 
