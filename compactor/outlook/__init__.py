@@ -1,1 +1,0 @@
-"""What a pass would do, without doing it: `--dry-run`."""

@@ -1,1 +1,0 @@
-"""How several drivers share the work: by leases, which only save work."""
