@@ -1,4 +1,4 @@
-"""What all tests share: the async backend, and honesty about what was left out.
+"""What all tests share: servers, and honesty about what was left out.
 
 A test that needs something of the machine carries a marker of that thing (`NEEDS`).
 Where the machine has it not, the test is left out and the end of the run says which
@@ -52,11 +52,6 @@ def pytest_configure() -> None:
 
 def pytest_report_header() -> str:
     return f"cases that this run tries of many: {choose()}"
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,6 @@ TESTS = """
 import asyncio, threading
 import pytest
 
-pytestmark = pytest.mark.anyio
 
 async def test_a_wait_without_a_bound():
     while True:

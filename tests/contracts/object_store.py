@@ -54,7 +54,7 @@ async def _streamed(pieces: AsyncIterator[bytes]) -> bytes:
 
 
 class ObjectStoreContract:
-    """All tests are coroutines: the module that subclasses sets `pytestmark = anyio`."""
+    """What every object store does; a subclass gives the store."""
 
     @pytest.fixture
     def store(self) -> ObjectStore:

@@ -92,7 +92,7 @@ async def keys_taken(store: PartitionStore, claim: Claim, count: int) -> list[st
 
 
 class PartitionAcquireContract:
-    """All tests are coroutines: the module that subclasses sets `pytestmark = anyio`."""
+    """How every lease store gives out partitions; a subclass gives the store."""
 
     LEASE_MS = 60_000
     """A lease that tests let run out: short where time cannot be moved by hand."""

@@ -92,7 +92,7 @@ async def one_of_each_status(store: PartitionStore) -> dict[Status, Partition]:
 
 
 class PartitionStoreContract(PartitionAcquireContract):
-    """All tests are coroutines: the module that subclasses sets `pytestmark = anyio`."""
+    """What every lease store does; a subclass gives the store."""
 
     MANY = 3000
     """More than fit into one request; fewer for a server that is slow for tests only."""

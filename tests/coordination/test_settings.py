@@ -136,7 +136,6 @@ def test_what_is_no_duration(text: str) -> None:
         milliseconds(text)
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("store", "kind"),
     [

@@ -29,7 +29,6 @@ from tests.e2e.clients import (
 from tests.e2e.logs import made_log
 from tests.e2e.service_process import ServiceProcess
 
-pytestmark = pytest.mark.anyio
 KEY = RunKey("service.pipeline", "run [1] \U0001f600/../x")
 FAST = {
     "TAILRACE_FLUSH__SEGMENT_SECONDS": "0.3",

@@ -18,7 +18,6 @@ from logstore.objects.local import LocalStore
 from logstore.runs.watermark import raise_text_mark, read_text_mark
 from tests.e2e.service_process import BASE, ServiceProcess
 
-pytestmark = pytest.mark.anyio
 RUN = f"{BASE}/service.pipeline/run-1"
 DOORS = ["durable", "fast", "bulk"]
 

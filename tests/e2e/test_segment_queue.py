@@ -19,7 +19,6 @@ from tests.e2e.clients import batches_of, post_all, whole_lines
 from tests.e2e.logs import made_log
 from tests.e2e.service_process import ServiceProcess
 
-pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).parents[2]
 KEY = RunKey("service.pipeline", "run")
 FAST = {

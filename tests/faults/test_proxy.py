@@ -16,8 +16,6 @@ from tests.faults.proxy import FaultProxy
 from tests.faults.schedule import Schedule
 from tests.faults.tiny_server import TinyServer, tiny_server
 
-pytestmark = pytest.mark.anyio
-
 ABSENT = {"If-None-Match": "*"}
 BODY = bytes(range(256)) * 1000
 

@@ -20,8 +20,6 @@ from tests.contracts.filesystem import FileSystemContract
 from tests.refusals import refused
 from tests.simulation.powercut import DirectSyncer, PowerCutFileSystem
 
-pytestmark = pytest.mark.anyio
-
 
 class TestDisk(FileSystemContract):
     @pytest.fixture

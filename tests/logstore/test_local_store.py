@@ -26,8 +26,6 @@ from tests.contracts.object_store import (
 from tests.simulation.faulty_store import FaultyStore, Schedule
 from tests.simulation.powercut import PowerCutFileSystem
 
-pytestmark = pytest.mark.anyio
-
 
 def open_local_store(root: str) -> ObjectStore:
     return LocalStore(root, Disk(), SystemClock(), system_entropy())

@@ -17,7 +17,7 @@ from tests.faults.schedule import Schedule
 from tests.logstore.test_s3_faults import standing
 from tests.servers.minio import Bucket
 
-pytestmark = [pytest.mark.anyio, pytest.mark.minio]
+pytestmark = pytest.mark.minio
 
 
 class Nth:

@@ -31,7 +31,7 @@ from tests.faults.requests import Request
 from tests.faults.schedule import Schedule, evenly
 from tests.servers.minio import Bucket
 
-pytestmark = [pytest.mark.anyio, pytest.mark.minio]
+pytestmark = pytest.mark.minio
 
 MIB = 1 << 20
 RATE = 0.33

@@ -29,7 +29,6 @@ from logstore.objects.s3.store import S3Store
 from logstore.objects.store import Part
 from tests.servers.minio import KMS_KEY, Bucket, Minio
 
-pytestmark = pytest.mark.anyio
 MIB = 1 << 20
 SMALL = PartLimits(smallest=5 * MIB, copied=11 * MIB, sent=6 * MIB, single_put=7 * MIB)
 

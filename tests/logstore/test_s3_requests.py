@@ -23,8 +23,6 @@ from logstore.objects.s3.requests import Requests, Tries
 from logstore.objects.s3.writes import Target, Writes
 from tests.service.runs.world import TestClock
 
-pytestmark = pytest.mark.anyio
-
 LOST = vendor.ReadTimeoutError(endpoint_url="http://store")
 
 

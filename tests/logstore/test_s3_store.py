@@ -16,7 +16,7 @@ from tests.contracts.object_store import (
 )
 from tests.servers.minio import KMS_KEY, Bucket, Minio
 
-pytestmark = [pytest.mark.anyio, pytest.mark.minio]
+pytestmark = pytest.mark.minio
 
 
 @asynccontextmanager

@@ -13,7 +13,6 @@ from logstore.runs.watermark import raise_text_mark, read_text_mark
 from tests.simulation.faulty_store import WRITES, Fault, FaultyStore, Schedule
 from tests.simulation.powercut import PowerCutFileSystem
 
-pytestmark = pytest.mark.anyio
 NODE = "node-1"
 
 

@@ -22,7 +22,7 @@ from tests.openmetadata.server import numbered
 from tests.servers.minio import Bucket
 from tests.service.test_main import scrape, service
 
-pytestmark = [pytest.mark.anyio, pytest.mark.minio]
+pytestmark = pytest.mark.minio
 LOGS = "/api/v1/services/ingestionPipelines/logs"
 FQN = "service.pipeline_minio"
 
@@ -65,7 +65,7 @@ class Runs:
 
 
 @pytest.fixture
-async def runs(anyio_backend: str, bucket: Bucket, tmp_path: Path) -> AsyncIterator[Runs]:
+async def runs(bucket: Bucket, tmp_path: Path) -> AsyncIterator[Runs]:
     """On a running service over an empty bucket."""
     flush = {"segment_seconds": 0.2}
     async with service(settings_on(bucket.settings, tmp_path, flush=flush)) as (client, _):

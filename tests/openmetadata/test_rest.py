@@ -15,13 +15,12 @@ import pytest
 
 from tests.service.test_main import service, settings_for
 
-pytestmark = pytest.mark.anyio
 LOGS = "/api/v1/services/ingestionPipelines/logs"
 FQN = "service.pipeline_log_test"
 
 
 @pytest.fixture
-async def client(anyio_backend: str, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+async def client(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     """Of a running service."""
     async with service(settings_for(tmp_path)) as (client, _):
         yield client

@@ -17,7 +17,6 @@ from logstore.clock import SystemClock
 from service.compaction import CompactionChild, CompactionLimits, job_command, job_environment
 from service.settings import Settings
 
-pytestmark = pytest.mark.anyio
 QUICK = CompactionLimits(first_pause_seconds=0.01, longest_pause_seconds=0.05, stop_seconds=120)
 
 

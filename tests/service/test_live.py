@@ -19,7 +19,6 @@ from tests.service.test_main import PLAIN, RUN, STREAM, service, settings_for
 from tests.simulation.backing import PAUSE_MS, TRIES
 from tests.stores import ON_SERVER, RATE
 
-pytestmark = pytest.mark.anyio
 RESTARTS = 1
 
 

@@ -18,7 +18,6 @@ from service.main import run
 from service.metrics.scrape import METRICS
 from service.settings import Settings
 
-pytestmark = pytest.mark.anyio
 RUN = "/api/v1/services/ingestionPipelines/logs/p/r"
 STREAM = "/api/v1/services/ingestionPipelines/logs/p/stream/r"
 PLAIN = {"content-type": "text/plain"}

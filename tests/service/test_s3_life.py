@@ -20,7 +20,6 @@ from tests.servers.minio import KMS_KEY, Bucket, Minio
 from tests.service.runtime.test_store_check import forgetful_server
 from tests.service.test_main import RUN, service, settings_for
 
-pytestmark = pytest.mark.anyio
 SEES = "arn:aws:kms:" + KMS_KEY
 SOON: dict[str, Any] = {
     "flush": {"segment_seconds": 0.2},

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from logstore.batch import RunKey
 from logstore.position import Cursor, Position
 from service.tail import Channel, Tail, TailLimits
 
-pytestmark = pytest.mark.anyio
 KEY = RunKey("p", "r")
 QUICK = TailLimits(gather_seconds=0, gather_seconds_per_reader=0)
 

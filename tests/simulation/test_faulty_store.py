@@ -13,8 +13,6 @@ from logstore.objects.store import ObjectStore
 from tests.simulation.faulty_store import Crash, Fault, FaultyStore, Schedule
 from tests.simulation.powercut import PowerCutFileSystem
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
 def inner() -> ObjectStore:

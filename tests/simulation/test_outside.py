@@ -31,7 +31,6 @@ def local(folder: Path) -> LocalStore:
     return LocalStore(str(folder), Disk(), SystemClock(), Random(1))
 
 
-@pytest.mark.anyio
 class TestContract(ObjectStoreContract):
     @pytest.fixture
     def store(self, tmp_path: Path, outside: Outside) -> ObjectStore:

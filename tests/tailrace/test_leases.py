@@ -223,7 +223,6 @@ async def served(tmp_path: Path) -> AsyncIterator[str]:
         yield str(client.base_url)
 
 
-@pytest.mark.anyio
 async def test_a_service_tells_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async with served(tmp_path) as url:
 

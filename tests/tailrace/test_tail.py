@@ -11,7 +11,6 @@ import pytest
 from logstore.errors import NotFound, TailraceError, Unavailable
 from tailrace.tail import EventParser, Follower, newest_run
 
-pytestmark = pytest.mark.anyio
 Handler = Callable[[httpx.Request], httpx.Response]
 
 

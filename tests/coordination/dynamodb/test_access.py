@@ -20,7 +20,7 @@ from tests.coordination.dynamodb.tables import settings_of, standing
 from tests.coordination.dynamodb.workers import SkewedClock
 from tests.servers.dynamodb import DynamoDb
 
-pytestmark = [pytest.mark.anyio, pytest.mark.dynamodb]
+pytestmark = pytest.mark.dynamodb
 
 ROLE = "arn:aws:iam::123456789012:role/SourceCoordinationTableRole"
 _ASSUMED = b"""<AssumeRoleResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/">

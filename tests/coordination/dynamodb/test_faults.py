@@ -31,7 +31,7 @@ from tests.faults.schedule import Schedule, evenly
 from tests.servers.dynamodb import DynamoDb
 from tests.simulation.moved_clock import MovedClock
 
-pytestmark = [pytest.mark.anyio, pytest.mark.dynamodb]
+pytestmark = pytest.mark.dynamodb
 
 PATIENT = Tries(count=12, pause_seconds=0.001)
 FEW = Tries(count=3, pause_seconds=0.001)

@@ -28,7 +28,7 @@ from tests.coordination.dynamodb.tables import settings_of
 from tests.servers.dynamodb import DynamoDb
 from tests.simulation.moved_clock import NOW_MS, MovedClock
 
-pytestmark = [pytest.mark.anyio, pytest.mark.dynamodb]
+pytestmark = pytest.mark.dynamodb
 
 
 def may_be_old(operation: str, parameters: dict[str, Any]) -> bool:

@@ -15,7 +15,7 @@ from tests.coordination.dynamodb.tables import settings_of, standing
 from tests.coordination.dynamodb.workers import HELD, Job, effects, hold, work
 from tests.servers.dynamodb import DynamoDb
 
-pytestmark = [pytest.mark.anyio, pytest.mark.dynamodb]
+pytestmark = pytest.mark.dynamodb
 
 TOTAL = 120
 MINUTE_MS = 60_000

@@ -34,7 +34,7 @@ from tests.coordination.dynamodb.tables import settings_of, standing
 from tests.servers.dynamodb import DynamoDb
 from tests.simulation.moved_clock import NOW_MS, MovedClock
 
-pytestmark = [pytest.mark.anyio, pytest.mark.dynamodb]
+pytestmark = pytest.mark.dynamodb
 
 KEYS = {"sourceIdentifier": "HASH", "sourcePartitionKey": "RANGE"}
 INDEX_KEYS = {"sourceStatusCombinationKey": "HASH", "partitionPriority": "RANGE"}

@@ -12,6 +12,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+import pytest_asyncio
 
 from coordination.object_store.store import ObjectPartitions
 from coordination.storetime import StoreTime
@@ -29,14 +30,6 @@ from tests.faults.schedule import Schedule, evenly
 from tests.faults.thread import fault_proxy
 from tests.servers.minio import Bucket, Minio
 from tests.simulation.moved_clock import MovedClock
-
-pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    """One loop for all tests here, so that they share a client."""
-    return "asyncio"
 
 
 class OnObjects(PartitionStoreContract):
@@ -87,12 +80,16 @@ async def places(bucket: Bucket) -> AsyncIterator[Callable[[], ObjectStore]]:
 
 
 @pytest.mark.minio
+@pytest.mark.asyncio(loop_scope="class")
 class TestThroughFaults(OnObjects):
-    """A sixth of all requests fail, are done without an answer, or are done twice."""
+    """A sixth of all requests fail, are done without an answer, or are done twice.
+
+    All tests run in one event loop, so that they share a client.
+    """
 
     SHARDS = 2
 
-    @pytest.fixture(scope="class")
+    @pytest_asyncio.fixture(scope="class", loop_scope="class")
     @classmethod
     async def fresh(cls, minio: Minio) -> AsyncIterator[Callable[[], ObjectStore]]:
         schedule = Schedule(3, evenly(0.16), delay_seconds=0.001)
@@ -102,7 +99,11 @@ class TestThroughFaults(OnObjects):
         # A process may run few of these tests: another then has the others.
         assert schedule.injected.total() > schedule.requests / 40 - 20
 
-    @pytest.fixture
-    async def store(self, fresh: Callable[[], ObjectStore]) -> AsyncIterator[ObjectPartitions]:
+    @pytest_asyncio.fixture(loop_scope="class")
+    async def on_faults(self, fresh: Callable[[], ObjectStore]) -> AsyncIterator[ObjectPartitions]:
         async with self.opened(fresh()) as store:
             yield store
+
+    @pytest.fixture
+    def store(self, on_faults: ObjectPartitions) -> ObjectPartitions:
+        return on_faults

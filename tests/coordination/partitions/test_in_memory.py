@@ -10,8 +10,6 @@ from coordination.partitions.in_memory import InMemoryPartitions
 from tests.contracts.partition_store import PartitionStoreContract
 from tests.simulation.moved_clock import MovedClock
 
-pytestmark = pytest.mark.anyio
-
 
 class TestInMemory(PartitionStoreContract):
     clock: MovedClock

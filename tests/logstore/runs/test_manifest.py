@@ -29,8 +29,6 @@ from tests.simulation.backing import open_store
 from tests.simulation.faulty_store import Fault, FaultyStore, Schedule
 from tests.simulation.powercut import PowerCutFileSystem
 
-pytestmark = pytest.mark.anyio
-
 RUN = RunKey("pipeline", "r/u n")
 CHUNK = Chunk("01C", "chunk", 10, 2, 2, 1 << 100, 2 << 100, 1, 50, 30, {"n": (3, 5)})
 FULL = Manifest(

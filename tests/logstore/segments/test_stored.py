@@ -23,7 +23,6 @@ from tests.simulation.backing import open_store
 from tests.simulation.faulty_store import FaultyStore, Schedule
 from tests.simulation.powercut import PowerCutFileSystem
 
-pytestmark = pytest.mark.anyio
 KEY = "segments/node-1/00000000000000000001.parquet"
 A, B = RunKey("svc.a", "1"), RunKey("svc.b", "2")
 

@@ -19,8 +19,6 @@ from tests.openmetadata.server import FQN, ROOT, RUN
 from tests.servers.minio import ACCESS_KEY, SECRET_KEY, Bucket
 from tests.service.test_main import service
 
-pytestmark = pytest.mark.anyio
-
 
 def theirs(folder: Path, **section: Any) -> Settings:
     """The settings of a file with OpenMetadata's section in it."""

@@ -51,7 +51,7 @@ def _made(node: MemoryNode | None, limits: dict[str, Any]) -> tuple[MemoryNode, 
 
 
 @pytest.fixture
-async def serve(anyio_backend: str) -> AsyncIterator[Serve]:
+async def serve() -> AsyncIterator[Serve]:
     """Starts uvicorn: for what depends on connections."""
     async with AsyncExitStack() as stack:
 
@@ -68,7 +68,7 @@ async def serve(anyio_backend: str) -> AsyncIterator[Serve]:
 
 
 @pytest.fixture
-async def direct(anyio_backend: str) -> AsyncIterator[Serve]:
+async def direct() -> AsyncIterator[Serve]:
     """Calls the app without a server between: for the many cases that depend on none."""
     async with AsyncExitStack() as stack:
 

@@ -17,7 +17,6 @@ from tests.gzipped import gzipped
 from tests.service.http.conftest import Serve
 from tests.service.http.memory_node import MemoryNode
 
-pytestmark = pytest.mark.anyio
 JSON = {"content_type": "application/json"}
 PLAIN = {"content_type": "text/plain"}
 NDJSON = {"content_type": "application/x-ndjson"}

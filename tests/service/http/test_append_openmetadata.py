@@ -13,7 +13,6 @@ from service.http.ids import echoed, run_tag
 from tests.gzipped import gzipped
 from tests.service.http.conftest import Serve
 
-pytestmark = pytest.mark.anyio
 JSON = {"content_type": "application/json"}
 RUN = RunKey("p", "r")
 

@@ -59,7 +59,6 @@ def test_what_could_never_match_refuses_to_start(name: str, value: str) -> None:
         load_settings({"server": {name: value}})
 
 
-@pytest.mark.anyio
 async def test_the_page_of_routes_loads_what_the_service_has_and_nothing_else(
     direct: Serve,
 ) -> None:

@@ -11,8 +11,6 @@ from tests.service.simulated_node import START_MS
 from tests.simulation.turns import turns
 from tests.simulation.virtual_time import VirtualClock, simulate
 
-pytestmark = pytest.mark.anyio
-
 
 async def grown(share: Share, size: int, order: list[int]) -> None:
     await share.grow(size)

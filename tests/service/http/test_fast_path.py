@@ -23,7 +23,6 @@ from tests.service.http.conftest import RUNS, Serve, Served
 from tests.service.http.journal_node import JournalNode
 from tests.service.ingest.gated_appender import Door, at
 
-pytestmark = pytest.mark.anyio
 PLAIN = {"content_type": "text/plain"}
 KEY = RunKey("p", "r")
 MINUTE = 60_000

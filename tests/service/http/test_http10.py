@@ -12,7 +12,6 @@ from logstore.batch import RunKey
 from tests.service.http.conftest import RUNS, Serve, Served
 from tests.service.http.memory_node import MemoryNode, MemoryText
 
-pytestmark = pytest.mark.anyio
 TEXT = b"".join(b"%05d %b\n" % (i, b"x" * 90) for i in range(5_000))
 
 

@@ -15,8 +15,6 @@ from tests.service.http.conftest import Served
 from tests.service.http.journal_node import JournalNode
 from tests.service.http.test_fast_path import known, wire
 
-pytestmark = pytest.mark.anyio
-
 
 class Breaks(SystemClock):
     """A clock that gives no time when it is asked how long a batch took."""

@@ -13,7 +13,6 @@ from service.ingest.batch import IncomingBatch
 from tests.service.http.conftest import Serve
 from tests.service.http.memory_node import MemoryNode
 
-pytestmark = pytest.mark.anyio
 IDENTITY = {"accept_encoding": "identity"}
 
 

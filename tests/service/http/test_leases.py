@@ -26,7 +26,6 @@ from service.http.app import Door, build_app
 from service.http.leases import lease_routes
 from tests.service.http.memory_node import MemoryNode
 
-pytestmark = pytest.mark.anyio
 SOURCE = "s|logs|file"
 KEY = "s3://bucket/a b?c#d&e/../é"
 

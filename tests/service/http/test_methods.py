@@ -13,7 +13,6 @@ from service.http.app import Door, build_app
 from tests.service.http.conftest import RUNS, Serve
 from tests.service.http.memory_node import MemoryNode
 
-pytestmark = pytest.mark.anyio
 ROOT = "/api/v1/services/ingestionPipelines"
 
 

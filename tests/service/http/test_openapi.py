@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from service.http.app import Door, all_routers, documented
 from service.http.methods import api_routes
 from service.http.openapi import render
 from service.http.schema import complete
 from tests.service.http.memory_node import MemoryNode
 
-pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).parents[3]
 
 

@@ -25,8 +25,6 @@ from tests.service.query.test_limits import TIGHT, big, endless
 from tests.service.query.world import NOW_MS, RUNS, World, engine_of, entry
 from tests.simulation.hand_clock import HandClock
 
-pytestmark = pytest.mark.anyio
-
 
 def app_of(engine: QueryEngine) -> FastAPI:
     app = FastAPI()

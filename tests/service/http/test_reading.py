@@ -13,7 +13,6 @@ from service.ingest.batch import IncomingBatch
 from tests.service.http.conftest import Serve, Served
 from tests.service.http.memory_node import MemoryNode
 
-pytestmark = pytest.mark.anyio
 KEY = RunKey("p", "r")
 
 

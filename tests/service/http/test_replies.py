@@ -16,7 +16,6 @@ from service.http.app import LONG, documented
 from service.http.replies import PLACE_BYTES
 from tests.service.http.conftest import RUNS, Serve, Served
 
-pytestmark = pytest.mark.anyio
 TEXT = b"".join(b"%06d %b\n" % (i, b"x" * 93) for i in range(70_000))
 PATIENCE_SECONDS = 60.0
 

@@ -16,7 +16,6 @@ from service.status.status import StatusLimits
 from tests.service.http.conftest import Serve, Served
 from tests.service.http.memory_node import MemoryNode
 
-pytestmark = pytest.mark.anyio
 ROOT = "/api/v1/services/ingestionPipelines"
 KIND = {
     "status": ("PUT", f"{ROOT}/p/pipelineStatus"),

@@ -15,7 +15,6 @@ from logstore.batch import RunKey
 from logstore.segments.reader import verify_segment
 from tests.service.http.queue_client import NOW_MS, QueueDoor, batch, queue_door
 
-pytestmark = pytest.mark.anyio
 ONE, TWO = RunKey("svc.one", "r1"), RunKey("svc.two", "r2")
 PARQUET = "application/vnd.apache.parquet"
 

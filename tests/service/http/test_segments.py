@@ -11,8 +11,6 @@ from coordination.groups.group_objects import change_group
 from coordination.groups.groups import evict
 from tests.service.http.queue_client import queue_door
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_a_segment_is_leased_renewed_and_committed() -> None:
     async with queue_door() as door:

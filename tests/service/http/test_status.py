@@ -19,7 +19,6 @@ from tests.service.http.memory_node import MemoryNode
 from tests.service.http.test_stream import drained, events, put, watching
 from tests.simulation.faulty_store import Fault, FaultyStore, Schedule
 
-pytestmark = pytest.mark.anyio
 ROOT = "/api/v1/services/ingestionPipelines"
 KEY = RunKey("p", "r")
 

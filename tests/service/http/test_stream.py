@@ -19,7 +19,6 @@ from service.tail import TailLimits, Tick
 from tests.service.http.conftest import RUNS, Serve, Served
 from tests.service.http.memory_node import MemoryNode, MemorySize
 
-pytestmark = pytest.mark.anyio
 KEY = RunKey("p", "r")
 STREAM = RUNS + "/p/stream/r"
 

@@ -12,8 +12,6 @@ from logstore.errors import BatchConflict
 from service.ingest.appender import Appender, AppendLimits
 from tests.service.ingest.gated_appender import Door, at, batch
 
-pytestmark = pytest.mark.anyio
-
 LIMIT = 3
 RUNS = [RunKey("p", str(number)) for number in range(40)]
 

@@ -23,8 +23,6 @@ from tests.service.ingest.gated_appender import Door, at, batch
 from tests.service.journal.rig import RUN, START_MS, held
 from tests.simulation.turns import turns
 
-pytestmark = pytest.mark.anyio
-
 MINUTE = 60_000
 DAY = 86_400_000
 

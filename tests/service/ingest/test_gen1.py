@@ -20,7 +20,6 @@ from tests.service.journal.rig import RUN
 from tests.simulation.powercut import PowerCut, PowerCutFileSystem
 from tests.simulation.turns import turns
 
-pytestmark = pytest.mark.anyio
 NAME = "host-17"
 SMALL = JournalLimits(file_bytes=600, max_bytes=1 << 20, fast_sync_seconds=3600)
 

@@ -49,7 +49,6 @@ async def crowd_out(door: Door) -> list[asyncio.Task[object]]:
 # --- batches without an id ----------------------------------------------------------
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("durability", ["fast", "durable"])
 async def test_other_bytes_under_an_id_that_the_node_gave_are_a_conflict_before_the_sync(
     durability: Durability,
@@ -66,7 +65,6 @@ async def test_other_bytes_under_an_id_that_the_node_gave_are_a_conflict_before_
     await door.journal.close()
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("quick", [True, False])
 async def test_the_same_bytes_under_an_id_that_the_node_gave_are_a_duplicate(quick: bool) -> None:
     door = Door()
@@ -84,7 +82,6 @@ async def test_the_same_bytes_under_an_id_that_the_node_gave_are_a_duplicate(qui
     await door.journal.close()
 
 
-@pytest.mark.anyio
 async def test_an_id_that_the_node_gave_is_known_also_when_all_below_it_are() -> None:
     """The quick way raises the run's last id: a higher one counts as new without a look."""
     door = Door()
@@ -98,7 +95,6 @@ async def test_an_id_that_the_node_gave_is_known_also_when_all_below_it_are() ->
     await door.journal.close()
 
 
-@pytest.mark.anyio
 async def test_a_batch_that_its_client_gave_up_and_the_disk_refused_is_new() -> None:
     """Its own future says nothing any more: the journal does."""
     door = Door()
@@ -118,7 +114,6 @@ async def test_a_batch_that_its_client_gave_up_and_the_disk_refused_is_new() -> 
     await door.journal.close()
 
 
-@pytest.mark.anyio
 async def test_a_batch_that_its_client_gave_up_is_stored_all_the_same_and_known() -> None:
     door = Door()
     door.syncer.gate.clear()
@@ -139,7 +134,6 @@ async def test_a_batch_that_its_client_gave_up_is_stored_all_the_same_and_known(
 # --- more runs than memory holds ----------------------------------------------------
 
 
-@pytest.mark.anyio
 async def test_a_retry_whose_first_copy_is_on_its_way_is_known_past_the_runs_in_memory() -> None:
     door = few()
     door.syncer.gate.clear()
@@ -160,7 +154,6 @@ async def test_a_retry_whose_first_copy_is_on_its_way_is_known_past_the_runs_in_
     await door.journal.close()
 
 
-@pytest.mark.anyio
 async def test_what_is_on_its_way_counts_for_which_ids_are_new_past_the_runs_in_memory() -> None:
     """A lower id, sent meanwhile, must not make memory believe that it is the run's last."""
     door = few()
@@ -179,7 +172,6 @@ async def test_what_is_on_its_way_counts_for_which_ids_are_new_past_the_runs_in_
     await door.journal.close()
 
 
-@pytest.mark.anyio
 async def test_a_run_forgotten_while_the_store_was_asked_is_not_stored_twice() -> None:
     """Two requests with one id, each waiting for the store with another memory of the run."""
     door = few()
@@ -197,7 +189,6 @@ async def test_a_run_forgotten_while_the_store_was_asked_is_not_stored_twice() -
     await door.journal.close()
 
 
-@pytest.mark.anyio
 async def test_a_run_deleted_while_the_store_was_asked_takes_no_deleted_id() -> None:
     door = Door()
     door.stored.gate = asyncio.Event()

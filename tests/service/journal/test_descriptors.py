@@ -47,7 +47,6 @@ def a_rig(fs: Disk, folder: str) -> Rig:
     return Rig(fs=fs, folder=folder, limits=LIMITS, syncer=ThreadSyncer())
 
 
-@pytest.mark.anyio
 async def test_with_descriptors_in_reserve_files_are_begun_and_read(folder: str) -> None:
     fs = ReservedDisk()
     rig = a_rig(fs, folder)
@@ -69,7 +68,6 @@ async def test_with_descriptors_in_reserve_files_are_begun_and_read(folder: str)
     await journal.close()
 
 
-@pytest.mark.anyio
 async def test_without_any_left_the_file_at_hand_goes_on_and_says_so(folder: str) -> None:
     rig = a_rig(Disk(), folder)
     journal = rig.open()
@@ -134,7 +132,6 @@ def test_no_call_that_finds_none_ends_the_journal() -> None:
     assert refused > 10
 
 
-@pytest.mark.anyio
 async def test_a_journal_of_many_files_holds_few_descriptors() -> None:
     rig = Rig(limits=LIMITS)
     journal = rig.open()

@@ -26,7 +26,6 @@ from tests.service.journal.rig import NODE, RUN, Rig, held, put, texts
 from tests.simulation.powercut import PowerCutFileSystem
 from tests.simulation.turns import turns
 
-pytestmark = pytest.mark.anyio
 OTHER = RunKey("übung/..\0", "🎉" * 100)
 
 

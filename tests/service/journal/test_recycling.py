@@ -24,7 +24,6 @@ from tests.service.journal.test_journal import fill
 from tests.service.journal.test_powercut import Promises, check
 from tests.simulation.powercut import PowerCutFileSystem
 
-pytestmark = pytest.mark.anyio
 FILE = 20_000
 SIZES = {"file_bytes": FILE, "max_bytes": 1 << 24, "min_free_bytes": 0}
 LIMITS = JournalLimits(**SIZES, fast_sync_seconds=3600)

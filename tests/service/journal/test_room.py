@@ -10,7 +10,6 @@ from service.journal.problems import worries
 from tests.service.journal.rig import Rig, put
 from tests.simulation.powercut import PowerCutFileSystem
 
-pytestmark = pytest.mark.anyio
 KEPT = 1 << 20
 
 

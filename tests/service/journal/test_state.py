@@ -14,8 +14,6 @@ from tests.service.journal.rig import RUN, START_MS, Rig, put
 from tests.simulation.powercut import PowerCutFileSystem
 from tests.simulation.turns import turns
 
-pytestmark = pytest.mark.anyio
-
 OTHER = RunKey("service.pipeline", "run-2")
 T = ulids.highest_at(START_MS + 60_000)
 

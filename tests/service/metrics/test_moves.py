@@ -209,7 +209,6 @@ def damage(watched: Watched) -> None:
     file.close()
 
 
-@pytest.mark.anyio
 async def test_the_metrics_of_searches(tmp_path: Path) -> None:
     shown: dict[str, set[Any]] = {metric.name: set() for metric in DOORS}
     world = endless(tmp_path)

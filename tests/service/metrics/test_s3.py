@@ -19,7 +19,7 @@ from service.runtime.metered import MeteredStore
 from tests.servers.minio import Bucket
 from tests.service.metrics.test_moves import MOVE_ON_S3
 
-pytestmark = [pytest.mark.anyio, pytest.mark.minio]
+pytestmark = pytest.mark.minio
 
 
 async def test_the_metric_of_requests_to_s3(bucket: Bucket) -> None:

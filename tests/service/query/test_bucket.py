@@ -26,7 +26,7 @@ from tests.service.query.scattered import ALL, scattered, some_requests
 from tests.service.query.world import World, bucket_of, engine_of, entry, search
 from tests.simulation.hand_clock import HandClock
 
-pytestmark = [pytest.mark.anyio, pytest.mark.minio]
+pytestmark = pytest.mark.minio
 
 
 @pytest.fixture

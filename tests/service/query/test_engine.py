@@ -17,8 +17,6 @@ from tests.service.query.scattered import ALL, scattered, some_requests
 from tests.service.query.world import HOUR_MS, NODE, NOW_MS, RUNS, World, engine_of, entry, search
 from tests.simulation.faulty_store import Fault, FaultyStore, Schedule
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_a_search_gives_what_the_model_gives(tmp_path: Path, seed: int) -> None:

@@ -26,8 +26,6 @@ from service.query.request import Matcher, QueryRequest
 from tests.service.query.world import NOW_MS, RUNS, World, engine_of, search
 from tests.simulation.hand_clock import HandClock
 
-pytestmark = pytest.mark.anyio
-
 ALL = QueryRequest()
 TIGHT: dict[str, Any] = {"memory_bytes": 16 << 20, "spill_bytes": 1 << 20}
 

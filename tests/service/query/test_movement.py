@@ -23,8 +23,6 @@ from service.query.view import Deletion, Sources
 from tests.service.query.shipped import Shipped
 from tests.service.query.world import World, engine_of, entry, search
 
-pytestmark = pytest.mark.anyio
-
 Move = Callable[[str], Awaitable[None]]
 MOMENTS = ("before the listing", "after the listing", "after the snapshot")
 STEPS = [

@@ -12,8 +12,6 @@ from tests.reshaped import Reshape
 from tests.service.http.test_query import client_of, mixed, records
 from tests.service.query.world import engine_of, entry
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.mark.parametrize("change", [reshaped.with_deletion_vector, reshaped.with_column_mapping])
 async def test_it_is_refused_with_what_to_do(tmp_path: Path, change: Reshape) -> None:

@@ -20,7 +20,6 @@ from tests.service.query.test_limits import ALL, big
 from tests.service.query.world import NOW_MS, RUNS, World, engine_of, search
 from tests.simulation.hand_clock import HandClock
 
-pytestmark = pytest.mark.anyio
 LINE = b"a" * 100_000 + b"!\n"
 
 

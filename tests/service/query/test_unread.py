@@ -18,7 +18,6 @@ from tests.service.query.test_limits import ALL, big
 from tests.service.query.world import RUNS, engine_of, search
 from tests.simulation.hand_clock import HandClock
 
-pytestmark = pytest.mark.anyio
 ROWS = 40_000
 
 

@@ -11,7 +11,7 @@ from service.runs.run_logs import TextLimits
 from tests.service.runs.world import World
 from tests.simulation.backing import on_disk
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("every_store")]
+pytestmark = pytest.mark.usefixtures("every_store")
 
 RUN = RunKey("service.pipeline", "run")
 LINE = b"x" * 999 + b"\n"

@@ -17,8 +17,6 @@ from tests.service.runs.world import World
 from tests.simulation.backing import on_disk
 from tests.simulation.faulty_store import AT_EACH_STEP, Crash, Fault, FaultyStore, Schedule
 
-pytestmark = pytest.mark.anyio
-
 RUN = RunKey("service.pipeline", "run")
 LIMITS = TextLimits(
     fold=FoldLimits(most=3, width=2), flush=FlushLimits(chunk_bytes=64), partial_seconds=0.0

@@ -25,7 +25,7 @@ from tests.service.runs.interrupted import Interrupted
 from tests.service.runs.world import FakeJournal, World
 from tests.simulation.faulty_store import Crash, Fault, FaultyStore, Schedule
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("every_store")]
+pytestmark = pytest.mark.usefixtures("every_store")
 
 RUN = RunKey("service.pipeline", "run")
 LIMITS = TextLimits(

@@ -10,8 +10,6 @@ from logstore.batch import RunKey
 from logstore.runs.manifest import Manifest, decode_manifest
 from tests.service.runs.world import NODE, World
 
-pytestmark = pytest.mark.anyio
-
 RUN = RunKey("service.pipeline", "run-1")
 OTHER = RunKey("service.pipeline", "run-2")
 

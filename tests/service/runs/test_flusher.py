@@ -17,7 +17,7 @@ from tests.service.runs.world import World
 from tests.simulation.backing import on_disk
 from tests.simulation.faulty_store import FaultyStore, Schedule
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("every_store")]
+pytestmark = pytest.mark.usefixtures("every_store")
 
 T = TypeVar("T")
 PARALLEL = 2

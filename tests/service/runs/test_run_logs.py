@@ -15,7 +15,7 @@ from tests.service.runs.world import World
 from tests.simulation.backing import on_disk
 from tests.simulation.faulty_store import Fault, FaultyStore, Schedule
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("every_store")]
+pytestmark = pytest.mark.usefixtures("every_store")
 
 RUN = RunKey("service.pipeline", "run-1")
 OTHER = RunKey("service.pipeline", "run-2")

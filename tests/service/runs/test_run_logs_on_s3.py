@@ -17,7 +17,7 @@ from tests.service.runs import test_sweeper_races as races
 from tests.service.runs.openmetadata import test_import_crashes as adopt_crashes
 from tests.simulation.faulty_store import Fault
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("every_server")]
+pytestmark = pytest.mark.usefixtures("every_server")
 
 Story = Callable[[], Awaitable[None]]
 Killed = Callable[[], Awaitable[None]]

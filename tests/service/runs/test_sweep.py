@@ -14,7 +14,7 @@ from service.runs.run_logs import TextLimits
 from tests.service.runs.world import FakeJournal, World
 from tests.simulation.faulty_store import Fault, FaultyStore, Schedule
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("every_store")]
+pytestmark = pytest.mark.usefixtures("every_store")
 
 RUN = RunKey("service.pipeline", "run-1")
 DAY = 86_400

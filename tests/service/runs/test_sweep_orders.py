@@ -14,7 +14,7 @@ from service.runs.sweep import SweepLimits
 from tests.service.runs.interrupted import Interrupted
 from tests.service.runs.world import FakeJournal, World
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("every_store")]
+pytestmark = pytest.mark.usefixtures("every_store")
 
 RUN = RunKey("service.pipeline", "run")
 DAY = 86_400

@@ -24,7 +24,7 @@ from tests.service.runs.world import FakeJournal, World
 from tests.simulation.backing import on_disk
 from tests.simulation.faulty_store import Crash, FaultyStore, Schedule
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("every_store")]
+pytestmark = pytest.mark.usefixtures("every_store")
 
 T = TypeVar("T")
 RUN = RunKey("service.pipeline", "run")

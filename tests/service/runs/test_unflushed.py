@@ -13,7 +13,7 @@ from tests.service.runs.world import NODE, World
 from tests.simulation.backing import on_disk
 from tests.simulation.faulty_store import Fault, FaultyStore, Schedule
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("every_store")]
+pytestmark = pytest.mark.usefixtures("every_store")
 
 RUN = RunKey("Ünïcode pipeline", "run/1")
 

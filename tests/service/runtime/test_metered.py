@@ -38,8 +38,6 @@ from service.runtime.metered import MeteredStore, MeteredSyncer, metered_append
 from tests.contracts.object_store import ObjectStoreContract
 from tests.simulation.faulty_store import Fault, FaultyStore, Schedule
 
-pytestmark = pytest.mark.anyio
-
 
 def metered(root: Path, counters: StoreCounters) -> MeteredStore:
     inner = LocalStore(str(root), Disk(), SystemClock(), random.Random(1))

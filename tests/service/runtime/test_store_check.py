@@ -20,8 +20,6 @@ from service.runtime.store_check import StoreCheck
 from tests.servers.minio import KMS_KEY, Bucket, Minio
 from tests.service.runs.world import TestClock
 
-pytestmark = pytest.mark.anyio
-
 
 async def checked(store: ObjectStore, *, days: int = 0) -> StoreCheck:
     check = StoreCheck(store, SystemClock(), texts="pipeline-logs", expiration_days=days)

@@ -10,8 +10,6 @@ import pytest
 
 from service.runtime.threads import go_behind, in_thread
 
-pytestmark = pytest.mark.anyio
-
 
 def priority() -> int:
     return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())

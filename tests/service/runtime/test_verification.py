@@ -16,7 +16,6 @@ from service.runtime.verification import Lines, Verification, VerificationLimits
 from service.settings import Settings
 from tests.service.test_main import PLAIN, RUN, service, settings_for
 
-pytestmark = pytest.mark.anyio
 QUIET = VerificationLimits(quiet_seconds=600)
 FAULT, SUMMARY = b'{"kind":"run-lost"}\n', b'{"summary":{"sound":false}}\n'
 

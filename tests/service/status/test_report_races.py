@@ -16,8 +16,6 @@ from service.status.reports import Reports
 from tests.service.runs.world import TestClock, World
 from tests.simulation.faulty_store import FaultyStore, Schedule
 
-pytestmark = pytest.mark.anyio
-
 RUN = RunKey("service.pipeline", "run")
 
 

@@ -15,7 +15,7 @@ from service.runs.openmetadata.importer import WRITER
 from tests.service.runs.world import World
 from tests.simulation.faulty_store import FaultyStore, Schedule
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("every_store")]
+pytestmark = pytest.mark.usefixtures("every_store")
 
 DOTTED = RunKey("my service.a pipeline", "6f1c0e5e-0d1f-4b7c-8f3a-2a2f3a3b4c5d")
 PLAIN = RunKey("plain", DOTTED.run)

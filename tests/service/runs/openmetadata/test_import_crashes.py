@@ -18,8 +18,6 @@ from tests.service.runs.world import World
 from tests.simulation.backing import on_disk
 from tests.simulation.faulty_store import AT_EACH_STEP, Crash, Fault, FaultyStore, Schedule
 
-pytestmark = pytest.mark.anyio
-
 RUN = RunKey("service.pipeline", "6f1c0e5e-0d1f-4b7c-8f3a-2a2f3a3b4c5d")
 PLAIN = RunKey("plain", RUN.run)
 FOLDERS = {

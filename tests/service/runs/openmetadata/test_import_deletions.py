@@ -21,7 +21,7 @@ from tests.service.runs.openmetadata.test_import import (
 )
 from tests.service.runs.world import World
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("every_store")]
+pytestmark = pytest.mark.usefixtures("every_store")
 
 
 @pytest.mark.on_servers(touched=(True,))

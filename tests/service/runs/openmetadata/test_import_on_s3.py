@@ -21,7 +21,7 @@ from tests.service.runs.world import World
 from tests.simulation.backing import PAUSE_MS, TRIES
 from tests.stores import RATE
 
-pytestmark = [pytest.mark.anyio, pytest.mark.minio]
+pytestmark = pytest.mark.minio
 
 RUN = RunKey("my_service.my pipeline", "6f1c0e5e-0d1f-4b7c-8f3a-2a2f3a3b4c5d")
 PLAIN = RunKey("plain", RUN.run)

@@ -5,11 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import pytest
-
 from tests.service.test_main import PLAIN, RUN, service, settings_for
-
-pytestmark = pytest.mark.anyio
 
 FQN = "my_service.pipeline"
 ID = "6f1c0e5e-0d1f-4b7c-8f3a-2a2f3a3b4c5d"

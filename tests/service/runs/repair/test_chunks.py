@@ -29,7 +29,7 @@ from tests.service.query.world import engine_of, lake_in
 from tests.service.runs.world import NODE, FakeJournal, World
 from tests.simulation.backing import on_disk
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("every_store")]
+pytestmark = pytest.mark.usefixtures("every_store")
 
 RUN = RunKey("service.pipeline", "run-1")
 OTHER = RunKey("service.pipeline", "run-2")

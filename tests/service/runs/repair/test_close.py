@@ -10,7 +10,7 @@ from logstore import keys
 from logstore.errors import NotFound
 from tests.service.runs.repair.test_chunks import RUN, WHERE, agree, chunk_keys, written
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("every_store")]
+pytestmark = pytest.mark.usefixtures("every_store")
 
 
 @pytest.mark.on_servers(where=("both",), logs=("gone",))

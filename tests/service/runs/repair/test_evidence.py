@@ -12,7 +12,7 @@ from service.runs.run_logs import TextLimits
 from tests.service.query.world import engine_of, lake_in
 from tests.service.runs.repair.test_chunks import RUN, WHERE, Reader, agree, written
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("every_store")]
+pytestmark = pytest.mark.usefixtures("every_store")
 
 
 @pytest.mark.on_servers(where=("both",), restarted=(True,))

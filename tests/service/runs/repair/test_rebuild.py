@@ -28,7 +28,7 @@ from tests.service.query.world import NODE, NOW_MS, engine_of, lake_in
 from tests.service.query.world import World as Lake
 from tests.service.runs.world import World
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("every_store")]
+pytestmark = pytest.mark.usefixtures("every_store")
 
 RUN = RunKey("service.pipeline", "run-1")
 OTHER = RunKey("service.pipeline", "run-2")
