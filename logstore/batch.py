@@ -87,6 +87,13 @@ class Batches(Protocol):
         """The texts of the rows at `indexes`, one after another, in that order."""
         ...
 
+    def slice(self, index: int, low: int, high: int) -> bytes:
+        """The bytes of one row's text from `low` to before `high`, without reading the others.
+
+        Fewer where the text ends, or its file was cut.
+        """
+        ...
+
     def meta(self, index: int) -> RecordMeta | None:
         """The record metadata of one row."""
         ...

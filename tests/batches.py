@@ -41,6 +41,10 @@ class MemoryBatches:
         pieces = zip(starts, sizes, strict=True)
         return b"".join([self.content[start : start + size] for start, size in pieces])
 
+    def slice(self, index: int, low: int, high: int) -> bytes:
+        """The bytes of one row's text from `low` to before `high`."""
+        return self.text(np.array([index]))[low:high]
+
     def meta(self, index: int) -> RecordMeta | None:
         """The record metadata of one row."""
         return self.metas.get(int(self.rows["offset"][index]))

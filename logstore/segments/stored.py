@@ -57,6 +57,19 @@ class SegmentBatches:
                 pieces.append(group.text[start : start + int(stretch["size"])])
         return b"".join(pieces)
 
+    def slice(self, index: int, low: int, high: int) -> bytes:
+        """The bytes of one row's text from `low` to before `high`."""
+        pieces: list[bytes | memoryview] = []
+        begin = 0
+        for stretch in self._of_batch(index):
+            size, start = int(stretch["size"]), int(stretch["offset"])
+            first, last = max(low - begin, 0), min(high - begin, size)
+            if first < last:
+                group = self._group(int(stretch["group"]))
+                pieces.append(group.text[start + first : start + last])
+            begin += size
+        return b"".join(pieces)
+
     def meta(self, index: int) -> RecordMeta | None:
         """Of batches with newlines or attributes in their records; of others None."""
         if not self.rows["meta"][index]:

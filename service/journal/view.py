@@ -63,6 +63,14 @@ class JournalBatches:
                 end += len(piece)
         return whole.getvalue()[:end]  # less than all of it if a file was cut
 
+    def slice(self, index: int, low: int, high: int) -> bytes:
+        row = self.rows[index]
+        size = min(high, int(row["size"])) - low
+        if size <= 0:
+            return b""
+        file: JournalFile = self._files[self._file_of[index]]
+        return file.read(size, int(row["offset"]) + low)
+
     def meta(self, index: int) -> RecordMeta | None:
         row = self.rows[index]
         if not row["meta"]:

@@ -74,6 +74,9 @@ class Selected:
     def text(self, indexes: Indexes) -> bytes:
         return self.base.text(self.indexes[indexes])
 
+    def slice(self, index: int, low: int, high: int) -> bytes:
+        return self.base.slice(int(self.indexes[index]), low, high)
+
     def meta(self, index: int) -> RecordMeta | None:
         return self.base.meta(int(self.indexes[index]))
 

@@ -17,7 +17,8 @@ import numpy as np
 from logstore.errors import InvalidCursor
 from logstore.position import Cursor, Position
 from service.runs.chunks import Piece
-from service.runs.snapshot import Place, Snapshot, Stretch, line_ends
+from service.runs.large_batch import records_through
+from service.runs.snapshot import Place, Snapshot, Stretch
 
 
 def parse_token(token: str) -> Cursor | int:
@@ -54,7 +55,7 @@ async def cursor_at(snapshot: Snapshot, line: int) -> Cursor:
             await _seen_in_chunk(snapshot, place, line - place.line, seen)
     for stretch in snapshot.stretches:
         if stretch.first_line < line:
-            last = _last_seen(stretch, min(line, stretch.end_line))
+            last = _last_seen(snapshot, stretch, min(line, stretch.end_line))
             _raise(seen, {stretch.batches.node: last})
     own = snapshot.pin.node
     positions = {
@@ -71,7 +72,7 @@ async def unseen(snapshot: Snapshot, where: Cursor | int | None) -> list[tuple[i
         for place in snapshot.places:
             found += await _unseen_in_chunk(snapshot, place, where)
         for stretch in snapshot.stretches:
-            found.append(_unseen_in_stretch(stretch, where))
+            found.append(_unseen_in_stretch(snapshot, stretch, where))
     else:
         start = 0 if where is None else await line_of(snapshot, where)
         found.append((start, snapshot.lines))
@@ -113,13 +114,13 @@ async def _seen_in_chunk(snapshot: Snapshot, place: Place, line: int, seen: dict
     _raise(seen, {writers[int(last["writer"])]: int(last["pos"]) + records - 1})
 
 
-def _last_seen(stretch: Stretch, line: int) -> int:
+def _last_seen(snapshot: Snapshot, stretch: Stretch, line: int) -> int:
     """The position of the last record before `line`."""
     at = int(np.searchsorted(stretch.ends, line, "left"))
-    row = stretch.rows[at]
+    row, index = stretch.rows[at], int(stretch.indexes[at])
     seen = line - (int(stretch.ends[at]) - int(row["lines"]))
-    whole = int(row["records"]) == int(row["lines"])
-    return int(row["pos"]) + (seen if whole else int(row["records"])) - 1
+    records = records_through(stretch.batches, index, snapshot.line_indexes, seen)
+    return int(row["pos"]) + records - 1
 
 
 async def _unseen_in_chunk(
@@ -167,17 +168,17 @@ def _unseen_in_piece(piece: Piece, cursor: Cursor) -> list[tuple[int, int]]:
     return _merged(found)
 
 
-def _unseen_in_stretch(stretch: Stretch, cursor: Cursor) -> tuple[int, int]:
+def _unseen_in_stretch(snapshot: Snapshot, stretch: Stretch, cursor: Cursor) -> tuple[int, int]:
     seen = cursor.seen(stretch.batches.node)
     if seen < int(stretch.rows["pos"][0]):
         return stretch.first_line, stretch.end_line
-    return _in_stretch(stretch, seen), stretch.end_line
+    return _in_stretch(snapshot, stretch, seen), stretch.end_line
 
 
 async def _line_after(snapshot: Snapshot, node: str, seen: int) -> int:
     for stretch in reversed(snapshot.stretches):
         if stretch.batches.node == node and int(stretch.rows["pos"][0]) <= seen:
-            return _in_stretch(stretch, seen)
+            return _in_stretch(snapshot, stretch, seen)
     for place in reversed(snapshot.places):
         span = place.chunk.writers.get(node)
         if span is not None and span[0] <= seen:
@@ -185,7 +186,7 @@ async def _line_after(snapshot: Snapshot, node: str, seen: int) -> int:
     return 0
 
 
-def _in_stretch(stretch: Stretch, seen: int) -> int:
+def _in_stretch(snapshot: Snapshot, stretch: Stretch, seen: int) -> int:
     at = int(np.searchsorted(stretch.rows["pos"], seen, "right")) - 1
     row = stretch.rows[at]
     begin = int(stretch.ends[at]) - int(row["lines"])
@@ -194,12 +195,8 @@ def _in_stretch(stretch: Stretch, seen: int) -> int:
         return int(stretch.ends[at])
     if int(row["records"]) == int(row["lines"]):
         return begin + records
-    index = int(stretch.indexes[at])
-    meta = stretch.batches.meta(index)
-    if meta is None:
-        return begin
-    text = stretch.batches.text(stretch.indexes[at : at + 1])
-    return begin + len(line_ends(text[: meta.ends[records - 1]]))
+    index = snapshot.line_indexes.of(stretch.batches, int(stretch.indexes[at]))
+    return begin + int(index.lines[records - 1])
 
 
 async def _in_chunk(snapshot: Snapshot, place: Place, node: str, seen: int) -> int:

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from service.runs.snapshot import Place, Snapshot, Stretch, line_ends
+from service.runs.large_batch import (
+    Part,
+    has_plain_records,
+    line_ends,
+    read_lines_of,
+    read_records_of,
+)
+from service.runs.snapshot import Place, Snapshot, Stretch
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +31,8 @@ async def read_lines(
     """Lines from `start` to before `end`, fewer if they take more than `max_bytes`.
 
     At least one line is given if there is one. With `whole_blocks` it ends where a block
-    does. Batches whose records hold newlines are not divided at the hot end; another that is
-    alone larger than `max_bytes` is. Raises `Moved`.
+    does. At the hot end it ends where a record does, be the first one longer. Raises `Moved`,
+    `Unavailable`.
     """
     end = min(end, snapshot.lines)
     pieces: list[bytes] = []
@@ -81,38 +88,29 @@ def _trim(text: bytes, skip: int, count: int) -> bytes:
 
 
 def _from_stretch(snapshot: Snapshot, start: int, end: int, room: int, some: bool) -> Lines:
+    """Whole batches, or a part of the first if not all of it is wanted or fits."""
     stretch = next(s for s in snapshot.stretches if start < s.end_line)
     first = int(np.searchsorted(stretch.ends, start, "right"))
-    last = int(np.searchsorted(stretch.ends, end, "left")) + 1
     begin = int(stretch.byte_ends[first]) - int(stretch.rows["size"][first])
-    fitting = int(np.searchsorted(stretch.byte_ends, begin + room, "right"))
-    last = min(last, max(fitting, first + 1), len(stretch.rows))
-    high = _whole(stretch, first, last, min(end, int(stretch.ends[last - 1])), some)
-    if high <= start:
-        return Lines(b"", start)
-    last = int(np.searchsorted(stretch.ends, high, "left")) + 1
+    last = min(
+        int(np.searchsorted(stretch.ends, end, "right")),
+        int(np.searchsorted(stretch.byte_ends, begin + room, "right")),
+    )
+    skip = start - int(stretch.ends[first]) + int(stretch.rows["lines"][first])
+    if last <= first:
+        part = _from_batch(snapshot, stretch, first, skip, end - start, room)
+        if some and (len(part.text) > room or part.lines > end - start):
+            return Lines(b"", start)
+        return Lines(part.text, start + part.lines)
     text = snapshot.stretch_text(stretch, first, last)
-    row_line = int(stretch.ends[first]) - int(stretch.rows["lines"][first])
-    if len(text) > room and last == first + 1:
-        row = stretch.rows[first]
-        if int(row["records"]) == int(row["lines"]):
-            high = _fitting(text, start - row_line, high - row_line, room) + row_line
-    return Lines(_trim(text, start - row_line, high - start), high)
+    high = int(stretch.ends[last - 1])
+    return Lines(_trim(text, skip, high - start), high)
 
 
-def _fitting(text: bytes, start: int, high: int, room: int) -> int:
-    """`high`, or the end of the lines from `start` on that take no more than `room`; one does."""
-    ends = line_ends(text)
-    begin = int(ends[start - 1]) if start else 0
-    return min(high, max(int(np.searchsorted(ends, begin + room, "right")), start + 1))
-
-
-def _whole(stretch: Stretch, first: int, last: int, high: int, some: bool) -> int:
-    """`high`, moved to an end of the last row if that cannot be divided."""
-    row = stretch.rows[last - 1]
-    if int(row["records"]) == int(row["lines"]) or high == int(stretch.ends[last - 1]):
-        return high
-    if last - 1 > first:
-        return int(stretch.ends[last - 2])
-    begin = int(stretch.ends[first]) - int(row["lines"])
-    return begin if some else int(stretch.ends[first])
+def _from_batch(
+    snapshot: Snapshot, stretch: Stretch, at: int, skip: int, most: int, room: int
+) -> Part:
+    batches, index = stretch.batches, int(stretch.indexes[at])
+    read = read_lines_of if has_plain_records(batches, index) else read_records_of
+    most = min(most, int(stretch.rows["lines"][at]) - skip)
+    return read(batches, index, snapshot.line_indexes, skip, most, room)

@@ -110,13 +110,16 @@ def place_of_byte(snapshot: Snapshot, byte: int) -> Place:
 
 
 def _hot(snapshot: Snapshot, offset: int, size: int) -> bytes:
-    """Up to `size` bytes behind the chunks; at least one batch is read."""
+    """Up to `size` bytes behind the chunks: of whole batches, or of one that is larger."""
     stretch: Stretch = next(s for s in snapshot.stretches if offset < s.end_byte)
     first = int(np.searchsorted(stretch.byte_ends, offset, "right"))
-    last = int(np.searchsorted(stretch.byte_ends, offset + size, "left")) + 1
+    last = int(np.searchsorted(stretch.byte_ends, offset + size, "right"))
     begin = int(stretch.byte_ends[first]) - int(stretch.rows["size"][first])
+    if last <= first:
+        low = offset - begin
+        return stretch.batches.slice(int(stretch.indexes[first]), low, low + size)
     text = snapshot.stretch_text(stretch, first, last)
-    return text[offset - begin : offset - begin + size]
+    return text[offset - begin :]
 
 
 MAX_PAGE_BYTES = 16 << 20

@@ -25,12 +25,11 @@ from service.runs.backlog import Backlog
 from service.runs.chunks import Chunks, Moved
 from service.runs.deletions import Deletions
 from service.runs.flusher import TextFlusher
+from service.runs.large_batch import LineIndexes
 from service.runs.pin import Pin
 from service.runs.repair.rebuild import Remaker
 from service.runs.selection import in_range, news
 from service.runs.trim import Trimmer
-
-_NEWLINE = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +68,17 @@ class Snapshot:
     """Valid as long as `pin` is held."""
 
     def __init__(
-        self, manifest: Manifest, chunks: Chunks, pin: Pin, tail: Sequence[tuple[Batches, Indexes]]
+        self,
+        manifest: Manifest,
+        chunks: Chunks,
+        pin: Pin,
+        tail: Sequence[tuple[Batches, Indexes]],
+        line_indexes: LineIndexes,
     ) -> None:
         self.manifest = manifest
         self.chunks = chunks
         self.pin = pin
+        self.line_indexes = line_indexes
         self.places = _places(manifest)
         self.chunk_lines = manifest.lines
         self.chunk_bytes = manifest.bytes
@@ -115,11 +120,6 @@ class Snapshot:
     def stretch_text(self, stretch: Stretch, low: int, high: int) -> bytes:
         """The texts of its rows from `low` to before `high`."""
         return stretch.batches.text(stretch.indexes[low:high])
-
-
-def line_ends(text: bytes) -> NDArray[np.int64]:
-    """Where each line ends, behind its newline."""
-    return np.flatnonzero(np.frombuffer(text, np.uint8) == _NEWLINE) + 1
 
 
 def _places(manifest: Manifest) -> list[Place]:
@@ -171,6 +171,7 @@ class Snapshots:
         self._trimmer = trimmer
         self._flusher = flusher
         self._remaker = remaker
+        self._line_indexes = LineIndexes()
         self.mend = mend
 
     @asynccontextmanager
@@ -188,7 +189,7 @@ class Snapshots:
             chosen = [in_range(s, key, manifest.dealt_with(s.node)) for s in sources]
             kept = await news(sources, chosen, manifest, self._chunks, horizon)
             tail = [(s.batches, i) for s, i in zip(sources, kept, strict=True)]
-            yield Snapshot(manifest, self._chunks, pin, tail)
+            yield Snapshot(manifest, self._chunks, pin, tail, self._line_indexes)
 
     async def with_one(self, key: RunKey, work: Callable[[Snapshot], Awaitable[T]]) -> T:
         """What `work` makes of a snapshot, done anew on a newer one if something moved.

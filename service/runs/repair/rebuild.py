@@ -133,6 +133,10 @@ class RemadeBatches:
         """The texts of the rows at `indexes`, one after another."""
         return b"".join([self._batches[index].text for index in indexes.tolist()])
 
+    def slice(self, index: int, low: int, high: int) -> bytes:
+        """The bytes of one row's text from `low` to before `high`."""
+        return self._batches[index].text[low:high]
+
     def meta(self, index: int) -> RecordMeta | None:
         """Where the records end, if that is not where the lines do."""
         ends = self._batches[index].ends

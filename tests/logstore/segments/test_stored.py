@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from logstore.batch import BATCH, Batches, RunKey, of_run
 from logstore.clock import SystemClock
@@ -52,6 +53,15 @@ def test_a_whole_batch_comes_back_as_it_was() -> None:
     assert stored.node == "node-1"
     assert stored.text(np.array([1, 0])) == b"y\nx\r\n\n"
     assert stored.text(np.array([], dtype=np.int64)) == b""
+
+
+@settings(deadline=None, max_examples=40)
+@given(many_batches(repeat=False), st.integers(0, 40), st.integers(0, 40))
+def test_a_slice_is_a_part_of_one_text(batches: MemoryBatches, low: int, high: int) -> None:
+    for limits in (None, Limits(rows=2)):
+        stored = SegmentBatches(open_segment(body_of(batches, limits)))
+        for index in range(len(stored.rows)):
+            assert stored.slice(index, low, high) == stored.text(np.array([index]))[low:high]
 
 
 @settings(deadline=None, max_examples=40)

@@ -75,6 +75,7 @@ async def test_lines_come_back_in_order_with_all_that_came_with_them() -> None:
             assert pin.batches().text(np.arange(3)) == b"a\nb\nx\ny\n12345c\n"
             assert batches.text(np.array([2, 0])) == b"c\na\nb\n"
             assert batches.text(np.array([], np.int64)) == b""
+            assert [batches.slice(2, 0, 9), batches.slice(1, 1, 3)] == [b"c\n", b"\ny"]
             assert [int(p) for p in batches.rows["pos"]] == [0, pos, 4]
             assert batches.runs[batches.rows["run"][1]] == OTHER
             assert batches.connectors[batches.rows["connector"][1]] == "c-1"
