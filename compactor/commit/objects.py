@@ -17,9 +17,8 @@ from typing import Final
 from compactor.commit.footer import fetch_tail, opened
 from compactor.commit.placement import is_part, placed_path, staging_folder
 from logstore import keys
-from logstore.errors import OutcomeUnknown
-from logstore.objects.ambiguous import Unclear
 from logstore.objects.store import ObjectInfo, ObjectStore, Part
+from logstore.swap import write_until_known
 from logstore.table.stats import NewFile, describe
 
 _AT_ONCE: Final = 8
@@ -71,12 +70,8 @@ class ObjectPlacement:
         return describe(footer, path=path, size=made.size, modified_ms=made.modified_ms)
 
     async def _copied(self, source: Part, key: str) -> ObjectInfo:
-        unclear = Unclear()
-        while True:
-            try:
-                return await self.store.compose(key, [source])
-            except OutcomeUnknown as error:
-                unclear.bear(error)  # the name is this job's alone: a second copy does no harm
+        # The name is this job's alone: a second copy does no harm.
+        return await write_until_known(lambda: self.store.compose(key, [source]))
 
 
 def _staging(job: str) -> str:

@@ -6,12 +6,14 @@ at its key: `verify --repair` brings it back by removing the marker.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import orjson
 
 from logstore import keys
-from logstore.errors import OutcomeUnknown, PreconditionFailed
-from logstore.objects.ambiguous import Unclear
+from logstore.errors import PreconditionFailed
 from logstore.objects.store import ObjectStore
+from logstore.swap import write_until_known
 
 
 async def markers(store: ObjectStore, node: str, *, above: int = 0) -> set[int]:
@@ -31,13 +33,5 @@ async def set_aside(store: ObjectStore, node: str, seq: int, *, reason: str, ver
     Raises `StoreUnavailable`, `OutcomeUnknown`.
     """
     body = orjson.dumps({"reason": reason, "version": version})
-    unclear = Unclear()
-    while True:
-        try:
-            await store.put(keys.aside(node, seq), body, if_absent=True)
-        except PreconditionFailed:
-            return
-        except OutcomeUnknown as error:
-            unclear.bear(error)  # the next put says whether it is there
-        else:
-            return
+    with suppress(PreconditionFailed):  # there is one: an older one, or ours after a lost answer
+        await write_until_known(lambda: store.put(keys.aside(node, seq), body, if_absent=True))

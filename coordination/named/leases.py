@@ -14,6 +14,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
+from typing import TypeGuard
 
 from coordination.counters import CoordinationCounters
 from coordination.named.lease import Lease, LeaseName, decode_lease, encode_lease
@@ -22,12 +24,11 @@ from logstore import keys
 from logstore import ulid as ulids
 from logstore.clock import Clock
 from logstore.entropy import Entropy
-from logstore.errors import NotFound, OutcomeUnknown, PreconditionFailed, TailraceError
-from logstore.objects.ambiguous import Unclear
+from logstore.errors import NotFound, TailraceError
 from logstore.objects.store import ObjectStore
+from logstore.swap import Backoff, Change, Document, RetryBudget, Revision, swap
 
 _MARGIN_MS = 2000
-_TRIES = 8
 
 
 class Held:
@@ -44,6 +45,11 @@ class Held:
     def epoch(self) -> int:
         """Above that of every earlier owner."""
         return self.lease.epoch
+
+    def owns(self, lease: Lease | None) -> TypeGuard[Lease]:
+        """Whether a version of the lease is of our time as its owner."""
+        ours = (self.lease.owner, self.lease.epoch)
+        return lease is not None and (lease.owner, lease.epoch) == ours
 
     def valid(self) -> bool:
         """Whether it is still ours, for 2 s more at least. Asked before each effect."""
@@ -85,47 +91,48 @@ class Leases:
 
         Raises `StoreUnavailable`, `OutcomeUnknown`, `Damaged`.
         """
-        unclear = Unclear()
-        for _ in range(_TRIES):
-            lease, etag = await self._read(name)
+
+        async def take(found: Lease | None) -> Lease | None:
+            lease = found or Lease(name)
             if not self._time.known or not self._free(lease):
-                break
+                return None
             now_ms = self._time.at_most_ms()
-            wanted = replace(
+            return replace(
                 lease,
                 owner=self.owner,
                 epoch=max(lease.epoch + 1, now_ms),
                 until_ms=now_ms + self._timeout_ms,
                 created_ms=lease.created_ms or now_ms,
+                version=self._fresh_id(),
             )
-            try:
-                return self._hold(*await self._write(wanted, etag))
-            except PreconditionFailed:
-                continue
-            except OutcomeUnknown as error:
-                unclear.bear(error)
-        self.counters[name.source].none_acquired += 1
-        return None
+
+        stored = await self._swap(name, take)
+        if stored is None or not stored.written:
+            self.counters[name.source].none_acquired += 1
+            return None
+        return self._hold(stored.value, stored.etag)
 
     async def held_by(self, name: LeaseName) -> str | None:
         """The node that holds it now, None if it is free. Raises as `acquire`."""
-        lease, _ = await self._read(name)
-        if lease.owner is None or self._expired(lease):
+        found = await self._document(name).read()
+        if found is None or found.value.owner is None or self._expired(found.value):
             return None
-        return lease.owner.rpartition("/")[0]
+        return found.value.owner.rpartition("/")[0]
 
     async def renew(self, held: Held) -> bool:
         """Whether it is ours for another timeout. Raises as `acquire`: ours as long as before."""
-        now_ms = self._time.at_most_ms()
-        wanted = replace(held.lease, until_ms=now_ms + self._timeout_ms)
-        try:
-            held.lease, held.etag = await self._write(wanted, held.etag)
-        except (PreconditionFailed, OutcomeUnknown):
-            lease, etag = await self._read(held.lease.name)
-            if (lease.owner, lease.epoch) != (held.lease.owner, held.lease.epoch):
-                self._lose(held, gone=etag is None)
-            else:
-                held.lease, held.etag = lease, etag or ""
+
+        async def prolong(found: Lease | None) -> Lease | None:
+            if not held.owns(found):
+                return None
+            until_ms = self._time.at_most_ms() + self._timeout_ms
+            return replace(found, until_ms=until_ms, version=self._fresh_id())
+
+        stored = await self._swap(held.lease.name, prolong, held)
+        if stored is None or not stored.written:
+            self._lose(held, gone=stored is None)
+        else:
+            held.lease, held.etag = stored.value, stored.etag
         return held.valid()
 
     async def release(self, held: Held, *, forget: bool = False) -> None:
@@ -144,11 +151,14 @@ class Leases:
             await self._store.delete([name.key])
             counters.deleted += 1
             return
-        try:
-            await self._write(replace(held.lease, owner=None), held.etag)
-        except PreconditionFailed:
-            return  # a heartbeat whose answer was lost, or a taker: it runs out
-        counters.given_up += 1
+
+        async def free(found: Lease | None) -> Lease | None:
+            if not held.owns(found):
+                return None
+            return replace(found, owner=None, version=self._fresh_id())
+
+        stored = await self._swap(name, free, held)
+        counters.given_up += stored is not None and stored.written
 
     async def clear(self, source: str) -> None:
         """Removes what nobody holds of a kind of lease that is made for each piece of work.
@@ -215,19 +225,15 @@ class Leases:
     def _expired(self, lease: Lease) -> bool:
         return self._time.at_least_ms() >= lease.until_ms + _MARGIN_MS
 
-    async def _read(self, name: LeaseName) -> tuple[Lease, str | None]:
-        try:
-            info, body = await self._store.get(name.key)
-        except NotFound:
-            return Lease(name), None
-        return decode_lease(name, body), info.etag
+    async def _swap(
+        self, name: LeaseName, change: Change[Lease], held: Held | None = None
+    ) -> Revision[Lease] | None:
+        known = None if held is None else Revision(held.lease, held.etag)
+        budget = RetryBudget(Backoff(self._clock, self._entropy))
+        return await swap(self._document(name), change, known=known, budget=budget)
 
-    async def _write(self, lease: Lease, etag: str | None) -> tuple[Lease, str]:
-        fresh = replace(lease, version=self._fresh_id())
-        info = await self._store.put(
-            lease.name.key, encode_lease(fresh), if_absent=etag is None, if_match=etag
-        )
-        return fresh, info.etag
+    def _document(self, name: LeaseName) -> Document[Lease]:
+        return Document(self._store, name.key, partial(decode_lease, name), encode_lease)
 
     def _fresh_id(self) -> str:
         return ulids.encode(ulids.fresh(self._clock, self._entropy))

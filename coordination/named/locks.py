@@ -10,6 +10,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 from typing import Final, NamedTuple
 
 from coordination.named.lease import Lease, LeaseName, decode_lease, encode_lease
@@ -18,8 +19,9 @@ from logstore import keys
 from logstore import ulid as ulids
 from logstore.clock import Clock
 from logstore.entropy import Entropy
-from logstore.errors import NotFound, OutcomeUnknown
+from logstore.errors import PreconditionFailed
 from logstore.objects.store import ObjectStore
+from logstore.swap import Document, Revision, swap
 
 _AT_ONCE: Final = 16
 _COMPONENT: Final = r"[A-Za-z0-9_%-][A-Za-z0-9._%~-]*"
@@ -66,13 +68,8 @@ class Locks:
         """One of them, None if there is none. Raises `StoreUnavailable`, `Damaged`."""
         if _SOURCE.fullmatch(source) is None or _KEY.fullmatch(key) is None:
             return None
-        where = keys.leases_of(source) + key
-        try:
-            info, body = await self._store.get(where)
-        except NotFound:
-            return None
-        lease = decode_lease(LeaseName(source, tuple(key.split("/"))), body)
-        return Lock(source, key, lease, info.etag)
+        found = await self._document(source, key).read()
+        return None if found is None else Lock(source, key, found.value, found.etag)
 
     async def free(self, lock: Lock) -> Lock:
         """Takes it from whoever has it; a holder notices at its next heartbeat.
@@ -80,19 +77,27 @@ class Locks:
         Raises `PreconditionFailed` if it is another version by now, `StoreUnavailable`,
         `OutcomeUnknown`.
         """
-        version = ulids.encode(ulids.fresh(self._clock, self._entropy))
-        lease = replace(lock.lease, owner=None, version=version)
-        where = keys.leases_of(lock.source) + lock.key
+
+        async def free(found: Lease | None) -> Lease | None:
+            if found is None or found.version != lock.lease.version:
+                raise PreconditionFailed(f"{lock.key!r} of {lock.source!r} was changed meanwhile")
+            version = ulids.encode(ulids.fresh(self._clock, self._entropy))
+            return replace(found, owner=None, version=version)
+
+        known = Revision(lock.lease, lock.etag)
+        stored = await swap(self._document(lock.source, lock.key), free, known=known)
+        assert stored is not None
+        return lock._replace(lease=stored.value, etag=stored.etag)
+
+    def _document(self, source: str, key: str) -> Document[Lease]:
         # Spelled by its own name, which the object has: its key may hold only a hash of it.
-        body = encode_lease(lease, partition=lock.key)
-        try:
-            info = await self._store.put(where, body, if_match=lock.etag)
-        except OutcomeUnknown:
-            found = await self.get(lock.source, lock.key)
-            if found is None or found.lease.version != version:
-                raise
-            return found
-        return lock._replace(lease=lease, etag=info.etag)
+        name = LeaseName(source, tuple(key.split("/")))
+        return Document(
+            self._store,
+            keys.leases_of(source) + key,
+            partial(decode_lease, name),
+            partial(encode_lease, partition=key),
+        )
 
     async def _read(self, source: str, names: list[str]) -> list[Lock]:
         found = await asyncio.gather(*(self.get(source, name) for name in names))

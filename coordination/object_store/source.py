@@ -11,19 +11,14 @@ Put if absent by whoever makes the first partition, and never changed.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import orjson
 
-from logstore.errors import (
-    Damaged,
-    NotFound,
-    OutcomeUnknown,
-    PreconditionFailed,
-    UnsupportedVersion,
-)
-from logstore.objects.ambiguous import Unclear
+from logstore.errors import Damaged, UnsupportedVersion
 from logstore.objects.store import ObjectStore
+from logstore.swap import Document, swap
 
 FORMAT: Final = 1
 MAX_SHARDS: Final = 4096
@@ -43,11 +38,8 @@ async def read_source(store: ObjectStore, key: str) -> Source | None:
 
     Raises `StoreUnavailable`, `Damaged`, and of that `UnsupportedVersion`.
     """
-    try:
-        body = (await store.get(key))[1]
-    except NotFound:
-        return None
-    return _decode(key, body)
+    found = await _document(store, key).read()
+    return None if found is None else found.value
 
 
 async def make_source(store: ObjectStore, key: str, wanted: Source) -> Source:
@@ -55,17 +47,17 @@ async def make_source(store: ObjectStore, key: str, wanted: Source) -> Source:
 
     Raises as `read_source`, and `OutcomeUnknown`.
     """
-    unclear = Unclear()
-    while (found := await read_source(store, key)) is None:
-        try:
-            await store.put(key, _encode(wanted), if_absent=True)
-        except PreconditionFailed:
-            continue
-        except OutcomeUnknown as error:
-            unclear.bear(error)
-        else:
-            return wanted
-    return found
+
+    async def change(found: Source | None) -> Source | None:
+        return wanted if found is None else None
+
+    stored = await swap(_document(store, key), change)
+    assert stored is not None
+    return stored.value
+
+
+def _document(store: ObjectStore, key: str) -> Document[Source]:
+    return Document(store, key, partial(_decode, key), _encode)
 
 
 def _encode(source: Source) -> bytes:

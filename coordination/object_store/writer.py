@@ -38,15 +38,12 @@ from logstore.errors import (
     StoreUnavailable,
     TailraceError,
 )
-from logstore.objects.ambiguous import Unclear
 from logstore.objects.store import ObjectInfo, ObjectStore
+from logstore.swap import Backoff, RetryBudget
 
 T = TypeVar("T")
 
 _TRIES: Final = 40
-_FIRST_PAUSE_SECONDS: Final = 0.01
-_LONGEST_PAUSE_SECONDS: Final = 0.5
-_BITS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +61,8 @@ class Means:
         return ulids.encode(ulids.fresh(self.clock, self.entropy))
 
     async def pause(self, tries: int) -> None:
-        """Before another try after so many: longer each time, and never as long as another's."""
-        longest = min(_FIRST_PAUSE_SECONDS * 2**tries, _LONGEST_PAUSE_SECONDS)
-        await self.clock.sleep(longest * self.entropy.getrandbits(_BITS) / (1 << _BITS))
+        """Before another try after so many."""
+        await Backoff(self.clock, self.entropy).pause(tries)
 
 
 class Version(NamedTuple):
@@ -257,7 +253,7 @@ class ShardWriter:
 
     async def _write_group(self, group: Sequence[_Waiting], tried: list[_Tried]) -> None:
         """`tried` gets writes that did not succeed as far as we heard."""
-        unclear, lost = Unclear(), None
+        budget, lost = RetryBudget(), None
         for tries in range(_TRIES):
             version = self._known(needed=-1) or await self._read()
             if _was_written(tried, version.shard):
@@ -277,7 +273,7 @@ class ShardWriter:
                 lost = error
             except OutcomeUnknown as error:
                 tried.append(_Tried(decided, unclear=True))
-                unclear.bear(error)
+                budget.spend(error)
             else:
                 decided.answer()
                 return

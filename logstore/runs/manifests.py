@@ -2,24 +2,26 @@
 
 A change is a function of the newest version. It is tried again on whatever version is
 there when another writer was first, and also when an answer was lost: if the write did
-happen, the change finds itself done. So a change must be one that can be applied twice.
+happen and others wrote since, the change finds itself done. So a change must be one that can
+be applied twice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from typing import Final
 
 from logstore import keys
 from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.clock import Clock
 from logstore.entropy import Entropy
-from logstore.errors import NotFound, OutcomeUnknown, PreconditionFailed
 from logstore.objects.store import ObjectStore
 from logstore.runs.manifest import Manifest, decode_manifest, encode_manifest
+from logstore.swap import Backoff, Document, RetryBudget, Revision, swap
 
-_PAUSE_SECONDS = 0.01
+_AMBIGUOUS: Final = 10  # `decide` may have written chunks: they are not given up for a lost answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +39,17 @@ class Manifests:
         self._store = store
         self._clock = clock
         self._entropy = entropy
-        self.swaps = 0
         self.conflicts = 0
+
+    def _document(self, key: RunKey) -> Document[Manifest]:
+        return Document(self._store, keys.run_manifest(key), decode_manifest, encode_manifest)
 
     async def get(self, key: RunKey) -> Versioned:
         """The newest version; an empty open one without ETag if there is none.
 
         Raises `Damaged`, `UnsupportedVersion`, `StoreUnavailable`.
         """
-        try:
-            info, body = await self._store.get(keys.run_manifest(key))
-        except NotFound:
-            return Versioned(Manifest(key), None)
-        return Versioned(decode_manifest(body), info.etag)
+        return _versioned(key, await self._document(key).read())
 
     async def swap(self, seen: Versioned, manifest: Manifest) -> Versioned:
         """Writes `manifest` in the place of `seen`.
@@ -57,42 +57,46 @@ class Manifests:
         Raises `PreconditionFailed` if that is not the newest any more, `StoreUnavailable`,
         `OutcomeUnknown`.
         """
-        fresh = replace(manifest, version=self.fresh_id())
-        key = keys.run_manifest(manifest.key)
-        body = encode_manifest(fresh)
-        if seen.etag is None:
-            info = await self._store.put(key, body, if_absent=True)
-        else:
-            info = await self._store.put(key, body, if_match=seen.etag)
-        self.swaps += 1
-        return Versioned(fresh, info.etag)
+        key = manifest.key
+        written = await self._document(key).write(self._fresh(manifest), seen.etag)
+        return _versioned(key, written)
 
     async def update(self, key: RunKey, change: Callable[[Manifest], Manifest | None]) -> Versioned:
-        """Applies `change` to the newest version until it is in; None leaves it as it is."""
+        """Applies `change` to the newest version until it is in; None leaves it as it is.
 
-        async def decide(seen: Versioned) -> Manifest | None:
-            return change(seen.manifest)
+        Raises as `get`, and `OutcomeUnknown`.
+        """
+
+        async def decide(newest: Manifest | None) -> Manifest | None:
+            return change(newest or Manifest(key))
 
         return await self.update_by(key, decide)
 
     async def update_by(
-        self, key: RunKey, decide: Callable[[Versioned], Awaitable[Manifest | None]]
+        self, key: RunKey, decide: Callable[[Manifest | None], Awaitable[Manifest | None]]
     ) -> Versioned:
-        """`update` with a change that takes its time (it writes chunks, say)."""
-        tries = 0
-        while True:
-            seen = await self.get(key)
-            wanted = await decide(seen)
-            if wanted is None:
-                return seen
-            try:
-                return await self.swap(seen, wanted)
-            except (PreconditionFailed, OutcomeUnknown):
-                self.conflicts += 1
-                tries += 1
-                jitter = 1 + self._entropy.getrandbits(4) / 16
-                await self._clock.sleep(min(_PAUSE_SECONDS * 2 ** min(tries, 6) * jitter, 1.0))
+        """`update` with a change that takes its time (it writes chunks, say).
+
+        It is given None where there is no manifest.
+        """
+        budget = RetryBudget(Backoff(self._clock, self._entropy), ambiguous=_AMBIGUOUS)
+
+        async def change(newest: Manifest | None) -> Manifest | None:
+            wanted = await decide(newest)
+            return None if wanted is None else self._fresh(wanted)
+
+        try:
+            return _versioned(key, await swap(self._document(key), change, budget=budget))
+        finally:
+            self.conflicts += budget.refused
 
     def fresh_id(self) -> str:
         """A ULID of now: for versions and chunks."""
         return ulids.encode(ulids.fresh(self._clock, self._entropy))
+
+    def _fresh(self, manifest: Manifest) -> Manifest:
+        return replace(manifest, version=self.fresh_id())
+
+
+def _versioned(key: RunKey, found: Revision[Manifest] | None) -> Versioned:
+    return Versioned(Manifest(key), None) if found is None else Versioned(found.value, found.etag)

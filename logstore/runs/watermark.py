@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 import orjson
 
 from logstore import keys
-from logstore.errors import Damaged, NotFound, OutcomeUnknown, PreconditionFailed
-from logstore.objects.ambiguous import Unclear
+from logstore.errors import Damaged
 from logstore.objects.store import ObjectStore
+from logstore.swap import Document, swap
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,8 @@ def decode_text_mark(body: bytes) -> TextMark:
 
 async def read_text_mark(store: ObjectStore, node: str) -> TextMark:
     """The node's mark. Raises `Damaged`, `StoreUnavailable`."""
-    return (await _read(store, node))[0]
+    found = await _document(store, node).read()
+    return TextMark() if found is None else found.value
 
 
 async def raise_text_mark(
@@ -59,32 +60,17 @@ async def raise_text_mark(
 
     Raises `Damaged`, `StoreUnavailable`, `OutcomeUnknown`.
     """
-    unclear = Unclear()
-    while True:
-        mark, etag = await _read(store, node)
+
+    async def change(found: TextMark | None) -> TextMark | None:
+        mark = found or TextMark()
         raised = replace(
             mark, seq=max(mark.seq, seq), pos=max(mark.pos, pos), low=max(mark.low, low)
         )
-        if raised == mark:
-            return mark
-        raised = replace(raised, version=fresh_id())
-        body = orjson.dumps(raised)
-        try:
-            if etag is None:
-                await store.put(keys.text_mark(node), body, if_absent=True)
-            else:
-                await store.put(keys.text_mark(node), body, if_match=etag)
-        except PreconditionFailed:
-            continue
-        except OutcomeUnknown as error:
-            unclear.bear(error)
-            continue  # the next look says whether it is in
-        return raised
+        return None if raised == mark else replace(raised, version=fresh_id())
+
+    stored = await swap(_document(store, node), change)
+    return TextMark() if stored is None else stored.value
 
 
-async def _read(store: ObjectStore, node: str) -> tuple[TextMark, str | None]:
-    try:
-        info, body = await store.get(keys.text_mark(node))
-    except NotFound:
-        return TextMark(), None
-    return decode_text_mark(body), info.etag
+def _document(store: ObjectStore, node: str) -> Document[TextMark]:
+    return Document(store, keys.text_mark(node), decode_text_mark, orjson.dumps)

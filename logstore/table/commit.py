@@ -24,7 +24,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from logstore.clock import Clock
 from logstore.errors import NotFound, OutcomeUnknown, PreconditionFailed, StoreUnavailable
-from logstore.objects.ambiguous import Unclear
+from logstore.swap import RetryBudget
 from logstore.table.schema import ACTIONS, EXPIRED, JOB, PARTITIONS, PURGED, application
 from logstore.table.snapshot import Snapshot, TableFile
 from logstore.table.stats import NewFile
@@ -88,7 +88,7 @@ def commit(table: Table, snapshot: Snapshot, change: Change, *, job: str, clock:
         _check_mark(snapshot, advance)
     _check_removed(snapshot, change.removed)
     _check_age(change.files, clock)
-    unclear = Unclear()
+    budget = RetryBudget()
     while True:
         try:
             with writing(table.uri):
@@ -99,7 +99,7 @@ def commit(table: Table, snapshot: Snapshot, change: Change, *, job: str, clock:
             if newest.version > snapshot.version:
                 return _recognise(table, newest, snapshot.version, job, error)
             # Not in by now, and if it comes late, the version is taken by itself.
-            unclear.bear(error)
+            budget.spend(error)
 
 
 def _planned_from(snapshot: Snapshot) -> DeltaTable:

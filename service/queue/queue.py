@@ -242,10 +242,10 @@ class SegmentQueue:
     async def group(self, name: str) -> Group:
         """The group as it stands. Raises `NotFound`, `StoreUnavailable`, `Damaged`."""
         _check_group(name)
-        stored = await read_group(self._store, name)
-        if stored is None:
+        group = await read_group(self._store, name)
+        if group is None:
             raise NotFound(f"no consumer group {name!r}", hint="See GET /segments.")
-        return stored.group
+        return group
 
     async def groups(self) -> list[Group]:
         """All groups. Raises `StoreUnavailable`, `Damaged`."""

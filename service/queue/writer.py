@@ -2,31 +2,26 @@
 
 What was written last is remembered and changed without being read again; if somebody else
 was faster, or a change is refused, or nothing would change, the group is read first. So a
-refusal is never by an old version. After a lost answer the version in the store says
-whether it was ours; changes know their own effect again.
+refusal is never by an old version. After a lost answer the version in the store says whether it
+was ours; changes know their own effect again.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias, TypeVar
 
-from coordination.groups.group_objects import Stored, read_group, write_group
+from coordination.groups.group_objects import group_document
 from coordination.groups.groups import Group, Start, State, evict
 from coordination.storetime import StoreTime
 from logstore.clock import Clock
 from logstore.entropy import Entropy
-from logstore.errors import (
-    NotFound,
-    OutcomeUnknown,
-    PreconditionFailed,
-    StoreUnavailable,
-    TailraceError,
-)
-from logstore.objects.ambiguous import Unclear
+from logstore.errors import NotFound, StoreUnavailable, TailraceError
 from logstore.objects.store import ObjectStore
+from logstore.swap import Backoff, RetryBudget, Revision, swap
+from logstore.swap import Change as Swap
 from service.queue.catalog import Catalogue
 from service.queue.counters import QueueCounters
 from service.queue.segment import Segment
@@ -37,7 +32,6 @@ Change: TypeAlias = Callable[[Group, Sequence[Segment], Moment], tuple[Group, T]
 Outcome: TypeAlias = "Any | TailraceError"
 
 _AT_ONCE: Final = 1024
-_LONGEST_PAUSE_SECONDS: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +65,7 @@ class GroupWriter:
         self._shared = shared
         self._waiting: list[_Waiting] = []
         self._working: asyncio.Task[None] | None = None
-        self._known: Stored | None = None
+        self._known: Revision[Group] | None = None
 
     async def change(
         self, change: Change[T], *, wants: bool = False, start: Start | None = None
@@ -112,60 +106,51 @@ class GroupWriter:
 
     async def _made(self, some: Sequence[_Waiting]) -> Sequence[Outcome]:
         """Makes the changes, together."""
-        unclear, tries = Unclear(), 0
-        tried: dict[str, Sequence[Outcome]] = {}
-        stored, remembered = self._known, self._known is not None
-        while True:
-            if stored is None:
-                stored, remembered = await self._read(some), False
-                if stored is None:
-                    return [_nobody(self._name)] * len(some)
-                if stored.group.version in tried:
-                    self._known = stored
-                    return tried[stored.group.version]
-            group, outcomes = await self._changed(stored.group, some)
-            same = group == stored.group
-            if remembered and (same or any(isinstance(one, TailraceError) for one in outcomes)):
-                stored = None
-                continue
-            if same:
-                self._known = stored
-                return outcomes
-            version = self._shared.fresh_id()
-            tried[version] = outcomes
-            try:
-                self._known = await write_group(self._shared.store, group, stored.etag, version)
-            except PreconditionFailed:
-                tries += 1
-                self._shared.counters.conflicts += 1
-                await self._pause(tries)
-            except OutcomeUnknown as error:
-                unclear.bear(error)
-            else:
-                return outcomes
-            stored = None
+        known = self._known
+        outcomes: Sequence[Outcome] = []
+        written: dict[str, Sequence[Outcome]] = {}
+        first = ""
 
-    async def _pause(self, tries: int) -> None:
-        """Others are at it too: later, and not all at the same moment."""
-        longest = min(0.01 * 2**tries, _LONGEST_PAUSE_SECONDS)
-        await self._shared.clock.sleep(longest * self._shared.entropy.getrandbits(16) / (1 << 16))
+        async def change(group: Group | None) -> Group | None:
+            nonlocal outcomes, first
+            if group is None:
+                made = self._first(some)
+                first = made.version
+                return made
+            wanted, outcomes = await self._changed(group, some)
+            refusal = next((one for one in outcomes if isinstance(one, TailraceError)), None)
+            if refusal is not None and known is not None and group is known.value:
+                raise refusal  # of a remembered version: the group is read, and asked again
+            if wanted == group:
+                return None
+            wanted = replace(wanted, version=self._shared.fresh_id())
+            written[wanted.version] = outcomes
+            return wanted
 
-    async def _read(self, some: Sequence[_Waiting]) -> Stored | None:
-        """The group as it is; made, if somebody of them begins one."""
-        unclear = Unclear()
-        while True:
-            stored = await read_group(self._shared.store, self._name)
-            start = next((one.start for one in some if one.start is not None), None)
-            if stored is not None or start is None:
-                return stored
-            made = fresh(self._name, start, self._moment())
-            try:
-                version = self._shared.fresh_id()
-                return await write_group(self._shared.store, made, None, version)
-            except PreconditionFailed:
-                continue
-            except OutcomeUnknown as error:
-                unclear.bear(error)
+        stored = await self._swapped(change, known)
+        if stored.value.version == first:  # no change is in it yet
+            known = stored
+            stored = await self._swapped(change, known)
+        self._known = stored
+        return written.get(stored.value.version, outcomes)
+
+    async def _swapped(self, change: Swap[Group], known: Revision[Group] | None) -> Revision[Group]:
+        shared = self._shared
+        budget = RetryBudget(Backoff(shared.clock, shared.entropy))
+        document = group_document(shared.store, self._name)
+        try:
+            stored = await swap(document, change, known=known, budget=budget)
+        finally:
+            shared.counters.conflicts += budget.refused
+        assert stored is not None
+        return stored
+
+    def _first(self, some: Sequence[_Waiting]) -> Group:
+        """The group as somebody of them begins it. Raises `NotFound` if nobody does."""
+        start = next((one.start for one in some if one.start is not None), None)
+        if start is None:
+            raise _nobody(self._name)
+        return replace(fresh(self._name, start, self._moment()), version=self._shared.fresh_id())
 
     async def _changed(
         self, group: Group, some: Sequence[_Waiting]

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from logstore.batch import Batches, Indexes, RunKey
-from logstore.errors import OutcomeUnknown
 from logstore.objects.store import Body, ObjectStore
 from logstore.runs.blocks import blocks_of, lowest_and_highest, positions
 from logstore.runs.index import build_index, encode_tail
 from logstore.runs.manifest import Chunk
+from logstore.swap import write_until_known
 from service.runs.chunks import Chunks
 from service.runtime.threads import Offload
-
-_TRIES = 3
 
 
 class ChunkWriter:
@@ -31,14 +29,7 @@ class ChunkWriter:
 
     async def _put(self, key: str, body: Body) -> None:
         """A key that is used once: putting the same bytes again does no harm."""
-        for last in range(_TRIES):
-            try:
-                await self._store.put(key, body)
-            except OutcomeUnknown:
-                if last == _TRIES - 1:
-                    raise
-            else:
-                return
+        await write_until_known(lambda: self._store.put(key, body))
 
 
 def _build(chunk_id: str, batches: Batches, rows: Indexes) -> tuple[Chunk, bytes, bytes]:

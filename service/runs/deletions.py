@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from logstore import keys
 from logstore.batch import RunKey
-from logstore.errors import NotFound, OutcomeUnknown, PreconditionFailed
-from logstore.objects.ambiguous import Unclear
+from logstore.errors import NotFound
 from logstore.objects.store import ObjectStore
 from logstore.runs.deletion import Deletion, decode_deletion, encode_deletion
 from logstore.runs.deletions import StoredDeletions
+from logstore.swap import Document, swap
 
 
 class Deletions:
@@ -69,26 +69,8 @@ class Deletions:
 
         Raises `StoreUnavailable`, `OutcomeUnknown`, `Damaged`.
         """
-        unclear = Unclear()
-        while True:
-            try:
-                info, body = await self._store.get(deletion.key)
-            except NotFound:
-                etag = None
-            else:
-                if decode_deletion(body).t >= deletion.t:
-                    return
-                etag = info.etag
-            try:
-                await self._store.put(
-                    deletion.key,
-                    encode_deletion(deletion),
-                    if_absent=etag is None,
-                    if_match=etag,
-                )
-            except PreconditionFailed:
-                continue
-            except OutcomeUnknown as error:
-                unclear.bear(error)
-                continue  # the next look says what is there
-            return
+
+        async def change(found: Deletion | None) -> Deletion | None:
+            return None if found is not None and found.t >= deletion.t else deletion
+
+        await swap(Document(self._store, deletion.key, decode_deletion, encode_deletion), change)

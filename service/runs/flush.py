@@ -91,16 +91,16 @@ class RunFlush:
         while True:
             more = False
 
-            async def decide(seen: Versioned) -> Manifest | None:
+            async def decide(newest: Manifest | None) -> Manifest | None:
                 nonlocal made, more
                 horizon = self._deletions.horizon(key)
-                manifest = await self._trimmer.through(seen.manifest, horizon)
+                manifest = await self._trimmer.through(newest or Manifest(key), horizon)
                 due = in_range(source, key, manifest.dealt_with(source.node))
                 part, more = self._first(source.batches.rows, due)
                 if len(part) == 0:
                     return None
                 kept = await self._news(key, source, part, manifest)
-                if len(kept) == 0 and seen.etag is None:
+                if len(kept) == 0 and newest is None:
                     return None  # all of it is deleted, and there is no run
                 if len(kept) == 0:
                     made = None

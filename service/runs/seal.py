@@ -18,10 +18,10 @@ from functools import partial
 from logstore import keys
 from logstore.batch import RunKey
 from logstore.errors import Damaged, NotFound, OutcomeUnknown, PreconditionFailed
-from logstore.objects.ambiguous import Unclear
 from logstore.objects.store import ObjectInfo, ObjectStore, Part
 from logstore.runs.manifest import FORMAT, Chunk, Closing, Manifest
 from logstore.runs.manifests import Manifests
+from logstore.swap import RetryBudget
 from service.runs.chunks import PUT, Chunks, Moved, goes_on
 from service.runs.merge import Folder
 
@@ -84,7 +84,7 @@ class Sealer:
         self, manifest: Manifest, closing: Closing, group: tuple[Chunk, ...]
     ) -> ObjectInfo | None:
         where = keys.logs(self._prefix, manifest.key)
-        unclear = Unclear()
+        budget = RetryBudget()
         while True:
             there = await self._head(where)
             if there is not None and there.metadata.get(PUT) == closing.put:
@@ -101,10 +101,8 @@ class Sealer:
                     if_match=None if there is None else there.etag,
                     metadata=_metadata(manifest, group, closing),
                 )
-            except PreconditionFailed:
-                continue
-            except OutcomeUnknown as error:
-                unclear.bear(error)
+            except (PreconditionFailed, OutcomeUnknown) as error:
+                budget.spend(error)
 
     def _part(self, manifest: Manifest, chunk: Chunk, there: ObjectInfo | None) -> Part:
         where = self._chunks.text_key(manifest.key, chunk)

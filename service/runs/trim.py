@@ -42,12 +42,13 @@ class Trimmer:
         """
         replaced: Manifest | None = None
 
-        async def decide(seen: Versioned) -> Manifest | None:
+        async def decide(newest: Manifest | None) -> Manifest | None:
             nonlocal replaced
-            if seen.manifest.generation >= t:
+            manifest = newest or Manifest(key)
+            if manifest.generation >= t:
                 return None
-            replaced = seen.manifest
-            return await self.through(seen.manifest, t)
+            replaced = manifest
+            return await self.through(manifest, t)
 
         for _ in range(_TRIES):
             try:

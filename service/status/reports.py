@@ -20,13 +20,11 @@ from logstore.entropy import Entropy
 from logstore.errors import (
     Damaged,
     NotFound,
-    OutcomeUnknown,
-    PreconditionFailed,
     UnsupportedVersion,
 )
-from logstore.objects.ambiguous import Unclear
 from logstore.objects.store import ObjectInfo, ObjectStore
 from logstore.runs.report import Report, Said, decode_report, encode_report, make_report
+from logstore.swap import Document, swap, write_until_known
 from service.runtime.cache import Cache
 
 _READERS = 16
@@ -84,36 +82,30 @@ class Reports:
         client that gave up waiting has said something newer. Raises `StoreUnavailable`,
         `OutcomeUnknown`, `JournalFull`.
         """
-        unclear = Unclear()
-        mine = 0
         name = keys.run_report(folder, key)
         self._asked += 1
         asked = self._asked
-        while True:
-            found, etag = await self._look(name)
-            if found is not None and found.version == mine:
-                return self._stored(name, asked, found)  # the answer was lost, the write was not
-            if found is not None and self._newest.get(name, 0) > asked:
-                return found
-            report = self._fresh(key, value, None if found is None else found.created_ms)
-            mine = report.version
-            encoded = encode_report(report)
-            self._room(len(encoded))
-            try:
-                await self._store.put(name, encoded, if_absent=etag is None, if_match=etag)
-            except PreconditionFailed:
-                continue
-            except OutcomeUnknown as error:
-                unclear.bear(error)
-                continue
-            return self._stored(name, asked, report)
 
-    def _stored(self, name: str, asked: int, report: Report) -> Report:
-        """Remembers which request's report is the newest that was stored."""
+        async def change(found: Report | None) -> Report | None:
+            there = None if found is None else self._shown(found)
+            if there is not None and self._newest.get(name, 0) > asked:
+                return None
+            report = self._fresh(key, value, None if there is None else there.created_ms)
+            self._room(len(encode_report(report)))
+            return report
+
+        stored = await swap(Document(self._store, name, _decode_or_none, _encode), change)
+        assert stored is not None
+        assert stored.value is not None
+        if stored.written:
+            self._remember(name, asked)
+        return stored.value
+
+    def _remember(self, name: str, asked: int) -> None:
+        """Which request's report is the newest that was stored."""
         self._newest[name] = max(asked, self._newest.pop(name, 0))
         if len(self._newest) > _REMEMBERED:
             self._newest.popitem(last=False)
-        return report
 
     async def add(self, folder: str, key: RunKey, value: Mapping[str, Any]) -> Report:
         """Writes one more report of the run.
@@ -124,14 +116,8 @@ class Reports:
         name = f"{keys.run_report(folder, key)}/{ulids.encode(report.version)}"
         encoded = encode_report(report)
         self._room(len(encoded))
-        unclear = Unclear()
-        while True:
-            try:
-                await self._store.put(name, encoded)
-            except OutcomeUnknown as error:
-                unclear.bear(error)  # the same bytes again do no harm
-                continue
-            return report
+        await write_until_known(lambda: self._store.put(name, encoded))
+        return report
 
     async def get(self, folder: str, key: RunKey) -> Report | None:
         """The run's report. Raises `StoreUnavailable`, `Damaged`."""
@@ -205,20 +191,6 @@ class Reports:
             version = horizon + 1 + self._entropy.getrandbits(ulids.STEP_BITS)
         return make_report(key, version, now if created_ms is None else created_ms, now, value)
 
-    async def _look(self, name: str) -> tuple[Report | None, str | None]:
-        """What stands there, unless it is deleted or cannot be read, and its ETag."""
-        try:
-            info, body = await self._store.get(name)
-        except NotFound:
-            return None, None
-        try:
-            report = decode_report(body)
-        except UnsupportedVersion:
-            raise
-        except Damaged:
-            return None, info.etag  # a new report heals it
-        return self._shown(report), info.etag
-
     def _shown(self, report: Report) -> Report | None:
         return report if report.version > self._horizon(report.key) else None
 
@@ -272,3 +244,18 @@ def _up_to(infos: list[ObjectInfo], most_bytes: int) -> list[ObjectInfo]:
         if size > most_bytes and number > 0:
             return infos[:number]
     return infos
+
+
+def _decode_or_none(body: bytes) -> Report | None:
+    """None is a report that cannot be read: a new one takes its place."""
+    try:
+        return decode_report(body)
+    except UnsupportedVersion:
+        raise
+    except Damaged:
+        return None
+
+
+def _encode(report: Report | None) -> bytes:
+    assert report is not None
+    return encode_report(report)

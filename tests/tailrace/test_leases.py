@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 import pytest
 
-from coordination.groups.group_objects import write_group
+from coordination.groups.group_objects import group_document
 from coordination.groups.groups import Cursor, Failed, Group, Start, State
 from coordination.named.lease import text_lease
 from coordination.named.leases import Leases
@@ -49,8 +49,8 @@ async def fill(data: Path) -> None:
     await Leases(store, clock, entropy, time, node="node-A").acquire(text_lease("node-A"))
     now = clock.now_ms()
     at = {NODE: Cursor(2, failed={seq: Failed(seq, now, 5, f"bad {seq}") for seq in (1, 2)})}
-    group = Group("g", State.ACTIVE, Start.NOW, now, now, cursors=at)
-    await write_group(store, group, None, ulid.encode(1))
+    group = Group("g", State.ACTIVE, Start.NOW, now, now, cursors=at, version=ulid.encode(1))
+    await group_document(store, "g").write(group, None)
 
 
 @pytest.fixture

@@ -33,11 +33,11 @@ from logstore.errors import (
     TailraceError,
     Unavailable,
 )
-from logstore.objects.ambiguous import Unclear
 from logstore.objects.store import ObjectStore, Part
 from logstore.runs.manifest import Chunk, Manifest
 from logstore.runs.manifests import Manifests, Versioned
 from logstore.runs.scan import TextScan
+from logstore.swap import Document, RetryBudget, Revision
 from service.runs.chunks import Chunks
 from service.runs.deletions import Deletions
 from service.runs.locks import OncePerRun
@@ -112,14 +112,14 @@ class Adoption:
     async def _take(self, key: RunKey) -> bool:
         if await self._remake(key):
             return True
-        unclear = Unclear()
+        budget = RetryBudget()
         for tries in range(_TRIES):
             try:
                 return await self._once(key)
             except (NotFound, PreconditionFailed):
                 pass  # somebody was first, or writes or closes: look again
             except OutcomeUnknown as error:
-                unclear.bear(error)
+                budget.spend(error)
             if (await self._manifests.get(key)).etag is not None:
                 return True
             await self._clock.sleep(_PAUSE_SECONDS * 2 ** min(tries, 4))
@@ -172,15 +172,27 @@ class AdoptingManifests(Manifests):
         super().__init__(store, clock, entropy)
         self._adoption = adoption
 
-    async def get(self, key: RunKey) -> Versioned:
-        """The newest version; an empty open one without ETag if there is no run at all.
+    def _document(self, key: RunKey) -> Document[Manifest]:
+        own = super()._document(key)
+        return _ImportedDocument(
+            own.store, own.key, own.decode, own.encode, lambda: self._adoption.take(key)
+        )
 
-        Raises as `Manifests.get`, and as `Adoption.take`.
-        """
-        seen = await super().get(key)
-        if seen.etag is None and await self._adoption.take(key):
-            return await super().get(key)
-        return seen
+
+@dataclass(frozen=True)
+class _ImportedDocument(Document[Manifest]):
+    """A manifest that, where there is none, is made from what OpenMetadata wrote.
+
+    `imported` makes it, and says whether there is one now; `read` raises as `Adoption.take`, too.
+    """
+
+    imported: Callable[[], Awaitable[bool]]
+
+    async def read(self) -> Revision[Manifest] | None:
+        found = await super().read()
+        if found is None and await self.imported():
+            return await super().read()
+        return found
 
 
 @dataclass(frozen=True, slots=True)

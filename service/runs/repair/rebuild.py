@@ -30,15 +30,12 @@ from logstore.batch import BATCH, Indexes, RecordMeta, Rows, RunKey, digest
 from logstore.clock import Clock
 from logstore.errors import (
     LimitReached,
-    OutcomeUnknown,
-    PreconditionFailed,
     StoreUnavailable,
     Unavailable,
 )
-from logstore.objects.ambiguous import Unclear
 from logstore.objects.store import ObjectStore
 from logstore.runs.manifest import Chunk, Manifest
-from logstore.runs.manifests import Manifests, Versioned
+from logstore.runs.manifests import Manifests
 from logstore.runs.watermark import read_text_mark
 from service.runs.chunk_writer import ChunkWriter
 from service.runs.chunks import stored_directory
@@ -276,16 +273,10 @@ class Remaker:
         return await self._writer.write(key, chunk_id, batches, np.arange(len(held)))
 
     async def _swap(self, manifest: Manifest) -> Manifest:
-        key = manifest.key
-        unclear = Unclear()
-        while (seen := await self._manifests.get(key)).etag is None:
-            try:
-                await self._manifests.swap(Versioned(Manifest(key), None), manifest)
-            except PreconditionFailed:
-                continue
-            except OutcomeUnknown as error:
-                unclear.bear(error)
-        return seen.manifest
+        async def decide(newest: Manifest | None) -> Manifest | None:
+            return manifest if newest is None else None
+
+        return (await self._manifests.update_by(manifest.key, decide)).manifest
 
 
 def _manifest(key: RunKey, chunks: Sequence[Chunk], generation: int) -> Manifest:

@@ -53,7 +53,7 @@ def removed(lake: Lake, hours: float) -> list[int]:
 def group(lake: Lake) -> Group:
     found = lake.run(read_group(lake.store, "g"))
     assert found is not None
-    return found.group
+    return found
 
 
 def test_what_a_group_has_not_committed_stays(any_lake: Lake) -> None:
@@ -244,9 +244,9 @@ def test_a_group_that_joins_while_segments_are_deleted_misses_nothing(
         await consume_all(queue_of(lake))
         found = await read_group(store, "g")
         assert found is not None
-        assert found.group.state is State.ACTIVE
-        assert found.group.cursor("n").decided == 3
-        starts.add(found.group.committed_segments)
+        assert found.state is State.ACTIVE
+        assert found.cursor("n").decided == 3
+        starts.add(found.committed_segments)
         return True
 
     step = 1

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from coordination.groups.group_objects import write_group
+from coordination.groups.group_objects import group_document
 from coordination.groups.groups import Group, Start, State
 from logstore import ulid
 from logstore.batch import RunKey
@@ -89,8 +89,9 @@ class Story:
     def make_group(self) -> None:
         """A consumer group that keeps all segments, and is late."""
         self._groups += 1
-        group = Group(f"late-{self._groups}", State.ACTIVE, Start.OLDEST, 1, 1)
-        self.lake.run(write_group(self.lake.store, group, None, self._fresh_id()))
+        name = f"late-{self._groups}"
+        group = Group(name, State.ACTIVE, Start.OLDEST, 1, 1, version=self._fresh_id())
+        self.lake.run(group_document(self.lake.store, name).write(group, None))
 
     def _fresh(self) -> list[Batch]:
         hour, number = self._hour(self.chapters), self.chapters
