@@ -40,8 +40,14 @@ _COMMITTER: Final = {
     f"{_HADOOP}fs.s3a.committer.name": "magic",
     # Other drivers write below the same table.
     f"{_HADOOP}fs.s3a.committer.abort.pending.uploads": "false",
+    # The folder is this job's alone, and is removed when its files are placed: nobody need look
+    # what is above it, note each upload in an object of its own, or remove those at the end.
+    f"{_HADOOP}fs.s3a.performance.flags": "mkdir",
+    f"{_HADOOP}fs.s3a.committer.magic.track.commits.in.memory.enabled": "true",
+    f"{_HADOOP}fs.s3a.committer.magic.cleanup.enabled": "false",
 }
 _SECRETS: Final = ("fs.s3a.access.key", "fs.s3a.secret.key", "fs.s3a.session.token")
+_SHORTEST_CONNECT_SECONDS: Final = 15.0  # Hadoop takes no less, and warns at each start
 _ENCRYPTION: Final = {"AES256": "AES256", "aws:kms": "SSE-KMS"}
 
 
@@ -72,11 +78,12 @@ class S3A:
     def needed(self) -> dict[str, str]:
         """Spark's configuration, without secrets. Raises `InvalidInput`."""
         settings = self.settings
+        connecting = max(settings.connect_timeout_seconds, _SHORTEST_CONNECT_SECONDS)
         wanted = {
             "fs.s3a.endpoint": settings.endpoint_url.rstrip("/"),
             "fs.s3a.endpoint.region": self.credentials.region,
             "fs.s3a.path.style.access": str(settings.path_style).lower(),
-            "fs.s3a.connection.establish.timeout": f"{settings.connect_timeout_seconds:g}s",
+            "fs.s3a.connection.establish.timeout": f"{connecting:g}s",
             "fs.s3a.connection.timeout": f"{settings.read_timeout_seconds:g}s",
             "fs.s3a.attempts.maximum": str(settings.attempts),
             "fs.s3a.encryption.algorithm": _ENCRYPTION.get(settings.encryption, ""),

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
+from compactor.spark.class_archive import archive_conf
 from compactor.spark.conf import DEFAULTS, NEEDED, SparkWishes, is_here, submitted
 from compactor.spark.engine import MergeInput, RewriteInput, Written
 from compactor.spark.jars import SUBMIT
@@ -224,6 +225,8 @@ def _conf(wishes: SparkWishes, s3a: S3A | None) -> SparkConf:
     if not submitted():
         conf.setIfMissing("spark.driver.memory", wishes.driver_memory)
         needed |= s3a.launch() if s3a else {}
+        for name, value in archive_conf().items():
+            conf.setIfMissing(name, value)
     return conf.setAll(list(needed.items()))
 
 
