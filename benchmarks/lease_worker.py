@@ -21,10 +21,11 @@ import orjson
 
 from coordination.dynamodb.open import open_dynamodb
 from coordination.dynamodb.requests import Requests
+from coordination.lease import MARGIN_MS
 from coordination.object_store.store import SHARDS, ObjectPartitions
 from coordination.partitions.partition import NewPartition, Partition, Status
 from coordination.partitions.store import PartitionStore
-from coordination.partitions.transitions import MARGIN_MS, Claim, completed
+from coordination.partitions.transitions import Claim, completed
 from coordination.settings import DynamoDbSettings
 from coordination.storetime import StoreTime
 from logstore.clock import SystemClock

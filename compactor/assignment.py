@@ -40,8 +40,8 @@ from typing import Final, Protocol
 
 from compactor.settings import CompactorSettings
 from coordination.coordinator.coordinator import Coordinator
-from coordination.coordinator.lease import Held
-from coordination.coordinator.work_queue import Work
+from coordination.coordinator.lease import Lease
+from coordination.coordinator.work_queue import WorkQueue
 from coordination.counters import NAMES
 from coordination.open import open_partitions
 from coordination.partitions.partition import NewPartition, Status
@@ -86,7 +86,7 @@ class Share(Protocol):
         ...
 
     @property
-    def works(self) -> Sequence[Work]:
+    def works(self) -> Sequence[WorkQueue]:
         """Whose leases they are, for metrics."""
         ...
 
@@ -126,7 +126,7 @@ class Alone:
     """Nobody else is expected: everything is this driver's."""
 
     barred: Sequence[str] = ()
-    works: Sequence[Work] = ()
+    works: Sequence[WorkQueue] = ()
     settled = True
     counted: Mapping[str, int] = MappingProxyType({})
 
@@ -175,7 +175,9 @@ class Leased:
 class LeasedShare:
     """The nodes, or hours, that one driver leases."""
 
-    def __init__(self, work: Work, kind: str = NODES, patience: Patience | None = None) -> None:
+    def __init__(
+        self, work: WorkQueue, kind: str = NODES, patience: Patience | None = None
+    ) -> None:
         self._work = work
         self._kind = kind
         self._patience = patience
@@ -227,7 +229,7 @@ class LeasedShare:
         out: neither undoes what this pass has committed.
         """
 
-        async def close(held: Held) -> None:
+        async def close(held: Lease) -> None:
             with suppress(LeaseLost, NotFound, Unavailable, OutcomeUnknown):
                 if self._kind == HOURS:
                     await held.delete()
@@ -240,7 +242,7 @@ class LeasedShare:
         return {self._thing(held.key) for held in self._work.held() if held.valid()}
 
     async def _hand_over(self) -> None:
-        async def give_up(held: Held) -> None:
+        async def give_up(held: Lease) -> None:
             with suppress(LeaseLost):
                 await held.give_up()
 
@@ -258,7 +260,7 @@ class LeasedShare:
     async def _take(self, nodes: Sequence[str]) -> None:
         known = set(nodes)
 
-        async def delete(held: Held) -> None:
+        async def delete(held: Lease) -> None:
             with suppress(LeaseLost):
                 await held.delete()
 

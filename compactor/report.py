@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import orjson
 
-from coordination.coordinator.work_queue import Work
+from coordination.coordinator.work_queue import WorkQueue
 from logstore.clock import Clock
 
 
@@ -119,7 +119,7 @@ class Report:
     seconds: dict[str, float] = field(default_factory=dict)
     phase: str = field(default="", metadata=_LIVE)
     batch: Batch | None = field(default=None, metadata=_LIVE)
-    works: list[Work] = field(default_factory=list, metadata=_LIVE)
+    works: list[WorkQueue] = field(default_factory=list, metadata=_LIVE)
 
     @contextmanager
     def timed(self, phase: str, clock: Clock) -> Iterator[None]:

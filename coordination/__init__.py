@@ -3,11 +3,12 @@
 Nothing is exact by a lease alone. Every effect is also guarded by a compare-and-swap; a
 lease only keeps two programs from doing the same work twice.
 
-    partitions/     work that comes in many pieces, and what may become of a piece
-    object_store/, dynamodb/   the stores that keep it
-    coordinator/    whose the pieces are: acquired, kept, handed over, supplied
-    named/          leases of things one of a kind, an object each
-    groups/         consumers of the segment queue
+    lease           what every lease keeps: owner, end, fencing token; when it may be taken over
+    partitions/     leases of work that comes in many pieces, with progress and an end
+    object_store/, dynamodb/   the stores that keep partitions
+    coordinator/    a process' partitions: acquired, kept, handed over, supplied
+    named/          leases of things that are one of a kind, an object each
+    groups/         leases of segments by the consumers of the queue, one object a group
     admin/          what operators see and do, of partitions and of named leases
 
 `settings` and `open` choose the partitions' store; `storetime` and `counters` are shared by all.

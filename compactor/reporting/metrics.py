@@ -12,7 +12,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from compactor.report import Report
 from coordination.coordinator.metrics import MEASURES, OURS, UPDATE_ERRORS, UPSTREAMS
-from coordination.coordinator.work_queue import Work
+from coordination.coordinator.work_queue import WorkQueue
 
 Labels: TypeAlias = tuple[str, ...]
 Samples: TypeAlias = dict[tuple[str, Labels], float]
@@ -125,7 +125,7 @@ def add(total: Samples, more: Samples) -> None:
         total[key] = total.get(key, 0) + value
 
 
-def _counted(work: Work) -> Samples:
+def _counted(work: WorkQueue) -> Samples:
     found: Samples = {
         (f"tailrace_{count.name}", (work.source,)): getattr(work.counters, count.field)
         for count in (*UPSTREAMS, *OURS)

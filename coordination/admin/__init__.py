@@ -1,1 +1,1 @@
-"""What operators see (`overview`) and do (`oversight`), of partitions and of named leases alike."""
+"""What operators see (`overview`) and do (`admin`), of partitions and of named leases alike."""

@@ -15,8 +15,9 @@ from typing import Final, NamedTuple
 
 import orjson
 
-from coordination.admin.overview import Entry, Kind, of_lock, of_partition
-from coordination.named.locks import Lock, Locks
+from coordination.admin.overview import Entry, Kind, of_named, of_partition
+from coordination.lease import identity_of
+from coordination.named.stored import StoredLease, StoredLeases
 from coordination.partitions.partition import Partition, Status
 from coordination.partitions.store import PartitionStore
 from coordination.partitions.transitions import reopened, reset, ruled_out
@@ -65,12 +66,12 @@ class Entries(NamedTuple):
     after: str | None
 
 
-class Oversight:
+class LeaseAdmin:
     """Over one store's partitions and named leases."""
 
-    def __init__(self, partitions: PartitionStore, locks: Locks) -> None:
+    def __init__(self, partitions: PartitionStore, named: StoredLeases) -> None:
         self._partitions = partitions
-        self._locks = locks
+        self._named = named
 
     async def page(self, wanted: Wanted, *, after: str | None = None, limit: int = 100) -> Entries:
         """At most `limit` leases behind `after`; fewer, even none, does not mean the end.
@@ -90,9 +91,9 @@ class Oversight:
 
     async def show(self, source: str, key: str) -> Entry:
         """One lease. Raises `NotFound`, `StoreUnavailable`, `Damaged`."""
-        lock = await self._locks.get(source, key)
-        if lock is not None:
-            return self._of_lock(lock)
+        stored = await self._named.get(source, key)
+        if stored is not None:
+            return self._of_named(stored)
         return self._of_partition(await self._partition(source, key))
 
     async def reset(
@@ -102,9 +103,9 @@ class Oversight:
 
         Raises `Conflict` if somebody holds it and `force` is not said, and as `show`.
         """
-        lock = await self._locks.get(source, key)
-        if lock is not None:
-            return await self._free(lock, force=force)
+        stored = await self._named.get(source, key)
+        if stored is not None:
+            return await self._free(stored, force=force)
 
         def change(old: Partition, now_ms: int) -> Partition:
             self._refuse_held(self._of_partition(old), force=force)
@@ -117,7 +118,7 @@ class Oversight:
 
         Raises `Conflict` if somebody holds it, `InvalidInput` for a named lease, and as `show`.
         """
-        await self._refuse_lock(source, key)
+        await self._refuse_named(source, key)
 
         def change(old: Partition, now_ms: int) -> Partition:
             if old.status is Status.UNASSIGNED:
@@ -133,7 +134,7 @@ class Oversight:
 
     async def fail(self, source: str, key: str, *, reason: str, force: bool = False) -> Entry:
         """FAILED with a reason, until it is reset or reopened. Raises as `reset` and `reopen`."""
-        await self._refuse_lock(source, key)
+        await self._refuse_named(source, key)
         if not reason.strip():
             raise InvalidInput("the reason is empty", field="reason", hint="Say why it failed.")
 
@@ -159,9 +160,9 @@ class Oversight:
     ) -> AsyncIterator[Entry]:
         kind, source, key = after or (Kind.LOCK, "", "")
         if kind is Kind.LOCK:
-            for name in self._chosen(await self._locks.sources(), wanted, source):
-                async for lock in self._locks.each(name, after=key if name == source else ""):
-                    yield self._of_lock(lock)
+            for name in self._chosen(await self._named.sources(), wanted, source):
+                async for stored in self._named.each(name, after=key if name == source else ""):
+                    yield self._of_named(stored)
             source, key = "", ""
         for name in self._chosen(await self._partitions.sources(), wanted, source):
             async for partition in self._each(name, wanted, key if name == source else None):
@@ -189,8 +190,8 @@ class Oversight:
 
     # --- one of them ---------------------------------------------------------------
 
-    def _of_lock(self, lock: Lock) -> Entry:
-        return of_lock(lock.source, lock.key, lock.lease, self._locks.time)
+    def _of_named(self, stored: StoredLease) -> Entry:
+        return of_named(stored.source, stored.key, stored.lease, self._named.time)
 
     def _of_partition(self, partition: Partition) -> Entry:
         return of_partition(partition, self._partitions.time)
@@ -224,11 +225,11 @@ class Oversight:
             raise StoreUnavailable("no answer of the store was quick enough to tell its time")
         return self._partitions.time.at_most_ms()
 
-    async def _free(self, lock: Lock, *, force: bool) -> Entry:
-        if lock.lease.owner is not None:
-            self._refuse_held(self._of_lock(lock), force=force)
-            lock = await self._locks.free(lock)
-        return self._of_lock(lock)
+    async def _free(self, stored: StoredLease, *, force: bool) -> Entry:
+        if stored.lease.owner is not None:
+            self._refuse_held(self._of_named(stored), force=force)
+            stored = await self._named.free(stored)
+        return self._of_named(stored)
 
     def _refuse_held(self, entry: Entry, *, force: bool) -> None:
         if entry.held and not force:
@@ -237,8 +238,8 @@ class Oversight:
                 hint="Say force to take it away; its owner notices at its next write.",
             )
 
-    async def _refuse_lock(self, source: str, key: str) -> None:
-        if await self._locks.get(source, key) is not None:
+    async def _refuse_named(self, source: str, key: str) -> None:
+        if await self._named.get(source, key) is not None:
             raise InvalidInput(
                 f"{key!r} of {source!r} is a named lease: it is held or free, and never ends",
                 field="source",
@@ -247,9 +248,7 @@ class Oversight:
 
 
 def _owned_by(entry: Entry, owner: str) -> bool:
-    return entry.owner is not None and (
-        entry.owner == owner or entry.owner.rpartition("/")[0] == owner
-    )
+    return entry.owner is not None and (entry.owner == owner or identity_of(entry.owner) == owner)
 
 
 def _encoded(entry: Entry) -> str:

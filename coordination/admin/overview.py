@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from coordination.named.lease import Lease
+from coordination.lease import is_over
+from coordination.named.record import LeaseRecord
 from coordination.partitions.partition import Partition, Status
-from coordination.partitions.transitions import MARGIN_MS, expired
+from coordination.partitions.transitions import expired
 from coordination.storetime import StoreTime
 
 
@@ -103,7 +104,7 @@ def of_partition(partition: Partition, time: StoreTime) -> Entry:
     )
 
 
-def of_lock(source: str, key: str, lease: Lease, time: StoreTime) -> Entry:
+def of_named(source: str, key: str, lease: LeaseRecord, time: StoreTime) -> Entry:
     """A named lease, seen now; `key` is its partition as text."""
     now_ms = time.at_least_ms()
     owned = lease.owner is not None
@@ -113,7 +114,7 @@ def of_lock(source: str, key: str, lease: Lease, time: StoreTime) -> Entry:
         key,
         Status.ASSIGNED if owned else Status.UNASSIGNED,
         lease.owner,
-        owned and now_ms < lease.until_ms + MARGIN_MS,
+        owned and not is_over(lease.until_ms, now_ms),
         lease.epoch,
         lease.version,
         lease.created_ms,

@@ -7,10 +7,10 @@
         …acquire and work…
         await coordinator.stop()
 
-    Coordinator ──► Work (one type) ──► Held (one partition)
-        │             ├── Supply   new partitions, the state that suppliers share
-        │             └── Workers  the fair share of each process
-        └── Holder    all that is held, kept by one heartbeat
+    Coordinator ──► WorkQueue (one type) ──► Lease (one partition)
+        │             ├── Supply       new partitions, the state that suppliers share
+        │             └── Workers      the fair share of each process
+        └── LeaseManager               all that is held, kept by one heartbeat
 
 A source is `[prefix|]name|type`. The types `GLOBAL` and `WORKERS` are the coordinator's own.
 """
@@ -20,10 +20,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from coordination.coordinator.lease_manager import Holder
+from coordination.coordinator.lease_manager import LeaseManager
 from coordination.coordinator.limits import CoordinatorLimits
 from coordination.coordinator.supply import GLOBAL, Supplier
-from coordination.coordinator.work_queue import Work
+from coordination.coordinator.work_queue import WorkQueue
 from coordination.coordinator.workers import WORKERS
 from coordination.counters import CoordinationCounters
 from coordination.partitions.store import PartitionStore
@@ -54,20 +54,20 @@ class Coordinator:
         self._base = name if prefix is None else f"{prefix}|{name}"
         self._clock = clock
         self._limits = limits or CoordinatorLimits()
-        self._work: dict[str, Work] = {}
-        self._holder = Holder(
+        self._work: dict[str, WorkQueue] = {}
+        self._manager = LeaseManager(
             store, clock, entropy, self._limits, identity=identity, restarted=configured
         )
 
     @property
     def owner(self) -> str:
         """`identity/ULID of this process`."""
-        return self._holder.owner
+        return self._manager.owner
 
     @property
     def last_error(self) -> str | None:
         """Of the last heartbeat, balancing or hand-over: a store that was away."""
-        return self._holder.last_error
+        return self._manager.last_error
 
     @property
     def counters(self) -> Mapping[str, CoordinationCounters]:
@@ -82,19 +82,19 @@ class Coordinator:
         spread: bool = True,
         balance: bool = True,
         rotate: bool = False,
-    ) -> Work:
+    ) -> WorkQueue:
         """The work of type `kind`, once for each.
 
         `spread` for types without an order among partitions: workers begin in different places.
         `balance` keeps to the fair share; with `rotate` the coordinator itself takes from the
-        workers what others should have, else it only asks (`Held.asked_back`).
+        workers what others should have, else it only asks (`Lease.asked_back`).
         """
         if kind in self._work:
             raise InvalidInput(f"there is work of type {kind!r} already", field="type")
         if not kind or kind in (GLOBAL, WORKERS) or "|" in kind or "/" in kind:
             raise InvalidInput(f"{kind!r} cannot be a type", field="type")
-        self._work[kind] = Work(
-            self._holder,
+        self._work[kind] = WorkQueue(
+            self._manager,
             base=self._base,
             kind=kind,
             supplier=supplier,
@@ -107,7 +107,7 @@ class Coordinator:
     async def run(self) -> None:
         """Keeps what is held and balances it, until stopped."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._holder.run())
+            group.create_task(self._manager.run())
             group.create_task(self._balance())
 
     async def stop(self) -> None:
@@ -115,29 +115,29 @@ class Coordinator:
 
         Raises nothing: what a store that is away does not hear of runs out.
         """
-        await self._holder.stop()
+        await self._manager.stop()
         for work in self._work.values():
             await self._leave(work)
 
     async def _balance(self) -> None:
         beat = self._limits.worker_seconds / 3
-        while not self._holder.stopping:
-            await self._holder.pause(beat * min(self._holder.jitter(), 1.0))
+        while not self._manager.stopping:
+            await self._manager.pause(beat * min(self._manager.jitter(), 1.0))
             for work in list(self._work.values()):
                 await self._beat(work)
 
-    async def _beat(self, work: Work) -> None:
-        if work.workers is None or self._holder.stopping:
+    async def _beat(self, work: WorkQueue) -> None:
+        if work.workers is None or self._manager.stopping:
             return
         try:
             await work.workers.beat()
         except TailraceError as error:
-            self._holder.last_error = f"{work.source}: {error}"
+            self._manager.last_error = f"{work.source}: {error}"
 
-    async def _leave(self, work: Work) -> None:
+    async def _leave(self, work: WorkQueue) -> None:
         if work.workers is None:
             return
         try:
             await work.workers.leave()
         except TailraceError as error:
-            self._holder.last_error = f"{work.source}: {error}"
+            self._manager.last_error = f"{work.source}: {error}"

@@ -23,10 +23,10 @@ from typing import TypeAlias
 
 from coordination.coordinator.limits import CoordinatorLimits
 from coordination.counters import Action, CoordinationCounters
+from coordination.lease import left_ms
 from coordination.partitions.partition import Partition, Status
 from coordination.partitions.store import PartitionStore
 from coordination.partitions.transitions import (
-    MARGIN_MS,
     closed,
     completed,
     failed,
@@ -44,7 +44,7 @@ Wanted: TypeAlias = Callable[[Partition, int], Partition]
 """The next version, of the last and the store's time in ms."""
 
 
-class Held:
+class Lease:
     """One lease. The heartbeat keeps it until it is ended, so end it, whatever happens.
 
     Verbs raise `LeaseLost` and `NotFound` once it is not ours any more: stop then.
@@ -63,7 +63,7 @@ class Held:
         *,
         lease_ms: int,
         since: float,
-        ended: Callable[[Held], None],
+        ended: Callable[[Lease], None],
     ) -> None:
         self.partition = partition
         """Its newest version that is known."""
@@ -108,7 +108,7 @@ class Held:
 
     def left_ms(self) -> int:
         """For how long it is still valid, unless it is renewed."""
-        return self.partition.until_ms - MARGIN_MS - self._store.time.at_most_ms()
+        return left_ms(self.partition.until_ms, self._store.time.at_most_ms())
 
     async def save(self, progress: str | None) -> None:
         """Keeps progress, and the lease for another timeout."""

@@ -14,12 +14,13 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Final
 
-from coordination.coordinator.lease import Held
+from coordination.coordinator.lease import Lease
 from coordination.coordinator.limits import CoordinatorLimits
 from coordination.counters import CoordinationCounters
+from coordination.lease import is_earlier_process, left_ms
 from coordination.partitions.partition import Partition, Status
 from coordination.partitions.store import PartitionStore
-from coordination.partitions.transitions import MARGIN_MS, Claim
+from coordination.partitions.transitions import Claim
 from logstore import ulid as ulids
 from logstore.clock import Clock
 from logstore.entropy import Entropy
@@ -29,7 +30,7 @@ _LOOK_SECONDS: Final = 1.0
 _AT_ONCE: Final = 500
 
 
-class Holder:
+class LeaseManager:
     """Takes partitions as `owner`, `identity/ULID of this process`."""
 
     def __init__(
@@ -50,7 +51,7 @@ class Holder:
         self.last_error: str | None = None
         """Of the last heartbeat or hand-over: a store that was away."""
         self._restarted = restarted
-        self._held: dict[tuple[str, str], Held] = {}
+        self._held: dict[tuple[str, str], Lease] = {}
         self._acquiring: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._broken_off: set[str] = set()
         self._stopping = False
@@ -60,7 +61,7 @@ class Holder:
         """Whether nothing is taken any more."""
         return self._stopping
 
-    def of(self, source: str) -> list[Held]:
+    def of(self, source: str) -> list[Lease]:
         """What is held of a source, the longest held first."""
         return sorted(
             [held for held in self._held.values() if held.partition.source == source],
@@ -69,8 +70,8 @@ class Holder:
 
     def succeeds(self, one: Partition) -> bool:
         """Whether its owner was an earlier process of ours, that is surely gone."""
-        mine = self._restarted and one.identity == self.owner.rpartition("/")[0]
-        return mine and one.owner is not None and one.owner < self.owner
+        owner = one.owner if self._restarted else None
+        return owner is not None and is_earlier_process(owner, self.owner)
 
     def jitter(self) -> float:
         """A factor from 0.8 to 1.2, so that processes do not beat in step."""
@@ -86,7 +87,7 @@ class Holder:
         spread: bool = True,
         max_attempts: int = 0,
         lease_ms: int | None = None,
-    ) -> list[Held]:
+    ) -> list[Lease]:
         """Up to `count` partitions. Raises `StoreUnavailable`, `OutcomeUnknown`, `Damaged`."""
         for_ms = self.limits.lease_ms if lease_ms is None else lease_ms
         async with self._acquiring[source]:
@@ -128,7 +129,7 @@ class Holder:
         for start in range(0, len(held), _AT_ONCE):
             await asyncio.gather(*[self.hand_over(one) for one in held[start : start + _AT_ONCE]])
 
-    async def hand_over(self, held: Held) -> None:
+    async def hand_over(self, held: Lease) -> None:
         """Gives one up that a worker may still have. Raises nothing: what stays runs out."""
         try:
             await held.hand_over()
@@ -157,7 +158,7 @@ class Holder:
         while not self._stopping and (left := due - self.clock.monotonic()) > 0:
             await self.clock.sleep(min(left, _LOOK_SECONDS))
 
-    async def _renew(self, held: Held) -> None:
+    async def _renew(self, held: Lease) -> None:
         try:
             await held.beat()
         except (LeaseLost, NotFound):
@@ -185,9 +186,9 @@ class Holder:
 
     def _keep(
         self, partitions: Iterable[Partition], counters: CoordinationCounters, lease_ms: int
-    ) -> list[Held]:
+    ) -> list[Lease]:
         kept = [
-            Held(
+            Lease(
                 one,
                 self.store,
                 self.entropy,
@@ -203,7 +204,7 @@ class Holder:
         counters.acquired += len(kept)
         return kept
 
-    def _forget(self, held: Held) -> None:
+    def _forget(self, held: Lease) -> None:
         name = (held.partition.source, held.key)
         if self._held.get(name) is held:
             del self._held[name]
@@ -221,5 +222,5 @@ class Holder:
 
     def _is_left_over(self, one: Partition) -> bool:
         unknown = (one.source, one.key) not in self._held
-        in_time = one.until_ms - MARGIN_MS > self.store.time.at_most_ms()
+        in_time = left_ms(one.until_ms, self.store.time.at_most_ms()) > 0
         return unknown and in_time and one.owner == self.owner

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from coordination.coordinator.work_queue import Work
+from coordination.coordinator.work_queue import WorkQueue
 from coordination.counters import NAMES
 
 
@@ -27,7 +27,7 @@ class Measure(NamedTuple):
 
     name: str
     help: str
-    of: Callable[[Work], float]
+    of: Callable[[WorkQueue], float]
 
 
 _HELP: Final = {
@@ -79,7 +79,7 @@ UPDATE_ERRORS: Final = (
 """The one with a second label, `action`."""
 
 
-def _attempts(work: Work) -> float:
+def _attempts(work: WorkQueue) -> float:
     return max([held.partition.attempts for held in work.held()], default=0)
 
 

@@ -26,8 +26,8 @@ from typing import Any, Final, TypeAlias
 
 import orjson
 
-from coordination.coordinator.lease import Held
-from coordination.coordinator.lease_manager import Holder
+from coordination.coordinator.lease import Lease
+from coordination.coordinator.lease_manager import LeaseManager
 from coordination.counters import CoordinationCounters
 from coordination.partitions.partition import NewPartition, Partition
 from logstore.errors import Conflict, Damaged, LeaseLost
@@ -56,14 +56,14 @@ class Supply:
 
     def __init__(
         self,
-        holder: Holder,
+        manager: LeaseManager,
         counters: CoordinationCounters,
         *,
         base: str,
         kind: str,
         supplier: Supplier | None,
     ) -> None:
-        self._holder = holder
+        self._manager = manager
         self._counters = counters
         self._own = CoordinationCounters()  # the shared state is nobody's piece of work
         self._source = f"{base}|{GLOBAL}"
@@ -77,7 +77,7 @@ class Supply:
     async def finished(self) -> bool:
         """Whether a supplier of any process said that no more will come."""
         if not self._finished:
-            found = await self._holder.store.get(self._source, self._kind)
+            found = await self._manager.store.get(self._source, self._kind)
             self._finished = _decoded(found)[0].finished
         return self._finished
 
@@ -93,16 +93,16 @@ class Supply:
             state.finished = True
             await held.give_up(progress=_encoded(state, supplied_ms))
         except BaseException:
-            await self._holder.hand_over(held)
+            await self._manager.hand_over(held)
             raise
         self._finished = True
 
     async def run(self, *, idle: bool) -> bool:
         """Runs the supplier if it is time, more often for the idle; says whether it did.
 
-        Raises what the supplier raises, and as `Holder.acquire`.
+        Raises what the supplier raises, and as `LeaseManager.acquire`.
         """
-        now = self._holder.clock.monotonic()
+        now = self._manager.clock.monotonic()
         if self._supplier is None or self._running or self._finished:
             return False
         if now < self._not_before[idle]:
@@ -112,7 +112,7 @@ class Supply:
             wait_ms = await self._wait_ms(idle=idle)
             if wait_ms <= 0:
                 held = await self._take()
-                wait_ms = round(self._holder.limits.supplier_pause_seconds * 1000)
+                wait_ms = round(self._manager.limits.supplier_pause_seconds * 1000)
             else:
                 held = None
             if held is None:
@@ -124,21 +124,21 @@ class Supply:
 
     async def _wait_ms(self, *, idle: bool) -> int:
         """For how long nobody is to run it yet."""
-        limits = self._holder.limits
-        found = await self._holder.store.get(self._source, self._kind)
+        limits = self._manager.limits
+        found = await self._manager.store.get(self._source, self._kind)
         state, supplied_ms = _decoded(found)
         self._finished = state.finished
-        passed_ms = self._holder.store.time.at_most_ms() - supplied_ms
+        passed_ms = self._manager.store.time.at_most_ms() - supplied_ms
         due_seconds = limits.supplier_pause_seconds if idle else limits.supplier_seconds
         due_ms = round(due_seconds * 1000)
         return due_ms if state.finished else due_ms - passed_ms
 
-    async def _take(self) -> Held | None:
-        await self._holder.store.create(self._source, [NewPartition(self._kind)])
-        held = await self._holder.acquire(self._source, 1, self._own, only=self._kind)
+    async def _take(self) -> Lease | None:
+        await self._manager.store.create(self._source, [NewPartition(self._kind)])
+        held = await self._manager.acquire(self._source, 1, self._own, only=self._kind)
         return held[0] if held else None
 
-    async def _supply_while(self, held: Held, supplier: Supplier) -> bool:
+    async def _supply_while(self, held: Lease, supplier: Supplier) -> bool:
         """Whether it came to its end, not having lost the lease."""
         try:
             await self._supply(held, supplier)
@@ -146,14 +146,14 @@ class Supply:
             self._counters.supplies_lost += 1
             return False
         except BaseException:
-            await self._holder.hand_over(held)
+            await self._manager.hand_over(held)
             raise
         return True
 
-    async def _supply(self, held: Held, supplier: Supplier) -> None:
+    async def _supply(self, held: Lease, supplier: Supplier) -> None:
         state, supplied_ms = _decoded(held.partition)
         self._counters.supplied += 1
-        clock, limits = self._holder.clock, self._holder.limits
+        clock, limits = self._manager.clock, self._manager.limits
         batch: list[NewPartition] = []
         since, characters = clock.monotonic(), 0
         async with aclosing(supplier(state)) as new:
@@ -167,13 +167,13 @@ class Supply:
                     await held.save(_encoded(state, supplied_ms))
                     batch, since, characters = [], clock.monotonic(), 0
         await self._make(held, batch)
-        await held.give_up(progress=_encoded(state, self._holder.store.time.at_most_ms()))
+        await held.give_up(progress=_encoded(state, self._manager.store.time.at_most_ms()))
         self._finished = state.finished
 
-    async def _make(self, held: Held, batch: list[NewPartition]) -> None:
+    async def _make(self, held: Lease, batch: list[NewPartition]) -> None:
         if not held.valid():
             raise LeaseLost("another process may supply by now")
-        made = await self._holder.store.create(self._target, batch)
+        made = await self._manager.store.create(self._target, batch)
         self._counters.created += len(made)
 
 

@@ -17,8 +17,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from coordination.coordinator.lease import Held
-from coordination.coordinator.lease_manager import Holder
+from coordination.coordinator.lease import Lease
+from coordination.coordinator.lease_manager import LeaseManager
 from coordination.coordinator.supply import Supplier, Supply
 from coordination.coordinator.workers import Workers
 from coordination.counters import CoordinationCounters
@@ -30,7 +30,7 @@ from logstore.errors import Conflict, NotFound, PreconditionFailed
 _TRIES = 8
 
 
-class Work:
+class WorkQueue:
     """Acquires partitions of a type, and acts on those that nobody here holds by their keys.
 
     All methods raise `StoreUnavailable`, `OutcomeUnknown`, `Damaged`; none takes them for
@@ -39,7 +39,7 @@ class Work:
 
     def __init__(
         self,
-        holder: Holder,
+        manager: LeaseManager,
         *,
         base: str,
         kind: str,
@@ -50,16 +50,18 @@ class Work:
     ) -> None:
         self.source = f"{base}|{kind}"
         self.counters = CoordinationCounters()
-        self.supply = Supply(holder, self.counters, base=base, kind=kind, supplier=supplier)
+        self.supply = Supply(manager, self.counters, base=base, kind=kind, supplier=supplier)
         self.workers = (
-            Workers(holder, self.counters, base=base, kind=kind, rotate=rotate) if balance else None
+            Workers(manager, self.counters, base=base, kind=kind, rotate=rotate)
+            if balance
+            else None
         )
-        self._holder = holder
-        self._store = holder.store
+        self._manager = manager
+        self._store = manager.store
         self._spread = spread
         self._turn = asyncio.Lock()
 
-    async def acquire(self, count: int = 1) -> list[Held]:
+    async def acquire(self, count: int = 1) -> list[Lease]:
         """Up to `count` partitions, fewer or none if there are no more, or others need them.
 
         Asks the supplier if there is nothing, and now and then anyway; raises what that raises.
@@ -73,19 +75,19 @@ class Work:
         self.counters.none_acquired += not held
         return held
 
-    async def acquire_key(self, key: str) -> Held | None:
+    async def acquire_key(self, key: str) -> Lease | None:
         """That one, whatever its place in the order, or None if it is not free."""
         held = await self._take(1, only=key)
         return held[0] if held else None
 
-    def held(self) -> list[Held]:
+    def held(self) -> list[Lease]:
         """What this process holds, the longest held first."""
-        return self._holder.of(self.source)
+        return self._manager.of(self.source)
 
     def oldest_seconds(self) -> float:
         """For how long the longest held is held, 0 if nothing is."""
         held = self.held()
-        return self._holder.clock.monotonic() - held[0].since if held else 0.0
+        return self._manager.clock.monotonic() - held[0].since if held else 0.0
 
     def lag_seconds(self) -> float:
         """For how long the work that is held and was due first is due, 0 if nothing is held."""
@@ -103,7 +105,8 @@ class Work:
     async def wait_finished(self) -> None:
         """Returns once `finished`. Somebody has to work meanwhile."""
         while not await self.finished():
-            await self._holder.clock.sleep(self._holder.limits.poll_seconds * self._holder.jitter())
+            seconds = self._manager.limits.poll_seconds * self._manager.jitter()
+            await self._manager.clock.sleep(seconds)
 
     # --- by key --------------------------------------------------------------------
 
@@ -159,19 +162,19 @@ class Work:
 
     # -------------------------------------------------------------------------------
 
-    async def _acquire(self, count: int) -> list[Held]:
+    async def _acquire(self, count: int) -> list[Lease]:
         async with self._turn:
             allowed = count if self.workers is None else await self.workers.allowance(count)
             return await self._take(allowed) if allowed > 0 else []
 
-    async def _take(self, count: int, only: str | None = None) -> list[Held]:
-        return await self._holder.acquire(
+    async def _take(self, count: int, only: str | None = None) -> list[Lease]:
+        return await self._manager.acquire(
             self.source,
             count,
             self.counters,
             only=only,
             spread=self._spread,
-            max_attempts=self._holder.limits.max_attempts,
+            max_attempts=self._manager.limits.max_attempts,
         )
 
     async def _found(self, key: str) -> Partition:

@@ -23,8 +23,8 @@ from typing import Final
 
 import orjson
 
-from coordination.coordinator.lease import Held
-from coordination.coordinator.lease_manager import Holder
+from coordination.coordinator.lease import Lease
+from coordination.coordinator.lease_manager import LeaseManager
 from coordination.counters import CoordinationCounters
 from coordination.partitions.partition import NewPartition, Partition, Status
 from coordination.partitions.transitions import expired
@@ -90,28 +90,28 @@ class Workers:
 
     def __init__(
         self,
-        holder: Holder,
+        manager: LeaseManager,
         counters: CoordinationCounters,
         *,
         base: str,
         kind: str,
         rotate: bool,
     ) -> None:
-        self._holder = holder
+        self._manager = manager
         self._counters = counters
         self._own = CoordinationCounters()
         self._source = f"{base}|{WORKERS}"
         self._target = f"{base}|{kind}"
         self._prefix = f"{kind}/"
         self._rotate = rotate
-        self._me: Held | None = None
+        self._me: Lease | None = None
         self._view: View | None = None
         self._stale = False
         self._asked = -math.inf
 
     async def allowance(self, count: int) -> int:
         """How many of `count` may be acquired now. Raises as the store."""
-        now = self._holder.clock.monotonic()
+        now = self._manager.clock.monotonic()
         self._asked = now
         left = self._left()
         stale = self._view is None or now - self._view.seen >= _LOOK_AGAIN_SECONDS
@@ -143,36 +143,36 @@ class Workers:
                 held.asked_back.set()
                 self._counters.asked_back += 1
             if self._rotate:
-                await self._holder.hand_over(held)
+                await self._manager.hand_over(held)
 
     async def leave(self) -> None:
         """Is no worker any more. Raises as the store."""
         if self._asked == -math.inf:
             return  # it never was one
-        found = await self._holder.store.get(self._source, self._prefix + self._holder.owner)
+        found = await self._manager.store.get(self._source, self._prefix + self._manager.owner)
         if found is not None:
             await self._forget(found)
 
     # --- shares --------------------------------------------------------------------
 
     def _held(self) -> int:
-        return len(self._holder.of(self._target))
+        return len(self._manager.of(self._target))
 
     def _left(self) -> int:
         view = self._view
         return 0 if view is None else view.may_hold(view.share) - self._held()
 
-    def _too_much(self, view: View) -> list[Held]:
-        held = self._holder.of(self._target)
+    def _too_much(self, view: View) -> list[Lease]:
+        held = self._manager.of(self._target)
         too_much = len(held) - view.may_hold(view.busy_share)
-        long_ago = self._holder.clock.monotonic() - self._holder.limits.rotate_seconds
+        long_ago = self._manager.clock.monotonic() - self._manager.limits.rotate_seconds
         too_long = len([one for one in held if one.since <= long_ago])
         waiting = math.ceil(view.free / view.workers)
         return held[: max(too_much, min(too_long, waiting), 0)]
 
     async def _see(self) -> None:
         await self._say()
-        counts = await self._holder.store.counts(self._target)
+        counts = await self._manager.store.counts(self._target)
         free, closed = counts.get(Status.UNASSIGNED, 0), counts.get(Status.CLOSED, 0)
         busy = counts.get(Status.ASSIGNED, 0) + free
         others = await self._others()
@@ -185,12 +185,12 @@ class Workers:
             least=min([other.held for other in others if other.wants], default=math.inf),
             free=free,
             workers=len(demands),
-            seen=self._holder.clock.monotonic(),
+            seen=self._manager.clock.monotonic(),
         )
 
     def _wants(self) -> bool:
-        beat = self._holder.limits.worker_seconds / 3
-        return self._holder.clock.monotonic() - self._asked <= 2 * beat
+        beat = self._manager.limits.worker_seconds / 3
+        return self._manager.clock.monotonic() - self._asked <= 2 * beat
 
     # --- the register --------------------------------------------------------------
 
@@ -203,11 +203,11 @@ class Workers:
         except (LeaseLost, NotFound):
             self._me = None  # forgotten by an operator, or silent for too long: again with the next
 
-    async def _registered(self) -> Held:
-        key = self._prefix + self._holder.owner
-        await self._holder.store.create(self._source, [NewPartition(key)])
-        lease_ms = round(self._holder.limits.worker_seconds * 1000)
-        held = await self._holder.acquire(self._source, 1, self._own, only=key, lease_ms=lease_ms)
+    async def _registered(self) -> Lease:
+        key = self._prefix + self._manager.owner
+        await self._manager.store.create(self._source, [NewPartition(key)])
+        lease_ms = round(self._manager.limits.worker_seconds * 1000)
+        held = await self._manager.acquire(self._source, 1, self._own, only=key, lease_ms=lease_ms)
         if not held:
             raise LeaseLost(f"{key!r} is not free yet")
         return held[0]
@@ -217,26 +217,26 @@ class Workers:
         others: list[_Said] = []
         after: str | None = self._prefix
         while after is not None:
-            page = await self._holder.store.page(self._source, after=after)
+            page = await self._manager.store.page(self._source, after=after)
             for one in page.partitions:
                 if not one.key.startswith(self._prefix):
                     return others
                 if self._is_gone(one):
                     await self._forget(one)
-                elif one.owner not in (None, self._holder.owner):
+                elif one.owner not in (None, self._manager.owner):
                     others.append(_said(one))
             after = page.after
         return others
 
     def _is_gone(self, one: Partition) -> bool:
-        now_ms = self._holder.store.time.at_least_ms()
-        silent_ms = round(self._holder.limits.worker_seconds * 1000)
+        now_ms = self._manager.store.time.at_least_ms()
+        silent_ms = round(self._manager.limits.worker_seconds * 1000)
         let_go = one.owner is None and now_ms - one.available_ms > silent_ms
-        return let_go or expired(one, now_ms) or self._holder.succeeds(one)
+        return let_go or expired(one, now_ms) or self._manager.succeeds(one)
 
     async def _forget(self, gone: Partition) -> None:
         try:
-            await self._holder.store.delete(gone)
+            await self._manager.store.delete(gone)
         except (NotFound, PreconditionFailed):
             return  # it is back, or another forgot it
 

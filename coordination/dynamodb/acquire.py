@@ -26,10 +26,10 @@ from coordination.dynamodb import item as items
 from coordination.dynamodb.item import SHARDS
 from coordination.dynamodb.requests import Requests
 from coordination.dynamodb.writes import Writes
+from coordination.lease import MARGIN_MS
 from coordination.partitions.partition import Partition, Status
 from coordination.partitions.store import Acquired
 from coordination.partitions.transitions import (
-    MARGIN_MS,
     Claim,
     acquired,
     chosen,

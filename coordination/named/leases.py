@@ -18,7 +18,8 @@ from functools import partial
 from typing import TypeGuard
 
 from coordination.counters import CoordinationCounters
-from coordination.named.lease import Lease, LeaseName, decode_lease, encode_lease
+from coordination.lease import identity_of, is_over, left_ms, next_epoch
+from coordination.named.record import LeaseName, LeaseRecord, decode_lease, encode_lease
 from coordination.storetime import StoreTime
 from logstore import keys
 from logstore import ulid as ulids
@@ -28,13 +29,11 @@ from logstore.errors import NotFound, TailraceError
 from logstore.objects.store import ObjectStore
 from logstore.swap import Backoff, Change, Document, RetryBudget, Revision, swap
 
-_MARGIN_MS = 2000
 
-
-class Held:
+class NamedLease:
     """A lease of this process. `epoch` is its fencing token; `since` a monotonic second."""
 
-    def __init__(self, lease: Lease, etag: str, time: StoreTime, since: float) -> None:
+    def __init__(self, lease: LeaseRecord, etag: str, time: StoreTime, since: float) -> None:
         self.lease = lease
         self.etag = etag
         self.since = since
@@ -46,17 +45,17 @@ class Held:
         """Above that of every earlier owner."""
         return self.lease.epoch
 
-    def owns(self, lease: Lease | None) -> TypeGuard[Lease]:
+    def owns(self, lease: LeaseRecord | None) -> TypeGuard[LeaseRecord]:
         """Whether a version of the lease is of our time as its owner."""
         ours = (self.lease.owner, self.lease.epoch)
         return lease is not None and (lease.owner, lease.epoch) == ours
 
     def valid(self) -> bool:
         """Whether it is still ours, for 2 s more at least. Asked before each effect."""
-        return not self.lost and self._time.at_most_ms() < self.lease.until_ms - _MARGIN_MS
+        return not self.lost and left_ms(self.lease.until_ms, self._time.at_most_ms()) > 0
 
 
-class Leases:
+class NamedLeases:
     """All leases of one process. `node` is who takes them; it may take its own earlier life's."""
 
     def __init__(
@@ -76,31 +75,31 @@ class Leases:
         self._node = node
         self._timeout_ms = round(timeout_seconds * 1000)
         self.owner = f"{node}/{self._fresh_id()}"
-        self._held: dict[LeaseName, Held] = {}
+        self._held: dict[LeaseName, NamedLease] = {}
         self._stopping = False
         self.counters: dict[str, CoordinationCounters] = defaultdict(CoordinationCounters)
         self.last_error: str | None = None
 
     @property
-    def held(self) -> Iterable[Held]:
+    def held(self) -> Iterable[NamedLease]:
         """All that this process has."""
         return self._held.values()
 
-    async def acquire(self, name: LeaseName) -> Held | None:
+    async def acquire(self, name: LeaseName) -> NamedLease | None:
         """The lease, or None while it is somebody else's or the time is not known.
 
         Raises `StoreUnavailable`, `OutcomeUnknown`, `Damaged`.
         """
 
-        async def take(found: Lease | None) -> Lease | None:
-            lease = found or Lease(name)
+        async def take(found: LeaseRecord | None) -> LeaseRecord | None:
+            lease = found or LeaseRecord(name)
             if not self._time.known or not self._free(lease):
                 return None
             now_ms = self._time.at_most_ms()
             return replace(
                 lease,
                 owner=self.owner,
-                epoch=max(lease.epoch + 1, now_ms),
+                epoch=next_epoch(lease.epoch, now_ms),
                 until_ms=now_ms + self._timeout_ms,
                 created_ms=lease.created_ms or now_ms,
                 version=self._fresh_id(),
@@ -117,12 +116,12 @@ class Leases:
         found = await self._document(name).read()
         if found is None or found.value.owner is None or self._expired(found.value):
             return None
-        return found.value.owner.rpartition("/")[0]
+        return identity_of(found.value.owner)
 
-    async def renew(self, held: Held) -> bool:
+    async def renew(self, held: NamedLease) -> bool:
         """Whether it is ours for another timeout. Raises as `acquire`: ours as long as before."""
 
-        async def prolong(found: Lease | None) -> Lease | None:
+        async def prolong(found: LeaseRecord | None) -> LeaseRecord | None:
             if not held.owns(found):
                 return None
             until_ms = self._time.at_most_ms() + self._timeout_ms
@@ -135,7 +134,7 @@ class Leases:
             held.lease, held.etag = stored.value, stored.etag
         return held.valid()
 
-    async def release(self, held: Held, *, forget: bool = False) -> None:
+    async def release(self, held: NamedLease, *, forget: bool = False) -> None:
         """Lets it go; with `forget` nothing is left in the store. Raises as `acquire`.
 
         What cannot be written is let go by its timeout.
@@ -152,7 +151,7 @@ class Leases:
             counters.deleted += 1
             return
 
-        async def free(found: Lease | None) -> Lease | None:
+        async def free(found: LeaseRecord | None) -> LeaseRecord | None:
             if not held.owns(found):
                 return None
             return replace(found, owner=None, version=self._fresh_id())
@@ -200,12 +199,12 @@ class Leases:
 
     # --- versions ------------------------------------------------------------------
 
-    def _hold(self, lease: Lease, etag: str) -> Held:
-        held = self._held[lease.name] = Held(lease, etag, self._time, self._clock.monotonic())
+    def _hold(self, lease: LeaseRecord, etag: str) -> NamedLease:
+        held = self._held[lease.name] = NamedLease(lease, etag, self._time, self._clock.monotonic())
         self.counters[lease.name.source].acquired += 1
         return held
 
-    def _lose(self, held: Held, *, gone: bool) -> None:
+    def _lose(self, held: NamedLease, *, gone: bool) -> None:
         """It is somebody else's; or, if `gone`, its object was deleted."""
         held.lost = True
         counters = self.counters[held.lease.name.source]
@@ -216,23 +215,23 @@ class Leases:
         if self._held.get(held.lease.name) is held:
             del self._held[held.lease.name]
 
-    def _free(self, lease: Lease) -> bool:
+    def _free(self, lease: LeaseRecord) -> bool:
         if lease.owner is None or self._expired(lease):
             return True
         # An earlier life of this node, or a write of ours whose answer was lost.
-        return lease.owner.rpartition("/")[0] == self._node
+        return identity_of(lease.owner) == self._node
 
-    def _expired(self, lease: Lease) -> bool:
-        return self._time.at_least_ms() >= lease.until_ms + _MARGIN_MS
+    def _expired(self, lease: LeaseRecord) -> bool:
+        return is_over(lease.until_ms, self._time.at_least_ms())
 
     async def _swap(
-        self, name: LeaseName, change: Change[Lease], held: Held | None = None
-    ) -> Revision[Lease] | None:
+        self, name: LeaseName, change: Change[LeaseRecord], held: NamedLease | None = None
+    ) -> Revision[LeaseRecord] | None:
         known = None if held is None else Revision(held.lease, held.etag)
         budget = RetryBudget(Backoff(self._clock, self._entropy))
         return await swap(self._document(name), change, known=known, budget=budget)
 
-    def _document(self, name: LeaseName) -> Document[Lease]:
+    def _document(self, name: LeaseName) -> Document[LeaseRecord]:
         return Document(self._store, name.key, partial(decode_lease, name), encode_lease)
 
     def _fresh_id(self) -> str:

@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from coordination.lease import identity_of, is_over
 from coordination.object_store.row import status_of
 from coordination.object_store.shard import Shard
 from coordination.partitions.partition import Status
-from coordination.partitions.transitions import MARGIN_MS, Claim
+from coordination.partitions.transitions import Claim
 from logstore.errors import Damaged
 
 NEVER_MS: Final = 1 << 62
@@ -52,11 +53,10 @@ class Summary:
         return (True, self.order if claim.ageing_ms == self.ageing_ms else FIRST[1])
 
     def _left_behind(self, claim: Claim) -> bool:
-        if claim.at_least_ms >= self.until_ms + MARGIN_MS:
+        if is_over(self.until_ms, claim.at_least_ms):
             return True
         return claim.restarted and any(
-            owner != claim.owner and owner.rpartition("/")[0] == claim.identity
-            for owner in self.owners
+            owner != claim.owner and identity_of(owner) == claim.identity for owner in self.owners
         )
 
 

@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from coordination.lease import identity_of
+
 AGEING_MS: Final = 600_000
 """What one step of priority is worth in waiting, unless told otherwise."""
 
@@ -85,4 +87,4 @@ class Partition:
     @property
     def identity(self) -> str | None:
         """The owner without its process: who may take it back at once after a restart."""
-        return None if self.owner is None else self.owner.rpartition("/")[0]
+        return None if self.owner is None else identity_of(self.owner)

@@ -1,7 +1,6 @@
 """What may become of a partition: pure functions from one version to the next.
 
-A holder stops `MARGIN_MS` before its time is over, a taker waits `MARGIN_MS` after it; each
-reckons with its own end of what is known of the store's time (`coordination.storetime`).
+An owner stops before its time is over, a taker waits beyond it: `coordination.lease` says when.
 Functions give a partition without a new `version`: the store's writer adds one.
 """
 
@@ -11,9 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
+from coordination.lease import identity_of, is_earlier_process, is_over
 from coordination.partitions.partition import AGEING_MS, Partition, Status
 
-MARGIN_MS: Final = 2000
 _ERROR_CHARACTERS: Final = 1000
 
 
@@ -40,20 +39,20 @@ class Claim:
     @property
     def identity(self) -> str:
         """The owner without its process."""
-        return self.owner.rpartition("/")[0]
+        return identity_of(self.owner)
 
 
 def expired(partition: Partition, at_least_ms: int) -> bool:
     """Whether its owner has stopped, by any clock."""
-    return partition.status is Status.ASSIGNED and at_least_ms >= partition.until_ms + MARGIN_MS
+    return partition.status is Status.ASSIGNED and is_over(partition.until_ms, at_least_ms)
 
 
 def left_behind(partition: Partition, claim: Claim) -> bool:
     """Whether an owner is over: out of time, or an earlier process of the claimant's."""
     if partition.status is not Status.ASSIGNED:
         return False
-    mine = claim.restarted and partition.identity == claim.identity
-    earlier = mine and partition.owner is not None and partition.owner < claim.owner
+    owner = partition.owner if claim.restarted else None
+    earlier = owner is not None and is_earlier_process(owner, claim.owner)
     return earlier or expired(partition, claim.at_least_ms)
 
 

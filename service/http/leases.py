@@ -10,14 +10,14 @@ from typing import Annotated, Any, Literal, TypeAlias
 from fastapi import APIRouter, Query
 from pydantic import BaseModel
 
-from coordination.admin.admin import Oversight, Wanted
+from coordination.admin.admin import LeaseAdmin, Wanted
 from coordination.partitions.partition import Status
 
 _LIST, _MAX_LIST = 100, 1000
 # A thousand years.
 _AGE_SECONDS = 31_556_952_000
 
-Open: TypeAlias = Callable[[], Awaitable[Oversight]]
+Open: TypeAlias = Callable[[], Awaitable[LeaseAdmin]]
 """Gives what oversees the leases of the service's stores. Raises `StoreUnavailable`."""
 
 _Source = Annotated[str, Query(description="Its source, as the list has it.")]
@@ -71,7 +71,7 @@ class Purged(BaseModel):
     purged: int
 
 
-def lease_routes(oversight: Open) -> APIRouter:
+def lease_routes(admin: Open) -> APIRouter:
     """Looking at leases and changing them."""
     router = APIRouter(prefix="/leases", tags=["leases"])
 
@@ -90,13 +90,13 @@ def lease_routes(oversight: Open) -> APIRouter:
         after: Annotated[str | None, Query(description="`after` of the page before.")] = None,
     ) -> dict[str, Any]:
         wanted = Wanted(source, status, owner, prefix, round(older_than_seconds * 1000))
-        page = await (await oversight()).page(wanted, after=after, limit=limit)
+        page = await (await admin()).page(wanted, after=after, limit=limit)
         rows = [entry.spelled(whole=False) for entry in page.entries]
         return {"leases": rows, "after": page.after}
 
     @router.get("/one", summary="One lease, with its progress", response_model=WholeLease)
     async def one(source: _Source, key: _Key) -> dict[str, Any]:
-        return (await (await oversight()).show(source, key)).spelled(whole=True)
+        return (await (await admin()).show(source, key)).spelled(whole=True)
 
     @router.post("/reset", summary="Free a lease, whatever it was", response_model=WholeLease)
     async def reset(
@@ -105,7 +105,7 @@ def lease_routes(oversight: Open) -> APIRouter:
         forget: Annotated[bool, Query(description="Drop its progress too.")] = False,
         force: _Force = False,
     ) -> dict[str, Any]:
-        found = await (await oversight()).reset(source, key, forget=forget, force=force)
+        found = await (await admin()).reset(source, key, forget=forget, force=force)
         return found.spelled(whole=True)
 
     @router.post(
@@ -114,7 +114,7 @@ def lease_routes(oversight: Open) -> APIRouter:
         response_model=WholeLease,
     )
     async def reopen(source: _Source, key: _Key) -> dict[str, Any]:
-        return (await (await oversight()).reopen(source, key)).spelled(whole=True)
+        return (await (await admin()).reopen(source, key)).spelled(whole=True)
 
     @router.post("/fail", summary="Let nobody try it until it is reset", response_model=WholeLease)
     async def fail(
@@ -123,7 +123,7 @@ def lease_routes(oversight: Open) -> APIRouter:
         reason: Annotated[str, Query(description="Why, for whoever looks at it.")],
         force: _Force = False,
     ) -> dict[str, Any]:
-        found = await (await oversight()).fail(source, key, reason=reason, force=force)
+        found = await (await admin()).fail(source, key, reason=reason, force=force)
         return found.spelled(whole=True)
 
     @router.post(
@@ -136,6 +136,6 @@ def lease_routes(oversight: Open) -> APIRouter:
         ],
     ) -> dict[str, Any]:
         older_than_ms = round(older_than_seconds * 1000)
-        return {"purged": await (await oversight()).purge(source, older_than_ms=older_than_ms)}
+        return {"purged": await (await admin()).purge(source, older_than_ms=older_than_ms)}
 
     return router

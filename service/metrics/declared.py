@@ -15,7 +15,7 @@ from service.queue.counters import QueueCounters
 from service.runtime.counters import Distribution, HttpCounters, StoreCounters, SyncCounters
 
 if TYPE_CHECKING:
-    from coordination.coordinator.work_queue import Work
+    from coordination.coordinator.work_queue import WorkQueue
     from service.compaction import CompactionChild
     from service.metrics.compaction import CompactorFile
     from service.node import Node
@@ -32,7 +32,7 @@ class Sources:
     store: StoreCounters = field(default_factory=StoreCounters)
     fsync: SyncCounters = field(default_factory=SyncCounters)
     queue: QueueCounters = field(default_factory=QueueCounters)
-    work: Sequence[Work] = ()
+    work: Sequence[WorkQueue] = ()
     """What coordinators of this process work on."""
     compaction: CompactionChild | None = None
     compactor_file: CompactorFile | None = None

@@ -6,9 +6,9 @@
                     └─ `max_attempts` leases over or failed ──► failed ──retry──► pending
 
 A lease is good until the store's time is surely past its end; nobody takes what is left behind
-before `MARGIN_MS` after it. Each function knows its own effect again, so that it
-may be applied a second time to a version that has it already: a lease by its claim, the
-others by the epoch.
+before `coordination.lease` says that it is over. Each function knows its own effect again, so
+that it may be applied a second time to a version that has it already: a lease by its claim,
+the others by the epoch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from coordination.groups.groups import Cursor, Failed, Group, Pending, Start, State
-from coordination.partitions.transitions import MARGIN_MS
+from coordination.lease import is_over, next_epoch
 from logstore.errors import GroupEvicted, LeaseLost, NotFound
 from service.queue.limits import QueueLimits
 from service.queue.segment import Leased, Name, Segment
@@ -199,7 +199,7 @@ def _outstanding(group: Group) -> int:
 
 
 def _left_behind(pending: Pending, moment: Moment) -> bool:
-    return pending.until_ms > 0 and moment.at_least_ms >= pending.until_ms + MARGIN_MS
+    return pending.until_ms > 0 and is_over(pending.until_ms, moment.at_least_ms)
 
 
 def _oldest_free(group: Group, moment: Moment) -> tuple[Name, Pending] | None:
@@ -232,7 +232,7 @@ def _without_damaged(group: Group, upcoming: Sequence[Segment], moment: Moment) 
 def _given(
     group: Group, name: Name, pending: Pending, claim: str, lease_ms: int, moment: Moment
 ) -> tuple[Group, Leased]:
-    epoch = max(group.epoch + 1, moment.at_most_ms)
+    epoch = next_epoch(group.epoch, moment.at_most_ms)
     until, attempts = moment.at_most_ms + lease_ms, pending.attempts + 1
     taken = replace(pending, epoch=epoch, until_ms=until, attempts=attempts, claim=claim)
     given = replace(_with(group, name, taken), epoch=epoch)

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 
-from coordination.named.leases import Leases
+from coordination.named.leases import NamedLeases
 from coordination.storetime import StoreTime
 from logstore import keys
 from logstore.batch import RunKey
@@ -135,7 +135,7 @@ class Text(TextReader, Listing):
             fresh_id=self._manifests.fresh_id,
             after_flush=self._after_flush,
         )
-        self.leases = Leases(
+        self.leases = NamedLeases(
             store,
             clock,
             entropy,

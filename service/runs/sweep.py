@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Container
 from dataclasses import dataclass, replace
 
-from coordination.named.lease import SWEEP, sweep_lease
-from coordination.named.leases import Leases
+from coordination.named.leases import NamedLeases
+from coordination.named.record import SWEEP, sweep_lease
 from logstore import keys
 from logstore import ulid as ulids
 from logstore.batch import RunKey
@@ -65,7 +65,7 @@ class Sweeper:
         *,
         prefix: str,
         pin: Callable[[], Pin],
-        leases: Leases,
+        leases: NamedLeases,
         elsewhere: Elsewhere,
         take_left: Callable[[int], Awaitable[None]],
         finalise: Callable[[RunKey, Manifest], Awaitable[bool]],

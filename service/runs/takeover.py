@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from coordination.named.lease import text_lease
-from coordination.named.leases import Held, Leases
+from coordination.named.leases import NamedLease, NamedLeases
+from coordination.named.record import text_lease
 from logstore import keys
 from logstore.clock import Clock
 from logstore.errors import TailraceError
@@ -40,7 +40,7 @@ class LostNodes:
         node: str,
         store: ObjectStore,
         clock: Clock,
-        leases: Leases,
+        leases: NamedLeases,
         backlog: Backlog,
         flusher: TextFlusher,
         *,
@@ -57,8 +57,8 @@ class LostNodes:
         self._text_mark = text_mark
         self._load_deletions = load_deletions
         self._interval = interval_seconds
-        self._held: dict[str, Held] = {}
-        self._own: Held | None = None
+        self._held: dict[str, NamedLease] = {}
+        self._own: NamedLease | None = None
         self._stopping = False
         self.heartbeat = Heartbeat(clock)
         self.inherited = 0

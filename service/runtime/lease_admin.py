@@ -8,8 +8,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from coordination.admin.admin import Oversight
-from coordination.named.locks import Locks
+from coordination.admin.admin import LeaseAdmin
+from coordination.named.stored import StoredLeases
 from coordination.open import open_partitions
 from coordination.partitions.store import PartitionStore
 from coordination.settings import SourceCoordination
@@ -18,21 +18,21 @@ from service.runtime.parts import Seams
 
 
 class LeasesOfStore:
-    """Gives the oversight of all leases, as often as it is asked."""
+    """Gives the admin of all leases, as often as it is asked."""
 
-    def __init__(self, partitions: PartitionStore, locks: Locks) -> None:
+    def __init__(self, partitions: PartitionStore, named: StoredLeases) -> None:
         self._partitions = partitions
-        self._oversight = Oversight(partitions, locks)
+        self._admin = LeaseAdmin(partitions, named)
         self._starting = asyncio.Lock()
         self._started = False
 
-    async def __call__(self) -> Oversight:
+    async def __call__(self) -> LeaseAdmin:
         """Raises `StoreUnavailable`, and `InvalidInput` for settings that the store refuses."""
         async with self._starting:
             if not self._started:
                 await self._partitions.start()
                 self._started = True
-        return self._oversight
+        return self._admin
 
 
 @asynccontextmanager
@@ -48,4 +48,4 @@ async def open_leases(settings: SourceCoordination, seams: Seams) -> AsyncIterat
     )
     async with opening as partitions:
         time = StoreTime(seams.clock, seams.newest_date)
-        yield LeasesOfStore(partitions, Locks(seams.store, seams.clock, seams.entropy, time))
+        yield LeasesOfStore(partitions, StoredLeases(seams.store, seams.clock, seams.entropy, time))

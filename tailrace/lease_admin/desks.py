@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import httpx
 
-from coordination.admin.admin import Oversight, Wanted
+from coordination.admin.admin import LeaseAdmin, Wanted
 from coordination.groups.groups import Start
-from coordination.named.locks import Locks
+from coordination.named.stored import StoredLeases
 from coordination.open import open_partitions
 from coordination.partitions.partition import Status
 from coordination.settings import SourceCoordination
@@ -45,7 +45,7 @@ class OperatorSettings(StoreSettings):
 class Opened:
     """A store, and what oversees the leases in it."""
 
-    oversight: Oversight
+    admin: LeaseAdmin
     store: ObjectStore
     clock: Clock
     entropy: Entropy
@@ -90,8 +90,8 @@ async def open_leases(*, data: str | None, config: str | None) -> AsyncIterator[
         async with opening as partitions:
             await partitions.start()
             time = StoreTime(clock, newest_date)
-            oversight = Oversight(partitions, Locks(store, clock, entropy, time))
-            yield Opened(oversight, store, clock, entropy, time)
+            admin = LeaseAdmin(partitions, StoredLeases(store, clock, entropy, time))
+            yield Opened(admin, store, clock, entropy, time)
 
 
 if TYPE_CHECKING:  # bring the service, or what is needed for a store only
@@ -147,7 +147,7 @@ class InStore:
     """By the store itself."""
 
     def __init__(self, opened: Opened) -> None:
-        self._oversight = opened.oversight
+        self._admin = opened.admin
         self._opened = opened
 
     async def page(self, filters: Row, after: str | None) -> tuple[list[Row], str | None]:
@@ -159,25 +159,25 @@ class InStore:
             prefix=filters.get("prefix", ""),
             older_than_ms=round(filters.get("older_than_seconds", 0) * 1000),
         )
-        found = await self._oversight.page(wanted, after=after, limit=_PAGE)
+        found = await self._admin.page(wanted, after=after, limit=_PAGE)
         return [entry.spelled(whole=False) for entry in found.entries], found.after
 
     async def show(self, source: str, key: str) -> Row:
-        return (await self._oversight.show(source, key)).spelled(whole=True)
+        return (await self._admin.show(source, key)).spelled(whole=True)
 
     async def act(self, act: str, source: str, key: str, options: Row) -> Row:
-        oversight = self._oversight
+        admin = self._admin
         if act == "reset":
-            found = await oversight.reset(source, key, **options)
+            found = await admin.reset(source, key, **options)
         elif act == "reopen":
-            found = await oversight.reopen(source, key)
+            found = await admin.reopen(source, key)
         else:
-            found = await oversight.fail(source, key, **options)
+            found = await admin.fail(source, key, **options)
         return found.spelled(whole=True)
 
     async def purge(self, source: str, older_than_seconds: float) -> int:
         older_than_ms = round(older_than_seconds * 1000)
-        return await self._oversight.purge(source, older_than_ms=older_than_ms)
+        return await self._admin.purge(source, older_than_ms=older_than_ms)
 
     async def groups(self) -> list[Row]:
         from service.http.segment_bodies import group_row

@@ -10,11 +10,11 @@ from random import Random
 from typing import Any
 
 from compactor.assignment import NAME, Leased, Patience, Share
-from coordination.admin.admin import Oversight, Wanted
+from coordination.admin.admin import LeaseAdmin, Wanted
 from coordination.admin.overview import Entry, of_partition
 from coordination.coordinator.coordinator import Coordinator
 from coordination.coordinator.limits import CoordinatorLimits
-from coordination.named.locks import Locks
+from coordination.named.stored import StoredLeases
 from coordination.object_store.store import ObjectPartitions
 from coordination.storetime import StoreTime
 from logstore.clock import SystemClock
@@ -36,8 +36,8 @@ async def leases_of(store: ObjectStore) -> list[Entry]:
     clock, entropy = SystemClock(), system_entropy()
     time = StoreTime(clock, None)
     partitions = ObjectPartitions(store, clock, entropy, time)
-    oversight = Oversight(partitions, Locks(store, clock, entropy, time))
-    return (await oversight.page(Wanted(source=SOURCE))).entries
+    admin = LeaseAdmin(partitions, StoredLeases(store, clock, entropy, time))
+    return (await admin.page(Wanted(source=SOURCE))).entries
 
 
 @dataclass

@@ -15,8 +15,8 @@ from compactor.assignment import Alone, Share, Sharing, open_sharing
 from compactor.report import Report
 from compactor.runner import once
 from compactor.settings import Compaction, CompactorSettings
-from coordination.admin.admin import Oversight
-from coordination.named.locks import Locks
+from coordination.admin.admin import LeaseAdmin
+from coordination.named.stored import StoredLeases
 from coordination.object_store.store import ObjectPartitions
 from coordination.settings import SourceCoordination
 from coordination.storetime import StoreTime
@@ -138,12 +138,12 @@ def test_a_node_that_an_operator_failed_waits_with_an_alarm(lake: Lake) -> None:
                 await lake.store.put(keys.segment(node, 2), b"not a segment")
             time = StoreTime(CLOCK, None)
             partitions = ObjectPartitions(lake.store, CLOCK, ENTROPY, time)
-            oversight = Oversight(partitions, Locks(lake.store, CLOCK, ENTROPY, time))
-            await oversight.fail("compactor|compact", "compact/b", reason="look at it first")
+            admin = LeaseAdmin(partitions, StoredLeases(lake.store, CLOCK, ENTROPY, time))
+            await admin.fail("compactor|compact", "compact/b", reason="look at it first")
             report = await compact(lake, sharing)
             assert (report.segments, report.held_elsewhere) == (3, 1)
             assert report.alarms == ["compact/b is FAILED and waits to be reset: look at it first"]
-            await oversight.reset("compactor|compact", "compact/b")
+            await admin.reset("compactor|compact", "compact/b")
             assert (await compact(lake, sharing)).segments == 1
 
     lake.run(story())

@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import pytest
 
+from coordination.lease import MARGIN_MS
 from coordination.partitions.partition import AGEING_MS, NewPartition, Partition, Status
 from coordination.partitions.store import PartitionStore
 from coordination.partitions.transitions import (
-    MARGIN_MS,
     Claim,
     closed,
     completed,

@@ -17,10 +17,10 @@ from functools import partial
 from random import Random
 
 from coordination.coordinator.coordinator import Coordinator
-from coordination.coordinator.lease import Held
+from coordination.coordinator.lease import Lease
 from coordination.coordinator.limits import CoordinatorLimits
 from coordination.coordinator.supply import Supplier
-from coordination.coordinator.work_queue import Work
+from coordination.coordinator.work_queue import WorkQueue
 from coordination.storetime import StoreTime
 from logstore.errors import LeaseLost, NotFound, OutcomeUnknown, TailraceError, Unavailable
 from tests.coordination.processes import World
@@ -102,7 +102,7 @@ class Process:
             configured=random.random() < 0.5,
             limits=limits,
         )
-        self.work: Work = self.coordinator.work("file", supplier=supplier, rotate=True)
+        self.work: WorkQueue = self.coordinator.work("file", supplier=supplier, rotate=True)
         self._tasks = [
             asyncio.create_task(self.coordinator.run()),
             *[asyncio.create_task(self._works()) for _ in range(2)],
@@ -143,7 +143,7 @@ class Process:
                     await self._do(one)
             await self.clock.sleep(0.5 + self._random.random())
 
-    async def _do(self, held: Held) -> None:
+    async def _do(self, held: Lease) -> None:
         line = int(held.progress or "0")
         while line < LINES:
             await self.clock.sleep(self._random.random() * 8)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from coordination.coordinator.coordinator import Coordinator
 from coordination.coordinator.limits import CoordinatorLimits
-from coordination.coordinator.work_queue import Work
+from coordination.coordinator.work_queue import WorkQueue
 from coordination.partitions.in_memory import InMemoryPartitions
 from coordination.partitions.partition import NewPartition, Partition
 from tests.simulation.faulty_partitions import FaultyPartitions
@@ -76,5 +76,5 @@ def told(story: Callable[[World], Coroutine[Any, Any, T]]) -> T:
     return simulate(whole, start_ms=START_MS)
 
 
-async def put(work: Work, *keys: str) -> None:
+async def put(work: WorkQueue, *keys: str) -> None:
     assert await work.create([NewPartition(key) for key in keys]) == list(keys)

@@ -20,9 +20,9 @@ from multiprocessing.connection import Connection
 from typing import Any, TypeAlias
 
 from coordination.coordinator.coordinator import Coordinator
-from coordination.coordinator.lease import Held
+from coordination.coordinator.lease import Lease
 from coordination.coordinator.limits import CoordinatorLimits
-from coordination.coordinator.work_queue import Work
+from coordination.coordinator.work_queue import WorkQueue
 from coordination.partitions.store import PartitionStore
 from logstore.clock import Clock
 from logstore.entropy import system_entropy
@@ -111,10 +111,10 @@ async def _answer_all(
 class _Server:
     """The questions, as methods."""
 
-    def __init__(self, work: Work, clock: Clock) -> None:
+    def __init__(self, work: WorkQueue, clock: Clock) -> None:
         self._work = work
         self._clock = clock
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, Lease] = {}
 
     async def acquire(self, count: int) -> list[tuple[str, int, str | None]]:
         held = await self._work.acquire(count)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from random import Random
 
 from coordination.counters import CoordinationCounters
-from coordination.named.lease import sweep_lease, text_lease
-from coordination.named.leases import Leases
+from coordination.named.leases import NamedLeases
+from coordination.named.record import sweep_lease, text_lease
 from coordination.storetime import StoreTime
 from logstore.batch import RunKey
 from logstore.objects.local import LocalStore, inline
@@ -20,12 +20,12 @@ MINE = text_lease("node-A")
 RUN = sweep_lease(RunKey("p", "r"))
 
 
-def world(clock: VirtualClock) -> tuple[FaultyStore, Leases, Leases]:
+def world(clock: VirtualClock) -> tuple[FaultyStore, NamedLeases, NamedLeases]:
     disk = LocalStore("/store", PowerCutFileSystem(), clock, Random(0), run=inline)
     store = FaultyStore(disk, Schedule.none())
     time = StoreTime(clock, None)
     a, b = [
-        Leases(store, clock, Random(name), time, node=name, timeout_seconds=TIMEOUT)
+        NamedLeases(store, clock, Random(name), time, node=name, timeout_seconds=TIMEOUT)
         for name in ("node-A", "node-B")
     ]
     return store, a, b

@@ -13,8 +13,8 @@ import pytest
 
 from coordination.groups.group_objects import group_document
 from coordination.groups.groups import Cursor, Failed, Group, Start, State
-from coordination.named.lease import text_lease
-from coordination.named.leases import Leases
+from coordination.named.leases import NamedLeases
+from coordination.named.record import text_lease
 from coordination.object_store.store import ObjectPartitions
 from coordination.partitions.partition import NewPartition
 from coordination.partitions.transitions import Claim, completed
@@ -46,7 +46,7 @@ async def fill(data: Path) -> None:
         (held,) = (await partitions.acquire(SOURCE, claim, 1, only=key)).partitions
     await partitions.change(held, completed(held, time.at_most_ms()))
     await partitions.close()
-    await Leases(store, clock, entropy, time, node="node-A").acquire(text_lease("node-A"))
+    await NamedLeases(store, clock, entropy, time, node="node-A").acquire(text_lease("node-A"))
     now = clock.now_ms()
     at = {NODE: Cursor(2, failed={seq: Failed(seq, now, 5, f"bad {seq}") for seq in (1, 2)})}
     group = Group("g", State.ACTIVE, Start.NOW, now, now, cursors=at, version=ulid.encode(1))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from coordination.coordinator.lease import Held
-from coordination.coordinator.work_queue import Work
+from coordination.coordinator.lease import Lease
+from coordination.coordinator.work_queue import WorkQueue
 from coordination.partitions.partition import Status
 from tests.coordination.processes import put
 
-ENDS: dict[str, Callable[[Held], Awaitable[None]]] = {
+ENDS: dict[str, Callable[[Lease], Awaitable[None]]] = {
     "complete": lambda held: held.complete(),
     "close": lambda held: held.close(60.0),
     "give up": lambda held: held.give_up(),
@@ -23,7 +23,7 @@ STATUS = {
 }
 
 
-async def one_held(work: Work, key: str = "a") -> Held:
+async def one_held(work: WorkQueue, key: str = "a") -> Lease:
     if await work.get(key) is None:
         await put(work, key)
     held = await work.acquire_key(key)
@@ -31,7 +31,7 @@ async def one_held(work: Work, key: str = "a") -> Held:
     return held
 
 
-def counted(work: Work) -> dict[str, int]:
+def counted(work: WorkQueue) -> dict[str, int]:
     """Counters that are not 0, but those that every test here counts."""
     names = (
         "completed closed deleted given_up saved not_found not_owned failures failed "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordination.coordinator.lease import Held
+from coordination.coordinator.lease import Lease
 from coordination.partitions.partition import Status
 from logstore.errors import LeaseLost, NotFound, StoreUnavailable
 from tests.coordination.coordinator.holding import ENDS, STATUS, counted, one_held
@@ -103,7 +103,7 @@ def test_a_short_wait_takes_nothing_of_the_lease() -> None:
     told(story)
 
 
-async def wait(held: Held) -> None:
+async def wait(held: Lease) -> None:
     await held.wait_for_acknowledgements(300.0)
 
 

@@ -175,7 +175,7 @@ def test_stop_hands_over_with_progress_and_without_an_attempt() -> None:
             assert sorted([one.key for one in taken]) == ["a", "b", "c"]
             assert {(one.progress, one.partition.attempts) for one in taken} == {("half", 1)}
             left = await world.store.page("pipeline|WORKERS")
-            assert [one.owner for one in left.partitions] == [other._holder.owner]
+            assert [one.owner for one in left.partitions] == [other._manager.owner]
 
     told(story)
 

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from coordination.coordinator.limits import CoordinatorLimits
-from coordination.coordinator.work_queue import Work
+from coordination.coordinator.work_queue import WorkQueue
 from coordination.partitions.partition import NewPartition, Status
 from tests.coordination.processes import World, told
 from tests.seeds import seeds
@@ -37,7 +37,7 @@ class Waits:
 
 
 async def flood(
-    world: World, work: Work, random: Random, load: dict[str, float]
+    world: World, work: WorkQueue, random: Random, load: dict[str, float]
 ) -> dict[str, Waits]:
     """Each class comes up at its rate a second for `SECONDS`, one partition is done a second.
 

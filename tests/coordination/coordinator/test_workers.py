@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from coordination.coordinator.coordinator import Coordinator
 from coordination.coordinator.limits import CoordinatorLimits
-from coordination.coordinator.work_queue import Work
+from coordination.coordinator.work_queue import WorkQueue
 from coordination.coordinator.workers import fair_share
 from coordination.partitions.partition import NewPartition
 from tests.coordination.processes import World, put, told
@@ -20,12 +20,12 @@ BEATS = 61.0
 """Seconds in which every worker has seen what every other said."""
 
 
-def worked(world: World, name: str, *, rotate: bool = False) -> tuple[Coordinator, Work]:
+def worked(world: World, name: str, *, rotate: bool = False) -> tuple[Coordinator, WorkQueue]:
     coordinator = world.coordinator(name, limits=LIMITS)
     return coordinator, coordinator.work("shard", rotate=rotate)
 
 
-async def greedy(world: World, work: Work, most: int = 1000) -> None:
+async def greedy(world: World, work: WorkQueue, most: int = 1000) -> None:
     """Takes what it gets, up to `most`, and holds it for good; gives back what is asked back."""
     while True:
         for held in work.held():

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import orjson
 import pytest
 
-from coordination.named.lease import LeaseName, decode_lease, encode_lease, sweep_lease, text_lease
-from coordination.named.leases import Held, Leases
+from coordination.named.leases import NamedLease, NamedLeases
+from coordination.named.record import LeaseName, decode_lease, encode_lease, sweep_lease, text_lease
 from coordination.storetime import StoreTime
 from logstore.batch import RunKey
 from logstore.clock import Clock
@@ -37,8 +37,8 @@ def open_store(clock: Clock, seed: int = 0) -> LocalStore:
 
 def of(
     store: ObjectStore, clock: Clock, node: str, seed: int = 0, time: StoreTime | None = None
-) -> Leases:
-    return Leases(
+) -> NamedLeases:
+    return NamedLeases(
         store,
         clock,
         Random(f"{node} {seed}"),
@@ -48,7 +48,7 @@ def of(
     )
 
 
-async def taken(leases: Leases, name: LeaseName = NAME) -> Held:
+async def taken(leases: NamedLeases, name: LeaseName = NAME) -> NamedLease:
     held = await leases.acquire(name)
     assert held is not None
     return held

@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 
 import pytest
 
+from coordination.lease import MARGIN_MS
 from coordination.object_store.store import ObjectPartitions
 from coordination.partitions.partition import Status
-from coordination.partitions.transitions import MARGIN_MS, completed, saved
+from coordination.partitions.transitions import completed, saved
 from tests.coordination.object_store.counted import (
     SOURCE,
     START_MS,

@@ -13,9 +13,10 @@ from typing import TypeVar
 
 import pytest
 
+from coordination.lease import MARGIN_MS
 from coordination.object_store.store import ObjectPartitions
 from coordination.partitions.partition import Partition, Status
-from coordination.partitions.transitions import MARGIN_MS, completed, given_up, saved
+from coordination.partitions.transitions import completed, given_up, saved
 from logstore.clock import Clock
 from logstore.errors import OutcomeUnknown, PreconditionFailed, StoreUnavailable
 from logstore.objects.store import ObjectStore

@@ -10,10 +10,10 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from coordination.admin.admin import Oversight
-from coordination.named.lease import text_lease
-from coordination.named.leases import Leases
-from coordination.named.locks import Locks
+from coordination.admin.admin import LeaseAdmin
+from coordination.named.leases import NamedLeases
+from coordination.named.record import text_lease
+from coordination.named.stored import StoredLeases
 from coordination.partitions.in_memory import InMemoryPartitions
 from coordination.partitions.partition import NewPartition
 from coordination.partitions.transitions import Claim
@@ -40,11 +40,11 @@ async def client(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     await partitions.create(SOURCE, [NewPartition(key, progress="7") for key in ("a", "b", KEY)])
     claim = Claim("host/P", 600_000, clock.now_ms(), clock.now_ms())
     await partitions.acquire(SOURCE, claim, 1, only=KEY)
-    await Leases(store, clock, entropy, time, node="node-A").acquire(text_lease("node-A"))
-    oversight = Oversight(partitions, Locks(store, clock, entropy, time))
+    await NamedLeases(store, clock, entropy, time, node="node-A").acquire(text_lease("node-A"))
+    admin = LeaseAdmin(partitions, StoredLeases(store, clock, entropy, time))
 
-    async def opened() -> Oversight:
-        return oversight
+    async def opened() -> LeaseAdmin:
+        return admin
 
     app = build_app(MemoryNode(), Door(routers=(lease_routes(opened),)))
     async with AsyncExitStack() as stack:

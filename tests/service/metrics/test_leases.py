@@ -11,8 +11,8 @@ from typing import Any, cast
 import pytest
 
 from coordination.coordinator.supply import SharedState
-from coordination.named.lease import text_lease
-from coordination.named.leases import Leases
+from coordination.named.leases import NamedLeases
+from coordination.named.record import text_lease
 from coordination.partitions.partition import NewPartition
 from coordination.partitions.transitions import reset
 from coordination.storetime import StoreTime
@@ -36,12 +36,12 @@ async def supplier(state: SharedState) -> AsyncGenerator[NewPartition, None]:
     state.map["made"] = 12
 
 
-def named(clock: VirtualClock, name: str = "node-A") -> Leases:
+def named(clock: VirtualClock, name: str = "node-A") -> NamedLeases:
     store = LocalStore("/store", PowerCutFileSystem(), clock, Random(0), run=inline)
-    return Leases(store, clock, Random(1), StoreTime(clock, None), node=name)
+    return NamedLeases(store, clock, Random(1), StoreTime(clock, None), node=name)
 
 
-def sources_of(clock: VirtualClock, leases: Leases, *work: Any) -> Sources:
+def sources_of(clock: VirtualClock, leases: NamedLeases, *work: Any) -> Sources:
     node = SimpleNamespace(text=SimpleNamespace(leases=leases), seams=SimpleNamespace(clock=clock))
     return Sources(cast("Any", node), cast("Any", None), work=work)
 

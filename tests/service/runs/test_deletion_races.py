@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from coordination.named.lease import text_lease
+from coordination.named.record import text_lease
 from logstore import keys
 from logstore.batch import RunKey
 from logstore.errors import JournalFull, NotFound, StoreUnavailable

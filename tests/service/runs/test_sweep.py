@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from coordination.named.lease import SWEEP, sweep_lease, text_lease
+from coordination.named.record import SWEEP, sweep_lease, text_lease
 from logstore import keys
 from logstore.batch import RunKey
 from logstore.errors import StoreUnavailable

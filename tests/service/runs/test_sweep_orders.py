@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from coordination.named.lease import sweep_lease
+from coordination.named.record import sweep_lease
 from logstore import keys
 from logstore.batch import RunKey
 from service.runs.run_logs import TextLimits

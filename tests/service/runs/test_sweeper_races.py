@@ -13,7 +13,7 @@ from random import Random
 
 import pytest
 
-from coordination.named.lease import SWEEP
+from coordination.named.record import SWEEP
 from logstore import keys
 from logstore.batch import RunKey
 from logstore.errors import NotFound

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from coordination.named.lease import text_lease
+from coordination.named.record import text_lease
 from logstore import keys
 from logstore.batch import RunKey
 from logstore.errors import Damaged, NotFound

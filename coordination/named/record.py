@@ -63,7 +63,7 @@ def sweep_lease(key: RunKey) -> LeaseName:
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class LeaseRecord:
     """One version of a lease. Times are milliseconds of the store's clock."""
 
     name: LeaseName
@@ -75,7 +75,7 @@ class Lease:
     others: Mapping[str, Any] = field(default_factory=dict)
 
 
-def encode_lease(lease: Lease, *, partition: str | None = None) -> bytes:
+def encode_lease(lease: LeaseRecord, *, partition: str | None = None) -> bytes:
     """The bytes of a lease; `partition` for who knows its key and not the names in it."""
     return orjson.dumps(
         {
@@ -92,11 +92,11 @@ def encode_lease(lease: Lease, *, partition: str | None = None) -> bytes:
     )
 
 
-def decode_lease(name: LeaseName, body: bytes) -> Lease:
+def decode_lease(name: LeaseName, body: bytes) -> LeaseRecord:
     """The lease that `body` holds. Raises `Damaged`."""
     try:
         value = orjson.loads(body)
-        return Lease(
+        return LeaseRecord(
             name,
             owner=value["owner"],
             epoch=int(value["epoch"]),

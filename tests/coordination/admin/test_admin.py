@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from coordination.admin.admin import Oversight, Wanted
+from coordination.admin.admin import LeaseAdmin, Wanted
 from coordination.admin.overview import Entry, Kind
-from coordination.named.lease import sweep_lease, text_lease
-from coordination.named.leases import Leases
-from coordination.named.locks import Locks
+from coordination.named.leases import NamedLeases
+from coordination.named.record import sweep_lease, text_lease
+from coordination.named.stored import StoredLeases
 from coordination.partitions.in_memory import InMemoryPartitions
 from coordination.partitions.partition import NewPartition, Partition, Status
 from coordination.partitions.transitions import Claim, closed, completed, failed
@@ -47,11 +47,11 @@ class World:
         self.objects = FaultyStore(disk, Schedule.none())
         self.time = StoreTime(clock, None)
         self.partitions = InMemoryPartitions(clock, Random(1))
-        self.locks = Locks(self.objects, clock, Random(2), self.time)
-        self.oversight = Oversight(self.partitions, self.locks)
+        self.named = StoredLeases(self.objects, clock, Random(2), self.time)
+        self.admin = LeaseAdmin(self.partitions, self.named)
 
-    def leases(self, node: str) -> Leases:
-        return Leases(self.objects, self.clock, Random(node), self.time, node=node)
+    def leases(self, node: str) -> NamedLeases:
+        return NamedLeases(self.objects, self.clock, Random(node), self.time, node=node)
 
     async def held(self, key: str, owner: str = "host-1/P", source: str = SOURCE) -> Partition:
         await self.partitions.create(source, [NewPartition(key, progress='{"at":7}')])
@@ -64,7 +64,7 @@ class World:
         found: list[Entry] = []
         after = None
         while True:
-            page = await self.oversight.page(wanted or Wanted(), after=after, limit=limit)
+            page = await self.admin.page(wanted or Wanted(), after=after, limit=limit)
             assert len(page.entries) <= limit
             found += page.entries
             if page.after is None:
@@ -104,7 +104,7 @@ def test_every_lease_is_listed_once_whatever_the_size_of_a_page() -> None:
         assert len(set(seen[0])) == len(seen[0]) == 11
         assert [kind for kind, _, _ in seen[0]] == [Kind.LOCK] * 3 + [Kind.PARTITION] * 8
         for _, source, key in seen[0]:
-            assert (await world.oversight.show(source, key)).key == key
+            assert (await world.admin.show(source, key)).key == key
 
     play(story)
 
@@ -153,10 +153,10 @@ def test_age_lag_and_whether_it_is_held() -> None:
         assert [key for key, entry in entries.items() if entry.held] == ["held"]
         assert entries["bad"].last_error == "no"
         await world.clock.sleep(571)
-        assert (await world.oversight.show(SOURCE, "held")).held
-        assert (await world.oversight.show(SOURCE, "later")).lag_ms == 541_000
+        assert (await world.admin.show(SOURCE, "held")).held
+        assert (await world.admin.show(SOURCE, "later")).lag_ms == 541_000
         await world.clock.sleep(2)
-        assert not (await world.oversight.show(SOURCE, "held")).held
+        assert not (await world.admin.show(SOURCE, "held")).held
 
     play(story)
 
@@ -168,9 +168,7 @@ def test_json_has_the_same_keys_for_every_lease_and_progress_only_when_asked() -
         rows = [entry.spelled(whole=False) for entry in await world.all()]
         assert rows[0].keys() == rows[1].keys()
         assert "progress" not in rows[1]
-        assert (await world.oversight.show(SOURCE, "a")).spelled(whole=True)["progress"] == (
-            '{"at":7}'
-        )
+        assert (await world.admin.show(SOURCE, "a")).spelled(whole=True)["progress"] == ('{"at":7}')
 
     play(story)
 
@@ -179,14 +177,14 @@ def test_reset_of_what_is_held_needs_force_and_ends_the_holder() -> None:
     async def story(world: World) -> None:
         mine = await world.held("a", owner="host-9/Z")
         with pytest.raises(Conflict, match="held by host-9/Z"):
-            await world.oversight.reset(SOURCE, "a")
+            await world.admin.reset(SOURCE, "a")
         assert await world.partitions.get(SOURCE, "a") == mine
-        freed = await world.oversight.reset(SOURCE, "a", force=True)
+        freed = await world.admin.reset(SOURCE, "a", force=True)
         assert (freed.status, freed.owner, freed.progress) == (Status.UNASSIGNED, None, '{"at":7}')
         again = await world.held("a")
         assert again.epoch > mine.epoch
         await world.clock.sleep(603)  # nobody holds it any more, by any clock
-        gone = await world.oversight.reset(SOURCE, "a", forget=True)
+        gone = await world.admin.reset(SOURCE, "a", forget=True)
         assert (gone.progress, gone.attempts) == (None, 0)
 
     play(story)
@@ -199,10 +197,10 @@ def test_reset_of_a_named_lease() -> None:
         assert held is not None
         (entry,) = await world.all()
         with pytest.raises(Conflict, match="node-A"):
-            await world.oversight.reset("text", entry.key)
-        freed = await world.oversight.reset("text", entry.key, force=True)
+            await world.admin.reset("text", entry.key)
+        freed = await world.admin.reset("text", entry.key, force=True)
         assert (freed.status, freed.held, freed.until_ms) == (Status.UNASSIGNED, False, 0)
-        assert await world.oversight.reset("text", entry.key) == freed
+        assert await world.admin.reset("text", entry.key) == freed
         assert not await node.renew(held), "the holder stops"
         other = world.leases("node-B")
         taken = await other.acquire(text_lease(LONG))
@@ -224,10 +222,10 @@ def test_reopen_keeps_progress_and_leaves_what_is_held() -> None:
         for key, change in ends.items():
             held = await world.held(key)
             with pytest.raises(Conflict, match="host-1/P works on it"):
-                await world.oversight.reopen(SOURCE, key)
+                await world.admin.reopen(SOURCE, key)
             await world.partitions.change(held, change(held, world.clock.now_ms()))
             for _ in range(2):
-                entry = await world.oversight.reopen(SOURCE, key)
+                entry = await world.admin.reopen(SOURCE, key)
                 assert (entry.status, entry.progress) == (Status.UNASSIGNED, '{"at":7}')
                 assert (entry.attempts, entry.lag_ms, entry.ended_ms) == (0, 0, 0)
             assert (await world.held(key)).attempts == 1
@@ -239,20 +237,20 @@ def test_fail_says_why_until_somebody_reopens_it() -> None:
     async def story(world: World) -> None:
         await world.partitions.create(SOURCE, [NewPartition("a")])
         for _ in range(2):
-            entry = await world.oversight.fail(SOURCE, "a", reason="poison")
+            entry = await world.admin.fail(SOURCE, "a", reason="poison")
             assert (entry.status, entry.last_error) == (Status.FAILED, "poison")
         now_ms = world.clock.now_ms()
         claim = Claim("host-1/P", 600_000, now_ms, now_ms)
         assert (await world.partitions.acquire(SOURCE, claim, 5)).partitions == []
         with pytest.raises(InvalidInput, match="reason is empty"):
-            await world.oversight.fail(SOURCE, "a", reason=" ")
-        await world.oversight.reopen(SOURCE, "a")
+            await world.admin.fail(SOURCE, "a", reason=" ")
+        await world.admin.reopen(SOURCE, "a")
         held = await world.held("a")
         with pytest.raises(Conflict, match="held by"):
-            await world.oversight.fail(SOURCE, "a", reason="x")
+            await world.admin.fail(SOURCE, "a", reason="x")
         await world.partitions.change(held, completed(held, now_ms))
         with pytest.raises(Conflict, match="COMPLETED"):
-            await world.oversight.fail(SOURCE, "a", reason="x", force=True)
+            await world.admin.fail(SOURCE, "a", reason="x", force=True)
 
     play(story)
 
@@ -265,7 +263,7 @@ def test_purge_removes_what_was_completed_long_ago() -> None:
         await world.clock.sleep(100)
         new = await world.held("new")
         await world.partitions.change(new, completed(new, world.clock.now_ms()))
-        assert await world.oversight.purge(SOURCE, older_than_ms=50_000) == 1
+        assert await world.admin.purge(SOURCE, older_than_ms=50_000) == 1
         assert [entry.key for entry in await world.all()] == ["bad", "new"]
 
     play(story)
@@ -277,16 +275,16 @@ def test_what_is_not_there_and_what_cannot_be() -> None:
         await world.objects.put(keys.text_mark("n"), b"{}")
         for source, key in [("text", "m"), ("a|b", "c"), ("text", "../../text/n"), ("..", "n")]:
             with pytest.raises(NotFound):
-                await world.oversight.show(source, key)
+                await world.admin.show(source, key)
         for act in (
-            world.oversight.reopen("text", "n"),
-            world.oversight.fail("text", "n", reason="x"),
+            world.admin.reopen("text", "n"),
+            world.admin.fail("text", "n", reason="x"),
         ):
             with pytest.raises(InvalidInput, match="named lease"):
                 await act
         for cursor in ("", "x", "ü", "WzEsMl0", "bnVsbA"):
             with pytest.raises(InvalidCursor):
-                await world.oversight.page(Wanted(), after=cursor)
+                await world.admin.page(Wanted(), after=cursor)
 
     play(story)
 
@@ -298,10 +296,10 @@ def test_freeing_whose_answer_is_lost(fault: Fault) -> None:
         world.objects.schedule = Schedule({2: fault})
         if fault is Fault.UNAVAILABLE:
             with pytest.raises(StoreUnavailable):
-                await world.oversight.reset("text", "n", force=True)
+                await world.admin.reset("text", "n", force=True)
         else:
-            assert (await world.oversight.reset("text", "n", force=True)).owner is None
-        assert (await world.oversight.reset("text", "n", force=True)).owner is None
+            assert (await world.admin.reset("text", "n", force=True)).owner is None
+        assert (await world.admin.reset("text", "n", force=True)).owner is None
 
     play(story)
 
@@ -309,7 +307,7 @@ def test_freeing_whose_answer_is_lost(fault: Fault) -> None:
 def test_two_operators_and_a_worker_at_once() -> None:
     async def story(world: World) -> None:
         await world.held("a")
-        acts = [world.oversight.reset(SOURCE, "a", force=True) for _ in range(5)]
+        acts = [world.admin.reset(SOURCE, "a", force=True) for _ in range(5)]
         assert {entry.status for entry in await asyncio.gather(*acts)} == {Status.UNASSIGNED}
 
     play(story)
@@ -319,7 +317,7 @@ def test_nothing_is_written_while_the_stores_time_is_not_known() -> None:
     async def story(world: World) -> None:
         dark = Timeless(world.clock, Random(3))
         await dark.create(SOURCE, [NewPartition("a")])
-        blind = Oversight(dark, world.locks)
+        blind = LeaseAdmin(dark, world.named)
         with pytest.raises(StoreUnavailable, match="time"):
             await blind.reset(SOURCE, "a", force=True)
         with pytest.raises(StoreUnavailable, match="time"):

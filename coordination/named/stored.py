@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple
 
-from coordination.named.lease import Lease, LeaseName, decode_lease, encode_lease
+from coordination.named.record import LeaseName, LeaseRecord, decode_lease, encode_lease
 from coordination.storetime import StoreTime
 from logstore import keys
 from logstore import ulid as ulids
@@ -29,16 +29,16 @@ _SOURCE: Final = re.compile(_COMPONENT)
 _KEY: Final = re.compile(rf"{_COMPONENT}(/{_COMPONENT})*")
 
 
-class Lock(NamedTuple):
+class StoredLease(NamedTuple):
     """A named lease under its source and key, and the ETag to change it by."""
 
     source: str
     key: str
-    lease: Lease
+    lease: LeaseRecord
     etag: str
 
 
-class Locks:
+class StoredLeases:
     """All named leases of a store."""
 
     def __init__(self, store: ObjectStore, clock: Clock, entropy: Entropy, time: StoreTime) -> None:
@@ -51,45 +51,45 @@ class Locks:
         """Kinds of work that there are leases of, sorted. Raises `StoreUnavailable`."""
         return [name async for name in self._store.folders(keys.LEASES)]
 
-    async def each(self, source: str, *, after: str = "") -> AsyncIterator[Lock]:
+    async def each(self, source: str, *, after: str = "") -> AsyncIterator[StoredLease]:
         """Leases of a source by key, behind `after`. Raises `StoreUnavailable`, `Damaged`."""
         prefix = keys.leases_of(source)
         waiting: list[str] = []
         async for info in self._store.list(prefix, after=prefix + after):
             waiting.append(info.key.removeprefix(prefix))
             if len(waiting) == _AT_ONCE:
-                for lock in await self._read(source, waiting):
-                    yield lock
+                for stored in await self._read(source, waiting):
+                    yield stored
                 waiting.clear()
-        for lock in await self._read(source, waiting):
-            yield lock
+        for stored in await self._read(source, waiting):
+            yield stored
 
-    async def get(self, source: str, key: str) -> Lock | None:
+    async def get(self, source: str, key: str) -> StoredLease | None:
         """One of them, None if there is none. Raises `StoreUnavailable`, `Damaged`."""
         if _SOURCE.fullmatch(source) is None or _KEY.fullmatch(key) is None:
             return None
         found = await self._document(source, key).read()
-        return None if found is None else Lock(source, key, found.value, found.etag)
+        return None if found is None else StoredLease(source, key, found.value, found.etag)
 
-    async def free(self, lock: Lock) -> Lock:
+    async def free(self, stored: StoredLease) -> StoredLease:
         """Takes it from whoever has it; a holder notices at its next heartbeat.
 
         Raises `PreconditionFailed` if it is another version by now, `StoreUnavailable`,
         `OutcomeUnknown`.
         """
 
-        async def free(found: Lease | None) -> Lease | None:
-            if found is None or found.version != lock.lease.version:
-                raise PreconditionFailed(f"{lock.key!r} of {lock.source!r} was changed meanwhile")
+        async def free(found: LeaseRecord | None) -> LeaseRecord | None:
+            if found is None or found.version != stored.lease.version:
+                raise PreconditionFailed(f"{stored.key!r} of {stored.source!r} has changed")
             version = ulids.encode(ulids.fresh(self._clock, self._entropy))
             return replace(found, owner=None, version=version)
 
-        known = Revision(lock.lease, lock.etag)
-        stored = await swap(self._document(lock.source, lock.key), free, known=known)
-        assert stored is not None
-        return lock._replace(lease=stored.value, etag=stored.etag)
+        known = Revision(stored.lease, stored.etag)
+        free_now = await swap(self._document(stored.source, stored.key), free, known=known)
+        assert free_now is not None
+        return stored._replace(lease=free_now.value, etag=free_now.etag)
 
-    def _document(self, source: str, key: str) -> Document[Lease]:
+    def _document(self, source: str, key: str) -> Document[LeaseRecord]:
         # Spelled by its own name, which the object has: its key may hold only a hash of it.
         name = LeaseName(source, tuple(key.split("/")))
         return Document(
@@ -99,6 +99,6 @@ class Locks:
             partial(encode_lease, partition=key),
         )
 
-    async def _read(self, source: str, names: list[str]) -> list[Lock]:
+    async def _read(self, source: str, names: list[str]) -> list[StoredLease]:
         found = await asyncio.gather(*(self.get(source, name) for name in names))
-        return [lock for lock in found if lock is not None]
+        return [stored for stored in found if stored is not None]

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from coordination.coordinator.lease import Held
+from coordination.coordinator.lease import Lease
 from coordination.partitions.partition import Status
 from logstore.errors import LeaseLost, OutcomeUnknown, StoreUnavailable
 from tests.coordination.coordinator.holding import ENDS, STATUS, counted, one_held
@@ -43,7 +43,7 @@ def test_what_has_no_such_counter_is_raised_and_may_be_tried_again_as_well(name:
         work = world.coordinator().work("file")
         held = await one_held(work)
         before = await world.stored()
-        verbs = {"renew": Held.renew, "delete": Held.delete}
+        verbs = {"renew": Lease.renew, "delete": Lease.delete}
         verb = (ENDS | verbs)[name]
         world.faulty.fault = lambda _: Fault.UNAVAILABLE
         for _ in range(3):
