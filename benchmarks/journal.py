@@ -24,8 +24,8 @@ from logstore.clock import SystemClock
 from logstore.disk import Disk
 from logstore.syncer import Syncer, syncer_for
 from service.journal.journal import Journal
-from service.journal.limits import JournalLimits
 from service.journal.recovery import recover
+from service.journal.settings import JournalSettings
 from service.journal.state import JournalState
 from service.runtime.threads import in_thread
 
@@ -67,7 +67,9 @@ class Neighbour:
 class Bench:
     """A journal, and what its writers waited."""
 
-    def __init__(self, folder: str, limits: JournalLimits, syncer: Syncer, size: int) -> None:
+    def __init__(
+        self, folder: str, settings: JournalSettings, spares: int, syncer: Syncer, size: int
+    ) -> None:
         fs = Disk()
         self.journal = Journal(
             fs,
@@ -75,11 +77,12 @@ class Bench:
             syncer,
             SystemClock(),
             random.Random(1),
-            limits,
+            settings,
             recover(fs, folder),
             JournalState(NODE),
             lambda _: None,
             offload=in_thread,
+            spare_files=spares,
         )
         self.seconds: list[float] = []
         self._text = b"x" * (size - 1) + b"\n"
@@ -110,10 +113,10 @@ class Bench:
 
 
 async def measure(arguments: argparse.Namespace, size: int, *, loaded: bool) -> None:
-    limits = JournalLimits(file_bytes=arguments.file_mib << 20, spare_files=arguments.spares)
+    settings = JournalSettings(file_bytes=arguments.file_mib << 20)
     syncer = syncer_for(asyncio.get_running_loop())
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
-        bench = Bench(f"{folder}/journal", limits, syncer, size)
+        bench = Bench(f"{folder}/journal", settings, arguments.spares, syncer, size)
         with Neighbour(folder, at_work=loaded):
             await bench.run(arguments.seconds / 2)  # until there are spares
             bench.seconds.clear()

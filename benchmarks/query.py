@@ -33,10 +33,10 @@ from logstore.objects.local import LocalStore
 from logstore.table.schema import COLUMNS
 from logstore.table.table import Table
 from service.query.engine import QueryEngine
-from service.query.limits import QueryLimits
 from service.query.output import Ndjson
 from service.query.request import Matcher, QueryRequest
 from service.query.segments import SegmentCatalog
+from service.query.settings import QuerySettings
 from service.query.sql import COLUMNS as SELECTED
 from service.query.view import Deletion, Sources
 from tests.batches import make_batches
@@ -193,7 +193,7 @@ async def measure(root: str, arguments: argparse.Namespace) -> None:
         deletions=no_deletions, catalog=SegmentCatalog(),
     )  # fmt: skip
     engine = QueryEngine(
-        sources, clock=SystemClock(), scratch=f"{root}/scratch", limits=QueryLimits(threads=2)
+        sources, clock=SystemClock(), scratch=f"{root}/scratch", settings=QuerySettings(threads=2)
     )
     connection = duckdb.connect(config={"threads": 2})
     print(f"{'search':<18} {'engine ms':>10} {'bare ms':>9} {'ratio':>6} {'records':>9}")

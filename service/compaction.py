@@ -31,7 +31,7 @@ _STDERR = 2
 
 
 @dataclass(frozen=True, slots=True)
-class CompactionLimits:
+class RestartPolicy:
     """Pauses between a child's end and the next start, and patience with a stop."""
 
     first_pause_seconds: float = 1.0
@@ -92,13 +92,13 @@ class CompactionChild:
         *,
         off: str | None = None,
         environment: Mapping[str, str] | None = None,
-        limits: CompactionLimits | None = None,
+        restart: RestartPolicy | None = None,
     ) -> None:
         self._command = list(command)
         self._clock = clock
         self._off = off
         self._environment = {**os.environ, **(environment or {})}
-        self._limits = limits or CompactionLimits()
+        self._restart = restart or RestartPolicy()
         self._child: asyncio.subprocess.Process | None = None
         self.state = f"off: {off}" if off else "starting"
         self.starts = 0
@@ -114,18 +114,18 @@ class CompactionChild:
         if self._off:
             log.info("compaction is off: %s", self._off)
             return
-        pause = self._limits.first_pause_seconds
+        pause = self._restart.first_pause_seconds
         try:
             while True:
                 began = self._clock.monotonic()
                 reason = await self._live()
-                if self._clock.monotonic() - began >= self._limits.healthy_seconds:
-                    pause = self._limits.first_pause_seconds
+                if self._clock.monotonic() - began >= self._restart.healthy_seconds:
+                    pause = self._restart.first_pause_seconds
                 self.failures += 1
                 self.state = f"waiting: {reason}, next start in {pause:g} s"
                 log.error("the compactor ended: %s; starting it again in %g s", reason, pause)
                 await self._clock.sleep(pause)
-                pause = min(pause * 2, self._limits.longest_pause_seconds)
+                pause = min(pause * 2, self._restart.longest_pause_seconds)
         finally:
             await self._stop()
             self.state = "off: stopped"
@@ -157,7 +157,7 @@ class CompactionChild:
         with contextlib.suppress(ProcessLookupError):
             child.terminate()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(child.wait(), self._limits.stop_seconds)
+            await asyncio.wait_for(child.wait(), self._restart.stop_seconds)
         _signal_group(child.pid, signal.SIGKILL)
         await child.wait()
 

@@ -13,6 +13,7 @@ a new incarnation; batches wait meanwhile.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
@@ -31,9 +32,11 @@ from service.journal.view import JournalPin
 from service.journal.writer import Appended
 from service.runs.repair.rebuild import Records
 from service.runs.run_logs import Text
+from service.runs.tuning import Tuning
 from service.runtime.clock_skew import Skew
 from service.runtime.identity import DataFolder, Identity, register
-from service.runtime.parts import NodeLimits, Seams
+from service.runtime.seams import Seams
+from service.settings import Settings
 from service.shipping.confirmations import Confirmations
 from service.shipping.lineage import Lineage, forked_in
 from service.shipping.shipper import SegmentShipper
@@ -41,40 +44,40 @@ from service.shipping.watermarks import Marks
 from service.status.opening import open_status
 from service.tail import Tail
 
+_START_SECONDS = 10.0  # a batch waits so long for a node that is starting again
 _RETRY_SECONDS = 1.0
 _RELEASE_SECONDS = 5.0
+_ELSEWHERE = "Send it to another node, or later."
 
 
 class Node:
     """One node. `failed` is done when it cannot go on and the process should end.
 
-    `name` is the configured one, empty if there is none: then the folder's name stays
-    what it is, and a new folder gets `default_name`.
+    Without a configured name its folder keeps its name, and a new folder gets `default_name`.
     """
 
     def __init__(
         self,
         seams: Seams,
+        settings: Settings,
         *,
-        data: str,
-        name: str,
         default_name: str,
-        limits: NodeLimits,
         table_mark: Callable[[str], int],
+        tuning: Tuning | None = None,
     ) -> None:
         self.seams = seams
         self.store = seams.store
         self.skew = Skew(seams.newest_date)
-        self._data = data
-        self._name = name
+        self._settings = settings
+        self._tuning = tuning or Tuning()
         self._default_name = default_name
-        self._limits = limits
+        self._data = os.path.abspath(settings.data)
         self.marks = Marks(seams.store, seams.clock, seams.entropy, seams.offload, table_mark)
         self._tasks: list[asyncio.Task[None]] = []
         self._started = asyncio.Event()
         self._stopping = False
         self._waiting: str | None = None
-        self.status = open_status(self, seams, limits.status)
+        self.status = open_status(self, seams, settings)
         self.records: Records | None = None
         self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self.forks = 0
@@ -89,8 +92,6 @@ class Node:
         self.text: Text
         self.tail: Tail
 
-    # --- starting ------------------------------------------------------------------
-
     async def start(self) -> None:
         """Opens the folder and the journal; raises what makes that impossible.
 
@@ -102,12 +103,12 @@ class Node:
         await self._open()
 
     async def _open(self, before: Journal | None = None) -> None:
-        seams, limits = self.seams, self._limits
+        seams, settings = self.seams, self._settings
         recovered = await seams.offload(lambda: recover(seams.fs, f"{self._data}/journal"))
         if before is not None:
             before.succession.hand_over(before.files, recovered.files)
         self.recovered = recovered
-        self.identity = self._folder.identify(self._name, self._default_name, recovered.state)
+        self.identity = self._folder.identify(settings.node_id, self._default_name, recovered.state)
         state = recovered.state or JournalState(self.identity.node)
         if state.node != self.identity.node:
             state.reincarnate(self.identity.node, self.identity.base)
@@ -119,7 +120,7 @@ class Node:
                 self._syncer,
                 seams.clock,
                 seams.entropy,
-                limits.journal,
+                settings.journal,
                 recovered,
                 state,
                 self._synced,
@@ -128,13 +129,13 @@ class Node:
         except TailraceError:
             self._syncer.close()
             raise
-        self.tail = Tail(self.identity.node, limits.tail)
+        self.tail = Tail(self.identity.node, settings.sse)
         self.lineage = Lineage(self.journal, seams.store, seams.clock, self.marks)
         self.shipper = SegmentShipper(
             self.journal,
             seams.store,
             seams.clock,
-            limits.segments,
+            settings.flush,
             offload=seams.offload,
             lineage=self.lineage,
             confirmations=self._confirmations,
@@ -146,7 +147,8 @@ class Node:
             seams.store,
             seams.clock,
             seams.entropy,
-            limits.text,
+            settings,
+            tuning=self._tuning,
             pin=self.journal.pin,
             offload=seams.offload,
             record_close=self.journal.record_close,
@@ -170,7 +172,8 @@ class Node:
             self.text,
             seams.clock,
             minter,
-            limits.append,
+            settings.ingest,
+            active_runs=settings.runs.max_concurrent_streams,
             horizon=self.text.deletions.horizon,
             confirmed_through=self.shipper.confirmed_through,
         )
@@ -289,7 +292,7 @@ class Node:
         if not self._open_doors:
             await self._until_ready()
             if self.skew.problem is not None:
-                raise NodeNotReady(self.skew.problem, hint="Send it to another node, or later.")
+                raise NodeNotReady(self.skew.problem, hint=_ELSEWHERE)
         return await self.appender.append(batch)
 
     async def open_run(self, key: RunKey, connector: str) -> int:
@@ -326,9 +329,9 @@ class Node:
         if self.journal.failure is not None:
             raise self.journal.failure
         if self._stopping:
-            raise NodeNotReady("the node is stopping", hint="Send it to another node, or later.")
+            raise NodeNotReady("the node is stopping", hint=_ELSEWHERE)
         try:
-            async with asyncio.timeout(self._limits.start_seconds):
+            async with asyncio.timeout(_START_SECONDS):
                 await self._started.wait()
         except TimeoutError as error:
             why = self._waiting or "the node is starting"
@@ -344,8 +347,7 @@ class Node:
         self.shipper.added()
         for batch in batches:
             self.text.appended(batch.key, batch.pos + batch.records)
-        watched = self.tail.watched
-        if not watched:
+        if not (watched := self.tail.watched):
             return
         file = self.journal.files[-1].ulid
         for batch in batches:
@@ -356,11 +358,9 @@ class Node:
     def _release(self) -> None:
         """Lets journal files go that neither the segments nor the texts need."""
         confirmed = self.journal.state.confirmed.end
-        needed = min(confirmed, self.text.flushed_pos)
-        if self.journal.bytes > self._limits.journal.max_bytes // 2:
-            # The texts can be made from the segments; room for new batches cannot.
-            needed = confirmed
-        self.journal.release(needed)
+        # The texts can be made from the segments; room for new batches cannot.
+        scarce = self.journal.bytes > self._settings.journal.max_bytes // 2
+        self.journal.release(confirmed if scarce else min(confirmed, self.text.flushed_pos))
 
     async def _record_tombstone(self, fqn: str, run: str | None, t: int) -> None:
         """Once it is recorded, no close from before it is anybody's concern."""
@@ -377,7 +377,7 @@ class Node:
         self._stopping = True
         self.tail.stop()
         try:
-            async with asyncio.timeout(self._limits.stop_seconds):
+            async with asyncio.timeout(self._settings.server.stop_seconds):
                 if self._started.is_set() and self.journal.failure is None:
                     await self.shipper.confirmed_through(self.journal.next_pos)
                     await self.text.drain()

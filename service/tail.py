@@ -21,30 +21,45 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
+
+from pydantic import Field
 
 from logstore.batch import RunKey
 from logstore.position import Cursor, Position
+from logstore.settings import Bytes, Section
 
 EndReason = Literal["runFinished", "idleTimeout", "maxDuration", "maxBytes"]
 Woken = Literal["news", "heartbeat", "gone"]
+MIB = 1 << 20
+_COALESCE_SECONDS_PER_READER = 0.0001
+_MAX_COALESCE_SECONDS = 0.025
 
 
-@dataclass(frozen=True, slots=True)
-class TailLimits:
-    """How much is kept for readers that are nearly level, and how long a tick gathers."""
+class SseSettings(Section):
+    """The live tail."""
 
-    ring_bytes: int = 2 << 20
-    """Text kept per watched run; a reader further behind reads storage."""
-    gather_seconds: float = 0.004
-    """Shortest time between two ticks of a run."""
-    gather_seconds_per_reader: float = 0.0001
-    """Added to it for each reader of the run."""
-    max_gather_seconds: float = 0.025
-    """Longest time between two ticks, whatever the number of readers."""
-    heartbeat_seconds: float = 25.0
-    """Between two comments on a silent stream."""
+    max_readers: int = Field(
+        default=2000,
+        ge=1,
+        description="Live readers at once, the next one gets an error event; at most three "
+        "quarters of all connections",
+    )
+    heartbeat_seconds: float = Field(
+        default=25, gt=0, description="A silent stream sends a comment this often"
+    )
+    ring_bytes: Bytes = Field(
+        default=2 * MIB,
+        description="Newest frames kept per watched run; readers further back read storage",
+    )
+    coalesce_milliseconds: float = Field(
+        default=4, ge=0, description="Lines that arrive within this time wake a reader once"
+    )
+
+    @property
+    def coalesce_seconds(self) -> float:
+        """`coalesce_milliseconds` in seconds."""
+        return self.coalesce_milliseconds / 1000
 
 
 class Tick:
@@ -100,11 +115,18 @@ class Watcher:
 class Channel:
     """The ring of one watched run."""
 
-    def __init__(self, key: RunKey, limits: TailLimits) -> None:
+    def __init__(
+        self,
+        key: RunKey,
+        settings: SseSettings,
+        *,
+        max_coalesce_seconds: float = _MAX_COALESCE_SECONDS,
+    ) -> None:
         self.key = key
         self.watchers: set[Watcher] = set()
         self.ended: EndReason | None = None
-        self._limits = limits
+        self._settings = settings
+        self._max_coalesce_seconds = max_coalesce_seconds
         self._loop = asyncio.get_running_loop()
         self._ticks: deque[Tick] = deque()
         self._first = 0
@@ -181,9 +203,8 @@ class Channel:
         self._wake_all("news")
 
     def _interval(self) -> float:
-        limits = self._limits
-        gather = limits.gather_seconds + len(self.watchers) * limits.gather_seconds_per_reader
-        return min(gather, limits.max_gather_seconds)
+        readers = len(self.watchers) * _COALESCE_SECONDS_PER_READER
+        return min(self._settings.coalesce_seconds + readers, self._max_coalesce_seconds)
 
     def _tick(self) -> None:
         if self._timer is not None:
@@ -201,7 +222,7 @@ class Channel:
     def _keep(self, tick: Tick) -> None:
         self._ticks.append(tick)
         self._bytes += len(tick.text)
-        while self._bytes > self._limits.ring_bytes and self._ticks:
+        while self._bytes > self._settings.ring_bytes and self._ticks:
             self._bytes -= len(self._ticks.popleft().text)
             self._first += 1
 
@@ -213,9 +234,9 @@ class Channel:
 class Tail:
     """The channels of all watched runs of a node."""
 
-    def __init__(self, node: str, limits: TailLimits | None = None) -> None:
+    def __init__(self, node: str, settings: SseSettings) -> None:
         self.node = node
-        self.limits = limits or TailLimits()
+        self.settings = settings
         self.watched: dict[RunKey, Channel] = {}
         self.stopped = False
         self._everyone: set[Watcher] = set()
@@ -230,7 +251,7 @@ class Tail:
         """Begins to watch a run; must be followed by `unwatch`."""
         channel = self.watched.get(key)
         if channel is None:
-            channel = self.watched[key] = Channel(key, self.limits)
+            channel = self.watched[key] = Channel(key, self.settings)
         watcher = Watcher(channel)
         watcher.gone = self.stopped
         channel.watchers.add(watcher)
@@ -304,7 +325,7 @@ class Tail:
 
     def _beat_later(self) -> None:
         loop = asyncio.get_running_loop()
-        self._heartbeat = loop.call_later(self.limits.heartbeat_seconds, self._beat)
+        self._heartbeat = loop.call_later(self.settings.heartbeat_seconds, self._beat)
 
     def _beat(self) -> None:
         for watcher in self._everyone:

@@ -30,7 +30,6 @@ from service.http.docs import docs_routes
 from service.http.download import download_routes
 from service.http.last import last_routes
 from service.http.leases import Open, lease_routes
-from service.http.limits import REPORTED_VERSION, HttpLimits
 from service.http.listing import listing_routes
 from service.http.live import live_routes
 from service.http.methods import answer_head
@@ -39,6 +38,7 @@ from service.http.pages import page_routes
 from service.http.query import router as query_routes
 from service.http.replies import Replies, places
 from service.http.segments import group_routes, queue_routes, reading_routes
+from service.http.settings import HttpSettings
 from service.http.status import progress_routes, status_routes
 from service.http.system import health_routes, version_routes
 from service.http.targets import BASE, PREFIX, canonical, canonical_beside
@@ -48,6 +48,7 @@ from service.queue.contents import Contents
 from service.queue.queue import SegmentQueue
 from service.runtime.counters import HttpCounters
 from service.runtime.metered import metered_append
+from service.status.settings import REPORTED_VERSION
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ LONG = frozenset(
 class Door:
     """What the app is made of, beside the node."""
 
-    limits: HttpLimits = field(default_factory=HttpLimits)
+    settings: HttpSettings = field(default_factory=HttpSettings)
     counters: HttpCounters = field(default_factory=HttpCounters)
     clock: Clock = field(default_factory=SystemClock)
     entropy: Entropy = field(default_factory=system_entropy)
@@ -84,8 +85,11 @@ class Door:
 class Application:
     """What uvicorn calls; not a coroutine function, to spare one coroutine per append."""
 
-    def __init__(self, append: AppendRoutes, rest: ASGIApp, guard: BrowserGuard) -> None:
+    def __init__(
+        self, append: AppendRoutes, rest: ASGIApp, guard: BrowserGuard, settings: HttpSettings
+    ) -> None:
         self.append = append
+        self.settings = settings
         self._rest = rest
         self._guard = guard
 
@@ -125,13 +129,13 @@ def build_app(node: NodeApi, door: Door) -> Application:
         lambda batch: node.submit(batch),
         lambda key: node.close_run(key),
         lambda key, connector: node.open_run(key, connector),
-        limits=door.limits,
+        settings=door.settings.ingest,
         counters=door.counters,
         fresh_id=fresh_id,
         now=door.clock.monotonic,
         hosts=door.guard.accepted,
     )
-    return Application(append, _framework(node, door, fresh_id), door.guard)
+    return Application(append, _framework(node, door, fresh_id), door.guard, door.settings)
 
 
 def _framework(node: NodeApi, door: Door, fresh_id: Callable[[], str]) -> FastAPI:
@@ -145,7 +149,7 @@ def _framework(node: NodeApi, door: Door, fresh_id: Callable[[], str]) -> FastAP
     )
     routers = all_routers(node, door)
     failures.install(app, fresh_id, routers)
-    place = Depends(places(Replies(door.limits.reply_bytes), LONG))
+    place = Depends(places(Replies(door.settings.server.reply_bytes), LONG))
     for router in routers:
         answer_head(router)
         app.include_router(router, dependencies=[place])
@@ -155,14 +159,15 @@ def _framework(node: NodeApi, door: Door, fresh_id: Callable[[], str]) -> FastAP
 
 def all_routers(node: NodeApi, door: Door) -> list[APIRouter]:
     """Those with a word in the path come before those that take it for a name."""
+    pages, most = door.settings.pages, door.settings.max_readers
     return [
-        last_routes(node, door.limits, door.clock),
-        progress_routes(node, door.limits, door.counters),
+        last_routes(node, pages, door.clock),
+        progress_routes(node, most, door.counters),
         status_routes(node),
-        live_routes(node, door.limits, door.counters),
+        live_routes(node, most, door.counters),
         download_routes(node),
-        page_routes(node, door.limits),
-        listing_routes(node, door.limits),
+        page_routes(node, pages),
+        listing_routes(node, pages),
         health_routes(node, door.scrape),
         docs_routes(),
         version_routes(door.reported_version, version("tailrace")),

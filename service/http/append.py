@@ -38,11 +38,12 @@ from service.http.body import (
 from service.http.decode import KINDS, Decoded, decode, kind_of, prefixed
 from service.http.errors import HttpError, Problem, problem
 from service.http.ids import echoed, parse_batch_id, request_id, run_tag, session_cookie
-from service.http.limits import Bounds, HttpLimits
+from service.http.limits import Bounds
 from service.http.receipt import JSON, QuickReply, echo_cookie, receipt_reply
 from service.http.targets import PREFIX, append_target
 from service.http.text import count_lines
 from service.ingest.batch import Durability, IncomingBatch, Receipt, Submitted
+from service.ingest.settings import IngestSettings
 from service.runtime.counters import HttpCounters
 
 _ROUTES_KEPT = 4096
@@ -79,7 +80,7 @@ class AppendRoutes:
         close: Callable[[RunKey], Awaitable[str]],
         open_run: Callable[[RunKey, str], Awaitable[int]],
         *,
-        limits: HttpLimits,
+        settings: IngestSettings,
         counters: HttpCounters,
         fresh_id: Callable[[], str],
         now: Callable[[], float],
@@ -89,8 +90,8 @@ class AppendRoutes:
         self._submit = submit
         self._close = close
         self._open_run = open_run
-        self._prefixes = limits.prefix_connector
-        self.limits = limits
+        self._prefixes = settings.prefix_connector
+        self.settings = settings
         self.counters = counters
         self.fresh_id = fresh_id
         self.now = now
@@ -99,12 +100,12 @@ class AppendRoutes:
         self._routes: dict[bytes, Route] = {}
         self.known: dict[bytes, Route] = {}
         """The runs that were appended to, by the path as it stands in the request."""
-        self.small = min(_SMALL, limits.max_body_bytes)
+        self.small = min(_SMALL, settings.max_body_bytes)
         """Bodies up to this size are decoded in place."""
-        self._threads = ThreadPoolExecutor(limits.decode_threads, thread_name_prefix="decode")
+        self._threads = ThreadPoolExecutor(settings.decode_threads, thread_name_prefix="decode")
         self._over = threading.Event()
-        self._bounds = Bounds(limits.max_text_bytes, limits.max_meta_bytes, self._go_on)
-        self.budget = Budget(limits.in_flight_bytes)
+        self._bounds = Bounds(settings.max_text_bytes, settings.max_meta_bytes, self._go_on)
+        self.budget = Budget(settings.in_flight_bytes)
 
     def answer(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None] | None:
         """The answering coroutine, if `scope` is a POST below the logs' prefix."""
@@ -183,7 +184,7 @@ class AppendRoutes:
         self, route: Route, get: Get, first: Message, receive: Receive, send: Send
     ) -> None:
         """A body that is still arriving, is large, or may become so once inflated."""
-        most = self.limits.max_body_bytes
+        most = self.settings.max_body_bytes
         if (declared_length(get(b"content-length")) or 0) > most:
             raise BodyTooLarge(most)
         share = self.budget.share()
@@ -298,7 +299,7 @@ class AppendRoutes:
         self, body: bytes, content_type: bytes | None, encoding: bytes | None
     ) -> Decoded:
         kind = kind_of(content_type)
-        if len(body) < self.limits.offload_bytes and encoding is None:
+        if len(body) < self.settings.offload_bytes and encoding is None:
             return decode(body, kind, None, self._bounds)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, decode, body, kind, encoding, self._bounds)
@@ -317,7 +318,7 @@ class AppendRoutes:
             error.hint = error.hint or "POST to …/logs/{fqn}/{runId}."
         refusal = self._refusal(error, scope["headers"])
         if isinstance(error, BodyTooLarge):
-            await drain(receive, self.limits.max_body_bytes)
+            await drain(receive, self.settings.max_body_bytes)
         if isinstance(error, BodyTooLarge | StoodStill):
             refusal.headers.append((b"connection", b"close"))
         await _reply(send, refusal.status, refusal.headers, refusal.body)

@@ -37,9 +37,9 @@ from service.http.errors import Headers, HttpError, problem
 from service.http.guests import Guests, peer_of
 from service.http.http10 import VERSION, ended_by_closing
 from service.http.ids import request_id
-from service.http.limits import HttpLimits
 from service.http.receipt import response_bytes
 from service.http.replies import CONNECTION, acknowledged
+from service.http.settings import HttpSettings
 
 
 class Refusal:
@@ -93,7 +93,8 @@ class Connection(HttpToolsProtocol):
     def __init__(self, guests: Guests, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.guests = guests
-        self.limits = guests.limits
+        self.limits = guests.settings.server
+        self._body_seconds = guests.settings.ingest.body_timeout_seconds
         self.reading = QUIET
         self.headers = []
         self._messages = 0
@@ -319,8 +320,8 @@ class Connection(HttpToolsProtocol):
             return
         elif self.reading == HEAD and self._still > limits.header_timeout_seconds:
             self._time_out("head", limits.header_timeout_seconds, "header-timeout", _HEADER_HINT)
-        elif self.reading == BODY and self._still > limits.body_timeout_seconds:
-            self._time_out("body", limits.body_timeout_seconds)
+        elif self.reading == BODY and self._still > self._body_seconds:
+            self._time_out("body", self._body_seconds)
         elif self.reading in (QUIET, SHUT) and not busy:
             most = _LINGER_SECONDS if self.reading == SHUT else limits.idle_timeout_seconds
             if self._still > most:
@@ -364,10 +365,10 @@ class Connection(HttpToolsProtocol):
         return self.cycle
 
 
-async def watch(server: ServerState, limits: HttpLimits) -> None:
+async def watch(server: ServerState, settings: HttpSettings) -> None:
     """Tells every connection how time goes by, until it is cancelled."""
     loop = asyncio.get_running_loop()
-    every = min(_TICK_SECONDS, limits.shortest_timeout_seconds / 4)
+    every = min(_TICK_SECONDS, settings.shortest_timeout_seconds / 4)
     then = loop.time()
     while True:
         await asyncio.sleep(every)

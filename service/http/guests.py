@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from logstore.errors import Unavailable
-from service.http.limits import HttpLimits
+from service.http.settings import HttpSettings
 from service.runtime.counters import HttpCounters
 
 _MOST_TURNED_AWAY = 32
@@ -22,9 +22,9 @@ class Guests:
     """What all connections share."""
 
     def __init__(
-        self, limits: HttpLimits, counters: HttpCounters, fresh_id: Callable[[], str]
+        self, settings: HttpSettings, counters: HttpCounters, fresh_id: Callable[[], str]
     ) -> None:
-        self.limits = limits
+        self.settings = settings
         self.counters = counters
         self.fresh_id = fresh_id
         self._of: Counter[str] = Counter()
@@ -32,14 +32,14 @@ class Guests:
 
     def enter(self, peer: str) -> Unavailable | None:
         """Counts a connection, or says why it is one too many."""
-        if self.counters.connections >= self.limits.max_connections:
+        if self.counters.connections >= self.settings.max_connections:
             return Unavailable(
-                f"there are {self.limits.max_connections} connections already",
+                f"there are {self.settings.max_connections} connections already",
                 hint="Keep fewer connections open, or raise server.max_connections.",
             )
-        if self._of[peer] >= self.limits.max_connections_per_peer:
+        if self._of[peer] >= self.settings.max_connections_per_peer:
             return Unavailable(
-                f"{peer} has {self.limits.max_connections_per_peer} connections already",
+                f"{peer} has {self.settings.max_connections_per_peer} connections already",
                 hint="Keep fewer connections open, or raise server.max_connections_per_peer.",
             )
         self._of[peer] += 1

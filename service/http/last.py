@@ -24,10 +24,10 @@ from logstore.clock import Clock
 from logstore.errors import NotFound
 from logstore.runs.report import Report
 from service.http.download import answer, without_body
-from service.http.limits import HttpLimits
 from service.http.node import NodeApi, Page
 from service.http.pages import page_from_start, total_of
 from service.http.paging import Plain, page_response
+from service.http.settings import PageSettings
 from service.http.targets import BASE, name
 from service.status.last import last_run
 
@@ -84,7 +84,7 @@ _STRINGS = {"type": "object", "additionalProperties": {"type": "string"}}
 _BYTES = {"schema": {"type": "string", "format": "binary"}}
 
 
-def last_routes(node: NodeApi, limits: HttpLimits, clock: Clock) -> APIRouter:
+def last_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRouter:
     """The page of the last run, and its whole text."""
     router = APIRouter(prefix=BASE, tags=["runs"])
 
@@ -102,7 +102,7 @@ def last_routes(node: NodeApi, limits: HttpLimits, clock: Clock) -> APIRouter:
     async def last(
         fqn: str,
         after: Annotated[str | None, Query(description="Line offset or cursor.")] = None,
-        limit: Annotated[int, Query(description="Lines at most.", ge=1)] = limits.page_lines,
+        limit: Annotated[int, Query(description="Lines at most.", ge=1)] = settings.default_lines,
         type: Annotated[  # noqa: A002
             str | None, Query(description=f"Of the pipeline: {', '.join(TASKS)}.")
         ] = None,
@@ -110,7 +110,7 @@ def last_routes(node: NodeApi, limits: HttpLimits, clock: Clock) -> APIRouter:
         key, report = await last_run(node.status, node.text, name(fqn.encode(), "fqn"))
         task = task_key(type, report)
         try:
-            page = await page_from_start(node, key, after, min(limit, limits.max_page_lines))
+            page = await page_from_start(node, key, after, min(limit, settings.max_lines))
         except NotFound:  # a status came, and no line yet
             return _flat(key, {task: "", "total": "0"})
         headers = {"tailrace-run": _header(key.run)}

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from pydantic import BaseModel
 
-from service.http.limits import HttpLimits
 from service.http.node import NodeApi, RunSummary
 from service.http.pages import must_know
+from service.http.settings import PageSettings
 from service.http.targets import BASE, name, run_key
 
 _MAX_RUNS = 10_000
@@ -47,7 +47,7 @@ class Deleted(BaseModel):
     runs: list[str]
 
 
-def listing_routes(node: NodeApi, limits: HttpLimits) -> APIRouter:
+def listing_routes(node: NodeApi, settings: PageSettings) -> APIRouter:
     """Lists and deletions."""
     router = APIRouter(prefix=BASE, tags=["runs"])
 
@@ -57,7 +57,8 @@ def listing_routes(node: NodeApi, limits: HttpLimits) -> APIRouter:
 
     @router.get("/{fqn}", summary="Runs of a pipeline, newest first", response_model=RunList)
     async def runs(
-        fqn: str, limit: Annotated[int, Query(ge=1, description="Runs at most.")] = limits.run_list
+        fqn: str,
+        limit: Annotated[int, Query(ge=1, description="Runs at most.")] = settings.run_list,
     ) -> dict[str, Any]:
         pipeline = name(fqn.encode(), "fqn")
         found = await node.text.runs(pipeline, min(limit, _MAX_RUNS))

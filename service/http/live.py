@@ -19,7 +19,6 @@ from logstore.errors import InvalidCursor, TailraceError, Unavailable
 from logstore.position import Cursor
 from service.http import sse as frames
 from service.http.body import Receive, Scope, Send
-from service.http.limits import HttpLimits
 from service.http.node import NodeApi
 from service.http.sse import HEADERS, watching
 from service.http.targets import BASE, name, run_key
@@ -27,6 +26,8 @@ from service.runtime.counters import HttpCounters
 from service.status.last import last_run
 from service.tail import Tick, Watcher
 
+# Lines that a stream begins with when it is given no cursor.
+_REPLAY_LINES = 100
 _CATCH_UP_BYTES = 256 << 10
 _RETRY_SECONDS = 1.0
 # A line number has fewer.
@@ -63,18 +64,16 @@ class EventStream(Response):
         key: RunKey,
         *,
         after: str | None,
-        replay_lines: int,
         as_text: bool,
-        limits: HttpLimits,
+        max_readers: int,
         counters: HttpCounters,
     ) -> None:
         super().__init__()
         self._node = node
         self._key = key
         self._after = after
-        self._replay_lines = replay_lines
         self._as_text = as_text
-        self._limits = limits
+        self._max_readers = max_readers
         self._counters = counters
         self._cursor: Cursor | int | None = None
         self._skip = 0
@@ -85,7 +84,7 @@ class EventStream(Response):
         if scope["method"] == "HEAD":
             await send({"type": "http.response.body", "body": b""})
             return
-        if tail.readers >= self._limits.max_stream_readers:
+        if tail.readers >= self._max_readers:
             # With 200, as upstream does it: its page takes a 503 for "never again".
             await self._send(send, self._error("too many readers; try again later"))
             await send({"type": "http.response.body", "body": b""})
@@ -144,7 +143,7 @@ class EventStream(Response):
                 await self._send(send, self._start_over())
             else:
                 return
-        self._cursor = await self._node.text.tail_start(self._key, self._replay_lines)
+        self._cursor = await self._node.text.tail_start(self._key, _REPLAY_LINES)
 
     async def _catch_up(self, send: Send) -> bool:
         """Sends a piece of what storage has beyond the cursor; False when there is none."""
@@ -236,7 +235,7 @@ class EventStream(Response):
 _EVENTS = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
 
 
-def live_routes(node: NodeApi, limits: HttpLimits, counters: HttpCounters) -> APIRouter:
+def live_routes(node: NodeApi, max_readers: int, counters: HttpCounters) -> APIRouter:
     """`GET /logs/{fqn}/stream/{runId}`."""
     router = APIRouter(prefix=BASE, tags=["runs"])
 
@@ -262,9 +261,8 @@ def live_routes(node: NodeApi, limits: HttpLimits, counters: HttpCounters) -> AP
             key,
             # A client that reconnects keeps its first URL and adds the header.
             after=last_event_id or after or None,
-            replay_lines=limits.replay_lines,
             as_text=format == "text",
-            limits=limits,
+            max_readers=max_readers,
             counters=counters,
         )
 

@@ -11,9 +11,9 @@ from pydantic import BaseModel
 
 from logstore.batch import RunKey
 from logstore.errors import InvalidCursor, InvalidInput, NotFound
-from service.http.limits import HttpLimits
 from service.http.node import NodeApi, Page
 from service.http.paging import PIECE_BYTES, Packed, Plain, page_response
+from service.http.settings import PageSettings
 from service.http.targets import BASE, run_key
 
 
@@ -36,7 +36,7 @@ class LogPage(BaseModel):
     """Pass it as `before` for the page in front of this one; null at the beginning."""
 
 
-def page_routes(node: NodeApi, limits: HttpLimits) -> APIRouter:
+def page_routes(node: NodeApi, settings: PageSettings) -> APIRouter:
     """The page route."""
     router = APIRouter(prefix=BASE, tags=["runs"])
 
@@ -48,7 +48,7 @@ def page_routes(node: NodeApi, limits: HttpLimits) -> APIRouter:
         offset: Annotated[str | None, Query(description="Alias of after.")] = None,
         before: Annotated[str | None, Query(description="Page backwards from here.")] = None,
         tail: Annotated[int | None, Query(description="The last so many lines.", ge=1)] = None,
-        limit: Annotated[int, Query(description="Lines at most.", ge=1)] = limits.page_lines,
+        limit: Annotated[int, Query(description="Lines at most.", ge=1)] = settings.default_lines,
         compressed: Annotated[
             bool, Query(description="`logs` as base64 of gzip, as OpenMetadata's client reads it.")
         ] = False,
@@ -60,7 +60,7 @@ def page_routes(node: NodeApi, limits: HttpLimits) -> APIRouter:
         key = run_key(fqn, runId)
         start = _only_one(after or offset or None, before or None, tail)
         try:
-            found = await _read(node, key, start, min(limit, limits.max_page_lines), limits)
+            found = await _read(node, key, start, min(limit, settings.max_lines), settings)
         except NotFound:
             # As upstream: a reader may come before the first line, but not to no pipeline.
             await must_know(node, key.fqn)
@@ -84,10 +84,12 @@ def _only_one(after: str | None, before: str | None, tail: int | None) -> Start:
     return after, before, tail
 
 
-async def _read(node: NodeApi, key: RunKey, start: Start, limit: int, limits: HttpLimits) -> Page:
+async def _read(
+    node: NodeApi, key: RunKey, start: Start, limit: int, settings: PageSettings
+) -> Page:
     after, before, tail = start
     if tail is not None:
-        tail = min(tail, limits.max_page_lines)
+        tail = min(tail, settings.max_lines)
         return await node.text.page(key, after=None, limit=tail, tail=tail, max_bytes=PIECE_BYTES)
     if before is not None:
         return await node.text.page(

@@ -20,7 +20,6 @@ from logstore.errors import TailraceError
 from logstore.runs.report import Report
 from service.http import sse as frames
 from service.http.body import Receive, Scope, Send
-from service.http.limits import HttpLimits
 from service.http.node import NodeApi
 from service.http.sse import HEADERS, watching
 from service.runtime.counters import HttpCounters
@@ -31,19 +30,19 @@ class ProgressStream(Response):
     """A response that lasts until its run ends, its client leaves or the node stops."""
 
     def __init__(
-        self, node: NodeApi, key: RunKey, *, limits: HttpLimits, counters: HttpCounters
+        self, node: NodeApi, key: RunKey, *, max_readers: int, counters: HttpCounters
     ) -> None:
         super().__init__()
         self._node = node
         self._key = key
-        self._limits = limits
+        self._max_readers = max_readers
         self._counters = counters
         self._sent = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         tail = self._node.tail
         await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-        if scope["method"] == "HEAD" or tail.readers >= self._limits.max_stream_readers:
+        if scope["method"] == "HEAD" or tail.readers >= self._max_readers:
             await send({"type": "http.response.body", "body": b""})
             return
         async with watching(tail, self._key, receive, self._counters) as watcher:

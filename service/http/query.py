@@ -97,7 +97,7 @@ def router(engine: Callable[[], QueryEngine]) -> APIRouter:
         parameters = _parameters(request)
         output = _output(parameters.get("format"), request.headers.get("accept", ""))
         current = engine()
-        asked = QueryRequest.parse(parameters, now_ms=current.clock.now_ms(), limits=current.limits)
+        asked = QueryRequest.parse(parameters, now_ms=current.clock.now_ms())
         search = await opened(current, asked, request, head=request.method == "HEAD")
         return SearchResponse(search, output()) if search else Response(status_code=204)
 

@@ -151,7 +151,7 @@ def queue_routes(queue: Callable[[], SegmentQueue]) -> APIRouter:
         seconds = _lease_seconds(current, lease_seconds)
         asked = current.next(
             group,
-            wait_seconds=min(wait, current.limits.max_wait_seconds),
+            wait_seconds=min(wait, current.settings.max_wait_seconds),
             lease_seconds=seconds,
             start=start,
             peer=request.client.host if request.client else "",
@@ -219,7 +219,7 @@ def group_routes(queue: Callable[[], SegmentQueue]) -> APIRouter:
     @routes.get("/{group}", summary="A consumer group", response_model=wire.GroupDetails)
     async def group(group: str) -> wire.GroupDetails:
         current = queue()
-        await current.catalogue.within(current.limits.poll_seconds / 2)
+        await current.catalogue.within(current.settings.poll_seconds / 2)
         found = await current.group(group)
         return wire.group_details(found, current.catalogue, current.now_ms())
 
@@ -255,7 +255,7 @@ async def page_of(queue: SegmentQueue, after: str | None, limit: int) -> wire.Se
     """Groups, and segments behind an id, by node and number."""
     groups = await queue.report()
     catalogue = queue.catalogue
-    await catalogue.within(queue.limits.poll_seconds / 2)
+    await catalogue.within(queue.settings.poll_seconds / 2)
     page, more = catalogue.page(None if after is None else parse_id(after), limit)
     return wire.SegmentPage(
         groups=[wire.group_row(group, catalogue, queue.now_ms()) for group in groups],
@@ -269,10 +269,10 @@ async def page_of(queue: SegmentQueue, after: str | None, limit: int) -> wire.Se
 
 
 def _lease_seconds(queue: SegmentQueue, asked: float | None) -> float:
-    if asked is not None and asked > queue.limits.max_lease_seconds:
+    if asked is not None and asked > queue.settings.max_lease_seconds:
         raise InvalidInput(
-            f"lease_seconds is {asked:g}, at most {queue.limits.max_lease_seconds:g} are given",
+            f"lease_seconds is {asked:g}, at most {queue.settings.max_lease_seconds:g} are given",
             field="lease_seconds",
             hint="Renew the lease while the work goes on.",
         )
-    return queue.limits.lease_seconds if asked is None else asked
+    return queue.settings.default_lease_seconds if asked is None else asked

@@ -77,10 +77,10 @@ async def serving(
 ) -> AsyncIterator[asyncio.Task[None]]:
     """Serves while the block runs, and then until the requests at work are answered."""
     append = app.append
-    guests = Guests(append.limits, append.counters, append.fresh_id)
+    guests = Guests(app.settings, append.counters, append.fresh_id)
     server = Server(configured(app, guests, stop_seconds=stop_seconds))
     task = asyncio.create_task(server.serve(sockets=[bound]), name="http")
-    watching = asyncio.create_task(watch(server.server_state, append.limits), name="connections")
+    watching = asyncio.create_task(watch(server.server_state, app.settings), name="connections")
     try:
         while not server.started and not task.done():  # noqa: ASYNC110 -- it is a plain flag
             await asyncio.sleep(0.001)

@@ -21,7 +21,6 @@ from logstore.errors import InvalidInput
 from logstore.names import check_name
 from logstore.runs.report import Report
 from service.http.body import json_object
-from service.http.limits import HttpLimits
 from service.http.node import NodeApi
 from service.http.progress import ProgressStream
 from service.http.targets import ROOT, name, run_key
@@ -139,7 +138,7 @@ def status_routes(node: NodeApi) -> APIRouter:
     return router
 
 
-def progress_routes(node: NodeApi, limits: HttpLimits, counters: HttpCounters) -> APIRouter:
+def progress_routes(node: NodeApi, max_readers: int, counters: HttpCounters) -> APIRouter:
     """`…/progress/…` and `…/metrics/…`."""
     router = APIRouter(prefix=ROOT, tags=["status"])
 
@@ -174,7 +173,7 @@ def progress_routes(node: NodeApi, limits: HttpLimits, counters: HttpCounters) -
         responses={200: {"description": "What was sent last, then each change.", **_EVENTS}},
     )
     async def stream_progress(fqn: str, runId: str) -> Response:  # noqa: N803
-        return ProgressStream(node, run_key(fqn, runId), limits=limits, counters=counters)
+        return ProgressStream(node, run_key(fqn, runId), max_readers=max_readers, counters=counters)
 
     @router.post(
         "/metrics/{fqn}/{runId}",

@@ -31,7 +31,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -49,6 +48,7 @@ from logstore.errors import (
 from service.ingest.active_runs import ActiveRun, ActiveRuns
 from service.ingest.batch import IncomingBatch, KnownBatch, Receipt, Submitted
 from service.ingest.lookup import Stored, StoreLookup
+from service.ingest.settings import IngestSettings
 from service.journal.connectors import Connector, LastBatch
 from service.journal.journal import Journal
 
@@ -71,15 +71,6 @@ _SLOW_FROM = 0.6
 _SLOWEST_SECONDS = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class AppendLimits:
-    """How far a client's ULID may be from the node's clock, how many runs are in memory."""
-
-    max_age_days: int = 7
-    max_future_seconds: int = 600
-    active_runs: int = 100
-
-
 class Appender:
     """The node's way in."""
 
@@ -89,8 +80,9 @@ class Appender:
         stored: Stored,
         clock: Clock,
         minter: ulids.Minter,
-        limits: AppendLimits,
+        settings: IngestSettings,
         *,
+        active_runs: int,
         horizon: Callable[[RunKey], int],
         confirmed_through: Callable[[int], Awaitable[None]],
     ) -> None:
@@ -99,10 +91,10 @@ class Appender:
         self._now_ms = clock.now_ms
         self._sleep = clock.sleep
         self._minter = minter
-        self._limits = limits
+        self._settings = settings
         self._horizon = horizon
         self._confirmed_through = confirmed_through
-        self.active = ActiveRuns(limits.active_runs)
+        self.active = ActiveRuns(active_runs)
         self.batches = 0
         self.lines = 0
         self.duplicates = 0
@@ -240,7 +232,7 @@ class Appender:
         floor = run.last
         if batch.above > floor:
             ahead_ms = ulids.time_ms(batch.above) - self._now_ms()
-            if ahead_ms > self._limits.max_future_seconds * 1000:
+            if ahead_ms > self._settings.max_future_seconds * 1000:
                 self.echoes_ignored += 1
             else:
                 floor = batch.above
@@ -277,12 +269,12 @@ class Appender:
                 field="Tailrace-Batch",
             )
         age_ms = self._now_ms() - ulids.time_ms(ulid)
-        if age_ms > self._limits.max_age_days * _DAY_MS:
+        if age_ms > self._settings.max_age_days * _DAY_MS:
             raise BatchTooOld(
-                f"batch {ulids.encode(ulid)} is older than {self._limits.max_age_days} days",
+                f"batch {ulids.encode(ulid)} is older than {self._settings.max_age_days} days",
                 field="Tailrace-Batch",
             )
-        if -age_ms > self._limits.max_future_seconds * 1000:
+        if -age_ms > self._settings.max_future_seconds * 1000:
             raise BatchFromTheFuture(
                 f"batch {ulids.encode(ulid)} is {-age_ms // 1000} s ahead of this node's clock",
                 field="Tailrace-Batch",

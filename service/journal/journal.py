@@ -21,9 +21,9 @@ from service.journal import format as wal
 from service.journal.changes import Change
 from service.journal.failures import translated
 from service.journal.handles import ReadHandles
-from service.journal.limits import JournalLimits
 from service.journal.recovery import Found, Recovered
 from service.journal.recycling import DiskRoom, FileMaker, Spares
+from service.journal.settings import JournalSettings
 from service.journal.state import Cut, JournalState
 from service.journal.succession import Succession
 from service.journal.view import JournalPin
@@ -33,6 +33,8 @@ from service.runtime.threads import Offload
 # Inside the class, `bytes` is the journal's size.
 _Raw: TypeAlias = bytes
 
+# Files that were let go and stay to be written over.
+SPARE_FILES = 2
 _MAX_BATCH_BYTES = wal.MAX_ENTRY_BYTES - (1 << 20)
 _CONTROL_ROOM = 1 << 20
 _NAME_CACHE = 4096
@@ -53,13 +55,15 @@ class Journal:
         syncer: Syncer,
         clock: Clock,
         entropy: Entropy,
-        limits: JournalLimits,
+        settings: JournalSettings,
         recovered: Recovered,
         state: JournalState,
         on_synced: Callable[[Sequence[Appended]], None],
         offload: Offload | None = None,
+        *,
+        spare_files: int = SPARE_FILES,
     ) -> None:
-        self._limits = limits
+        self._settings = settings
         self.state = state
         self.files = list(recovered.files)
         self.succession = Succession()
@@ -71,24 +75,24 @@ class Journal:
         self._names: dict[tuple[RunKey, str | None], tuple[_Raw, _Raw, _Raw]] = {}
         self._older_bytes = sum(file.size for file in self.files)
         # A journal that holds only one file could never let anything go.
-        self._file_bytes = min(limits.file_bytes, limits.max_bytes // 4)
+        self._file_bytes = min(settings.file_bytes, settings.max_bytes // 4)
         self._roll_at = self._file_bytes
         self._spares = Spares(
             fs, folder, clock, offload,
             file_bytes=self._file_bytes,
-            min_free_bytes=limits.min_free_bytes,
-            most=limits.spare_files,
+            min_free_bytes=settings.min_free_bytes,
+            most=spare_files,
             found=recovered.spares,
         )  # fmt: skip
         self._release_pos = 0
         self._confirmed_on_disk = 0
-        self.room = DiskRoom(fs, folder, self._spares, min_free_bytes=limits.min_free_bytes)
+        self.room = DiskRoom(fs, folder, self._spares, min_free_bytes=settings.min_free_bytes)
         pos = max(recovered.next_pos, state.last_cut().end)
         self._writer = GroupWriter(
             state,
             syncer,
             pos=pos,
-            fast_sync_seconds=limits.fast_sync_seconds,
+            fast_sync_seconds=settings.fast_sync_seconds,
             on_synced=on_synced,
             after_sync=self._grown,
             on_full=self._spares.drop,
@@ -132,7 +136,7 @@ class Journal:
     @property
     def fullness(self) -> float:
         """Its share of `max_bytes`; at 1 no batch is taken."""
-        return self.bytes / self._limits.max_bytes
+        return self.bytes / self._settings.max_bytes
 
     def pin(self) -> JournalPin:
         """The synced part of now; release it, or use it in a `with`. Raises `NodeNotReady`."""
@@ -246,7 +250,7 @@ class Journal:
         However far beyond, if without it nothing could be shipped.
         """
         self._check_open()
-        if self.bytes > self._limits.max_bytes + _CONTROL_ROOM and not beyond:
+        if self.bytes > self._settings.max_bytes + _CONTROL_ROOM and not beyond:
             raise self._full()
         await self._submit(change)
 
@@ -264,7 +268,7 @@ class Journal:
     def _check_room(self, size: int) -> None:
         if self._writer.failure is not None or self._closing:
             self._check_open()
-        if self._older_bytes + self.files[-1].size + size > self._limits.max_bytes:
+        if self._older_bytes + self.files[-1].size + size > self._settings.max_bytes:
             raise self._full()
         if size > _MAX_BATCH_BYTES:
             raise TooLarge(f"a batch of {size} bytes; an entry holds {_MAX_BATCH_BYTES}")
@@ -272,7 +276,7 @@ class Journal:
 
     def _full(self) -> JournalFull:
         return JournalFull(
-            f"the journal holds {self.bytes} bytes of at most {self._limits.max_bytes}: "
+            f"the journal holds {self.bytes} bytes of at most {self._settings.max_bytes}: "
             "the object store has not taken what it holds"
         )
 

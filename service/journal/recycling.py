@@ -28,7 +28,7 @@ Invariants:
   could not be taken back. So the folder is held open from the start.
 
 Whether the disk has room is asked before a batch is taken. While less than
-`JournalLimits.min_free_bytes` is free no batch is taken, so that there is room for the cuts
+`JournalSettings.min_free_bytes` is free no batch is taken, so that there is room for the cuts
 without which nothing could be shipped and let go. Spares go first.
 
 To ask the disk costs a system call, so batches ask it once a MiB, and each of them while

@@ -26,8 +26,8 @@ from logstore.errors import (
     TailraceError,
 )
 from service.query.bucket import Bucket
-from service.query.limits import QueryLimits
 from service.query.process import ProcessConnection, ProcessEnded
+from service.query.settings import QuerySettings
 from service.query.sql import literal
 
 PIECE_ROWS: Final = 8_192
@@ -51,23 +51,23 @@ class Database:
 
     def __init__(
         self,
-        limits: QueryLimits,
+        settings: QuerySettings,
         folders: Sequence[str],
         spill_folder: str,
         bucket: Bucket | None = None,
         connect: Connect = in_this_process,
     ) -> None:
-        self._limits = limits
+        self._settings = settings
         self._spill_folder = spill_folder
         self._folders = [f"{folder}/" for folder in folders]
         self._stopped: TailraceError | None = None
         self._feed_failure: TailraceError | None = None
         self._connection = connect(
             {
-                "threads": limits.threads,
-                "memory_limit": f"{limits.memory_bytes}B",
+                "threads": settings.threads,
+                "memory_limit": f"{settings.memory_bytes}B",
                 "temp_directory": spill_folder,
-                "max_temp_directory_size": f"{limits.spill_bytes}B",
+                "max_temp_directory_size": f"{settings.spill_bytes}B",
                 "autoinstall_known_extensions": "false",
                 "autoload_known_extensions": "false",
                 "python_enable_replacements": "false",
@@ -176,8 +176,8 @@ class Database:
         if isinstance(error, ProcessEnded):
             return LimitReached(str(error), hint=_NARROW)
         if isinstance(error, duckdb.OutOfMemoryException) or "Out of Memory" in str(error):
-            mib = self._limits.memory_bytes >> 20
-            spill = self._limits.spill_bytes >> 20
+            mib = self._settings.memory_bytes >> 20
+            spill = self._settings.spill_bytes >> 20
             return LimitReached(
                 f"the search needs more than {mib} MiB of memory and {spill} MiB of disk",
                 hint=_NARROW,

@@ -28,9 +28,10 @@ import pyarrow as pa
 from logstore import keys, ulid
 from logstore.clock import Clock
 from logstore.errors import LimitReached, TailraceError, Unavailable
-from service.query.limits import QueryLimits
 from service.query.request import QueryRequest
 from service.query.search import Search
+from service.query.settings import QuerySettings
+from service.query.tiles import TileSizes
 from service.query.view import Sources, View, open_view
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from service.query.database import Database
 
 _NUDGE_SECONDS: Final = 0.05
+# A client that takes nothing for so long makes room for others.
+_UNREAD_SECONDS: Final = 0.1
 _SHOWN: Final = 20
 
 T = TypeVar("T")
@@ -55,10 +58,12 @@ class QueryEngine:
         *,
         clock: Clock,
         scratch: str,
-        limits: QueryLimits | None = None,
+        settings: QuerySettings,
         bucket: Bucket | None = None,
+        tile_sizes: TileSizes | None = None,
     ) -> None:
-        self.limits = limits or QueryLimits()
+        self.settings = settings
+        self.tile_sizes = tile_sizes or TileSizes()
         self.clock = clock
         self.running = 0
         self.waiting = 0
@@ -68,10 +73,10 @@ class QueryEngine:
         self._bucket = bucket
         self._scratch = scratch
         self._numbers = itertools.count()
-        self._slots = asyncio.Semaphore(self.limits.concurrent)
+        self._slots = asyncio.Semaphore(self.settings.max_concurrent)
         self._unread: dict[RunningSearch, None] = {}
         self._aside: dict[RunningSearch, None] = {}
-        self._threads = ThreadPoolExecutor(self.limits.concurrent, thread_name_prefix="query")
+        self._threads = ThreadPoolExecutor(self.settings.max_concurrent, thread_name_prefix="query")
         # What a killed process spilled is of no use to anybody.
         shutil.rmtree(scratch, ignore_errors=True)
         os.makedirs(scratch, mode=0o700, exist_ok=True)
@@ -82,7 +87,7 @@ class QueryEngine:
         Raises `InvalidInput` (a regular expression), `Unavailable` (the queue is full),
         `StoreUnavailable`.
         """
-        if self._slots.locked() and self.waiting >= self.limits.waiting:
+        if self._slots.locked() and self.waiting >= self.settings.max_waiting:
             self.refused += 1
             raise Unavailable(
                 f"{self.running} searches run and {self.waiting} wait",
@@ -139,7 +144,7 @@ class QueryEngine:
 
     def _make_room(self) -> None:
         """As many stand aside as wait; too many that do: the first of them ends."""
-        free = self.limits.concurrent - self.running
+        free = self.settings.max_concurrent - self.running
         moving = sum(search.moving for search in self._aside)
         while self._unread and self.waiting > free + moving:
             search = next(iter(self._unread))
@@ -147,7 +152,7 @@ class QueryEngine:
             self._aside[search] = None
             search.step_aside()
             moving += 1
-        while len(self._aside) > max(self.limits.waiting, self.limits.concurrent):
+        while len(self._aside) > max(self.settings.max_waiting, self.settings.max_concurrent):
             search = next(iter(self._aside))
             del self._aside[search]
             search.let_go()
@@ -167,7 +172,7 @@ class QueryEngine:
             from service.query.process import ProcessConnection
 
             connect = ProcessConnection if request.matcher.regex else in_this_process
-            return Database(self.limits, folders, spill, self._bucket, connect)
+            return Database(self.settings, folders, spill, self._bucket, connect)
 
         return opened
 
@@ -195,7 +200,7 @@ class RunningSearch:
         self._search: Search | None = None
         self._records: Generator[pa.RecordBatch] | None = None
         self._work: asyncio.Future[Any] | None = None
-        self._left_seconds = engine.limits.max_seconds
+        self._left_seconds = engine.settings.time_limit_seconds
         self._closing: asyncio.Task[None] | None = None
         self._stopped: TailraceError | None = None
         self._entered = True
@@ -296,9 +301,8 @@ class RunningSearch:
         await self.close()
 
     def _prepare(self) -> None:
-        limits = self._engine.limits
         self._database = self._make_database()
-        self._search = Search(self.request, self._view, self._database, limits)
+        self._search = Search(self.request, self._view, self._database, self._engine.tile_sizes)
 
     def _resume(self) -> None:
         self._database = self._make_database()
@@ -331,19 +335,20 @@ class RunningSearch:
             self._left_seconds -= clock.monotonic() - began
 
     async def _time_out(self, work: asyncio.Future[Any]) -> None:
+        seconds = self._engine.settings.time_limit_seconds
         await self._engine.clock.sleep(self._left_seconds)
         await self._stop(
             work,
             LimitReached(
-                f"the search was stopped after {self._engine.limits.max_seconds:g} s of work",
+                f"the search was stopped after {seconds:g} s of work",
                 hint="Narrow the time, name an fqn or run, or set a limit.",
             ),
         )
 
     async def _wait_for_client(self) -> None:
-        limits, clock = self._engine.limits, self._engine.clock
-        end = clock.monotonic() + limits.stall_seconds
-        await clock.sleep(min(limits.unread_seconds, limits.stall_seconds))
+        seconds, clock = self._engine.settings.stall_seconds, self._engine.clock
+        end = clock.monotonic() + seconds
+        await clock.sleep(min(_UNREAD_SECONDS, seconds))
         self._engine.unread(self)
         if (left := end - clock.monotonic()) > 0:
             await clock.sleep(left)
@@ -351,7 +356,7 @@ class RunningSearch:
 
     def let_go(self) -> None:
         """Ends a search whose client takes nothing: it holds journal files, and maybe a slot."""
-        seconds = self._engine.limits.stall_seconds
+        seconds = self._engine.settings.stall_seconds
         self._stopped = LimitReached(
             f"nothing was taken of the result for up to {seconds:g} s",
             hint="Read on without pauses, or ask for less with `limit` and go on with `after`.",

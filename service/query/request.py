@@ -32,11 +32,11 @@ from logstore.names import check_name
 from logstore.segments.schema import LEVELS
 from service.query import cursor
 from service.query.cursor import RecordKey
-from service.query.limits import QueryLimits
 
 _HINT: Final = (
     "Write RFC 3339 (2026-11-21T10:00:00Z), epoch seconds or milliseconds, now-1h, or a ULID."
 )
+_EXPRESSION_CHARS: Final = 10_000
 _NUMBER: Final = re.compile(r"[0-9]{1,16}(?:\.[0-9]{1,9})?")
 _RELATIVE: Final = re.compile(r"now((?:[-+ ][0-9]{1,12}(?:ms|s|m|h|d|w))*)")
 _STEP: Final = re.compile(r"([-+ ])([0-9]+)(ms|s|m|h|d|w)")
@@ -158,16 +158,14 @@ class QueryRequest:
     stats_only: bool = False
 
     @staticmethod
-    def parse(
-        parameters: Mapping[str, str], *, now_ms: int, limits: QueryLimits | None = None
-    ) -> QueryRequest:
+    def parse(parameters: Mapping[str, str], *, now_ms: int) -> QueryRequest:
         """The request that the parameters make. Raises `InvalidInput` with the field."""
         _refuse_unknown(parameters)
         low, high = _bounds(parameters, now_ms)
         return QueryRequest(
             low=low,
             high=high,
-            matcher=_matcher(parameters, (limits or QueryLimits()).expression_chars),
+            matcher=_matcher(parameters),
             fqn=_name(parameters, "fqn"),
             run=_name(parameters, "run"),
             levels=_given(parameters, "level", _levels) or (),
@@ -209,11 +207,11 @@ def _bounds(parameters: Mapping[str, str], now_ms: int) -> tuple[int, int]:
     return ulid.lowest_at(start), ulid.highest_at(end)
 
 
-def _matcher(parameters: Mapping[str, str], most_chars: int) -> Matcher:
+def _matcher(parameters: Mapping[str, str]) -> Matcher:
     text = parameters.get("q", "")
-    if len(text) > most_chars:
+    if len(text) > _EXPRESSION_CHARS:
         raise TooLarge(
-            f"q has {len(text)} characters", field="q", hint=f"Use at most {most_chars}."
+            f"q has {len(text)} characters", field="q", hint=f"Use at most {_EXPRESSION_CHARS}."
         )
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise InvalidInput("q is not text", field="q", hint="Send q as valid UTF-8.")

@@ -23,10 +23,9 @@ from logstore import ulid
 from logstore.errors import Damaged
 from service.query.cursor import RecordKey
 from service.query.hot import SCHEMA
-from service.query.limits import QueryLimits
 from service.query.request import QueryRequest
 from service.query.sql import READABLE, Statement, literal
-from service.query.tiles import Tile, Tiles
+from service.query.tiles import Tile, Tiles, TileSizes
 from service.query.view import Deletion, View
 
 if TYPE_CHECKING:
@@ -40,12 +39,12 @@ class Search:
     """The records of `request` in `view`. `matches` and `last` follow what was given out."""
 
     def __init__(
-        self, request: QueryRequest, view: View, database: Database, limits: QueryLimits
+        self, request: QueryRequest, view: View, database: Database, sizes: TileSizes
     ) -> None:
         self._request = request
         self._view = view
         self._database = database
-        self._limits = limits
+        self._sizes = sizes
         self._statement = Statement(request, deletions=bool(view.deletions))
         self.matches = 0
         self.bytes = 0
@@ -69,13 +68,13 @@ class Search:
 
     def batches(self) -> Generator[pa.RecordBatch]:
         """The matches in order. Raises `LimitReached`, `Damaged`, `StoreUnavailable`."""
-        after, budget = self._after, self._limits.first_tile_bytes
+        after, budget = self._after, self._sizes.first_bytes
         tiles = self._tiles()
         while not self._done() and (tile := tiles.take(budget)) is not None:
             before = self.matches
             yield from self._tile(tile, after)
-            quiet = self.matches - before < self._limits.busy_tile_rows
-            budget = self._grown(budget) if quiet else self._limits.first_tile_bytes
+            quiet = self.matches - before < self._sizes.busy_rows
+            budget = self._grown(budget) if quiet else self._sizes.first_bytes
 
     @property
     def _after(self) -> RecordKey | None:
@@ -85,7 +84,7 @@ class Search:
     def count(self) -> int:
         """How many records match, whatever the limit; sets `matches`."""
         tiles = self._tiles()
-        while (tile := tiles.take(self._limits.largest_tile_bytes)) is not None:
+        while (tile := tiles.take(self._sizes.largest_bytes)) is not None:
             self.bytes += self._view.size(tile)
             self.matches += self._count(tile)
         return self.matches
@@ -103,7 +102,7 @@ class Search:
         return Tiles(self._view.weights(bounds), bounds, descending=request.descending)
 
     def _grown(self, budget: int) -> int:
-        return min(budget * _GROWTH, self._limits.largest_tile_bytes)
+        return min(budget * _GROWTH, self._sizes.largest_bytes)
 
     def _done(self) -> bool:
         return self._request.limit is not None and self.matches >= self._request.limit

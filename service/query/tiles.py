@@ -11,6 +11,7 @@ where nobody expected it (a segment with records of many hours) falls into one a
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from logstore import ulid
@@ -28,6 +29,16 @@ class Tile(NamedTuple):
 def hour_of(value: int) -> int:
     """Hours since the epoch of a ULID's time."""
     return ulid.time_ms(value) // HOUR_MS
+
+
+@dataclass(frozen=True, slots=True)
+class TileSizes:
+    """How much a tile holds at most, and when the next one is larger; bytes are stored ones."""
+
+    first_bytes: int = 16 << 20
+    largest_bytes: int = 1 << 30
+    busy_rows: int = 50_000
+    """A tile with as many matches is not followed by a larger one."""
 
 
 class Tiles:

@@ -24,6 +24,8 @@ from logstore.runs.watermark import read_text_mark
 from logstore.segments.reader import read_footer
 from service.queue.segment import Name, Segment
 
+# A listing from the beginning, which sees what was deleted.
+RELIST_SECONDS: Final = 600.0
 _FOOTERS: Final = 4096
 _DAMAGED_AT_ONCE: Final = 32
 
@@ -46,10 +48,9 @@ class Upcoming(NamedTuple):
 class Catalogue:
     """Of one node, for one store."""
 
-    def __init__(self, store: ObjectStore, clock: Clock, relist_seconds: float) -> None:
+    def __init__(self, store: ObjectStore, clock: Clock) -> None:
         self._store = store
         self._clock = clock
-        self._relist_seconds = relist_seconds
         self._nodes: dict[str, dict[int, Listed]] = {}
         self._aside: dict[str, set[int]] = {}
         self._footers: OrderedDict[Name, Segment] = OrderedDict()
@@ -216,7 +217,7 @@ class Catalogue:
     async def _list(self) -> None:
         began = self._clock.monotonic()
         try:
-            whole = self._whole is None or began - self._whole > self._relist_seconds
+            whole = self._whole is None or began - self._whole > RELIST_SECONDS
             if whole:
                 self._whole = began
             # Taken over at once: nobody may see half a listing.

@@ -47,6 +47,7 @@ from service.queue.segment import Name
 from service.runtime.cache import Cache
 
 _ROWS: Final = 4096  # decoded at once: buffers below the size of decision 015
+_DECODED_AT_ONCE: Final = 2  # segments
 _PIECES: Final = 4  # at once: a thread's turn is worth about a MiB
 _PIECE_BYTES: Final = 256 << 10
 _RUN: Final = ("fqn", "run_id")
@@ -90,18 +91,16 @@ class Rewritten:
 
 
 class Contents:
-    """Of the segments of a store. At most `readers` are decoded at the same time.
+    """Of the segments of a store.
 
     `cache_bytes` of decoded row groups are kept for those who read on, and as many bytes of
     rewritten segments are held for those who are sent one.
     """
 
-    def __init__(
-        self, store: ObjectStore, deletions: Deletions, readers: int, cache_bytes: int
-    ) -> None:
+    def __init__(self, store: ObjectStore, deletions: Deletions, cache_bytes: int) -> None:
         self._store = store
         self._deletions = deletions
-        self._decoding = asyncio.Semaphore(readers)
+        self._decoding = asyncio.Semaphore(_DECODED_AT_ONCE)
         self._decoded: Cache[pa.Table] = Cache(cache_bytes)
         self._most_rewritten = cache_bytes
         self._rewritten = 0

@@ -35,10 +35,10 @@ from service.queue import transitions
 from service.queue.catalog import Catalogue
 from service.queue.counters import QueueCounters
 from service.queue.lag import lag_of
-from service.queue.limits import QueueLimits
 from service.queue.notifier import Pulse
 from service.queue.quota import NewGroups, unused
 from service.queue.segment import Leased, Name, Segment
+from service.queue.settings import QueueSettings
 from service.queue.transitions import Moment
 from service.queue.writer import Change, GroupWriter, Shared
 
@@ -63,22 +63,22 @@ class SegmentQueue:
         clock: Clock,
         entropy: Entropy,
         time: StoreTime,
-        limits: QueueLimits,
+        settings: QueueSettings,
         *,
         woken: Callable[[], Awaitable[None]],
         counters: QueueCounters | None = None,
     ) -> None:
-        self.limits = limits
+        self.settings = settings
         self.counters = counters or QueueCounters()
-        self.catalogue = Catalogue(store, clock, limits.relist_seconds)
+        self.catalogue = Catalogue(store, clock)
         self.last_error: str | None = None
         self._store = store
         self._clock = clock
         self._woken = woken
-        self._pulse = Pulse(clock, limits.poll_seconds)
+        self._pulse = Pulse(clock, settings.poll_seconds)
         self._writers: dict[str, GroupWriter] = {}
         self._asked: dict[str, float] = {}
-        self._new_groups = NewGroups(clock, limits.new_groups_per_hour)
+        self._new_groups = NewGroups(clock, settings.new_groups_per_hour)
         self._looked = -math.inf
         self._stopping = False
         self._leaving: set[asyncio.Task[None]] = set()
@@ -126,12 +126,14 @@ class SegmentQueue:
         def take(
             group: Group, upcoming: Sequence[Segment], moment: Moment
         ) -> tuple[Group, tuple[Leased | None, int]]:
-            after, found = transitions.lease(group, upcoming, claim, lease_ms, moment, self.limits)
+            after, found = transitions.lease(
+                group, upcoming, claim, lease_ms, moment, self.settings
+            )
             return after, (found, transitions.expired_between(group, after, moment))
 
         while True:
             self._asked[name] = self._clock.monotonic()
-            await self.catalogue.within(self.limits.poll_seconds / 2)
+            await self.catalogue.within(self.settings.poll_seconds / 2)
             leased, expired = await self._writer(name).change(take, wants=True, start=start)
             self.counters.failed_segments += expired
             if leased is not None:
@@ -153,7 +155,7 @@ class SegmentQueue:
         return Given(leased, found)
 
     async def _wait(self, seconds: float) -> None:
-        if self._pulse.waiting >= self.limits.max_waiting:
+        if self._pulse.waiting >= self.settings.max_waiting:
             raise Unavailable(
                 f"{self._pulse.waiting} consumers wait at this node already",
                 hint="Ask another node, or without `wait`.",
@@ -199,7 +201,7 @@ class SegmentQueue:
         """Another consumer may try, after a back-off. Raises as `commit`."""
 
         def work(group: Group, _: Sequence[Segment], moment: Moment) -> tuple[Group, bool]:
-            after, _none = transitions.fail(group, segment, epoch, reason, moment, self.limits)
+            after, _none = transitions.fail(group, segment, epoch, reason, moment, self.settings)
             return after, after is not group
 
         self.counters.failed_segments += await self._held(name, segment, work)
@@ -291,10 +293,10 @@ class SegmentQueue:
         count = 0
         async for _ in self._store.list(keys.GROUPS):
             count += 1
-        if count >= self.limits.max_groups and not await self._free_one():
+        if count >= self.settings.max_groups and not await self._free_one():
             raise OverQuota(
                 f"there are {count} consumer groups, and all of them are used",
-                retry_after_seconds=math.ceil(self.limits.unused_group_seconds),
+                retry_after_seconds=math.ceil(self.settings.unused_group_seconds),
                 hint="DELETE /segments/groups/{group} forgets one that is not needed; an operator "
                 "can raise queue.max_groups.",
             )
@@ -302,8 +304,8 @@ class SegmentQueue:
 
     async def _free_one(self) -> bool:
         """Forgets a group that nobody uses. To read all groups is not done at every request."""
-        now, seconds = self._clock.monotonic(), self.limits.unused_group_seconds
-        if now - self._looked < self.limits.poll_seconds:
+        now, seconds = self._clock.monotonic(), self.settings.unused_group_seconds
+        if now - self._looked < self.settings.poll_seconds:
             return False
         self._asked = {name: at for name, at in self._asked.items() if at > now - seconds}
         before = self._clock.now_ms() - round(seconds * 1000)
@@ -353,13 +355,13 @@ class SegmentQueue:
             except TailraceError as error:
                 self.counters.report_failures += 1
                 self.last_error = f"consumer groups cannot be looked at: {error}"
-            await self._clock.sleep(self.limits.report_seconds)
+            await self._clock.sleep(self.settings.report_seconds)
 
     async def report(self) -> list[Group]:
         """Looks at all groups, for the metrics, and gives them. Raises as `groups`."""
         found = await self.groups()
         if found:
-            await self.catalogue.within(self.limits.poll_seconds / 2)
+            await self.catalogue.within(self.settings.poll_seconds / 2)
         now = self._clock.now_ms()
         counters = self.counters
         counters.lags = {group.name: lag_of(group, self.catalogue, now) for group in found}

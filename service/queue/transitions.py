@@ -20,8 +20,8 @@ from typing import Final
 from coordination.groups.groups import Cursor, Failed, Group, Pending, Start, State
 from coordination.lease import is_over, next_epoch
 from logstore.errors import GroupEvicted, LeaseLost, NotFound
-from service.queue.limits import QueueLimits
 from service.queue.segment import Leased, Name, Segment
+from service.queue.settings import QueueSettings
 
 _MOST_FAILED: Final = 1000
 _RECENT: Final = 512
@@ -66,7 +66,7 @@ def lease(
     claim: str,
     lease_ms: int,
     moment: Moment,
-    limits: QueueLimits,
+    settings: QueueSettings,
 ) -> tuple[Group, Leased | None]:
     """The oldest segment that is free, for `lease_ms`; None if there is none.
 
@@ -79,9 +79,9 @@ def lease(
     found = _claimed(group, claim)
     if found is not None:
         return group, found
-    group = overdue(_without_damaged(group, upcoming, moment), moment, limits)
+    group = overdue(_without_damaged(group, upcoming, moment), moment, settings)
     free = _oldest_free(group, moment)
-    new = _next_new(group, upcoming) if _outstanding(group) < limits.outstanding else None
+    new = _next_new(group, upcoming) if _outstanding(group) < settings.outstanding else None
     if new is not None and (free is None or new.low < free[1].low):
         return _given(
             group, new.name, Pending(0, 0, 0, "", new.low, new.size), claim, lease_ms, moment
@@ -106,7 +106,7 @@ def commit(group: Group, name: Name, epoch: int, moment: Moment) -> tuple[Group,
 
 
 def fail(
-    group: Group, name: Name, epoch: int, reason: str, moment: Moment, limits: QueueLimits
+    group: Group, name: Name, epoch: int, reason: str, moment: Moment, settings: QueueSettings
 ) -> tuple[Group, None]:
     """Free again after a back-off, or failed if it was tried often enough. Raises as `commit`."""
     cursor = group.cursor(name.node)
@@ -116,7 +116,7 @@ def fail(
     if failed is not None and failed.epoch == epoch:
         return group, None
     pending = _held(group, name, epoch, moment)
-    return _returned(group, name, pending, reason, moment, limits), None
+    return _returned(group, name, pending, reason, moment, settings), None
 
 
 def renew(
@@ -169,10 +169,10 @@ def expired_between(before: Group, after: Group, moment: Moment) -> int:
     )
 
 
-def overdue(group: Group, moment: Moment, limits: QueueLimits) -> Group:
+def overdue(group: Group, moment: Moment, settings: QueueSettings) -> Group:
     """Segments whose leases ran out too often are failed: they kill their consumers."""
     for name, pending in _pending(group):
-        if _left_behind(pending, moment) and pending.attempts >= limits.max_attempts:
+        if _left_behind(pending, moment) and pending.attempts >= settings.max_attempts:
             reason = pending.reason or f"its lease ran out; it was leased {pending.attempts} times"
             group = _failed(group, name, pending, reason, moment)
     return group
@@ -264,12 +264,14 @@ def _held(group: Group, name: Name, epoch: int, moment: Moment) -> Pending:
 
 
 def _returned(
-    group: Group, name: Name, pending: Pending, reason: str, moment: Moment, limits: QueueLimits
+    group: Group, name: Name, pending: Pending, reason: str, moment: Moment, settings: QueueSettings
 ) -> Group:
     reason = reason[:_REASON_CHARACTERS]
-    if pending.attempts >= limits.max_attempts:
+    if pending.attempts >= settings.max_attempts:
         return _failed(group, name, pending, reason or "its consumer said so", moment)
-    pause = min(limits.retry_seconds * 2 ** (pending.attempts - 1), limits.longest_retry_seconds)
+    pause = min(
+        settings.retry_seconds * 2 ** (pending.attempts - 1), settings.longest_retry_seconds
+    )
     available = moment.at_most_ms + round(pause * 1000)
     again = replace(pending, until_ms=0, claim="", available_ms=available, reason=reason or None)
     return _with(group, name, again)

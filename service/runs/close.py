@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from logstore.batch import RunKey
@@ -27,19 +26,12 @@ from service.runs.locks import RunLocks
 from service.runs.merge import Folder
 from service.runs.openmetadata.importer import WRITER
 from service.runs.seal import Sealer
+from service.runs.settings import RunSettings
 
 _LOOK_SECONDS = 5.0
 _FIRST_BACKOFF_SECONDS = 0.5
 _MAX_BACKOFF_SECONDS = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class CloseLimits:
-    """How long a close is waited for, when a reopened run is closed again, what is remembered."""
-
-    wait_seconds: float = 5.0
-    reopened_seconds: float = 60.0
-    remembered_runs: int = 10_000
+_REMEMBERED_RUNS = 10_000
 
 
 class Closer:
@@ -56,7 +48,7 @@ class Closer:
         flusher: TextFlusher,
         locks: RunLocks,
         clock: Clock,
-        limits: CloseLimits,
+        settings: RunSettings,
         *,
         prefix: str,
         record_close: Callable[[RunKey], Awaitable[int]],
@@ -71,7 +63,7 @@ class Closer:
         self._flusher = flusher
         self._locks = locks
         self._clock = clock
-        self._limits = limits
+        self._settings = settings
         self._record_close = record_close
         self._flushed_through = flushed_through
         self._close_done = close_done
@@ -99,7 +91,7 @@ class Closer:
         """`closed`, or `closing` if it goes on behind. Raises what recording it raises."""
         pos = await self._record_close(key)
         task = self.resume(key, pos)
-        await asyncio.wait([task], timeout=self._limits.wait_seconds)
+        await asyncio.wait([task], timeout=self._settings.close_wait_seconds)
         if task.done() and not task.cancelled() and task.exception() is None:
             return task.result()
         return "closing"
@@ -217,7 +209,7 @@ class Closer:
         self._reopened.pop(key, None)
         self._closed[key] = None
         self._closed.move_to_end(key)
-        while len(self._closed) > self._limits.remembered_runs:
+        while len(self._closed) > _REMEMBERED_RUNS:
             self._closed.popitem(last=False)
 
     # --- reopened runs -------------------------------------------------------------
@@ -261,7 +253,7 @@ class Closer:
         for key, since in list(self._reopened.items()):
             if self._reopened.get(key) != since:
                 continue  # swept, deleted or written to, while another was closed
-            if now - since >= self._limits.reopened_seconds:
+            if now - since >= self._settings.reopen_idle_seconds:
                 del self._reopened[key]
                 try:
                     await self.close(key)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -36,22 +35,12 @@ from service.runs.flush import RunFlush
 from service.runs.locks import RunLocks
 from service.runs.pending import FlushRules, Pending
 from service.runs.pin import Pin
+from service.runs.settings import RunSettings
 from service.runtime.heartbeat import Heartbeat
 
 _LOOK_SECONDS = 0.5
 _START_SECONDS = 5.0
 _UNKNOWN_BYTES_PER_ROW = 100
-
-
-@dataclass(frozen=True, slots=True)
-class FlushLimits:
-    """When a run is flushed and how much at once; bytes are of text."""
-
-    early_bytes: int = 5 << 20
-    seconds: float = 120.0
-    parallel: int = 3
-    chunk_bytes: int = 8 << 20
-    mark_seconds: float = 10.0
 
 
 class TextFlusher:
@@ -63,8 +52,10 @@ class TextFlusher:
         parents: list[str],
         store: ObjectStore,
         clock: Clock,
-        limits: FlushLimits,
+        settings: RunSettings,
         *,
+        parallel: int,
+        watermark_seconds: float,
         pin: Callable[[], Pin],
         backlog: Backlog,
         run_flush: RunFlush,
@@ -76,14 +67,19 @@ class TextFlusher:
         self._parents = parents
         self._store = store
         self._clock = clock
-        self._limits = limits
+        self._parallel = parallel
+        self._watermark_seconds = watermark_seconds
         self._pin = pin
         self._backlog = backlog
         self._run_flush = run_flush
         self._locks = locks
         self._fresh_id = fresh_id
         self._after_flush = after_flush
-        self._pending = Pending(FlushRules(limits.early_bytes, limits.seconds))
+        self._pending = Pending(
+            FlushRules(
+                settings.early_flush_watermark_bytes, settings.partial_flush_interval_seconds
+            )
+        )
         self._wake = asyncio.Event()
         self._started = asyncio.Event()
         self._stopping = False
@@ -210,7 +206,7 @@ class TextFlusher:
                 pass
 
     def _begin_due(self) -> None:
-        free = self._limits.parallel - len(self._tasks)
+        free = self._parallel - len(self._tasks)
         due = self._pending.due(self._clock.monotonic())
         # One that is being closed or deleted waits for that without holding a place.
         ready = [key for key in due if key not in self._trying and not self._locks.held(key)]
@@ -295,7 +291,7 @@ class TextFlusher:
                 except TailraceError as error:
                     failures.append(error)
 
-        await asyncio.gather(*[work() for _ in range(self._limits.parallel)])
+        await asyncio.gather(*[work() for _ in range(self._parallel)])
         await self.raise_marks(force=True)
         if failures:
             raise failures[0]
@@ -330,7 +326,7 @@ class TextFlusher:
             self.last_error = f"the text mark: {error}"
             if force:
                 raise
-        self._mark_due = now + self._limits.mark_seconds
+        self._mark_due = now + self._watermark_seconds
 
     async def _raise(self, segment: StoredSegment) -> None:
         await raise_text_mark(

@@ -9,7 +9,7 @@ large ones rarely, so that a byte is copied about log(run) times.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -22,16 +22,9 @@ from logstore.runs.manifests import Manifests
 from logstore.runs.piece import PIECE_BLOCKS, encode_piece
 from service.runs.chunks import Chunks, Moved
 from service.runs.locks import RunLocks
+from service.runs.tuning import Tuning
 
 _PACK_BYTES = 256 << 10
-
-
-@dataclass(frozen=True, slots=True)
-class FoldLimits:
-    """When chunks are folded, and how many at a time."""
-
-    most: int = 48
-    width: int = 8
 
 
 class Folder:
@@ -43,19 +36,19 @@ class Folder:
         manifests: Manifests,
         chunks: Chunks,
         locks: RunLocks,
-        limits: FoldLimits,
+        tuning: Tuning,
     ) -> None:
         self._store = store
         self._manifests = manifests
         self._chunks = chunks
         self._locks = locks
-        self._limits = limits
+        self._tuning = tuning
         self.folds = 0
 
     async def fold(self, manifest: Manifest) -> Manifest:
         """Folds until few enough are left. Raises `Unavailable`, `OutcomeUnknown`, `NotFound`."""
         async with self._locks.of(manifest.key):
-            while len(manifest.chunks) > self._limits.most and manifest.closing is None:
+            while len(manifest.chunks) > self._tuning.merge_above and manifest.closing is None:
                 manifest = await self._fold_once(manifest)
         return manifest
 
@@ -77,7 +70,7 @@ class Folder:
         return (await self._manifests.update(manifest.key, change)).manifest
 
     def _cheapest(self, manifest: Manifest) -> tuple[Chunk, ...]:
-        width = self._limits.width
+        width = self._tuning.merge_width
         start = 0 if manifest.logs is None else 1  # a closed part stays as it is
         windows = [
             manifest.chunks[at : at + width]

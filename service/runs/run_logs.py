@@ -29,7 +29,6 @@ from service.runs.delete import Deleter
 from service.runs.deletions import Deletions
 from service.runs.flush import RunFlush
 from service.runs.flusher import TextFlusher
-from service.runs.limits import TextLimits
 from service.runs.listing import Listing
 from service.runs.locks import RunLocks
 from service.runs.merge import Folder
@@ -45,10 +44,10 @@ from service.runs.snapshot import Snapshots
 from service.runs.sweep import Sweeper
 from service.runs.takeover import LostNodes
 from service.runs.trim import Trimmer
+from service.runs.tuning import Tuning
 from service.runs.unflushed import ActiveMarkers
 from service.runtime.threads import Offload
-
-__all__ = ["Text", "TextLimits"]
+from service.settings import Settings
 
 _LET_GO_SECONDS = 2.0
 _TRIES = 8
@@ -64,8 +63,9 @@ class Text(TextReader, Listing):
         store: ObjectStore,
         clock: Clock,
         entropy: Entropy,
-        limits: TextLimits,
+        settings: Settings,
         *,
+        tuning: Tuning,
         pin: Callable[[], Pin],
         offload: Offload,
         record_close: Callable[[RunKey], Awaitable[int]],
@@ -84,12 +84,14 @@ class Text(TextReader, Listing):
         self._store = store
         self._node = node
         self._parents = list(parents)
-        self._limits = limits
-        self.alert_after_failures = limits.alert_after_failures
+        runs, prefix = settings.runs, settings.runs.prefix
+        interval_seconds = runs.partial_flush_interval_seconds
+        self._prefix = prefix
+        self.alert_after_failures = runs.pending_flush_alert_after_failures
         self._manifests = Manifests(store, clock, entropy)
-        self._chunks = Chunks(store, limits.prefix, cache_bytes=limits.cache_bytes)
+        self._chunks = Chunks(store, prefix)
         self.deletions = Deletions(store)
-        upstream = Upstream(store, limits.prefix)
+        upstream = Upstream(store, prefix)
         self.adoption = Adoption(
             store,
             upstream,
@@ -97,7 +99,7 @@ class Text(TextReader, Listing):
             self._chunks,
             self.deletions,
             clock,
-            prefix=limits.prefix,
+            prefix=prefix,
             remake=lambda key: self.remaker.without_manifest(key),
         )
         adopting = AdoptingManifests(store, clock, entropy, self.adoption)
@@ -115,19 +117,25 @@ class Text(TextReader, Listing):
             trimmer,
             clock,
             owner=node,
-            chunk_bytes=limits.flush.chunk_bytes,
+            chunk_bytes=tuning.chunk_bytes,
             mend=self.mender.mend,
         )
-        self.folder = Folder(store, self._manifests, self._chunks, locks, limits.fold)
+        self.folder = Folder(store, self._manifests, self._chunks, locks, tuning)
         self.partials = PartialPublisher(
-            store, self._chunks, limits.prefix, clock, seconds=limits.partial_seconds
+            store,
+            self._chunks,
+            prefix,
+            clock,
+            seconds=interval_seconds if tuning.partial_seconds is None else tuning.partial_seconds,
         )
         self.flusher = TextFlusher(
             node,
             list(parents),
             store,
             clock,
-            limits.flush,
+            runs,
+            parallel=settings.flush.parallel,
+            watermark_seconds=tuning.watermark_seconds,
             pin=pin,
             backlog=backlog,
             run_flush=run_flush,
@@ -141,7 +149,7 @@ class Text(TextReader, Listing):
             entropy,
             StoreTime(clock, newest_date),
             node=node,
-            timeout_seconds=limits.lease_seconds,
+            timeout_seconds=settings.coordination.lease_seconds,
         )
         self.lost = LostNodes(
             node,
@@ -152,9 +160,9 @@ class Text(TextReader, Listing):
             self.flusher,
             text_mark=text_mark,
             load_deletions=self.deletions.load,
-            interval_seconds=limits.lost_interval_seconds,
+            interval_seconds=tuning.takeover_seconds,
         )
-        elsewhere = Elsewhere(node, store, prefix=limits.prefix, gone=self.lost.gone)
+        elsewhere = Elsewhere(node, store, prefix=prefix, gone=self.lost.gone)
         self.remaker = Remaker(
             self._manifests,
             writer,
@@ -164,17 +172,16 @@ class Text(TextReader, Listing):
             held=elsewhere.held,
             records=records,
             had_manifest=Traces(
-                store, node, prefix=limits.prefix, flushed=lambda: self.flushed_pos, foreign=WRITER
+                store, node, prefix=prefix, flushed=lambda: self.flushed_pos, foreign=WRITER
             ).tell,
-            chunk_bytes=limits.flush.chunk_bytes,
+            chunk_bytes=tuning.chunk_bytes,
         )
         self.active = ActiveMarkers(
             node,
             store,
             clock,
-            prefix=limits.prefix,
-            interval_seconds=limits.active_seconds,
-            linger_seconds=2 * limits.flush.seconds,
+            prefix=prefix,
+            linger_seconds=2 * interval_seconds,
             held=self.flusher.lacks,
         )
         self._ended = on_ended
@@ -190,8 +197,8 @@ class Text(TextReader, Listing):
             self.flusher,
             locks,
             clock,
-            limits.close,
-            prefix=limits.prefix,
+            runs,
+            prefix=prefix,
             record_close=record_close,
             flushed_through=flushed_through,
             close_done=close_done,
@@ -208,7 +215,7 @@ class Text(TextReader, Listing):
             upstream,
             trimmer,
             node=node,
-            prefix=limits.prefix,
+            prefix=prefix,
             gone=self.lost.gone,
             pin=pin,
             last_ulid=last_ulid,
@@ -222,9 +229,10 @@ class Text(TextReader, Listing):
             self._manifests,
             self.deletions,
             clock,
-            limits.sweep,
+            runs,
             locks,
-            prefix=limits.prefix,
+            orphan_seconds=tuning.orphan_seconds,
+            prefix=prefix,
             pin=pin,
             leases=self.leases,
             elsewhere=elsewhere,
@@ -252,8 +260,6 @@ class Text(TextReader, Listing):
         )
         TextReader.__init__(self, snapshots)
         Listing.__init__(self, store, self.flusher, pin, self.deletions, snapshots, upstream)
-
-    # --- life ----------------------------------------------------------------------
 
     async def start(self) -> None:
         """Finds out what waits. Raises `StoreUnavailable`: try again later."""
@@ -391,4 +397,4 @@ class Text(TextReader, Listing):
             await self.partials.publish(manifest)
             # Another node may have closed it meanwhile, and removed the one before.
             if (await self._manifests.get(key)).manifest.state != "open":
-                await self._store.delete([keys.partial(self._limits.prefix, key)])
+                await self._store.delete([keys.partial(self._prefix, key)])

@@ -16,7 +16,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Container
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from coordination.named.leases import NamedLeases
 from coordination.named.record import SWEEP, sweep_lease
@@ -29,26 +29,15 @@ from logstore.objects.store import ObjectInfo, ObjectStore
 from logstore.runs.deletion import Deletion
 from logstore.runs.manifest import Manifest, decode_manifest
 from logstore.runs.manifests import Manifests
-from logstore.runs.retention import FOR_EVER, RunRetention
 from service.runs.deletions import Deletions
 from service.runs.locks import RunLocks
 from service.runs.pin import Pin
 from service.runs.remote_state import Elsewhere
+from service.runs.settings import RunSettings
 from service.runtime.heartbeat import Heartbeat
 
 _DAY_MS = 86_400_000
 _FAILURES = 3
-
-
-@dataclass(frozen=True, slots=True)
-class SweepLimits:
-    """How often, and when what goes."""
-
-    interval_seconds: float = 3600.0
-    stream_timeout_seconds: float = 86_400.0
-    reopened_seconds: float = 60.0
-    orphan_seconds: float = 86_400.0
-    retention: RunRetention = FOR_EVER
 
 
 class Sweeper:
@@ -60,9 +49,10 @@ class Sweeper:
         manifests: Manifests,
         deletions: Deletions,
         clock: Clock,
-        limits: SweepLimits,
+        settings: RunSettings,
         locks: RunLocks,
         *,
+        orphan_seconds: float,
         prefix: str,
         pin: Callable[[], Pin],
         leases: NamedLeases,
@@ -78,7 +68,8 @@ class Sweeper:
         self._manifests = manifests
         self._deletions = deletions
         self._clock = clock
-        self._limits = limits
+        self._settings = settings
+        self._orphan_seconds = orphan_seconds
         self._locks = locks
         self._prefix = prefix
         self._pin = pin
@@ -107,7 +98,9 @@ class Sweeper:
                 await self.sweep()
             except TailraceError as error:
                 self.last_error = str(error)
-            await self.heartbeat.pause(self._limits.interval_seconds, lambda: self._stopping)
+            await self.heartbeat.pause(
+                self._settings.cleanup_interval_seconds, lambda: self._stopping
+            )
 
     def stop(self) -> None:
         """Ends `run`."""
@@ -123,7 +116,7 @@ class Sweeper:
         self.last_error = None
         clean: dict[str, str] = {}
         failures = 0
-        patience = round(self._limits.stream_timeout_seconds * 1000)
+        patience = round(self._settings.stream_timeout_seconds * 1000)
         try:
             await self._take_left(self._clock.now_ms() - patience)
         except (Unavailable, OutcomeUnknown, Damaged) as error:  # a later sweep looks again
@@ -144,7 +137,7 @@ class Sweeper:
                 if failures == _FAILURES:
                     raise
         self._clean = clean
-        await self._sweep_store(self._clock.now_ms() - round(self._limits.orphan_seconds * 1000))
+        await self._sweep_store(self._clock.now_ms() - round(self._orphan_seconds * 1000))
         self.heartbeat.success()
 
     async def _sweep_store(self, before_ms: int) -> None:
@@ -156,7 +149,7 @@ class Sweeper:
         manifest = decode_manifest((await self._store.get(info.key))[1])
         if self._has_hot(manifest):
             return
-        days = self._limits.retention.days_of(manifest.key.fqn)
+        days = self._settings.days_of(manifest.key.fqn)
         if days and self._idle_ms(manifest) > days * _DAY_MS:
             async with self._locks.of(manifest.key):
                 await self._expire(info, manifest, days)
@@ -173,8 +166,9 @@ class Sweeper:
     def _abandoned(self, manifest: Manifest) -> bool:
         if not manifest.chunks or (manifest.state == "closed" and manifest.sealed):
             return False
-        limits = self._limits
-        patience = limits.reopened_seconds if manifest.closes else limits.stream_timeout_seconds
+        settings = self._settings
+        reopened, timeout = settings.reopen_idle_seconds, settings.stream_timeout_seconds
+        patience = reopened if manifest.closes else timeout
         return self._idle_ms(manifest) >= patience * 1000
 
     def _has_hot(self, manifest: Manifest) -> bool:
@@ -212,7 +206,7 @@ class Sweeper:
         if newest.state == "deleted":  # by somebody who was killed before he removed them
             texts = keys.partial(self._prefix, key), keys.logs(self._prefix, key)
             unnamed += [info for info in found if info.key in texts]
-        limit = self._clock.now_ms() - self._limits.orphan_seconds * 1000
+        limit = self._clock.now_ms() - self._orphan_seconds * 1000
         old = [info.key for info in unnamed if info.modified_ms < limit]
         if old:
             await self._store.delete(old)

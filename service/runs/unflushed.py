@@ -26,6 +26,7 @@ from logstore.names import encode
 from logstore.objects.store import ObjectStore
 from service.runtime.heartbeat import Heartbeat
 
+_INTERVAL_SECONDS = 5.0
 _PUTS = 50
 _PARALLEL = 4
 _DELETES = 500
@@ -51,7 +52,6 @@ class ActiveMarkers:
         clock: Clock,
         *,
         prefix: str,
-        interval_seconds: float,
         linger_seconds: float,
         held: Callable[[RunKey, int], bool],
     ) -> None:
@@ -59,7 +59,6 @@ class ActiveMarkers:
         self._store = store
         self._clock = clock
         self._prefix = prefix
-        self._interval = interval_seconds
         self._linger = linger_seconds
         self._held = held
         self._runs: dict[RunKey, _Run] = {}
@@ -103,7 +102,7 @@ class ActiveMarkers:
         """Brings the store up to date every interval, until stopped."""
         while not self._stopping:
             self.heartbeat.turn()
-            await self._clock.sleep(self._interval)
+            await self._clock.sleep(_INTERVAL_SECONDS)
             try:
                 await self.round()
                 self.last_error = None

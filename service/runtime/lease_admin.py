@@ -14,7 +14,7 @@ from coordination.open import open_partitions
 from coordination.partitions.store import PartitionStore
 from coordination.settings import SourceCoordination
 from coordination.storetime import StoreTime
-from service.runtime.parts import Seams
+from service.runtime.seams import Seams
 
 
 class LeasesOfStore:

@@ -13,7 +13,6 @@ import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
 from typing import Final
 
 import orjson
@@ -27,14 +26,6 @@ _LONGEST_LINE: Final = 1 << 20
 _KEPT_ERRORS: Final = 20  # lines
 _SUMMARY: Final = b'{"summary":'
 _UNDER_WAY: Final = "The report of the one under way says how far it is; ask again at its end."
-
-
-@dataclass(frozen=True, slots=True)
-class VerificationLimits:
-    """How long nothing is said at most, and patience with a stop."""
-
-    quiet_seconds: float = 15.0
-    stop_seconds: float = 10.0
 
 
 def verify_command(settings: Settings) -> list[str]:
@@ -70,17 +61,24 @@ class Lines:
 
 
 class Verification:
-    """Starts the command when it is asked for."""
+    """Starts the command when it is asked for.
+
+    A report says nothing for at most `quiet_seconds`; a command that is told to stop is killed
+    after `stop_seconds`.
+    """
 
     def __init__(
         self,
         command: Sequence[str],
         environment: Mapping[str, str],
-        limits: VerificationLimits | None = None,
+        *,
+        quiet_seconds: float = 15.0,
+        stop_seconds: float = 10.0,
     ) -> None:
         self._command = list(command)
         self._environment = {**os.environ, **environment}
-        self._limits = limits or VerificationLimits()
+        self._quiet_seconds = quiet_seconds
+        self._stop_seconds = stop_seconds
         self._under_way = False
 
     async def begin(self, *, repair: bool) -> Lines:
@@ -143,7 +141,7 @@ class Verification:
 
     async def _said(self, child: asyncio.subprocess.Process) -> AsyncGenerator[bytes, None]:
         assert child.stdout is not None
-        loop, quiet = asyncio.get_running_loop(), self._limits.quiet_seconds
+        loop, quiet = asyncio.get_running_loop(), self._quiet_seconds
         began = loop.time()
         reading = asyncio.ensure_future(child.stdout.readline())
         try:
@@ -164,7 +162,7 @@ class Verification:
             child.terminate()  # it removes what it spilled
         try:
             with suppress(TimeoutError):
-                await asyncio.wait_for(child.wait(), self._limits.stop_seconds)
+                await asyncio.wait_for(child.wait(), self._stop_seconds)
         finally:
             with suppress(ProcessLookupError):
                 child.kill()

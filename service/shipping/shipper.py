@@ -22,7 +22,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 
 from logstore import keys
 from logstore.clock import Clock
@@ -46,6 +45,7 @@ from service.runtime.heartbeat import Heartbeat
 from service.runtime.threads import Offload
 from service.shipping.confirmations import Confirmations
 from service.shipping.lineage import Forked, Lineage
+from service.shipping.settings import FlushSettings
 
 
 class Unshipped:
@@ -103,15 +103,6 @@ _BACKOFF_SECONDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 _LOOK_SECONDS = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentLimits:
-    """When a segment is cut: age and size of what is in it, patience of those who wait."""
-
-    seconds: float = 10.0
-    bytes: int = 64 << 20
-    wanted_seconds: float = 0.25
-
-
 class SegmentShipper:
     """The node's segment flusher: one task cuts, one uploads."""
 
@@ -120,7 +111,7 @@ class SegmentShipper:
         journal: Journal,
         store: ObjectStore,
         clock: Clock,
-        limits: SegmentLimits,
+        settings: FlushSettings,
         *,
         offload: Offload,
         lineage: Lineage,
@@ -130,7 +121,7 @@ class SegmentShipper:
         self._journal = journal
         self._store = store
         self._clock = clock
-        self._limits = limits
+        self._settings = settings
         self._offload = offload
         self._lineage = lineage
         self._confirmations = confirmations
@@ -154,7 +145,7 @@ class SegmentShipper:
     def added(self) -> None:
         """Tells that something was synced."""
         self.unshipped.taken()
-        if self._journal.taken_bytes - self._cut_bytes >= self._limits.bytes:
+        if self._journal.taken_bytes - self._cut_bytes >= self._settings.segment_bytes:
             self._wake.set()
 
     def confirmed_through(self, pos: int) -> asyncio.Future[None]:
@@ -189,7 +180,7 @@ class SegmentShipper:
         grow with the outage.
         """
         with suppress(TimeoutError):
-            async with asyncio.timeout(min(self._limits.seconds, _LOOK_SECONDS)):
+            async with asyncio.timeout(min(self._settings.segment_seconds, _LOOK_SECONDS)):
                 await self._lineage.tried()
         while not self._stopping:
             self.cutting.turn()
@@ -219,12 +210,12 @@ class SegmentShipper:
     async def _until_due(self) -> None:
         """Waits for age, size, or somebody who wants a cut."""
         loop = asyncio.get_running_loop()
-        due = loop.time() + self._limits.seconds
+        due = loop.time() + self._settings.segment_seconds
         while not self._stopping:
-            if self._journal.taken_bytes - self._cut_bytes >= self._limits.bytes:
+            if self._journal.taken_bytes - self._cut_bytes >= self._settings.segment_bytes:
                 return
             if self._wanted > self._journal.state.last_cut().end:
-                due = min(due, loop.time() + self._limits.wanted_seconds)
+                due = min(due, loop.time() + self._settings.bulk_seconds)
             if loop.time() >= due:
                 return
             self._wake.clear()

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from logstore.batch import RunKey
@@ -23,14 +22,6 @@ from logstore.runs.report import Report
 TERMINAL = frozenset({"success", "failed", "partialSuccess", "stopped"})
 STATES = TERMINAL | {"queued", "running"}
 _REMEMBERED = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class EndingLimits:
-    """How long a stream goes on after a terminal status, and how often the store is asked."""
-
-    grace_seconds: float = 10.0
-    look_seconds: float = 10.0
 
 
 def is_terminal(report: Report | None) -> bool:
@@ -46,17 +37,24 @@ class _Known(NamedTuple):
 
 
 class Endings:
-    """Of the runs that somebody watches."""
+    """Of the runs that somebody watches.
+
+    A stream goes on for `grace_seconds` after a terminal status; the store is asked again after
+    `look_seconds`.
+    """
 
     def __init__(
         self,
         look: Callable[[RunKey], Awaitable[Report | None]],
         clock: Clock,
-        limits: EndingLimits,
+        *,
+        grace_seconds: float,
+        look_seconds: float = 10.0,
     ) -> None:
         self._look = look
         self._clock = clock
-        self._limits = limits
+        self._grace_seconds = grace_seconds
+        self._look_seconds = look_seconds
         self._known: OrderedDict[RunKey, _Known] = OrderedDict()
         self._looking: dict[RunKey, asyncio.Task[None]] = {}
         self.failures = 0
@@ -64,13 +62,13 @@ class Endings:
     async def seconds_left(self, key: RunKey) -> float | None:
         """Of the grace of an ended run, 0 when it is over; None for a run that goes on."""
         known = self._known.get(key)
-        if known is None or self._clock.monotonic() - known.seen >= self._limits.look_seconds:
+        if known is None or self._clock.monotonic() - known.seen >= self._look_seconds:
             await self._ask(key)
             known = self._known.get(key)
         if known is None or known.ended_ms is None:
             return None
         since = (self._clock.now_ms() - known.ended_ms) / 1000
-        return min(max(self._limits.grace_seconds - since, 0.0), self._limits.grace_seconds)
+        return min(max(self._grace_seconds - since, 0.0), self._grace_seconds)
 
     def note(self, key: RunKey, report: Report | None) -> None:
         """Takes note of what was just stored, or removed."""

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from logstore.batch import RunKey
 from logstore.errors import JournalFull, StoreUnavailable
 from logstore.filesystem import FileSystem
 from service.runs.run_logs import Text
-from service.runtime.parts import Seams
+from service.runtime.seams import Seams
+from service.settings import Settings
 from service.status.expiry import Expiry
 from service.status.reports import Reports
-from service.status.status import KeepFree, RunStatus, StatusLimits
+from service.status.status import RunStatus
 from service.tail import Tail
+
+
+class KeepFree(NamedTuple):
+    """The folder that reports are written to, and how much of its disk stays free."""
+
+    folder: str
+    bytes: int
 
 
 class Owner(Protocol):
@@ -24,8 +32,9 @@ class Owner(Protocol):
     def tail(self) -> Tail: ...
 
 
-def open_status(owner: Owner, seams: Seams, limits: StatusLimits) -> RunStatus:
+def open_status(owner: Owner, seams: Seams, settings: Settings) -> RunStatus:
     """The reports of what `owner` stands on."""
+    keep_free = _keep_free(settings)
 
     def horizon(key: RunKey) -> int:
         return owner.text.deletions.horizon(key)
@@ -34,8 +43,8 @@ def open_status(owner: Owner, seams: Seams, limits: StatusLimits) -> RunStatus:
         return await owner.text.exists(key)
 
     def room(size: int) -> None:
-        if limits.keep_free is not None:
-            _check_room(seams.fs, limits.keep_free, size)
+        if keep_free is not None:
+            _check_room(seams.fs, keep_free, size)
 
     reports = Reports(
         seams.store,
@@ -43,15 +52,23 @@ def open_status(owner: Owner, seams: Seams, limits: StatusLimits) -> RunStatus:
         seams.entropy,
         horizon=horizon,
         room=room,
-        cache_bytes=limits.cache_bytes,
+        cache_bytes=settings.openmetadata.report_cache_bytes,
     )
     return RunStatus(
         reports,
         seams.clock,
-        limits,
+        settings.openmetadata,
+        settings.runs,
         tail=lambda: owner.tail,
         expiry=Expiry(seams.store, seams.clock, exists),
     )
+
+
+def _keep_free(settings: Settings) -> KeepFree | None:
+    """None for a store on S3, where reports take no disk of ours."""
+    if settings.bucket is not None:
+        return None
+    return KeepFree(settings.store_folder, settings.journal.min_free_bytes)
 
 
 def _check_room(fs: FileSystem, keep: KeepFree, size: int) -> None:

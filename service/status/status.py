@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from logstore import keys
@@ -19,10 +18,11 @@ from logstore.batch import RunKey
 from logstore.clock import Clock
 from logstore.errors import InvalidCursor, InvalidInput, TailraceError
 from logstore.runs.report import Report
-from logstore.runs.retention import FOR_EVER, RunRetention
-from service.status.endings import EndingLimits, Endings, is_terminal
+from service.runs.settings import RunSettings
+from service.status.endings import Endings, is_terminal
 from service.status.expiry import Expiry
 from service.status.reports import Head, Reports
+from service.status.settings import OpenMetadataSettings
 from service.tail import Tail
 
 _DEFAULT_LIMIT = 5
@@ -30,13 +30,6 @@ _LOOKED_AT = 64
 _MOST = 1000
 _PROGRESS_KEPT = 1000
 _METRICS = 1000
-
-
-class KeepFree(NamedTuple):
-    """The folder that reports are written to, and how much of its disk stays free."""
-
-    folder: str
-    bytes: int
 
 
 class Statuses(NamedTuple):
@@ -53,20 +46,6 @@ class Metrics(NamedTuple):
     next: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class StatusLimits:
-    """The limits of its parts."""
-
-    endings: EndingLimits = field(default_factory=EndingLimits)
-    sweep_seconds: float = 3600.0
-    retention: RunRetention = FOR_EVER
-    cache_bytes: int = 16 << 20
-    """Of reports that were read, and as much again of progress that is shown live."""
-    reply_bytes: int = 8 << 20
-    """Of reports in one reply, but one if it is larger."""
-    keep_free: KeepFree | None = None
-
-
 class RunStatus:
     """Of one node. `tail` is asked late: a node that starts anew has a new one."""
 
@@ -74,18 +53,26 @@ class RunStatus:
         self,
         reports: Reports,
         clock: Clock,
-        limits: StatusLimits,
+        settings: OpenMetadataSettings,
+        runs: RunSettings,
         *,
         tail: Callable[[], Tail],
         expiry: Expiry,
+        look_seconds: float = 10.0,
     ) -> None:
         self._reports = reports
         self._clock = clock
-        self._limits = limits
+        self._settings = settings
+        self._runs = runs
         self._tail = tail
         self._progress: OrderedDict[RunKey, Report] = OrderedDict()
         self._progress_bytes = 0
-        self.endings = Endings(self.get, clock, limits.endings)
+        self.endings = Endings(
+            self.get,
+            clock,
+            grace_seconds=settings.finish_grace_seconds,
+            look_seconds=look_seconds,
+        )
         self.expiry = expiry
         self.stored = {"status": 0, "progress": 0, "metrics": 0}
         self.sweep_failures = 0
@@ -98,7 +85,7 @@ class RunStatus:
         self.stored["status"] += 1
         self.endings.note(key, report)
         if is_terminal(report):
-            grace = self._limits.endings.grace_seconds
+            grace = self._settings.finish_grace_seconds
             self._tail().finish(key, grace, grace)
         else:
             self._tail().resume(key)
@@ -141,7 +128,7 @@ class RunStatus:
         ]
         found.sort(key=lambda head: (timestamp_of(head), head.version), reverse=True)
         found = found[:limit]
-        reports, read = await self._reports.bodies(found, self._limits.reply_bytes)
+        reports, read = await self._reports.bodies(found, self._settings.report_reply_bytes)
         return Statuses(reports, _named(found[read - 1]) if read < len(found) else None)
 
     async def knows(self, fqn: str) -> bool:
@@ -154,7 +141,7 @@ class RunStatus:
         if left is None or self._tail().finishing(key):
             return False
         if left > 0:
-            self._tail().finish(key, left, self._limits.endings.grace_seconds)
+            self._tail().finish(key, left, self._settings.finish_grace_seconds)
         return left <= 0
 
     # --- progress and metrics ------------------------------------------------------
@@ -167,7 +154,8 @@ class RunStatus:
         self._progress[key] = report
         self._progress_bytes += len(report.body)
         while len(self._progress) > 1 and (
-            len(self._progress) > _PROGRESS_KEPT or self._progress_bytes > self._limits.cache_bytes
+            len(self._progress) > _PROGRESS_KEPT
+            or self._progress_bytes > self._settings.report_cache_bytes
         ):
             self._forget_progress(next(iter(self._progress)))
         self._tail().nudge(key)
@@ -197,7 +185,11 @@ class RunStatus:
         Raises `StoreUnavailable`, `Damaged`.
         """
         found, last = await self._reports.added(
-            keys.METRICS, key, after=after, limit=limit, most_bytes=self._limits.reply_bytes
+            keys.METRICS,
+            key,
+            after=after,
+            limit=limit,
+            most_bytes=self._settings.report_reply_bytes,
         )
         return Metrics(found, last)
 
@@ -213,9 +205,9 @@ class RunStatus:
 
     async def run(self) -> None:
         """Sweeps every so often, as long as the node lives."""
-        retention = self._limits.retention
+        retention = self._runs
         while retention.shortest_days:
-            await self._clock.sleep(self._limits.sweep_seconds)
+            await self._clock.sleep(self._runs.cleanup_interval_seconds)
             try:
                 await self.expiry.sweep(retention)
             except TailraceError:  # what was not reached is, next time

@@ -213,8 +213,8 @@ class InStore:
         await self._queue().forget(group)
 
     def _queue(self) -> SegmentQueue:
-        from service.queue.limits import QueueLimits
         from service.queue.queue import SegmentQueue
+        from service.queue.settings import QueueSettings
 
         opened = self._opened
         return SegmentQueue(
@@ -222,7 +222,7 @@ class InStore:
             opened.clock,
             opened.entropy,
             opened.time,
-            QueueLimits(),
+            QueueSettings(),
             woken=_never,
         )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from typing import Final
 
 from compactor.commit.folder import FolderPlacement
@@ -17,7 +16,7 @@ from logstore.objects.open import open_store
 from logstore.table.options import open_table
 from service.query.database import Database
 from service.settings import Settings
-from service.wiring import query_bucket, query_limits
+from service.wiring import query_bucket
 from tailrace.verification.catalog import Mend, nothing
 from tailrace.verification.fault import Findings
 from tailrace.verification.repair import Repair
@@ -64,5 +63,5 @@ async def verify(settings: Settings, findings: Findings, spill: str, *, repair: 
 
 
 def _database(settings: Settings, folders: list[str], spill: str) -> Database:
-    limits = replace(query_limits(settings), spill_bytes=_SPILL_BYTES)
-    return Database(limits, folders, spill, query_bucket(settings))
+    query = settings.query.model_copy(update={"spill_bytes": _SPILL_BYTES})
+    return Database(query, folders, spill, query_bucket(settings))

@@ -27,13 +27,14 @@ from logstore import keys
 from logstore.batch import RunKey
 from logstore.objects.store import ObjectStore
 from service.http.app import Application, Door, build_app
-from service.journal.limits import JournalLimits
 from service.metrics.declared import Sources
 from service.metrics.scrape import METRICS
 from service.node import Node
 from service.query.engine import QueryEngine
-from service.runtime.parts import NodeLimits
+from service.runs.tuning import Tuning
+from service.settings import Settings
 from tests.service.simulated_node import START_MS, Life
+from tests.settings import SETTINGS, settings_with
 from tests.simulation.faulty_store import Fault, FaultyStore, Schedule
 from tests.simulation.powercut import PowerCutFileSystem
 from tests.simulation.virtual_time import VirtualClock, simulate
@@ -44,7 +45,9 @@ FQN = "service.pipeline"
 RUN = "11111111-2222-3333-4444-555555555555"
 OTHER = "66666666-7777-8888-9999-000000000000"
 KEY = RunKey(FQN, RUN)
-LIMITS = NodeLimits(journal=JournalLimits(file_bytes=1 << 20, max_bytes=64 << 20, min_free_bytes=0))
+NODE = settings_with(
+    SETTINGS, journal={"file_bytes": 1 << 20, "max_bytes": 64 << 20, "min_free_bytes": 0}
+)
 
 
 class Outage(Schedule):
@@ -114,9 +117,9 @@ class Viewer:
 class Server:
     """The service. `store` counts and fails calls; `disk_store` is behind it."""
 
-    def __init__(self, clock: VirtualClock, limits: NodeLimits, fs: PowerCutFileSystem) -> None:
+    def __init__(self, clock: VirtualClock, settings: Settings, fs: PowerCutFileSystem) -> None:
         self.clock = clock
-        self.limits = limits
+        self.settings = settings
         self.fs = fs
         self.outage = Outage()
         self.delays: dict[str, float] = {}
@@ -131,13 +134,23 @@ class Server:
         """The store behind the service's back."""
         return self.store.inner
 
+    def _life(self, store: ObjectStore | None = None) -> Life:
+        return Life(
+            self.fs,
+            self.clock,
+            seed=self.lives,
+            settings=self.settings,
+            tuning=Tuning(),
+            store=store,
+        )
+
     async def start(self) -> None:
         """The next process over the same disk."""
         self.lives += 1
-        life = Life(self.fs, self.clock, seed=self.lives, limits=self.limits)
+        life = self._life()
         self.store = WatchedStore(life.node.store, self.outage)
         self.store.delays = self.delays
-        life = Life(self.fs, self.clock, seed=self.lives, limits=self.limits, store=self.store)
+        life = self._life(self.store)
         self.node = life.node
         await self.node.start()
         door = Door(clock=self.clock, entropy=self.node.seams.entropy)
@@ -273,7 +286,7 @@ class Server:
 def play(
     story: Callable[[Server], Coroutine[Any, Any, None]],
     *,
-    limits: NodeLimits = LIMITS,
+    settings: Settings = NODE,
     fs: PowerCutFileSystem | None = None,
     hours: int = 0,
 ) -> None:
@@ -281,7 +294,7 @@ def play(
     disk = fs or PowerCutFileSystem()
 
     async def go(clock: VirtualClock) -> None:
-        server = Server(clock, limits, disk)
+        server = Server(clock, settings, disk)
         await server.start()
         await story(server)
         assert not server.node.failed.done()

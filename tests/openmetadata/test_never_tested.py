@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from service.runs.flusher import FlushLimits
-from service.runs.run_logs import TextLimits
-from service.runs.sweep import SweepLimits
-from tests.openmetadata.server import LIMITS, Server, numbered, play
+from tests.openmetadata.server import NODE, Server, numbered, play
+from tests.settings import settings_with
 
 # Every time-out is shorter than the gap of an hour.
-SHORT = replace(
-    LIMITS,
-    text=TextLimits(
-        flush=FlushLimits(seconds=60.0),
-        sweep=SweepLimits(interval_seconds=120.0, stream_timeout_seconds=600.0),
-        partial_seconds=60.0,
-    ),
+SHORT = settings_with(
+    NODE,
+    runs={
+        "partial_flush_interval_minutes": 1.0,
+        "cleanup_interval_minutes": 2.0,
+        "stream_timeout_minutes": 10.0,
+    },
 )
 
 
@@ -43,7 +39,7 @@ def test_a_gap_longer_than_every_timeout() -> None:
         assert await server.stored("logs.txt") == whole
         assert (await server.page(limit=1))["total"] == len(whole)
 
-    play(story, limits=SHORT)
+    play(story, settings=SHORT)
 
 
 def test_a_restart_in_mid_run() -> None:
@@ -116,4 +112,4 @@ def test_a_close_after_the_sweeper() -> None:
         assert await server.stored("logs.txt") == "swept\nlater\n"
         assert await server.stored("partial.txt") is None
 
-    play(story, limits=SHORT)
+    play(story, settings=SHORT)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from service.runs.sweep import SweepLimits
-from tests.openmetadata.server import LIMITS, OTHER, RUN, Server, play
+from tests.openmetadata.server import NODE, OTHER, RUN, Server, play
+from tests.settings import settings_with
 
 
 def test_an_older_run_that_finished_ends_while_a_newer_one_goes_on() -> None:
@@ -58,7 +56,9 @@ def test_running_again_takes_the_end_back() -> None:
 
 def test_an_abandoned_run_is_completed() -> None:
     """Not upstream's: its sweeper leaves the viewers of a run that it finalises alone."""
-    sweep = SweepLimits(interval_seconds=120.0, stream_timeout_seconds=600.0)
+    settings = settings_with(
+        NODE, runs={"cleanup_interval_minutes": 2.0, "stream_timeout_minutes": 10.0}
+    )
 
     async def story(server: Server) -> None:
         await server.append("a\n")
@@ -66,4 +66,4 @@ def test_an_abandoned_run_is_completed() -> None:
         await server.passes(minutes=16)
         assert viewer.last["eventType"] == "complete"
 
-    play(story, limits=replace(LIMITS, text=replace(LIMITS.text, sweep=sweep)))
+    play(story, settings=settings)

@@ -7,9 +7,8 @@ that is idle, old or long, ours goes on, and the test says so.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from tests.openmetadata.server import LIMITS, OTHER, RUN, Server, numbered, play
+from tests.openmetadata.server import NODE, OTHER, RUN, Server, numbered, play
+from tests.settings import settings_with
 
 REPLAYED = 100
 
@@ -150,7 +149,7 @@ def test_a_long_stream_stays() -> None:
 
     Ours: no limit of bytes (upstream's is 32 MiB; this stream sends many times its ring).
     """
-    tail = replace(LIMITS.tail, ring_bytes=64 << 10)
+    settings = settings_with(NODE, sse={"ring_bytes": 64 << 10})
 
     async def story(server: Server) -> None:
         viewer = await server.watch(after="0")
@@ -160,7 +159,7 @@ def test_a_long_stream_stays() -> None:
         assert not viewer.ended()
         assert viewer.text == numbered(0, 120_000)
 
-    play(story, limits=replace(LIMITS, tail=tail))
+    play(story, settings=settings)
 
 
 def test_the_last_viewer_that_leaves_ends_the_watch() -> None:

@@ -18,10 +18,11 @@ from logstore.objects.store import ObjectStore
 from logstore.runs.watermark import read_text_mark
 from service.ingest.batch import Durability
 from service.node import Node
-from service.runtime.parts import NodeLimits
+from service.settings import Settings
 from tests.service.client_model import PatientClients, downloaded, paged
-from tests.service.simulated_node import LIMITS, START_MS, Life
+from tests.service.simulated_node import SMALL, START_MS, TUNING, Life
 from tests.service.store_checks import check_marks, check_numbers, view_of
+from tests.settings import settings_with
 from tests.simulation.backing import open_store
 from tests.simulation.faulty_store import WRITES, FaultyStore, Schedule
 from tests.simulation.powercut import PowerCutFileSystem
@@ -31,15 +32,12 @@ T = TypeVar("T")
 RUN = RunKey("service.pipeline", "run")
 OTHER = RunKey("service.pipeline", "other")
 LEASE = 20.0
-TEXT = replace(
-    LIMITS.text,
-    lease_seconds=LEASE,
-    lost_interval_seconds=3.0,
-    sweep=replace(
-        LIMITS.text.sweep, interval_seconds=5.0, stream_timeout_seconds=60.0, reopened_seconds=10.0
-    ),
+QUICK = settings_with(
+    SMALL,
+    coordination={"lease_seconds": LEASE},
+    runs={"cleanup_interval_minutes": 5.0 / 60, "stream_timeout_minutes": 1.0},
 )
-NODE = replace(LIMITS, text=TEXT)
+QUICK_TUNING = replace(TUNING, takeover_seconds=3.0)
 
 
 class Line(FaultyStore):
@@ -70,9 +68,9 @@ class Line(FaultyStore):
 class Cluster:
     """Nodes with a folder and a line each, and one store."""
 
-    def __init__(self, seed: int, limits: NodeLimits = NODE) -> None:
+    def __init__(self, seed: int, settings: Settings = QUICK) -> None:
         self.seed = seed
-        self.limits = limits
+        self.settings = settings
         self.dice = Random(f"cluster {seed}")
         self.fs = PowerCutFileSystem()
         self.clients = PatientClients(seed)
@@ -96,7 +94,14 @@ class Cluster:
         line = self.lines[name] = Line(open_store(self.fs, clock, dice), dice)
         seed = self.seed * 1000 + self.lives
         life = Life(
-            self.fs, clock, seed=seed, data=f"/{name}", name=name, limits=self.limits, store=line
+            self.fs,
+            clock,
+            seed=seed,
+            data=f"/{name}",
+            name=name,
+            settings=self.settings,
+            tuning=QUICK_TUNING,
+            store=line,
         )
         await life.node.start()
         return life.node

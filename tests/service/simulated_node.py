@@ -1,7 +1,7 @@
 """A whole node on a simulated disk: journal, folder and store, in leaping time.
 
 A `Life` is one process: a node from its start to its stop, or to the end of the power.
-Limits are so small that a story of seconds cuts, uploads, flushes, folds and publishes.
+Settings are so small that a story of seconds cuts, uploads, flushes, folds and publishes.
 """
 
 from __future__ import annotations
@@ -11,16 +11,12 @@ from dataclasses import dataclass, field
 from random import Random
 
 from logstore.objects.store import ObjectStore
-from service.journal.limits import JournalLimits
 from service.node import Node
-from service.runs.close import CloseLimits
-from service.runs.flusher import FlushLimits
-from service.runs.merge import FoldLimits
-from service.runs.run_logs import TextLimits
-from service.runs.sweep import SweepLimits
-from service.runtime.parts import NodeLimits, Seams
+from service.runs.tuning import Tuning
+from service.runtime.seams import Seams
 from service.runtime.threads import in_place
-from service.shipping.shipper import SegmentLimits
+from service.settings import Settings
+from tests.settings import SETTINGS, changed, settings_with
 from tests.simulation.backing import open_store
 from tests.simulation.powercut import EPOCH_NS, DirectSyncer, PowerCutFileSystem
 from tests.simulation.virtual_time import VirtualClock
@@ -28,16 +24,18 @@ from tests.simulation.virtual_time import VirtualClock
 START_MS = EPOCH_NS // 1_000_000
 DATA = "/data"
 
-LIMITS = NodeLimits(
-    journal=JournalLimits(file_bytes=1500, max_bytes=1 << 20, min_free_bytes=0),
-    segments=SegmentLimits(seconds=2.0, bytes=2000),
-    text=TextLimits(
-        flush=FlushLimits(early_bytes=1200, seconds=3.0, chunk_bytes=700, mark_seconds=1.0),
-        fold=FoldLimits(most=4, width=3),
-        close=CloseLimits(reopened_seconds=10.0),
-        sweep=SweepLimits(interval_seconds=3600.0),
-        partial_seconds=4.0,
-    ),
+SMALL = settings_with(
+    SETTINGS,
+    journal={"file_bytes": 1500, "max_bytes": 1 << 20, "min_free_bytes": 0},
+    flush={"segment_seconds": 2.0, "segment_bytes": 2000},
+    runs={
+        "early_flush_watermark_bytes": 1200,
+        "partial_flush_interval_minutes": 3.0 / 60,
+        "reopen_idle_seconds": 10.0,
+    },
+)
+TUNING = Tuning(
+    chunk_bytes=700, watermark_seconds=1.0, merge_above=4, merge_width=3, partial_seconds=4.0
 )
 
 
@@ -55,7 +53,8 @@ class Life:
     seed: int = 0
     data: str = DATA
     name: str = ""
-    limits: NodeLimits = LIMITS
+    settings: Settings = SMALL
+    tuning: Tuning = TUNING
     table_mark: Callable[[str], int] = nothing_taken
     store: ObjectStore | None = None
     node: Node = field(init=False)
@@ -71,9 +70,8 @@ class Life:
                 syncer=DirectSyncer,
                 offload=in_place,
             ),
-            data=self.data,
-            name=self.name,
+            changed(self.settings, data=self.data, node_id=self.name),
             default_name="node",
-            limits=self.limits,
             table_mark=self.table_mark,
+            tuning=self.tuning,
         )

@@ -14,10 +14,10 @@ import pytest
 
 from compactor.settings import load_settings
 from logstore.clock import SystemClock
-from service.compaction import CompactionChild, CompactionLimits, job_command, job_environment
+from service.compaction import CompactionChild, RestartPolicy, job_command, job_environment
 from service.settings import Settings
 
-QUICK = CompactionLimits(first_pause_seconds=0.01, longest_pause_seconds=0.05, stop_seconds=120)
+QUICK = RestartPolicy(first_pause_seconds=0.01, longest_pause_seconds=0.05, stop_seconds=120)
 
 
 def _python(text: str) -> list[str]:
@@ -42,13 +42,13 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def test_it_says_why_it_is_off_and_starts_nothing() -> None:
-    child = CompactionChild(_python(""), SystemClock(), off="no Java 17 found", limits=QUICK)
+    child = CompactionChild(_python(""), SystemClock(), off="no Java 17 found", restart=QUICK)
     await child.run()
     assert (child.state, child.starts) == ("off: no Java 17 found", 0)
 
 
 async def test_a_child_that_ends_is_started_again() -> None:
-    child = CompactionChild(_python("raise SystemExit(3)"), SystemClock(), limits=QUICK)
+    child = CompactionChild(_python("raise SystemExit(3)"), SystemClock(), restart=QUICK)
     async with running(child):
         await until(lambda: child.starts >= 3)
         await until(lambda: "exit status 3" in child.state)
@@ -66,12 +66,12 @@ while os.nice(0) < {lower}:
 open({str(seen)!r}, "w").close()
 time.sleep(60)
 """
-    async with running(CompactionChild(_python(program), SystemClock(), limits=QUICK)):
+    async with running(CompactionChild(_python(program), SystemClock(), restart=QUICK)):
         await until(seen.exists)
 
 
 async def test_a_program_that_is_not_there_is_reported() -> None:
-    child = CompactionChild(["/nowhere/job"], SystemClock(), limits=QUICK)
+    child = CompactionChild(["/nowhere/job"], SystemClock(), restart=QUICK)
     async with running(child):
         await until(lambda: child.failures >= 1)
         await until(lambda: child.state.startswith("waiting: "))
@@ -86,7 +86,7 @@ async def test_a_stop_ends_the_child_and_its_children(tmp_path: Path) -> None:
         f"os.rename({str(pids)!r} + '.new', {str(pids)!r})\n"
         "time.sleep(600)\n"
     )
-    child = CompactionChild(_python(text), SystemClock(), limits=QUICK)
+    child = CompactionChild(_python(text), SystemClock(), restart=QUICK)
     async with running(child):
         await until(pids.exists)
         assert child.state == "running"
@@ -102,7 +102,7 @@ async def test_a_stop_is_told_to_the_child_and_not_to_its_spark(tmp_path: Path) 
     spark = first + telling.format(f"{seen}-spark") + waiting.format(str(ready))
     text = first + telling.format(f"{seen}-child")  # before anybody can be ready
     text += f"subprocess.Popen([sys.executable, '-S', '-c', {spark!r}])\ntime.sleep(600)\n"
-    async with running(CompactionChild(_python(text), SystemClock(), limits=QUICK)):
+    async with running(CompactionChild(_python(text), SystemClock(), restart=QUICK)):
         await until(ready.exists)
     assert [path.name for path in tmp_path.glob("seen*")] == ["seen-child"]
 
@@ -123,7 +123,7 @@ async def test_a_child_is_told_of_a_store_elsewhere(tmp_path: Path) -> None:
         f"os.rename({str(out)!r} + '.new', {str(out)!r})"
     )
     environment = job_environment(settings)
-    child = CompactionChild(_python(text), SystemClock(), environment=environment, limits=QUICK)
+    child = CompactionChild(_python(text), SystemClock(), environment=environment, restart=QUICK)
     async with running(child):
         await until(out.exists)
     assert out.read_text() == str(tmp_path / "elsewhere")

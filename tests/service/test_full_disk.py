@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from service.status.status import KeepFree, StatusLimits
-from tests.openmetadata.server import FQN, LIMITS, ROOT, RUN, Server, play
+from tests.openmetadata.server import FQN, NODE, ROOT, RUN, Server, play
+from tests.settings import settings_with
 
 KEPT = 1 << 20
-KEEPS_FREE = replace(LIMITS, journal=replace(LIMITS.journal, min_free_bytes=KEPT))
+KEEPS_FREE = settings_with(NODE, journal={"min_free_bytes": KEPT})
 
 
 def test_a_full_disk_is_no_ready_node_until_there_is_room() -> None:
@@ -37,7 +35,7 @@ def test_a_full_disk_is_no_ready_node_until_there_is_room() -> None:
         await server.append("after\n")
         assert await server.text() == "before\nafter\n"
 
-    play(story, limits=KEEPS_FREE)
+    play(story, settings=KEEPS_FREE)
 
 
 def test_reports_do_not_take_the_room_that_batches_are_refused_for() -> None:
@@ -69,4 +67,4 @@ def test_reports_do_not_take_the_room_that_batches_are_refused_for() -> None:
         server.fs.capacity_bytes += 4 * KEPT
         assert (await server.client.post(metrics, json=report)).status_code == 200
 
-    play(story, limits=replace(KEEPS_FREE, status=StatusLimits(keep_free=KeepFree("/", KEPT))))
+    play(story, settings=KEEPS_FREE)

@@ -6,10 +6,11 @@ import asyncio
 
 from logstore.batch import RunKey
 from logstore.position import Cursor, Position
-from service.tail import Channel, Tail, TailLimits
+from service.tail import Channel, SseSettings, Tail
+from tests.settings import changed
 
 KEY = RunKey("p", "r")
-QUICK = TailLimits(gather_seconds=0, gather_seconds_per_reader=0)
+QUICK = changed(SseSettings(), coalesce_milliseconds=0)
 
 
 def seen(pos: int, node: str = "n") -> Cursor:
@@ -41,7 +42,9 @@ async def test_a_tick_that_was_passed_in_part_is_read_from_storage() -> None:
 
 
 async def test_what_gathers_when_the_run_ends_is_given_before_the_end() -> None:
-    channel = Channel(KEY, TailLimits(gather_seconds=1000.0, max_gather_seconds=1000.0))
+    channel = Channel(
+        KEY, changed(SseSettings(), coalesce_milliseconds=1e6), max_coalesce_seconds=1000.0
+    )
     channel.publish("n", b"x\n", 1, Position("f", 0))
     channel.mark()
     channel.publish("n", b"y\n", 1, Position("f", 1))
@@ -56,8 +59,7 @@ async def test_another_nodes_positions_say_nothing() -> None:
 
 
 async def test_the_ring_forgets_the_oldest_and_says_so() -> None:
-    limits = TailLimits(ring_bytes=10)
-    channel = Channel(KEY, limits)
+    channel = Channel(KEY, changed(SseSettings(), ring_bytes=10))
     for last in range(5):
         channel.publish("n", b"xxx\n", 1, Position("f", last))
         channel.mark()
@@ -70,7 +72,7 @@ async def test_the_ring_forgets_the_oldest_and_says_so() -> None:
 
 
 async def test_what_comes_within_one_interval_is_one_tick() -> None:
-    tail = Tail("n", TailLimits(gather_seconds=0.01))
+    tail = Tail("n", changed(SseSettings(), coalesce_milliseconds=10))
     watcher = tail.watch(KEY)
     for last in range(50):
         tail.publish(KEY, b"x\n", 1, 1, Position("f", last))

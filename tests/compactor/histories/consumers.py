@@ -11,19 +11,20 @@ from coordination.groups.groups import Start, State
 from coordination.storetime import StoreTime
 from logstore.errors import GroupEvicted, UnsupportedVersion
 from logstore.objects.store import ObjectStore
-from service.queue.limits import QueueLimits
 from service.queue.queue import SegmentQueue
+from service.queue.settings import QueueSettings
 from tests.compactor.histories.dated import MovedClock
 from tests.service.queue.world import commit, never, take
+from tests.settings import changed
 
 GROUPS: Final = ("g", "h")
-_LIMITS: Final = QueueLimits(max_attempts=2, retry_seconds=0.0)
+_SETTINGS: Final = changed(QueueSettings(), max_attempts=2, retry_seconds=0.0)
 
 
 def queue_of(store: ObjectStore, clock: MovedClock, dice: Random) -> SegmentQueue:
     """What a node hands segments out by."""
     bits = Random(dice.random())
-    return SegmentQueue(store, clock, bits, StoreTime(clock, None), _LIMITS, woken=never)
+    return SegmentQueue(store, clock, bits, StoreTime(clock, None), _SETTINGS, woken=never)
 
 
 async def consume(store: ObjectStore, clock: MovedClock, dice: Random) -> str:

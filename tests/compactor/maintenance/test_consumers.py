@@ -21,15 +21,16 @@ from logstore.errors import GroupEvicted
 from logstore.objects.store import ObjectStore
 from logstore.runs.watermark import read_text_mark
 from logstore.table.commit import Advance, commit_segments
-from service.queue.limits import QueueLimits
 from service.queue.queue import SegmentQueue
+from service.queue.settings import QueueSettings
 from tests.compactor.lake import HOUR, Lake
 from tests.compactor.maintenance.test_cleanup import Standing, consumed, later, left, written_ms
 from tests.service.queue.world import commit, consume_all, never, take, taken
+from tests.settings import changed
 from tests.simulation.faulty_store import FaultyStore, Schedule
 
 T = TypeVar("T")
-LIMITS = QueueLimits(max_attempts=1, retry_seconds=0.0)
+SETTINGS = changed(QueueSettings(), max_attempts=1, retry_seconds=0.0)
 
 
 def queue_of(lake: Lake, store: ObjectStore | None = None) -> SegmentQueue:
@@ -38,7 +39,7 @@ def queue_of(lake: Lake, store: ObjectStore | None = None) -> SegmentQueue:
         lake.clock,
         Random(7),
         StoreTime(lake.clock, None),
-        LIMITS,
+        SETTINGS,
         woken=never,
     )
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from service.runs.flusher import FlushLimits
-from tests.openmetadata.server import FQN, KEY, LIMITS, OTHER, RUN, Server, numbered, play
+from tests.openmetadata.server import FQN, KEY, NODE, OTHER, RUN, Server, numbered, play
+from tests.settings import settings_with
 
 
 def test_no_multipart_upload_is_started_by_an_append() -> None:
@@ -106,7 +104,10 @@ def test_much_news_is_flushed_early_and_once() -> None:
 
     Past the watermark one flush is scheduled, however many appends follow.
     """
-    flush = replace(LIMITS.text, flush=FlushLimits(early_bytes=1, seconds=100_000))
+    settings = settings_with(
+        NODE,
+        runs={"early_flush_watermark_bytes": 1, "partial_flush_interval_minutes": 100_000 / 60},
+    )
 
     async def story(server: Server) -> None:
         for word in ("first", "second", "third"):
@@ -116,7 +117,7 @@ def test_much_news_is_flushed_early_and_once() -> None:
         assert server.metric("tailrace_chunks") == 1
         assert server.metric("tailrace_text_lag_lines") == 0
 
-    play(story, limits=replace(LIMITS, text=flush))
+    play(story, settings=settings)
 
 
 def test_long_lines_and_many_lines_are_kept_whole() -> None:

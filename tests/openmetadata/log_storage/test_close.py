@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from botocore.exceptions import ClientError
 
 from logstore.errors import NotFound
 from logstore.objects.s3.errors import failure_of
-from service.runs.sweep import SweepLimits
 from tests.openmetadata.log_storage.test_flush import THEIRS, written_by_openmetadata
-from tests.openmetadata.server import LIMITS, Server, play
+from tests.openmetadata.server import NODE, Server, play
+from tests.settings import settings_with
 
 # A day is a minute here: what matters is which is longer.
-SWEEP = SweepLimits(interval_seconds=120.0, stream_timeout_seconds=1440.0)
+SWEEPING = settings_with(
+    NODE, runs={"cleanup_interval_minutes": 2.0, "stream_timeout_minutes": 24.0}
+)
 
 
 def test_a_close_flushes_makes_the_final_text_and_forgets() -> None:
@@ -139,7 +139,7 @@ def test_an_abandoned_run_is_finalised() -> None:
         assert viewer.ended()
         assert viewer.last["eventType"] == "complete"
 
-    play(story, limits=replace(LIMITS, text=replace(LIMITS.text, sweep=SWEEP)))
+    play(story, settings=SWEEPING)
 
 
 def test_an_abandoned_run_of_openmetadata_is_read_as_it_is() -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from service.runs.sweep import SweepLimits
-from tests.openmetadata.server import FQN, LIMITS, OTHER, RUN, Server, numbered, play
+from tests.openmetadata.server import FQN, NODE, OTHER, RUN, Server, numbered, play
+from tests.settings import settings_with
 
 THEIRS = f"pipeline-logs/{FQN.replace('.', '_')}/{RUN}"
 METADATA = {"last-flushed-line", "total-bytes", "writer-epoch", "writer-version"}
@@ -187,7 +185,7 @@ def test_a_flush_that_failed_is_counted() -> None:
 
 def test_a_sweep_that_hangs_does_not_stop_the_flushes() -> None:
     """S3LogStorageTest.testPartialFlushAndAbandonedCleanupExecutorsAreSeparate."""
-    sweep = SweepLimits(interval_seconds=60.0)
+    settings = settings_with(NODE, runs={"cleanup_interval_minutes": 1.0})
 
     async def story(server: Server) -> None:
         server.delays["list runs/"] = 10_000.0
@@ -198,12 +196,12 @@ def test_a_sweep_that_hangs_does_not_stop_the_flushes() -> None:
         assert await server.stored("partial.txt") == "x\n"
         server.delays.clear()
 
-    play(story, limits=replace(LIMITS, text=replace(LIMITS.text, sweep=sweep)))
+    play(story, settings=settings)
 
 
 def test_a_loop_that_met_an_error_goes_on() -> None:
     """S3LogStorageTest.testSafeScheduledTaskSwallowsThrowableSoSchedulerKeepsRunning."""
-    sweep = SweepLimits(interval_seconds=60.0)
+    settings = settings_with(NODE, runs={"cleanup_interval_minutes": 1.0})
 
     async def story(server: Server) -> None:
         await server.passes(seconds=5)
@@ -217,12 +215,12 @@ def test_a_loop_that_met_an_error_goes_on() -> None:
         assert server.node.text.sweeper.last_error is None
         assert server.node.text.flushed_pos == server.node.journal.next_pos
 
-    play(story, limits=replace(LIMITS, text=replace(LIMITS.text, sweep=sweep)))
+    play(story, settings=settings)
 
 
 def test_the_sweepers_heartbeat_moves() -> None:
     """S3LogStorageTest.testCleanupHeartbeatUpdates."""
-    sweep = SweepLimits(interval_seconds=60.0)
+    settings = settings_with(NODE, runs={"cleanup_interval_minutes": 1.0})
 
     async def story(server: Server) -> None:
         heartbeat = server.node.text.sweeper.heartbeat
@@ -236,4 +234,4 @@ def test_the_sweepers_heartbeat_moves() -> None:
         await server.passes(minutes=2)
         assert heartbeat.success_age_seconds < 60
 
-    play(story, limits=replace(LIMITS, text=replace(LIMITS.text, sweep=sweep)))
+    play(story, settings=settings)

@@ -11,10 +11,10 @@ import httpx
 import pytest
 
 from service.http.app import Application, Door, build_app
-from service.http.limits import HttpLimits
 from service.http.server import address, listen, serving
 from service.runtime.counters import HttpCounters
 from tests.service.http.memory_node import MemoryNode
+from tests.settings import http_settings
 
 RUNS = "/api/v1/services/ingestionPipelines/logs"
 
@@ -46,7 +46,7 @@ Serve = Callable[..., Coroutine[Any, Any, Served]]
 
 def _made(node: MemoryNode | None, limits: dict[str, Any]) -> tuple[MemoryNode, Door, Application]:
     node = node or MemoryNode()
-    door = Door(limits=HttpLimits(**limits))
+    door = Door(settings=http_settings(**limits))
     return node, door, build_app(node, door)
 
 

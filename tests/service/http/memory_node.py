@@ -18,11 +18,12 @@ from logstore.objects.local import LocalStore, inline
 from logstore.position import Cursor, Position
 from logstore.ulid import Minter
 from service.ingest.batch import IncomingBatch, Receipt, Submitted
-from service.status.endings import EndingLimits
+from service.runs.settings import RunSettings
 from service.status.expiry import Expiry
 from service.status.reports import Reports
-from service.status.status import RunStatus, StatusLimits
-from service.tail import Tail, TailLimits
+from service.status.settings import OpenMetadataSettings
+from service.status.status import RunStatus
+from service.tail import SseSettings, Tail
 from tests.simulation.powercut import PowerCutFileSystem
 
 NODE = "node-01"
@@ -201,16 +202,16 @@ class MemoryText:
 class MemoryNode:
     """Takes batches at once, or after `delay` (set by a test) is done."""
 
-    limits: TailLimits = field(default_factory=TailLimits)
-    endings: EndingLimits = field(default_factory=EndingLimits)
-    reports: StatusLimits | None = None
+    sse: SseSettings = field(default_factory=SseSettings)
+    openmetadata: OpenMetadataSettings = field(default_factory=OpenMetadataSettings)
+    look_seconds: float = 10.0
     text: MemoryText = field(default_factory=MemoryText)
     ready: bool = True
     refusal: Exception | None = None
     gate: asyncio.Event | None = None
 
     def __post_init__(self) -> None:
-        self.tail = Tail(NODE, self.limits)
+        self.tail = Tail(NODE, self.sse)
         self.status = self._opened_status()
         self.batches: list[IncomingBatch] = []
         self.opened: list[tuple[RunKey, str]] = []
@@ -229,19 +230,20 @@ class MemoryNode:
         async def exists(key: RunKey) -> bool:
             return key in self.text.held
 
-        limits = self.reports or StatusLimits(endings=self.endings)
         return RunStatus(
             Reports(
                 self.store,
                 clock,
                 system_entropy(),
                 horizon=lambda _: 0,
-                cache_bytes=limits.cache_bytes,
+                cache_bytes=self.openmetadata.report_cache_bytes,
             ),
             clock,
-            limits,
+            self.openmetadata,
+            RunSettings(),
             tail=lambda: self.tail,
             expiry=Expiry(self.store, clock, exists),
+            look_seconds=self.look_seconds,
         )
 
     def problems(self) -> Sequence[str]:

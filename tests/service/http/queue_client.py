@@ -20,11 +20,12 @@ from logstore.segments.writer import encode_segment
 from service.http.app import Door, build_app
 from service.query.view import Deletion
 from service.queue.contents import Contents
-from service.queue.limits import QueueLimits
 from service.queue.queue import SegmentQueue
+from service.queue.settings import QueueSettings
 from tests.batches import Entry, make_batches
 from tests.service.http.memory_node import MemoryNode
 from tests.service.queue.world import body_of, never
+from tests.settings import changed
 from tests.simulation.powercut import PowerCutFileSystem
 
 NOW_MS = 1_795_255_200_000
@@ -75,13 +76,13 @@ async def queue_door(**limits: Any) -> AsyncIterator[QueueDoor]:
     clock, dice = SystemClock(), Random(1)
     store = LocalStore("/store", PowerCutFileSystem(), clock, dice, run=inline)
     time = StoreTime(clock, None)
-    queue = SegmentQueue(store, clock, dice, time, QueueLimits(**limits), woken=never)
+    queue = SegmentQueue(store, clock, dice, time, changed(QueueSettings(), **limits), woken=never)
     deletions: list[Deletion] = []
 
     async def deleted() -> Sequence[Deletion]:
         return deletions
 
-    contents = Contents(store, deleted, queue.limits.readers, queue.limits.decoded_bytes)
+    contents = Contents(store, deleted, queue.settings.decoded_bytes)
     door = Door(queue=lambda: queue, contents=lambda: contents)
     app = build_app(MemoryNode(), door)
     transport = httpx.ASGITransport(cast("Any", app))

@@ -13,10 +13,10 @@ import pytest
 
 from service.http.connection import watch
 from service.http.guests import peer_of
-from service.http.limits import HttpLimits
 from service.http.targets import ROOT
 from tests.service.http.wires import RUNS, Client, Side, post, statuses
 from tests.service.simulated_node import START_MS
+from tests.settings import http_settings
 from tests.simulation.virtual_time import VirtualClock, simulate
 
 PAGE = f"GET {RUNS}/p/r HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
@@ -28,10 +28,10 @@ def played(story: Callable[[Side], Awaitable[None]], *, quick: bool = True, **li
     """`story` over a node that knows the run p/r, while connections are watched."""
 
     async def go(clock: VirtualClock) -> None:
-        side = Side(clock, quick=quick, limits=HttpLimits(**limits))
+        side = Side(clock, quick=quick, settings=http_settings(**limits))
         await side.start()
         await side.say(post(b"first\n"))
-        watching = asyncio.create_task(watch(side.state, side.limits))
+        watching = asyncio.create_task(watch(side.state, side.settings))
         await story(side)
         watching.cancel()
         await side.stop()

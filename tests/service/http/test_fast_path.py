@@ -18,10 +18,10 @@ import pytest
 from logstore import ulid as ulids
 from logstore.batch import RunKey
 from service.http.ids import run_tag
-from service.journal.limits import JournalLimits
 from tests.service.http.conftest import RUNS, Serve, Served
 from tests.service.http.journal_node import JournalNode
 from tests.service.ingest.gated_appender import Door, at
+from tests.service.journal.rig import journal_settings
 
 PLAIN = {"content_type": "text/plain"}
 KEY = RunKey("p", "r")
@@ -197,8 +197,8 @@ async def test_a_run_begun_by_its_connector_is_for_the_lane(
 
 
 async def test_a_full_journal_slows_and_then_refuses(serve: Serve) -> None:
-    limits = JournalLimits(max_bytes=64 << 10, min_free_bytes=0, fast_sync_seconds=3600)
-    node = JournalNode(door=Door(limits=limits))
+    limits = journal_settings(max_bytes=64 << 10, min_free_bytes=0, fast_sync_seconds=3600)
+    node = JournalNode(door=Door(settings=limits))
     served = await serve(node)
     await known(served)
     statuses, seen = [], 0

@@ -150,7 +150,10 @@ async def test_a_search_past_its_limit_is_a_problem_while_nothing_was_sent(tmp_p
 
 async def test_a_full_queue_is_503_with_retry_after(tmp_path: Path) -> None:
     world = big(tmp_path, 1, 10)
-    async with engine_of(world, concurrent=1, waiting=0) as engine, client_of(engine) as client:
+    async with (
+        engine_of(world, max_concurrent=1, max_waiting=0) as engine,
+        client_of(engine) as client,
+    ):
         running = await engine.open(QueryRequest())
         response = await client.get("/query?from=0")
         assert response.status_code == 503

@@ -12,9 +12,10 @@ from logstore import keys
 from logstore.batch import RunKey
 from logstore.errors import InvalidInput
 from service.http.body import MAX_DEPTH, MAX_VALUES, parse_object
-from service.status.status import StatusLimits
+from service.status.settings import OpenMetadataSettings
 from tests.service.http.conftest import Serve, Served
 from tests.service.http.memory_node import MemoryNode
+from tests.settings import changed
 
 ROOT = "/api/v1/services/ingestionPipelines"
 KIND = {
@@ -93,7 +94,11 @@ def test_brackets_inside_strings_are_no_structure() -> None:
 
 
 def _few(reply_bytes: int, cache_bytes: int) -> MemoryNode:
-    return MemoryNode(reports=StatusLimits(cache_bytes=cache_bytes, reply_bytes=reply_bytes))
+    return MemoryNode(
+        openmetadata=changed(
+            OpenMetadataSettings(), report_cache_bytes=cache_bytes, report_reply_bytes=reply_bytes
+        )
+    )
 
 
 async def test_lists_of_reports_come_in_pages_of_so_many_bytes(direct: Serve) -> None:

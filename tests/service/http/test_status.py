@@ -12,11 +12,12 @@ import pytest
 from logstore.batch import RunKey
 from logstore.runs.retention import RunRetention
 from service.ingest.batch import IncomingBatch
-from service.status.endings import EndingLimits
-from service.tail import TailLimits
+from service.status.settings import OpenMetadataSettings
+from service.tail import SseSettings
 from tests.service.http.conftest import Serve, Served
 from tests.service.http.memory_node import MemoryNode
 from tests.service.http.test_stream import drained, events, put, watching
+from tests.settings import changed
 from tests.simulation.faulty_store import Fault, FaultyStore, Schedule
 
 ROOT = "/api/v1/services/ingestionPipelines"
@@ -165,12 +166,15 @@ async def test_a_write_whose_answer_was_lost_is_looked_for(direct: Serve, fault:
     assert len((await served.client.get(f"{ROOT}/metrics/p/r")).json()["data"]) == 1
 
 
-QUICK = EndingLimits(grace_seconds=0.05, look_seconds=0.0)
+QUICK: dict[str, Any] = {
+    "openmetadata": changed(OpenMetadataSettings(), finish_grace_seconds=0.05),
+    "look_seconds": 0.0,
+}
 
 
 @pytest.mark.parametrize("state", ["success", "failed", "partialSuccess", "stopped"])
 async def test_a_stream_of_a_run_that_ended_replays_and_completes(serve: Serve, state: str) -> None:
-    served = await serve(MemoryNode(endings=QUICK))
+    served = await serve(MemoryNode(**QUICK))
     await put(served.node, "a")
     await say(served, status("r", state))
     await asyncio.sleep(0.06)
@@ -180,7 +184,7 @@ async def test_a_stream_of_a_run_that_ended_replays_and_completes(serve: Serve, 
 
 @pytest.mark.parametrize("state", ["queued", "running"])
 async def test_a_run_that_goes_on_is_not_completed(serve: Serve, state: str) -> None:
-    served = await serve(MemoryNode(endings=QUICK))
+    served = await serve(MemoryNode(**QUICK))
     await put(served.node, "a")
     await say(served, status("r", "success"))
     await say(served, status("r", state))
@@ -193,7 +197,7 @@ async def test_a_run_that_goes_on_is_not_completed(serve: Serve, state: str) -> 
 
 
 async def test_a_status_said_to_another_node_is_found(serve: Serve) -> None:
-    node = MemoryNode(limits=TailLimits(heartbeat_seconds=0.05), endings=QUICK)
+    node = MemoryNode(sse=changed(SseSettings(), heartbeat_seconds=0.05), **QUICK)
     served = await serve(node)
     await put(node, "a")
     async with watching(served) as stream:
@@ -206,7 +210,7 @@ async def test_a_status_said_to_another_node_is_found(serve: Serve) -> None:
 
 
 async def test_a_store_that_is_away_is_not_the_end_of_a_run(serve: Serve) -> None:
-    node = MemoryNode(limits=TailLimits(heartbeat_seconds=0.02), endings=QUICK)
+    node = MemoryNode(sse=changed(SseSettings(), heartbeat_seconds=0.02), **QUICK)
     faults = dict.fromkeys(range(1, 10_000), Fault.UNAVAILABLE)
     node.status._reports._store = FaultyStore(node.store, Schedule(faults))
     served = await serve(node)
@@ -221,7 +225,7 @@ async def test_a_store_that_is_away_is_not_the_end_of_a_run(serve: Serve) -> Non
 
 
 async def test_readers_of_a_run_share_a_look_at_its_status() -> None:
-    node = MemoryNode(endings=EndingLimits(look_seconds=60.0))
+    node = MemoryNode(look_seconds=60.0)
     store = FaultyStore(node.store, Schedule.none())
     node.status._reports._store = store
     assert await asyncio.gather(*[node.status.over(KEY) for _ in range(100)]) == [False] * 100
@@ -250,14 +254,14 @@ async def test_progress_live(serve: Serve) -> None:
 
 
 async def test_progress_ends_with_a_terminal_status(serve: Serve) -> None:
-    served = await serve(MemoryNode(endings=QUICK))
+    served = await serve(MemoryNode(**QUICK))
     async with served.client.stream("GET", f"{ROOT}/progress/p/stream/r") as response:
         await say(served, status("r", "success"))
         assert await anext(events(response)) == {"event": "complete", "data": "{}"}
 
 
 async def test_progress_of_another_node_is_seen_at_a_heartbeat(serve: Serve) -> None:
-    node = MemoryNode(limits=TailLimits(heartbeat_seconds=0.05))
+    node = MemoryNode(sse=changed(SseSettings(), heartbeat_seconds=0.05))
     served = await serve(node)
     async with served.client.stream("GET", f"{ROOT}/progress/p/stream/r") as response:
         other = MemoryNode()

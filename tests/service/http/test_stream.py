@@ -15,9 +15,10 @@ import pytest
 from logstore.batch import RunKey
 from logstore.errors import StoreUnavailable
 from service.ingest.batch import IncomingBatch
-from service.tail import TailLimits, Tick
+from service.tail import SseSettings, Tick
 from tests.service.http.conftest import RUNS, Serve, Served
 from tests.service.http.memory_node import MemoryNode, MemorySize
+from tests.settings import changed
 
 KEY = RunKey("p", "r")
 STREAM = RUNS + "/p/stream/r"
@@ -144,7 +145,7 @@ async def test_a_cursor_nobody_gave_out_starts_over(serve: Serve, cursor: str) -
 async def test_each_line_once_over_random_reconnects(serve: Serve, seed: int, form: str) -> None:
     """Tiny rings, batches of any size, readers that leave at any event and come back."""
     dice = random.Random(seed)
-    node = MemoryNode(limits=TailLimits(ring_bytes=200, gather_seconds=0.0005))
+    node = MemoryNode(sse=changed(SseSettings(), ring_bytes=200, coalesce_milliseconds=0.5))
     served = await serve(node)
     sent: list[str] = []
 
@@ -237,7 +238,7 @@ async def test_no_line_makes_a_frame_of_its_own(serve: Serve) -> None:
 
 
 async def test_a_silent_stream_beats(serve: Serve) -> None:
-    served = await serve(MemoryNode(limits=TailLimits(heartbeat_seconds=0.02)))
+    served = await serve(MemoryNode(sse=changed(SseSettings(), heartbeat_seconds=0.02)))
     async with watching(served) as stream:
         assert await anext(stream) == {"comment": "heartbeat"}
         await served.node.close_run(KEY)
@@ -253,7 +254,7 @@ async def test_a_store_that_is_away_for_a_moment_does_not_end_a_stream(serve: Se
 
 
 async def test_past_the_limit_of_readers_one_error_event(serve: Serve) -> None:
-    served = await serve(max_stream_readers=1)
+    served = await serve(max_readers=1)
     async with watching(served):
         response = await served.client.get(STREAM)
         assert response.status_code == 200
@@ -280,7 +281,7 @@ async def test_a_reader_that_leaves_is_forgotten(serve: Serve) -> None:
 
 
 async def test_a_reader_that_does_not_read_costs_a_ring_and_catches_up(serve: Serve) -> None:
-    node = MemoryNode(limits=TailLimits(ring_bytes=50_000))
+    node = MemoryNode(sse=changed(SseSettings(), ring_bytes=50_000))
     served = await serve(node)
     line = "x" * 1000
     async with watching(served) as stream:

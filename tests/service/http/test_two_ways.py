@@ -14,14 +14,14 @@ from random import Random
 
 import pytest
 
-from service.http.limits import HttpLimits
 from tests.seeds import seeds
 from tests.service.http.corpus import CORPUS, Entry
 from tests.service.http.wires import Client, Reply, Side, post, statuses
 from tests.service.simulated_node import START_MS
+from tests.settings import http_settings
 from tests.simulation.virtual_time import VirtualClock, simulate
 
-LIMITS = HttpLimits(max_header_bytes=1000, max_url_bytes=500)
+SHORT = http_settings(max_header_bytes=1000, max_url_bytes=500)
 DAMAGED = 150
 _PASSING = re.compile(r"[0-9A-HJKMNP-TV-Z]{21,26}")
 
@@ -30,7 +30,7 @@ def played(story: Callable[[Side, Side], Awaitable[None]]) -> None:
     """`story(quick, ordinary)` over two nodes that know both runs."""
 
     async def go(clock: VirtualClock) -> None:
-        sides = Side(clock, limits=LIMITS), Side(clock, quick=False, limits=LIMITS)
+        sides = Side(clock, settings=SHORT), Side(clock, quick=False, settings=SHORT)
         for side in sides:
             await side.start()
             for path in ("/p/r", "/p/other"):

@@ -22,11 +22,12 @@ from uvicorn.server import ServerState
 from service.http.app import Door, build_app
 from service.http.connection import QUIET, SHUT, Connection
 from service.http.guests import Guests
-from service.http.limits import HttpLimits
 from service.http.server import configured
+from service.http.settings import HttpSettings
+from service.runs.tuning import Tuning
 from service.runtime.counters import HttpCounters
-from service.runtime.parts import NodeLimits
 from tests.service.simulated_node import Life
+from tests.settings import SETTINGS
 from tests.simulation.powercut import PowerCutFileSystem
 from tests.simulation.virtual_time import VirtualClock
 
@@ -213,16 +214,17 @@ class Side:
 
     clock: VirtualClock
     quick: bool = True
-    limits: HttpLimits = field(default_factory=HttpLimits)
-    node_limits: NodeLimits = field(default_factory=NodeLimits)
+    settings: HttpSettings = field(default_factory=HttpSettings)
 
     def __post_init__(self) -> None:
         self.fs = PowerCutFileSystem()
-        self.node = Life(self.fs, self.clock, limits=self.node_limits).node
+        self.node = Life(self.fs, self.clock, settings=SETTINGS, tuning=Tuning()).node
         self.counters = HttpCounters()
-        door = Door(limits=self.limits, counters=self.counters, clock=self.clock, entropy=Random(1))
+        door = Door(
+            settings=self.settings, counters=self.counters, clock=self.clock, entropy=Random(1)
+        )
         self.app = build_app(self.node, door)
-        self.guests = Guests(self.limits, self.counters, self.app.append.fresh_id)
+        self.guests = Guests(self.settings, self.counters, self.app.append.fresh_id)
         self.state = ServerState()
         self.by_asgi = 0
         self.config: Config = configured(self.app, self.guests, stop_seconds=1, quick=self.quick)

@@ -9,14 +9,16 @@ from logstore import ulid as ulids
 from logstore.batch import RunKey, digest
 from logstore.errors import StoreUnavailable
 from logstore.filesystem import File
-from service.ingest.appender import Appender, AppendLimits
+from service.ingest.appender import Appender
 from service.ingest.batch import Durability, IncomingBatch
+from service.ingest.settings import IngestSettings
 from service.journal.journal import Journal
-from service.journal.limits import JournalLimits
-from tests.service.journal.rig import RUN, START_MS, Rig, held
+from service.journal.settings import JournalSettings
+from service.runs.settings import RunSettings
+from tests.service.journal.rig import RUN, START_MS, Rig, held, journal_settings
 from tests.simulation.powercut import PowerCutFileSystem
 
-LIMITS = JournalLimits(fast_sync_seconds=3600)
+SETTINGS = journal_settings(fast_sync_seconds=3600)
 
 
 @dataclass
@@ -67,13 +69,13 @@ class Door:
     def __init__(
         self,
         fs: PowerCutFileSystem | None = None,
-        limits: JournalLimits = LIMITS,
-        append: AppendLimits | None = None,
+        settings: JournalSettings = SETTINGS,
+        active_runs: int = RunSettings().max_concurrent_streams,
     ) -> None:
-        self.append_limits = append or AppendLimits()
+        self.active_runs = active_runs
         self.fs = fs or PowerCutFileSystem()
         self.syncer = GatedSyncer()
-        self.rig = Rig(fs=self.fs, syncer=self.syncer, limits=limits)
+        self.rig = Rig(fs=self.fs, syncer=self.syncer, settings=settings)
         self.stored = FakeStored()
         self.deleted: dict[RunKey, int] = {}
         self.confirmed: list[int] = []
@@ -89,7 +91,8 @@ class Door:
             self.stored,
             self.rig.clock,
             ulids.Minter(self.rig.clock, self.rig.dice, last=self.journal.state.last_ulid),
-            self.append_limits,
+            IngestSettings(),
+            active_runs=self.active_runs,
             horizon=lambda key: self.deleted.get(key, 0),
             confirmed_through=self._confirm,
         )

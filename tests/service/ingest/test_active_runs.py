@@ -9,7 +9,8 @@ import pytest
 from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.errors import BatchConflict
-from service.ingest.appender import Appender, AppendLimits
+from service.ingest.appender import Appender
+from service.ingest.settings import IngestSettings
 from tests.service.ingest.gated_appender import Door, at, batch
 
 LIMIT = 3
@@ -22,7 +23,8 @@ def bounded(door: Door) -> Appender:
         door.stored,
         door.rig.clock,
         ulids.Minter(door.rig.clock, door.rig.dice),
-        AppendLimits(active_runs=LIMIT),
+        IngestSettings(),
+        active_runs=LIMIT,
         horizon=lambda key: door.deleted.get(key, 0),
         confirmed_through=lambda _: asyncio.sleep(0),
     )

@@ -18,9 +18,8 @@ from logstore.errors import (
     RunDeleted,
 )
 from service.ingest.batch import IncomingBatch
-from service.journal.limits import JournalLimits
 from tests.service.ingest.gated_appender import Door, at, batch
-from tests.service.journal.rig import RUN, START_MS, held
+from tests.service.journal.rig import RUN, START_MS, held, journal_settings
 from tests.simulation.turns import turns
 
 MINUTE = 60_000
@@ -258,7 +257,7 @@ async def test_a_durable_duplicate_of_a_fast_batch_waits_for_the_sync() -> None:
 
 async def test_a_journal_that_fills_slows_its_clients_before_it_refuses_them() -> None:
     door = Door()
-    door.rig.limits = JournalLimits(max_bytes=64 << 10, min_free_bytes=0)
+    door.rig.settings = journal_settings(max_bytes=64 << 10, min_free_bytes=0)
     await door.restart()
     waits: list[int] = []
 
@@ -322,7 +321,7 @@ async def test_the_quick_way_stores_no_retry_of_a_gen_1_client() -> None:
 
 async def test_the_quick_way_is_not_the_way_round_a_journal_that_fills() -> None:
     door = Door()
-    door.rig.limits = JournalLimits(max_bytes=64 << 10, min_free_bytes=0)
+    door.rig.settings = journal_settings(max_bytes=64 << 10, min_free_bytes=0)
     await door.restart()
     taken = 0
     while (quick := door.appender.submit(batch(b"x" * 1000 + b"\n"))) is not None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from random import Random
 
 import pytest
@@ -16,11 +15,11 @@ import pytest
 from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.errors import RunDeleted
-from service.ingest.appender import AppendLimits
 from service.ingest.batch import Durability, IncomingBatch
 from service.node import Node
 from tests.service.client_model import downloaded
-from tests.service.simulated_node import LIMITS, START_MS, Life
+from tests.service.simulated_node import SMALL, START_MS, Life
+from tests.settings import settings_with
 from tests.simulation.backing import open_store
 from tests.simulation.faulty_store import Fault, FaultyStore, Schedule
 from tests.simulation.powercut import PowerCutFileSystem
@@ -28,7 +27,7 @@ from tests.simulation.turns import turns
 from tests.simulation.virtual_time import VirtualClock, simulate
 
 RUN = RunKey("service.pipeline", "run-1")
-FEW = replace(LIMITS, append=AppendLimits(active_runs=2))
+FEW = settings_with(SMALL, runs={"max_concurrent_streams": 2})
 AHEAD_MS = 300_000
 
 
@@ -77,7 +76,7 @@ def test_it_reaches_what_is_not_synced_yet_also_of_a_run_that_memory_forgot(
     durability: Durability, crowded: bool, what: str
 ) -> None:
     async def story(clock: VirtualClock) -> None:
-        node = Life(PowerCutFileSystem(), clock, limits=FEW).node
+        node = Life(PowerCutFileSystem(), clock, settings=FEW).node
         await node.start()
         batch = ahead(clock, durability)
         assert not (await node.append(batch)).duplicate
@@ -121,7 +120,7 @@ def test_it_reaches_what_only_the_journal_of_an_earlier_start_holds(what: str) -
 
 def test_lines_that_come_while_it_is_recorded_go_with_it_or_stay_whole() -> None:
     async def story(clock: VirtualClock) -> None:
-        node = Life(PowerCutFileSystem(), clock, limits=FEW).node
+        node = Life(PowerCutFileSystem(), clock, settings=FEW).node
         await node.start()
         batches = [replace_id(ahead(clock), number) for number in range(20)]
 

@@ -13,15 +13,15 @@ from logstore.errors import JournalFailed, JournalFull
 from service.ingest.appender import RETRY_MS
 from service.ingest.batch import Receipt
 from service.journal.connectors import MOST, NAME_BYTES
-from service.journal.limits import JournalLimits
+from service.journal.settings import JournalSettings
 from tests.seeds import seeds
 from tests.service.ingest.gated_appender import Door, at, batch
-from tests.service.journal.rig import RUN
+from tests.service.journal.rig import RUN, journal_settings
 from tests.simulation.powercut import PowerCut, PowerCutFileSystem
 from tests.simulation.turns import turns
 
 NAME = "host-17"
-SMALL = JournalLimits(file_bytes=600, max_bytes=1 << 20, fast_sync_seconds=3600)
+SMALL = journal_settings(file_bytes=600, max_bytes=1 << 20, fast_sync_seconds=3600)
 
 
 async def send(
@@ -30,9 +30,9 @@ async def send(
     return await door.appender.append(batch(text, above=above, connector=name, key=key))
 
 
-async def opened(*, limits: JournalLimits | None = None) -> tuple[Door, int]:
+async def opened(*, settings: JournalSettings | None = None) -> tuple[Door, int]:
     """A door, and what its client echoes after the opening call."""
-    door = Door() if limits is None else Door(limits=limits)
+    door = Door() if settings is None else Door(settings=settings)
     return door, await door.appender.open_run(RUN, NAME)
 
 
@@ -157,11 +157,11 @@ async def test_after_a_deletion_it_is_a_new_batch() -> None:
     await door.journal.close()
 
 
-@pytest.mark.parametrize("limits", [None, SMALL])
+@pytest.mark.parametrize("settings", [None, SMALL])
 async def test_it_holds_after_a_restart_also_of_the_opening_alone(
-    limits: JournalLimits | None,
+    settings: JournalSettings | None,
 ) -> None:
-    door, echo = await opened(limits=limits)
+    door, echo = await opened(settings=settings)
     await door.restart()
     first = await send(door, above=echo)
     await door.restart()
@@ -192,11 +192,11 @@ async def test_a_retry_waits_for_the_sync_of_a_batch_whose_client_went_away() ->
     await door.journal.close()
 
 
-@pytest.mark.parametrize("limits", [None, SMALL])
+@pytest.mark.parametrize("settings", [None, SMALL])
 async def test_a_bulk_retry_waits_for_the_segment_also_after_a_restart(
-    limits: JournalLimits | None,
+    settings: JournalSettings | None,
 ) -> None:
-    door, echo = await opened(limits=limits)
+    door, echo = await opened(settings=settings)
     await send(door, b"a\nb\n", above=echo)
     for _ in range(2):
         await door.restart()
@@ -207,7 +207,7 @@ async def test_a_bulk_retry_waits_for_the_segment_also_after_a_restart(
 
 
 async def test_a_batch_that_a_full_disk_refused_is_stored_by_its_retry() -> None:
-    door, echo = await opened(limits=SMALL)
+    door, echo = await opened(settings=SMALL)
     door.fs.fail_with(errno.ENOSPC, at=len(door.fs.calls) + 1, once=True)
     with pytest.raises(JournalFull):
         await send(door, above=echo)
@@ -316,7 +316,7 @@ async def _between(door: Door, dice: Random) -> None:
 @pytest.mark.parametrize("seed", seeds(30))
 async def test_every_batch_once_whatever_comes_between(seed: int) -> None:
     dice = Random(f"gen1 {seed}")
-    door = Door(limits=SMALL)
+    door = Door(settings=SMALL)
     clients = [Client(dice, f"host-{number}") for number in range(3)]
     for _ in range(120):
         await dice.choice(clients).step(door)

@@ -15,18 +15,18 @@ from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.clock import SystemClock
 from logstore.errors import BatchConflict
-from service.ingest.appender import AppendLimits
 from service.ingest.batch import IncomingBatch
 from tests.service.client_model import downloaded
-from tests.service.simulated_node import LIMITS, START_MS, Life
+from tests.service.simulated_node import SMALL, START_MS, Life
 from tests.service.test_main import PLAIN, RUN, service, settings_for
+from tests.settings import settings_with
 from tests.simulation.backing import open_place
 from tests.simulation.powercut import PowerCutFileSystem
 from tests.simulation.virtual_time import VirtualClock, simulate
 
 pytestmark = pytest.mark.usefixtures("every_server")
 
-FEW = replace(LIMITS, append=AppendLimits(active_runs=3))
+FEW = settings_with(SMALL, runs={"max_concurrent_streams": 3})
 RUNS = [RunKey("p", str(number)) for number in range(8)]
 
 
@@ -38,7 +38,7 @@ def sent(key: RunKey, turn: int, text: bytes = b"") -> IncomingBatch:
 def test_batches_that_memory_and_journal_have_forgotten_are_known() -> None:
     async def story(clock: VirtualClock) -> None:
         fs = PowerCutFileSystem()
-        node = Life(fs, clock, limits=FEW).node
+        node = Life(fs, clock, settings=FEW).node
         await node.start()
         for turn in range(2):
             for key in RUNS:
@@ -47,7 +47,7 @@ def test_batches_that_memory_and_journal_have_forgotten_are_known() -> None:
             assert await node.close_run(key) == "closed"
         await node.stop()
 
-        again = Life(fs, clock, seed=1, limits=FEW).node
+        again = Life(fs, clock, seed=1, settings=FEW).node
         await again.start()
         await clock.sleep(10)
         assert again.journal.files[0].first_pos >= 2 * len(RUNS), "the journal has let go of them"

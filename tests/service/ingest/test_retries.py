@@ -14,11 +14,7 @@ import pytest
 from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.errors import BatchConflict, JournalFull, RunDeleted
-from service.ingest.appender import AppendLimits
 from service.ingest.batch import Durability, IncomingBatch
-from service.journal.limits import JournalLimits
-from service.settings import Settings
-from service.wiring import node_limits
 from tests.service.client_model import downloaded
 from tests.service.ingest.gated_appender import Door, at, batch
 from tests.service.simulated_node import START_MS, Life
@@ -29,12 +25,12 @@ from tests.simulation.turns import turns
 from tests.simulation.virtual_time import VirtualClock, simulate
 
 OTHERS = [RunKey("other", str(number)) for number in range(5)]
-FEW = AppendLimits(active_runs=2)
+FEW = 2
 
 
 def few() -> Door:
     """A door that has two runs in memory."""
-    return Door(append=FEW)
+    return Door(active_runs=FEW)
 
 
 async def crowd_out(door: Door) -> list[asyncio.Task[object]]:
@@ -200,12 +196,6 @@ async def test_a_run_deleted_while_the_store_was_asked_takes_no_deleted_id() -> 
         await late
     assert door.texts() == []
     await door.journal.close()
-
-
-def test_the_limits_of_the_parts_are_those_of_the_settings() -> None:
-    made = node_limits(Settings())
-    assert made.append == AppendLimits()
-    assert made.journal == JournalLimits()
 
 
 # --- a store that gives no answer ---------------------------------------------------

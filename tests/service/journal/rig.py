@@ -12,13 +12,14 @@ from logstore import ulid as ulids
 from logstore.batch import RunKey, digest, ulid_of
 from logstore.filesystem import FileSystem
 from logstore.syncer import Syncer
-from service.journal.journal import Journal
-from service.journal.limits import JournalLimits
+from service.journal.journal import SPARE_FILES, Journal
 from service.journal.recovery import Recovered, recover
+from service.journal.settings import JournalSettings
 from service.journal.state import JournalState
 from service.journal.view import JournalPin
 from service.journal.writer import Appended
 from service.runtime.threads import Offload
+from tests.settings import changed
 from tests.simulation.powercut import DirectSyncer, PowerCutFileSystem
 
 NODE = "node-01J00000000000000000000000"
@@ -42,17 +43,25 @@ class SetClock:
         self.ms += int(seconds * 1000)
 
 
+def journal_settings(**values: float) -> JournalSettings:
+    """Others than the product's, also those that nobody may set."""
+    return changed(JournalSettings(), **values)
+
+
 @dataclass
 class Rig:
     """What one folder goes through over several starts."""
 
     fs: FileSystem = field(default_factory=PowerCutFileSystem)
     folder: str = "/data/journal"
-    limits: JournalLimits = field(default_factory=lambda: JournalLimits(fast_sync_seconds=0.01))
+    settings: JournalSettings = field(
+        default_factory=lambda: journal_settings(fast_sync_seconds=0.01)
+    )
     clock: SetClock = field(default_factory=SetClock)
     syncer: Syncer = field(default_factory=DirectSyncer)
     dice: random.Random = field(default_factory=lambda: random.Random(7))
     offload: Offload | None = None
+    spare_files: int = SPARE_FILES
     heard: list[Appended] = field(default_factory=list)
     recovered: Recovered = field(default_factory=Recovered)
     ids: int = 0
@@ -66,11 +75,12 @@ class Rig:
             self.syncer,
             self.clock,
             self.dice,
-            self.limits,
+            self.settings,
             self.recovered,
             self.recovered.state or JournalState(NODE),
             self._hear,
             offload=self.offload,
+            spare_files=self.spare_files,
         )
 
     def _hear(self, batches: Sequence[Appended]) -> None:

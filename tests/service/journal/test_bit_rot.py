@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from logstore.batch import RecordMeta, RunKey
@@ -11,16 +9,16 @@ from service.ingest.batch import IncomingBatch
 from service.journal import format as wal
 from service.journal.format import encode_meta
 from service.node import Node
-from service.shipping.shipper import SegmentLimits
 from tests.service.client_model import downloaded
 from tests.service.journal.test_damage import read
-from tests.service.simulated_node import LIMITS, START_MS, Life
+from tests.service.simulated_node import SMALL, START_MS, Life
 from tests.service.store_checks import view_of
+from tests.settings import settings_with
 from tests.simulation.powercut import PowerCutFileSystem
 from tests.simulation.virtual_time import VirtualClock, simulate
 
 RUN = RunKey("service.pipeline", "run")
-LATE = replace(LIMITS, segments=SegmentLimits(seconds=30.0))
+LATE = settings_with(SMALL, flush={"segment_seconds": 30.0})
 TEXTS = [b"%d the text of a batch\n" % number for number in range(8)]
 
 
@@ -50,7 +48,7 @@ def test_a_bit_that_turned_is_found_before_it_is_sealed(where: str) -> None:
     fs = PowerCutFileSystem()
 
     async def go(clock: VirtualClock) -> None:
-        node = Life(fs, clock, seed=1, limits=LATE).node
+        node = Life(fs, clock, seed=1, settings=LATE).node
         await node.start()
         for text in TEXTS:
             await node.append(incoming(text))
@@ -84,7 +82,7 @@ def test_entries_that_are_whole_are_shipped_whole() -> None:
     fs = PowerCutFileSystem()
 
     async def go(clock: VirtualClock) -> None:
-        node = Life(fs, clock, seed=1, limits=LATE).node
+        node = Life(fs, clock, seed=1, settings=LATE).node
         await node.start()
         sent = []
         for number in range(200):

@@ -13,13 +13,12 @@ from logstore.errors import UnsupportedVersion
 from logstore.filesystem import FileSystem
 from service.journal import format as wal
 from service.journal.journal import Journal
-from service.journal.limits import JournalLimits
 from service.journal.recovery import recover
 from service.journal.state import Cut
-from tests.service.journal.rig import NODE, RUN, Rig, held, put
+from tests.service.journal.rig import NODE, RUN, Rig, held, journal_settings, put
 from tests.simulation.powercut import PowerCutFileSystem
 
-LIMITS = JournalLimits(file_bytes=1 << 20, fast_sync_seconds=3600)
+SETTINGS = journal_settings(file_bytes=1 << 20, fast_sync_seconds=3600)
 MARK = wal.MARK_EVERY
 
 
@@ -49,7 +48,7 @@ def wals(fs: FileSystem) -> list[str]:
 
 async def opened(fs: FileSystem, ask: Callable[[Rig, Journal], None]) -> None:
     """Starts, checks, appends, starts again."""
-    rig = Rig(fs=fs, limits=LIMITS)
+    rig = Rig(fs=fs, settings=SETTINGS)
     journal = rig.open()
     ask(rig, journal)
     before = held(journal)
@@ -66,7 +65,7 @@ def written(lines: list[bytes], *, starts: int = 1) -> PowerCutFileSystem:
     fs = PowerCutFileSystem()
 
     async def main() -> None:
-        rig = Rig(fs=fs, limits=LIMITS)
+        rig = Rig(fs=fs, settings=SETTINGS)
         share = len(lines) // starts
         for start in range(starts):
             journal = rig.open()
@@ -304,7 +303,7 @@ def cut_story(cuts: int) -> PowerCutFileSystem:
     fs = PowerCutFileSystem()
 
     async def main() -> None:
-        rig = Rig(fs=fs, limits=LIMITS)
+        rig = Rig(fs=fs, settings=SETTINGS)
         for start in range(2):
             journal = rig.open()
             for number in range(cuts):
@@ -333,7 +332,7 @@ def test_without_the_newest_state_the_older_one_and_its_changes_say_the_same() -
 
 
 async def _with_third_start(fs: PowerCutFileSystem) -> None:
-    journal = Rig(fs=fs, limits=LIMITS).open()
+    journal = Rig(fs=fs, settings=SETTINGS).open()
     await journal.close()
 
 

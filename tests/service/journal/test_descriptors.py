@@ -17,16 +17,17 @@ from logstore.errors import NodeNotReady
 from logstore.syncer import ThreadSyncer
 from service.journal.handles import MOST, ReadHandles
 from service.journal.journal import Journal
-from service.journal.limits import JournalLimits
 from service.journal.problems import worries
 from service.journal.recovery import recover
-from tests.service.journal.rig import Rig, held, put
+from tests.service.journal.rig import Rig, held, journal_settings, put
 from tests.service.journal.test_powercut import Story, check_after_restart
 from tests.simulation.descriptors import no_descriptors
 from tests.simulation.powercut import PowerCutFileSystem
 
 FILE = 1200
-LIMITS = JournalLimits(file_bytes=FILE, max_bytes=1 << 24, min_free_bytes=0, fast_sync_seconds=3600)
+SETTINGS = journal_settings(
+    file_bytes=FILE, max_bytes=1 << 24, min_free_bytes=0, fast_sync_seconds=3600
+)
 LINE = b"%03d " + b"x" * 150 + b"\n"
 
 
@@ -44,7 +45,7 @@ def folder(tmp_path: Path) -> str:
 
 
 def a_rig(fs: Disk, folder: str) -> Rig:
-    return Rig(fs=fs, folder=folder, limits=LIMITS, syncer=ThreadSyncer())
+    return Rig(fs=fs, folder=folder, settings=SETTINGS, syncer=ThreadSyncer())
 
 
 async def test_with_descriptors_in_reserve_files_are_begun_and_read(folder: str) -> None:
@@ -133,7 +134,7 @@ def test_no_call_that_finds_none_ends_the_journal() -> None:
 
 
 async def test_a_journal_of_many_files_holds_few_descriptors() -> None:
-    rig = Rig(limits=LIMITS)
+    rig = Rig(settings=SETTINGS)
     journal = rig.open()
     kept = await fill(rig, journal, 0, 600)
     assert len(journal.files) > 2 * MOST

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,11 +17,10 @@ from logstore.filesystem import File
 from logstore.syncer import syncer_for
 from service.journal.format import encode_meta
 from service.journal.journal import Journal
-from service.journal.limits import JournalLimits
 from service.journal.recovery import recover
 from service.journal.state import Cut, JournalState
 from service.journal.writer import Appended
-from tests.service.journal.rig import NODE, RUN, Rig, held, put, texts
+from tests.service.journal.rig import NODE, RUN, Rig, held, journal_settings, put, texts
 from tests.simulation.powercut import PowerCutFileSystem
 from tests.simulation.turns import turns
 
@@ -143,7 +141,7 @@ async def test_a_fast_batch_is_acknowledged_before_its_sync_which_follows() -> N
 
 
 async def test_fast_batches_do_not_gather_in_memory() -> None:
-    rig = Rig(limits=JournalLimits(fast_sync_seconds=3600))
+    rig = Rig(settings=journal_settings(fast_sync_seconds=3600))
     journal = rig.open()
     text = b"x" * 999_999 + b"\n"
     for _ in range(20):
@@ -156,7 +154,7 @@ async def test_fast_batches_do_not_gather_in_memory() -> None:
 
 async def test_closing_syncs_what_was_taken_while_a_sync_was_under_way() -> None:
     syncer = HeldSyncer()
-    rig = Rig(syncer=syncer, limits=JournalLimits(fast_sync_seconds=3600))
+    rig = Rig(syncer=syncer, settings=journal_settings(fast_sync_seconds=3600))
     journal = rig.open()
     first = asyncio.create_task(put(journal, b"1\n", rig.next_ulid()))
     await turns()
@@ -202,7 +200,7 @@ async def test_a_listener_that_fails_is_reported_and_harms_nobody() -> None:
         rig.syncer,
         rig.clock,
         rig.dice,
-        rig.limits,
+        rig.settings,
         recover(fs, rig.folder),
         JournalState(NODE),
         fail,
@@ -215,7 +213,7 @@ async def test_a_listener_that_fails_is_reported_and_harms_nobody() -> None:
 
 
 async def test_files_roll_are_read_across_and_go_when_their_segments_are_confirmed() -> None:
-    rig = Rig(limits=JournalLimits(file_bytes=2000, max_bytes=1 << 20))
+    rig = Rig(settings=journal_settings(file_bytes=2000, max_bytes=1 << 20))
     journal = rig.open()
     lines = [b"line %03d %s\n" % (i, b"x" * 100) for i in range(60)]
     for line in lines:
@@ -288,7 +286,7 @@ async def test_order_of_files_holds_when_the_clock_steps_back() -> None:
 
 
 async def test_a_full_journal_refuses_batches_but_takes_the_cut_that_empties_it() -> None:
-    rig = Rig(limits=JournalLimits(file_bytes=1 << 20, max_bytes=10_000))
+    rig = Rig(settings=journal_settings(file_bytes=1 << 20, max_bytes=10_000))
     journal = rig.open()
     with pytest.raises(JournalFull):
         await fill(rig, journal, b"x" * 99 + b"\n")
@@ -304,7 +302,7 @@ async def test_a_full_journal_refuses_batches_but_takes_the_cut_that_empties_it(
 
 async def test_room_is_kept_on_the_disk_for_what_empties_the_journal() -> None:
     fs = PowerCutFileSystem(capacity_bytes=6 << 20)
-    rig = Rig(fs=fs, limits=JournalLimits(min_free_bytes=1 << 20))
+    rig = Rig(fs=fs, settings=journal_settings(min_free_bytes=1 << 20))
     journal = rig.open()
     with pytest.raises(JournalFull, match="kept free"):
         await fill(rig, journal, b"x" * 999_999 + b"\n")
@@ -316,7 +314,7 @@ async def test_room_is_kept_on_the_disk_for_what_empties_the_journal() -> None:
 
 async def test_a_file_that_cannot_be_begun_leaves_the_one_at_hand_in_use() -> None:
     fs = PowerCutFileSystem()
-    rig = Rig(fs=fs, limits=JournalLimits(file_bytes=1600, max_bytes=1 << 20))
+    rig = Rig(fs=fs, settings=journal_settings(file_bytes=1600, max_bytes=1 << 20))
     journal = rig.open()
     for number in range(30):
         fs.fail_with(errno.ENOSPC, at=len(fs.calls) + 3, once=True)  # write, sync, then open
@@ -334,13 +332,13 @@ async def test_a_file_that_cannot_be_begun_leaves_the_one_at_hand_in_use() -> No
 
 async def test_an_index_that_cannot_be_spilled_stays_in_memory() -> None:
     fs = PowerCutFileSystem()
-    rig = Rig(fs=fs, limits=JournalLimits(file_bytes=1500, max_bytes=1 << 20))
+    rig = Rig(fs=fs, settings=journal_settings(file_bytes=1500, max_bytes=1 << 20))
     journal = rig.open()
     await put(journal, b"a" * 1500 + b"\n", rig.next_ulid())
     calls = [call for call in fs.calls if ".idx" in call and call.startswith("write")]
     assert calls
     at = fs.calls.index(calls[0]) + 1
-    again = Rig(fs=PowerCutFileSystem(), limits=rig.limits)
+    again = Rig(fs=PowerCutFileSystem(), settings=rig.settings)
     again.fs.fail_with(errno.EIO, at=at, once=True)  # type: ignore[attr-defined]
     other = again.open()
     await put(other, b"a" * 1500 + b"\n", again.next_ulid())
@@ -366,7 +364,7 @@ async def test_it_works_on_a_real_disk(tmp_path_factory: pytest.TempPathFactory)
         fs=Disk(),
         folder=f"{tmp_path_factory.mktemp('data')}/journal",
         syncer=syncer,
-        limits=replace(JournalLimits(), file_bytes=50_000, min_free_bytes=0),
+        settings=journal_settings(file_bytes=50_000, min_free_bytes=0),
     )
     journal = rig.open()
     lines = [b"%05d\n" % number * 20 for number in range(1000)]

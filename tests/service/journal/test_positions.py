@@ -10,7 +10,7 @@ from service.journal import format as wal
 from service.journal.recovery import recover
 from service.journal.scan import Damage, Entry, TornTail, scan
 from tests.service.journal.rig import NODE, Rig, put
-from tests.service.journal.test_damage import LIMITS, read, wals, write
+from tests.service.journal.test_damage import SETTINGS, read, wals, write
 from tests.simulation.powercut import PowerCutFileSystem
 
 FOLDER = "/data/journal"
@@ -23,7 +23,7 @@ def begun(files: int, lines: int) -> PowerCutFileSystem:
     fs = PowerCutFileSystem()
 
     async def main() -> None:
-        rig = Rig(fs=fs, limits=LIMITS)
+        rig = Rig(fs=fs, settings=SETTINGS)
         for _ in range(files):
             journal = rig.open()
             for number in range(lines):
@@ -41,7 +41,7 @@ def lose(fs: PowerCutFileSystem, path: str) -> None:
 
 async def next_position(fs: PowerCutFileSystem) -> int:
     """The position of the next line, after a start that goes on."""
-    rig = Rig(fs=fs, limits=LIMITS)
+    rig = Rig(fs=fs, settings=SETTINGS)
     rig.ids = 1000
     journal = rig.open()
     pos = await put(journal, b"afterwards\n", rig.next_ulid())

@@ -19,13 +19,12 @@ from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.errors import JournalFailed, JournalFull
 from service.journal.journal import Journal
-from service.journal.limits import JournalLimits
 from service.journal.state import Cut
-from tests.service.journal.rig import RUN, START_MS, Rig, held, put
+from tests.service.journal.rig import RUN, START_MS, Rig, held, journal_settings, put
 from tests.simulation.powercut import PowerCut, PowerCutFileSystem
 
 DONE = RunKey("service.pipeline", "done")
-LIMITS = JournalLimits(file_bytes=1200, max_bytes=1 << 20, fast_sync_seconds=3600)
+SETTINGS = journal_settings(file_bytes=1200, max_bytes=1 << 20, fast_sync_seconds=3600)
 
 
 @dataclass
@@ -45,7 +44,7 @@ class Story:
     """Does much in few calls."""
 
     def __init__(self, fs: PowerCutFileSystem) -> None:
-        self.rig = Rig(fs=fs, limits=LIMITS)
+        self.rig = Rig(fs=fs, settings=SETTINGS)
         self.promises = Promises()
         self.number = 0
 
@@ -128,7 +127,7 @@ def check(journal: Journal, promises: Promises) -> None:
 
 async def check_after_restart(fs: PowerCutFileSystem, story: Story) -> None:
     promises = deepcopy(story.promises)
-    rig = Rig(fs=fs, limits=LIMITS)
+    rig = Rig(fs=fs, settings=SETTINGS)
     journal = rig.open()
     assert not rig.recovered.found
     check(journal, promises)
@@ -184,7 +183,7 @@ def test_a_power_cut_at_every_call_of_a_recovery() -> None:
             call += 1
             again = fs.reboot(first)
             again.fail_at = call
-            rig = Rig(fs=again, limits=LIMITS)
+            rig = Rig(fs=again, settings=SETTINGS)
             try:
                 asyncio.run(_open_and_close(rig))
             except (PowerCut, JournalFailed):
@@ -218,7 +217,7 @@ def test_a_disk_that_is_full_at_every_call_refuses_and_goes_on() -> None:
 
 def test_a_batch_that_a_full_disk_refused_leaves_no_trace() -> None:
     async def main(fs: PowerCutFileSystem, at: int) -> int:
-        rig = Rig(fs=fs, limits=LIMITS)
+        rig = Rig(fs=fs, settings=SETTINGS)
         journal = rig.open()
         taken: list[bytes] = []
         refused = 0
@@ -263,7 +262,7 @@ def test_a_failed_sync_is_never_acknowledged_nor_tried_again() -> None:
 
 def test_what_a_killed_process_left_unsynced_is_synced_before_it_is_shown() -> None:
     async def main(fs: PowerCutFileSystem) -> list[tuple[int, int, bytes]]:
-        rig = Rig(fs=fs, limits=LIMITS)
+        rig = Rig(fs=fs, settings=SETTINGS)
         killed = rig.open()
         await put(killed, b"written, not synced\n", 1 << 90, fast=True)
         journal = rig.open()  # as after kill -9: the page cache is still there
@@ -273,7 +272,7 @@ def test_what_a_killed_process_left_unsynced_is_synced_before_it_is_shown() -> N
         fs = PowerCutFileSystem()
         shown = asyncio.run(main(fs))
         assert [text for _, _, text in shown] == [b"written, not synced\n"]
-        rig = Rig(fs=fs.reboot(seed), limits=LIMITS)
+        rig = Rig(fs=fs.reboot(seed), settings=SETTINGS)
         assert asyncio.run(_held_after(rig)) == shown
 
 

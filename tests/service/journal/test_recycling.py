@@ -14,11 +14,10 @@ from logstore.errors import JournalFull
 from logstore.filesystem import FileSystem
 from logstore.syncer import ThreadSyncer
 from service.journal import format as wal
-from service.journal.journal import Journal
-from service.journal.limits import JournalLimits
+from service.journal.journal import SPARE_FILES, Journal
 from service.runtime.threads import in_place
 from tests.seeds import seeds
-from tests.service.journal.rig import START_MS, Rig, held, put, texts
+from tests.service.journal.rig import START_MS, Rig, held, journal_settings, put, texts
 from tests.service.journal.test_damage import read, wals, write
 from tests.service.journal.test_journal import fill
 from tests.service.journal.test_powercut import Promises, check
@@ -26,7 +25,7 @@ from tests.simulation.powercut import PowerCutFileSystem
 
 FILE = 20_000
 SIZES = {"file_bytes": FILE, "max_bytes": 1 << 24, "min_free_bytes": 0}
-LIMITS = JournalLimits(**SIZES, fast_sync_seconds=3600)
+SETTINGS = journal_settings(**SIZES, fast_sync_seconds=3600)
 
 
 def line(number: int, size: int = 1_000) -> bytes:
@@ -70,7 +69,7 @@ async def recycled(rig: Rig, *, size: int = 1_000) -> tuple[Journal, int]:
 
 
 async def test_a_released_file_is_written_over_and_cut_to_its_end_when_full() -> None:
-    rig = Rig(limits=LIMITS)
+    rig = Rig(settings=SETTINGS)
     journal, number = await recycled(rig)
     inodes: set[int] = set()
     for _ in range(100):
@@ -91,14 +90,14 @@ async def test_a_released_file_is_written_over_and_cut_to_its_end_when_full() ->
 
 
 async def test_what_an_earlier_life_left_is_neither_read_nor_kept() -> None:
-    rig = Rig(limits=LIMITS)
+    rig = Rig(settings=SETTINGS)
     journal, number = await recycled(rig)
     shown = held(journal)
     for _ in range(8):
         await put(journal, line(number), rig.next_ulid())
         shown.append((number, 0, line(number)))
         number += 1
-        again = Rig(fs=rig.fs.reboot(1), limits=LIMITS)  # type: ignore[attr-defined]
+        again = Rig(fs=rig.fs.reboot(1), settings=SETTINGS)  # type: ignore[attr-defined]
         rig.fs.dead = False  # type: ignore[attr-defined]
         other = again.open()
         assert [(pos, text) for pos, _, text in held(other)] == [(p, t) for p, _, t in shown]
@@ -114,7 +113,7 @@ async def test_what_an_earlier_life_left_is_neither_read_nor_kept() -> None:
 
 async def test_entries_of_an_earlier_life_do_not_fit_wherever_a_write_was_torn() -> None:
     """The newest file ends at an entry of an earlier life, with no end written between."""
-    rig = Rig(limits=LIMITS)
+    rig = Rig(settings=SETTINGS)
     first = rig.open()
     for number in range(15):
         await put(first, line(number), rig.next_ulid())
@@ -148,7 +147,7 @@ class Recycling:
     """Many files that go and come back, with pages torn over entries of the same sizes."""
 
     def __init__(self, fs: PowerCutFileSystem, *, fill: bool) -> None:
-        self.rig = Rig(fs=fs, limits=LIMITS, offload=in_place if fill else None)
+        self.rig = Rig(fs=fs, settings=SETTINGS, offload=in_place if fill else None)
         self.promises = Promises()
         self.number = 0
 
@@ -199,7 +198,7 @@ async def test_a_power_cut_at_every_call_while_files_come_back(seed: int, fill: 
     taken = [call for call in fs.calls if call.startswith("rename") and ".spare " in call]
     assert len([call for call in taken if call.endswith(".wal.new")]) >= 5
     for after, promises in kept:
-        rig = Rig(fs=after, limits=LIMITS)
+        rig = Rig(fs=after, settings=SETTINGS)
         journal = rig.open()
         assert not rig.recovered.found
         check(journal, promises)
@@ -216,7 +215,7 @@ async def test_a_power_cut_at_every_call_while_files_come_back(seed: int, fill: 
 
 @pytest.mark.parametrize("seed", seeds(20))
 async def test_a_refused_group_leaves_no_entry_behind_the_next_one(seed: int) -> None:
-    rig = Rig(limits=LIMITS)
+    rig = Rig(settings=SETTINGS)
     journal, number = await recycled(rig)
     fs = rig.fs
     assert isinstance(fs, PowerCutFileSystem)
@@ -230,7 +229,7 @@ async def test_a_refused_group_leaves_no_entry_behind_the_next_one(seed: int) ->
     await put(journal, line(number), rig.next_ulid())
     # A torn write might end where a refused entry begins, so none may stand anywhere.
     assert b"07700" not in read(fs, journal.files[-1].path)
-    after = Rig(fs=fs.reboot(seed), limits=LIMITS)
+    after = Rig(fs=fs.reboot(seed), settings=SETTINGS)
     other = after.open()
     assert [text for _, _, text in held(other)] == shown
     assert not after.recovered.found
@@ -238,8 +237,8 @@ async def test_a_refused_group_leaves_no_entry_behind_the_next_one(seed: int) ->
 
 
 async def test_damage_in_a_file_that_was_written_over_is_told_from_what_was_there() -> None:
-    limits = JournalLimits(file_bytes=6 * wal.MARK_EVERY, max_bytes=1 << 26, min_free_bytes=0)
-    rig = Rig(limits=limits)
+    settings = journal_settings(file_bytes=6 * wal.MARK_EVERY, max_bytes=1 << 26, min_free_bytes=0)
+    rig = Rig(settings=settings)
     journal, number = await recycled(rig, size=9_000)
     first = number
     while journal.files[-1].size < 3 * wal.MARK_EVERY:
@@ -253,7 +252,7 @@ async def test_damage_in_a_file_that_was_written_over_is_told_from_what_was_ther
     fs = rig.fs
     await journal.close()
     write(fs, path, bytes(data))
-    again = Rig(fs=fs, limits=limits)
+    again = Rig(fs=fs, settings=settings)
     other = again.open()
     after = [text for _, _, text in held(other)]
     (found,) = again.recovered.found
@@ -268,7 +267,7 @@ async def test_damage_in_a_file_that_was_written_over_is_told_from_what_was_ther
 
 
 async def test_a_pinned_file_is_not_written_over() -> None:
-    rig = Rig(limits=LIMITS)
+    rig = Rig(settings=SETTINGS)
     journal, number = await recycled(rig)
     pins = []
     for _ in range(5):
@@ -286,12 +285,12 @@ async def test_a_pinned_file_is_not_written_over() -> None:
         assert texts(pin) == seen
         pin.release()
     assert len(wals(rig.fs)) == 1
-    assert len(names(rig.fs, wal.SPARE_SUFFIX)) == LIMITS.spare_files
+    assert len(names(rig.fs, wal.SPARE_SUFFIX)) == SPARE_FILES
     await journal.close()
 
 
 async def test_a_pin_that_outlives_the_journal_takes_no_file_from_the_next_one() -> None:
-    rig = Rig(limits=LIMITS)
+    rig = Rig(settings=SETTINGS)
     journal, number = await recycled(rig)
     while len(journal.files) < 2:
         await put(journal, line(number), rig.next_ulid())
@@ -307,7 +306,7 @@ async def test_a_pin_that_outlives_the_journal_takes_no_file_from_the_next_one()
 
 
 async def test_spares_found_at_a_start_are_used_if_they_are_long_enough() -> None:
-    rig = Rig(limits=LIMITS)
+    rig = Rig(settings=SETTINGS)
     rig.fs.make_folders(rig.folder)
     write(rig.fs, f"{rig.folder}/half.spare.new", bytes(FILE))
     write(rig.fs, f"{rig.folder}/short.spare", bytes(FILE - 1))
@@ -317,7 +316,7 @@ async def test_spares_found_at_a_start_are_used_if_they_are_long_enough() -> Non
     assert journal.files[-1].space == FILE
     assert names(rig.fs, ".new") == names(rig.fs, wal.SPARE_SUFFIX) == []
     await put(journal, line(0), rig.next_ulid())
-    again = Rig(fs=rig.fs, limits=LIMITS)
+    again = Rig(fs=rig.fs, settings=SETTINGS)
     other = again.open()
     assert not again.recovered.found
     assert not again.recovered.torn
@@ -327,7 +326,7 @@ async def test_spares_found_at_a_start_are_used_if_they_are_long_enough() -> Non
 
 
 async def test_a_spare_is_filled_when_none_was_let_go() -> None:
-    rig = Rig(limits=LIMITS, offload=in_place)
+    rig = Rig(settings=SETTINGS, offload=in_place)
     journal = rig.open()
     for number in range(3):
         await put(journal, line(number), rig.next_ulid())
@@ -348,8 +347,8 @@ async def test_a_spare_is_filled_when_none_was_let_go() -> None:
 
 async def test_no_spare_is_filled_or_kept_where_room_is_scarce() -> None:
     fs = PowerCutFileSystem(capacity_bytes=200_000)
-    limits = JournalLimits(file_bytes=FILE, max_bytes=1 << 24, min_free_bytes=0)
-    rig = Rig(fs=fs, limits=limits, offload=in_place)
+    settings = journal_settings(file_bytes=FILE, max_bytes=1 << 24, min_free_bytes=0)
+    rig = Rig(fs=fs, settings=settings, offload=in_place)
     journal, _ = await recycled(rig)
     assert names(fs, wal.SPARE_SUFFIX)
     with pytest.raises(JournalFull):
@@ -361,8 +360,8 @@ async def test_no_spare_is_filled_or_kept_where_room_is_scarce() -> None:
 
 
 async def test_no_spares_are_kept_if_none_are_wanted() -> None:
-    limits = JournalLimits(file_bytes=FILE, min_free_bytes=0, spare_files=0)
-    rig = Rig(limits=limits, offload=in_place)
+    settings = journal_settings(file_bytes=FILE, min_free_bytes=0)
+    rig = Rig(settings=settings, offload=in_place, spare_files=0)
     journal = rig.open()
     for number in range(100):
         await put(journal, line(number), rig.next_ulid())
@@ -376,7 +375,7 @@ async def test_files_come_back_on_a_real_disk(tmp_path_factory: pytest.TempPathF
     rig = Rig(
         fs=Disk(),
         folder=f"{tmp_path_factory.mktemp('data')}/journal",
-        limits=LIMITS,
+        settings=SETTINGS,
         syncer=ThreadSyncer(),
     )
     journal = rig.open()
@@ -391,7 +390,7 @@ async def test_files_come_back_on_a_real_disk(tmp_path_factory: pytest.TempPathF
             kept = kept[-len(held(journal)) :] if held(journal) else []
         assert [text for _, _, text in held(journal)] == kept
     assert max(spaces) > FILE // 2
-    again = Rig(fs=rig.fs, folder=rig.folder, limits=LIMITS, syncer=ThreadSyncer())
+    again = Rig(fs=rig.fs, folder=rig.folder, settings=SETTINGS, syncer=ThreadSyncer())
     other = again.open()  # as after kill -9
     assert [text for _, _, text in held(other)] == kept
     assert not again.recovered.torn

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from logstore.errors import JournalFailed, JournalFull
-from service.journal.limits import JournalLimits
 from service.journal.problems import worries
-from tests.service.journal.rig import Rig, put
+from tests.service.journal.rig import Rig, journal_settings, put
 from tests.simulation.powercut import PowerCutFileSystem
 
 KEPT = 1 << 20
@@ -25,7 +24,7 @@ class Unmounted(PowerCutFileSystem):
 
 
 def rig_on(fs: PowerCutFileSystem) -> Rig:
-    return Rig(fs=fs, limits=JournalLimits(min_free_bytes=KEPT))
+    return Rig(fs=fs, settings=journal_settings(min_free_bytes=KEPT))
 
 
 async def test_small_batches_hear_of_a_full_disk_once_somebody_asked() -> None:
@@ -54,7 +53,9 @@ async def test_small_batches_hear_of_a_full_disk_once_somebody_asked() -> None:
 
 async def test_spares_go_before_anything_is_short() -> None:
     fs = PowerCutFileSystem()
-    rig = Rig(fs=fs, limits=JournalLimits(file_bytes=1500, max_bytes=1 << 20, min_free_bytes=KEPT))
+    rig = Rig(
+        fs=fs, settings=journal_settings(file_bytes=1500, max_bytes=1 << 20, min_free_bytes=KEPT)
+    )
     journal = rig.open()
     for _ in range(4):
         await put(journal, b"x" * 1500 + b"\n", rig.next_ulid())

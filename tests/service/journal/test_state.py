@@ -8,9 +8,8 @@ import pytest
 
 from logstore import ulid as ulids
 from logstore.batch import RunKey
-from service.journal.limits import JournalLimits
 from service.journal.state import MOST, decode_state
-from tests.service.journal.rig import RUN, START_MS, Rig, put
+from tests.service.journal.rig import RUN, START_MS, Rig, journal_settings, put
 from tests.simulation.powercut import PowerCutFileSystem
 from tests.simulation.turns import turns
 
@@ -80,7 +79,7 @@ async def test_a_deletion_takes_the_closes_before_it_along_and_none_behind_it(
 
 
 async def test_what_is_finished_waits_for_the_sync_of_something_else() -> None:
-    rig = Rig(limits=JournalLimits(fast_sync_seconds=3600))
+    rig = Rig(settings=journal_settings(fast_sync_seconds=3600))
     journal = rig.open()
     await journal.record_close(RUN)
     syncs = journal.syncs
@@ -95,7 +94,7 @@ async def test_what_is_finished_waits_for_the_sync_of_something_else() -> None:
 
 
 async def test_the_state_stays_small_however_many_runs_were_deleted() -> None:
-    rig = Rig(limits=JournalLimits(fast_sync_seconds=3600))
+    rig = Rig(settings=journal_settings(fast_sync_seconds=3600))
     journal = rig.open()
     for number in range(3 * MOST):
         await journal.record_tombstone("service.pipeline", f"run-{number:05d}", T + number)

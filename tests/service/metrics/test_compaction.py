@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 from logstore.clock import SystemClock
 from logstore.disk import Disk
-from service.compaction import CompactionChild, CompactionLimits
+from service.compaction import CompactionChild, RestartPolicy
 from service.metrics.compaction import COMPACTION, CompactorFile, joined
 from service.metrics.declared import Sources
 from service.metrics.scrape import family
@@ -104,10 +104,10 @@ def test_a_file_that_is_something_else_costs_only_its_own_metrics(
 async def story(tmp_path: Path) -> dict[str, list[float]]:
     """Readings of all metrics: before the child, while it runs, after it ended, a bad file."""
     path = tmp_path / "compactor.prom"
-    limits = CompactionLimits(first_pause_seconds=600)
+    restart = RestartPolicy(first_pause_seconds=600)
     until_told = tmp_path / "told"
     os.mkfifo(until_told)
-    child = CompactionChild(["cat", str(until_told)], SystemClock(), limits=limits)
+    child = CompactionChild(["cat", str(until_told)], SystemClock(), restart=restart)
     sources = Sources(
         cast("Any", SimpleNamespace()),
         cast("Any", None),

@@ -14,7 +14,6 @@ from logstore import keys
 from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.errors import LimitReached, Unavailable
-from logstore.runs.retention import RunRetention
 from service.ingest.batch import IncomingBatch
 from service.journal.scan import Unused, read_header, scan
 from service.metrics.declared import Sources
@@ -24,7 +23,6 @@ from service.metrics.openmetadata import OPENMETADATA
 from service.metrics.runs import TEXTS
 from service.metrics.scrape import METRICS
 from service.node import Node
-from service.runs.sweep import SweepLimits
 from tests.service.client_model import Clients
 from tests.service.metrics.test_compaction import MOVE_WITH_COMPACTION
 from tests.service.metrics.test_leases import MOVE_WITH_LEASES
@@ -34,8 +32,9 @@ from tests.service.metrics.watched import Watched
 from tests.service.query.test_limits import ALL, endless
 from tests.service.query.world import engine_of
 from tests.service.shipping.copies import CLONE, Copies
-from tests.service.simulated_node import DATA, LIMITS
+from tests.service.simulated_node import DATA, SMALL, TUNING
 from tests.service.test_main import MOVE_AT_THE_DOORS
+from tests.settings import settings_with
 from tests.simulation.virtual_time import VirtualClock
 
 RUN = RunKey("service.pipeline", "run-1")
@@ -119,19 +118,22 @@ def test_the_metrics_of_a_store_that_fails(tmp_path: Path) -> None:
         watched.outage.words = set()
         await clock.sleep(120)
 
-    small = replace(LIMITS, journal=replace(LIMITS.journal, max_bytes=20_000))
-    watched.live(outages, limits=small)
+    full = settings_with(SMALL, journal={"max_bytes": 20_000})
+    watched.live(outages, settings=full)
     assert MOVE_IN_OUTAGES - watched.moved() == set()
 
 
 def test_the_metrics_of_what_nobody_does(tmp_path: Path) -> None:
     watched, clients = Watched(tmp_path), Clients()
-    sweep = SweepLimits(
-        stream_timeout_seconds=3600.0,
-        orphan_seconds=3600.0,
-        retention=RunRetention(expiration_days=1),
+    settings = settings_with(
+        SMALL,
+        runs={
+            "stream_timeout_minutes": 60.0,
+            "expiration_days": 1,
+            "pending_flush_alert_after_failures": 3,
+        },
     )
-    limits = replace(LIMITS, text=replace(LIMITS.text, sweep=sweep, alert_after_failures=3))
+    tuning = replace(TUNING, orphan_seconds=3600.0)
 
     async def write(node: Node, clock: VirtualClock) -> None:
         for _ in range(10):
@@ -143,9 +145,9 @@ def test_the_metrics_of_what_nobody_does(tmp_path: Path) -> None:
 
     watched.live(write)
     watched.now_ms += DAY_MS // 2
-    watched.live(nothing, limits=limits)
+    watched.live(nothing, settings=settings, tuning=tuning)
     watched.now_ms += 2 * DAY_MS
-    watched.live(nothing, limits=limits)
+    watched.live(nothing, settings=settings, tuning=tuning)
     assert MOVE_WITH_TIME - watched.moved() == set()
 
 
@@ -212,7 +214,7 @@ def damage(watched: Watched) -> None:
 async def test_the_metrics_of_searches(tmp_path: Path) -> None:
     shown: dict[str, set[Any]] = {metric.name: set() for metric in DOORS}
     world = endless(tmp_path)
-    async with engine_of(world, concurrent=1, waiting=1) as engine:
+    async with engine_of(world, max_concurrent=1, max_waiting=1) as engine:
         sources = Sources(cast("Node", SimpleNamespace()), engine)
 
         def look() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,18 +14,20 @@ from logstore import keys
 from logstore.errors import LeaseLost
 from service.metrics.declared import Sources
 from service.metrics.queue import QUEUE
-from tests.service.queue.world import LIMITS, QueueWorld, commit, playing, take, taken
+from service.queue.catalog import RELIST_SECONDS
+from tests.service.queue.world import SETTINGS, QueueWorld, commit, playing, take, taken
+from tests.settings import changed
 from tests.simulation.faulty_store import Fault, FaultyStore, Schedule
 
 MOVE_IN_QUEUES = {metric.name for metric in QUEUE}
-ONCE = replace(LIMITS, max_attempts=1)
+ONCE = changed(SETTINGS, max_attempts=1)
 
 
 def test_the_metrics_of_queues() -> None:
     shown: dict[str, set[str]] = {metric.name: set() for metric in QUEUE}
 
     async def story(world: QueueWorld) -> None:
-        queue, other = world.queue(limits=ONCE), world.queue()
+        queue, other = world.queue(settings=ONCE), world.queue()
         nobody = cast("Any", SimpleNamespace())
         sources = Sources(nobody, nobody, queue=queue.counters)
 
@@ -63,7 +64,7 @@ def test_the_metrics_of_queues() -> None:
         await world.delete(*[name for name, _ in queue.catalogue.page(None, 9)[0]])
         world.seqs["a"] = 9
         await world.put("a")
-        await world.clock.sleep(LIMITS.relist_seconds + 6)
+        await world.clock.sleep(RELIST_SECONDS + 6)
         look()
         with pytest.raises(Exception, match="evicted"):
             await taken(queue)

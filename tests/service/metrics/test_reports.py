@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from logstore.runs.retention import RunRetention
-from service.status.status import StatusLimits
-from tests.openmetadata.server import FQN, LIMITS, ROOT, RUN, Server, play
+from tests.openmetadata.server import FQN, NODE, ROOT, RUN, Server, play
+from tests.settings import settings_with
 from tests.simulation.powercut import PowerCutFileSystem
 
-SWEEPING = replace(
-    LIMITS, status=StatusLimits(sweep_seconds=60.0, retention=RunRetention(expiration_days=1))
-)
+SWEEPING = settings_with(NODE, runs={"cleanup_interval_minutes": 1.0, "expiration_days": 1})
 MOVE_BY_REPORTS = {
     *("tailrace_reports", "tailrace_reports_expired", "tailrace_report_sweep_failures"),
     "tailrace_status_look_failures",
@@ -40,5 +35,5 @@ def test_the_metrics_of_reports() -> None:
         await server.passes(minutes=2)
         assert server.metric("tailrace_reports_expired") == 3
 
-    play(report, limits=SWEEPING, fs=disk)
-    play(days_later, limits=SWEEPING, fs=disk, hours=48)
+    play(report, settings=SWEEPING, fs=disk)
+    play(days_later, settings=SWEEPING, fs=disk, hours=48)

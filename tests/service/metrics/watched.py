@@ -16,12 +16,14 @@ from logstore.objects.store import ObjectStore
 from service.metrics.declared import Sources
 from service.metrics.scrape import METRICS, family
 from service.node import Node
+from service.runs.tuning import Tuning
 from service.runtime.metered import MeteredStore, MeteredSyncer
-from service.runtime.parts import NodeLimits, Seams
+from service.runtime.seams import Seams
 from service.runtime.threads import in_place
 from service.settings import Settings
 from service.wiring import Machine, make_engine
-from tests.service.simulated_node import DATA, LIMITS, START_MS, nothing_taken
+from tests.service.simulated_node import DATA, SMALL, START_MS, TUNING, nothing_taken
+from tests.settings import changed
 from tests.simulation.backing import open_store
 from tests.simulation.faulty_store import Fault, FaultyStore, Schedule
 from tests.simulation.powercut import DirectSyncer, PowerCutFileSystem
@@ -73,7 +75,8 @@ class Watched:
         self,
         story: Callable[[Node, VirtualClock], Coroutine[Any, Any, None]],
         *,
-        limits: NodeLimits = LIMITS,
+        settings: Settings = SMALL,
+        tuning: Tuning = TUNING,
         name: str = "",
         data: str = DATA,
         stops: bool = True,
@@ -82,10 +85,9 @@ class Watched:
 
         async def go(clock: VirtualClock) -> int:
             machine = Machine(fs=self.fs, journal_fs=self.fs, clock=clock)
-            node = self._node(machine, limits, name, data)
+            node = self._node(machine, changed(settings, data=data, node_id=name), tuning)
             await node.start()
-            settings = Settings(data=str(self.scratch))
-            engine = make_engine(settings, machine, node)
+            engine = make_engine(Settings(data=str(self.scratch)), machine, node)
             sources = Sources(node, engine, machine.http, machine.store, machine.fsync)
             watching = asyncio.create_task(self._watch(sources, clock))
             await story(node, clock)
@@ -125,7 +127,7 @@ class Watched:
             readings = [(s.name, *_sorted(s.labels), s.value) for s in samples]
             self.shown[declared.name].add(tuple(readings))
 
-    def _node(self, machine: Machine, limits: NodeLimits, name: str, data: str) -> Node:
+    def _node(self, machine: Machine, settings: Settings, tuning: Tuning) -> Node:
         self.lives += 1
         dice, clock = Random(self.lives), machine.clock
         assert isinstance(clock, VirtualClock)
@@ -140,11 +142,10 @@ class Watched:
                 offload=in_place,
                 newest_date=lambda: self._date(clock),
             ),
-            data=data,
-            name=name,
+            settings,
             default_name="node",
-            limits=limits,
             table_mark=nothing_taken,
+            tuning=tuning,
         )
 
 

@@ -17,7 +17,7 @@ from logstore import keys
 from logstore.errors import Damaged, LimitReached, StoreUnavailable
 from logstore.table.options import open_table
 from service.query.database import Database
-from service.query.limits import QueryLimits
+from service.query.settings import QuerySettings
 from tests.faults.kinds import Kind
 from tests.faults.schedule import Schedule, evenly
 from tests.faults.thread import fault_proxy
@@ -123,7 +123,7 @@ async def test_a_server_that_says_nothing_does_not_hold_a_search_past_its_time(
         assert world.bucket is not None
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
         world.bucket = world.bucket.through(address, attempts=1, read_timeout_seconds=1)
-        async with engine_of(world, clock, max_seconds=5) as engine:
+        async with engine_of(world, clock, time_limit_seconds=5) as engine:
             async with await engine.open(ALL) as running:
                 first = asyncio.ensure_future(anext(running.batches()))
                 connection, _ = await asyncio.to_thread(silent.accept)
@@ -136,7 +136,7 @@ async def test_a_server_that_says_nothing_does_not_hold_a_search_past_its_time(
 @pytest.fixture
 def database(bucket: Bucket, tmp_path: Path) -> Iterator[Database]:
     folder = f"s3://{bucket.name}/{bucket.prefix}/{keys.SEGMENTS.rstrip('/')}"
-    made = Database(QueryLimits(), [folder], str(tmp_path / "spill"), bucket_of(bucket))
+    made = Database(QuerySettings(), [folder], str(tmp_path / "spill"), bucket_of(bucket))
     yield made
     made.close()
 

@@ -12,6 +12,7 @@ import pytest
 from logstore import keys, ulid
 from logstore.errors import InvalidInput, StoreUnavailable
 from service.query.request import Matcher, QueryRequest
+from service.query.tiles import TileSizes
 from tests.batches import Entry
 from tests.service.query.scattered import ALL, scattered, some_requests
 from tests.service.query.world import HOUR_MS, NODE, NOW_MS, RUNS, World, engine_of, entry, search
@@ -22,7 +23,7 @@ from tests.simulation.faulty_store import Fault, FaultyStore, Schedule
 async def test_a_search_gives_what_the_model_gives(tmp_path: Path, seed: int) -> None:
     world = await scattered(World(tmp_path), seed)
     # Tiles of one hour, so that every edge between tiles is met.
-    async with engine_of(world, first_tile_bytes=1, largest_tile_bytes=1) as engine:
+    async with engine_of(world, sizes=TileSizes(first_bytes=1, largest_bytes=1)) as engine:
         for request in some_requests(random.Random(seed)):
             for asked in (request, replace(request, descending=False)):
                 found, stats = await search(engine, asked)

@@ -55,7 +55,7 @@ def endless(root: Path) -> World:
 async def test_time_is_limited(tmp_path: Path) -> None:
     clock = HandClock()
     world = endless(tmp_path)
-    async with engine_of(world, clock, max_seconds=5) as engine:
+    async with engine_of(world, clock, time_limit_seconds=5) as engine:
         async with await engine.open(ALL) as running:
             counting = asyncio.ensure_future(running.count())
             await clock.advance(4.9)
@@ -71,7 +71,7 @@ async def test_time_is_limited(tmp_path: Path) -> None:
 async def test_time_that_the_client_takes_is_not_work(tmp_path: Path) -> None:
     clock = HandClock()
     world = big(tmp_path, 40, 1_000)
-    async with engine_of(world, clock, max_seconds=5, stall_seconds=20) as engine:
+    async with engine_of(world, clock, time_limit_seconds=5, stall_seconds=20) as engine:
         async with await engine.open(ALL) as running:
             rows = 0
             async for batch in running.batches():
@@ -83,7 +83,7 @@ async def test_time_that_the_client_takes_is_not_work(tmp_path: Path) -> None:
 async def test_a_client_that_takes_nothing_is_let_go(tmp_path: Path) -> None:
     clock = HandClock()
     world = big(tmp_path, 40, 1_000)
-    async with engine_of(world, clock, concurrent=1, stall_seconds=20) as engine:
+    async with engine_of(world, clock, max_concurrent=1, stall_seconds=20) as engine:
         running = await engine.open(ALL)
         batches = running.batches()
         await anext(batches)
@@ -146,7 +146,7 @@ async def test_leaving_in_the_middle_stops_the_work(tmp_path: Path) -> None:
 
 async def test_a_queue_and_behind_it_a_refusal(tmp_path: Path) -> None:
     world = big(tmp_path, 1, 10)
-    async with engine_of(world, concurrent=1, waiting=1) as engine:
+    async with engine_of(world, max_concurrent=1, max_waiting=1) as engine:
         first = await engine.open(ALL)
         second = asyncio.ensure_future(engine.open(ALL))
         await asyncio.sleep(0)
@@ -160,7 +160,7 @@ async def test_a_queue_and_behind_it_a_refusal(tmp_path: Path) -> None:
 
 async def test_who_leaves_the_queue_leaves_no_trace(tmp_path: Path) -> None:
     world = big(tmp_path, 1, 10)
-    async with engine_of(world, concurrent=1, waiting=1) as engine:
+    async with engine_of(world, max_concurrent=1, max_waiting=1) as engine:
         first = await engine.open(ALL)
         second = asyncio.ensure_future(engine.open(ALL))
         await asyncio.sleep(0)

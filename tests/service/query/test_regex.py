@@ -60,7 +60,7 @@ def slow(root: Path) -> World:
 
 async def test_one_that_is_slow_on_one_line_is_stopped_at_its_limit(tmp_path: Path) -> None:
     clock = HandClock()
-    async with engine_of(slow(tmp_path), clock, max_seconds=5) as engine:
+    async with engine_of(slow(tmp_path), clock, time_limit_seconds=5) as engine:
         async with await engine.open(SLOW) as running:
             counting = asyncio.ensure_future(running.count())
             await asyncio.sleep(0.5)  # it has its line
@@ -68,7 +68,7 @@ async def test_one_that_is_slow_on_one_line_is_stopped_at_its_limit(tmp_path: Pa
             with pytest.raises(LimitReached, match="after 5 s"):
                 await counting
         # Its slot and its threads are free again.
-        for _ in range(engine.limits.concurrent + 1):
+        for _ in range(engine.settings.max_concurrent + 1):
             assert len((await search(engine, ALL))[0]) == 1
 
 

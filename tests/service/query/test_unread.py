@@ -57,7 +57,7 @@ async def test_unread_searches_hold_up_nobody_and_go_on_where_they_were(
     tmp_path: Path, request_: QueryRequest
 ) -> None:
     clock, world = HandClock(), big(tmp_path, 40, 1_000)
-    async with engine_of(world, clock, concurrent=2, waiting=2) as engine:
+    async with engine_of(world, clock, max_concurrent=2, max_waiting=2) as engine:
         whole, stats = await search(engine, request_)
         slow = [Slow(await engine.open(request_)) for _ in range(2)]
         for client in slow:
@@ -80,7 +80,7 @@ async def test_unread_searches_hold_up_nobody_and_go_on_where_they_were(
 
 async def test_without_others_an_unread_search_keeps_its_place(tmp_path: Path) -> None:
     clock, world = HandClock(), big(tmp_path, 40, 1_000)
-    async with engine_of(world, clock, concurrent=1) as engine:
+    async with engine_of(world, clock, max_concurrent=1) as engine:
         client = Slow(await engine.open(ALL))
         assert await client.take()
         await clock.advance(1)
@@ -96,7 +96,7 @@ async def test_without_others_an_unread_search_keeps_its_place(tmp_path: Path) -
 
 async def test_of_too_many_that_are_not_read_the_first_ends(tmp_path: Path) -> None:
     clock, world = HandClock(), big(tmp_path, 40, 1_000)
-    async with engine_of(world, clock, concurrent=1, waiting=2) as engine:
+    async with engine_of(world, clock, max_concurrent=1, max_waiting=2) as engine:
         clients = []
         for _ in range(4):
             clients.append(Slow(await engine.open(ALL)))
@@ -118,7 +118,7 @@ async def test_of_too_many_that_are_not_read_the_first_ends(tmp_path: Path) -> N
 
 async def test_a_client_that_leaves_while_its_search_stands_aside(tmp_path: Path) -> None:
     clock, world = HandClock(), big(tmp_path, 40, 1_000)
-    async with engine_of(world, clock, concurrent=1, stall_seconds=20) as engine:
+    async with engine_of(world, clock, max_concurrent=1, stall_seconds=20) as engine:
         clients = [Slow(await engine.open(ALL))]
         assert await clients[0].take()
         await clock.advance(0.2)

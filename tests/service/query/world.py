@@ -35,12 +35,14 @@ from service.query.bucket import Bucket
 from service.query.cursor import RecordKey
 from service.query.engine import QueryEngine
 from service.query.hot import Encode
-from service.query.limits import QueryLimits
 from service.query.request import QueryRequest
 from service.query.segments import SegmentCatalog
+from service.query.settings import QuerySettings
+from service.query.tiles import TileSizes
 from service.query.view import Deletion, Sources
 from tests.batches import Entry, MemoryBatches, make_batches
 from tests.servers.minio import Bucket as S3Bucket
+from tests.settings import changed
 from tests.simulation.backing import open_place
 
 NOW_MS = 1_795_255_200_000
@@ -232,14 +234,20 @@ def bucket_of(bucket: S3Bucket) -> Bucket:
 
 @asynccontextmanager
 async def engine_of(
-    world: World, clock: Any = None, *, sources: Sources | None = None, **limits: Any
+    world: World,
+    clock: Any = None,
+    *,
+    sources: Sources | None = None,
+    sizes: TileSizes | None = None,
+    **values: Any,
 ) -> AsyncIterator[QueryEngine]:
     """An engine that has given everything back at the end, or the test fails."""
     engine = QueryEngine(
         sources or world.sources(),
         clock=clock or SystemClock(),
         scratch=str(world.root / "scratch"),
-        limits=QueryLimits(**limits),
+        settings=changed(QuerySettings(), **values),
+        tile_sizes=sizes,
         bucket=bucket_of(world.bucket) if world.bucket else None,
     )
     try:

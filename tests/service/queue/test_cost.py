@@ -9,7 +9,15 @@ from collections.abc import Sequence
 from logstore import keys
 from service.query.view import Deletion
 from service.queue.contents import Contents
-from tests.service.queue.world import LIMITS, QueueWorld, commit, consume_all, playing, take, taken
+from tests.service.queue.world import (
+    SETTINGS,
+    QueueWorld,
+    commit,
+    consume_all,
+    playing,
+    take,
+    taken,
+)
 from tests.simulation.faulty_store import FaultyStore, Schedule
 
 
@@ -59,7 +67,7 @@ def test_a_thousand_who_wait_ask_as_much_as_one() -> None:
     one, many = playing(story)
     # All but a few of them join the first beat.
     assert sum(many.values()) <= sum(one.values()) + 10
-    assert sum(one.values()) < 20 / LIMITS.poll_seconds * 6
+    assert sum(one.values()) < 20 / SETTINGS.poll_seconds * 6
 
 
 async def nothing_deleted() -> Sequence[Deletion]:
@@ -70,7 +78,7 @@ def test_what_a_segment_is_takes_two_requests() -> None:
     async def story(world: QueueWorld) -> None:
         name = await world.put("a")
         store = FaultyStore(world.store, Schedule.none())
-        opened = await Contents(store, nothing_deleted, 1, 1 << 20).open(name)
+        opened = await Contents(store, nothing_deleted, 1 << 20).open(name)
         assert opened.footer.rows == 2
         assert counted(store) == {"head others": 1, "get others": 1}
 

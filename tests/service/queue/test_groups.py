@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 
@@ -17,7 +16,7 @@ from logstore.errors import (
     Unavailable,
 )
 from tests.service.queue.world import (
-    LIMITS,
+    SETTINGS,
     QueueWorld,
     commit,
     consume_all,
@@ -25,13 +24,14 @@ from tests.service.queue.world import (
     take,
     taken,
 )
+from tests.settings import changed
 
 pytestmark = pytest.mark.usefixtures("every_store")
 
 
 def test_groups_and_those_who_wait_are_bounded() -> None:
     async def story(world: QueueWorld) -> None:
-        queue = world.queue(limits=replace(LIMITS, max_groups=2, max_waiting=1))
+        queue = world.queue(settings=changed(SETTINGS, max_groups=2, max_waiting=1))
         for name in ("one", "two", "one"):
             await take(queue, name)
         with pytest.raises(OverQuota) as refused:
@@ -50,8 +50,8 @@ def test_groups_and_those_who_wait_are_bounded() -> None:
 
 def test_one_client_cannot_take_all_groups() -> None:
     async def story(world: QueueWorld) -> None:
-        limits = replace(LIMITS, max_groups=10, new_groups_per_hour=3)
-        queue = world.queue(limits=limits)
+        settings = changed(SETTINGS, max_groups=10, new_groups_per_hour=3)
+        queue = world.queue(settings=settings)
         await world.put("a")
         for number in range(3):
             await take(queue, f"theirs-{number}", peer="2001:db8::1")
@@ -70,8 +70,8 @@ def test_one_client_cannot_take_all_groups() -> None:
 
 def test_a_group_that_nobody_uses_gives_its_place_to_one_that_is_needed() -> None:
     async def story(world: QueueWorld) -> None:
-        limits = replace(LIMITS, max_groups=3, unused_group_seconds=600)
-        queue = world.queue(limits=limits)
+        settings = changed(SETTINGS, max_groups=3, unused_group_seconds=600)
+        queue = world.queue(settings=settings)
         for _ in range(3):
             await world.put("a")
         await commit(queue, await taken(queue, "worked"), "worked")

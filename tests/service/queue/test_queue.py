@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 
@@ -14,10 +13,11 @@ from logstore.errors import (
     NodeNotReady,
     NotFound,
 )
+from service.queue.catalog import RELIST_SECONDS
 from service.queue.segment import Name
 from tests.faults.schedule import Schedule as Proxy
 from tests.service.queue.world import (
-    LIMITS,
+    SETTINGS,
     START_MS,
     QueueWorld,
     commit,
@@ -26,6 +26,7 @@ from tests.service.queue.world import (
     take,
     taken,
 )
+from tests.settings import changed
 
 pytestmark = pytest.mark.usefixtures("every_store")
 
@@ -188,13 +189,13 @@ def test_a_segment_that_kills_its_consumers_has_failed_after_as_many() -> None:
     async def story(world: QueueWorld) -> None:
         poison, good = await world.put("a"), await world.put("a")
         queue = world.queue()
-        for _ in range(LIMITS.max_attempts):
+        for _ in range(SETTINGS.max_attempts):
             assert (await taken(queue, lease=5.0)).lease.name == poison
             await world.clock.sleep(7)
         assert await consume_all(queue) == [good]
         failed = (await queue.group("g")).cursor("a").failed[1]
         assert "ran out" in failed.reason
-        assert failed.attempts == LIMITS.max_attempts
+        assert failed.attempts == SETTINGS.max_attempts
         with pytest.raises(NotFound):
             await queue.retry("g", [good])
         assert await queue.retry("g", [poison]) == [poison]
@@ -215,7 +216,7 @@ def test_a_missing_number_stops_its_node_and_no_other() -> None:
         world.seqs["a"] = 1
         await world.put("a", START_MS + 1)
         world.seqs["a"] = 3
-        await world.clock.sleep(queue.limits.relist_seconds + 1)
+        await world.clock.sleep(RELIST_SECONDS + 1)
         assert await consume_all(queue) == names[1:]
 
     playing(story)
@@ -253,7 +254,7 @@ def test_who_waits_gets_what_comes_and_nothing_in_vain() -> None:
         assert queue.counters.waiting == 3
         name = await world.put("a")
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        assert world.clock.monotonic() - began < 7.5 + 3.3 + 2 * LIMITS.poll_seconds
+        assert world.clock.monotonic() - began < 7.5 + 3.3 + 2 * SETTINGS.poll_seconds
         queue.stop()
         given = [one.lease.name for one in await asyncio.gather(*waiting) if one is not None]
         assert given == [name]
@@ -294,7 +295,7 @@ def test_leases_of_a_group_are_bounded() -> None:
     async def story(world: QueueWorld) -> None:
         for _ in range(6):
             await world.put("a")
-        queue = world.queue(limits=replace(LIMITS, outstanding=3))
+        queue = world.queue(settings=changed(SETTINGS, outstanding=3))
         given = [await taken(queue) for _ in range(3)]
         assert await take(queue) is None
         await commit(queue, given[1])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from dataclasses import replace
 from random import Random
 
 import pytest
@@ -13,7 +12,8 @@ from logstore.errors import LeaseLost, OutcomeUnknown, StoreUnavailable
 from service.queue.queue import SegmentQueue
 from service.queue.segment import Name
 from tests.service.cluster import Line
-from tests.service.queue.world import LIMITS, QueueWorld, playing, take
+from tests.service.queue.world import SETTINGS, QueueWorld, playing, take
+from tests.settings import changed
 
 LEASE = 8.0
 SEGMENTS = 24
@@ -33,7 +33,7 @@ class Story:
 
     def _node(self) -> tuple[SegmentQueue, Line]:
         line = Line(self.world.way(), Random(self.dice.random()))
-        return self.world.queue(line, replace(LIMITS, outstanding=5)), line
+        return self.world.queue(line, changed(SETTINGS, outstanding=5)), line
 
     async def kill(self) -> None:
         """From time to time a node hears and says nothing more, and another takes its place."""

@@ -15,11 +15,12 @@ from coordination.groups.groups import (
 )
 from logstore.errors import Damaged, LeaseLost, UnsupportedVersion
 from service.queue import transitions
-from service.queue.limits import QueueLimits
 from service.queue.segment import Name, Segment, parse_id
+from service.queue.settings import QueueSettings
 from service.queue.transitions import Moment
+from tests.settings import changed
 
-LIMITS = QueueLimits()
+SETTINGS = QueueSettings()
 NAME = Name("a", 1)
 SEGMENTS = [Segment(Name("a", seq), 10, "e", 0, 1, f"{seq:026}", f"{seq:026}") for seq in (1, 2, 3)]
 GROUP = Group("g", State.ACTIVE, Start.OLDEST, 0, 0)
@@ -30,7 +31,7 @@ def at(at_least_ms: int, at_most_ms: int | None = None) -> Moment:
 
 
 def leased(group: Group, moment: Moment, lease_ms: int = 10_000) -> tuple[Group, int]:
-    after, found = transitions.lease(group, SEGMENTS, str(moment), lease_ms, moment, LIMITS)
+    after, found = transitions.lease(group, SEGMENTS, str(moment), lease_ms, moment, SETTINGS)
     assert found is not None
     assert found.name == NAME
     return after, found.epoch
@@ -42,19 +43,19 @@ def test_a_lease_counts_from_the_latest_and_ends_at_the_earliest_that_it_may_be(
     transitions.commit(group, NAME, epoch, at(112_999, 120_000))
     with pytest.raises(LeaseLost):
         transitions.commit(group, NAME, epoch, at(113_000))
-    after, _ = transitions.lease(group, SEGMENTS[:1], "x", 1, at(114_999, 200_000), LIMITS)
+    after, _ = transitions.lease(group, SEGMENTS[:1], "x", 1, at(114_999, 200_000), SETTINGS)
     assert after == group, "nobody takes it before it is surely over"
     leased(group, at(115_000, 116_000))
 
 
 def test_what_was_applied_already_is_known_again() -> None:
     group, epoch = leased(GROUP, at(0))
-    again, found = transitions.lease(group, SEGMENTS, str(at(0)), 10_000, at(5), LIMITS)
+    again, found = transitions.lease(group, SEGMENTS, str(at(0)), 10_000, at(5), SETTINGS)
     assert (again, found and found.epoch) == (group, epoch)
     done, _ = transitions.commit(group, NAME, epoch, at(1))
     assert transitions.commit(done, NAME, epoch, at(99_999_999))[0] == done
-    back, _ = transitions.fail(group, NAME, epoch, "r", at(1), LIMITS)
-    assert transitions.fail(back, NAME, epoch, "r", at(1), LIMITS)[0] == back
+    back, _ = transitions.fail(group, NAME, epoch, "r", at(1), SETTINGS)
+    assert transitions.fail(back, NAME, epoch, "r", at(1), SETTINGS)[0] == back
     gone, _ = transitions.given_back(group, str(at(0)))
     assert gone.cursor("a").pending[1].attempts == 0
     assert transitions.given_back(gone, str(at(0)))[0] == gone
@@ -62,10 +63,10 @@ def test_what_was_applied_already_is_known_again() -> None:
 
 def test_epochs_rise_when_the_clock_does_not() -> None:
     group, first = leased(GROUP, at(1_000_000))
-    after, found = transitions.lease(group, SEGMENTS, "x", 1, at(500), LIMITS)
+    after, found = transitions.lease(group, SEGMENTS, "x", 1, at(500), SETTINGS)
     assert found is not None
     assert (found.name.seq, found.epoch) == (2, first + 1)
-    anew, found = transitions.lease(GROUP, SEGMENTS, "x", 1, at(2_000_000), LIMITS)
+    anew, found = transitions.lease(GROUP, SEGMENTS, "x", 1, at(2_000_000), SETTINGS)
     assert found is not None
     assert found.epoch > after.epoch, "also over a removal of the group"
     assert anew.epoch == found.epoch
@@ -76,7 +77,7 @@ def test_a_repetition_is_known_for_hundreds_of_commits_and_not_for_ever() -> Non
     group, _ = transitions.commit(group, NAME, first, at(0))
     for seq in range(2, 1000):
         segment = Segment(Name("a", seq), 10, "e", 0, 1, f"{seq:026}", f"{seq:026}")
-        group, found = transitions.lease(group, [segment], str(seq), 1000, at(seq), LIMITS)
+        group, found = transitions.lease(group, [segment], str(seq), 1000, at(seq), SETTINGS)
         assert found is not None
         group, _ = transitions.commit(group, found.name, found.epoch, at(seq))
         if seq == 500:
@@ -88,13 +89,13 @@ def test_a_repetition_is_known_for_hundreds_of_commits_and_not_for_ever() -> Non
 
 
 def test_a_consumer_that_fails_everything_is_remembered_within_bounds() -> None:
-    limits = QueueLimits(max_attempts=1)
+    settings = changed(QueueSettings(), max_attempts=1)
     group = GROUP
     for seq in range(1, 1101):
         segment = Segment(Name("a", seq), 10, "e", 0, 1, f"{seq:026}", f"{seq:026}")
-        group, found = transitions.lease(group, [segment], str(seq), 1000, at(seq), limits)
+        group, found = transitions.lease(group, [segment], str(seq), 1000, at(seq), settings)
         assert found is not None
-        group, _ = transitions.fail(group, found.name, found.epoch, "x" * 900, at(seq), limits)
+        group, _ = transitions.fail(group, found.name, found.epoch, "x" * 900, at(seq), settings)
     failed = group.cursor("a").failed
     assert (len(failed), min(failed), group.dropped) == (1000, 101, 100)
     assert all(len(one.reason) == 200 for one in failed.values())
@@ -103,7 +104,7 @@ def test_a_consumer_that_fails_everything_is_remembered_within_bounds() -> None:
 def test_a_group_is_the_same_after_a_write_and_keeps_what_it_does_not_know() -> None:
     group, epoch = leased(GROUP, at(7))
     group, _ = transitions.commit(group, NAME, epoch, at(8))
-    group, _ = transitions.lease(group, SEGMENTS, "x", 1000, at(9), LIMITS)
+    group, _ = transitions.lease(group, SEGMENTS, "x", 1000, at(9), SETTINGS)
     cursor = Cursor(5, {4: group.cursor("a").pending[2]}, {3: Failed(1, 2, 3, "why", "low", 9)})
     group = group.at("b", cursor)
     body = encode_group(group)

@@ -16,10 +16,11 @@ from logstore.objects.store import ObjectStore
 from logstore.runs.watermark import raise_text_mark
 from logstore.segments.carry import Carry
 from logstore.segments.writer import encode_segment
-from service.queue.limits import QueueLimits
 from service.queue.queue import Given, SegmentQueue
 from service.queue.segment import Name
+from service.queue.settings import QueueSettings
 from tests.batches import make_batches
+from tests.settings import changed
 from tests.simulation.backing import open_store
 from tests.simulation.powercut import EPOCH_NS, PowerCutFileSystem
 from tests.simulation.virtual_time import VirtualClock, simulate
@@ -27,7 +28,7 @@ from tests.simulation.virtual_time import VirtualClock, simulate
 T = TypeVar("T")
 START_MS = EPOCH_NS // 1_000_000
 RUN = RunKey("service.pipeline", "run")
-LIMITS = QueueLimits(report_seconds=5.0)
+SETTINGS = changed(QueueSettings(), report_seconds=5.0)
 
 
 def body_of(node: str, seq: int, at_ms: int, lines: int = 2, run: RunKey = RUN) -> bytes:
@@ -44,7 +45,7 @@ class QueueWorld:
 
     clock: VirtualClock
     seed: int = 0
-    limits: QueueLimits = LIMITS
+    settings: QueueSettings = SETTINGS
     fs: PowerCutFileSystem = field(default_factory=PowerCutFileSystem)
     queues: int = 0
     seqs: dict[str, int] = field(default_factory=dict)
@@ -58,7 +59,7 @@ class QueueWorld:
         return open_store(self.fs, self.clock, Random(f"{self.seed} {self.queues}"))
 
     def queue(
-        self, store: ObjectStore | None = None, limits: QueueLimits | None = None
+        self, store: ObjectStore | None = None, settings: QueueSettings | None = None
     ) -> SegmentQueue:
         """A node's queue; nothing wakes it but its own polls."""
         self.queues += 1
@@ -67,7 +68,7 @@ class QueueWorld:
             self.clock,
             Random(f"queue {self.seed} {self.queues}"),
             StoreTime(self.clock, None),
-            limits or self.limits,
+            settings or self.settings,
             woken=never,
         )
 

@@ -6,9 +6,9 @@ import pytest
 
 from logstore import keys
 from logstore.batch import RunKey
-from service.runs.flusher import FlushLimits
-from service.runs.run_logs import TextLimits
+from service.runs.tuning import Tuning
 from tests.service.runs.world import World
+from tests.settings import SETTINGS, settings_with
 from tests.simulation.backing import on_disk
 
 pytestmark = pytest.mark.usefixtures("every_store")
@@ -25,8 +25,7 @@ async def chunks_of(world: World) -> list[int]:
 @pytest.mark.on_servers(lines=(23,))
 @pytest.mark.parametrize("lines", [1, 7, 8, 9, 13, 14, 15, 22, 23, 41])
 async def test_a_flush_of_more_than_one_chunk_leaves_no_small_one(lines: int) -> None:
-    limits = TextLimits(flush=FlushLimits(chunk_bytes=8 * len(LINE)))
-    world = World(limits=limits)
+    world = World(tuning=Tuning(chunk_bytes=8 * len(LINE)))
     await world.text.start()
     for _ in range(lines):
         world.append(RUN, LINE)
@@ -39,8 +38,11 @@ async def test_a_flush_of_more_than_one_chunk_leaves_no_small_one(lines: int) ->
 
 
 async def test_a_growing_text_is_published_at_most_twice_over() -> None:
-    limits = TextLimits(flush=FlushLimits(early_bytes=1 << 30, seconds=0.0), partial_seconds=0.0)
-    world = World(limits=limits)
+    settings = settings_with(
+        SETTINGS,
+        runs={"early_flush_watermark_bytes": 1 << 30, "partial_flush_interval_minutes": 0.0},
+    )
+    world = World(settings=settings)
     await world.text.start()
     published: list[int] = []
     rounds = 40 if on_disk() else 15

@@ -10,17 +10,13 @@ import pytest
 from logstore.batch import RunKey
 from logstore.errors import NotFound
 from service.runs.chunks import Moved
-from service.runs.flusher import FlushLimits
-from service.runs.merge import FoldLimits
-from service.runs.run_logs import TextLimits
+from service.runs.tuning import Tuning
 from tests.service.runs.world import World
 from tests.simulation.backing import on_disk
 from tests.simulation.faulty_store import AT_EACH_STEP, Crash, Fault, FaultyStore, Schedule
 
 RUN = RunKey("service.pipeline", "run")
-LIMITS = TextLimits(
-    fold=FoldLimits(most=3, width=2), flush=FlushLimits(chunk_bytes=64), partial_seconds=0.0
-)
+TUNING = Tuning(merge_above=3, merge_width=2, chunk_bytes=64, partial_seconds=0.0)
 Act = Callable[[World], Awaitable[None]]
 
 
@@ -43,7 +39,7 @@ async def delete(world: World) -> None:
 
 
 async def prepared(*, chunks: int, closed: bool, late: bool) -> World:
-    world = World(limits=LIMITS)
+    world = World(tuning=TUNING)
     await world.text.start()
     for number in range(chunks):
         world.append(RUN, lines(number * 2, 2))
@@ -158,7 +154,7 @@ async def test_released_segments_are_flushed_from_the_store() -> None:
 
 async def test_two_flushers_race_on_one_manifest() -> None:
     world = await prepared(chunks=2, closed=False, late=True)
-    twin = World(store=world.disk_store, limits=LIMITS, journal=world.journal)
+    twin = World(store=world.disk_store, tuning=TUNING, journal=world.journal)
     await twin.text.start()
     await asyncio.gather(flush(world), flush(twin))
     await check(world, lines(0, 10))

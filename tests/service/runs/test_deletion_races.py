@@ -7,7 +7,6 @@ at: what the manifest names is there, nothing of what was deleted is.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 
@@ -16,21 +15,17 @@ from logstore import keys
 from logstore.batch import RunKey
 from logstore.errors import JournalFull, NotFound, StoreUnavailable
 from logstore.runs.manifest import Manifest, decode_manifest
-from logstore.runs.retention import RunRetention
-from service.runs.flusher import FlushLimits
-from service.runs.merge import FoldLimits
-from service.runs.run_logs import TextLimits
-from service.runs.sweep import SweepLimits
+from service.runs.tuning import Tuning
+from service.settings import Settings
 from tests.service.runs.interrupted import Interrupted
 from tests.service.runs.world import FakeJournal, World
+from tests.settings import SETTINGS, settings_with
 from tests.simulation.faulty_store import Crash, Fault, FaultyStore, Schedule
 
 pytestmark = pytest.mark.usefixtures("every_store")
 
 RUN = RunKey("service.pipeline", "run")
-LIMITS = TextLimits(
-    fold=FoldLimits(most=3, width=2), flush=FlushLimits(chunk_bytes=1 << 20), partial_seconds=0.0
-)
+TUNING = Tuning(merge_above=3, merge_width=2, chunk_bytes=1 << 20, partial_seconds=0.0)
 LOGS = keys.logs(keys.PREFIX, RUN)
 DAY = 86_400
 OLD, NEW = b"old 1\nold 2\n", b"new 1\nnew 2\nnew 3\n"
@@ -44,12 +39,18 @@ async def flushed(world: World, text: bytes = b"") -> None:
     await world.text.flusher.drain()
 
 
-async def two_nodes(limits: TextLimits = LIMITS) -> tuple[World, World, Interrupted]:
+async def two_nodes(settings: Settings = SETTINGS) -> tuple[World, World, Interrupted]:
     """A node that deletes, behind an interrupted store, and another, whose clock leads a little."""
-    here = World(limits=limits)
+    here = World(settings=settings, tuning=TUNING)
     await here.text.start()
     await flushed(here, OLD)
-    other = World(store=here.disk_store, limits=limits, journal=FakeJournal(node="node-B"), seed=2)
+    other = World(
+        store=here.disk_store,
+        settings=settings,
+        tuning=TUNING,
+        journal=FakeJournal(node="node-B"),
+        seed=2,
+    )
     other.clock.ms = here.clock.ms + 20_000
     await other.text.start()
     await other.text.leases.acquire(text_lease("node-B"))
@@ -229,9 +230,7 @@ async def test_a_flush_of_another_node_lives_through_a_deletion(
     await stands((here, other), NEW)
 
 
-EXPIRING = replace(
-    LIMITS, sweep=SweepLimits(retention=RunRetention(expiration_days=30), orphan_seconds=DAY)
-)
+EXPIRING = settings_with(SETTINGS, runs={"expiration_days": 30})
 
 
 @pytest.mark.on_servers(by_another=(True,))

@@ -11,9 +11,9 @@ import pytest
 from logstore.batch import RunKey
 from logstore.errors import StoreUnavailable
 from logstore.objects.store import ObjectStore
-from service.runs.flusher import FlushLimits
-from service.runs.run_logs import TextLimits
+from service.runs.tuning import Tuning
 from tests.service.runs.world import World
+from tests.settings import SETTINGS, settings_with
 from tests.simulation.backing import on_disk
 from tests.simulation.faulty_store import FaultyStore, Schedule
 
@@ -21,8 +21,8 @@ pytestmark = pytest.mark.usefixtures("every_store")
 
 T = TypeVar("T")
 PARALLEL = 2
-LIMITS = TextLimits(
-    flush=FlushLimits(parallel=PARALLEL, early_bytes=1000, seconds=120.0), partial_seconds=1e9
+BUSY = settings_with(
+    SETTINGS, flush={"parallel": PARALLEL}, runs={"early_flush_watermark_bytes": 1000}
 )
 
 
@@ -52,7 +52,7 @@ class Watching(FaultyStore):
 
 async def waiting(count: int) -> tuple[World, Watching]:
     """Runs that have waited, the first one longest."""
-    world = World(limits=LIMITS)
+    world = World(settings=BUSY, tuning=Tuning(partial_seconds=1e9))
     store = Watching(world.disk_store)
     await world.restart(store)
     for number in range(count):

@@ -12,18 +12,14 @@ from hypothesis import strategies as st
 
 from logstore.batch import RunKey
 from logstore.errors import NotFound, TailraceError
-from service.runs.flusher import FlushLimits
-from service.runs.merge import FoldLimits
-from service.runs.run_logs import TextLimits
+from service.runs.tuning import Tuning
 from tests.service.runs.world import World
 from tests.simulation.backing import on_disk
 from tests.simulation.faulty_store import Crash, Fault, FaultyStore, Schedule
 
 RUN = RunKey("a pipeline", "a/run")
 OTHER = RunKey("a pipeline", "другой")
-LIMITS = TextLimits(
-    fold=FoldLimits(most=3, width=2), flush=FlushLimits(chunk_bytes=100), partial_seconds=0.0
-)
+TUNING = Tuning(merge_above=3, merge_width=2, chunk_bytes=100, partial_seconds=0.0)
 
 STEPS = st.one_of(
     st.tuples(st.just("append"), st.integers(1, 6)),
@@ -54,7 +50,7 @@ class Model:
 
 
 async def play(steps: list[tuple[str, int]], seed: int) -> None:
-    world = World(limits=LIMITS, seed=seed)
+    world = World(tuning=TUNING, seed=seed)
     await world.text.start()
     model = Model()
     for turn, (name, number) in enumerate(steps):
@@ -161,7 +157,7 @@ def test_long_lives(seed: int) -> None:
 @pytest.mark.usefixtures("every_store")
 def test_a_close_keeps_what_only_a_segment_holds() -> None:
     async def live() -> None:
-        world = World(limits=LIMITS)
+        world = World(tuning=TUNING)
         await world.text.start()
         world.append(RUN, b"before\n")
         pos = await world._record_close(RUN)

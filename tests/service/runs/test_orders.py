@@ -10,9 +10,7 @@ from logstore import keys
 from logstore.batch import RunKey
 from logstore.errors import Damaged, NotFound, TailraceError
 from logstore.runs.manifest import Manifest, decode_manifest
-from service.runs.flusher import FlushLimits
-from service.runs.merge import FoldLimits
-from service.runs.run_logs import TextLimits
+from service.runs.tuning import Tuning
 from tests.service.runs.interrupted import Interrupted
 from tests.service.runs.world import FakeJournal, World
 from tests.simulation.faulty_store import Crash, Fault, FaultyStore, Schedule
@@ -20,9 +18,7 @@ from tests.simulation.faulty_store import Crash, Fault, FaultyStore, Schedule
 pytestmark = pytest.mark.usefixtures("every_store")
 
 RUN = RunKey("service.pipeline", "run")
-LIMITS = TextLimits(
-    fold=FoldLimits(most=3, width=2), flush=FlushLimits(chunk_bytes=1 << 20), partial_seconds=0.0
-)
+TUNING = Tuning(merge_above=3, merge_width=2, chunk_bytes=1 << 20, partial_seconds=0.0)
 LOGS, PARTIAL = keys.logs(keys.PREFIX, RUN), keys.partial(keys.PREFIX, RUN)
 
 
@@ -32,8 +28,8 @@ async def flushed(world: World, text: bytes) -> None:
     await world.text.flusher.flush(RUN)
 
 
-async def begun(text: bytes, limits: TextLimits = LIMITS) -> tuple[World, Interrupted]:
-    world = World(limits=limits)
+async def begun(text: bytes, tuning: Tuning = TUNING) -> tuple[World, Interrupted]:
+    world = World(tuning=tuning)
     store = Interrupted(world.disk_store)
     await world.restart(store)
     await flushed(world, text)
@@ -43,7 +39,7 @@ async def begun(text: bytes, limits: TextLimits = LIMITS) -> tuple[World, Interr
 async def beside(world: World) -> World:
     """Another node on the same store."""
     other = World(
-        store=world.disk_store, limits=world.limits, journal=FakeJournal(node="node-B"), seed=2
+        store=world.disk_store, tuning=world.tuning, journal=FakeJournal(node="node-B"), seed=2
     )
     other.clock.ms = world.clock.ms + 1000
     await other.text.start()
@@ -177,12 +173,12 @@ async def test_a_flush_beside_a_close_makes_two_chunks() -> None:
 
 
 async def test_chunks_are_not_merged_while_the_run_is_closed() -> None:
-    most = TextLimits(fold=FoldLimits(most=99, width=2), partial_seconds=1e9)
+    most = Tuning(merge_above=99, merge_width=2, partial_seconds=1e9)
     world, store = await begun(b"0\n", most)
     for number in range(1, 6):
         await flushed(world, b"%d\n" % number)
     await unfinished_close(store, world, Fault.CRASH_BEFORE)
-    world.limits = LIMITS
+    world.tuning = TUNING
     none = FaultyStore(
         world.disk_store,
         Schedule({1: Fault.UNAVAILABLE}, applies=lambda call: call.startswith("compose ")),
@@ -195,7 +191,7 @@ async def test_chunks_are_not_merged_while_the_run_is_closed() -> None:
 
 async def test_a_merge_that_meets_a_close_is_not_swapped_in() -> None:
     """It would shift what the close takes for the chunks behind its own."""
-    most = TextLimits(fold=FoldLimits(most=99, width=2), partial_seconds=1e9)
+    most = Tuning(merge_above=99, merge_width=2, partial_seconds=1e9)
     world, store = await begun(b"0\n", most)
     for number in range(1, 5):
         await flushed(world, b"%d\n" % number)
@@ -203,7 +199,7 @@ async def test_a_merge_that_meets_a_close_is_not_swapped_in() -> None:
     for number in range(5, 8):
         await flushed(world, b"%d\n" % number)
     merging = World(
-        store=world.disk_store, limits=LIMITS, journal=FakeJournal(node="node-B"), seed=2
+        store=world.disk_store, tuning=TUNING, journal=FakeJournal(node="node-B"), seed=2
     )
     await merging.text.start()
     seen = await manifest_of(world)

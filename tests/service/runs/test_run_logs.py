@@ -7,11 +7,9 @@ import pytest
 from logstore import keys
 from logstore.batch import RunKey
 from logstore.errors import NotFound, StoreUnavailable
-from logstore.runs.retention import RunRetention
 from service.runs.deletions import Deletions
-from service.runs.run_logs import TextLimits
-from service.runs.sweep import SweepLimits
 from tests.service.runs.world import World
+from tests.settings import SETTINGS, settings_with
 from tests.simulation.backing import on_disk
 from tests.simulation.faulty_store import Fault, FaultyStore, Schedule
 
@@ -241,7 +239,7 @@ async def test_a_pipeline_is_deleted_with_all_its_runs() -> None:
 
 
 async def test_expired_runs_go() -> None:
-    world = World(limits=TextLimits(sweep=SweepLimits(retention=RunRetention(expiration_days=30))))
+    world = World(settings=settings_with(SETTINGS, runs={"expiration_days": 30}))
     await world.text.start()
     world.append(RUN, lines(0, 3))
     await world.text.close_run(RUN)
@@ -257,8 +255,8 @@ async def test_expired_runs_go() -> None:
 
 
 async def test_a_pipeline_may_have_a_retention_of_its_own() -> None:
-    kept = RunRetention(expiration_days=30, expiration_days_of={RUN.fqn: 7, "*": 0})
-    world = World(limits=TextLimits(sweep=SweepLimits(retention=kept)))
+    kept = {"expiration_days": 30, "expiration_days_of": {RUN.fqn: 7, "*": 0}}
+    world = World(settings=settings_with(SETTINGS, runs=kept))
     await world.text.start()
     of_others = RunKey("others.pipeline", "run-1")
     for key in (RUN, of_others):

@@ -10,7 +10,7 @@ from coordination.named.record import SWEEP, sweep_lease, text_lease
 from logstore import keys
 from logstore.batch import RunKey
 from logstore.errors import StoreUnavailable
-from service.runs.run_logs import TextLimits
+from service.runs.tuning import Tuning
 from tests.service.runs.world import FakeJournal, World
 from tests.simulation.faulty_store import Fault, FaultyStore, Schedule
 
@@ -125,7 +125,7 @@ async def test_the_lease_of_a_sweeper_that_died_goes() -> None:
 
 
 async def test_a_run_that_cannot_be_swept_holds_back_no_other() -> None:
-    world = World(limits=TextLimits(partial_seconds=1e9))
+    world = World(tuning=Tuning(partial_seconds=1e9))
     await world.text.start()
     for name in "abc":
         world.append(RunKey("p", name), b"line\n")

@@ -9,8 +9,7 @@ import pytest
 from coordination.named.record import sweep_lease
 from logstore import keys
 from logstore.batch import RunKey
-from service.runs.run_logs import TextLimits
-from service.runs.sweep import SweepLimits
+from service.runs.tuning import Tuning
 from tests.service.runs.interrupted import Interrupted
 from tests.service.runs.world import FakeJournal, World
 
@@ -94,7 +93,7 @@ async def test_a_chunk_that_no_manifest_names_yet_stays() -> None:
     """It was written a moment ago, by a flush that is about to name it."""
     world, other, _ = await abandoned()
     # The store's clock is another one than ours here: nothing in it is so old.
-    world.limits = TextLimits(sweep=SweepLimits(orphan_seconds=1e10))
+    world.tuning = Tuning(orphan_seconds=1e10)
     await world.restart()
     store = Interrupted(world.disk_store)
     await other.restart(store)

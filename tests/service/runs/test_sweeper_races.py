@@ -8,7 +8,6 @@ closed, its `logs.txt` holds each line once, and no lease is left.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from random import Random
 
 import pytest
@@ -20,20 +19,21 @@ from logstore.errors import NotFound
 from logstore.objects.store import ObjectStore
 from service.node import Node
 from tests.seeds import seeds
-from tests.service.cluster import NODE, RUN, Cluster, read_whole
+from tests.service.cluster import QUICK, RUN, Cluster, read_whole
+from tests.settings import settings_with
 from tests.simulation.backing import on_disk, open_store
 from tests.simulation.virtual_time import VirtualClock
 
 IDLE = 6.0
-TEXT = replace(
-    NODE.text,
-    lease_seconds=12.0,
-    close=replace(NODE.text.close, reopened_seconds=IDLE),
-    sweep=replace(
-        NODE.text.sweep, interval_seconds=2.0, stream_timeout_seconds=IDLE, reopened_seconds=IDLE
-    ),
+HASTY = settings_with(
+    QUICK,
+    coordination={"lease_seconds": 12.0},
+    runs={
+        "cleanup_interval_minutes": 2.0 / 60,
+        "stream_timeout_minutes": IDLE / 60,
+        "reopen_idle_seconds": IDLE,
+    },
 )
-QUICK = replace(NODE, text=TEXT)
 RUNS = [RUN, RunKey("service.pipeline", "second"), RunKey("other", "third")]
 
 
@@ -59,7 +59,7 @@ async def sweep_leases(store: ObjectStore) -> list[str]:
 
 @pytest.mark.parametrize("seed", seeds(12))
 def test_appends_closes_and_sweepers_race(seed: int) -> None:
-    cluster = Cluster(seed, QUICK)
+    cluster = Cluster(seed, HASTY)
     dice = cluster.dice
     finalised: list[int] = []
 
@@ -89,7 +89,7 @@ def test_appends_closes_and_sweepers_race(seed: int) -> None:
 
 def died_at(step: int, seed: int) -> bool:
     """A node dies at its `step`-th call once its sweeper is about to close; whether it did."""
-    cluster = Cluster(seed, QUICK)
+    cluster = Cluster(seed, HASTY)
     reached: list[bool] = []
 
     async def story(clock: VirtualClock) -> None:

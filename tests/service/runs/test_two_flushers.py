@@ -17,9 +17,7 @@ from logstore.errors import Damaged, NotFound
 from logstore.objects.store import ObjectStore
 from logstore.runs.watermark import read_text_mark
 from service.runs.cursors import parse_token
-from service.runs.flusher import FlushLimits
-from service.runs.merge import FoldLimits
-from service.runs.run_logs import TextLimits
+from service.runs.tuning import Tuning
 from tests.service.runs.world import FakeJournal, World
 from tests.simulation.backing import on_disk
 from tests.simulation.faulty_store import Crash, FaultyStore, Schedule
@@ -28,9 +26,7 @@ pytestmark = pytest.mark.usefixtures("every_store")
 
 T = TypeVar("T")
 RUN = RunKey("service.pipeline", "run")
-LIMITS = TextLimits(
-    fold=FoldLimits(most=3, width=2), flush=FlushLimits(chunk_bytes=64), partial_seconds=0.0
-)
+TUNING = Tuning(merge_above=3, merge_width=2, chunk_bytes=64, partial_seconds=0.0)
 HEIR = "node-B"
 
 
@@ -59,13 +55,13 @@ def lines(first: int, count: int) -> bytes:
 
 async def two(seed: int) -> tuple[World, World]:
     """The node has six segments that no run has; the heir finds its lease expired."""
-    away = World(limits=LIMITS, seed=seed)
+    away = World(tuning=TUNING, seed=seed)
     await away.text.start()
     for number in range(6):
         away.append(RUN, lines(number * 3, 3))
         await away.confirm()
     heir = World(
-        store=away.disk_store, limits=LIMITS, journal=FakeJournal(node=HEIR), seed=seed + 1000
+        store=away.disk_store, tuning=TUNING, journal=FakeJournal(node=HEIR), seed=seed + 1000
     )
     heir.clock.ms = away.clock.ms + 3_600_000
     await heir.text.start()
@@ -150,12 +146,12 @@ async def test_a_mark_that_is_damaged_while_an_heir_looks_after_its_node(body: b
 
 
 async def test_a_long_backlog_is_taken_in_parts() -> None:
-    away = World(limits=LIMITS)
+    away = World(tuning=TUNING)
     await away.text.start()
     for number in range(21):
         away.append(RUN, lines(number, 1))
         await away.confirm()
-    heir = World(store=away.disk_store, limits=LIMITS, journal=FakeJournal(node=HEIR), seed=9)
+    heir = World(store=away.disk_store, tuning=TUNING, journal=FakeJournal(node=HEIR), seed=9)
     heir.clock.ms = away.clock.ms + 3_600_000
     await heir.text.start()
     parts = []
@@ -169,9 +165,9 @@ async def test_a_long_backlog_is_taken_in_parts() -> None:
 
 
 async def test_what_another_node_deleted_stays_away_though_nobody_told_the_heir() -> None:
-    away = World(limits=LIMITS)
+    away = World(tuning=TUNING)
     await away.text.start()
-    heir = World(store=away.disk_store, limits=LIMITS, journal=FakeJournal(node=HEIR), seed=9)
+    heir = World(store=away.disk_store, tuning=TUNING, journal=FakeJournal(node=HEIR), seed=9)
     await heir.text.start()
     away.append(RUN, lines(0, 3))
     await away.confirm()
@@ -198,7 +194,7 @@ async def test_a_lost_node_costs_a_busy_one_no_text_mark() -> None:
 
 
 async def test_a_run_that_is_being_closed_holds_no_place_among_the_flushes() -> None:
-    world = World(limits=LIMITS)
+    world = World(tuning=TUNING)
     await world.text.start()
     slow = [RunKey("p", f"slow {number}") for number in range(6)]
     for key in [*slow, RUN]:
@@ -220,10 +216,10 @@ async def test_a_run_that_is_being_closed_holds_no_place_among_the_flushes() -> 
 
 async def met(seed: int) -> tuple[World, World, dict[str, bytes]]:
     """The heir has lines of its own that readers saw, hot ones too, when it takes the others."""
-    away = World(limits=LIMITS, seed=seed)
+    away = World(tuning=TUNING, seed=seed)
     await away.text.start()
     heir = World(
-        store=away.disk_store, limits=LIMITS, journal=FakeJournal(node=HEIR), seed=seed + 1000
+        store=away.disk_store, tuning=TUNING, journal=FakeJournal(node=HEIR), seed=seed + 1000
     )
     await heir.text.start()
     texts = {"away": lines(0, 7), "heir": b"".join(b"heir %d\n" % n for n in range(9))}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
 from types import TracebackType
 from typing import Any, Self
@@ -15,10 +15,13 @@ from logstore.objects.store import ObjectStore
 from logstore.position import Position
 from logstore.segments.carry import Carry
 from logstore.segments.writer import encode_segment
-from service.runs.run_logs import Text, TextLimits
+from service.runs.run_logs import Text
+from service.runs.tuning import Tuning
 from service.runtime.threads import in_place
+from service.settings import Settings
 from service.shipping.watermarks import Marks
 from tests.batches import MemoryBatches, make_batches
+from tests.settings import SETTINGS, settings_with
 from tests.simulation.backing import on_disk, open_store
 from tests.simulation.powercut import PowerCutFileSystem
 
@@ -48,9 +51,9 @@ class TestClock:
         self.ms += int(seconds * 1000)
 
 
-def patient(limits: TextLimits) -> TextLimits:
+def patient(settings: Settings) -> Settings:
     """Closes are waited for in real time: so long that no busy machine is too slow for it."""
-    return replace(limits, close=replace(limits.close, wait_seconds=600.0))
+    return settings_with(settings, runs={"close_wait_seconds": 600.0})
 
 
 class FakePin:
@@ -115,7 +118,8 @@ class World:
         self,
         *,
         store: ObjectStore | None = None,
-        limits: TextLimits | None = None,
+        settings: Settings = SETTINGS,
+        tuning: Tuning | None = None,
         journal: FakeJournal | None = None,
         parents: Sequence[str] = (),
         seed: int = 1,
@@ -130,7 +134,8 @@ class World:
             store = open_store(self.files, self.clock, self.random)
         self.disk_store = store
         self.store = store
-        self.limits = limits or TextLimits()
+        self.settings = settings
+        self.tuning = tuning or Tuning()
         self.ended: list[RunKey] = []
         self.last: dict[RunKey, int] = {}
         self.text = self._make()
@@ -143,7 +148,8 @@ class World:
             self.store,
             self.clock,
             self.random,
-            patient(self.limits),
+            patient(self.settings),
+            tuning=self.tuning,
             pin=self.journal.pin,
             offload=in_place,
             record_close=self._record_close,

@@ -11,7 +11,7 @@ from coordination.admin.admin import Wanted
 from coordination.settings import SourceCoordination
 from logstore.errors import StoreUnavailable
 from service.runtime.lease_admin import open_leases
-from service.runtime.parts import Seams
+from service.runtime.seams import Seams
 from tests.simulation.backing import open_store
 from tests.simulation.faulty_store import Fault, FaultyStore, Schedule
 from tests.simulation.powercut import DirectSyncer, PowerCutFileSystem

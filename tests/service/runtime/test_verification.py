@@ -12,17 +12,19 @@ import orjson
 import pytest
 
 from logstore.errors import Conflict, Unavailable
-from service.runtime.verification import Lines, Verification, VerificationLimits, verify_environment
+from service.runtime.verification import Lines, Verification, verify_environment
 from service.settings import Settings
 from tests.service.test_main import PLAIN, RUN, service, settings_for
 
-QUIET = VerificationLimits(quiet_seconds=600)
+QUIET = 600.0
 FAULT, SUMMARY = b'{"kind":"run-lost"}\n', b'{"summary":{"sound":false}}\n'
 
 
-def child(program: str, limits: VerificationLimits = QUIET) -> Verification:
+def child(
+    program: str, *, quiet_seconds: float = QUIET, stop_seconds: float = 10.0
+) -> Verification:
     words = [sys.executable, "-S", "-c", f"import os, signal, sys, time\n{program}"]
-    return Verification(words, {}, limits)
+    return Verification(words, {}, quiet_seconds=quiet_seconds, stop_seconds=stop_seconds)
 
 
 def said(line: bytes) -> str:
@@ -59,9 +61,7 @@ async def test_a_running_service_tells_what_its_store_has(tmp_path: Path) -> Non
 async def test_its_lines_and_what_is_said_in_a_silence(tmp_path: Path) -> None:
     heard = tmp_path / "heard"
     silent = f"while not os.path.exists({str(heard)!r}): time.sleep(0.01)\n"
-    one = child(
-        said(FAULT) + silent + said(SUMMARY) + "sys.exit(1)", VerificationLimits(quiet_seconds=0.05)
-    )
+    one = child(said(FAULT) + silent + said(SUMMARY) + "sys.exit(1)", quiet_seconds=0.05)
     lines: list[dict[str, Any]] = []
     async for line in await one.begin(repair=False):
         lines.append(orjson.loads(line))
@@ -99,7 +99,7 @@ async def test_what_breaks_off_says_why() -> None:
 
 
 async def test_what_cannot_be_started_is_said_and_tried_again() -> None:
-    nothing = Verification(["/nowhere/tailrace"], {}, QUIET)
+    nothing = Verification(["/nowhere/tailrace"], {}, quiet_seconds=QUIET)
     for _ in range(2):
         with pytest.raises(Unavailable):
             await nothing.begin(repair=False)
@@ -112,8 +112,7 @@ async def test_whoever_closes_the_report_ends_the_work(tmp_path: Path, *, stubbo
     deaf = "signal.signal(15, signal.SIG_IGN)\n"
     polite = f"signal.signal(15, lambda *_: (open({str(wide)!r}, 'w').close(), os._exit(0)))\n"
     program = (deaf if stubborn else polite) + (said(FAULT) * 2) + "time.sleep(600)\n"
-    limits = VerificationLimits(quiet_seconds=600, stop_seconds=0.2 if stubborn else 120)
-    one = child(f"{program}", limits)
+    one = child(f"{program}", stop_seconds=0.2 if stubborn else 120)
     await (await one.begin(repair=False)).aclose()
     lines = await one.begin(repair=False)
     async for _ in lines:
@@ -127,7 +126,7 @@ async def test_it_is_told_where_the_store_is(tmp_path: Path) -> None:
     assert verify_environment(settings)["TAILRACE_STORE"] == str(tmp_path / "elsewhere")
     program = "sys.stdout.write('{\"summary\":\"' + os.environ['TAILRACE_STORE'] + '\"}')"
     words = [sys.executable, "-S", "-c", f"import os, sys\n{program}"]
-    one = Verification(words, verify_environment(settings), QUIET)
+    one = Verification(words, verify_environment(settings), quiet_seconds=QUIET)
     assert await all_of(await one.begin(repair=False)) == [{"summary": str(tmp_path / "elsewhere")}]
     assert "TAILRACE_STORE" not in os.environ
 

@@ -14,7 +14,8 @@ from service.journal.state import Cut
 from service.runtime.threads import in_place
 from service.shipping.confirmations import Confirmations
 from service.shipping.lineage import Lineage
-from service.shipping.shipper import SegmentLimits, SegmentShipper
+from service.shipping.settings import FlushSettings
+from service.shipping.shipper import SegmentShipper
 from service.shipping.watermarks import Marks
 from tests.service.journal.rig import Rig, put
 from tests.simulation.backing import open_store
@@ -36,7 +37,7 @@ class Ship:
 
     clock: VirtualClock
     schedule: Schedule = field(default_factory=Schedule.none)
-    limits: SegmentLimits = field(default_factory=SegmentLimits)
+    settings: FlushSettings = field(default_factory=FlushSettings)
     files: PowerCutFileSystem = field(default_factory=PowerCutFileSystem)
     confirmed: list[Cut] = field(default_factory=list)
     consumed: int = 0
@@ -58,7 +59,7 @@ class Ship:
             self.journal,
             self.store,
             self.clock,
-            self.limits,
+            self.settings,
             offload=in_place,
             lineage=self.lineage,
             confirmations=self.confirmations,

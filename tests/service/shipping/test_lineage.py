@@ -8,9 +8,10 @@ import pytest
 
 from logstore.runs.watermark import raise_text_mark
 from service.shipping.lineage import Forked
-from service.shipping.shipper import SegmentLimits
+from service.shipping.settings import FlushSettings
 from tests.service.journal.rig import NODE
 from tests.service.shipping.shipping import Ship, sail
+from tests.settings import changed
 from tests.simulation.faulty_store import Fault, Schedule
 from tests.simulation.powercut import PowerCutFileSystem
 from tests.simulation.virtual_time import VirtualClock
@@ -120,7 +121,9 @@ def test_a_number_of_ours_that_was_consumed_and_is_there_is_an_earlier_try() -> 
 def test_nothing_is_cut_before_a_look_unless_the_store_is_away(away: bool) -> None:
     async def story(clock: VirtualClock) -> None:
         faults = dict.fromkeys(range(1, 10_000), Fault.UNAVAILABLE) if away else {}
-        ship = Ship(clock, schedule=Schedule(faults), limits=SegmentLimits(bytes=1))
+        ship = Ship(
+            clock, schedule=Schedule(faults), settings=changed(FlushSettings(), segment_bytes=1)
+        )
         ship.hangs = not away
         ship.run()
         await ship.add()

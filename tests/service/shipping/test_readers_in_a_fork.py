@@ -7,7 +7,6 @@ as nobody reads it any more, and not before.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -17,21 +16,18 @@ from logstore import keys
 from logstore.batch import RunKey
 from logstore.errors import NodeNotReady
 from service.ingest.batch import IncomingBatch
-from service.journal.limits import JournalLimits
 from service.journal.view import JournalPin
 from service.node import Node
 from service.runs.locks import OncePerRun
-from service.shipping.shipper import SegmentLimits
 from tests.service.client_model import PatientClients, downloaded
-from tests.service.simulated_node import LIMITS, START_MS, Life
+from tests.service.simulated_node import SMALL, START_MS, Life
+from tests.settings import settings_with
 from tests.simulation.backing import open_store
 from tests.simulation.powercut import PowerCutFileSystem
 from tests.simulation.virtual_time import VirtualClock, simulate
 
 RUN = RunKey("service.pipeline", "run")
-LIMITS_HERE = replace(
-    LIMITS, journal=JournalLimits(file_bytes=4000, max_bytes=1 << 20, min_free_bytes=0)
-)
+HERE = settings_with(SMALL, journal={"file_bytes": 4000, "max_bytes": 1 << 20, "min_free_bytes": 0})
 
 
 def texts(pin: JournalPin) -> list[bytes]:
@@ -59,7 +55,7 @@ def test_what_a_reader_holds_stays_while_the_new_journal_lets_it_go() -> None:
 
     async def go(clock: VirtualClock) -> None:
         store = open_store(fs, clock, Random(1))
-        node = Life(fs, clock, seed=1, limits=LIMITS_HERE, store=store).node
+        node = Life(fs, clock, seed=1, settings=HERE, store=store).node
         await node.start()
         await clock.sleep(10.0)  # it has looked
         await take_next_number(node)
@@ -99,12 +95,15 @@ def test_what_a_reader_holds_stays_while_the_new_journal_lets_it_go() -> None:
 def test_a_download_that_began_before_a_fork_ends() -> None:
     """It is cut off with an error and never filled up with something else, nor does it hang."""
     fs = PowerCutFileSystem()
-    journal = JournalLimits(file_bytes=1 << 20, max_bytes=1 << 24, min_free_bytes=0)
-    limits = replace(LIMITS, journal=journal, segments=SegmentLimits(seconds=60.0))
+    settings = settings_with(
+        SMALL,
+        journal={"file_bytes": 1 << 20, "max_bytes": 1 << 24, "min_free_bytes": 0},
+        flush={"segment_seconds": 60.0},
+    )
     part = b"".join(b"%03d " % number + b"." * 995 + b"\n" for number in range(500))
 
     async def go(clock: VirtualClock) -> None:
-        node = Life(fs, clock, seed=1, limits=limits).node
+        node = Life(fs, clock, seed=1, settings=settings).node
         await node.start()
         await clock.sleep(10.0)  # it has looked
         await take_next_number(node)

@@ -9,9 +9,10 @@ import pytest
 from logstore import keys
 from service.journal.state import Cut
 from service.shipping.lineage import Forked
-from service.shipping.shipper import SegmentLimits
+from service.shipping.settings import FlushSettings
 from tests.service.journal.rig import NODE
 from tests.service.shipping.shipping import Ship, is_put, sail
+from tests.settings import changed
 from tests.simulation.faulty_store import Fault, Schedule
 from tests.simulation.powercut import PowerCutFileSystem
 from tests.simulation.virtual_time import VirtualClock
@@ -35,7 +36,9 @@ def test_segments_are_cut_by_age_and_shipped_in_order() -> None:
 
 def test_a_segment_is_cut_at_its_size_without_waiting() -> None:
     async def story(clock: VirtualClock) -> None:
-        ship = Ship(clock, limits=SegmentLimits(seconds=3600.0, bytes=100))
+        ship = Ship(
+            clock, settings=changed(FlushSettings(), segment_seconds=3600.0, segment_bytes=100)
+        )
         ship.run()
         await ship.add(b"x" * 99 + b"\n")
         await clock.sleep(0.01)
@@ -101,7 +104,9 @@ def test_what_a_full_disk_refused_does_not_keep_the_cutter_busy() -> None:
     """A refused batch was counted as text to cut: the loop never came to rest again."""
 
     async def story(clock: VirtualClock) -> None:
-        ship = Ship(clock, limits=SegmentLimits(seconds=1.0, bytes=100))
+        ship = Ship(
+            clock, settings=changed(FlushSettings(), segment_seconds=1.0, segment_bytes=100)
+        )
         ship.run()
         ship.journal.taken_bytes += 1000
         ship.shipper.added()

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from logstore.batch import RunKey
-from logstore.runs.retention import RunRetention
-from service.runs.sweep import SweepLimits
-from service.status.status import StatusLimits
-from tests.openmetadata.server import FQN, KEY, LIMITS, OTHER, ROOT, RUN, Server, play
+from tests.openmetadata.server import FQN, KEY, NODE, OTHER, ROOT, RUN, Server, play
+from tests.settings import settings_with
 from tests.simulation.powercut import PowerCutFileSystem
 
 
@@ -70,13 +66,7 @@ def test_a_pipelines_deletion_takes_runs_that_have_only_a_status() -> None:
 
 def test_reports_go_when_their_run_has_expired() -> None:
     """Not before, however old they are, and those of runs that never had a line go too."""
-    sweep = SweepLimits(interval_seconds=600.0, retention=RunRetention(expiration_days=1))
-    limits = replace(
-        LIMITS,
-        text=replace(LIMITS.text, sweep=sweep),
-        status=StatusLimits(sweep_seconds=600.0, retention=RunRetention(expiration_days=1)),
-    )
-
+    settings = settings_with(NODE, runs={"cleanup_interval_minutes": 10.0, "expiration_days": 1})
     disk = PowerCutFileSystem()
 
     async def begin(server: Server) -> None:
@@ -98,10 +88,10 @@ def test_reports_go_when_their_run_has_expired() -> None:
         assert await heard(server) == []
         assert await server.runs() == []
 
-    play(begin, limits=limits, fs=disk)
-    play(go_on, limits=limits, fs=disk, hours=12)
-    play(a_day_later, limits=limits, fs=disk, hours=26)
-    play(two_days_later, limits=limits, fs=disk, hours=50)
+    play(begin, settings=settings, fs=disk)
+    play(go_on, settings=settings, fs=disk, hours=12)
+    play(a_day_later, settings=settings, fs=disk, hours=26)
+    play(two_days_later, settings=settings, fs=disk, hours=50)
 
 
 def test_a_page_of_the_last_run_reads_only_statuses_that_changed() -> None:
@@ -143,7 +133,7 @@ def test_bodies_of_reports_are_held_as_far_as_there_is_room(room: int, held: boo
         assert (again == 0) == held
         assert again <= 4
 
-    play(story, limits=replace(LIMITS, status=StatusLimits(cache_bytes=room)))
+    play(story, settings=settings_with(NODE, openmetadata={"report_cache_bytes": room}))
 
 
 def test_progress_that_is_shown_live_is_held_by_its_bytes_too() -> None:
@@ -156,7 +146,7 @@ def test_progress_that_is_shown_live_is_held_by_its_bytes_too() -> None:
         assert status.progress_here(KEY) is not None
         assert await status.progress(RunKey(FQN, OTHER)) is not None, "the store has it"
 
-    play(story, limits=replace(LIMITS, status=StatusLimits(cache_bytes=1000)))
+    play(story, settings=settings_with(NODE, openmetadata={"report_cache_bytes": 1000}))
 
 
 def test_the_live_view_of_the_last_run() -> None:

@@ -9,10 +9,9 @@ import pytest
 from logstore import ulid
 from logstore.batch import RunKey
 from logstore.filesystem import FileSystem
-from service.journal.limits import JournalLimits
 from tailrace.verification.fault import Fault, Findings
 from tailrace.verification.journal import JournalCheck
-from tests.service.journal.rig import RUN, Rig, put
+from tests.service.journal.rig import RUN, Rig, journal_settings, put
 from tests.simulation.powercut import PowerCutFileSystem
 
 FOLDER = "/data/journal"
@@ -25,7 +24,7 @@ def written(*, confirm: bool) -> PowerCutFileSystem:
     fs = PowerCutFileSystem()
 
     async def main() -> None:
-        rig = Rig(fs=fs, limits=JournalLimits(fast_sync_seconds=3600))
+        rig = Rig(fs=fs, settings=journal_settings(fast_sync_seconds=3600))
         for start in range(3):
             journal = rig.open()
             for number in range(EACH):

@@ -8,9 +8,6 @@ from logstore import keys
 from logstore.batch import RunKey
 from logstore.errors import NotFound
 from logstore.runs.deletion import Deletion
-from logstore.runs.retention import RunRetention
-from service.runs.run_logs import TextLimits
-from service.runs.sweep import SweepLimits
 from tests.service.runs.openmetadata.test_import import (
     DOTTED,
     FOLDERS,
@@ -20,6 +17,7 @@ from tests.service.runs.openmetadata.test_import import (
     stored,
 )
 from tests.service.runs.world import World
+from tests.settings import SETTINGS, settings_with
 
 pytestmark = pytest.mark.usefixtures("every_store")
 
@@ -85,7 +83,7 @@ async def gone(world: World, key: RunKey) -> None:
 
 async def test_an_expired_run_does_not_come_back() -> None:
     world = await started(logs=b"z\n")
-    world.limits = TextLimits(sweep=SweepLimits(retention=RunRetention(expiration_days=30)))
+    world.settings = settings_with(SETTINGS, runs={"expiration_days": 30})
     await world.restart()
     await agree(world, DOTTED, b"z\n", "closed")
     world.clock.pass_seconds(31 * 86_400)

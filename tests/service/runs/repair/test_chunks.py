@@ -19,10 +19,9 @@ from logstore.runs.manifest import Manifest
 from logstore.segments.carry import Carry
 from logstore.segments.columns import record_batches
 from service.query.records import run_records
-from service.runs.flusher import FlushLimits
-from service.runs.merge import FoldLimits
 from service.runs.repair.rebuild import Records
-from service.runs.run_logs import Text, TextLimits
+from service.runs.run_logs import Text
+from service.runs.tuning import Tuning
 from tests.batches import make_batches
 from tests.service.query.world import World as Lake
 from tests.service.query.world import engine_of, lake_in
@@ -33,9 +32,7 @@ pytestmark = pytest.mark.usefixtures("every_store")
 
 RUN = RunKey("service.pipeline", "run-1")
 OTHER = RunKey("service.pipeline", "run-2")
-LIMITS = TextLimits(
-    fold=FoldLimits(most=4, width=3), flush=FlushLimits(chunk_bytes=200), partial_seconds=1e9
-)
+TUNING = Tuning(merge_above=4, merge_width=3, chunk_bytes=200, partial_seconds=1e9)
 WHERE = ["segments", "table", "both"]
 
 
@@ -58,7 +55,7 @@ async def written(
     """A run whose lines are in chunks, and of which the journal has let go."""
     lake = lake_in(tmp_path)
     async with engine_of(lake) as engine:
-        world = Reader(store=lake.store, limits=LIMITS)
+        world = Reader(store=lake.store, tuning=TUNING)
         world.records = run_records(engine)
         await world.text.start()
         expected = b""
@@ -204,7 +201,7 @@ async def test_a_chunk_of_several_nodes_vanished(tmp_path: Path) -> None:
         worlds = []
         expected = b""
         for node in ("node-A", "node-B"):
-            world = Reader(store=lake.store, limits=LIMITS, journal=FakeJournal(node=node), seed=5)
+            world = Reader(store=lake.store, tuning=TUNING, journal=FakeJournal(node=node), seed=5)
             world.records = run_records(engine)
             await world.text.start()
             worlds.append(world)
@@ -234,12 +231,12 @@ async def test_chunks_of_several_nodes_vanished_with_their_indexes(
 ) -> None:
     """All lines are there, of one producer in their order; what comes later is as ever."""
     lake = lake_in(tmp_path)
-    limits = LIMITS if fold else TextLimits(partial_seconds=1e9)
+    tuning = TUNING if fold else Tuning(partial_seconds=1e9)
     async with engine_of(lake) as engine:
         worlds = []
         expected: list[bytes] = []
         for node in ("node-A", "node-B"):
-            world = Reader(store=lake.store, limits=limits, journal=FakeJournal(node=node), seed=5)
+            world = Reader(store=lake.store, tuning=tuning, journal=FakeJournal(node=node), seed=5)
             world.records = run_records(engine)
             await world.text.start()
             worlds.append(world)

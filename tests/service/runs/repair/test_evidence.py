@@ -8,7 +8,7 @@ import pytest
 
 from logstore import keys
 from service.query.records import run_records
-from service.runs.run_logs import TextLimits
+from service.runs.tuning import Tuning
 from tests.service.query.world import engine_of, lake_in
 from tests.service.runs.repair.test_chunks import RUN, WHERE, Reader, agree, written
 
@@ -39,7 +39,7 @@ async def test_new_lines_come_after_the_manifest_is_gone(
 async def test_an_older_partial_text_of_our_own_is_not_taken_for_all(tmp_path: Path) -> None:
     lake = lake_in(tmp_path)
     async with engine_of(lake) as engine:
-        world = Reader(store=lake.store, limits=TextLimits(partial_seconds=1e9))
+        world = Reader(store=lake.store, tuning=Tuning(partial_seconds=1e9))
         world.records = run_records(engine)
         await world.text.start()
         expected = b""
@@ -60,7 +60,7 @@ async def test_a_flush_that_died_before_its_first_manifest_is_done_again(tmp_pat
     """Its chunk is no trace of a manifest: the lines keep their node and their order."""
     lake = lake_in(tmp_path)
     async with engine_of(lake) as engine:
-        world = Reader(store=lake.store, limits=TextLimits(partial_seconds=1e9))
+        world = Reader(store=lake.store, tuning=Tuning(partial_seconds=1e9))
         world.records = run_records(engine)
         await world.text.start()
         world.append(RUN, b"one\n")

@@ -19,10 +19,9 @@ from logstore.runs.deletion import Deletion
 from logstore.runs.watermark import raise_text_mark
 from service.query.records import run_records
 from service.query.request import QueryRequest
-from service.runs.flusher import FlushLimits
-from service.runs.merge import FoldLimits
 from service.runs.repair.rebuild import Records
-from service.runs.run_logs import Text, TextLimits
+from service.runs.run_logs import Text
+from service.runs.tuning import Tuning
 from tests.batches import Entry
 from tests.service.query.world import NODE, NOW_MS, engine_of, lake_in
 from tests.service.query.world import World as Lake
@@ -32,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("every_store")
 
 RUN = RunKey("service.pipeline", "run-1")
 OTHER = RunKey("service.pipeline", "run-2")
-LIMITS = TextLimits(fold=FoldLimits(most=3, width=2), flush=FlushLimits(chunk_bytes=200))
+TUNING = Tuning(merge_above=3, merge_width=2, chunk_bytes=200)
 
 
 class Reader(World):
@@ -47,7 +46,7 @@ class Reader(World):
 @asynccontextmanager
 async def reading(lake: Lake, *, seed: int = 1) -> AsyncIterator[Reader]:
     async with engine_of(lake) as engine:
-        reader = Reader(store=lake.store, limits=LIMITS, seed=seed)
+        reader = Reader(store=lake.store, tuning=TUNING, seed=seed)
         reader.records = run_records(engine)
         await reader.text.start()
         yield reader
@@ -195,8 +194,8 @@ async def test_a_run_that_never_was_costs_no_search(tmp_path: Path) -> None:
     lake = lake_in(tmp_path)
     await lake.segment(entries(6, OTHER))
     await flushed(lake)
-    async with engine_of(lake, concurrent=1, waiting=0) as engine:
-        reader = Reader(store=lake.store, limits=LIMITS)
+    async with engine_of(lake, max_concurrent=1, max_waiting=0) as engine:
+        reader = Reader(store=lake.store, tuning=TUNING)
         reader.records = run_records(engine)
         await reader.text.start()
         async with await engine.open(QueryRequest()):  # the only place is taken
@@ -220,7 +219,7 @@ async def test_two_nodes_remake_it_once(tmp_path: Path) -> None:
     await lake.segment(batches)
     await flushed(lake)
     async with reading(lake) as one:
-        two = Reader(store=lake.store, limits=LIMITS, seed=2)
+        two = Reader(store=lake.store, tuning=TUNING, seed=2)
         two.records = one.records
         await two.text.start()
         found = await asyncio.gather(*[reader.whole(RUN) for reader in (one, two, one, two)])

@@ -1,0 +1,155 @@
+"""Settings of connections, replies and pages; a part of the table in `service/settings.py`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from pydantic import Field, field_validator
+
+from logstore.settings import Bytes, Listed, Section, items
+from service.ingest.settings import IngestSettings
+from service.tail import SseSettings
+
+KIB, MIB = 1 << 10, 1 << 20
+_HOST = re.compile(r"\*|(\*?\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
+
+
+def _each(form: re.Pattern[str], listed: str, what: str) -> str:
+    """`listed` if each of its items has the form. Raises `ValueError` with the one that has not."""
+    for item in items(listed):
+        if not form.fullmatch(item):
+            raise ValueError(f"{item!r} is not {what}")
+    return listed
+
+
+class ServerSettings(Section):
+    """Where the service listens."""
+
+    host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on")
+    port: int = Field(
+        default=8790, ge=0, le=65535, description="Port to listen on; 0 takes a free one"
+    )
+    insecure: bool = Field(
+        default=False,
+        description="Listen on an address other machines can reach, without authentication",
+    )
+    stop_seconds: float = Field(
+        default=30, gt=0, description="How long a stop waits for requests and for the last flush"
+    )
+    max_connections: int = Field(
+        default=4096,
+        ge=1,
+        description="Connections at once, the next one gets 503; fewer where the process may "
+        "open few files",
+    )
+    max_connections_per_peer: int = Field(
+        default=3072,
+        ge=1,
+        description="Connections of one address at once (IPv6: one /64); at most three quarters "
+        "of all",
+    )
+    max_header_bytes: Bytes = Field(
+        default=64 * KIB, ge=KIB, description="A request's line and headers; past it 431"
+    )
+    max_url_bytes: Bytes = Field(
+        default=8 * KIB, ge=KIB, description="A request's URL; past it 414"
+    )
+    header_timeout_seconds: float = Field(
+        default=30, gt=0, description="From the first byte of a request to the end of its headers"
+    )
+    idle_timeout_seconds: float = Field(
+        default=75,
+        gt=0,
+        description="A connection without a request for so long is closed, a new one too",
+    )
+    reply_bytes: Bytes = Field(
+        default=256 * MIB,
+        ge=MIB,
+        description="Pages, downloads, segments and lists under way, 1 MiB each; past it requests "
+        "wait up to 10 s, and what nobody reads meanwhile is cut off",
+    )
+    write_timeout_seconds: float = Field(
+        default=60,
+        gt=0,
+        description="A client that reads nothing of its reply for so long is let go",
+    )
+    allowed_hosts: Listed = Field(
+        default="",
+        description="Names that clients and proxies use for the service, beside `localhost`, IP "
+        "addresses, and this host's: with commas; `.example.com` is all below it too, `*` any",
+    )
+    allowed_origins: Listed = Field(
+        default="",
+        description="Origins (`https://logs.example.com`), with commas, whose pages may change "
+        "things; needed where a proxy changes `Host`",
+    )
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _are_hosts(cls, listed: str) -> str:
+        return _each(_HOST, listed, "a host name without scheme, port and path")
+
+    @field_validator("allowed_origins")
+    @classmethod
+    def _are_origins(cls, listed: str) -> str:
+        return _each(_ORIGIN, listed, "an origin: scheme://host[:port]")
+
+
+class PageSettings(Section):
+    """Limits of reading."""
+
+    default_lines: int = Field(
+        default=1000, ge=1, description="Lines of a page when `limit` is not given"
+    )
+    max_lines: int = Field(
+        default=100_000, ge=1, description="Lines of a page at most, whatever `limit` says"
+    )
+    run_list: int = Field(default=10, ge=1, description="Runs listed when `limit` is not given")
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSettings:
+    """The sections that requests go by, and what follows from several of them.
+
+    `most_connections` is what the process may have open, however many are set; None: no bound.
+    """
+
+    server: ServerSettings = field(default_factory=ServerSettings)
+    ingest: IngestSettings = field(default_factory=IngestSettings)
+    pages: PageSettings = field(default_factory=PageSettings)
+    sse: SseSettings = field(default_factory=SseSettings)
+    most_connections: int | None = None
+
+    @property
+    def max_connections(self) -> int:
+        """Connections at once; the next one gets 503."""
+        wanted = self.server.max_connections
+        return wanted if self.most_connections is None else min(wanted, self.most_connections)
+
+    @property
+    def max_connections_per_peer(self) -> int:
+        """Connections of one address at once (IPv6: of one /64)."""
+        return min(self.server.max_connections_per_peer, self._most_of_all)
+
+    @property
+    def max_readers(self) -> int:
+        """Live readers at once; the next one gets an `error` event."""
+        return min(self.sse.max_readers, self._most_of_all)
+
+    @property
+    def _most_of_all(self) -> int:
+        """One client, or all readers, leave connections for others."""
+        return max(1, self.max_connections * 3 // 4)
+
+    @property
+    def shortest_timeout_seconds(self) -> float:
+        """Of those of a connection."""
+        server = self.server
+        return min(
+            server.header_timeout_seconds,
+            server.idle_timeout_seconds,
+            server.write_timeout_seconds,
+            self.ingest.body_timeout_seconds,
+        )

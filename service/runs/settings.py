@@ -1,0 +1,86 @@
+"""Settings of run logs; a part of the table in `service/settings.py`."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from logstore.runs.retention import RunRetention
+from logstore.settings import Bytes, Section
+
+MIB = 1 << 20
+
+
+class RunSettings(RunRetention):
+    """The text of runs; OpenMetadata's names for the same things are accepted too."""
+
+    prefix: str = Field(
+        default="pipeline-logs",
+        pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$",
+        description="Key prefix of run texts",
+    )
+    stream_timeout_minutes: float = Field(
+        default=1440,
+        gt=0,
+        description="A run that nobody closed is closed after so long without a line",
+    )
+    cleanup_interval_minutes: float = Field(
+        default=60, gt=0, description="How often abandoned and expired runs are looked for"
+    )
+    partial_flush_interval_minutes: float = Field(
+        default=2,
+        gt=0,
+        description="A run's news becomes a chunk and its partial text after this time",
+    )
+    early_flush_watermark_bytes: Bytes = Field(
+        default=5 * MIB,
+        description="A run with so much news becomes a chunk without waiting for the time",
+    )
+    pending_flush_alert_after_failures: int = Field(
+        default=10,
+        ge=1,
+        description=(
+            "A flush that failed so often in a row is a problem: in the log, in `/health/ready` "
+            "and for the alert rules"
+        ),
+    )
+    max_concurrent_streams: int = Field(
+        default=100,
+        ge=1,
+        description="Runs with state in memory; others are served from the journal",
+    )
+    close_wait_seconds: float = Field(
+        default=5,
+        ge=0,
+        description="A close answers `closing` when finishing takes longer than this",
+    )
+    reopen_idle_seconds: float = Field(
+        default=60,
+        gt=0,
+        description="A run that a late batch reopened is closed again after so long without one",
+    )
+
+    @property
+    def stream_timeout_seconds(self) -> float:
+        """`stream_timeout_minutes` in seconds."""
+        return self.stream_timeout_minutes * 60
+
+    @property
+    def cleanup_interval_seconds(self) -> float:
+        """`cleanup_interval_minutes` in seconds."""
+        return self.cleanup_interval_minutes * 60
+
+    @property
+    def partial_flush_interval_seconds(self) -> float:
+        """`partial_flush_interval_minutes` in seconds."""
+        return self.partial_flush_interval_minutes * 60
+
+
+class CoordinationSettings(Section):
+    """Leases in the store: who does which work."""
+
+    lease_seconds: float = Field(
+        default=600,
+        ge=15,
+        description="A node that is silent for so long is taken for lost: others bring what it "
+        "had in the store into the runs",
+    )

@@ -1,0 +1,37 @@
+"""Settings of what leaves the node; a part of the table in `service/settings.py`."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from logstore.settings import Bytes, Section
+
+MIB = 1 << 20
+
+
+class FlushSettings(Section):
+    """When lines leave the node for the object store."""
+
+    segment_seconds: float = Field(
+        default=10, gt=0, description="A segment is cut when it is this old"
+    )
+    segment_bytes: Bytes = Field(
+        default=64 * MIB, description="A segment is cut when it holds this much text"
+    )
+    bulk_milliseconds: int = Field(
+        default=250,
+        ge=0,
+        description="A batch sent as `bulk` is cut into a segment within this time",
+    )
+    parallel: int = Field(
+        default=3,
+        ge=1,
+        le=64,
+        description="Runs whose news become chunks at the same time, those that waited longest "
+        "first",
+    )
+
+    @property
+    def bulk_seconds(self) -> float:
+        """`bulk_milliseconds` in seconds."""
+        return self.bulk_milliseconds / 1000

@@ -1,0 +1,36 @@
+"""Settings of what clients report; a part of the table in `service/settings.py`."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from logstore.settings import Bytes, Section
+
+MIB = 1 << 20
+
+# The version of OpenMetadata whose API this is, unless a setting says otherwise.
+REPORTED_VERSION = "2.0.7"
+
+
+class OpenMetadataSettings(Section):
+    """What OpenMetadata's clients are told and how their reports are taken."""
+
+    version: str = Field(
+        default=REPORTED_VERSION,
+        pattern=r"^[0-9]+\.[0-9]+(\.[0-9]+)*$",
+        description="Version that `/api/v1/system/version` reports: that of the clients",
+    )
+    finish_grace_seconds: float = Field(
+        default=10,
+        ge=0,
+        description="Live streams of a run end so long after its terminal pipelineStatus, "
+        "or after the last line that comes behind it",
+    )
+    report_cache_bytes: Bytes = Field(
+        default=16 * MIB,
+        description="Statuses and metrics that are kept in memory, and as much of progress",
+    )
+    report_reply_bytes: Bytes = Field(
+        default=8 * MIB,
+        description="Statuses or metrics in one reply; `paging.next` gets what follows",
+    )
