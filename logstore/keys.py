@@ -21,7 +21,7 @@ ASIDE = "segments/.aside/"
 TABLE = "table"
 COORDINATION = "coordination/"
 NODES = "coordination/nodes/"
-TEXT_MARKS = "coordination/text/"
+WATERMARKS = "coordination/text/"
 DELETED = "coordination/deleted/"
 STATUS = "coordination/status/"
 PROGRESS = "coordination/progress/"
@@ -120,9 +120,9 @@ def aside(node: str, seq: int) -> str:
     return f"{ASIDE}{encode(node)}/{seq:020d}"
 
 
-def text_mark(node: str) -> str:
+def watermark(node: str) -> str:
     """Up to which segment a node's lines are in their runs' chunks."""
-    return f"{TEXT_MARKS}{encode(node)}"
+    return f"{WATERMARKS}{encode(node)}"
 
 
 def lease(source: str, parts: Sequence[str]) -> str:

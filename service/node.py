@@ -40,7 +40,7 @@ from service.settings import Settings
 from service.shipping.confirmations import Confirmations
 from service.shipping.lineage import Lineage, forked_in
 from service.shipping.shipper import SegmentShipper
-from service.shipping.watermarks import Marks
+from service.shipping.watermarks import Watermarks
 from service.status.opening import open_status
 from service.tail import Tail
 
@@ -72,7 +72,7 @@ class Node:
         self._tuning = tuning or Tuning()
         self._default_name = default_name
         self._data = os.path.abspath(settings.data)
-        self.marks = Marks(seams.store, seams.clock, seams.entropy, seams.offload, table_mark)
+        self.marks = Watermarks(seams.store, seams.clock, seams.entropy, seams.offload, table_mark)
         self._tasks: list[asyncio.Task[None]] = []
         self._started = asyncio.Event()
         self._stopping = False
@@ -160,7 +160,7 @@ class Node:
             close_done=self.journal.finish_close,
             tombstone_done=self.journal.finish_deletion,
             on_ended=self.tail.ended,
-            text_mark=self.marks.text,
+            watermark=self.marks.watermark,
             newest_date=seams.newest_date,
             records=lambda: self.records,
         )

@@ -2,7 +2,7 @@
 
 A segment goes when the table has held it for the grace, which is longer than any query,
 its lines are in their runs' logs, and no consumer group needs it (`consumers.py`).
-`low` in the node's text mark is raised first, so that whoever comes late sees that it is late,
+`low` in the node's watermark is raised first, so that whoever comes late sees that it is late,
 and groups are looked at again after that. Lowest first, many in a request: all are below `low`,
 so one that a crash leaves between others is a hole to nobody, and goes next time. A segment
 that is set aside stays, since it may be repaired, until the retention would take all it can hold.
@@ -30,7 +30,7 @@ from compactor.maintenance.retention import oldest_ms
 from compactor.report import Report
 from logstore import keys, ulid
 from logstore.errors import InvalidInput
-from logstore.runs.watermark import raise_text_mark, read_text_mark
+from logstore.runs.watermark import raise_watermark, read_watermark
 
 ORPHAN_HOURS = 24
 _DELETE_COUNT = 500  # segments in a request, with at most as many markers before
@@ -59,7 +59,7 @@ async def remove_segments(compactor: Compactor) -> int:
     settled = await asyncio.to_thread(compactor.table.marks_at, since, nodes)
     candidates = {}
     for node in nodes:
-        mark = min(settled[node], (await read_text_mark(compactor.store, node)).seq)
+        mark = min(settled[node], (await read_watermark(compactor.store, node)).seq)
         found = await _consumed(compactor, node, mark)
         if found.segments:
             candidates[node] = found
@@ -95,7 +95,7 @@ async def _consumed(compactor: Compactor, node: str, mark: int) -> Candidates:
 
 
 async def _raise_low(compactor: Compactor, node: str, low: int) -> None:
-    await raise_text_mark(compactor.store, node, fresh_id=compactor.fresh_id, low=low)
+    await raise_watermark(compactor.store, node, fresh_id=compactor.fresh_id, low=low)
     compactor.reached("low raised")
 
 

@@ -1,1 +1,1 @@
-"""Runs in the store: manifests, chunks with their indexes, text marks and deletions."""
+"""Runs in the store: manifests, chunks with their indexes, watermarks and deletions."""

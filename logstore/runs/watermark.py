@@ -1,8 +1,9 @@
-"""Text marks: up to which segment a node's lines are in their runs' chunks.
+"""Watermarks: up to which segment a node's lines are in their runs' chunks.
 
 `coordination/text/{node}`, a JSON object changed by compare-and-swap: `seq` (all segments
 up to it are in chunks, or left out as duplicate, deleted or expired), `pos` (one past the
-last line of those), `low` (the lowest segment that is kept), `version` (a fresh ULID).
+last line of those), `low` (the low watermark: the lowest segment that is kept), `version` (a
+fresh ULID).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from logstore.swap import Document, swap
 
 
 @dataclass(frozen=True, slots=True)
-class TextMark:
+class Watermark:
     """A node's mark; all zero if it has none yet."""
 
     seq: int = 0
@@ -28,26 +29,26 @@ class TextMark:
     version: str = ""
 
 
-def decode_text_mark(body: bytes) -> TextMark:
+def decode_watermark(body: bytes) -> Watermark:
     """The mark that `body` holds. Raises `Damaged`."""
     try:
         value = orjson.loads(body)
-        mark = TextMark(value["seq"], value["pos"], value["low"], value["version"])
+        mark = Watermark(value["seq"], value["pos"], value["low"], value["version"])
     except (ValueError, TypeError, KeyError) as error:
-        raise Damaged(f"not a text mark: {error}") from error
+        raise Damaged(f"not a watermark: {error}") from error
     numbers = (mark.seq, mark.pos, mark.low)
     if any(type(number) is not int or number < 0 for number in numbers):
-        raise Damaged(f"not a text mark: its numbers are {numbers}")
+        raise Damaged(f"not a watermark: its numbers are {numbers}")
     return mark
 
 
-async def read_text_mark(store: ObjectStore, node: str) -> TextMark:
+async def read_watermark(store: ObjectStore, node: str) -> Watermark:
     """The node's mark. Raises `Damaged`, `StoreUnavailable`."""
     found = await _document(store, node).read()
-    return TextMark() if found is None else found.value
+    return Watermark() if found is None else found.value
 
 
-async def raise_text_mark(
+async def raise_watermark(
     store: ObjectStore,
     node: str,
     *,
@@ -55,22 +56,22 @@ async def raise_text_mark(
     seq: int = 0,
     pos: int = 0,
     low: int = 0,
-) -> TextMark:
+) -> Watermark:
     """Raises each number that is above the stored one; none ever falls.
 
     Raises `Damaged`, `StoreUnavailable`, `OutcomeUnknown`.
     """
 
-    async def change(found: TextMark | None) -> TextMark | None:
-        mark = found or TextMark()
+    async def change(found: Watermark | None) -> Watermark | None:
+        mark = found or Watermark()
         raised = replace(
             mark, seq=max(mark.seq, seq), pos=max(mark.pos, pos), low=max(mark.low, low)
         )
         return None if raised == mark else replace(raised, version=fresh_id())
 
     stored = await swap(_document(store, node), change)
-    return TextMark() if stored is None else stored.value
+    return Watermark() if stored is None else stored.value
 
 
-def _document(store: ObjectStore, node: str) -> Document[TextMark]:
-    return Document(store, keys.text_mark(node), decode_text_mark, orjson.dumps)
+def _document(store: ObjectStore, node: str) -> Document[Watermark]:
+    return Document(store, keys.watermark(node), decode_watermark, orjson.dumps)

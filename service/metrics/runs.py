@@ -19,7 +19,7 @@ def lag_seconds(sources: Sources) -> float:
 TEXTS: tuple[Declared, ...] = (
     gauge(
         "text_marks_taken_again",
-        "Text marks, of this node and of lost ones, that were damaged and taken again since the"
+        "Watermarks, of this node and of lost ones, that were damaged and taken again since the"
         " start.",
         lambda s: s.node.marks.taken_again,
     ),

@@ -20,7 +20,7 @@ from logstore.clock import Clock
 from logstore.errors import Damaged, NotFound, UnsupportedVersion
 from logstore.names import decode
 from logstore.objects.store import ObjectInfo, ObjectStore
-from logstore.runs.watermark import read_text_mark
+from logstore.runs.watermark import read_watermark
 from logstore.segments.reader import read_footer
 from service.queue.segment import Name, Segment
 
@@ -149,10 +149,10 @@ class Catalogue:
         """
         await self.within(0.0)
         found: dict[str, int] = {}
-        async for info in self._store.list(keys.TEXT_MARKS):
-            node = decode(info.key.removeprefix(keys.TEXT_MARKS))
+        async for info in self._store.list(keys.WATERMARKS):
+            node = decode(info.key.removeprefix(keys.WATERMARKS))
             if node is not None:
-                found[node] = max((await read_text_mark(self._store, node)).low - 1, 0)
+                found[node] = max((await read_watermark(self._store, node)).low - 1, 0)
         if start is Start.NOW:
             for node, segments in self._nodes.items():
                 found[node] = max(found.get(node, 0), *segments)
@@ -193,7 +193,7 @@ class Catalogue:
         number = self._number(node, cursor.seq)
         if self.listed(Name(node, number)) is not None or not self.after(node, number):
             return None
-        low = (await read_text_mark(self._store, node)).low
+        low = (await read_watermark(self._store, node)).low
         if low > number:
             return f"segments of {node} from {number} to {low - 1} were deleted"
         self.waiting.setdefault(node, f"segment {number} of {node} is missing")

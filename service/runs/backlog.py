@@ -1,6 +1,6 @@
 """Segments whose lines are not all in chunks yet: what the journal may hold no more.
 
-Those of this node come as they are confirmed and go with the text mark. Inherited ones
+Those of this node come as they are confirmed and go with the watermark. Inherited ones
 are those of a parent incarnation, found in the store at the start, and of nodes that are
 lost. A run's news stand in this order, which is also the order in which they become chunks:
 inherited segments, segments of this node that the journal has let go, the journal.
@@ -16,7 +16,7 @@ from logstore.batch import RunKey
 from logstore.errors import Damaged, NotFound, UnsupportedVersion
 from logstore.objects.store import ObjectStore
 from logstore.runs.manifest import Manifest
-from logstore.runs.watermark import read_text_mark
+from logstore.runs.watermark import read_watermark
 from logstore.segments.footer import SegmentRun
 from logstore.segments.reader import fetch_segment, read_footer
 from logstore.segments.stored import SegmentBatches
@@ -53,11 +53,11 @@ class Backlog:
         self.gaps: dict[str, int] = {}
 
     async def find(self, node: str, *, most: int | None = None) -> list[StoredSegment]:
-        """Segments of `node` above its text mark, in order, at most so many.
+        """Segments of `node` above its watermark, in order, at most so many.
 
         Of another node those before a gap: what is behind it waits, and is reported.
         """
-        mark = await read_text_mark(self._store, node)
+        mark = await read_watermark(self._store, node)
         found: list[StoredSegment] = []
         after = keys.segment(node, mark.seq)
         pos = mark.pos

@@ -3,10 +3,10 @@
     confirmed(segment) ──► pending (per run: position, bytes, since)
                               │  5 MiB, 2 minutes, or a close
                               ▼
-                    at most `parallel` flushes at once ──► text mark
+                    at most `parallel` flushes at once ──► watermark
 
 A run that fails waits its back-off without holding a place, and holds back no other run;
-it does hold back the text mark, so that nothing is forgotten.
+it does hold back the watermark, so that nothing is forgotten.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from logstore.errors import (
 )
 from logstore.objects.store import ObjectStore
 from logstore.runs.manifest import Manifest
-from logstore.runs.watermark import raise_text_mark, read_text_mark
+from logstore.runs.watermark import raise_watermark, read_watermark
 from service.runs.backlog import Backlog, StoredSegment
 from service.runs.flush import RunFlush
 from service.runs.locks import RunLocks
@@ -136,7 +136,7 @@ class TextFlusher:
 
     async def start(self) -> None:
         """Finds out from store and journal what waits. Raises `StoreUnavailable`."""
-        mark = await read_text_mark(self._store, self._node)
+        mark = await read_watermark(self._store, self._node)
         segments = await self._backlog.find(self._node)
         parents = []
         for parent in self._parents:
@@ -305,7 +305,7 @@ class TextFlusher:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    # --- text marks ----------------------------------------------------------------
+    # --- watermarks ----------------------------------------------------------------
 
     async def raise_marks(self, *, force: bool = False) -> None:
         """Writes down how far the segments are in chunks, every `mark_seconds`."""
@@ -323,13 +323,13 @@ class TextFlusher:
                 self._backlog.drop(segment)
         except (Unavailable, OutcomeUnknown, NotFound, Damaged) as error:
             # A damaged one is taken again (`service/shipping/watermarks.py`), and raised then.
-            self.last_error = f"the text mark: {error}"
+            self.last_error = f"the watermark: {error}"
             if force:
                 raise
         self._mark_due = now + self._watermark_seconds
 
     async def _raise(self, segment: StoredSegment) -> None:
-        await raise_text_mark(
+        await raise_watermark(
             self._store,
             segment.node,
             fresh_id=self._fresh_id,

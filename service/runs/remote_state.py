@@ -1,7 +1,7 @@
 """Lines of a run that other nodes hold and its chunks have not, as the store tells of them.
 
 Looked at along the movement: the `active` objects of nodes that live, then segments above
-text marks. The manifest is read after that. An append of the last moments may not be told
+watermarks. The manifest is read after that. An append of the last moments may not be told
 of yet; it is merged after a close like any late batch.
 """
 
@@ -15,7 +15,7 @@ from logstore.errors import Damaged, NotFound, UnsupportedVersion
 from logstore.names import decode
 from logstore.objects.store import ObjectStore
 from logstore.runs.manifest import Manifest
-from logstore.runs.watermark import read_text_mark
+from logstore.runs.watermark import read_watermark
 from logstore.segments.reader import read_footer
 
 Ends = Mapping[RunKey, int]
@@ -62,14 +62,14 @@ class Elsewhere:
         return False
 
     async def _in_segments(self, key: RunKey) -> dict[str, int]:
-        """Of each node one past the run's last position in segments above its text mark."""
+        """Of each node one past the run's last position in segments above its watermark."""
         found: dict[str, int] = {}
         listed: dict[tuple[str, int], Ends] = {}
         async for folder in self._store.folders(keys.SEGMENTS):
             node = decode(folder)
             if node is None:
                 continue
-            mark = await read_text_mark(self._store, node)
+            mark = await read_watermark(self._store, node)
             after = keys.segment(node, mark.seq)
             async for info in self._store.list(keys.segments_of(node), after=after):
                 parsed = keys.parse_segment(info.key)

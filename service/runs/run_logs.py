@@ -20,7 +20,7 @@ from logstore.objects.remote import DateSample
 from logstore.objects.store import ObjectStore
 from logstore.runs.manifest import Manifest
 from logstore.runs.manifests import Manifests
-from logstore.runs.watermark import TextMark
+from logstore.runs.watermark import Watermark
 from service.runs.backlog import Backlog
 from service.runs.chunk_writer import ChunkWriter
 from service.runs.chunks import Chunks, Moved
@@ -77,7 +77,7 @@ class Text(TextReader, Listing):
         close_done: Callable[[RunKey, int], None],
         tombstone_done: Callable[[str, str | None, int], None],
         on_ended: Callable[[RunKey], None],
-        text_mark: Callable[[str], Awaitable[TextMark]],
+        watermark: Callable[[str], Awaitable[Watermark]],
         newest_date: Callable[[], DateSample | None] | None = None,
         records: Callable[[], Records | None] = lambda: None,
     ) -> None:
@@ -158,7 +158,7 @@ class Text(TextReader, Listing):
             self.leases,
             backlog,
             self.flusher,
-            text_mark=text_mark,
+            watermark=watermark,
             load_deletions=self.deletions.load,
             interval_seconds=tuning.takeover_seconds,
         )

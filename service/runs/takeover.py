@@ -1,13 +1,13 @@
 """Lost nodes: what they brought into the store comes into the runs without them.
 
-    segments above a node's text mark, and its text lease is free
+    segments above a node's watermark, and its text lease is free
         ──► the lease ──► its segments in this node's backlog ──► flushed ──► mark ──► let go
 
 A node holds its own text lease while it lives. What stands only in its journal waits for
 it. If it lives after all, and flushes the same lines, the manifest's position of the
 writer decides: nothing is lost or doubled, the lease only saves work.
 
-A segment that is missing between two others is waited for, never skipped. A text mark that is
+A segment that is missing between two others is waited for, never skipped. A watermark that is
 damaged is taken again (`service/shipping/watermarks.py`): nobody else would, where its node does
 not come back.
 """
@@ -23,7 +23,7 @@ from logstore.clock import Clock
 from logstore.errors import TailraceError
 from logstore.names import decode
 from logstore.objects.store import ObjectStore
-from logstore.runs.watermark import TextMark
+from logstore.runs.watermark import Watermark
 from service.runs.backlog import Backlog
 from service.runs.flusher import TextFlusher
 from service.runtime.heartbeat import Heartbeat
@@ -44,17 +44,17 @@ class LostNodes:
         backlog: Backlog,
         flusher: TextFlusher,
         *,
-        text_mark: Callable[[str], Awaitable[TextMark]],
+        watermark: Callable[[str], Awaitable[Watermark]],
         load_deletions: Callable[[], Awaitable[None]],
         interval_seconds: float,
     ) -> None:
-        """`text_mark` gives a node's, taken again if it is damaged."""
+        """`watermark` gives a node's, taken again if it is damaged."""
         self._node = node
         self._store = store
         self._leases = leases
         self._backlog = backlog
         self._flusher = flusher
-        self._text_mark = text_mark
+        self._watermark = watermark
         self._load_deletions = load_deletions
         self._interval = interval_seconds
         self._held: dict[str, NamedLease] = {}
@@ -108,7 +108,7 @@ class LostNodes:
             if not held.valid():
                 self._backlog.disown(node)
             else:
-                await self._text_mark(node)  # else what is damaged meanwhile is never raised
+                await self._watermark(node)  # else what is damaged meanwhile is never raised
                 if any(s.node == node for s in self._backlog.inherited) or await self._take(node):
                     continue
             del self._held[node]
@@ -135,7 +135,7 @@ class LostNodes:
         return len(segments)
 
     async def _has_news(self, node: str) -> bool:
-        mark = await self._text_mark(node)
+        mark = await self._watermark(node)
         after = keys.segment(node, mark.seq)
         async for info in self._store.list(keys.segments_of(node), after=after):
             if keys.parse_segment(info.key) is not None:

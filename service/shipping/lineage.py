@@ -13,11 +13,11 @@ What tells, of a number:
   it, or we did and died before we wrote that down. Then nobody can tell; to ship the
   lines again under a new incarnation loses and doubles nothing.
 - Our put succeeded. That alone proves nothing: a segment of somebody else may have been
-  removed before. But `low` in the text mark is raised before anything is removed
+  removed before. But `low` in the watermark is raised before anything is removed
   (`compactor/maintenance/cleanup.py`). So a `low` that, read after the put, is not above the
   number says that no segment of it was ever removed, and ours is the only one there was.
 
-Consumed is what the table's mark, the text mark or its `low` say, whichever says most.
+Consumed is what the table's mark, the watermark or its `low` say, whichever says most.
 
 A look at all of it is had when the node starts, before its first cut if the store answers,
 and every ten minutes, whether anything is shipped or not. `low` is read after each put.
@@ -34,7 +34,7 @@ from logstore.clock import Clock
 from logstore.errors import Conflict
 from logstore.objects.store import ObjectStore
 from service.journal.journal import Journal
-from service.shipping.watermarks import Marks
+from service.shipping.watermarks import Watermarks
 
 LOOK_SECONDS = 600.0
 
@@ -51,7 +51,7 @@ class Lineage:
         journal: Journal,
         store: ObjectStore,
         clock: Clock,
-        marks: Marks,
+        marks: Watermarks,
     ) -> None:
         self._journal = journal
         self._store = store
@@ -88,7 +88,7 @@ class Lineage:
         began = self._clock.monotonic()
         state = self._journal.state
         node, known = state.node, state.last_cut().seq
-        text = await self._marks.text(node)
+        text = await self._marks.watermark(node)
         consumed = max(await self._marks.table(node), text.seq, text.low - 1)
         newest = known
         async for found in self._store.list(
@@ -110,7 +110,7 @@ class Lineage:
         Raises `Forked`, `Unavailable`.
         """
         node = self._journal.state.node
-        mark, whole = await self._marks.text_and_health(node)
+        mark, whole = await self._marks.watermark_and_health(node)
         if mark.low > seq:
             raise Forked(
                 f"segments of {node} below {mark.low} were removed, and we put {seq} only now"

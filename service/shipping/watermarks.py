@@ -1,6 +1,6 @@
-"""What table and texts say of a node's segments; a text mark that is damaged is taken again.
+"""What table and texts say of a node's segments; a watermark that is damaged is taken again.
 
-Without its text mark a node cannot start, and its bytes say nothing any more. What they
+Without its watermark a node cannot start, and its bytes say nothing any more. What they
 said is in the store all the same: a segment is removed only when table and texts have it, so
 all below the lowest that is there are dealt with; or all that the table has, if none is
 there. Of those that are there the manifests of their runs know what is in chunks, and
@@ -24,14 +24,14 @@ from logstore.clock import Clock
 from logstore.entropy import Entropy
 from logstore.errors import Damaged, NotFound, PreconditionFailed, UnsupportedVersion
 from logstore.objects.store import ObjectStore
-from logstore.runs.watermark import TextMark, decode_text_mark
+from logstore.runs.watermark import Watermark, decode_watermark
 from logstore.segments.reader import read_footer
 from service.runtime.threads import Offload
 
 log = logging.getLogger(__name__)
 
 
-class Marks:
+class Watermarks:
     """Of any node. `table_mark` blocks, and is asked by `offload`."""
 
     def __init__(
@@ -51,32 +51,32 @@ class Marks:
         self.taken_again = 0
 
     def problems(self) -> list[str]:
-        """Marks that were damaged, as sentences."""
+        """Watermarks that were damaged, as sentences."""
         return list(self._problems)
 
     async def table(self, node: str) -> int:
         """The last of the node's segments that the table has. Raises `StoreUnavailable`."""
         return await self._offload(lambda: self._table_mark(node))
 
-    async def text(self, node: str) -> TextMark:
-        """The node's text mark. Raises `StoreUnavailable`, `OutcomeUnknown`."""
-        return (await self.text_and_health(node))[0]
+    async def watermark(self, node: str) -> Watermark:
+        """The node's watermark. Raises `StoreUnavailable`, `OutcomeUnknown`."""
+        return (await self.watermark_and_health(node))[0]
 
     async def check(self, nodes: Sequence[str]) -> None:
-        """Takes those again that are damaged. Raises as `text`."""
+        """Takes those again that are damaged. Raises as `watermark`."""
         for node in nodes:
-            await self.text(node)
+            await self.watermark(node)
 
-    async def text_and_health(self, node: str) -> tuple[TextMark, bool]:
+    async def watermark_and_health(self, node: str) -> tuple[Watermark, bool]:
         """Likewise, and False if it had to be taken again: then `low` may be below the truth."""
         whole = True
         while True:
             try:
-                info, body = await self._store.get(keys.text_mark(node))
+                info, body = await self._store.get(keys.watermark(node))
             except NotFound:
-                return TextMark(), whole
+                return Watermark(), whole
             try:
-                return decode_text_mark(body), whole
+                return decode_watermark(body), whole
             except Damaged as error:
                 whole = False
                 await self._take_again(node, info.etag, error)
@@ -84,18 +84,18 @@ class Marks:
     async def _take_again(self, node: str, etag: str, error: Damaged) -> None:
         mark = await self._from_store(node)
         try:
-            await self._store.put(keys.text_mark(node), orjson.dumps(mark), if_match=etag)
+            await self._store.put(keys.watermark(node), orjson.dumps(mark), if_match=etag)
         except PreconditionFailed:
             return  # somebody else was first: what is there now is read
         problem = (
-            f"the text mark of {node} was damaged ({error}), and was taken again as segment"
+            f"the watermark of {node} was damaged ({error}), and was taken again as segment"
             f" {mark.seq} from what table and segments say"
         )
         log.error("%s", problem)
         self._problems.append(problem)
         self.taken_again += 1
 
-    async def _from_store(self, node: str) -> TextMark:
+    async def _from_store(self, node: str) -> Watermark:
         prefix = keys.aside(node, 0).rsplit("/", 1)[0] + "/"
         aside = {info.key.rsplit("/", 1)[1] async for info in self._store.list(prefix)}
         seq, pos = await self.table(node), 0
@@ -106,7 +106,7 @@ class Marks:
             seq, pos = parsed[1] - 1, await self._first_pos(info.key)
             break
         version = ulids.encode(ulids.fresh(self._clock, self._entropy))
-        return TextMark(seq, pos, seq + 1, version)
+        return Watermark(seq, pos, seq + 1, version)
 
     async def _first_pos(self, key: str) -> int:
         """0, which is never too high, for a segment that cannot be read."""

@@ -1,6 +1,6 @@
 """The segments in the store: each one's bytes are read and checked once, when it is first seen.
 
-A node's numbers have no gaps from its lowest kept one on (`low` of its text mark), or from
+A node's numbers have no gaps from its lowest kept one on (`low` of its watermark), or from
 the first that is there if segments were removed. Positions of a node are never used twice.
 What is kept of a segment is where it is and the ULIDs between which its lines are.
 """
@@ -15,7 +15,7 @@ from compactor.ingest.plan import StoredSegment, nodes_of, segments_of
 from logstore import keys
 from logstore.errors import Damaged, NotFound, StoreUnavailable, UnsupportedVersion
 from logstore.objects.store import ObjectStore
-from logstore.runs.watermark import TextMark, read_text_mark
+from logstore.runs.watermark import Watermark, read_watermark
 from logstore.segments.footer import Footer
 from logstore.segments.reader import verify_segment
 from tailrace.verification.fault import Findings
@@ -51,7 +51,7 @@ class Catalog:
     store: ObjectStore
     findings: Findings
     mend: Mend = nothing
-    marks: dict[str, TextMark] = field(default_factory=dict)
+    marks: dict[str, Watermark] = field(default_factory=dict)
     _whole: dict[str, Whole | None] = field(default_factory=dict)
     _listed: set[str] = field(default_factory=set)
     _gaps: set[tuple[str, int]] = field(default_factory=set)
@@ -62,9 +62,9 @@ class Catalog:
         return sorted((s for s in found if s is not None), key=lambda s: (s.node, s.seq))
 
     async def read_marks(self) -> None:
-        """The text marks of now: before the manifests that they speak of are read."""
+        """The watermarks of now: before the manifests that they speak of are read."""
         for node in await nodes_of(self.store):
-            self.marks[node] = await read_text_mark(self.store, node)
+            self.marks[node] = await read_watermark(self.store, node)
 
     async def refresh(self) -> None:
         """Lists again and checks what is new. Raises `StoreUnavailable`."""
@@ -119,11 +119,11 @@ class Catalog:
     async def _look_for_gaps(self, node: str, segments: Sequence[StoredSegment]) -> None:
         there = {segment.seq for segment in segments}
         # `low` is raised before anything is removed; what was set aside stays below it.
-        low = max(self.marks.get(node, TextMark()).low, 1)
+        low = max(self.marks.get(node, Watermark()).low, 1)
         missing = [seq for seq in range(low, max(there, default=0)) if seq not in there]
         if not missing:
             return
-        low = (await read_text_mark(self.store, node)).low
+        low = (await read_watermark(self.store, node)).low
         for seq in missing:
             known = (node, seq)
             if seq >= low and known not in self._gaps and not await self._is_there(node, seq):
@@ -165,9 +165,9 @@ class Catalog:
             before = segment if segment.rows else before
 
 
-def settled(segments: Sequence[Whole], marks: Mapping[str, TextMark]) -> list[Whole]:
+def settled(segments: Sequence[Whole], marks: Mapping[str, Watermark]) -> list[Whole]:
     """Those whose lines are in their runs' texts, or left out for good."""
-    return [s for s in segments if s.seq <= marks.get(s.node, TextMark()).seq]
+    return [s for s in segments if s.seq <= marks.get(s.node, Watermark()).seq]
 
 
 def _read(segment: StoredSegment, body: bytes) -> Footer:

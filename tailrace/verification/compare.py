@@ -74,7 +74,7 @@ _NOT_IN_TEXT: Final = (
 class Stored:
     """Where the lines are: addresses of table files, and of segments above the table's marks.
 
-    `fresh` segments are above the text marks, so their lines need not be in texts yet. Below
+    `fresh` segments are above the watermarks, so their lines need not be in texts yet. Below
     the ULID `kept` the retention took the table's hours.
     """
 

@@ -28,7 +28,7 @@ Kind = Literal[
     "index-missing",
     "index-damaged",
     "line-not-stored",  # text or journal have it, segments and table do not
-    "line-not-in-text",  # segments below the text mark or the table have it, the text does not
+    "line-not-in-text",  # segments below the watermark or the table have it, the text does not
     "line-differs",
     "line-twice-in-text",
     "table-file-missing",

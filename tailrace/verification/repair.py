@@ -3,7 +3,7 @@
 Nothing is deleted but a marker, and that last. A segment that was set aside counted as
 empty, so the table's mark may have passed it: then its lines are added to the table first,
 those that it has not yet, in a commit that moves no mark. Killed in between, it is done
-again, and adds nothing twice. Its lines come into a run's text only if the text mark has
+again, and adds nothing twice. Its lines come into a run's text only if the watermark has
 not passed it; what is not there is reported as a fault of the run.
 """
 

@@ -87,8 +87,8 @@ class Segments:
     """Segments by what must hold of them; one may be in several."""
 
     held: Sequence[Whole]  # at or below the table's marks
-    settled: Sequence[Whole]  # at or below the text marks
-    fresh: Sequence[Whole]  # above the text marks
+    settled: Sequence[Whole]  # at or below the watermarks
+    fresh: Sequence[Whole]  # above the watermarks
 
 
 def oldest_kept(snapshot: Snapshot) -> str:

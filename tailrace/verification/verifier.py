@@ -1,6 +1,6 @@
 """All comparisons of a store, and of a data folder's journal, in the right order.
 
-    per group of runs:   text marks ─► manifests, chunks ─► segments ─► table ─► deletions
+    per group of runs:   watermarks ─► manifests, chunks ─► segments ─► table ─► deletions
 
 is the way that lines move, so that a line which moves meanwhile is seen at least once, and
 a line that need not be somewhere yet is known to be one: it is in a segment above the text

@@ -130,9 +130,9 @@ class Lake:
         deletion = Deletion(fqn, run, t, ulid.encode(1))
         self.run(self.store.put(deletion.key, encode_deletion(deletion)))
 
-    def text_mark(self, node: str, seq: int) -> None:
+    def watermark(self, node: str, seq: int) -> None:
         body = orjson.dumps({"seq": seq, "pos": 0, "low": 0, "version": ulid.encode(1)})
-        self.run(self.store.put(keys.text_mark(node), body))
+        self.run(self.store.put(keys.watermark(node), body))
 
     def compact(self) -> Report:
         return self.run(once(self.compactor))

@@ -81,7 +81,7 @@ def test_killed_while_it_cleans_up_it_goes_on(warm: Lake) -> None:
     sent = [batch("f", "r", NOON + i, 10) for i in range(3)]
     for one in sent:
         warm.put("a", [one])
-    warm.text_mark("a", 3)
+    warm.watermark("a", 3)
     warm.compact()
     os.environ["TAILRACE_COMPACTION__GRACE_SECONDS"] = "0"
     try:

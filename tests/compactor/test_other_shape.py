@@ -28,7 +28,7 @@ def consumed(lake: Lake) -> Lake:
     """One segment is in table and text, and might go; another waits, a copy of the first."""
     lake.session = PlainEngine()
     lake.put("a", [FIRST])
-    lake.text_mark("a", 1)
+    lake.watermark("a", 1)
     lake.compact()
     lake.limits = lake.limits.model_copy(update={"grace_seconds": 0.0})
     lake.put("a", [FIRST, LATER])

@@ -39,7 +39,7 @@ def due(lake: Lake) -> Lake:
     lake.put("a", [CONSUMED])
     lake.compact()
     add_files(lake, [OLD], [TABLED])
-    lake.text_mark("a", 1)
+    lake.watermark("a", 1)
     lake.put("a", [NEW])
     lake.session = real
     return lake
@@ -92,12 +92,12 @@ def test_upkeep_that_breaks_off_holds_back_no_other(due: Lake) -> None:
 
 
 def test_what_needs_a_person_is_raised_and_the_rest_is_told(due: Lake) -> None:
-    due.put_bytes(keys.text_mark("a"), b"?")
+    due.put_bytes(keys.watermark("a"), b"?")
     due.limits = Compaction(grace_seconds=0, retention_days=3)
     due.session = PlainEngine()
     due.store.__class__ = Partly
     report = Report()
-    with pytest.raises(Damaged, match="not a text mark"):
+    with pytest.raises(Damaged, match="not a watermark"):
         due.run(once(due.compactor, report))
     assert report.alarms == [
         "taking in broke off as well: no list of deletions",

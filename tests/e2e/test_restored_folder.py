@@ -15,7 +15,7 @@ from logstore.clock import SystemClock
 from logstore.disk import Disk
 from logstore.names import decode
 from logstore.objects.local import LocalStore
-from logstore.runs.watermark import raise_text_mark, read_text_mark
+from logstore.runs.watermark import raise_watermark, read_watermark
 from tests.e2e.service_process import BASE, ServiceProcess
 
 RUN = f"{BASE}/service.pipeline/run-1"
@@ -43,10 +43,10 @@ async def consume(folder: Path) -> None:
     store = LocalStore(str(folder), Disk(), SystemClock(), Random(1))
     (name,) = [name async for name in store.folders(keys.SEGMENTS)]
     node = decode(name) or ""
-    mark = await read_text_mark(store, node)
+    mark = await read_watermark(store, node)
     segments = [info.key async for info in store.list(keys.segments_of(node))]
     assert mark.seq == len(segments)
-    await raise_text_mark(store, node, fresh_id=lambda: "0" * 26, low=mark.seq + 1)
+    await raise_watermark(store, node, fresh_id=lambda: "0" * 26, low=mark.seq + 1)
     await store.delete(segments)
 
 

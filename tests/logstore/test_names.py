@@ -86,7 +86,7 @@ def test_no_key_leaves_its_prefix(fqn: str, run: str, node: str) -> None:
         ("pipeline-logs/.active/", keys.active(keys.PREFIX, key, node), 5),
         ("segments/", keys.segment(node, 1), 3),
         ("segments/.aside/", keys.aside(node, 1), 4),
-        ("coordination/text/", keys.text_mark(node), 3),
+        ("coordination/text/", keys.watermark(node), 3),
         ("coordination/nodes/", keys.node_registration(node), 3),
         ("coordination/deleted/", keys.deleted_run(key, "0" * 26), 4),
         ("coordination/deleted/", keys.deleted_pipeline(fqn), 4),

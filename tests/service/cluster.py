@@ -15,7 +15,7 @@ from logstore import keys
 from logstore.batch import RunKey
 from logstore.errors import OutcomeUnknown, StoreUnavailable
 from logstore.objects.store import ObjectStore
-from logstore.runs.watermark import read_text_mark
+from logstore.runs.watermark import read_watermark
 from service.ingest.batch import Durability
 from service.node import Node
 from service.settings import Settings
@@ -136,9 +136,9 @@ async def read_whole(node: Node, key: RunKey) -> bytes:
 
 
 async def until_no_news(store: ObjectStore, node: str, clock: VirtualClock) -> None:
-    """Until all segments of the node are below its text mark."""
+    """Until all segments of the node are below its watermark."""
     for _ in range(300):
-        mark = await read_text_mark(store, node)
+        mark = await read_watermark(store, node)
         after = keys.segment(node, mark.seq)
         left = [i.key async for i in store.list(keys.segments_of(node), after=after)]
         if not left:

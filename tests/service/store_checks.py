@@ -15,7 +15,7 @@ from logstore.batch import RunKey, digest, ulid_of
 from logstore.errors import NotFound
 from logstore.objects.store import ObjectStore
 from logstore.runs.manifest import Manifest, decode_manifest
-from logstore.runs.watermark import read_text_mark
+from logstore.runs.watermark import read_watermark
 from logstore.segments.reader import open_segment, verify_segment
 from logstore.segments.stored import SegmentBatches
 from tests.service.client_model import Clients, batches_in
@@ -53,7 +53,7 @@ async def view_of(store: ObjectStore) -> StoreView:
         body = (await store.get(info.key))[1]
         view.segments.setdefault(node, []).append(_shipped(body, node, seq))
     for node in view.segments:
-        view.marks[node] = (await read_text_mark(store, node)).seq
+        view.marks[node] = (await read_watermark(store, node)).seq
     async for info in store.list(keys.RUNS):
         manifest = decode_manifest((await store.get(info.key))[1])
         view.manifests[manifest.key] = manifest
@@ -102,7 +102,7 @@ def check_numbers(view: StoreView) -> None:
 
 
 def check_marks(view: StoreView, clients: Clients) -> None:
-    """What a text mark covers stands in the chunks."""
+    """What a watermark covers stands in the chunks."""
     for node, segments in view.segments.items():
         for segment in segments:
             if segment.seq > view.marks[node]:

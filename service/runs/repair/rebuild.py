@@ -36,7 +36,7 @@ from logstore.errors import (
 from logstore.objects.store import ObjectStore
 from logstore.runs.manifest import Chunk, Manifest
 from logstore.runs.manifests import Manifests
-from logstore.runs.watermark import read_text_mark
+from logstore.runs.watermark import read_watermark
 from service.runs.chunk_writer import ChunkWriter
 from service.runs.chunks import stored_directory
 from service.runs.deletions import Deletions
@@ -82,7 +82,7 @@ class Traces:
     async def _dealt_with(self, node: str) -> int:
         if node == self._node:
             return self._flushed()
-        return (await read_text_mark(self._store, node)).pos
+        return (await read_watermark(self._store, node)).pos
 
 
 Records = Callable[[RunKey, int, int], AsyncIterator[pa.RecordBatch]]

@@ -14,7 +14,7 @@ from coordination.groups.group_objects import read_groups
 from coordination.groups.groups import Group, State
 from logstore import keys
 from logstore.objects.store import ObjectStore
-from logstore.runs.watermark import TextMark, read_text_mark
+from logstore.runs.watermark import Watermark, read_watermark
 from tests.compactor.histories.dated import HOUR_MS, MovedClock
 from tests.compactor.histories.lossy import Versions
 
@@ -47,7 +47,7 @@ class Kept:
         What changes between a removal and the look makes more allowed, never less.
         """
         for node in every:
-            self._check_mark(node, self.run(read_text_mark(self.store, node)))
+            self._check_mark(node, self.run(read_watermark(self.store, node)))
         groups = self.run(read_groups(self.store))
         self._check_groups({group.name: group for group in groups})
         empty = {n: {seq for of_node, seq in aside if of_node == n} for n in every}
@@ -68,8 +68,8 @@ class Kept:
             assert seq <= settled[node], f"{where} before its grace is over"
         self._gone = gone
 
-    def _check_mark(self, node: str, mark: TextMark) -> None:
-        assert mark.seq == self.texts.get(node, 0), f"somebody moved the text mark of {node}"
+    def _check_mark(self, node: str, mark: Watermark) -> None:
+        assert mark.seq == self.texts.get(node, 0), f"somebody moved the watermark of {node}"
         assert mark.low >= self._lows.get(node, 0), f"low of {node} fell"
         assert mark.low <= mark.seq + 1, f"low of {node} is {mark.low}, its texts have {mark.seq}"
         self._lows[node] = mark.low

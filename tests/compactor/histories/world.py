@@ -25,7 +25,7 @@ from logstore.batch import RunKey
 from logstore.errors import OutcomeUnknown, Unavailable
 from logstore.objects.local import LocalStore, inline
 from logstore.runs.retention import FOR_EVER, RunRetention
-from logstore.runs.watermark import raise_text_mark
+from logstore.runs.watermark import raise_watermark
 from logstore.segments.carry import Carry
 from logstore.segments.writer import encode_segment
 from logstore.table.commit import Change, commit
@@ -156,7 +156,7 @@ class World:
         def fresh_id() -> str:
             return ulid.encode(ulid.fresh(self.clock, self.dice))
 
-        self.run(raise_text_mark(self.store, node, fresh_id=fresh_id, seq=seq))
+        self.run(raise_watermark(self.store, node, fresh_id=fresh_id, seq=seq))
 
     def commit_nothing(self) -> None:
         """Somebody's commit that changes no line: the table is busy."""

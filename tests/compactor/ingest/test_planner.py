@@ -97,7 +97,7 @@ def test_upkeep_has_its_turn_while_segments_come(plain: Lake) -> None:
     add_files(plain, long_ago, *([one] for one in over))
     plain.delete("f", "r1", ulid.highest_at(NOON))
     sent = three(plain)
-    plain.text_mark("a", 3)
+    plain.watermark("a", 3)
     plain.limits = Compaction(grace_seconds=0, retention_days=30, purge_seconds=0)
     plain.clock.shift_ms = 120_000
     plain.reached = Inflow(plain)

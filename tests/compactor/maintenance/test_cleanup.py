@@ -16,7 +16,7 @@ from logstore.clock import SystemClock
 from logstore.disk import Disk
 from logstore.entropy import system_entropy
 from logstore.objects.local import LocalStore
-from logstore.runs.watermark import read_text_mark
+from logstore.runs.watermark import read_watermark
 from logstore.table.commit import Advance, commit_segments
 from tests.compactor.dated_store import DatedStore
 from tests.compactor.lake import HOUR, NOON, Lake, ShiftedClock, batch
@@ -29,7 +29,7 @@ def consumed(lake: Lake, *, segments: int, mark: int, text: int) -> Lake:
     table = lake.compactor.table
     clock = SystemClock()
     commit_segments(table, table.create(), [], [Advance("n", 1, mark)], job="J", clock=clock)
-    lake.text_mark("n", text)
+    lake.watermark("n", text)
     return lake
 
 
@@ -91,7 +91,7 @@ def test_segments_go_though_the_table_is_busy(any_lake: Lake) -> None:
     lake.clock = Standing(at_ms=written_ms(lake, 2) + 100_000 - 1)
     assert lake.run(remove_segments(lake.compactor)) == 2
     assert left(lake) == [3, 4]
-    assert lake.run(read_text_mark(lake.store, "n")).low == 3
+    assert lake.run(read_watermark(lake.store, "n")).low == 3
     lake.clock.at_ms += 1
     assert lake.run(remove_segments(lake.compactor)) == 1
     assert left(lake) == [4]
@@ -104,7 +104,7 @@ def test_both_marks_must_be_past_a_segment(any_lake: Lake) -> None:
     assert left(lake) == [2, 3]
 
 
-def test_without_a_text_mark_nothing_goes(lake: Lake) -> None:
+def test_without_a_watermark_nothing_goes(lake: Lake) -> None:
     consumed(lake, segments=1, mark=1, text=0)
     lake.clock.shift_ms = 2 * HOUR
     assert lake.run(remove_segments(lake.compactor)) == 0
@@ -117,7 +117,7 @@ def test_low_is_raised_before_the_first_goes(lake: Lake) -> None:
     seen: list[tuple[str, int, list[int]]] = []
 
     def look(step: str) -> None:
-        path = Path(lake.store.uri(keys.text_mark("n")))
+        path = Path(lake.store.uri(keys.watermark("n")))
         low = int(path.read_text().split('"low":')[1].split(",")[0])
         folder = Path(lake.store.uri(keys.segments_of("n")[:-1]))
         names = sorted(folder.glob("*.parquet")) if folder.exists() else []
@@ -129,7 +129,7 @@ def test_low_is_raised_before_the_first_goes(lake: Lake) -> None:
         ("low raised", 4, [1, 2, 3]),
         ("segment removed", 4, []),
     ]
-    assert lake.run(read_text_mark(lake.store, "n")).seq == 3
+    assert lake.run(read_watermark(lake.store, "n")).seq == 3
 
 
 def test_many_go_in_a_request(any_lake: Lake) -> None:

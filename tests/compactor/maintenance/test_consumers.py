@@ -19,7 +19,7 @@ from logstore import keys, ulid
 from logstore.clock import SystemClock
 from logstore.errors import GroupEvicted
 from logstore.objects.store import ObjectStore
-from logstore.runs.watermark import read_text_mark
+from logstore.runs.watermark import read_watermark
 from logstore.table.commit import Advance, commit_segments
 from service.queue.queue import SegmentQueue
 from service.queue.settings import QueueSettings
@@ -73,7 +73,7 @@ def test_what_a_group_has_not_committed_stays(any_lake: Lake) -> None:
 
     lake.run(first_two())
     assert removed(lake, 2) == [3, 4], "one is leased, one was not handed out"
-    assert lake.run(read_text_mark(lake.store, "n")).low == 3
+    assert lake.run(read_watermark(lake.store, "n")).low == 3
     lake.run(queue_of(lake).reset("g", Start.OLDEST))
     lake.run(the_rest())
     assert removed(lake, 3) == []
@@ -114,7 +114,7 @@ def test_a_dead_group_is_evicted_though_the_table_is_busy(any_lake: Lake) -> Non
     assert left(lake) == [2]
     found = group(lake)
     assert (found.state, found.evictions) == (State.EVICTED, 1)
-    assert lake.run(read_text_mark(lake.store, "n")).low == 2
+    assert lake.run(read_watermark(lake.store, "n")).low == 2
 
 
 def test_a_group_that_was_made_or_reset_lately_has_its_time_before_it(any_lake: Lake) -> None:
@@ -216,12 +216,12 @@ def test_a_group_that_joins_while_segments_are_deleted_misses_nothing(
 
     async def one(step: int) -> bool:
         """Whether there was such a step."""
-        await store.delete([keys.group("g"), keys.text_mark("n")])
+        await store.delete([keys.group("g"), keys.watermark("n")])
         for seq, body in bodies.items():
             await store.put(keys.segment("n", seq), body)
         lake.store = store
         mark = {"seq": 3, "pos": 0, "low": 0, "version": ulid.encode(1)}
-        await store.put(keys.text_mark("n"), orjson.dumps(mark))
+        await store.put(keys.watermark("n"), orjson.dumps(mark))
         if joins is reset:
             await consume_all(queue_of(lake))
         lake.clock.shift_ms = 2 * HOUR

@@ -23,7 +23,7 @@ from coordination.groups.groups import Group, Start, State
 from logstore import ulid
 from logstore.batch import RunKey
 from logstore.runs.deletion import Deletion
-from logstore.runs.watermark import raise_text_mark
+from logstore.runs.watermark import raise_watermark
 from tests.compactor.histories.model import Model
 from tests.compactor.lake import HOUR, Batch, Lake, batch, records
 
@@ -121,7 +121,7 @@ class Story:
         self.lake.put(node, batches)
         of_node = self.model.segments.setdefault(node, [])
         of_node.append(records(batches))
-        mark = raise_text_mark(self.lake.store, node, fresh_id=self._fresh_id, seq=len(of_node))
+        mark = raise_watermark(self.lake.store, node, fresh_id=self._fresh_id, seq=len(of_node))
         self.lake.run(mark)
 
     def _fresh_id(self) -> str:

@@ -272,7 +272,7 @@ def test_purge_removes_what_was_completed_long_ago() -> None:
 def test_what_is_not_there_and_what_cannot_be() -> None:
     async def story(world: World) -> None:
         await world.leases("n").acquire(text_lease("n"))
-        await world.objects.put(keys.text_mark("n"), b"{}")
+        await world.objects.put(keys.watermark("n"), b"{}")
         for source, key in [("text", "m"), ("a|b", "c"), ("text", "../../text/n"), ("..", "n")]:
             with pytest.raises(NotFound):
                 await world.admin.show(source, key)

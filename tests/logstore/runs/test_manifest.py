@@ -24,7 +24,7 @@ from logstore.runs.manifest import (
     encode_manifest,
 )
 from logstore.runs.manifests import Manifests
-from logstore.runs.watermark import raise_text_mark, read_text_mark
+from logstore.runs.watermark import raise_watermark, read_watermark
 from tests.simulation.backing import open_store
 from tests.simulation.faulty_store import Fault, FaultyStore, Schedule
 from tests.simulation.powercut import PowerCutFileSystem
@@ -131,13 +131,13 @@ async def test_every_write_has_its_own_version() -> None:
 
 
 @pytest.mark.usefixtures("every_store")
-async def test_text_marks_only_rise() -> None:
+async def test_watermarks_only_rise() -> None:
     store = make_store()
     fresh = iter("abcdef").__next__
-    assert (await read_text_mark(store, "n")).seq == 0
-    await raise_text_mark(store, "n", fresh_id=fresh, seq=5, pos=50)
-    await raise_text_mark(store, "n", fresh_id=fresh, seq=4, pos=40, low=2)
-    mark = await read_text_mark(store, "n")
+    assert (await read_watermark(store, "n")).seq == 0
+    await raise_watermark(store, "n", fresh_id=fresh, seq=5, pos=50)
+    await raise_watermark(store, "n", fresh_id=fresh, seq=4, pos=40, low=2)
+    mark = await read_watermark(store, "n")
     assert (mark.seq, mark.pos, mark.low) == (5, 50, 2)
 
 

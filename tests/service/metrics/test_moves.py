@@ -167,7 +167,7 @@ def test_the_metrics_of_what_is_not_what_was_written(tmp_path: Path) -> None:
             break
         watched.outage.words = set()
         await store.put(f"{keys.RUNS}?.json", b"not a manifest")
-        await store.put(keys.text_mark(node.identity.node), b"not a mark")
+        await store.put(keys.watermark(node.identity.node), b"not a mark")
 
     async def nothing(node: Node, clock: VirtualClock) -> None:
         await clock.sleep(20)

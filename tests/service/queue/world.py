@@ -13,7 +13,7 @@ from coordination.storetime import StoreTime
 from logstore import keys, ulid
 from logstore.batch import RunKey
 from logstore.objects.store import ObjectStore
-from logstore.runs.watermark import raise_text_mark
+from logstore.runs.watermark import raise_watermark
 from logstore.segments.carry import Carry
 from logstore.segments.writer import encode_segment
 from service.queue.queue import Given, SegmentQueue
@@ -86,7 +86,7 @@ class QueueWorld:
         def fresh_id() -> str:
             return ulid.encode(ids.getrandbits(128))
 
-        await raise_text_mark(self.store, node, fresh_id=fresh_id, low=low)
+        await raise_watermark(self.store, node, fresh_id=fresh_id, low=low)
 
     async def delete(self, *names: Name) -> None:
         await self.store.delete([name.key for name in names])

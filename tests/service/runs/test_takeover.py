@@ -15,7 +15,7 @@ import pytest
 
 from logstore import keys
 from logstore.errors import TailraceError
-from logstore.runs.watermark import read_text_mark
+from logstore.runs.watermark import read_watermark
 from tests.seeds import seeds
 from tests.service.client_model import exists
 from tests.service.cluster import LEASE, OTHER, RUN, Cluster, read_whole, until_no_news
@@ -71,7 +71,7 @@ def test_the_lines_of_a_killed_node_are_in_their_run(seed: int) -> None:
 @pytest.mark.on_servers(body=(b"{",))
 @pytest.mark.usefixtures("every_store")
 @pytest.mark.parametrize("body", [b"", b"{", b'{"seq":1}'])
-def test_the_damaged_text_mark_of_a_lost_node_is_taken_again(body: bytes) -> None:
+def test_the_damaged_watermark_of_a_lost_node_is_taken_again(body: bytes) -> None:
     """Its segments were waited for in vain, or for the node itself to start."""
     cluster = Cluster(3)
     names: list[str] = []
@@ -85,14 +85,14 @@ def test_the_damaged_text_mark_of_a_lost_node_is_taken_again(body: bytes) -> Non
 
     async def without_it(clock: VirtualClock) -> None:
         store = open_store(cluster.fs, clock, Random(0))
-        await store.put(keys.text_mark(names[0]), body)
+        await store.put(keys.watermark(names[0]), body)
         node = await cluster.start(clock, "b")
         await clock.sleep(LEASE + 30)
         last = [info.key async for info in store.list(keys.segments_of(names[0]))][-1]
-        mark = await read_text_mark(store, names[0])
+        mark = await read_watermark(store, names[0])
         assert keys.segment(names[0], mark.seq) == last
         (problem,) = node.problems()
-        assert problem.startswith(f"the text mark of {names[0]} was damaged")
+        assert problem.startswith(f"the watermark of {names[0]} was damaged")
         cluster.shipped(RUN, await read_whole(node, RUN))
         assert await node.close_run(RUN) == "closed"
         await node.stop()
@@ -164,7 +164,7 @@ def test_a_gap_in_a_lost_nodes_segments_is_reported_and_not_skipped() -> None:
     async def without_it(clock: VirtualClock) -> None:
         # The gap is made while no process runs: the lost node's own flush would pass it.
         store = open_store(cluster.fs, clock, Random(0))
-        mark = await read_text_mark(store, names[0])
+        mark = await read_watermark(store, names[0])
         found = [i.key async for i in store.list(keys.segments_of(names[0]))]
         left = [key for key in found if key > keys.segment(names[0], mark.seq)]
         assert len(left) >= 3
@@ -172,7 +172,7 @@ def test_a_gap_in_a_lost_nodes_segments_is_reported_and_not_skipped() -> None:
         node = await cluster.start(clock, "b")
         await clock.sleep(LEASE + 30)
         assert any("is missing" in problem for problem in node.problems())
-        mark = await read_text_mark(store, names[0])
+        mark = await read_watermark(store, names[0])
         last = [i.key async for i in store.list(keys.segments_of(names[0]))][-1]
         assert keys.segment(names[0], mark.seq) < last
         assert await exists(node, RUN)

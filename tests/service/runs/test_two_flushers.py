@@ -15,7 +15,7 @@ from logstore import keys
 from logstore.batch import RunKey
 from logstore.errors import Damaged, NotFound
 from logstore.objects.store import ObjectStore
-from logstore.runs.watermark import read_text_mark
+from logstore.runs.watermark import read_watermark
 from service.runs.cursors import parse_token
 from service.runs.tuning import Tuning
 from tests.service.runs.world import FakeJournal, World
@@ -89,7 +89,7 @@ async def test_both_flush_at_once(chunk: int) -> None:
         for world in (away, heir):
             await check(world, lines(0, 18))
             conflicts += world.text.run_flush._manifests.conflicts
-        assert (await read_text_mark(away.disk_store, away.journal.node)).seq == 6
+        assert (await read_watermark(away.disk_store, away.journal.node)).seq == 6
         await heir.text.lost.look()
         assert not heir.text.backlog.inherited
         assert await heir.text.leases.held_by(text_lease("node-A")) is None
@@ -121,7 +121,7 @@ async def test_an_heir_that_is_killed_at_any_step_leaves_the_rest_to_the_next() 
         await heir.text.flusher.drain()
         await check(heir, lines(0, 18))
         await heir.text.lost.look()
-        assert (await read_text_mark(heir.disk_store, away.journal.node)).seq == 6
+        assert (await read_watermark(heir.disk_store, away.journal.node)).seq == 6
         await away.restart()
         await away.text.flusher.drain()
         await check(away, lines(0, 18))
@@ -131,14 +131,14 @@ async def test_an_heir_that_is_killed_at_any_step_leaves_the_rest_to_the_next() 
 @pytest.mark.parametrize("body", [b"", b"{", b'{"seq":9}'])
 async def test_a_mark_that_is_damaged_while_an_heir_looks_after_its_node(body: bytes) -> None:
     away, heir = await two(3)
-    await heir.disk_store.put(keys.text_mark(away.journal.node), body)
+    await heir.disk_store.put(keys.watermark(away.journal.node), body)
     with pytest.raises(Damaged):
         await heir.text.flusher.drain()
     await heir.text.lost.look()
     assert len(heir.marks.problems()) == 1
     await heir.text.flusher.drain()
     await heir.text.lost.look()
-    mark = await read_text_mark(heir.disk_store, away.journal.node)
+    mark = await read_watermark(heir.disk_store, away.journal.node)
     assert (mark.seq, mark.pos) == (6, 18)
     assert not heir.text.backlog.inherited
     assert await heir.text.leases.held_by(text_lease(away.journal.node)) is None
@@ -180,7 +180,7 @@ async def test_what_another_node_deleted_stays_away_though_nobody_told_the_heir(
     assert await heir.text.runs(RUN.fqn, 5) == []
 
 
-async def test_a_lost_node_costs_a_busy_one_no_text_mark() -> None:
+async def test_a_lost_node_costs_a_busy_one_no_watermark() -> None:
     """The mark of a lost node rises while the heir's own runs always have news."""
     away, heir = await two(1)
     other = RunKey("service.pipeline", "busy")
@@ -189,7 +189,7 @@ async def test_a_lost_node_costs_a_busy_one_no_text_mark() -> None:
     await heir.text.flusher.flush(RUN)
     assert len(heir.text.flusher.pending) == 1
     await heir.text.flusher.raise_marks(force=True)
-    assert (await read_text_mark(heir.disk_store, away.journal.node)).seq == 6
+    assert (await read_watermark(heir.disk_store, away.journal.node)).seq == 6
     assert heir.text.flushed_pos == 0, "its own lines are not flushed by that"
 
 

@@ -19,7 +19,7 @@ from service.runs.run_logs import Text
 from service.runs.tuning import Tuning
 from service.runtime.threads import in_place
 from service.settings import Settings
-from service.shipping.watermarks import Marks
+from service.shipping.watermarks import Watermarks
 from tests.batches import MemoryBatches, make_batches
 from tests.settings import SETTINGS, settings_with
 from tests.simulation.backing import on_disk, open_store
@@ -141,7 +141,7 @@ class World:
         self.text = self._make()
 
     def _make(self, **extra: Any) -> Text:
-        self.marks = Marks(self.store, self.clock, self.random, in_place, lambda _: 0)
+        self.marks = Watermarks(self.store, self.clock, self.random, in_place, lambda _: 0)
         return Text(
             self.journal.node,
             list(self.parents),
@@ -161,7 +161,7 @@ class World:
             close_done=self._close_done,
             tombstone_done=self._tombstone_done,
             on_ended=self.ended.append,
-            text_mark=self.marks.text,
+            watermark=self.marks.watermark,
             **extra,
         )
 

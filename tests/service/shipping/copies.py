@@ -12,7 +12,7 @@ from random import Random
 from logstore import keys
 from logstore.batch import RunKey
 from logstore.objects.store import ObjectStore
-from logstore.runs.watermark import raise_text_mark, read_text_mark
+from logstore.runs.watermark import raise_watermark, read_watermark
 from service.node import Node
 from tests.service.client_model import PatientClients, batches_in
 from tests.service.node_story import check_end, check_reads, sweeping_life
@@ -150,13 +150,13 @@ class Copies:
         them too, and after the grace they are gone."""
         store = self.store(clock)
         view = await view_of(store)
-        mark = await read_text_mark(store, node)
+        mark = await read_watermark(store, node)
         assert mark.seq > 0
         before, self.marks[node] = self.marks.get(node, 0), mark.seq
         taken = [s for s in view.segments[node] if s.seq <= mark.seq]
         self.table |= _lines(s for s in taken if s.seq > before)
         gone = [s.seq for s in taken]
-        await raise_text_mark(store, node, fresh_id=lambda: "0" * 26, low=max(gone) + 1)
+        await raise_watermark(store, node, fresh_id=lambda: "0" * 26, low=max(gone) + 1)
         await store.delete([keys.segment(node, seq) for seq in gone])
 
     async def check_taken(self, clock: VirtualClock) -> None:

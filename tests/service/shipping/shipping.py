@@ -16,7 +16,7 @@ from service.shipping.confirmations import Confirmations
 from service.shipping.lineage import Lineage
 from service.shipping.settings import FlushSettings
 from service.shipping.shipper import SegmentShipper
-from service.shipping.watermarks import Marks
+from service.shipping.watermarks import Watermarks
 from tests.service.journal.rig import Rig, put
 from tests.simulation.backing import open_store
 from tests.simulation.faulty_store import FaultyStore, Schedule
@@ -50,7 +50,7 @@ class Ship:
         self.store = FaultyStore(inner, self.schedule)
         self.journal = self.rig.open()
         self.confirmations = Confirmations()
-        marks = Marks(self.store, self.clock, Random(2), self._asked, lambda _: self.consumed)
+        marks = Watermarks(self.store, self.clock, Random(2), self._asked, lambda _: self.consumed)
         self.lineage = Lineage(self.journal, self.store, self.clock, marks)
         self.shipper = self.make_shipper()
 

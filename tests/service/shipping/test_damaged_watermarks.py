@@ -1,4 +1,4 @@
-"""A damaged text mark does not end the node, and costs no line: it is taken again."""
+"""A damaged watermark does not end the node, and costs no line: it is taken again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from logstore import keys
 from logstore.errors import Damaged
-from logstore.runs.watermark import decode_text_mark, read_text_mark
+from logstore.runs.watermark import decode_watermark, read_watermark
 from tests.service.shipping.copies import COMMON, MINE, YOURS, Copies
 from tests.service.simulated_node import DATA
 from tests.simulation.backing import open_store
@@ -21,16 +21,16 @@ DAMAGE = [b"", b"{", b"null", b'{"seq":1}', b'{"seq":"9","pos":1,"low":1,"versio
 @pytest.mark.parametrize("body", [*DAMAGE, b'{"seq":-1,"pos":0,"low":0,"version":""}'])
 def test_what_is_no_mark_is_damaged(body: bytes) -> None:
     with pytest.raises(Damaged):
-        decode_text_mark(body)
+        decode_watermark(body)
 
 
 def test_a_mark_of_today_reads() -> None:
-    mark = decode_text_mark(orjson.dumps({"seq": 3, "pos": 9, "low": 2, "version": "v"}))
+    mark = decode_watermark(orjson.dumps({"seq": 3, "pos": 9, "low": 2, "version": "v"}))
     assert (mark.seq, mark.pos, mark.low) == (3, 9, 2)
 
 
 async def damage(copies: Copies, clock: VirtualClock, node: str, body: bytes) -> None:
-    await copies.store(clock).put(keys.text_mark(node), body)
+    await copies.store(clock).put(keys.watermark(node), body)
 
 
 @pytest.mark.usefixtures("every_store")
@@ -43,7 +43,7 @@ def test_a_node_starts_with_a_damaged_mark(consumed: bool) -> None:
     async def go(clock: VirtualClock) -> None:
         node = await copies.live(clock, DATA, MINE, 3)
         name = node.identity.node
-        was = await read_text_mark(copies.store(clock), name)
+        was = await read_watermark(copies.store(clock), name)
         if consumed:
             await copies.consume(clock, name)
         await damage(copies, clock, name, DAMAGE[1])
@@ -51,10 +51,10 @@ def test_a_node_starts_with_a_damaged_mark(consumed: bool) -> None:
         await node.start()
         await copies.clients.send(node, clock, YOURS, durability="bulk")
         await clock.sleep(10.0)
-        assert any("text mark" in problem for problem in node.problems())
+        assert any("watermark" in problem for problem in node.problems())
         assert not node.failed.done()
         assert node.forks == 0
-        mark = await read_text_mark(copies.store(clock), name)
+        mark = await read_watermark(copies.store(clock), name)
         assert mark.seq > was.seq
         assert mark.low == (was.seq + 1 if consumed else 1)
         await node.stop()
@@ -78,7 +78,7 @@ def test_a_node_that_runs_goes_on(body: bytes) -> None:
         await clock.sleep(30.0)
         assert not node.failed.done()
         assert node.forks == 0
-        mark = await read_text_mark(copies.store(clock), node.identity.node)
+        mark = await read_watermark(copies.store(clock), node.identity.node)
         assert mark.seq == node.journal.state.confirmed.seq
         await node.stop()
 
@@ -99,9 +99,9 @@ def test_what_was_in_no_chunk_comes_there_though_the_mark_was_damaged() -> None:
     async def again(clock: VirtualClock) -> None:
         store = open_store(copies.fs, clock, Random(1))
         (node,) = [name async for name in store.folders(keys.SEGMENTS)]
-        await store.put(keys.text_mark(node), b"?")
+        await store.put(keys.watermark(node), b"?")
         await copies.live(clock, DATA, COMMON, 1)
-        assert (await read_text_mark(store, node)).seq >= 1
+        assert (await read_watermark(store, node)).seq >= 1
 
     copies.play(shipped)
     copies.play(again)

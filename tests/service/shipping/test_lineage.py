@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from logstore.runs.watermark import raise_text_mark
+from logstore.runs.watermark import raise_watermark
 from service.shipping.lineage import Forked
 from service.shipping.settings import FlushSettings
 from tests.service.journal.rig import NODE
@@ -24,7 +24,7 @@ async def _shipped(ship: Ship, count: int) -> None:
 
 
 async def _raise_low(ship: Ship, low: int) -> None:
-    await raise_text_mark(ship.store.inner, NODE, fresh_id=lambda: "0" * 26, low=low)
+    await raise_watermark(ship.store.inner, NODE, fresh_id=lambda: "0" * 26, low=low)
 
 
 async def _forks(ship: Ship) -> bool:

@@ -93,7 +93,7 @@ class RaisedStore(LocalStore):
 
     async def get(self, key: str, **options: Any) -> tuple[ObjectInfo, bytes]:
         found = await super().get(key, **options)
-        if key.startswith(keys.TEXT_MARKS) and self.raised is not None:
+        if key.startswith(keys.WATERMARKS) and self.raised is not None:
             raised, self.raised = self.raised, None
             raised()
         return found
@@ -215,13 +215,13 @@ def test_a_manifest_that_is_gone(world: World) -> None:
     assert (fault.place, fault.lines) == ("run p/open", 600)
 
 
-def test_lines_below_the_text_mark_that_are_in_no_text(world: World) -> None:
+def test_lines_below_the_watermark_that_are_in_no_text(world: World) -> None:
     world.manifest("p/open", chunks=[])
     fault = world.look().one("line-not-in-text")
     assert (fault.place, fault.lines) == ("run p/open", 600)
 
 
-def test_lines_above_the_text_mark_need_not_be_in_texts(world: World) -> None:
+def test_lines_above_the_watermark_need_not_be_in_texts(world: World) -> None:
     (mark,) = (world.root / "coordination" / "text").iterdir()
     mark.write_bytes(orjson.dumps(orjson.loads(mark.read_bytes()) | {"seq": 0, "pos": 0}))
     world.manifest("p/open", chunks=[])

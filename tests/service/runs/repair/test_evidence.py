@@ -66,7 +66,7 @@ async def test_a_flush_that_died_before_its_first_manifest_is_done_again(tmp_pat
         world.append(RUN, b"one\n")
         await world.confirm()
         await world.text.drain()
-        await world.store.delete([keys.run_manifest(RUN), keys.text_mark(world.journal.node)])
+        await world.store.delete([keys.run_manifest(RUN), keys.watermark(world.journal.node)])
         await world.store.delete([keys.partial(keys.PREFIX, RUN)])
         await world.restart()
         world.append(RUN, b"two\n")

@@ -16,7 +16,7 @@ from logstore import keys, ulid
 from logstore.batch import RecordMeta, RunKey
 from logstore.errors import LimitReached, NotFound
 from logstore.runs.deletion import Deletion
-from logstore.runs.watermark import raise_text_mark
+from logstore.runs.watermark import raise_watermark
 from service.query.records import run_records
 from service.query.request import QueryRequest
 from service.runs.repair.rebuild import Records
@@ -67,8 +67,8 @@ def text_of(*batches: Entry) -> bytes:
 
 
 async def flushed(lake: Lake, node: str = NODE) -> None:
-    """All of the node's segments are in chunks, says its text mark."""
-    await raise_text_mark(lake.store, node, fresh_id=lambda: "x", seq=99, pos=10**9)
+    """All of the node's segments are in chunks, says its watermark."""
+    await raise_watermark(lake.store, node, fresh_id=lambda: "x", seq=99, pos=10**9)
 
 
 async def agree(reader: World, expected: bytes, state: str = "open") -> None:

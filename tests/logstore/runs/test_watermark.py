@@ -1,4 +1,4 @@
-"""Text marks change under a condition: whoever writes at once takes nothing back."""
+"""Watermarks change under a condition: whoever writes at once takes nothing back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from logstore.objects.store import Body, ObjectInfo, ObjectStore
-from logstore.runs.watermark import TextMark, raise_text_mark, read_text_mark
+from logstore.runs.watermark import Watermark, raise_watermark, read_watermark
 from tests.simulation.backing import open_store
 from tests.simulation.faulty_store import FaultyStore, Schedule
 from tests.simulation.powercut import PowerCutFileSystem
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("every_store")
 class Raced(FaultyStore):
     """A real store at which somebody else is always in time before the first put."""
 
-    def __init__(self, inner: ObjectStore, before: Callable[[], Awaitable[TextMark]]) -> None:
+    def __init__(self, inner: ObjectStore, before: Callable[[], Awaitable[Watermark]]) -> None:
         super().__init__(inner, Schedule.none())
         self._before = before
         self._races = 1
@@ -49,14 +49,14 @@ def test_two_who_raise_at_once_both_get_what_they_wrote(there: bool) -> None:
         store = open_store(PowerCutFileSystem(), clock, Random(1))
         ids = iter([f"{number:026d}" for number in range(10)])
         if there:
-            await raise_text_mark(store, NODE, fresh_id=lambda: next(ids), seq=1, pos=1, low=1)
+            await raise_watermark(store, NODE, fresh_id=lambda: next(ids), seq=1, pos=1, low=1)
 
-        async def other() -> TextMark:
-            return await raise_text_mark(store, NODE, fresh_id=lambda: next(ids), low=7)
+        async def other() -> Watermark:
+            return await raise_watermark(store, NODE, fresh_id=lambda: next(ids), low=7)
 
         raced = Raced(store, other)
-        raised = await raise_text_mark(raced, NODE, fresh_id=lambda: next(ids), seq=9, pos=90)
+        raised = await raise_watermark(raced, NODE, fresh_id=lambda: next(ids), seq=9, pos=90)
         assert (raised.seq, raised.pos, raised.low) == (9, 90, 7)
-        assert await read_text_mark(store, NODE) == raised
+        assert await read_watermark(store, NODE) == raised
 
     simulate(go, start_ms=1_750_000_000_000)
