@@ -9,7 +9,7 @@ from urllib.parse import quote
 from pydantic import BaseModel
 
 from coordination.groups.groups import Group
-from service.queue.catalog import Catalogue, Listed
+from service.queue.catalog import Catalog, Listed
 from service.queue.lag import Lag, lag_of
 from service.queue.queue import Given
 from service.queue.segment import Leased, Name
@@ -204,12 +204,12 @@ def renewed(group: str, lease: Leased) -> Renewed:
     return Renewed(id=lease.name.id, group=group, epoch=lease.epoch, lease_until=until)
 
 
-def group_row(group: Group, catalogue: Catalogue, now_ms: int) -> GroupRow:
+def group_row(group: Group, catalog: Catalog, now_ms: int) -> GroupRow:
     """A group in short."""
-    return GroupRow(**_summary(group, lag_of(group, catalogue, now_ms)))
+    return GroupRow(**_summary(group, lag_of(group, catalog, now_ms)))
 
 
-def group_details(group: Group, catalogue: Catalogue, now_ms: int) -> GroupDetails:
+def group_details(group: Group, catalog: Catalog, now_ms: int) -> GroupDetails:
     """A group with all that is open."""
     found = [
         OpenSegment(id=Name(node, seq).id, **state_of(group, Name(node, seq)).model_dump())
@@ -217,7 +217,7 @@ def group_details(group: Group, catalogue: Catalogue, now_ms: int) -> GroupDetai
         for seq in sorted({*cursor.pending, *cursor.failed})
     ]
     return GroupDetails(
-        **_summary(group, lag_of(group, catalogue, now_ms)),
+        **_summary(group, lag_of(group, catalog, now_ms)),
         cursors={node: cursor.decided for node, cursor in group.cursors.items()},
         open=found,
     )

@@ -214,14 +214,14 @@ def group_routes(queue: Callable[[], SegmentQueue]) -> APIRouter:
     async def groups() -> dict[str, Any]:
         current = queue()
         found = await current.report()
-        return {"groups": [wire.group_row(g, current.catalogue, current.now_ms()) for g in found]}
+        return {"groups": [wire.group_row(g, current.catalog, current.now_ms()) for g in found]}
 
     @routes.get("/{group}", summary="A consumer group", response_model=wire.GroupDetails)
     async def group(group: str) -> wire.GroupDetails:
         current = queue()
-        await current.catalogue.within(current.settings.poll_seconds / 2)
+        await current.catalog.within(current.settings.poll_seconds / 2)
         found = await current.group(group)
-        return wire.group_details(found, current.catalogue, current.now_ms())
+        return wire.group_details(found, current.catalog, current.now_ms())
 
     @routes.post(
         "/{group}/reset",
@@ -233,7 +233,7 @@ def group_routes(queue: Callable[[], SegmentQueue]) -> APIRouter:
     ) -> wire.GroupDetails:
         current = queue()
         found = await current.reset(group, to)
-        return wire.group_details(found, current.catalogue, current.now_ms())
+        return wire.group_details(found, current.catalog, current.now_ms())
 
     @routes.post("/{group}/retry", summary="Try failed segments again", response_model=wire.Retried)
     async def retry(
@@ -254,17 +254,16 @@ def group_routes(queue: Callable[[], SegmentQueue]) -> APIRouter:
 async def page_of(queue: SegmentQueue, after: str | None, limit: int) -> wire.SegmentPage:
     """Groups, and segments behind an id, by node and number."""
     groups = await queue.report()
-    catalogue = queue.catalogue
-    await catalogue.within(queue.settings.poll_seconds / 2)
-    page, more = catalogue.page(None if after is None else parse_id(after), limit)
+    catalog = queue.catalog
+    await catalog.within(queue.settings.poll_seconds / 2)
+    page, more = catalog.page(None if after is None else parse_id(after), limit)
     return wire.SegmentPage(
-        groups=[wire.group_row(group, catalogue, queue.now_ms()) for group in groups],
+        groups=[wire.group_row(group, catalog, queue.now_ms()) for group in groups],
         segments=[
-            wire.segment_row(name, listed, catalogue.is_aside(name), groups)
-            for name, listed in page
+            wire.segment_row(name, listed, catalog.is_aside(name), groups) for name, listed in page
         ],
         next=page[-1][0].id if more else None,
-        waiting=sorted(catalogue.waiting.values()),
+        waiting=sorted(catalog.waiting.values()),
     )
 
 

@@ -45,7 +45,7 @@ class Upcoming(NamedTuple):
     lost: str | None
 
 
-class Catalogue:
+class Catalog:
     """Of one node, for one store."""
 
     def __init__(self, store: ObjectStore, clock: Clock) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from coordination.groups.groups import Group, State
-from service.queue.catalog import Catalogue
+from service.queue.catalog import Catalog
 from service.queue.segment import Name
 
 
@@ -20,16 +20,16 @@ class Lag:
     failed: int = 0
 
 
-def lag_of(group: Group, catalogue: Catalogue, now_ms: int) -> Lag:
+def lag_of(group: Group, catalog: Catalog, now_ms: int) -> Lag:
     """The lag of a group, as far as the listing goes. FAILED segments are counted apart."""
     if group.state is State.EVICTED:
         return Lag()
     behind = []
-    for node in catalogue.nodes:
+    for node in catalog.nodes:
         cursor = group.cursor(node)
-        open_ = [catalogue.listed(Name(node, seq)) for seq in cursor.pending]
+        open_ = [catalog.listed(Name(node, seq)) for seq in cursor.pending]
         behind += [listed for listed in open_ if listed is not None]
-        behind += [listed for _, listed in catalogue.after(node, cursor.seq)]
+        behind += [listed for _, listed in catalog.after(node, cursor.seq)]
     oldest = min([listed.modified_ms for listed in behind], default=now_ms)
     cursors = group.cursors.values()
     return Lag(

@@ -1,6 +1,6 @@
-"""A beat that all who wait share, so that a thousand of them ask the store once.
+"""One notification for all who wait, so that a thousand of them ask the store once.
 
-The beat comes every so many seconds while somebody waits, and at once when there is news.
+It comes every so many seconds while somebody waits, and at once when there is news.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import asyncio
 from logstore.clock import Clock
 
 
-class Pulse:
-    """Of one node."""
+class Notifier:
+    """Of one node: wakes consumers that wait for segments."""
 
     def __init__(self, clock: Clock, seconds: float) -> None:
         self._clock = clock
@@ -21,7 +21,7 @@ class Pulse:
         self.waiting = 0
 
     async def wait(self, seconds: float) -> None:
-        """Returns with the next beat, or after `seconds`."""
+        """Returns with the next notification, or after `seconds`."""
         if self._next is None:
             self._next = asyncio.get_running_loop().create_future()
             self._timer = asyncio.ensure_future(self._time(self._next))
@@ -31,7 +31,7 @@ class Pulse:
         finally:
             self.waiting -= 1
 
-    def beat(self) -> None:
+    def notify(self) -> None:
         """Wakes all who wait."""
         waiting, self._next = self._next, None
         if self._timer is not None:
@@ -44,4 +44,4 @@ class Pulse:
         await self._clock.sleep(self._seconds)
         self._timer = None
         if self._next is current:
-            self.beat()
+            self.notify()

@@ -32,10 +32,10 @@ from logstore.errors import (
 from logstore.names import check_name
 from logstore.objects.store import ObjectStore
 from service.queue import transitions
-from service.queue.catalog import Catalogue
+from service.queue.catalog import Catalog
 from service.queue.counters import QueueCounters
 from service.queue.lag import lag_of
-from service.queue.notifier import Pulse
+from service.queue.notifier import Notifier
 from service.queue.quota import NewGroups, unused
 from service.queue.segment import Leased, Name, Segment
 from service.queue.settings import QueueSettings
@@ -70,12 +70,12 @@ class SegmentQueue:
     ) -> None:
         self.settings = settings
         self.counters = counters or QueueCounters()
-        self.catalogue = Catalogue(store, clock)
+        self.catalog = Catalog(store, clock)
         self.last_error: str | None = None
         self._store = store
         self._clock = clock
         self._woken = woken
-        self._pulse = Pulse(clock, settings.poll_seconds)
+        self._notifier = Notifier(clock, settings.poll_seconds)
         self._writers: dict[str, GroupWriter] = {}
         self._asked: dict[str, float] = {}
         self._new_groups = NewGroups(clock, settings.new_groups_per_hour)
@@ -87,7 +87,7 @@ class SegmentQueue:
             clock,
             entropy,
             time,
-            self.catalogue,
+            self.catalog,
             self.counters,
             lambda: ulids.encode(ulids.fresh(clock, entropy)),
         )
@@ -133,7 +133,7 @@ class SegmentQueue:
 
         while True:
             self._asked[name] = self._clock.monotonic()
-            await self.catalogue.within(self.settings.poll_seconds / 2)
+            await self.catalog.within(self.settings.poll_seconds / 2)
             leased, expired = await self._writer(name).change(take, wants=True, start=start)
             self.counters.failed_segments += expired
             if leased is not None:
@@ -145,7 +145,7 @@ class SegmentQueue:
 
     async def _given(self, name: str, claim: str, leased: Leased) -> Given:
         try:
-            found = await self.catalogue.segment(leased.name)
+            found = await self.catalog.segment(leased.name)
             if found is None:  # handed out before, and not readable here since
                 info = await self._store.head(leased.name.key)
                 found = Segment(leased.name, info.size, info.etag, info.modified_ms)
@@ -155,14 +155,14 @@ class SegmentQueue:
         return Given(leased, found)
 
     async def _wait(self, seconds: float) -> None:
-        if self._pulse.waiting >= self.settings.max_waiting:
+        if self._notifier.waiting >= self.settings.max_waiting:
             raise Unavailable(
-                f"{self._pulse.waiting} consumers wait at this node already",
+                f"{self._notifier.waiting} consumers wait at this node already",
                 hint="Ask another node, or without `wait`.",
             )
         self.counters.waiting += 1
         try:
-            await self._pulse.wait(seconds)
+            await self._notifier.wait(seconds)
         finally:
             self.counters.waiting -= 1
 
@@ -175,7 +175,7 @@ class SegmentQueue:
                 await self._writer(name).change(give_back)
             except TailraceError as error:
                 self.last_error = f"a lease that nobody has runs out by itself: {error}"
-            self._pulse.beat()
+            self._notifier.notify()
 
         task = asyncio.ensure_future(work())
         self._leaving.add(task)
@@ -265,7 +265,7 @@ class SegmentQueue:
 
         await self._writer(name).change(again)
         found = await self._writer(name).change(seen)
-        self._pulse.beat()
+        self._notifier.notify()
         return found
 
     async def retry(self, name: str, segments: Sequence[Name] | None) -> list[Name]:
@@ -276,7 +276,7 @@ class SegmentQueue:
             return transitions.retry(group, segments)
 
         chosen = await self._writer(name).change(work)
-        self._pulse.beat()
+        self._notifier.notify()
         return chosen
 
     async def forget(self, name: str) -> None:
@@ -334,18 +334,18 @@ class SegmentQueue:
     def problems(self) -> list[str]:
         """What is in the way of consumers, as sentences."""
         found = [] if self.last_error is None else [self.last_error]
-        return found + [f"consumers wait: {why}" for why in self.catalogue.waiting.values()]
+        return found + [f"consumers wait: {why}" for why in self.catalog.waiting.values()]
 
     def stop(self) -> None:
         """Lets those who wait go with nothing."""
         self._stopping = True
-        self._pulse.beat()
+        self._notifier.notify()
 
     async def _wake(self) -> None:
         while True:
             await self._woken()
-            self.catalogue.expire()
-            self._pulse.beat()
+            self.catalog.expire()
+            self._notifier.notify()
 
     async def _report_forever(self) -> None:
         while True:
@@ -361,10 +361,10 @@ class SegmentQueue:
         """Looks at all groups, for the metrics, and gives them. Raises as `groups`."""
         found = await self.groups()
         if found:
-            await self.catalogue.within(self.settings.poll_seconds / 2)
+            await self.catalog.within(self.settings.poll_seconds / 2)
         now = self._clock.now_ms()
         counters = self.counters
-        counters.lags = {group.name: lag_of(group, self.catalogue, now) for group in found}
+        counters.lags = {group.name: lag_of(group, self.catalog, now) for group in found}
         counters.evicted = sum(group.state is State.EVICTED for group in found)
         counters.evictions = {group.name: group.evictions for group in found}
         counters.dropped = {group.name: group.dropped for group in found}

@@ -22,7 +22,7 @@ from logstore.errors import NotFound, StoreUnavailable, TailraceError
 from logstore.objects.store import ObjectStore
 from logstore.swap import Backoff, RetryBudget, Revision, swap
 from logstore.swap import Change as Swap
-from service.queue.catalog import Catalogue
+from service.queue.catalog import Catalog
 from service.queue.counters import QueueCounters
 from service.queue.segment import Segment
 from service.queue.transitions import Moment, begun, fresh
@@ -52,7 +52,7 @@ class Shared:
     clock: Clock
     entropy: Entropy
     time: StoreTime
-    catalogue: Catalogue
+    catalog: Catalog
     counters: QueueCounters
     fresh_id: Callable[[], str]
 
@@ -156,14 +156,14 @@ class GroupWriter:
         self, group: Group, some: Sequence[_Waiting]
     ) -> tuple[Group, Sequence[Outcome]]:
         """The group after all changes, and what each of them gave."""
-        catalogue = self._shared.catalogue
+        catalog = self._shared.catalog
         if group.state is State.STARTING:
             # It stands in the store, so that nothing behind what is found now is deleted.
-            group = begun(group, await catalogue.first(group.start))
+            group = begun(group, await catalog.first(group.start))
         wanted = sum(one.wants for one in some)
         segments: Sequence[Segment] = ()
         if wanted and group.state is State.ACTIVE:
-            segments, lost = await catalogue.upcoming(group, wanted)
+            segments, lost = await catalog.upcoming(group, wanted)
             if lost is not None:
                 group = evict(group, self._moment().at_most_ms, lost)
         moment = self._moment()

@@ -184,7 +184,7 @@ class InStore:
 
         queue = self._queue()
         found = await queue.report()
-        rows = [group_row(group, queue.catalogue, queue.now_ms()) for group in found]
+        rows = [group_row(group, queue.catalog, queue.now_ms()) for group in found]
         return [row.model_dump() for row in rows]
 
     async def group(self, group: str) -> Row:
@@ -193,7 +193,7 @@ class InStore:
         queue = self._queue()
         await queue.report()
         found = await queue.group(group)
-        return group_details(found, queue.catalogue, queue.now_ms()).model_dump()
+        return group_details(found, queue.catalog, queue.now_ms()).model_dump()
 
     async def retry_group(self, group: str, segment: str | None) -> list[str]:
         from service.queue.segment import parse_id
@@ -207,7 +207,7 @@ class InStore:
         queue = self._queue()
         found = await queue.reset(group, Start(to))
         await queue.report()
-        return group_row(found, queue.catalogue, queue.now_ms()).model_dump()
+        return group_row(found, queue.catalog, queue.now_ms()).model_dump()
 
     async def forget_group(self, group: str) -> None:
         await self._queue().forget(group)

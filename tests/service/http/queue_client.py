@@ -46,7 +46,7 @@ class QueueDoor:
         seq = self.seqs[node] = self.seqs.get(node, 0) + 1
         body = body_of(node, seq, NOW_MS) if entries is None else _body(node, seq, entries)
         await self.store.put(keys.segment(node, seq), body)
-        self.queue.catalogue.expire()
+        self.queue.catalog.expire()
         return body
 
     async def next(self, **params: Any) -> dict[str, Any]:

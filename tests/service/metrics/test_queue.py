@@ -61,7 +61,7 @@ def test_the_metrics_of_queues() -> None:
             fresh_id=lambda: "X",
         )
         await world.low("a", 9)
-        await world.delete(*[name for name, _ in queue.catalogue.page(None, 9)[0]])
+        await world.delete(*[name for name, _ in queue.catalog.page(None, 9)[0]])
         world.seqs["a"] = 9
         await world.put("a")
         await world.clock.sleep(RELIST_SECONDS + 6)

@@ -212,7 +212,7 @@ def test_a_missing_number_stops_its_node_and_no_other() -> None:
         await world.delete(names[1])
         queue = world.queue()
         assert await consume_all(queue) == [names[0], other]
-        assert queue.catalogue.waiting == {"a": "segment 2 of a is missing"}
+        assert queue.catalog.waiting == {"a": "segment 2 of a is missing"}
         world.seqs["a"] = 1
         await world.put("a", START_MS + 1)
         world.seqs["a"] = 3
