@@ -2,8 +2,9 @@
 
 One run, so many readers, so many lines a second in batches of ten. Every line carries
 the moment of its POST; the readers, in a process of their own, note when it came.
-Printed: latencies over all readers, and how many lines were lost or repeated. The limit
-beside it: the same posts without a reader, up to their ack.
+Printed: latencies over all readers, how many lines were lost or repeated, and what the
+service used of CPU and memory meanwhile. The limit beside it: the same posts without a reader, up
+to their ack.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import httpx
 import numpy as np
 import orjson
 
+from benchmarks.process import Watched
 from logstore.batch import RunKey
 from tests.e2e.clients import run_path, stream_path
 from tests.e2e.service_process import ServiceProcess
@@ -37,6 +39,7 @@ class Reader:
     def __init__(self) -> None:
         self.delays: list[float] = []
         self.expected = 0
+        self.events = 0
         self.faults = 0
         self.complete = False
 
@@ -56,6 +59,7 @@ class Reader:
         if event["eventType"] == "complete":
             self.complete = True
             return
+        self.events += 1
         now = time.monotonic()
         for line in event.get("logs", "").splitlines():
             number, sent = line.split()[:2]
@@ -75,7 +79,8 @@ def _read(port: int, count: int, results: Connection) -> None:
 
     readers = asyncio.run(all_readers())
     delays = np.concatenate([np.array(reader.delays) for reader in readers])
-    results.send((delays, [r.expected for r in readers], sum(r.faults for r in readers)))
+    ends, faults = [r.expected for r in readers], sum(r.faults for r in readers)
+    results.send((delays, ends, faults, sum(r.events for r in readers)))
 
 
 async def _post(url: str, key: RunKey, rate: int, seconds: float) -> tuple[int, list[float]]:
@@ -123,16 +128,20 @@ def main() -> int:
         )
         readers.start()
         mine.recv()
+        used = Watched(service.pid)
         lines, acks = asyncio.run(_post(service.url, _KEY, arguments.rate, arguments.seconds))
-        delays, ends, faults = mine.recv()
+        delays, ends, faults, events = mine.recv()
         readers.join()
+        cpu = used.end()
         service.stop()
     lost = sum(end != lines for end in ends)
     print(
         f"{arguments.readers} readers, {arguments.rate} lines/s: POST to event "
         f"{_percentiles(delays)}; POST to ack {_percentiles(acks)}, without a reader "
         f"{_percentiles(alone)}; "
-        f"{faults} lines lost or repeated, {lost} readers without the last line"
+        f"{faults} lines lost or repeated, {lost} readers without the last line; the service used "
+        f"{cpu:.2f} s of CPU, {cpu / events * 1e6:.0f} µs for each of {events} events, and "
+        f"{used.peak_mb:.0f} MB"
     )
     return 1 if faults or lost else 0
 

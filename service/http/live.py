@@ -8,7 +8,8 @@ reader that cannot keep up waits in its own send, and goes on from storage.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable
+from collections.abc import AsyncIterator, Hashable
+from contextlib import asynccontextmanager, suppress
 from typing import Annotated, Literal, NamedTuple
 
 from fastapi import APIRouter, Header, Query
@@ -17,10 +18,9 @@ from starlette.responses import Response
 from logstore.batch import RunKey
 from logstore.errors import InvalidCursor, TailraceError, Unavailable
 from logstore.position import Cursor
-from service.http import sse as frames
+from service.http import sse
 from service.http.body import Receive, Scope, Send
 from service.http.node import NodeApi
-from service.http.sse import HEADERS, watching
 from service.http.targets import BASE, name, run_key
 from service.runtime.counters import HttpCounters
 from service.status.last import last_run
@@ -80,7 +80,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         tail = self._node.tail
-        await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+        await send({"type": "http.response.start", "status": 200, "headers": sse.HEADERS})
         if scope["method"] == "HEAD":
             await send({"type": "http.response.body", "body": b""})
             return
@@ -89,11 +89,12 @@ class EventStream(Response):
             await self._send(send, self._error("too many readers; try again later"))
             await send({"type": "http.response.body", "body": b""})
             return
-        async with watching(tail, self._key, receive, self._counters) as watcher:
-            try:
-                await self._run(watcher, send)
-            except TailraceError as error:
-                await self._send(send, self._error(f"{error} {error.hint}".strip()))
+        with sse.watching(tail, self._key, self._counters) as watcher:
+            async with _leaving_with_its_client(watcher, receive):
+                try:
+                    await self._run(watcher, send)
+                except TailraceError as error:
+                    await self._send(send, self._error(f"{error} {error.hint}".strip()))
         await send({"type": "http.response.body", "body": b""})
 
     async def _run(self, watcher: Watcher, send: Send) -> None:
@@ -106,7 +107,7 @@ class EventStream(Response):
                     begun = True
                 await self._go_on(watcher, send)
             except Unavailable:
-                await self._send(send, frames.HEARTBEAT)
+                await self._send(send, sse.HEARTBEAT)
                 await asyncio.sleep(_RETRY_SECONDS)
             else:
                 return
@@ -172,7 +173,7 @@ class EventStream(Response):
             if channel.ended is not None:
                 return
             if await watcher.wait() == "heartbeat":
-                await self._send(send, frames.HEARTBEAT)
+                await self._send(send, sse.HEARTBEAT)
                 if await self._node.status.over(self._key):  # said to another node
                     self._node.tail.ended(self._key)
 
@@ -192,8 +193,8 @@ class EventStream(Response):
 
     def _frame(self, text: bytes, after: Cursor, skipped: int = 0) -> bytes:
         if self._as_text:
-            return frames.text_lines(text, self._before(), after.encode(), skipped)
-        return frames.logs(self._key.run, text, after.encode())
+            return sse.text_lines(text, self._before(), after.encode(), skipped)
+        return sse.logs(self._key.run, text, after.encode())
 
     def _before(self) -> str:
         cursor = self._cursor
@@ -210,8 +211,8 @@ class EventStream(Response):
 
     def _complete(self, reason: str) -> bytes:
         if self._as_text:
-            return frames.text_complete()
-        return frames.event("complete", self._key.run, self._at(), reason=reason)
+            return sse.text_complete()
+        return sse.event("complete", self._key.run, self._at(), reason=reason)
 
     def _at(self) -> str | None:
         return None if self._cursor is None else self._before()
@@ -219,17 +220,35 @@ class EventStream(Response):
     def _start_over(self) -> bytes:
         if self._as_text:
             return b""
-        return frames.event("logs", self._key.run, None, logs="", replay=True, truncated=True)
+        return sse.event("logs", self._key.run, None, logs="", replay=True, truncated=True)
 
     def _error(self, message: str) -> bytes:
         if self._as_text:
             return b"event: error\ndata: " + " ".join(message.split()).encode() + b"\n\n"
-        return frames.event("error", self._key.run, None, message=message)
+        return sse.event("error", self._key.run, None, message=message)
 
     async def _send(self, send: Send, frame: bytes) -> None:
         self._counters.stream_events += 1
         self._counters.stream_bytes += len(frame)
         await send({"type": "http.response.body", "body": frame, "more_body": True})
+
+
+@asynccontextmanager
+async def _leaving_with_its_client(watcher: Watcher, receive: Receive) -> AsyncIterator[None]:
+    """Lets the watcher leave when the client does, while the block runs."""
+
+    async def until_gone() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        watcher.leave()
+
+    gone = asyncio.create_task(until_gone())
+    try:
+        yield
+    finally:
+        gone.cancel()
+        with suppress(asyncio.CancelledError):
+            await gone
 
 
 _EVENTS = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}

@@ -5,69 +5,79 @@
 
 First what was sent last, then each change; of several between two sends only the newest.
 It ends, with an event named `complete`, when the run's live streams end. What was sent to
-another node is found at the next heartbeat.
+another node is found at the tail's next heartbeat.
+
+sse-starlette sends the events and a silent stream's comments, and ends the reply when its client
+leaves. Why the live view of lines goes without it, says
+`docs/decisions/074-sse-starlette-carries-progress-not-lines.md`.
 """
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from contextlib import suppress
+from typing import Final
 
-from starlette.responses import Response
+from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.errors import TailraceError
 from logstore.runs.report import Report
-from service.http import sse as frames
-from service.http.body import Receive, Scope, Send
+from service.http import sse
 from service.http.node import NodeApi
-from service.http.sse import HEADERS, watching
 from service.runtime.counters import HttpCounters
-from service.tail import Watcher
+
+_HEARTBEAT: Final = ServerSentEvent(comment="heartbeat", sep="\n")
 
 
-class ProgressStream(Response):
+class ProgressStream(EventSourceResponse):
     """A response that lasts until its run ends, its client leaves or the node stops."""
 
     def __init__(
         self, node: NodeApi, key: RunKey, *, max_readers: int, counters: HttpCounters
     ) -> None:
-        super().__init__()
+        super().__init__(
+            self._events(),
+            ping=node.tail.settings.heartbeat_seconds,
+            ping_message_factory=self._heartbeat,
+        )
+        # Without the library's `connection: keep-alive`, which a client of HTTP/1.0 would take for
+        # a promise: to such a client this reply ends with its connection.
+        self.raw_headers = list(sse.HEADERS)
         self._node = node
         self._key = key
         self._max_readers = max_readers
         self._counters = counters
         self._sent = 0
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        tail = self._node.tail
-        await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-        if scope["method"] == "HEAD" or tail.readers >= self._max_readers:
-            await send({"type": "http.response.body", "body": b""})
+    async def _events(self) -> AsyncIterator[bytes]:
+        tail, status = self._node.tail, self._node.status
+        if tail.readers >= self._max_readers:
             return
-        async with watching(tail, self._key, receive, self._counters) as watcher:
-            await self._run(watcher, send)
-        await send({"type": "http.response.body", "body": b""})
+        with sse.watching(tail, self._key, self._counters) as watcher:
+            stored = await self._stored()
+            over: bool | None = None
+            while not watcher.gone:
+                # Nothing is awaited between the last look and the wait: no nudge is missed.
+                news = self._newer(stored) or self._newer(status.progress_here(self._key))
+                if news is not None:
+                    self._sent = news.version
+                    yield self._counted(_event(news))
+                elif over is None:
+                    over = await self._over()
+                elif over or watcher.channel.ended is not None:
+                    yield self._counted(sse.COMPLETE)
+                    return
+                elif await watcher.wait() == "heartbeat":
+                    stored = await self._stored()
+                    over = None
 
-    async def _run(self, watcher: Watcher, send: Send) -> None:
-        await self._look(send)
-        over = await self._over()
-        while not watcher.gone:
-            # Nothing is awaited between the last look and the wait: no nudge is missed.
-            if await self._show(self._node.status.progress_here(self._key), send):
-                continue
-            if over or watcher.channel.ended is not None:
-                await self._send(send, frames.COMPLETE)
-                return
-            if await watcher.wait() == "heartbeat":
-                await self._send(send, frames.HEARTBEAT)
-                await self._look(send)
-                over = await self._over()
-
-    async def _look(self, send: Send) -> None:
-        """Shows what the store has; while it is away, the next look has to do."""
+    async def _stored(self) -> Report | None:
+        """What the store has; while it is away, the next look has to do."""
         with suppress(TailraceError):
-            await self._show(await self._node.status.progress(self._key), send)
+            return await self._node.status.progress(self._key)
+        return None
 
     async def _over(self) -> bool:
         with suppress(TailraceError):
@@ -75,16 +85,18 @@ class ProgressStream(Response):
                 return True
         return await self._node.status.over(self._key)
 
-    async def _show(self, report: Report | None, send: Send) -> bool:
-        """Sends what is newer than what was sent; whether it was."""
-        if report is None or report.version <= self._sent:
-            return False
-        self._sent = report.version
-        version = ulids.encode(report.version).encode()
-        await self._send(send, b"id: %b\n%b" % (version, frames.json_data(report.body)))
-        return True
+    def _newer(self, report: Report | None) -> Report | None:
+        return None if report is None or report.version <= self._sent else report
 
-    async def _send(self, send: Send, frame: bytes) -> None:
+    def _counted(self, event: bytes) -> bytes:
         self._counters.stream_events += 1
-        self._counters.stream_bytes += len(frame)
-        await send({"type": "http.response.body", "body": frame, "more_body": True})
+        self._counters.stream_bytes += len(event)
+        return event
+
+    def _heartbeat(self) -> ServerSentEvent:
+        self._counted(sse.HEARTBEAT)
+        return _HEARTBEAT
+
+
+def _event(report: Report) -> bytes:
+    return b"id: %b\n%b" % (ulids.encode(report.version).encode(), sse.json_data(report.body))

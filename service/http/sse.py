@@ -13,20 +13,18 @@ No line of a log can begin or end a frame. In JSON everything that any client ta
 for a line end is escaped (Python's `splitlines` takes more than the standard does). In
 text they are shown as escapes (`\r`, `\u2028`), but for a `\r` at the end, which goes.
 
-A live reader's stay: from its registration at the tail until it leaves or is done.
+`watching` is a reader's stay: from its registration at the tail until it leaves or is done.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import orjson
 
 from logstore.batch import RunKey
-from service.http.body import Receive
 from service.http.text import shown
 from service.runtime.counters import HttpCounters
 from service.tail import Tail, Watcher
@@ -38,29 +36,16 @@ HEADERS = [
 ]
 
 
-@asynccontextmanager
-async def watching(
-    tail: Tail, key: RunKey, receive: Receive, counters: HttpCounters
-) -> AsyncIterator[Watcher]:
-    """A watcher of the run while the block runs; it is `gone` once the client is."""
+@contextmanager
+def watching(tail: Tail, key: RunKey, counters: HttpCounters) -> Iterator[Watcher]:
+    """A watcher of the run while the block runs."""
     watcher = tail.watch(key)
-    gone = asyncio.create_task(_until_gone(receive, watcher))
     counters.readers += 1
     try:
         yield watcher
     finally:
         counters.readers -= 1
         tail.unwatch(watcher)
-        gone.cancel()
-        with suppress(asyncio.CancelledError):
-            await gone
-
-
-async def _until_gone(receive: Receive, watcher: Watcher) -> None:
-    """Lets the watcher leave when the client does."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    watcher.leave()
 
 
 HEARTBEAT = b": heartbeat\n\n"

@@ -253,6 +253,29 @@ async def test_progress_live(serve: Serve) -> None:
     assert served.counters.readers == 0
 
 
+async def test_a_silent_progress_stream_beats_until_its_reader_leaves(serve: Serve) -> None:
+    served = await serve(MemoryNode(sse=changed(SseSettings(), heartbeat_seconds=0.02)))
+    async with served.client.stream("GET", f"{ROOT}/progress/p/stream/r") as response:
+        assert "connection" not in response.headers
+        stream = events(response)
+        for _ in range(3):  # a comment, and the empty line after it
+            assert [await anext(stream), await anext(stream)] == [{"comment": "heartbeat"}, {}]
+        assert served.counters.readers == 1
+    while served.counters.readers:
+        await asyncio.sleep(0.01)
+    assert served.node.tail.watched == {}
+
+
+async def test_a_stop_ends_progress_without_complete(serve: Serve) -> None:
+    served = await serve()
+    await served.client.put(f"{ROOT}/progress/p/r", json={"n": 1})
+    async with served.client.stream("GET", f"{ROOT}/progress/p/stream/r") as response:
+        stream = events(response)
+        assert orjson.loads((await anext(stream))["data"]) == {"n": 1}
+        served.node.tail.stop()
+        assert [event async for event in stream] == []
+
+
 async def test_progress_ends_with_a_terminal_status(serve: Serve) -> None:
     served = await serve(MemoryNode(**QUICK))
     async with served.client.stream("GET", f"{ROOT}/progress/p/stream/r") as response:
