@@ -1,8 +1,8 @@
 """What shards may take in memory: those that are kept and those under way, together.
 
-kept        those used last; others forget their rows as soon as room is needed
-under way   being read or written, each in a room: as many as half of the memory holds,
-            or one that needs more
+kept        those used last; others forget their rows as soon as memory is needed
+under way   being read or written, with their memory reserved: as many as half of the
+            limit holds, or one that needs more
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class Cache:
         self._held -= self._sizes.pop(holder, 0)
 
     @asynccontextmanager
-    async def room(self, holder: Forgetful, size: int) -> AsyncIterator[None]:
+    async def reserved(self, holder: Forgetful, size: int) -> AsyncIterator[None]:
         """Waits, first come first served, until `holder` may work on so many bytes of JSON.
 
-        Who is in a room waits for no other.
+        Who has reserved its part waits for no other.
         """
         needed = size * EXPANSION
         async with self._turn:

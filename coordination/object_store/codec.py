@@ -14,20 +14,20 @@ from logstore.errors import Damaged
 
 PLAIN_BYTES: Final = 64 << 10
 """JSON up to this size stays as it is."""
-PACKING: Final = 12
+COMPRESSION: Final = 12
 """By how much rows that were never taken shrink, measured; others less."""
 _MAGIC: Final = b"\x28\xb5\x2f\xfd"
 _MAX_BYTES: Final = 1 << 30
 
 
-def pack(json: bytes) -> bytes:
+def compressed(json: bytes) -> bytes:
     """The object's bytes."""
     if len(json) <= PLAIN_BYTES:
         return json
     return zstandard.ZstdCompressor(level=1, write_checksum=True).compress(json)
 
 
-def unpack(where: str, body: bytes) -> bytes:
+def decompressed(where: str, body: bytes) -> bytes:
     """The JSON in an object, which `where` names. Raises `Damaged`."""
     if not body.startswith(_MAGIC):
         return body
@@ -37,9 +37,9 @@ def unpack(where: str, body: bytes) -> bytes:
             raise Damaged(f"{where} says that it holds {size} bytes")
         return zstandard.ZstdDecompressor().decompress(body)
     except zstandard.ZstdError as error:
-        raise Damaged(f"{where} cannot be unpacked: {error}") from error
+        raise Damaged(f"{where} cannot be decompressed: {error}") from error
 
 
-def unpacked_bytes(body_bytes: int) -> int:
+def decompressed_bytes(body_bytes: int) -> int:
     """About how much JSON is in an object of that size, rather more than less."""
-    return body_bytes * PACKING
+    return body_bytes * COMPRESSION

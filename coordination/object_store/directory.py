@@ -24,7 +24,7 @@ AT_ONCE: Final = 8
 """Requests that are under way at the same time, for one call."""
 
 
-class Board:
+class ShardDirectory:
     """A source as this process sees it."""
 
     def __init__(self, means: Means, source: Source) -> None:

@@ -1,6 +1,6 @@
 """What may be done to a shard. Each is decided against the shard as it is, as often as need be.
 
-`decide` changes the draft and gives the result, or raises `PreconditionFailed` or `NotFound`
+`decide` changes the edit and gives the result, or raises `PreconditionFailed` or `NotFound`
 before it changed anything.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from coordination.object_store.row import Stored, status_of
-from coordination.object_store.shard_edit import Draft
+from coordination.object_store.shard_edit import ShardEdit
 from coordination.partitions.partition import Partition, Status
 from coordination.partitions.store import Acquired
 from coordination.partitions.transitions import Claim, acquired, chosen, exhausted, worn_out
@@ -28,8 +28,8 @@ class Operation(Protocol[T_co]):
         """Whether it is decided again after a lost race; else its caller hears of that."""
         ...
 
-    def decide(self, draft: Draft) -> T_co:
-        """Does it to the draft."""
+    def decide(self, edit: ShardEdit) -> T_co:
+        """Makes the change in `edit`."""
         ...
 
 
@@ -40,11 +40,11 @@ class Make:
     new: Sequence[tuple[str, Stored]]
     patient: bool = True
 
-    def decide(self, draft: Draft) -> list[str]:
+    def decide(self, edit: ShardEdit) -> list[str]:
         made = []
         for key, row in self.new:
-            if key not in draft:
-                draft.add(key, row)
+            if key not in edit:
+                edit.add(key, row)
                 made.append(key)
         return made
 
@@ -58,8 +58,8 @@ class Take:
     keys: Collection[str] | None = None
     patient: bool = True
 
-    def decide(self, draft: Draft) -> Acquired:
-        asked = draft.unended() if self.keys is None else self._asked(draft, self.keys)
+    def decide(self, edit: ShardEdit) -> Acquired:
+        asked = edit.unended() if self.keys is None else self._asked(edit, self.keys)
         taken: list[Partition] = []
         failed: list[Partition] = []
         known = list(asked)
@@ -67,14 +67,14 @@ class Take:
             if len(taken) == self.count:
                 break
             if exhausted(one, self.claim):
-                failed.append(draft.put(worn_out(one, self.claim)))
+                failed.append(edit.put(worn_out(one, self.claim)))
             else:
-                taken.append(draft.put(acquired(one, self.claim, draft.next_epoch(one))))
+                taken.append(edit.put(acquired(one, self.claim, edit.next_epoch(one))))
         return Acquired(taken, failed)
 
     @staticmethod
-    def _asked(draft: Draft, keys: Collection[str]) -> list[Partition]:
-        found = [draft.get(key) for key in keys]
+    def _asked(edit: ShardEdit, keys: Collection[str]) -> list[Partition]:
+        found = [edit.get(key) for key in keys]
         return [one for one in found if one is not None]
 
 
@@ -86,9 +86,9 @@ class Change:
     wanted: Partition
     patient: bool = True
 
-    def decide(self, draft: Draft) -> Partition:
-        check_newest(draft, self.old)
-        return draft.put(self.wanted)
+    def decide(self, edit: ShardEdit) -> Partition:
+        check_newest(edit, self.old)
+        return edit.put(self.wanted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +98,9 @@ class Remove:
     old: Partition
     patient: bool = True
 
-    def decide(self, draft: Draft) -> None:
-        check_newest(draft, self.old)
-        draft.remove(self.old.key)
+    def decide(self, edit: ShardEdit) -> None:
+        check_newest(edit, self.old)
+        edit.remove(self.old.key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,21 +110,21 @@ class Purge:
     ended_before_ms: int
     patient: bool = True
 
-    def decide(self, draft: Draft) -> int:
+    def decide(self, edit: ShardEdit) -> int:
         over = [
             key
-            for key, row in draft.rows()
+            for key, row in edit.rows()
             if status_of(row) == Status.COMPLETED.value
             and row.get("ended_at", 0) < self.ended_before_ms
         ]
         for key in over:
-            draft.remove(key)
+            edit.remove(key)
         return len(over)
 
 
-def check_newest(draft: Draft, old: Partition) -> None:
+def check_newest(edit: ShardEdit, old: Partition) -> None:
     """Raises `NotFound` and `PreconditionFailed` unless `old` is the newest version."""
-    found = draft.get(old.key)
+    found = edit.get(old.key)
     if found is None:
         raise NotFound(f"there is no partition {old.key!r} of {old.source!r}")
     if found.version != old.version:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from coordination.object_store.directory import Board, each
+from coordination.object_store.directory import ShardDirectory, each
 from coordination.object_store.found import Found
 from coordination.object_store.operations import Take
 from coordination.object_store.summary import Due
@@ -31,8 +31,8 @@ class _Pick(NamedTuple):
 class Ordered:
     """For one source."""
 
-    def __init__(self, board: Board, means: Means) -> None:
-        self._board = board
+    def __init__(self, directory: ShardDirectory, means: Means) -> None:
+        self._directory = directory
         self._means = means
 
     async def acquire(self, claim: Claim, count: int) -> Acquired:
@@ -46,12 +46,12 @@ class Ordered:
                 return found.result()
             if found.missing == before:
                 await self._means.pause(tries)
-        found.error = StoreUnavailable(f"others always took {self._board.source.name}'s first")
+        found.error = StoreUnavailable(f"others always took {self._directory.source.name}'s first")
         return found.result()
 
     async def _picked(self, claim: Claim, count: int) -> list[_Pick]:
         """The first `count` that are free, in order."""
-        summaries = await self._board.summaries(claim.ageing_ms)
+        summaries = await self._directory.summaries(claim.ageing_ms)
         bounds = [
             (due, number)
             for number, summary in enumerate(summaries)
@@ -61,7 +61,7 @@ class Ordered:
         for bound, number in sorted(bounds):
             if len(picks) == count and bound > picks[-1].due:
                 break
-            shard = (await self._board.writers[number].look()).shard
+            shard = (await self._directory.writers[number].look()).shard
             found = chosen(shard.unended(), claim, count)
             picks = sorted([*picks, *[_pick(one, number, claim) for one in found]])[:count]
         return picks
@@ -73,7 +73,7 @@ class Ordered:
 
         async def take(item: tuple[int, list[str]]) -> Acquired:
             number, keys = item
-            return await self._board.writers[number].submit(Take(found.claim, len(keys), keys))
+            return await self._directory.writers[number].submit(Take(found.claim, len(keys), keys))
 
         place = {pick.key: at for at, pick in enumerate(picks)}
         taken: list[Partition] = []

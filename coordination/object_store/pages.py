@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 import orjson
 
 from coordination.object_store.cache import EXPANSION, Cache
-from coordination.object_store.directory import Board, each, good
+from coordination.object_store.directory import ShardDirectory, each, good
 from coordination.object_store.row import status_of
 from coordination.object_store.shard import Shard
 from coordination.object_store.writer import ShardWriter
@@ -119,25 +119,25 @@ class Pages:
         self._ahead = None
 
     async def page(
-        self, board: Board, status: Status | None, after: str | None, limit: int
+        self, directory: ShardDirectory, status: Status | None, after: str | None, limit: int
     ) -> Page:
         """As `PartitionStore.page`."""
-        newest = await board.refresh()
+        newest = await directory.refresh()
         ahead, self._ahead = self._ahead, None
         self._cache.dropped(self)
-        if ahead is not None and ahead.serves(board.source.name, status, after):
-            ahead = await self._renewed(ahead.behind(after), board, newest, limit)
-        if ahead is None or not ahead.fills(board.source.name, status, after, limit):
-            anew = _Ahead(board.source.name, status, after)
-            ahead = await self._renewed(anew, board, newest, limit)
+        if ahead is not None and ahead.serves(directory.source.name, status, after):
+            ahead = await self._renewed(ahead.behind(after), directory, newest, limit)
+        if ahead is None or not ahead.fills(directory.source.name, status, after, limit):
+            anew = _Ahead(directory.source.name, status, after)
+            ahead = await self._renewed(anew, directory, newest, limit)
         rows = ahead.rows[:limit]
         more = len(ahead.rows) > limit
         if more:
             self._keep(ahead)
-        return Page([_read(board, row) for row in rows], rows[-1].key if more else None)
+        return Page([_read(directory, row) for row in rows], rows[-1].key if more else None)
 
     async def _renewed(
-        self, ahead: _Ahead, board: Board, newest: Sequence[str | None], limit: int
+        self, ahead: _Ahead, directory: ShardDirectory, newest: Sequence[str | None], limit: int
     ) -> _Ahead:
         """As of the shards' newest versions, or later; raises as `ShardWriter.look`."""
 
@@ -150,7 +150,7 @@ class Pages:
 
         changed = [
             writer
-            for writer, etag in zip(board.writers, newest, strict=True)
+            for writer, etag in zip(directory.writers, newest, strict=True)
             if ahead.versions.get(writer.number, _UNREAD) != etag
         ]
         good(await each(read, changed))
@@ -161,9 +161,9 @@ class Pages:
         self._cache.used(self, sum(row.size() for row in ahead.rows) // EXPANSION)
 
 
-def _read(board: Board, row: _Row) -> Partition:
+def _read(directory: ShardDirectory, row: _Row) -> Partition:
     """The partition in a row. Raises `Damaged`."""
     rows = {row.key: orjson.loads(row.json)}
-    found = Shard(board.source.name, row.shard, board.source.shards, rows=rows).get(row.key)
+    found = Shard(directory.source.name, row.shard, directory.source.shards, rows=rows).get(row.key)
     assert found is not None
     return found

@@ -1,4 +1,4 @@
-"""Acquiring with a spread: at the shard where the owner stands, then along its own way.
+"""Random acquire: at the shard where the owner stands, then in an order of its own.
 
     the shard we stand at, without looking    one put, if it was ours alone
     LIST; shards that may have something      a get of each that changed, a put where it has
@@ -21,7 +21,7 @@ from typing import Final
 
 import xxhash
 
-from coordination.object_store.directory import AT_ONCE, Board, each
+from coordination.object_store.directory import AT_ONCE, ShardDirectory, each
 from coordination.object_store.found import Found
 from coordination.object_store.operations import Take
 from coordination.object_store.writer import ShardWriter
@@ -81,36 +81,36 @@ _BUSY_MS: Final = 3000
 """A shard that was written so shortly before the last one was is one that somebody is at."""
 
 
-class Spread:
-    """For one source."""
+class RandomAcquire:
+    """Acquires from one source, so that workers begin in different shards."""
 
-    def __init__(self, board: Board, clock: Clock) -> None:
-        self._board = board
+    def __init__(self, directory: ShardDirectory, clock: Clock) -> None:
+        self._directory = directory
         self._clock = clock
-        self._routes = Routes(board.source.shards)
+        self._routes = Routes(directory.source.shards)
 
     async def acquire(self, claim: Claim, count: int) -> Acquired:
         """As `PartitionStore.acquire`."""
         found, route = Found(claim, count), self._routes.of(claim.owner)
         here = route.here(self._clock.monotonic())
         if here is not None:
-            await self._take(found, route, [self._board.writers[here]])
+            await self._take(found, route, [self._directory.writers[here]])
         if found.missing and found.error is None:
-            await self._look_around(found, route, apart=here is not None)
+            await self._look_around(found, route, quiet_first=here is not None)
         return found.result()
 
-    async def _look_around(self, found: Found, route: Route, *, apart: bool) -> None:
-        """`apart`: rather where nobody else seems to be. Not always, or who is there would
+    async def _look_around(self, found: Found, route: Route, *, quiet_first: bool) -> None:
+        """`quiet_first`: rather where nobody else seems to be. Not always, or who is there would
         keep all others from what waits beside it.
         """
-        ahead = [self._board.writers[number] for number in route.ahead()]
+        ahead = [self._directory.writers[number] for number in route.ahead()]
         try:
-            await self._board.refresh()
+            await self._directory.refresh()
         except TailraceError as error:
             found.error = error
             return
         ahead = [writer for writer in ahead if _may_have(writer, found.claim)]
-        if apart:
+        if quiet_first:
             newest_ms = max([writer.modified_ms for writer in ahead], default=0)
             ahead.sort(key=lambda writer: writer.modified_ms > newest_ms - _BUSY_MS)
         lost: list[ShardWriter] = []

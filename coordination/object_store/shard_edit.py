@@ -10,8 +10,11 @@ from coordination.object_store.shard import RECENT, Shard
 from coordination.partitions.partition import Partition
 
 
-class Draft:
-    """Each operation sees what those before it did. `fresh_id` gives ULIDs."""
+class ShardEdit:
+    """The next version of a shard: each operation sees what those before it did.
+
+    `fresh_id` gives ULIDs.
+    """
 
     def __init__(self, shard: Shard, fresh_id: Callable[[], str]) -> None:
         self._shard = shard

@@ -15,11 +15,11 @@ from itertools import accumulate, chain, count
 from typing import Final
 
 from coordination.object_store.cache import Cache
-from coordination.object_store.directory import Board, each, written
+from coordination.object_store.directory import ShardDirectory, each, written
 from coordination.object_store.operations import Change, Make, Purge, Remove, Take
 from coordination.object_store.ordered import Ordered
 from coordination.object_store.pages import Pages
-from coordination.object_store.random_acquire import Spread
+from coordination.object_store.random_acquire import RandomAcquire
 from coordination.object_store.row import Stored, fresh_row
 from coordination.object_store.source import MAX_SHARDS, Source, make_source, read_source
 from coordination.object_store.writer import Means, ShardWriter
@@ -45,9 +45,9 @@ class _Opened:
     """A source that is there."""
 
     def __init__(self, means: Means, source: Source) -> None:
-        self.board = Board(means, source)
-        self.spread = Spread(self.board, means.clock)
-        self.ordered = Ordered(self.board, means)
+        self.directory = ShardDirectory(means, source)
+        self.random = RandomAcquire(self.directory, means.clock)
+        self.ordered = Ordered(self.directory, means)
         self.places = 0
 
 
@@ -106,7 +106,7 @@ class ObjectPartitions:
             break
 
     async def close(self) -> None:
-        writers = [one for opened in self._sources.values() for one in opened.board.writers]
+        writers = [one for opened in self._sources.values() for one in opened.directory.writers]
         await asyncio.gather(*[writer.settle() for writer in writers])
 
     async def create(self, source: str, new: Sequence[NewPartition]) -> list[str]:
@@ -118,7 +118,7 @@ class ObjectPartitions:
         opened = await self._made(source)
         births = self._births(opened, new)
         if len(births) > 1:
-            await opened.board.refresh()  # saves a read of each shard that we know
+            await opened.directory.refresh()  # saves a read of each shard that we know
 
         async def make(birth: _Birth) -> list[str]:
             return await birth.writer.submit(Make(birth.rows()), moment)
@@ -131,7 +131,7 @@ class ObjectPartitions:
         opened = await self._opened(source)
         if opened is None:
             return None
-        return (await opened.board.writer_of(key).look(moment)).shard.get(key)
+        return (await opened.directory.writer_of(key).look(moment)).shard.get(key)
 
     async def acquire(
         self,
@@ -146,8 +146,8 @@ class ObjectPartitions:
         if opened is None or count < 1:
             return Acquired([])
         if only is not None:
-            return await opened.board.writer_of(only).submit(Take(claim, 1, [only]))
-        way = opened.spread if spread else opened.ordered
+            return await opened.directory.writer_of(only).submit(Take(claim, 1, [only]))
+        way = opened.random if spread else opened.ordered
         return await way.acquire(claim, count)
 
     async def change(self, old: Partition, wanted: Partition) -> Partition:
@@ -168,12 +168,12 @@ class ObjectPartitions:
         opened = await self._opened(source)
         if opened is None:
             return Page([], None)
-        return await self._pages.page(opened.board, status, after, limit)
+        return await self._pages.page(opened.directory, status, after, limit)
 
     async def counts(self, source: str) -> Mapping[Status, int]:
         opened = await self._opened(source)
         totals: dict[Status, int] = {}
-        for summary in [] if opened is None else await opened.board.summaries():
+        for summary in [] if opened is None else await opened.directory.summaries():
             for status, number in summary.counts.items():
                 totals[status] = totals.get(status, 0) + number
         return totals
@@ -181,17 +181,19 @@ class ObjectPartitions:
     async def sources(self) -> list[str]:
         folders = [name async for name in self._means.store.folders(keys.PARTITIONS)]
         found = [await self._at(f"{keys.PARTITIONS}{folder}/") for folder in folders]
-        boards = [opened.board for opened in found if opened is not None]
-        return sorted([board.source.name for board in boards if not await board.is_empty()])
+        directories = [opened.directory for opened in found if opened is not None]
+        return sorted(
+            [directory.source.name for directory in directories if not await directory.is_empty()]
+        )
 
     async def purge(self, source: str, ended_before_ms: int) -> int:
         opened = await self._opened(source)
         if opened is None:
             return 0
-        summaries = await opened.board.summaries()
+        summaries = await opened.directory.summaries()
         over = [
             writer
-            for writer, summary in zip(opened.board.writers, summaries, strict=True)
+            for writer, summary in zip(opened.directory.writers, summaries, strict=True)
             if summary.ended_ms < ended_before_ms
         ]
 
@@ -206,7 +208,7 @@ class ObjectPartitions:
         opened = await self._opened(one.source)
         if opened is None:
             raise NotFound(f"there is no source {one.source!r}")
-        return opened.board.writer_of(one.key)
+        return opened.directory.writer_of(one.key)
 
     async def _opened(self, source: str) -> _Opened | None:
         return await self._at(keys.partitions_of(source))
@@ -239,7 +241,7 @@ class ObjectPartitions:
         by_writer: dict[ShardWriter, list[tuple[int, NewPartition]]] = {}
         # Places go on from call to call: several may come in one millisecond.
         for item in enumerate(new, opened.places):
-            by_writer.setdefault(opened.board.writer_of(item[1].key), []).append(item)
+            by_writer.setdefault(opened.directory.writer_of(item[1].key), []).append(item)
         opened.places += len(new)
         versions = accumulate(map(len, by_writer.values()), initial=first)
         return [
@@ -253,5 +255,5 @@ class ObjectPartitions:
         self._sources.move_to_end(prefix)
         if len(self._sources) > _SOURCES:
             _, oldest = self._sources.popitem(last=False)
-            oldest.board.forget()
+            oldest.directory.forget()
         return opened

@@ -20,10 +20,10 @@ from itertools import count
 from typing import Any, Final, NamedTuple, TypeVar
 
 from coordination.object_store.cache import Cache
-from coordination.object_store.codec import pack, unpack, unpacked_bytes
+from coordination.object_store.codec import compressed, decompressed, decompressed_bytes
 from coordination.object_store.operations import Operation
 from coordination.object_store.shard import RECENT, Shard, decode_shard, encode_shard
-from coordination.object_store.shard_edit import Draft
+from coordination.object_store.shard_edit import ShardEdit
 from coordination.object_store.summary import Summary, summarized
 from coordination.partitions.partition import AGEING_MS
 from logstore import keys
@@ -151,7 +151,7 @@ class ShardWriter:
             self._learn(Version(self._empty, None, began), 0)
         else:
             self.forget()
-            self._size = max(self._size, 0 if info is None else unpacked_bytes(info.size))
+            self._size = max(self._size, 0 if info is None else decompressed_bytes(info.size))
 
     def forget_rows(self) -> None:
         """Keeps the summary, if anybody here asks for summaries: a mere supplier does not."""
@@ -171,7 +171,7 @@ class ShardWriter:
         """
         known = self._known(needed)
         if known is None:
-            async with self._means.cache.room(self, self._size):
+            async with self._means.cache.reserved(self, self._size):
                 known = self._known(needed) or await self._read()
         return known
 
@@ -187,7 +187,7 @@ class ShardWriter:
         except NotFound:
             found, size = Version(self._empty, None, began), 0
         else:
-            json = unpack(self.key, body)
+            json = decompressed(self.key, body)
             found, size = Version(decode_shard(self._empty, json), info.etag, began), len(json)
         if began > self._changed:  # else we wrote meanwhile, and know of a newer one
             self._learn(found, size)
@@ -244,7 +244,7 @@ class ShardWriter:
     async def _commit(self, group: Sequence[_Waiting]) -> None:
         tried: list[_Tried] = []
         try:
-            async with self._means.cache.room(self, self._size):
+            async with self._means.cache.reserved(self, self._size):
                 await self._write_group(group, tried)
         except StoreUnavailable as error:
             if any(one.unclear for one in tried):
@@ -281,20 +281,20 @@ class ShardWriter:
         raise StoreUnavailable(f"{self.key} was always just changed by others")
 
     def _decide(self, shard: Shard, group: Sequence[_Waiting]) -> _Decided:
-        draft = Draft(shard, self._means.fresh_id)
+        edit = ShardEdit(shard, self._means.fresh_id)
         outcomes: list[tuple[_Waiting, Any]] = []
         for one in group:
             if one.answer.cancelled():
                 continue
             try:
-                outcomes.append((one, one.operation.decide(draft)))
+                outcomes.append((one, one.operation.decide(edit)))
             except (NotFound, PreconditionFailed) as error:
                 outcomes.append((one, error))
-        return _Decided(outcomes, shard, draft.finished() if draft.changed else None)
+        return _Decided(outcomes, shard, edit.finished() if edit.changed else None)
 
     async def _put(self, shard: Shard, etag: str | None) -> None:
         began, json = next(self._means.moments), encode_shard(shard)
-        size, body = len(json), pack(json)
+        size, body = len(json), compressed(json)
         del json
         try:
             info = await self._means.store.put(

@@ -36,18 +36,18 @@ async def test_every_partition_is_done_once_though_a_worker_is_killed(
         victim = job("victim", MINUTE_MS)
         jobs = [job("right", 0), job("fast", MINUTE_MS), job("slow", -MINUTE_MS)]
         spawn = multiprocessing.get_context("spawn")
-        manager = spawn.Process(target=hold, args=(victim,), daemon=True)
-        manager.start()
+        holder = spawn.Process(target=hold, args=(victim,), daemon=True)
+        holder.start()
         until = time.monotonic() + 120
         while len(effects(victim.lines)) < HELD:
-            assert manager.is_alive()
+            assert holder.is_alive()
             assert time.monotonic() < until
             time.sleep(0.02)
         workers = [spawn.Process(target=work, args=(one,), daemon=True) for one in jobs]
         for worker in workers:
             worker.start()
-        manager.kill()
-        manager.join()
+        holder.kill()
+        holder.join()
         for worker in workers:
             worker.join(400)
         assert [worker.exitcode for worker in workers] == [0, 0, 0]

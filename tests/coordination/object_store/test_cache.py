@@ -10,7 +10,7 @@ from tests.coordination.object_store.counted import START_MS
 from tests.simulation.virtual_time import VirtualClock, simulate
 
 
-class LeaseManager:
+class Holder:
     """Tells whether it has rows."""
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class LeaseManager:
 
 def test_those_used_last_are_kept() -> None:
     cache = Cache(30 * EXPANSION)
-    holders = [LeaseManager() for _ in range(5)]
+    holders = [Holder() for _ in range(5)]
     for one in holders:
         cache.used(one, 10)
     assert [one.has_rows for one in holders] == [False, False, True, True, True]
@@ -36,12 +36,12 @@ def test_those_used_last_are_kept() -> None:
 def test_what_is_under_way_takes_the_room_of_what_is_kept() -> None:
     async def story(_: VirtualClock) -> None:
         cache = Cache(40 * EXPANSION)
-        holders = [LeaseManager() for _ in range(4)]
+        holders = [Holder() for _ in range(4)]
         for one in holders:
             cache.used(one, 10)
-        async with cache.room(holders[0], 20):
+        async with cache.reserved(holders[0], 20):
             assert [one.has_rows for one in holders] == [True, False, False, True]
-        cache.used(LeaseManager(), 10)
+        cache.used(Holder(), 10)
         assert holders[0].has_rows
 
     simulate(story, start_ms=START_MS)
@@ -56,7 +56,7 @@ def test_as_many_at_a_time_as_half_of_the_memory_holds_in_the_order_in_which_the
 
         async def work(size: int) -> None:
             nonlocal most
-            async with cache.room(LeaseManager(), size):
+            async with cache.reserved(Holder(), size):
                 came.append(size)
                 inside.append(size)
                 most = max(most, sum(inside))
@@ -78,7 +78,7 @@ def test_what_is_larger_than_all_memory_goes_alone() -> None:
 
         async def work() -> None:
             nonlocal inside
-            async with cache.room(LeaseManager(), 1000):
+            async with cache.reserved(Holder(), 1000):
                 inside += 1
                 await clock.sleep(1.0)
                 assert inside == 1
@@ -94,11 +94,11 @@ def test_who_gives_up_waiting_leaves_the_room_to_others() -> None:
         cache = Cache(10)
 
         async def stay() -> None:
-            async with cache.room(LeaseManager(), 1000):
+            async with cache.reserved(Holder(), 1000):
                 await clock.sleep(1000.0)
 
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(cache.room(LeaseManager(), 1000))
+            await stack.enter_async_context(cache.reserved(Holder(), 1000))
             waiting = [asyncio.create_task(stay()) for _ in range(3)]
             await clock.sleep(1.0)
             for task in waiting:
@@ -108,7 +108,7 @@ def test_who_gives_up_waiting_leaves_the_room_to_others() -> None:
         await clock.sleep(1.0)
         inside.cancel()
         await asyncio.wait([inside])
-        async with cache.room(LeaseManager(), 1000):
+        async with cache.reserved(Holder(), 1000):
             pass
 
     simulate(story, start_ms=START_MS)

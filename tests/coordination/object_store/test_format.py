@@ -9,7 +9,7 @@ import orjson
 import pytest
 import zstandard
 
-from coordination.object_store.codec import PLAIN_BYTES, pack, unpack
+from coordination.object_store.codec import PLAIN_BYTES, compressed, decompressed
 from coordination.object_store.row import read_row, spelled
 from coordination.object_store.shard import Shard, decode_shard, encode_shard, shard_of
 from coordination.partitions.partition import NewPartition, Partition, Status
@@ -146,17 +146,17 @@ def test_small_ones_can_be_read_by_people_and_large_ones_are_packed() -> None:
         assert orjson.loads(plain)["partitions"].keys() == {one.key for one in many(100)}
         assert await store.create(SOURCE, many(2000)) == [one.key for one in many(2000)[100:]]
         packed = (await disk.get(KEY))[1]
-        assert max(PLAIN_BYTES, 5 * len(packed)) < len(unpack(KEY, packed))
+        assert max(PLAIN_BYTES, 5 * len(packed)) < len(decompressed(KEY, packed))
         other = process(disk, clock, seed=5)
         assert len(await take(other, clock, 3000)) == 2000
         assert (await other.counts(SOURCE)) == {Status.ASSIGNED: 2000}
-        await disk.put(KEY, orjson.dumps(orjson.loads(unpack(KEY, packed))))
+        await disk.put(KEY, orjson.dumps(orjson.loads(decompressed(KEY, packed))))
         assert len(await take(process(disk, clock), clock, 3000)) == 2000, "large, but as it was"
 
     simulate(story, start_ms=START_MS)
 
 
-LARGE = pack(b'{"format":1,"a":"' + bytes(range(32, 90)) * 2000 + b'"}')
+LARGE = compressed(b'{"format":1,"a":"' + bytes(range(32, 90)) * 2000 + b'"}')
 
 
 @pytest.mark.parametrize(
@@ -173,9 +173,9 @@ LARGE = pack(b'{"format":1,"a":"' + bytes(range(32, 90)) * 2000 + b'"}')
     ids=range(7),
 )
 def test_what_is_no_frame(body: bytes) -> None:
-    assert len(unpack(KEY, LARGE)) > PLAIN_BYTES
+    assert len(decompressed(KEY, LARGE)) > PLAIN_BYTES
     with pytest.raises(Damaged, match=KEY):
-        unpack(KEY, body)
+        decompressed(KEY, body)
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def test_owners_of_long_ago_are_forgotten() -> None:
     assert routes.of("host/0").here(0.0) is None
 
 
-class LeaseManager:
+class Holder:
     def __init__(self) -> None:
         self.forgot = 0
 
@@ -57,17 +57,17 @@ class LeaseManager:
 
 
 def test_what_was_used_longest_ago_goes_first() -> None:
-    cache, holders = Cache(300 * EXPANSION), [LeaseManager() for _ in range(4)]
-    for manager in holders[:3]:
-        cache.used(manager, 100)
+    cache, holders = Cache(300 * EXPANSION), [Holder() for _ in range(4)]
+    for holder in holders[:3]:
+        cache.used(holder, 100)
     cache.used(holders[0], 100)
     cache.used(holders[3], 100)
-    assert [manager.forgot for manager in holders] == [0, 1, 0, 0]
+    assert [holder.forgot for holder in holders] == [0, 1, 0, 0]
     cache.dropped(holders[0])
     cache.used(holders[1], 100)
-    assert [manager.forgot for manager in holders] == [0, 1, 0, 0]
+    assert [holder.forgot for holder in holders] == [0, 1, 0, 0]
     cache.used(holders[2], 1000)
-    assert [manager.forgot for manager in holders] == [0, 2, 0, 1], "itself it keeps"
+    assert [holder.forgot for holder in holders] == [0, 2, 0, 1], "itself it keeps"
 
 
 def test_work_in_one_shard_alone_is_a_write_each_also_after_a_while() -> None:
