@@ -1,8 +1,9 @@
-"""What Spark asks a distant store for small segments: `python -m benchmarks.listing`.
+"""What a pass asks a distant store for small segments: `python -m benchmarks.listing`.
 
-Segments of a few lines are put into a real S3 server (MinIO). Between it and Spark stands a
-proxy that lets each request wait (`--milliseconds`) and counts them. A merge of all of them
-runs on each master, warm; the requests for segments are told by kind and per segment.
+Segments of a few lines are put into a real S3 server (MinIO). Between it and the compactor stands a
+proxy that lets each request wait (`--milliseconds`) and counts them. A pass takes in the first
+one, with Spark's start, and another one so many more, on each master. The requests for
+segments, of the driver and of Spark, are told by kind and per segment, and the seconds by phase.
 """
 
 from __future__ import annotations
@@ -12,14 +13,12 @@ import os
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 
 from compactor.spark.conf import SparkWishes
-from compactor.spark.engine import MergeInput
 from compactor.spark.s3a import S3A
 from compactor.spark.session import Session
-from logstore import keys, ulid
+from logstore import keys
 from tests.compactor.lake import NOON, Lake, batch, lake_in
 from tests.faults.kinds import Kind
 from tests.faults.requests import Request
@@ -47,48 +46,29 @@ class Distant(Schedule):
         return super().next(request)
 
 
-def _work(segments: Mapping[str, int]) -> MergeInput:
-    return MergeInput(
-        segments=segments,
-        held={},
-        bounds=[ulid.lowest_at(NOON)],
-        tasks=[0],
-        deletions=[],
-        low=ulid.lowest_at(NOON),
-        high=ulid.highest_at(NOON + 3_600_000 - 1),
-    )
+def _fill(lake: Lake, first: int, count: int) -> None:
+    for i in range(first, first + count):
+        lake.put("a", [batch("f", f"r{i}", NOON + i, _LINES)], seq=i + 1)
 
 
-def _fill(lake: Lake, count: int) -> dict[str, int]:
-    """Bytes by address."""
-    for i in range(count):
-        lake.put("a", [batch("f", f"r{i}", NOON + i, _LINES)])
-
-    async def listed() -> dict[str, int]:
-        found = lake.store.list(keys.SEGMENTS)
-        return {lake.store.uri(info.key): info.size async for info in found}
-
-    return lake.run(listed())
-
-
-def run(master: str, lake: Lake, url: str, distant: Distant, segments: dict[str, int]) -> None:
-    """Merges the first and then all of them, and prints what that took."""
-    assert lake.bucket is not None
+def run(master: str, direct: Lake, behind: Lake, distant: Distant, count: int) -> None:
+    """Compacts one segment and then so many, `behind` the proxy, and prints what that took."""
     more = {"spark.executor.memory": "512m"} if "cluster" in master else {}
-    settings = lake.bucket.through(url).settings
-    session = Session(SparkWishes("1g", master, more), S3A(settings.s3, str(jars_folder())))
-    staging = lake.store.uri(f"{keys.TABLE}/_staging")
+    s3a = S3A(behind.settings.s3, str(jars_folder()))
+    behind.session = session = Session(SparkWishes("1g", master, more), s3a)
     try:
-        for some in dict(list(segments.items())[:1]), segments:
+        for first, some in (0, 1), (1, count):
+            _fill(direct, first, some)
             distant.counted.clear()
             start = time.monotonic()
-            session.merge(_work(some), f"{staging}/{lake.compactor.fresh_id()}")
+            report = behind.compact()
             took = time.monotonic() - start
-            each = {kind: n / len(some) for kind, n in sorted(distant.counted.items())}
+            each = {kind: n / some for kind, n in sorted(distant.counted.items())}
+            phases = {name: round(seconds, 1) for name, seconds in report.seconds.items()}
             print(
-                f"{master}: {len(some)} segments in {took:.1f} s;"
+                f"{master}: {some} segments in {took:.1f} s;"
                 f" {sum(each.values()):.2f} requests each:"
-                f" {', '.join(f'{kind} {n:.2f}' for kind, n in each.items())}",
+                f" {', '.join(f'{kind} {n:.2f}' for kind, n in each.items())}; {phases}",
                 flush=True,
             )
     finally:
@@ -105,13 +85,14 @@ def main() -> None:
     distant = Distant(flags.milliseconds / 1000)
     with tempfile.TemporaryDirectory(prefix="tailrace-bench-") as made, running_minio() as minio:
         os.environ["SPARK_WORKER_DIR"] = f"{made}/work"
-        with (
-            lake_in(minio.bucket(), Path(made)) as lake,
-            fault_proxy(minio.endpoint_url, distant) as url,
-        ):
-            segments = _fill(lake, flags.segments)
+        with fault_proxy(minio.endpoint_url, distant) as url:
             for master in flags.master or MASTERS:
-                run(master, lake, url, distant, segments)
+                bucket = minio.bucket()
+                with (
+                    lake_in(bucket, Path(made)) as direct,
+                    lake_in(bucket.through(url), Path(made)) as behind,
+                ):
+                    run(master, direct, behind, distant, flags.segments)
 
 
 if __name__ == "__main__":

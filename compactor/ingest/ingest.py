@@ -3,9 +3,9 @@
 A batch is planned from one snapshot and committed on it, or on a later one that changes nothing
 for it (`commit.py`), or not at all:
 
-    plan ─► verify ─► merge (Spark) ─► place ─► commit
-      ▲                                           │ somebody else was first: plan anew
-      └───────────────────────────────────────────┘
+    plan ─► verify ─► pack small ones ─► merge (Spark) ─► place ─► commit
+      ▲                                                              │ somebody else was first:
+      └──────────────────────────────────────────────────────────────┘ plan anew
 
 Which are next is said by `planner.py`; where several drivers work at once, each plans for the
 nodes that it leases (`compactor/assignment.py`).
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from compactor.assignment import Share
@@ -30,6 +30,7 @@ from compactor.context import Compactor
 from compactor.ingest.buckets import buckets_of
 from compactor.ingest.budget import Room
 from compactor.ingest.commit import Merged, commit_merged
+from compactor.ingest.pack import packed
 from compactor.ingest.plan import Plan
 from compactor.ingest.planner import Planner
 from compactor.ingest.prune import Reach
@@ -126,7 +127,8 @@ class _Intake:
         job = compactor.fresh_id()
         reach = Reach((span for verified in whole for span in verified.spans), found.shares)
         try:
-            deleted, files = await self._merge(snapshot, whole, reach, job)
+            small = found.small.bodies
+            deleted, files = await self._merge(snapshot, whole, small, reach, job)
         except Unavailable:
             if not await self._wait_for_files(snapshot, whole, reach):
                 raise
@@ -189,18 +191,25 @@ class _Intake:
         self.report.set_aside += 1
 
     async def _merge(
-        self, snapshot: Snapshot, whole: Sequence[Verified], reach: Reach, job: str
+        self,
+        snapshot: Snapshot,
+        whole: Sequence[Verified],
+        small: Mapping[str, bytes],
+        reach: Reach,
+        job: str,
     ) -> tuple[int, list[NewFile]]:
         compactor, clock = self.compactor, self.compactor.clock
         if not any(verified.spans for verified in whole):
             return 0, []
         with self.report.timed("start", clock):
             cores = await apart(compactor.engine.cores)
-        work = await self._work(snapshot, whole, reach, cores)
-        self.report.planned(_batch(whole, work))
+        segments = {v.segment.key: v.segment.size for v in whole if v.spans}
         folder = staging_folder(compactor.table.uri, job)
         with self.report.timed("merge", clock):
-            written = await apart(compactor.engine.merge, work, folder)
+            async with packed(compactor, segments, small) as files_of_lines:
+                work = await self._work(snapshot, whole, files_of_lines, reach, cores)
+                self.report.planned(_batch(whole, work))
+                written = await apart(compactor.engine.merge, work, folder)
         compactor.reached("written")
         with self.report.timed("place", clock):
             files = await place_all(compactor, job, written.rows)
@@ -208,13 +217,17 @@ class _Intake:
         return written.deleted, files
 
     async def _work(
-        self, snapshot: Snapshot, whole: Sequence[Verified], reach: Reach, cores: int
+        self,
+        snapshot: Snapshot,
+        whole: Sequence[Verified],
+        segments: Mapping[str, int],
+        reach: Reach,
+        cores: int,
     ) -> MergeInput:
         store, limits = self.compactor.store, self.compactor.limits
         spans = [span for verified in whole for span in verified.spans]
         low, high = min(s.low for s in spans), max(s.high for s in spans)
         buckets = buckets_of(spans, bucket_bytes=limits.bucket_bytes, cores=cores)
-        segments = {store.uri(v.segment.key): v.segment.size for v in whole if v.spans}
         held = {file.uri: file.size for file in snapshot.files if reach.meets(file)}
         return MergeInput(
             segments=segments,

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from compactor.ingest.budget import Room
+from compactor.ingest.pack import SMALL_BYTES, SmallSegments
 from compactor.ingest.plan import StoredSegment
 from compactor.ingest.prune import Share, Shares
 from compactor.ingest.ranges import extent_of
@@ -60,18 +61,19 @@ class Stopped:
 
 
 Verdict: TypeAlias = "Verified | Corrupt | Stopped"
-Looked: TypeAlias = tuple[Verdict, Sequence[Share]]
-"""A segment's verdict, and what it has of which run."""
+Looked: TypeAlias = tuple[Verdict, Sequence[Share], bytes]
+"""A segment's verdict, what it has of which run, and its bytes if it is whole and small."""
 
 
 @dataclass(slots=True)
 class Verification:
     """Verdicts on the first segments of a batch, in their order.
 
-    `shares` has the lines of those that are whole.
+    `shares` has the lines of those that are whole, `small` the bytes of those that are small.
     """
 
     shares: Shares = field(default_factory=Shares)
+    small: SmallSegments = field(default_factory=SmallSegments)
     verdicts: list[Verdict] = field(default_factory=list)
 
 
@@ -79,12 +81,14 @@ async def verify(store: ObjectStore, segments: Sequence[StoredSegment], room: Ro
     """Goes through them as far as there is room; a first one always has."""
     found = Verification()
     async with aclosing(_looked_at(store, segments)) as looked:
-        async for verdict, of_segment in looked:
+        async for verdict, of_segment, body in looked:
             spans = verdict.spans if isinstance(verdict, Verified) else ()
             if not room.takes(spans):
                 break
             found.verdicts.append(verdict)
             found.shares.add(of_segment)
+            if body:
+                found.small.add(verdict.segment.key, body)
     return found
 
 
@@ -116,13 +120,13 @@ def _may_read(size: int, count: int, reading: int) -> bool:
 
 async def _look(store: ObjectStore, segment: StoredSegment) -> Looked:
     if segment.aside:
-        return Verified(segment, 0, ()), ()
+        return Verified(segment, 0, ()), (), b""
     try:
         return await _verified(store, segment)
     except (UnsupportedVersion, StoreUnavailable, NotFound) as error:
-        return Stopped(segment, str(error)), ()
+        return Stopped(segment, str(error)), (), b""
     except Damaged as error:
-        return Corrupt(segment, str(error)), ()
+        return Corrupt(segment, str(error)), (), b""
 
 
 async def _verified(store: ObjectStore, segment: StoredSegment) -> Looked:
@@ -138,4 +142,5 @@ def _examine(segment: StoredSegment, body: bytes) -> Looked:
     if (footer.node, footer.seq) != (segment.node, segment.seq):
         raise Damaged(f"{segment.key} says that it is segment {footer.seq} of {footer.node}")
     extent = extent_of(opened)
-    return Verified(segment, footer.rows, extent.spans), extent.shares
+    small = body if len(body) <= SMALL_BYTES else b""
+    return Verified(segment, footer.rows, extent.spans), extent.shares, small

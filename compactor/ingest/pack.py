@@ -1,0 +1,108 @@
+"""The lines of many small segments, given to Spark as one file.
+
+Spark reads a segment by four requests, however small it is, and as many segments at a time as it
+has cores. On S3 it waits for most of that time. The driver has read each segment anyway, to check
+it (`verify.py`), several at once. So the bytes of small ones are kept, up to a bound, and their
+lines are written as one object below `table/_staging/`, which is removed after the merge. What a
+killed driver leaves is an orphan like what Spark staged.
+
+Large segments are read by Spark itself: decoding and encoding them costs more than requests do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from compactor.commit.placement import staging_folder
+from compactor.context import Compactor
+from logstore import keys
+from logstore.segments.reader import open_segment
+from logstore.segments.schema import DICTIONARIES
+from logstore.table.schema import COLUMNS, PARTITIONS
+
+SMALL_BYTES: Final = 128 << 10
+_MOST_BYTES: Final = 64 << 20
+_FEWEST: Final = 8  # of fewer, reading them costs no more than writing and reading another one
+_GROUP_BYTES: Final = 16 << 20  # of memory, not of the file
+_SCHEMA: Final = pa.schema([column for column in COLUMNS if column.name not in PARTITIONS])
+
+
+@dataclass(slots=True)
+class SmallSegments:
+    """Bytes of checked segments by key, as far as they are small and few enough for memory."""
+
+    bodies: dict[str, bytes] = field(default_factory=dict)
+    _bytes: int = 0
+
+    def add(self, key: str, body: bytes) -> None:
+        """Keeps the bytes if there is room for them."""
+        if len(body) <= SMALL_BYTES and self._bytes + len(body) <= _MOST_BYTES:
+            self.bodies[key] = body
+            self._bytes += len(body)
+
+
+@asynccontextmanager
+async def packed(
+    compactor: Compactor, segments: Mapping[str, int], small: Mapping[str, bytes]
+) -> AsyncIterator[dict[str, int]]:
+    """Addresses with bytes for Spark, of the same lines as `segments` (bytes by key).
+
+    They last as long as the block. Raises `StoreUnavailable`, `OutcomeUnknown`.
+    """
+    store = compactor.store
+    chosen = {key: body for key, body in small.items() if key in segments}
+    if len(chosen) < _FEWEST:
+        yield {store.uri(key): size for key, size in segments.items()}
+        return
+    body = await asyncio.to_thread(pack, chosen.values())
+    key = f"{staging_folder(keys.TABLE, compactor.fresh_id())}/segments.parquet"
+    await store.put(key, body)
+    try:
+        others = {store.uri(k): size for k, size in segments.items() if k not in chosen}
+        yield others | {store.uri(key): len(body)}
+    finally:
+        await store.delete([key])
+
+
+def pack(bodies: Iterable[bytes]) -> bytes:
+    """A Parquet file with the lines of the segments. Raises `Damaged`."""
+    made = pa.BufferOutputStream()
+    with pq.ParquetWriter(
+        made,
+        _SCHEMA,
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=DICTIONARIES,
+        write_statistics=False,
+    ) as writer:
+        for rows in _gathered(_groups(bodies)):
+            writer.write_table(rows)
+    body: bytes = made.getvalue().to_pybytes()
+    return body
+
+
+def _groups(bodies: Iterable[bytes]) -> Iterator[pa.Table]:
+    for body in bodies:
+        for rows in open_segment(body).groups():
+            yield rows.cast(_SCHEMA)
+
+
+def _gathered(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """The same rows in row groups that are worth a group."""
+    some: list[pa.Table] = []
+    size = 0
+    for rows in tables:
+        some.append(rows)
+        size += rows.nbytes
+        if size >= _GROUP_BYTES:
+            yield pa.concat_tables(some)
+            some, size = [], 0
+    if some:
+        yield pa.concat_tables(some)
