@@ -50,7 +50,7 @@ class Compactor:
 
     async def newest(self) -> Snapshot:
         """The table's newest version, its marks read. Raises `StoreUnavailable`."""
-        return await asyncio.to_thread(lambda: self.table.snapshot().told())
+        return await asyncio.to_thread(lambda: self.table.snapshot().loaded())
 
     def fresh_id(self) -> str:
         """A ULID that nobody else has: for a job, a version, a mark."""

@@ -114,8 +114,10 @@ class Printer:
         compared = ", ".join(f"{count} {what}" for what, count in sorted(findings.compared.items()))
         print(f"compared: {compared or 'nothing, the store is empty'}", file=self._out)
         faults = ", ".join(f"{count} {kind}" for kind, count in sorted(findings.faults.items()))
-        mended = sum(findings.repaired.values())
-        print(f"{mended} repaired" if mended else "", end="; " if mended else "", file=self._out)
+        repaired = sum(findings.repaired.values())
+        print(
+            f"{repaired} repaired" if repaired else "", end="; " if repaired else "", file=self._out
+        )
         print(f"faults: {faults}" if faults else "no fault", file=self._out)
 
     def _clear(self) -> None:

@@ -26,7 +26,7 @@ async def make(
     await compactor.placement.settle(snapshot.version)
     job = job or compactor.fresh_id()
     after = await asyncio.to_thread(
-        lambda: commit(compactor.table, snapshot, change, job=job, clock=compactor.clock).told()
+        lambda: commit(compactor.table, snapshot, change, job=job, clock=compactor.clock).loaded()
     )
     await compactor.placement.settle(after.version)
     return after

@@ -129,7 +129,7 @@ class NamedLeases:
 
         stored = await self._swap(held.lease.name, prolong, held)
         if stored is None or not stored.written:
-            self._lose(held, gone=stored is None)
+            self._lose(held, deleted=stored is None)
         else:
             held.lease, held.etag = stored.value, stored.etag
         return held.valid()
@@ -204,11 +204,11 @@ class NamedLeases:
         self.counters[lease.name.source].acquired += 1
         return held
 
-    def _lose(self, held: NamedLease, *, gone: bool) -> None:
-        """It is somebody else's; or, if `gone`, its object was deleted."""
+    def _lose(self, held: NamedLease, *, deleted: bool) -> None:
+        """It is somebody else's; or, if `deleted`, its object was deleted."""
         held.lost = True
         counters = self.counters[held.lease.name.source]
-        if gone:
+        if deleted:
             counters.not_found += 1
         else:
             counters.not_owned += 1

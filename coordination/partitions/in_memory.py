@@ -51,13 +51,13 @@ class Due:
 
     def changed(self, one: Partition) -> None:
         """A partition is new, or another than before."""
-        self.gone(one.key)
+        self.removed(one.key)
         if one.status is Status.ASSIGNED:
             self._held[one.key] = one
         elif one.status in (Status.UNASSIGNED, Status.CLOSED):
             heapq.heappush(self._waiting, (one.available_ms, one.version, one))
 
-    def gone(self, key: str) -> None:
+    def removed(self, key: str) -> None:
         """A partition is not there any more."""
         self._held.pop(key, None)
 
@@ -161,7 +161,7 @@ class InMemoryPartitions:
         self._newest(old)
         of_source = self._sources[old.source]
         del of_source[old.key]
-        self._due[old.source].gone(old.key)
+        self._due[old.source].removed(old.key)
         if not of_source:
             del self._sources[old.source], self._due[old.source]
 

@@ -132,8 +132,8 @@ def lowest_and_highest(blocks: Blocks) -> tuple[int, int]:
 def positions(blocks: Blocks, writers: Sequence[str]) -> dict[str, tuple[int, int]]:
     """Of each writer the lowest position and one past the highest."""
     ends = blocks["pos"] + blocks["records"]
-    spans: dict[str, tuple[int, int]] = {}
+    ranges: dict[str, tuple[int, int]] = {}
     for number in np.unique(blocks["writer"]).tolist():
         chosen = blocks["writer"] == number
-        spans[writers[number]] = (int(blocks["pos"][chosen].min()), int(ends[chosen].max()))
-    return spans
+        ranges[writers[number]] = (int(blocks["pos"][chosen].min()), int(ends[chosen].max()))
+    return ranges

@@ -44,7 +44,7 @@ ENTRY = np.dtype(
     ]
 )
 Entries = NDArray[np.void]
-Span = tuple[int, str, int, int]
+PositionRange = tuple[int, str, int, int]
 
 _MAGIC = b"TRCI"
 _FORMAT = 1
@@ -55,10 +55,10 @@ _MAX_DIRECTORY = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """What is known of the pieces without reading them; `spans` by piece and writer."""
+    """What is known of the pieces without reading them; `ranges` by piece and writer."""
 
     entries: Entries
-    spans: tuple[Span, ...]
+    ranges: tuple[PositionRange, ...]
 
     @property
     def body_bytes(self) -> int:
@@ -68,7 +68,7 @@ class Directory:
     def writers(self) -> dict[str, tuple[int, int]]:
         """Of each writer the lowest position and one past the highest."""
         known: dict[str, tuple[int, int]] = {}
-        for _, writer, low, high in self.spans:
+        for _, writer, low, high in self.ranges:
             before = known.get(writer, (low, high))
             known[writer] = (min(before[0], low), max(before[1], high))
         return known
@@ -103,16 +103,16 @@ def build_index(blocks: Blocks, writers: Sequence[str]) -> tuple[bytes, Director
     """The pieces' bytes, and their directory."""
     bodies: list[bytes] = []
     entries = np.zeros(-(-len(blocks) // PIECE_BLOCKS), ENTRY)
-    spans: list[Span] = []
+    ranges: list[PositionRange] = []
     at = 0
     for number in range(len(entries)):
         part = blocks[number * PIECE_BLOCKS : (number + 1) * PIECE_BLOCKS]
         body = encode_piece(part, writers)
         entries[number] = entry_of(part, body, at)
-        spans += [(number, name, *span) for name, span in positions(part, writers).items()]
+        ranges += [(number, name, *range_) for name, range_ in positions(part, writers).items()]
         bodies.append(body)
         at += len(body)
-    return b"".join(bodies), Directory(entries, tuple(spans))
+    return b"".join(bodies), Directory(entries, tuple(ranges))
 
 
 def entry_of(blocks: Blocks, body: bytes, at: int) -> Entries:
@@ -132,10 +132,10 @@ def entry_of(blocks: Blocks, body: bytes, at: int) -> Entries:
 
 def encode_tail(directory: Directory) -> bytes:
     """Directory and footer as bytes."""
-    writers = sorted({span[1] for span in directory.spans})
+    writers = sorted({writer for _, writer, _, _ in directory.ranges})
     numbers = {name: number for number, name in enumerate(writers)}
-    spans = [(piece, numbers[name], low, high) for piece, name, low, high in directory.spans]
-    head = orjson.dumps({"writers": writers, "spans": spans})
+    ranges = [(piece, numbers[name], low, high) for piece, name, low, high in directory.ranges]
+    head = orjson.dumps({"writers": writers, "spans": ranges})
     plain = _HEAD.pack(len(head)) + head + directory.entries.tobytes()
     body = zstandard.ZstdCompressor(level=3).compress(plain)
     return body + _FOOTER.pack(_MAGIC, _FORMAT, len(body), xxhash.xxh3_64_intdigest(body), 0)
@@ -159,8 +159,8 @@ def decode_tail(tail: bytes) -> Directory:
     (length,) = _HEAD.unpack_from(plain)
     head = orjson.loads(plain[_HEAD.size : _HEAD.size + length])
     names = head["writers"]
-    spans = tuple([(piece, names[writer], low, high) for piece, writer, low, high in head["spans"]])
-    return Directory(np.frombuffer(plain, ENTRY, offset=_HEAD.size + length), spans)
+    ranges = [(piece, names[writer], low, high) for piece, writer, low, high in head["spans"]]
+    return Directory(np.frombuffer(plain, ENTRY, offset=_HEAD.size + length), tuple(ranges))
 
 
 def open_piece(entry: np.void, body: bytes) -> tuple[Blocks, list[str]]:
@@ -173,7 +173,7 @@ def open_piece(entry: np.void, body: bytes) -> tuple[Blocks, list[str]]:
 def joined(directories: Sequence[Directory]) -> Directory:
     """The directory of the texts, and of the pieces, one after another."""
     parts: list[Entries] = []
-    spans: list[Span] = []
+    ranges: list[PositionRange] = []
     at = byte = line = pieces = 0
     for directory in directories:
         part = directory.entries.copy()
@@ -181,9 +181,9 @@ def joined(directories: Sequence[Directory]) -> Directory:
         part["byte"] += byte
         part["line"] += line
         parts.append(part)
-        spans += [(piece + pieces, *rest) for piece, *rest in directory.spans]  # type: ignore[misc]
+        ranges += [(piece + pieces, *rest) for piece, *rest in directory.ranges]  # type: ignore[misc]
         at += directory.body_bytes
         byte += int(part["bytes"].sum())
         line += int(part["lines"].sum())
         pieces += len(part)
-    return Directory(np.concatenate(parts) if parts else np.zeros(0, ENTRY), tuple(spans))
+    return Directory(np.concatenate(parts) if parts else np.zeros(0, ENTRY), tuple(ranges))

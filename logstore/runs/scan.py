@@ -18,7 +18,7 @@ import xxhash
 from logstore import ulid as ulids
 from logstore.batch import Indexes
 from logstore.runs.blocks import BLOCK, Blocks
-from logstore.runs.index import ENTRY, Directory, Entries, Span, encode_tail, entry_of
+from logstore.runs.index import ENTRY, Directory, Entries, PositionRange, encode_tail, entry_of
 from logstore.runs.manifest import Chunk
 from logstore.runs.piece import PIECE_BLOCKS, encode_piece
 
@@ -46,7 +46,7 @@ class TextScan:
         self._rows: list[tuple[int, int, int]] = []
         self._bodies: list[bytes] = []
         self._entries: list[Entries] = []
-        self._spans: list[Span] = []
+        self._ranges: list[PositionRange] = []
         self._digest = xxhash.xxh3_64()
         self._open_bytes = self._open_lines = 0
         self._last_byte = _NEWLINE
@@ -78,7 +78,7 @@ class TextScan:
         if self._open_bytes:
             self._close_block()
         self._close_piece()
-        directory = Directory(np.array(self._entries, ENTRY), tuple(self._spans))
+        directory = Directory(np.array(self._entries, ENTRY), tuple(self._ranges))
         tail = encode_tail(directory)
         body = b"".join([*self._bodies, tail])
         first, last = directory.extremes()
@@ -140,7 +140,7 @@ class TextScan:
         number = len(self._entries)
         self._entries.append(entry_of(blocks, body, self._at))
         end = int(blocks["pos"][-1]) + int(blocks["records"][-1])
-        self._spans.append((number, self._writer, int(blocks["pos"][0]), end))
+        self._ranges.append((number, self._writer, int(blocks["pos"][0]), end))
         self._bodies.append(body)
         self._at += len(body)
         self.blocks += len(blocks)

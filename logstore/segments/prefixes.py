@@ -57,13 +57,13 @@ def prefixes(text: bytes, ends: Ints, part: slice = _ALL) -> Prefixes:
 
 def _rows(text: bytes, starts: Ints) -> Bytes:
     """`WIDTH` bytes from one before each start, taken from where they stand."""
-    room = len(text) - WIDTH
-    inside = (starts > 0) & (starts <= room + 1)
-    if room < 0:
+    last_start = len(text) - WIDTH
+    inside = (starts > 0) & (starts <= last_start + 1)
+    if last_start < 0:
         rows = np.empty((len(starts), WIDTH), dtype=np.uint8)
     else:
-        windows = np.ndarray((room + 1,), dtype=f"V{WIDTH}", buffer=text, strides=(1,))
-        found = windows[np.clip(starts - 1, 0, room)]
+        windows = np.ndarray((last_start + 1,), dtype=f"V{WIDTH}", buffer=text, strides=(1,))
+        found = windows[np.clip(starts - 1, 0, last_start)]
         rows = found.view(np.uint8).reshape(len(starts), WIDTH)
     for row in np.flatnonzero(~inside).tolist():
         start = int(starts[row])

@@ -103,7 +103,7 @@ async def fetch_segment(store: ObjectStore, key: str, *, run: RunKey | None = No
     sparse = await _tail(store, key, size)
     segment = _opened(sparse)
     share = segment.footer.run(run)
-    for start, end in _spans(segment, () if share is None else share.groups):
+    for start, end in _byte_ranges(segment, () if share is None else share.groups):
         sparse.add(start, (await store.get(key, offset=start, size=end - start))[1])
     return segment
 
@@ -131,7 +131,7 @@ class StoredSegment:
         """The segment with the bytes of one row group. Raises as `fetch_segment`."""
         sparse = SparseFile(self._size, *self._tail.first())
         segment = _opened(sparse)
-        for start, end in _spans(segment, [index]):
+        for start, end in _byte_ranges(segment, [index]):
             sparse.add(start, (await self._store.get(self._key, offset=start, size=end - start))[1])
         return segment
 
@@ -172,18 +172,18 @@ def _check_shape(parquet: pq.ParquetFile, footer: Footer) -> None:
         raise Damaged("the footer speaks of other row groups than there are")
 
 
-def _spans(segment: SegmentFile, groups: Iterable[int]) -> list[tuple[int, int]]:
+def _byte_ranges(segment: SegmentFile, groups: Iterable[int]) -> list[tuple[int, int]]:
     """Where the row groups stand in the object; neighbours are one span."""
-    spans: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
     for index in groups:
-        start, end = _span(segment.parquet.metadata.row_group(index))
-        if spans and spans[-1][1] == start:
-            start = spans.pop()[0]
-        spans.append((start, end))
-    return spans
+        start, end = _byte_range(segment.parquet.metadata.row_group(index))
+        if ranges and ranges[-1][1] == start:
+            start = ranges.pop()[0]
+        ranges.append((start, end))
+    return ranges
 
 
-def _span(group: pq.RowGroupMetaData) -> tuple[int, int]:
+def _byte_range(group: pq.RowGroupMetaData) -> tuple[int, int]:
     chunks = [group.column(index) for index in range(group.num_columns)]
     starts = [c.dictionary_page_offset or c.data_page_offset for c in chunks]
     ends = [start + c.total_compressed_size for start, c in zip(starts, chunks, strict=True)]

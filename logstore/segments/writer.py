@@ -148,9 +148,9 @@ class _Tally:
     def footer(self, node: str, seq: int, ranges: Sequence[tuple[int, int]]) -> Footer:
         """The footer of all row groups."""
         runs = tuple(sorted(self._runs.values(), key=lambda run: run.key))
-        spans = tuple((first, end) for first, end in ranges)
+        pairs = tuple((first, end) for first, end in ranges)
         checksums = tuple(self._checksums)
-        return Footer(node, seq, spans, self._rows, self._low, self._high, checksums, runs)
+        return Footer(node, seq, pairs, self._rows, self._low, self._high, checksums, runs)
 
 
 def _text_bytes(messages: pa.StringArray) -> int:

@@ -81,8 +81,8 @@ class Snapshot:
     _table: DeltaTable | None = field(default=None, repr=False, compare=False)
     _log: Log | None = field(default=None, repr=False, compare=False)
 
-    def told(self) -> Snapshot:
-        """Itself, once what the log says beside files is read: then marks and times ask nobody.
+    def loaded(self) -> Snapshot:
+        """Itself, with what the log says beside files: then marks and times make no request.
 
         Raises `StoreUnavailable`.
         """
@@ -142,12 +142,12 @@ class Snapshot:
             check_writable(self._table, self.uri)
 
     def _said_by(self, name: str) -> int:
-        table, told = self._table, self._transactions
+        table, transactions = self._table, self._transactions
         if table is None:
             return 0
-        if told is None:  # in a form that only delta-rs reads
+        if transactions is None:  # in a form that only delta-rs reads
             return read(self.uri, lambda: table.transaction_version(name)) or 0
-        return told.get(name, 0)
+        return transactions.get(name, 0)
 
     @cached_property
     def _transactions(self) -> Mapping[str, int] | None:

@@ -71,10 +71,10 @@ class Table:
         version = self.log.version_at(then_ms, newest.version)
         if version is None:
             return Snapshot(self.uri).marks(nodes)
-        told = self.log.transactions(version)
-        if told is None:
+        transactions = self.log.transactions(version)
+        if transactions is None:
             return self._opened(version).marks(nodes)
-        return {node: told.get(application(node), 0) for node in nodes}
+        return {node: transactions.get(application(node), 0) for node in nodes}
 
     def create(self) -> Snapshot:
         """The newest version, of a table that is made if need be; racing creators are safe."""

@@ -60,7 +60,7 @@ class Chunks:
                 key, chunk, chunk.index_bytes - chunk.tail_bytes, chunk.tail_bytes
             )
             found = decode_tail(tail)
-            size = found.entries.nbytes + _SPAN_BYTES * len(found.spans)
+            size = found.entries.nbytes + _SPAN_BYTES * len(found.ranges)
             self._directories.put(chunk.id, found, size)
         return found
 

@@ -100,7 +100,7 @@ async def _seen_in_chunk(snapshot: Snapshot, place: Place, line: int, seen: dict
     key, chunk = snapshot.manifest.key, place.chunk
     directory = await snapshot.chunks.directory(key, chunk)
     number = directory.piece_of_line(line - 1)
-    for piece, node, _, end in directory.spans:
+    for piece, node, _, end in directory.ranges:
         if piece < number:
             _raise(seen, {node: end - 1})
     blocks, writers = await snapshot.chunks.piece(key, chunk, number)
@@ -127,28 +127,28 @@ async def _unseen_in_chunk(
     snapshot: Snapshot, place: Place, cursor: Cursor
 ) -> list[tuple[int, int]]:
     key, chunk = snapshot.manifest.key, place.chunk
-    whole = _unseen_of_spans(chunk.writers.items(), cursor, 0, chunk.lines)
+    whole = _unseen_of_ranges(chunk.writers.items(), cursor, 0, chunk.lines)
     if whole is not None:
         return [(place.line + low, place.line + high) for low, high in whole]
     found: list[tuple[int, int]] = []
     directory = await snapshot.chunks.directory(key, chunk)
-    spans: dict[int, list[tuple[str, tuple[int, int]]]] = {}
-    for piece, node, low, end in directory.spans:
-        spans.setdefault(piece, []).append((node, (low, end)))
+    ranges: dict[int, list[tuple[str, tuple[int, int]]]] = {}
+    for piece, node, low, end in directory.ranges:
+        ranges.setdefault(piece, []).append((node, (low, end)))
     for number, entry in enumerate(directory.entries):
         line = int(entry["line"])
-        part = _unseen_of_spans(spans.get(number, ()), cursor, line, line + int(entry["lines"]))
+        part = _unseen_of_ranges(ranges.get(number, ()), cursor, line, line + int(entry["lines"]))
         if part is None:
             part = _unseen_in_piece(await snapshot.chunks.piece(key, chunk, number), cursor)
         found += part
     return _merged([(place.line + low, place.line + high) for low, high in found])
 
 
-def _unseen_of_spans(
-    spans: Iterable[tuple[str, tuple[int, int]]], cursor: Cursor, low: int, high: int
+def _unseen_of_ranges(
+    ranges: Iterable[tuple[str, tuple[int, int]]], cursor: Cursor, low: int, high: int
 ) -> list[tuple[int, int]] | None:
     """All of the lines or none, if the writers' spans say so."""
-    pairs = [(span, cursor.seen(node)) for node, span in spans]
+    pairs = [(span, cursor.seen(node)) for node, span in ranges]
     if all(end - 1 <= seen for (_, end), seen in pairs):
         return []
     if all(first > seen for (first, _), seen in pairs):
@@ -202,7 +202,7 @@ def _in_stretch(snapshot: Snapshot, stretch: Stretch, seen: int) -> int:
 async def _in_chunk(snapshot: Snapshot, place: Place, node: str, seen: int) -> int:
     key, chunk = snapshot.manifest.key, place.chunk
     directory = await snapshot.chunks.directory(key, chunk)
-    holding = [piece for piece, name, low, _ in directory.spans if name == node and low <= seen]
+    holding = [piece for piece, name, low, _ in directory.ranges if name == node and low <= seen]
     piece = await snapshot.chunks.piece(key, chunk, max(holding))
     return place.line + _in_piece(piece, node, seen)
 

@@ -16,7 +16,15 @@ import numpy as np
 from logstore.batch import RunKey
 from logstore.objects.store import ObjectStore, Part
 from logstore.runs.blocks import Blocks, positions
-from logstore.runs.index import ENTRY, Directory, Entries, Span, encode_tail, entry_of, joined
+from logstore.runs.index import (
+    ENTRY,
+    Directory,
+    Entries,
+    PositionRange,
+    encode_tail,
+    entry_of,
+    joined,
+)
 from logstore.runs.manifest import Chunk, Manifest
 from logstore.runs.manifests import Manifests
 from logstore.runs.piece import PIECE_BLOCKS, encode_piece
@@ -105,7 +113,7 @@ class Folder:
         ]
         parts: list[Part | bytes] = []
         entries: list[Entries] = []
-        spans: list[Span] = []
+        ranges: list[PositionRange] = []
         by_piece = _spans_by_piece(whole)
         at = 0
         for low, high in _stretches(whole):
@@ -118,16 +126,16 @@ class Folder:
                 )
                 entry = whole.entries[low].copy()
                 entry["at"] = at
-                spans += [(number, *rest) for rest in by_piece.get(low, [])]
+                ranges += [(number, *rest) for rest in by_piece.get(low, [])]
             else:
                 blocks, writers = await self._read(key, owners[low:high], whole, low)
                 body = encode_piece(blocks, writers)
                 parts.append(body)
                 entry = entry_of(blocks, body, at)
-                spans += [(number, n, *span) for n, span in positions(blocks, writers).items()]
+                ranges += [(number, n, *span) for n, span in positions(blocks, writers).items()]
             entries.append(entry)
             at += int(entry["size"])
-        return _coalesced(parts), Directory(np.array(entries, ENTRY), tuple(spans))
+        return _coalesced(parts), Directory(np.array(entries, ENTRY), tuple(ranges))
 
     async def _read(
         self, key: RunKey, pieces: Sequence[tuple[Chunk, int]], whole: Directory, low: int
@@ -163,7 +171,7 @@ def _stretches(whole: Directory) -> list[tuple[int, int]]:
 
 def _spans_by_piece(directory: Directory) -> dict[int, list[tuple[str, int, int]]]:
     found: dict[int, list[tuple[str, int, int]]] = {}
-    for piece, writer, low, high in directory.spans:
+    for piece, writer, low, high in directory.ranges:
         found.setdefault(piece, []).append((writer, low, high))
     return found
 

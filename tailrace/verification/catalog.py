@@ -35,7 +35,7 @@ class Whole:
     end_pos: int
 
 
-Mend = Callable[[StoredSegment, bytes | None, str], Awaitable[str]]
+SegmentRepair = Callable[[StoredSegment, bytes | None, str], Awaitable[str]]
 """Given a segment, its bytes if they read well, else why not: what was done, or nothing."""
 
 
@@ -50,7 +50,7 @@ class Catalog:
 
     store: ObjectStore
     findings: Findings
-    mend: Mend = nothing
+    repair: SegmentRepair = nothing
     marks: dict[str, Watermark] = field(default_factory=dict)
     _whole: dict[str, Whole | None] = field(default_factory=dict)
     _listed: set[str] = field(default_factory=set)
@@ -96,12 +96,12 @@ class Catalog:
                 reason = await self._reason(segment)
                 self.findings.add("segment-aside", segment.key, f"set aside: {reason}")
                 return None
-            done = await self.mend(segment, None, str(error))
+            done = await self.repair(segment, None, str(error))
             detail = f"{error}{'; ' + done if done else ''}"
             self.findings.add("segment-damaged", segment.key, detail)
             return None
         if segment.aside:
-            done = await self.mend(segment, body, "")
+            done = await self.repair(segment, body, "")
             reads = "set aside, yet it reads well"
             self.findings.add("segment-aside", segment.key, reads, lines=footer.rows, repaired=done)
             if not done:

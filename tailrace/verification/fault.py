@@ -56,9 +56,9 @@ class Fault:
 
 @dataclass(slots=True)
 class Findings:
-    """Where faults go. `tell` is called once for each; `progress` with what is being done."""
+    """Where faults go. `report` is called once for each; `progress` with what is being done."""
 
-    tell: Callable[[Fault], None]
+    report: Callable[[Fault], None]
     progress: Callable[[str, int], None] = lambda _what, _count: None
     compared: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
@@ -68,8 +68,8 @@ class Findings:
     def add(
         self, kind: Kind, place: str, detail: str, *, lines: int = 0, repaired: str = ""
     ) -> None:
-        """Reports a fault; one that is mended says how in `repaired`, and is not left."""
-        self.tell(Fault(kind, place, detail, lines, repaired))
+        """Reports a fault; one that is repaired says how in `repaired`, and is not left."""
+        self.report(Fault(kind, place, detail, lines, repaired))
         (self.repaired if repaired else self.faults)[kind] += 1
 
     def count(self, what: str, number: int = 1) -> None:

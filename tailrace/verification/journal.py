@@ -29,7 +29,7 @@ from tailrace.verification.records import records
 
 _STRETCH = 8 << 20  # bytes of text
 Copies = tuple[RunKey, pa.Table]
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 @dataclass(slots=True)
@@ -77,11 +77,11 @@ class JournalCheck:
         listed = sorted(name for name, folder in self.fs.scan(self.folder) if not folder)
         return [name for name in listed if name.endswith(wal.SUFFIX)]
 
-    def _open(self, name: str, tell: Tell = lambda _reason: None) -> JournalFile | None:
+    def _open(self, name: str, report: Report = lambda _reason: None) -> JournalFile | None:
         path, ulid = f"{self.folder}/{name}", name.removesuffix(wal.SUFFIX)
         source = self.fs.open(path, "read")
         try:
-            header = _header(source, ulid, tell)
+            header = _header(source, ulid, report)
             if header is None:
                 return None
             size = source.size()
@@ -111,11 +111,11 @@ class JournalCheck:
     def _read(self, name: str, *, newest: bool) -> None:
         path = f"{self.folder}/{name}"
 
-        def tell(reason: str) -> None:
+        def report(reason: str) -> None:
             self.findings.add("journal-damaged", path, reason)
 
         self.findings.count("journal files")
-        file = self._open(name, tell)
+        file = self._open(name, report)
         if file is None:
             self._end = None  # nobody knows where it ended
             return
@@ -152,17 +152,17 @@ class JournalCheck:
         return 0 if entry.kind == wal.BATCH else lost
 
 
-def _header(source: File, ulid: str, tell: Tell) -> wal.FileHeader | None:
+def _header(source: File, ulid: str, report: Report) -> wal.FileHeader | None:
     try:
         header = read_header(source)
     except UnsupportedVersion as error:
-        tell(str(error))
+        report(str(error))
         return None
     except Damaged as error:
-        tell(str(error))
+        report(str(error))
         return salvage_header(source, ulid)
     if header.file != ulid:
-        tell(f"it is a copy of {header.file}{wal.SUFFIX}")
+        report(f"it is a copy of {header.file}{wal.SUFFIX}")
         return None
     return header
 

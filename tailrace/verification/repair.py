@@ -58,7 +58,7 @@ class Repair:
     clock: Clock
     entropy: Entropy
 
-    async def mend(self, segment: StoredSegment, body: bytes | None, reason: str) -> str:
+    async def segment(self, segment: StoredSegment, body: bytes | None, reason: str) -> str:
         """Sets a segment that does not read well aside; brings one back that does.
 
         Raises `StoreUnavailable`, `OutcomeUnknown`.

@@ -77,7 +77,7 @@ class Tile:
     low: str
     high: str
 
-    def meets(self, segment: Whole) -> bool:
+    def may_overlap(self, segment: Whole) -> bool:
         """Whether the segment may have lines of the tile."""
         return segment.rows > 0 and segment.low <= self.high and segment.high >= self.low
 
@@ -143,9 +143,9 @@ class TableCheck:
     async def _compare(self, tile: Tile, segments: Segments, expired: str) -> None:
         files = {file.uri: file for file in await self.files.usable(tile.files)}
         self._load("lines", list(files), tile, ", filename")
-        self._load("held", [s.uri for s in segments.held if tile.meets(s)], tile)
-        self._load("settled", [s.uri for s in segments.settled if tile.meets(s)], tile)
-        self._load("fresh", [s.uri for s in segments.fresh if tile.meets(s)], tile)
+        self._load("held", [s.uri for s in segments.held if tile.may_overlap(s)], tile)
+        self._load("settled", [s.uri for s in segments.settled if tile.may_overlap(s)], tile)
+        self._load("fresh", [s.uri for s in segments.fresh if tile.may_overlap(s)], tile)
         self._statistics(files)
         self._report("table-line-twice", _TWICE, "are in the table more than once")
         # A file that is gone says enough; its lines are not told one run after another.

@@ -17,7 +17,7 @@ from logstore.table.options import open_table
 from service.query.database import Database
 from service.settings import Settings
 from service.wiring import query_bucket
-from tailrace.verification.catalog import Mend, nothing
+from tailrace.verification.catalog import SegmentRepair, nothing
 from tailrace.verification.fault import Findings
 from tailrace.verification.repair import Repair
 from tailrace.verification.verifier import Verifier
@@ -37,14 +37,14 @@ async def verify(settings: Settings, findings: Findings, spill: str, *, repair: 
     async with open_store(settings, clock, entropy, disk) as store:
         folders = [store.uri(keys.SEGMENTS.rstrip("/")), table.uri]
         database = _database(settings, folders, spill)
-        mending = _database(settings, folders, spill) if repair else None
+        repairing = _database(settings, folders, spill) if repair else None
         placement: Placement = (
             FolderPlacement(disk, table.uri) if settings.bucket is None else ObjectPlacement(store)
         )
         try:
-            mend: Mend = nothing
-            if mending is not None:
-                mend = Repair(store, table, placement, mending, clock, entropy).mend
+            repair_segment: SegmentRepair = nothing
+            if repairing is not None:
+                repair_segment = Repair(store, table, placement, repairing, clock, entropy).segment
             verifier = Verifier(
                 store,
                 table,
@@ -53,13 +53,13 @@ async def verify(settings: Settings, findings: Findings, spill: str, *, repair: 
                 clock,
                 settings.runs.prefix,
                 settings.runs.shortest_days,
-                mend,
+                repair_segment,
             )
             await verifier.verify(disk, data, repair=repair)
         finally:
             database.close()
-            if mending is not None:
-                mending.close()
+            if repairing is not None:
+                repairing.close()
 
 
 def _database(settings: Settings, folders: list[str], spill: str) -> Database:

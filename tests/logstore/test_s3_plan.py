@@ -45,15 +45,15 @@ def _pieces(parts: list[Stored | Sent]) -> list[Stored | Given]:
     return found
 
 
-@given(spans=SPANS)
-def test_every_byte_is_in_its_place_and_every_limit_holds(spans: list[Stored | Given]) -> None:
-    parts = plan(spans, LIMITS)
+@given(sources=SPANS)
+def test_every_byte_is_in_its_place_and_every_limit_holds(sources: list[Stored | Given]) -> None:
+    parts = plan(sources, LIMITS)
     as_asked: list[Stored | Sent] = [
-        Sent([span]) if isinstance(span, Given) else span for span in spans if span.size
+        Sent([source]) if isinstance(source, Given) else source for source in sources if source.size
     ]
     assert _pieces(parts) == _pieces(as_asked)
     assert len(parts) <= LIMITS.count
-    total = sum([span.size for span in spans])
+    total = sum([source.size for source in sources])
     smallest = max(LIMITS.smallest, -(-total // LIMITS.count))
     for part in parts[:-1]:
         assert part.size >= smallest
@@ -64,16 +64,16 @@ def test_every_byte_is_in_its_place_and_every_limit_holds(spans: list[Stored | G
             assert smallest <= part.size <= max(LIMITS.copied, 2 * smallest)
 
 
-@given(spans=SPANS)
-def test_only_small_ranges_pass_through_here(spans: list[Stored | Given]) -> None:
+@given(sources=SPANS)
+def test_only_small_ranges_pass_through_here(sources: list[Stored | Given]) -> None:
     """What is read of a stored range is less than two smallest parts."""
-    total = sum([span.size for span in spans])
+    total = sum([source.size for source in sources])
     smallest = max(LIMITS.smallest, -(-total // LIMITS.count))
     read = 0
-    for part in plan(spans, LIMITS):
+    for part in plan(sources, LIMITS):
         if isinstance(part, Sent):
             read += sum([piece.size for piece in part.pieces if isinstance(piece, Stored)])
-    stored = [span.size for span in spans if isinstance(span, Stored)]
+    stored = [source.size for source in sources if isinstance(source, Stored)]
     assert read <= sum([min(size, 2 * smallest) for size in stored])
 
 

@@ -85,39 +85,39 @@ class _Gathered:
         return sent
 
 
-def plan(spans: Iterable[Stored | Given], limits: PartLimits) -> list[Stored | Sent]:
+def plan(sources: Iterable[Stored | Given], limits: PartLimits) -> list[Stored | Sent]:
     """The parts in order: `Stored` is copied, `Sent` is sent. Empty spans leave no trace."""
-    wanted = [span for span in spans if span.size]
-    total = sum([span.size for span in wanted])
+    wanted = [source for source in sources if source.size]
+    total = sum([source.size for source in wanted])
     # With every part but the last this large there are never too many.
     smallest = max(limits.smallest, -(-total // limits.count))
     return list(_parts(wanted, smallest, limits))
 
 
 def _parts(
-    spans: list[Stored | Given], smallest: int, limits: PartLimits
+    sources: list[Stored | Given], smallest: int, limits: PartLimits
 ) -> Iterator[Stored | Sent]:
     copied, sent = max(limits.copied, 2 * smallest), max(limits.sent, smallest)
     gathered = _Gathered()
-    for span in spans:
+    for source in sources:
         lacking = max(0, smallest - gathered.size) if gathered.pieces else 0
         # S3 copies ranges only of objects that are larger than the smallest part.
-        if isinstance(span, Stored) and span.size - lacking > smallest:
-            rest = span
+        if isinstance(source, Stored) and source.size - lacking > smallest:
+            rest = source
             if lacking:
-                piece, rest = span.split(lacking)
+                piece, rest = source.split(lacking)
                 gathered.add(piece)
             if gathered.pieces:
                 yield gathered.take()
             yield from _evenly(rest, copied)
         else:
-            yield from _gather(span, gathered, sent)
+            yield from _gather(source, gathered, sent)
     if gathered.pieces:
         yield gathered.take()
 
 
-def _gather(span: Stored | Given, gathered: _Gathered, size: int) -> Iterator[Sent]:
-    rest: Stored | Given = span
+def _gather(source: Stored | Given, gathered: _Gathered, size: int) -> Iterator[Sent]:
+    rest: Stored | Given = source
     while rest.size:
         piece, rest = rest.split(min(rest.size, size - gathered.size))
         gathered.add(piece)
@@ -125,8 +125,8 @@ def _gather(span: Stored | Given, gathered: _Gathered, size: int) -> Iterator[Se
             yield gathered.take()
 
 
-def _evenly(span: Stored, largest: int) -> Iterator[Stored]:
-    count = -(-span.size // largest)
+def _evenly(source: Stored, largest: int) -> Iterator[Stored]:
+    count = -(-source.size // largest)
     for left in range(count, 0, -1):
-        piece, span = span.split(-(-span.size // left))
+        piece, source = source.split(-(-source.size // left))
         yield piece

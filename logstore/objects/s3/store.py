@@ -135,9 +135,9 @@ class S3Store:
         """As `Lifecycle.expire`, for what is below `prefix/`."""
         return await Lifecycle(self.requests, self.place, prefix).expire(days)
 
-    async def _made(self, target: Target, spans: Sequence[Stored | Given]) -> ObjectInfo:
+    async def _made(self, target: Target, sources: Sequence[Stored | Given]) -> ObjectInfo:
         """One part that is sent is a put; everything else is an upload."""
-        parts = plan(spans, self._limits)
+        parts = plan(sources, self._limits)
         if not parts:
             return await self._writes.put(target, b"")
         if len(parts) == 1 and isinstance(parts[0], Sent):
@@ -159,7 +159,9 @@ class S3Store:
         }
         found = await self._heads(sorted(asked))
         return [
-            _span(part, found.get(part.key)) if isinstance(part, Part) else Given(memoryview(part))
+            _source(part, found.get(part.key))
+            if isinstance(part, Part)
+            else Given(memoryview(part))
             for part in parts
         ]
 
@@ -184,7 +186,7 @@ class S3Store:
         return found
 
 
-def _span(part: Part, info: ObjectInfo | None) -> Stored:
+def _source(part: Part, info: ObjectInfo | None) -> Stored:
     check_range(part.offset, part.size)
     if info is None:
         assert part.size is not None

@@ -70,7 +70,7 @@ class Traces:
             if not info.key.endswith(".idx"):
                 continue
             directory = await stored_directory(self._store, info)
-            for _, writer, first, _ in () if directory is None else directory.spans:
+            for _, writer, first, _ in () if directory is None else directory.ranges:
                 low[writer] = min(low.get(writer, first), first)
         if self._foreign in low:
             return False

@@ -63,7 +63,7 @@ def test_round_trip(sizes: list[list[int]]) -> None:
     tail = encode_tail(directory)
     again = decode_tail(b"before" + tail)
     assert (read(again, body) == blocks).all()
-    assert again.spans == directory.spans
+    assert again.ranges == directory.ranges
 
 
 def test_large_batches_and_long_lines_are_split_at_lines() -> None:

@@ -63,8 +63,8 @@ def grown(table: Table, clock: FixedClock, commits: int) -> Snapshot:
 def by_delta(table: Table, version: int) -> dict[str, int]:
     delta = DeltaTable(table.uri, version)
     names = ["deletions", "expired", *(f"segments/{node}" for node in NODES)]
-    told = {name: delta.transaction_version(name) for name in names}
-    return {name: found for name, found in told.items() if found is not None}
+    loaded = {name: delta.transaction_version(name) for name in names}
+    return {name: found for name, found in loaded.items() if found is not None}
 
 
 def test_of_every_version_it_says_what_delta_rs_says(table: Table, clock: FixedClock) -> None:
@@ -166,8 +166,8 @@ def test_marks_at_a_time_are_those_of_its_version_while_others_commit(
         path = folder_of(table) / f"{version:020}.json"
         os.utime(path, ns=(0, (1_000 + version) * 1_000_000))
     for version in (0, 7, 19, 20, 21, 30):
-        told = by_delta(table, version)
-        marks = {node: told.get(f"segments/{node}", 0) for node in NODES}
+        loaded = by_delta(table, version)
+        marks = {node: loaded.get(f"segments/{node}", 0) for node in NODES}
         assert table.marks_at(1_000 + version, NODES) == marks
     assert table.marks_at(999, NODES) == dict.fromkeys(NODES, 0)
 

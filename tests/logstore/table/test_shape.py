@@ -133,5 +133,5 @@ def test_what_changes_nothing_is_read_and_written(
     advance = Advance("n", 2, 2)
     after = commit_segments(table, newest, [write_file("b")], [advance], job="K", clock=clock)
     assert (len(after.files), after.mark("n")) == (2, 2)
-    told = QueryBuilder().register("t", DeltaTable(table.uri)).execute("SELECT ulid FROM t")
-    assert pa.table(told).num_rows == 8
+    loaded = QueryBuilder().register("t", DeltaTable(table.uri)).execute("SELECT ulid FROM t")
+    assert pa.table(loaded).num_rows == 8

@@ -143,12 +143,12 @@ def test_killed_at_any_call_it_is_done_again(world: World, calls: int) -> None:
         store, Table(place, count.one), FolderPlacement(disk, place), database, clock, dice
     )
 
-    async def mended() -> None:
+    async def repaired() -> None:
         segment = (await segments_of(store, world.node))[1]
-        await repair.mend(segment, (await store.get(segment.key))[1], "")
+        await repair.segment(segment, (await store.get(segment.key))[1], "")
 
     with pytest.raises(Killed):
-        asyncio.run(mended())
+        asyncio.run(repaired())
     database.close()
     assert world.look(repair=True).findings.sound
     assert world.look().faults == []
