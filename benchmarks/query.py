@@ -32,9 +32,10 @@ from logstore.disk import Disk
 from logstore.objects.local import LocalStore
 from logstore.table.schema import COLUMNS
 from logstore.table.table import Table
+from service.query.conditions import Contains, Matches
 from service.query.engine import QueryEngine
 from service.query.output import Ndjson
-from service.query.request import Matcher, QueryRequest
+from service.query.request import QueryRequest
 from service.query.segments import SegmentCatalog
 from service.query.settings import QuerySettings
 from service.query.sql import COLUMNS as SELECTED
@@ -62,17 +63,17 @@ class Search:
 ALL = QueryRequest()
 SEARCHES = [
     Search(
-        "rare substring", replace(ALL, matcher=Matcher(NEEDLE)), f"contains(message, '{NEEDLE}')"
+        "rare substring", replace(ALL, condition=Contains(NEEDLE)), f"contains(message, '{NEEDLE}')"
     ),
-    Search("word", replace(ALL, matcher=Matcher("Exception")), "contains(message, 'Exception')"),
+    Search("word", replace(ALL, condition=Contains("Exception")), "contains(message, 'Exception')"),
     Search(
         "regex",
-        replace(ALL, matcher=Matcher(r"blk_-?\d*77\d*99 ", regex=True)),
+        replace(ALL, condition=Matches(r"blk_-?\d*77\d*99 ")),
         r"regexp_matches(message, 'blk_-?\d*77\d*99 ')",
     ),
     Search(
         "one run plus word",
-        replace(ALL, fqn=RUNS[7].fqn, run=RUNS[7].run, matcher=Matcher("Exception")),
+        replace(ALL, fqn=RUNS[7].fqn, run=RUNS[7].run, condition=Contains("Exception")),
         f"fqn = '{RUNS[7].fqn}' AND run_id = '{RUNS[7].run}' AND contains(message, 'Exception')",
     ),
     Search("newest 1,000", replace(ALL, limit=1_000), "true", "ORDER BY ulid DESC LIMIT 1000"),

@@ -41,7 +41,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--regex", action="store_true", help="EXPRESSION is a regular expression")
     parser.add_argument("--json", action="store_true", help="whole records, one JSON object a line")
-    parser.add_argument("expression", metavar="EXPRESSION", nargs="?", help="text to find")
+    parser.add_argument(
+        "expression",
+        metavar="EXPRESSION",
+        nargs="*",
+        help="words, phrases, fields, AND, OR, NOT: level>=WARN timeout (docs/search.md)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -65,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
 def parameters(arguments: argparse.Namespace) -> dict[str, str]:
     """The query string: only what was given."""
     given = {
-        "q": arguments.expression,
+        "q": " ".join(arguments.expression) or None,
         "from": arguments.start,
         "to": arguments.end,
         "fqn": arguments.fqn,

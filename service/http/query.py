@@ -21,9 +21,13 @@ from service.query.output import Ndjson, Output, Parquet, Text
 from service.query.request import QueryRequest
 
 _TIME: Final = "RFC 3339, epoch seconds or milliseconds, `now-1h`, or a ULID; inclusive"
+_EXPRESSION: Final = (
+    'Words, `"phrases"`, `/regular expressions/`, fields (`level>=WARN`, `json.status=500`), '
+    "`AND`, `OR`, `NOT`; several words mean all of them."
+)
 _PARAMETERS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
-    "q": ("Text that the message holds; case counts.", {"type": "string"}),
-    "regex": ("`q` is one regular expression (RE2).", {"type": "boolean", "default": False}),
+    "q": (_EXPRESSION, {"type": "string"}),
+    "regex": ("All of `q` is one regular expression (RE2).", {"type": "boolean", "default": False}),
     "from": (f"Lowest time of the ULID: {_TIME}.", {"type": "string", "default": "now-1h"}),
     "to": (f"Highest time of the ULID: {_TIME}. Without it, no bound.", {"type": "string"}),
     "fqn": ("Only this pipeline.", {"type": "string"}),

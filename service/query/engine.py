@@ -28,6 +28,7 @@ import pyarrow as pa
 from logstore import keys, ulid
 from logstore.clock import Clock
 from logstore.errors import LimitReached, TailraceError, Unavailable
+from service.query.conditions import patterns
 from service.query.request import QueryRequest
 from service.query.search import Search
 from service.query.settings import QuerySettings
@@ -171,7 +172,7 @@ class QueryEngine:
             from service.query.database import Database, in_this_process
             from service.query.process import ProcessConnection
 
-            connect = ProcessConnection if request.matcher.regex else in_this_process
+            connect = ProcessConnection if patterns(request.condition) else in_this_process
             return Database(self.settings, folders, spill, self._bucket, connect)
 
         return opened

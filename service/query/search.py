@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 
 from logstore import ulid
 from logstore.errors import Damaged
+from service.query.conditions import patterns
 from service.query.cursor import RecordKey
 from service.query.hot import SCHEMA
 from service.query.request import QueryRequest
@@ -49,8 +50,8 @@ class Search:
         self.matches = 0
         self.bytes = 0
         self.last: RecordKey | None = None
-        if request.matcher.regex:
-            database.check_regex(request.matcher.text)
+        for pattern in patterns(request.condition):
+            database.check_regex(pattern)
         self.go_on(database)
 
     def go_on(self, database: Database) -> None:

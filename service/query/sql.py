@@ -23,6 +23,7 @@ from logstore import ulid
 from service.query.cursor import RecordKey
 from service.query.request import QueryRequest
 from service.query.tiles import Tile
+from service.query.where import Where
 
 COLUMNS: Final = "ulid, ts, fqn, run_id, pos, level, connector_id, message, attributes"
 KEY: Final = "ulid, fqn, run_id"
@@ -54,6 +55,9 @@ class Statement:
     def __init__(self, request: QueryRequest, *, deletions: bool) -> None:
         self._request = request
         self._live = _LIVE if deletions else ""
+        self._conditions = Where()
+        condition = request.condition
+        self._term = None if condition is None else self._conditions.term(condition)
 
     def records(self, sources: Sequence[str], after: RecordKey | None, limit: int | None) -> str:
         """Records of the sources behind `after`, in order."""
@@ -86,9 +90,8 @@ class Statement:
     def parameters(self, tile: Tile, after: RecordKey | None) -> dict[str, Any]:
         """Values for all but the names of files."""
         request = self._request
-        values: dict[str, Any] = {"low": ulid.encode(tile.low), "high": ulid.encode(tile.high)}
-        if request.matcher.text:
-            values["q"] = request.matcher.text
+        values = {"low": ulid.encode(tile.low), "high": ulid.encode(tile.high)}
+        values |= self._conditions.parameters
         if request.fqn is not None:
             values["fqn"] = request.fqn
         if request.run is not None:
@@ -108,17 +111,12 @@ class Statement:
         if request.levels:
             names = ", ".join(f"$level{number}" for number in range(len(request.levels)))
             terms.append(f"r.level IN ({names})")
-        if request.matcher.text:
-            terms.append(self._matches())
+        if self._term is not None:
+            terms.append(self._term)
         if after is not None:
             sign = "<" if request.descending else ">"
             terms.append(f"(r.ulid, r.fqn, r.run_id) {sign} ($after_ulid, $after_fqn, $after_run)")
         return " WHERE " + " AND ".join(terms) + self._live
-
-    def _matches(self) -> str:
-        if self._request.matcher.regex:
-            return "regexp_matches(r.message, $q)"
-        return "contains(r.message, $q)"
 
     def _order(self, *columns: str) -> str:
         direction = " DESC" if self._request.descending else ""

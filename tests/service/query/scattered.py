@@ -6,7 +6,8 @@ import random
 from dataclasses import replace
 
 from logstore import ulid
-from service.query.request import Matcher, QueryRequest
+from service.query.conditions import Contains
+from service.query.request import QueryRequest
 from tests.batches import Entry
 from tests.service.query.world import HOUR_MS, NODE, NOW_MS, RUNS, World, entry
 
@@ -43,12 +44,12 @@ def some_requests(rng: random.Random) -> list[QueryRequest]:
     run = rng.choice(RUNS)
     return [
         ALL,
-        replace(ALL, matcher=Matcher("ERROR")),
-        replace(ALL, matcher=Matcher("späße 🎉 1")),
-        replace(ALL, matcher=Matcher("100% not' there;--")),
+        replace(ALL, condition=Contains("ERROR")),
+        replace(ALL, condition=Contains("späße 🎉 1")),
+        replace(ALL, condition=Contains("100% not' there;--")),
         within,
         replace(within, limit=7),
         replace(ALL, limit=rng.randrange(1, 60), fqn=run.fqn),
-        replace(ALL, run=run.run, matcher=Matcher("x=1")),
+        replace(ALL, run=run.run, condition=Contains("x=1")),
         replace(ALL, fqn=run.fqn, run=run.run, limit=3),
     ]

@@ -11,7 +11,8 @@ import pytest
 
 from logstore import keys, ulid
 from logstore.errors import InvalidInput, StoreUnavailable
-from service.query.request import Matcher, QueryRequest
+from service.query.conditions import Matches
+from service.query.request import QueryRequest
 from service.query.tiles import TileSizes
 from tests.batches import Entry
 from tests.service.query.scattered import ALL, scattered, some_requests
@@ -159,11 +160,11 @@ async def test_a_regex_that_explodes_elsewhere_is_linear(tmp_path: Path) -> None
     world.hot([(RUNS[0], ulid.lowest_at(NOW_MS), b"a" * 200_000 + b"!\nERROR 42\n")])
     async with engine_of(world) as engine:
         for pattern in ("(a+)+$", "(a|aa)+$", "(.*a){12}$"):
-            found, _ = await search(engine, replace(ALL, matcher=Matcher(pattern, regex=True)))
+            found, _ = await search(engine, replace(ALL, condition=Matches(pattern)))
             assert found == world.expected(
                 ALL, lambda text, p=pattern: len(text) < 99 and re.search(p, text)
             )
-        found, _ = await search(engine, replace(ALL, matcher=Matcher(r"^ERROR \d+$", regex=True)))
+        found, _ = await search(engine, replace(ALL, condition=Matches(r"^ERROR \d+$")))
         assert len(found) == 1
 
 
@@ -172,7 +173,7 @@ async def test_a_bad_regex_is_refused_with_its_field(tmp_path: Path, pattern: st
     world = World(tmp_path)
     async with engine_of(world) as engine:
         with pytest.raises(InvalidInput) as caught:
-            await engine.open(replace(ALL, matcher=Matcher(pattern, regex=True)))
+            await engine.open(replace(ALL, condition=Matches(pattern)))
         assert caught.value.field == "q"
         assert caught.value.hint
 

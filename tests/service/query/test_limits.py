@@ -22,7 +22,8 @@ from logstore.clock import SystemClock
 from logstore.errors import LimitReached, Unavailable
 from logstore.segments.carry import Carry
 from logstore.segments.columns import record_batches
-from service.query.request import Matcher, QueryRequest
+from service.query.conditions import Contains
+from service.query.request import QueryRequest
 from tests.service.query.world import NOW_MS, RUNS, World, engine_of, search
 from tests.simulation.hand_clock import HandClock
 
@@ -102,7 +103,7 @@ async def test_memory_is_limited(tmp_path: Path) -> None:
         with pytest.raises(LimitReached, match="16 MiB of memory") as caught:
             await search(engine, ALL)
         assert caught.value.hint
-        found, _ = await search(engine, replace(ALL, matcher=Matcher("no such text")))
+        found, _ = await search(engine, replace(ALL, condition=Contains("no such text")))
         assert found == []
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from logstore import ulid
 from logstore.errors import InvalidInput, LimitReached
-from service.query.request import Matcher
+from service.query.conditions import Matches
 from tests.service.query.test_limits import ALL, big
 from tests.service.query.world import NOW_MS, RUNS, World, engine_of, search
 from tests.simulation.hand_clock import HandClock
@@ -33,8 +33,8 @@ def hot(root: Path) -> World:
 async def test_what_backtracks_for_ever_elsewhere_is_linear(tmp_path: Path, pattern: str) -> None:
     """Of 100,000 characters a search that goes back would not end in this universe."""
     async with engine_of(hot(tmp_path)) as engine:
-        assert (await search(engine, replace(ALL, matcher=Matcher(pattern, regex=True))))[0] == []
-        found, _ = await search(engine, replace(ALL, matcher=Matcher("^(a+)+!$", regex=True)))
+        assert (await search(engine, replace(ALL, condition=Matches(pattern))))[0] == []
+        found, _ = await search(engine, replace(ALL, condition=Matches("^(a+)+!$")))
         assert len(found) == 1
 
 
@@ -42,10 +42,10 @@ async def test_what_backtracks_for_ever_elsewhere_is_linear(tmp_path: Path, patt
 async def test_what_is_not_linear_is_refused(tmp_path: Path, pattern: str) -> None:
     async with engine_of(hot(tmp_path)) as engine:
         with pytest.raises(InvalidInput, match="q is not a regular expression"):
-            await search(engine, replace(ALL, matcher=Matcher(pattern, regex=True)))
+            await search(engine, replace(ALL, condition=Matches(pattern)))
 
 
-SLOW = replace(ALL, matcher=Matcher("(a|b)*a(a|b){900}c", regex=True))
+SLOW = replace(ALL, condition=Matches("(a|b)*a(a|b){900}c"))
 """37 s a MiB of `a` and `b` in no order, on a machine of two cores."""
 
 
@@ -84,7 +84,7 @@ async def test_its_client_goes_away(tmp_path: Path) -> None:
 
 async def test_its_spill_goes_with_its_process(tmp_path: Path) -> None:
     world = big(tmp_path, 600, 1_000)
-    everything = replace(ALL, matcher=Matcher(".", regex=True))
+    everything = replace(ALL, condition=Matches("."))
     async with engine_of(world, memory_bytes=128 << 20, threads=1) as engine:
         async with await engine.open(everything) as running:
             assert (await anext(running.batches())).num_rows > 0

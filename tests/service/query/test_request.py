@@ -12,8 +12,10 @@ from logstore import ulid
 from logstore.errors import InvalidCursor, InvalidInput
 from logstore.position import Cursor, Position
 from service.query import cursor
+from service.query.conditions import All, Contains, Matches
 from service.query.cursor import RecordKey
-from service.query.request import Matcher, QueryRequest, parse_moment
+from service.query.moments import parse_moment
+from service.query.request import QueryRequest
 
 NOW = 1_795_255_200_000
 
@@ -125,11 +127,11 @@ def test_all_parameters() -> None:
         limit="7", order="asc", after=key.encode(), format="text", stats_only="1",
     )  # fmt: skip
     assert asked == QueryRequest(
-        matcher=Matcher("(a+)+$", regex=True), fqn="svc/../p", run="r\0",
+        condition=Matches("(a+)+$"), fqn="svc/../p", run="r\0",
         levels=("ERROR", "FATAL"), limit=7, descending=False, after=key, stats_only=True,
     )  # fmt: skip
-    assert parse(regex="").matcher.regex  # bare, as in OK Log
-    assert not parse(regex="false").matcher.regex
+    assert parse(q="a b", regex="").condition == Matches("a b")  # bare, as in OK Log
+    assert parse(q="a b", regex="false").condition == All((Contains("a"), Contains("b")))
 
 
 @pytest.mark.parametrize(

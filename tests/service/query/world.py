@@ -42,6 +42,7 @@ from service.query.tiles import TileSizes
 from service.query.view import Deletion, Sources
 from tests.batches import Entry, MemoryBatches, make_batches
 from tests.servers.minio import Bucket as S3Bucket
+from tests.service.query.evaluate import holds
 from tests.settings import changed
 from tests.simulation.backing import open_place
 
@@ -190,7 +191,7 @@ class World:
             if request.low <= ulid.decode(record.key.ulid) <= request.high
             and request.fqn in (None, record.key.fqn)
             and request.run in (None, record.key.run)
-            and (matches(record.message) if matches else request.matcher.text in record.message)
+            and (matches(record.message) if matches else _holds(request, record))
             and not any(
                 fqn == record.key.fqn
                 and run in (None, record.key.run)
@@ -208,6 +209,11 @@ def lake_in(root: Path) -> World:
     if place is None:
         return World(root)
     return World(root, place.bucket, place.store, straight=place.straight)
+
+
+def _holds(request: QueryRequest, record: Record) -> bool:
+    row = {"message": record.message, "fqn": record.key.fqn, "run_id": record.key.run}
+    return request.condition is None or holds(request.condition, row)
 
 
 def _behind(key: RecordKey, request: QueryRequest) -> bool:

@@ -1,0 +1,179 @@
+"""What a record must be like, as a tree: what `language` makes of a search and `where` of the tree.
+
+A comparison with a field that a record does not have is false, and `Not` of it true.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+COLUMNS: Final = {
+    "message": "message",
+    "fqn": "fqn",
+    "run": "run_id",
+    "run_id": "run_id",
+    "level": "level",
+    "connector": "connector_id",
+    "connector_id": "connector_id",
+    "ulid": "ulid",
+    "pos": "pos",
+    "ts": "ts",
+}
+"""Fields that are columns of a record, by the names that a search may use."""
+
+Operator: TypeAlias = Literal["=", ">", ">=", "<", "<="]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of the record, by its own name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """An attribute that came with the record."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Json:
+    """A value within a message that is JSON; numbers in the path count in arrays, from 0."""
+
+    path: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Logfmt:
+    """The value of `key=value` or `key="a value"` in the message."""
+
+    key: str
+
+
+Field: TypeAlias = Column | Attribute | Json | Logfmt
+MESSAGE: Final = Column("message")
+
+
+@dataclass(frozen=True, slots=True)
+class Contains:
+    """The field has the text somewhere."""
+
+    text: str
+    field: Field = MESSAGE
+    ignore_case: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Matches:
+    """The regular expression (RE2) is found in the field; linear in the length of both."""
+
+    pattern: str
+    field: Field = MESSAGE
+    ignore_case: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StartsWith:
+    """The field begins with the text."""
+
+    text: str
+    field: Field
+    ignore_case: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Is:
+    """The field is the text."""
+
+    text: str
+    field: Field
+    ignore_case: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Exists:
+    """The record has the field."""
+
+    field: Field
+
+
+@dataclass(frozen=True, slots=True)
+class Compares:
+    """The field's order to a value: with a number by what it is worth, with text by code point.
+
+    `ts` compares with microseconds since the epoch.
+    """
+
+    field: Field
+    operator: Operator
+    value: str | float | int
+
+
+@dataclass(frozen=True, slots=True)
+class All:
+    """Each of the parts holds."""
+
+    parts: tuple[Condition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AnyOf:
+    """One of the parts holds."""
+
+    parts: tuple[Condition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Not:
+    """The part does not hold."""
+
+    part: Condition
+
+
+Condition: TypeAlias = Contains | Matches | StartsWith | Is | Exists | Compares | All | AnyOf | Not
+
+
+def leaves(condition: Condition) -> Iterator[Condition]:
+    """All conditions in it that have no parts."""
+    waiting = [condition]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, All | AnyOf):
+            waiting += part.parts
+        elif isinstance(part, Not):
+            waiting.append(part.part)
+        else:
+            yield part
+
+
+def depth(condition: Condition) -> int:
+    """How many conditions stand within one another."""
+    deepest, waiting = 0, [(condition, 1)]
+    while waiting:
+        part, level = waiting.pop()
+        deepest = max(deepest, level)
+        if isinstance(part, All | AnyOf):
+            waiting += [(inner, level + 1) for inner in part.parts]
+        elif isinstance(part, Not):
+            waiting.append((part.part, level + 1))
+    return deepest
+
+
+def patterns(condition: Condition | None) -> list[str]:
+    """The regular expressions in it."""
+    if condition is None:
+        return []
+    return [leaf.pattern for leaf in leaves(condition) if isinstance(leaf, Matches)]
+
+
+def required(condition: Condition | None, column: str) -> str | None:
+    """The text that the column must be for the condition to hold, if there is one."""
+    parts = condition.parts if isinstance(condition, All) else (condition,)
+    for part in parts:
+        if isinstance(part, Is) and not part.ignore_case and part.field == Column(column):
+            return part.text
+    return None

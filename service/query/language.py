@@ -1,0 +1,359 @@
+r"""The language of searches: `parse` makes a `Condition` of what stands in `q`.
+
+    timeout                       the message has this text somewhere; case counts
+    "connection refused"          with blanks and signs; \" and \\ are a quote and a backslash
+    "timeout"i                    case does not count
+    /id=\d+/  /error/i            a regular expression (RE2, linear time); \/ is a slash
+    level:ERROR  level>=WARN      levels in their order
+    fqn:shop.orders  fqn:shop.*   the whole name; a `*` at the end stands for anything
+    run:"nightly 7"  connector:c  a name with blanks
+    ts>=2026-11-21T10:00:00Z      every form of time; ts>now-5m
+    attributes.region:eu          what came with the record; attributes."a key":x
+    json.user.id=7  json.ms>1.5   within a message that is JSON; numbers by what they are worth
+    logfmt.status>=500            `status=503` in the message
+    pos:[10 TO 20]  ts:{a TO *]   ranges: [ ] with the ends, { } without, * is open
+    level:(ERROR OR FATAL)        one of several values
+    attributes.region:*           the record has it
+    a b   a AND b                 both
+    a OR b   NOT a   (a OR b) c   NOT binds closest, then AND, then OR
+
+Operators are words in capitals. `field=x` is `field:x` but for the message, of which `:` asks
+for a part and `=` for all; `field!=x` is `NOT field=x`. The grammar is LALR(1): reading takes
+linear time.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Final, cast
+
+from lark import (
+    Lark,
+    Token,
+    Transformer_NonRecursive,
+    UnexpectedCharacters,
+    UnexpectedInput,
+    UnexpectedToken,
+)
+from lark.exceptions import VisitError
+
+from logstore import ulid
+from logstore.errors import InvalidInput, TooLarge
+from logstore.segments.schema import LEVELS
+from service.query.conditions import (
+    COLUMNS,
+    MESSAGE,
+    All,
+    AnyOf,
+    Attribute,
+    Column,
+    Compares,
+    Condition,
+    Contains,
+    Exists,
+    Field,
+    Is,
+    Json,
+    Logfmt,
+    Matches,
+    Not,
+    Operator,
+    StartsWith,
+    depth,
+    leaves,
+)
+from service.query.moments import parse_moment
+
+MOST_LEAVES: Final = 200
+MOST_DEPTH: Final = 50
+_COLUMNS: Final = "|".join(sorted(COLUMNS, key=len, reverse=True))
+_KEYED: Final = r'(?:attributes|json|logfmt)\.(?:"(?:[^"\\]|\\.)*"|[^\s:=<>!()"])+'
+_GRAMMAR: Final = rf"""
+    ?start: either
+    ?either: both (_OR both)*
+    ?both: single (_AND? single)*
+    ?single: _NOT single -> negation
+        | _OPEN either _CLOSE
+        | WORD -> word
+        | PHRASE -> word
+        | REGEX -> word
+        | UNKNOWN
+        | FIELD VALUE -> comparison
+        | FIELD PHRASE -> comparison
+        | FIELD REGEX -> comparison
+        | FIELD _OPEN item (_OR item)* _CLOSE -> several
+        | FIELD FROM _limit _TO _limit UNTIL -> between
+    ?item: VALUE | PHRASE | REGEX
+    _limit: LIMIT | PHRASE
+
+    _AND.9: /AND(?=[\s()]|$)/
+    _OR.9: /OR(?=[\s()]|$)/
+    _NOT.9: /NOT(?=[\s()]|$)/
+    _TO.9: /TO(?=\s)/
+    _OPEN.8: /(?<![^\s(:=])\(|(?<=\bNOT)\(|(?<=\bAND)\(|(?<=\bOR)\(/
+    _CLOSE: ")"
+    FIELD.7: /(?:{_COLUMNS}|{_KEYED})(?:!=|[<>]=|[:=<>])/
+    UNKNOWN.6: /[A-Za-z_][\w.-]*:(?=[^\s)])/
+    PHRASE.5: /(?<![^\s(:=<>\[{{])"(?:[^"\\]|\\.)*"[A-Za-z]*(?=[\s)\]}}]|$)/s
+    REGEX.5: /\/(?:[^\/\\]|\\.)+\/[A-Za-z]?(?=[\s)]|$)/s
+    FROM.5: /[\[{{]/
+    UNTIL.5: /[\]}}]/
+    LIMIT: /[^\s()"\[\]{{}}]+/
+    VALUE: /(?!(?:AND|OR|NOT)(?=[\s()]|$))[^\s()"\/\[{{][^\s()"]*/
+    WORD: /(?!(?:AND|OR|NOT)(?=[\s()]|$))[^\s()"\/][^\s()"]*/
+    %ignore /\s+/
+"""
+_FIELD: Final = re.compile(r"(.*?)(:|!=|>=|<=|=|>|<)", re.DOTALL)
+_NUMBER: Final = re.compile(r"[-+]?[0-9]{1,300}(?:\.[0-9]{1,300})?(?:[eE][-+]?[0-9]{1,3})?")
+_PART: Final = re.compile(r'"((?:[^"\\]|\\.)*)"|([^."]+)', re.DOTALL)
+_ESCAPED: Final = re.compile(r"\\([\"\\])")
+_QUOTE: Final = 'Put quotes around text with signs: "a (b)".'
+_FIELDS: Final = (
+    "Fields are message, fqn, run, level, connector, ts, ulid, pos, attributes.x, json.x and "
+    'logfmt.x. Text with a colon goes into quotes: "Caused by: x".'
+)
+
+
+def parse(text: str, *, now_ms: int) -> Condition | None:
+    """The condition that the text says, None for blanks.
+
+    Raises `InvalidInput` on `q` with the place and what to do, `TooLarge`.
+    """
+    if not text.strip():
+        return None
+    try:
+        condition = _Conditions(text, now_ms).transform(_parser().parse(text))
+    except UnexpectedInput as error:
+        raise _unexpected(text, error) from error
+    except VisitError as error:
+        raise error.orig_exc from error
+    if depth(condition) > MOST_DEPTH or sum(1 for _ in leaves(condition)) > MOST_LEAVES:
+        raise TooLarge(
+            f"q has more than {MOST_LEAVES} conditions, or {MOST_DEPTH} within one another",
+            field="q",
+            hint="Use a regular expression for many words: /a|b|c/.",
+        )
+    return cast("Condition", condition)
+
+
+@lru_cache(maxsize=1)
+def _parser() -> Lark:
+    # Refused where it stands, whatever is wrong behind it.
+    refused = {"UNKNOWN": _no_field}
+    return Lark(_GRAMMAR, parser="lalr", lexer="contextual", lexer_callbacks=refused)
+
+
+def _no_field(token: Token) -> Token:
+    raise _wrong_at(token.start_pos or 0, f"there is no field {token[:-1][:80]!r}", _FIELDS)
+
+
+class _Conditions(Transformer_NonRecursive[Token, Any]):
+    """From the grammar's rules to conditions, from the leaves up."""
+
+    def __init__(self, text: str, now_ms: int) -> None:
+        super().__init__()
+        self._text = text
+        self._now_ms = now_ms
+
+    def either(self, parts: list[Condition]) -> Condition:
+        return AnyOf(tuple(parts))
+
+    def both(self, parts: list[Condition]) -> Condition:
+        return All(tuple(parts))
+
+    def negation(self, parts: list[Condition]) -> Condition:
+        return Not(parts[0])
+
+    def word(self, tokens: list[Token]) -> Condition:
+        return self._equal(MESSAGE, ":", tokens[0])
+
+    def comparison(self, tokens: list[Token]) -> Condition:
+        return self._compare(tokens[0], tokens[1])
+
+    def several(self, tokens: list[Token]) -> Condition:
+        return AnyOf(tuple([self._compare(tokens[0], value) for value in tokens[1:]]))
+
+    def between(self, tokens: list[Token]) -> Condition:
+        at, opened, low, high, closed = tokens
+        field, operator = self._field(at)
+        if operator not in (":", "="):
+            raise self._wrong(at, "a range stands behind a colon", "Write field:[low TO high].")
+        bounds = [
+            self._order(field, ">=" if opened == "[" else ">", low),
+            self._order(field, "<=" if closed == "]" else "<", high),
+        ]
+        given = [bound for bound, limit in zip(bounds, (low, high), strict=True) if limit != "*"]
+        return All(tuple(given)) if given else Exists(field)
+
+    def _compare(self, at: Token, value: Token) -> Condition:
+        field, operator = self._field(at)
+        if operator in (":", "="):
+            return self._equal(field, operator, value)
+        if operator == "!=":
+            return Not(self._equal(field, "=", value))
+        if value.type == "REGEX":
+            raise self._wrong(value, "a regular expression has no order", "Write field:/…/.")
+        return self._order(field, cast("Operator", operator), value)
+
+    def _field(self, token: Token) -> tuple[Field, str]:
+        """The field that stands before its operator, and the operator."""
+        operator = token[-2:] if token[-2:] in ("!=", ">=", "<=") else token[-1:]
+        name = token[: -len(operator)]
+        if name in COLUMNS:
+            return Column(COLUMNS[name]), str(operator)
+        kind, _, rest = name.partition(".")
+        parts = [_unescaped(quoted) if quoted else plain for quoted, plain in _PART.findall(rest)]
+        if kind == "json":
+            return Json(tuple(parts)), str(operator)
+        whole = parts[0] if rest.startswith('"') and len(parts) == 1 else rest
+        return (Attribute if kind == "attributes" else Logfmt)(str(whole)), str(operator)
+
+    def _equal(self, field: Field, operator: str, value: Token) -> Condition:
+        if value.type == "REGEX":
+            return self._regex(field, value)
+        text, ignore_case = self._text_of(value)
+        quoted = value.type == "PHRASE"
+        if field == MESSAGE:
+            made = Contains if operator == ":" else Is
+            return made(text, field, ignore_case)
+        if text == "*" and not quoted:
+            return Exists(field)
+        if not quoted and "*" in text:
+            if "*" in text[:-1]:
+                raise self._wrong(
+                    value, "a * stands at the end only", 'Write /a.*b/, or "a*b" for the sign.'
+                )
+            start = text[:-1].upper() if field == Column("level") else text[:-1]
+            return StartsWith(start, field, ignore_case)
+        if field in (Column("pos"), Column("ts")):
+            return self._order(field, "=", value)
+        return Is(self._name(field, value, text), field, ignore_case)
+
+    def _order(self, field: Field, operator: Operator, value: Token) -> Condition:
+        text, _ = self._text_of(value)
+        if text == "*" and value.type == "LIMIT":
+            return Exists(field)
+        match field:
+            case Column("level"):
+                return _levels(operator, LEVELS.index(self._name(field, value, text)))
+            case Column("ts"):
+                return _moments(operator, self._moment(value, text))
+            case Column("pos"):
+                if not re.fullmatch(r"[0-9]{1,18}", text):
+                    raise self._wrong(value, f"pos is a number, not {text[:80]!r}", "Write pos>=5.")
+                return Compares(field, operator, int(text))
+            case Column():
+                return Compares(field, operator, self._name(field, value, text))
+        number = _NUMBER.fullmatch(text) and value.type != "PHRASE"
+        if number and math.isfinite(float(text)):
+            return Compares(field, operator, float(text))
+        return Compares(field, operator, text)
+
+    def _regex(self, field: Field, token: Token) -> Condition:
+        body, _, flags = token[1:].rpartition("/")
+        return Matches(body.replace("\\/", "/"), field, self._ignores_case(token, flags))
+
+    def _text_of(self, token: Token) -> tuple[str, bool]:
+        """What the token says, and whether case does not count."""
+        if token.type != "PHRASE":
+            return str(token), False
+        body, _, flags = token[1:].rpartition('"')
+        return _unescaped(body), self._ignores_case(token, flags)
+
+    def _ignores_case(self, token: Token, flags: str) -> bool:
+        if flags not in ("", "i"):
+            raise self._wrong(
+                token,
+                f"there is no flag {flags!r}",
+                'i is the only one: case does not count. A path goes into quotes: "/a/b".',
+            )
+        return bool(flags)
+
+    def _name(self, field: Field, token: Token, text: str) -> str:
+        """The text as the column has it; case does not count in levels and ULIDs."""
+        if field == Column("level"):
+            if text.upper() not in LEVELS:
+                raise self._wrong(
+                    token, f"there is no level {text[:80]!r}", f"Levels are {', '.join(LEVELS)}."
+                )
+            return text.upper()
+        if field == Column("ulid"):
+            try:
+                return ulid.encode(ulid.decode(text.upper()))
+            except InvalidInput as error:
+                hint = "Write one of 26 characters; a time is compared with ts."
+                raise self._wrong(token, f"no ULID: {text[:80]!r}", hint) from error
+        return text
+
+    def _moment(self, token: Token, text: str) -> int:
+        try:
+            return parse_moment(text, now_ms=self._now_ms, field="q")
+        except InvalidInput as error:
+            raise self._wrong(token, f"ts is a time, not {text[:80]!r}", error.hint) from error
+
+    def _wrong(self, token: Token, what: str, hint: str) -> InvalidInput:
+        return _wrong_at(token.start_pos or 0, what, hint)
+
+
+def _levels(operator: Operator, number: int) -> Condition:
+    chosen: Sequence[str] = {
+        "=": LEVELS[number : number + 1],
+        ">": LEVELS[number + 1 :],
+        ">=": LEVELS[number:],
+        "<": LEVELS[:number],
+        "<=": LEVELS[: number + 1],
+    }[operator]
+    return AnyOf(tuple([Is(level, Column("level")) for level in chosen]))
+
+
+def _moments(operator: Operator, milliseconds: int) -> Condition:
+    """A moment is a whole millisecond of the record's microseconds."""
+    field, first, behind = Column("ts"), milliseconds * 1000, milliseconds * 1000 + 1000
+    match operator:
+        case "=":
+            return All((Compares(field, ">=", first), Compares(field, "<", behind)))
+        case ">":
+            return Compares(field, ">=", behind)
+        case "<=":
+            return Compares(field, "<", behind)
+    return Compares(field, operator, first)
+
+
+def _unescaped(text: str) -> str:
+    return _ESCAPED.sub(r"\1", text)
+
+
+def _wrong_at(position: int, what: str, hint: str) -> InvalidInput:
+    return InvalidInput(f"q, character {position + 1}: {what}", field="q", hint=hint)
+
+
+def _unexpected(text: str, error: UnexpectedInput) -> InvalidInput:
+    """What the parser did not take, said in words of the language."""
+    if isinstance(error, UnexpectedToken) and error.token.type == "$END":
+        return _wrong_at(len(text), "something is missing at the end", "An operator waits for it.")
+    place = cast("int", error.pos_in_stream)
+    found = text[place]
+    if isinstance(error, UnexpectedCharacters) or found in '"/(':
+        match found:
+            case '"':
+                return _wrong_at(
+                    place,
+                    "this quote does not begin or end a phrase",
+                    r'A phrase stands alone: "a b". Within it a quote is \".',
+                )
+            case "/":
+                return _wrong_at(
+                    place,
+                    "a / begins a regular expression, which has no end",
+                    'Write /…/, or put quotes around a path: "/var/log".',
+                )
+            case "(":
+                return _wrong_at(place, "this ( stands within a word", _QUOTE)
+    if found == ")":
+        return _wrong_at(place, "this ) has nothing before it, or no (", _QUOTE)
+    return _wrong_at(
+        place, f"{text[place : place + 20]!r} cannot stand here", "Put quotes around text."
+    )

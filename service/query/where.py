@@ -1,0 +1,121 @@
+r"""Conditions as terms of a WHERE clause of DuckDB. What the user wrote is bound, never spelled.
+
+A comparison with what a record does not have is NULL in SQL, and false here: below NOT it is
+made so, elsewhere both leave the record out. The records are known as `r`.
+
+`logfmt` takes the first `key=value` or `key="a \"value\""` behind a blank or the beginning.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+from service.query.conditions import (
+    MESSAGE,
+    All,
+    AnyOf,
+    Attribute,
+    Column,
+    Compares,
+    Condition,
+    Contains,
+    Exists,
+    Field,
+    Is,
+    Json,
+    Logfmt,
+    Matches,
+    Not,
+    StartsWith,
+)
+
+_ALWAYS: Final = {MESSAGE, Column("fqn"), Column("run_id"), Column("ulid")}
+"""Columns that every record has."""
+_NUMBER: Final = r"[-+]?[0-9]{1,300}(\.[0-9]{1,300})?([eE][-+]?[0-9]{1,3})?"
+
+
+class Where:
+    """Makes terms; `parameters` are the values that they bind."""
+
+    def __init__(self) -> None:
+        self.parameters: dict[str, Any] = {}
+
+    def term(self, condition: Condition) -> str:
+        """The condition as one term, which is true for the records that it holds for."""
+        return self._term(condition, exact=False)
+
+    def _term(self, condition: Condition, *, exact: bool) -> str:
+        """With `exact`, never NULL; else NULL may stand for false, and statistics skip more."""
+        match condition:
+            case All(parts):
+                return self._joined(" AND ", parts, "true", exact)
+            case AnyOf(parts):
+                return self._joined(" OR ", parts, "false", exact)
+            case Not(part):
+                return f"NOT {self._term(part, exact=True)}"
+            case Exists(field):
+                return f"({self._value(field)} IS NOT NULL)"
+        known = self._known(condition)
+        return known if not exact or condition.field in _ALWAYS else f"coalesce({known}, false)"
+
+    def _joined(self, operator: str, parts: tuple[Condition, ...], empty: str, exact: bool) -> str:
+        terms = [self._term(part, exact=exact) for part in parts]
+        return f"({operator.join(terms) or empty})"
+
+    def _known(self, leaf: Contains | Matches | StartsWith | Is | Compares) -> str:
+        """The term of one field, NULL where the record does not have it."""
+        value = self._value(leaf.field)
+        match leaf:
+            case Matches(pattern, _, ignore_case):
+                flags = ", 'i'" if ignore_case else ""
+                return f"regexp_matches({value}, {self._bind(pattern)}{flags})"
+            case Compares(field, operator, bound):
+                return self._compared(field, value, operator, bound)
+        text = self._bind(leaf.text)
+        if leaf.ignore_case:
+            value, text = f"lower({value})", f"lower({text})"
+        match leaf:
+            case Contains():
+                return f"contains({value}, {text})"
+            case StartsWith():
+                return f"starts_with({value}, {text})"
+        return f"({value} = {text})"
+
+    def _compared(self, field: Field, value: str, operator: str, bound: str | float) -> str:
+        if field == Column("ts"):
+            return f"({value} {operator} make_timestamptz({self._bind(bound)}))"
+        if isinstance(field, Column) or isinstance(bound, str):
+            return f"({value} {operator} {self._bind(bound)})"
+        number = f"regexp_full_match({value}, {self._bind(_NUMBER)})"
+        worth = f"CASE WHEN {number} THEN TRY_CAST({value} AS DOUBLE) END"
+        return f"({worth} {operator} {self._bind(float(bound))})"
+
+    def _value(self, field: Field) -> str:
+        match field:
+            case Column(name):
+                return f"r.{name}"
+            case Attribute(key):
+                return f"r.attributes[{self._bind(key)}]"
+            case Json(path):
+                pointer = "".join(
+                    [f"/{part.replace('~', '~0').replace('/', '~1')}" for part in path]
+                )
+                read = f"json_extract_string(r.message, {self._bind(pointer)})"
+                return f"CASE WHEN json_valid(r.message) THEN {read} END"
+            case Logfmt(key):
+                return self._logfmt(key)
+
+    def _logfmt(self, key: str) -> str:
+        pattern = self._bind(rf'(?:^|\s){re.escape(key)}=(?:"((?:[^"\\]|\\.)*)"|([^\s"]*))')
+        quoted, plain = (f"regexp_extract(r.message, {pattern}, {group})" for group in (1, 2))
+        unescaped = rf"""replace(replace({quoted}, '\"', '"'), '\\', '\')"""
+        return (
+            f"CASE WHEN regexp_matches(r.message, {pattern}) "
+            f"THEN CASE WHEN {quoted} <> '' THEN {unescaped} ELSE {plain} END END"
+        )
+
+    def _bind(self, value: Any) -> str:
+        name = f"c{len(self.parameters)}"
+        self.parameters[name] = value
+        return f"${name}"

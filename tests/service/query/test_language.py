@@ -1,0 +1,287 @@
+"""The language of searches: what it says, what it refuses, and that SQL means what it says."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from pathlib import Path
+from typing import Any, Final
+
+import duckdb
+import pyarrow as pa
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from logstore.errors import InvalidInput, TailraceError, TooLarge
+from logstore.segments.schema import LEVELS
+from logstore.table.schema import COLUMNS
+from service.query.conditions import (
+    All,
+    AnyOf,
+    Attribute,
+    Column,
+    Compares,
+    Condition,
+    Contains,
+    Exists,
+    Is,
+    Json,
+    Logfmt,
+    Matches,
+    Not,
+    StartsWith,
+    patterns,
+    required,
+)
+from service.query.language import parse
+from service.query.where import Where
+from tests.service.query.evaluate import holds
+
+ROOT: Final = Path(__file__).parents[3]
+NOW: Final = 1_795_255_200_000
+LEVEL, FQN, RUN, TS, POS = (Column(n) for n in ("level", "fqn", "run_id", "ts", "pos"))
+
+
+def said(text: str) -> Condition | None:
+    return parse(text, now_ms=NOW)
+
+
+def level(*names: str) -> Condition:
+    return AnyOf(tuple(Is(name, LEVEL) for name in names))
+
+
+@pytest.mark.parametrize(
+    ("text", "condition"),
+    [
+        ("timeout", Contains("timeout")),
+        ('"connection refused"', Contains("connection refused")),
+        (r'"a \"b\" \\ \n"', Contains(r'a "b" \ \n')),
+        ('"Timeout"i', Contains("Timeout", ignore_case=True)),
+        (r"/id=\d+\/x/", Matches(r"id=\d+/x")),
+        ("/error/i", Matches("error", ignore_case=True)),
+        ("12:30:45", Contains("12:30:45")),
+        ("Error:", Contains("Error:")),
+        ("-x [y] a=b", All((Contains("-x"), Contains("[y]"), Contains("a=b")))),
+        ("a AND b", All((Contains("a"), Contains("b")))),
+        ("a and b", All((Contains("a"), Contains("and"), Contains("b")))),
+        ("a b OR c", AnyOf((All((Contains("a"), Contains("b"))), Contains("c")))),
+        ("a (b OR c)", All((Contains("a"), AnyOf((Contains("b"), Contains("c")))))),
+        ("NOT a b", All((Not(Contains("a")), Contains("b")))),
+        ("NOT(a OR b)", Not(AnyOf((Contains("a"), Contains("b"))))),
+        ("NOT NOT a", Not(Not(Contains("a")))),
+        ("ANDROID ORDER NOTE", All((Contains("ANDROID"), Contains("ORDER"), Contains("NOTE")))),
+        ('"AND"', Contains("AND")),
+        ("message:a*", Contains("a*")),
+        ("message=abc", Is("abc", Column("message"))),
+        ('message!="a b"', Not(Is("a b", Column("message")))),
+        ("level:error", Is("ERROR", LEVEL)),
+        ("level:(error OR Fatal)", AnyOf((Is("ERROR", LEVEL), Is("FATAL", LEVEL)))),
+        ("level>=WARN", level("WARN", "ERROR", "FATAL")),
+        ("level>WARN", level("ERROR", "FATAL")),
+        ("level<INFO", level("TRACE", "DEBUG")),
+        ("level:[DEBUG TO WARN}", All((level(*LEVELS[1:]), level(*LEVELS[:3])))),
+        ("level:*", Exists(LEVEL)),
+        ("fqn:shop.orders", Is("shop.orders", FQN)),
+        ("fqn: shop.orders", Is("shop.orders", FQN)),
+        ("fqn:shop.*", StartsWith("shop.", FQN)),
+        ('fqn:"shop.*"', Is("shop.*", FQN)),
+        ("fqn:/^a|b$/i", Matches("^a|b$", FQN, ignore_case=True)),
+        ('run:"nightly 7"i', Is("nightly 7", RUN, ignore_case=True)),
+        ("run_id!=a", Not(Is("a", RUN))),
+        ("connector:c", Is("c", Column("connector_id"))),
+        ("fqn:[a TO b}", All((Compares(FQN, ">=", "a"), Compares(FQN, "<", "b")))),
+        ("ts>=2026-11-21T10:00:00Z", Compares(TS, ">=", NOW * 1000)),
+        ("ts>2026-11-21T10:00:00Z", Compares(TS, ">=", NOW * 1000 + 1000)),
+        ("ts<=now", Compares(TS, "<", NOW * 1000 + 1000)),
+        ("ts<now-5m", Compares(TS, "<", (NOW - 300_000) * 1000)),
+        ("ts:{now-1h TO *]", All((Compares(TS, ">=", (NOW - 3_600_000) * 1000 + 1000),))),
+        ("ts:[* TO *]", Exists(TS)),
+        ("pos:[10 TO 20]", All((Compares(POS, ">=", 10), Compares(POS, "<=", 20)))),
+        ("pos=7", Compares(POS, "=", 7)),
+        ("ulid>01kaj7f4000000000000000000",
+         Compares(Column("ulid"), ">", "01KAJ7F4000000000000000000")),
+        ("attributes.region:eu", Is("eu", Attribute("region"))),
+        ('attributes."a \\"key\\"":*', Exists(Attribute('a "key"'))),
+        ("attributes.a.b>=x", Compares(Attribute("a.b"), ">=", "x")),
+        ("json.user.id=7", Is("7", Json(("user", "id")))),
+        ('json."a.b".0:x', Is("x", Json(("a.b", "0")))),
+        ("json.ms>1.5e3", Compares(Json(("ms",)), ">", 1500.0)),
+        ('json.ms>"1.5"', Compares(Json(("ms",)), ">", "1.5")),
+        ("logfmt.status>=500", Compares(Logfmt("status"), ">=", 500.0)),
+        ('logfmt.k:(a OR /b/ OR "c d"i)',
+         AnyOf((Is("a", Logfmt("k")), Matches("b", Logfmt("k")),
+                Is("c d", Logfmt("k"), ignore_case=True)))),
+    ],
+)  # fmt: skip
+def test_what_a_search_says(text: str, condition: Condition) -> None:
+    assert said(text) == condition
+
+
+@pytest.mark.parametrize("blank", ["", " ", "\n\t"])
+def test_blanks_ask_for_everything(blank: str) -> None:
+    assert said(blank) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "character", "what"),
+    [
+        ("a OR", 5, "missing at the end"),
+        ("a NOT", 6, "missing at the end"),
+        ("(a", 3, "missing at the end"),
+        ("pos:[1 TO", 8, "cannot stand here"),
+        ("a)", 2, r"this \) has nothing before it"),
+        ("()", 2, r"this \) has nothing before it"),
+        ("OR a", 1, "cannot stand here"),
+        ("level:(ERROR FATAL)", 14, "cannot stand here"),
+        ("main() x", 5, r"this \( stands within a word"),
+        ('a"b"', 2, "does not begin or end a phrase"),
+        ('"a', 1, "does not begin or end a phrase"),
+        ("x /var/log", 3, "regular expression, which has no end"),
+        ("/a/x", 1, "no flag 'x'"),
+        ('"a"q', 1, "no flag 'q'"),
+        ("x foo:bar", 3, "no field 'foo'"),
+        ("http://host", 1, "no field 'http'"),
+        ('(lvl:"ERROR', 2, "no field 'lvl'"),
+        ("level:bad", 7, "no level 'bad'"),
+        ("level>/a/", 7, "has no order"),
+        ("fqn:a*b", 5, "at the end only"),
+        ("pos:x", 5, "pos is a number"),
+        ("ts>yesterday", 4, "ts is a time"),
+        ("ulid:x", 6, "no ULID"),
+        ("fqn>[a TO b]", 1, "a range stands behind a colon"),
+    ],
+)
+def test_what_it_refuses_with_the_place_and_what_to_do(
+    text: str, character: int, what: str
+) -> None:
+    with pytest.raises(InvalidInput, match=what) as caught:
+        said(text)
+    assert str(caught.value).startswith(f"q, character {character}: ")
+    assert caught.value.field == "q"
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["(" * 60 + "a" + ")" * 60, "NOT " * 60 + "a", "a " * 300])
+def test_searches_of_no_reasonable_size_are_refused(text: str) -> None:
+    if text.startswith("("):
+        assert said(text) == Contains("a")  # brackets around one thing are nothing
+        return
+    with pytest.raises(TooLarge, match="within one another"):
+        said(text)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.text(st.sampled_from('ab "/\\()[]{}:=<>!*ANDORTi.json.levelts5'), max_size=30))
+@example('"\\"')
+@example("a\0b")
+def test_whatever_is_written_is_said_or_refused_with_words(text: str) -> None:
+    try:
+        said(text)
+    except TailraceError as error:
+        if not str(error).startswith("q"):
+            raise
+
+
+def test_what_a_search_must_have_is_known() -> None:
+    assert required(said("fqn:a.b x"), "fqn") == "a.b"
+    assert required(said("run:7"), "run_id") == "7"
+    for text in ("fqn:a OR fqn:b", "NOT fqn:a", 'fqn:"a"i', "fqn:a*", "x"):
+        assert required(said(text), "fqn") is None
+    assert patterns(said("/a/ OR NOT (b /c/i)")) == ["c", "a"]
+
+
+def test_every_example_of_the_page_is_said() -> None:
+    page = (ROOT / "docs" / "search.md").read_text()
+    table = [line for line in page.splitlines() if line.startswith("| `")]
+    examples = [text for line in table for text in re.findall("`([^`]+)`", line.split(" | ")[0])]
+    assert len(examples) > 25
+    assert [said(text) for text in examples].count(None) == 0
+
+
+# --- the meaning: SQL beside plain Python ------------------------------------------------
+
+WORDS = ("a", "B", "ab", "Ab", "error", "5", "-1.5", "1e3", "x=5", "é", "nan", "a b", "%", "_")
+MESSAGES = (
+    "plain error", "A B", 'k=5 q="a b" z=', 'q="a \\"b\\" \\\\" k=ab', "kk=1 k=-1.5", "é Ab 5",
+    '{"k": 5, "u": {"a": "b", "l": [1, "ab", null]}, "n": null}', '{"k": "ab", "t": true}',
+    '[1, {"k": "5"}]', "5", "{broken", 'say k="5"', "",
+)  # fmt: skip
+FIELDS = (
+    Column("fqn"), Column("run_id"), LEVEL, Column("connector_id"), Column("message"),
+    Attribute("k"), Attribute("no such"), Json(("k",)), Json(("u", "a")), Json(("u", "l", "1")),
+    Json(("1", "k")), Json(("n",)), Logfmt("k"), Logfmt("q"), Logfmt("z"), Logfmt("a.c"),
+)  # fmt: skip
+
+
+def _rows(rng: random.Random, count: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "ulid": f"{rng.randrange(10**6):026d}",
+            "ts": rng.choice([None, NOW * 1000 + rng.randrange(-3, 3)]),
+            "fqn": rng.choice(WORDS),
+            "run_id": rng.choice(WORDS),
+            "pos": rng.randrange(5),
+            "level": rng.choice([None, *LEVELS]),
+            "connector_id": rng.choice([None, *WORDS]),
+            "message": rng.choice(MESSAGES),
+            "attributes": rng.choice([None, {}, {"k": rng.choice(WORDS)}]),
+        }
+        for _ in range(count)
+    ]
+
+
+LEAVES = st.one_of(
+    st.builds(Contains, st.sampled_from(WORDS), st.sampled_from(FIELDS), st.booleans()),
+    st.builds(StartsWith, st.sampled_from(WORDS), st.sampled_from(FIELDS), st.booleans()),
+    st.builds(Is, st.sampled_from([*WORDS, *LEVELS]), st.sampled_from(FIELDS), st.booleans()),
+    st.builds(
+        Matches, st.sampled_from(["a.b", "^5$", "[ab]{2}", "B|é"]), st.sampled_from(FIELDS),
+        st.booleans(),
+    ),
+    st.builds(Exists, st.sampled_from([*FIELDS, TS])),
+    st.builds(
+        Compares, st.sampled_from(FIELDS), st.sampled_from(["=", ">", ">=", "<", "<="]),
+        st.sampled_from(WORDS),
+    ),
+    st.builds(
+        Compares, st.sampled_from([f for f in FIELDS if not isinstance(f, Column)]),
+        st.sampled_from([">", ">=", "<", "<="]), st.sampled_from([5.0, -1.5, 0.0, 1000.0]),
+    ),
+    st.builds(Compares, st.just(POS), st.sampled_from(["=", ">", "<="]), st.integers(0, 4)),
+    st.builds(
+        Compares, st.just(TS), st.sampled_from([">=", "<"]),
+        st.integers(NOW * 1000 - 3, NOW * 1000 + 3),
+    ),
+)  # fmt: skip
+TREES = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.builds(Not, inner),
+        st.builds(All, st.lists(inner, max_size=3).map(tuple)),
+        st.builds(AnyOf, st.lists(inner, max_size=3).map(tuple)),
+    ),
+    max_leaves=6,
+)
+
+
+@settings(deadline=None, max_examples=400)
+@given(TREES, st.integers(0, 1 << 30))
+def test_sql_means_what_plain_python_says(condition: Condition, seed: int) -> None:
+    rows = _rows(random.Random(seed), 40)
+    schema = pa.schema([field for field in COLUMNS if field.name in rows[0]])
+    table = pa.Table.from_pylist(
+        [row | {"attributes": list((row["attributes"] or {}).items()) or None} for row in rows],
+        schema=schema,
+    )
+    where = Where()
+    term = where.term(condition)
+    with duckdb.connect(":memory:") as database:
+        database.register("records", table)
+        found = database.execute(
+            f"SELECT ulid, message FROM records r WHERE {term}",
+            where.parameters,
+        ).fetchall()
+    expected = [(row["ulid"], row["message"]) for row in rows if holds(condition, row)]
+    assert sorted(found) == sorted(expected), json.dumps([term, where.parameters])
