@@ -8,7 +8,7 @@ lease only keeps two programs from doing the same work twice.
     object_store/, dynamodb/   the stores that keep partitions
     coordinator/    a process' partitions: acquired, kept, handed over, supplied
     named/          leases of things that are one of a kind, an object each
-    groups/         leases of segments by the consumers of the queue, one object a group
+    groups          leases of segments by the consumers of the queue, one object a group
     admin/          what operators see and do, of partitions and of named leases
 
 `settings` and `open` choose the partitions' store; `storetime` and `counters` are shared by all.

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import orjson
 
-from coordination.groups.groups import Start
+from coordination.groups import Start
 from coordination.partitions.partition import Status
 from tailrace.lease_admin.desks import Desk, Row, open_desk
 from tailrace.lease_admin.table import details, group_details, group_table, table

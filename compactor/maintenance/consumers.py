@@ -15,8 +15,7 @@ from dataclasses import dataclass
 
 from compactor.context import Compactor
 from compactor.ingest.plan import StoredSegment
-from coordination.groups.group_objects import change_group, read_groups
-from coordination.groups.groups import Group, State, drop_failed, evict
+from coordination.groups import Group, State, change_group, drop_failed, evict, read_groups
 
 _HOUR_MS = 3_600_000
 

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from pydantic import BaseModel
 
-from coordination.groups.groups import Group
+from coordination.groups import Group
 from service.queue.catalog import Catalog, Listed
 from service.queue.lag import Lag, lag_of
 from service.queue.queue import Given

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Final, Literal
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response, StreamingResponse
 
-from coordination.groups.groups import Start
+from coordination.groups import Start
 from logstore.errors import InvalidInput
 from service.http import segment_bodies as wire
 from service.http.download import without_body

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
-from coordination.groups.groups import Cursor, Group, Start
+from coordination.groups import Cursor, Group, Start
 from logstore import keys
 from logstore.clock import Clock
 from logstore.errors import Damaged, NotFound, UnsupportedVersion

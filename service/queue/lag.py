@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coordination.groups.groups import Group, State
+from coordination.groups import Group, State
 from service.queue.catalog import Catalog
 from service.queue.segment import Name
 

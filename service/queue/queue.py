@@ -12,8 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from coordination.groups.group_objects import read_group, read_groups
-from coordination.groups.groups import Group, Start, State
+from coordination.groups import Group, Start, State, read_group, read_groups
 from coordination.storetime import StoreTime
 from logstore import keys
 from logstore import ulid as ulids

@@ -17,7 +17,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable
 from typing import Final
 
-from coordination.groups.groups import Group
+from coordination.groups import Group
 from logstore import ulid
 from logstore.clock import Clock
 from logstore.errors import OverQuota

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from coordination.groups.groups import Cursor, Failed, Group, Pending, Start, State
+from coordination.groups import Cursor, Failed, Group, Pending, Start, State
 from coordination.lease import is_over, next_epoch
 from logstore.errors import GroupEvicted, LeaseLost, NotFound
 from service.queue.segment import Leased, Name, Segment

@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias, TypeVar
 
-from coordination.groups.group_objects import group_document
-from coordination.groups.groups import Group, Start, State, evict
+from coordination.groups import Group, Start, State, evict, group_document
 from coordination.storetime import StoreTime
 from logstore.clock import Clock
 from logstore.entropy import Entropy

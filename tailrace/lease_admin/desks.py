@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import httpx
 
 from coordination.admin.admin import LeaseAdmin, Wanted
-from coordination.groups.groups import Start
+from coordination.groups import Start
 from coordination.named.stored import StoredLeases
 from coordination.open import open_partitions
 from coordination.partitions.partition import Status

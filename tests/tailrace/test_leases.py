@@ -11,8 +11,7 @@ from typing import Any
 import orjson
 import pytest
 
-from coordination.groups.group_objects import group_document
-from coordination.groups.groups import Cursor, Failed, Group, Start, State
+from coordination.groups import Cursor, Failed, Group, Start, State, group_document
 from coordination.named.leases import NamedLeases
 from coordination.named.record import text_lease
 from coordination.object_store.store import ObjectPartitions

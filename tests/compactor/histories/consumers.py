@@ -6,8 +6,7 @@ from collections.abc import Collection
 from random import Random
 from typing import Final
 
-from coordination.groups.group_objects import read_groups
-from coordination.groups.groups import Start, State
+from coordination.groups import Start, State, read_groups
 from coordination.storetime import StoreTime
 from logstore.errors import GroupEvicted, UnsupportedVersion
 from logstore.objects.store import ObjectStore

@@ -10,8 +10,7 @@ from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from coordination.groups.group_objects import read_groups
-from coordination.groups.groups import Group, State
+from coordination.groups import Group, State, read_groups
 from logstore import keys
 from logstore.objects.store import ObjectStore
 from logstore.runs.watermark import Watermark, read_watermark

@@ -12,8 +12,7 @@ import pytest
 
 from compactor.maintenance.cleanup import remove_segments
 from compactor.settings import Compaction
-from coordination.groups.group_objects import read_group
-from coordination.groups.groups import Group, Start, State
+from coordination.groups import Group, Start, State, read_group
 from coordination.storetime import StoreTime
 from logstore import keys, ulid
 from logstore.clock import SystemClock

@@ -18,8 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from coordination.groups.group_objects import group_document
-from coordination.groups.groups import Group, Start, State
+from coordination.groups import Group, Start, State, group_document
 from logstore import ulid
 from logstore.batch import RunKey
 from logstore.runs.deletion import Deletion

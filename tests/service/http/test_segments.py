@@ -7,8 +7,7 @@ from datetime import datetime
 
 import pytest
 
-from coordination.groups.group_objects import change_group
-from coordination.groups.groups import evict
+from coordination.groups import change_group, evict
 from tests.service.http.queue_client import queue_door
 
 

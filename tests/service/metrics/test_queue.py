@@ -8,8 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from coordination.groups.group_objects import change_group
-from coordination.groups.groups import Start, drop_failed
+from coordination.groups import Start, change_group, drop_failed
 from logstore import keys
 from logstore.errors import LeaseLost
 from service.metrics.declared import Sources

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from coordination.groups.groups import Start, State
+from coordination.groups import Start, State
 from logstore import keys
 from logstore.errors import OutcomeUnknown, StoreUnavailable
 from logstore.objects.store import ObjectStore

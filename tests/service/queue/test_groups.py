@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from coordination.groups.groups import Start, State
+from coordination.groups import Start, State
 from logstore.errors import (
     GroupEvicted,
     InvalidInput,

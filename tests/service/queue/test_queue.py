@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from coordination.groups.groups import Start
+from coordination.groups import Start
 from logstore import keys
 from logstore.errors import (
     LeaseLost,

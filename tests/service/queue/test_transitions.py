@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordination.groups.groups import (
+from coordination.groups import (
     Cursor,
     Failed,
     Group,

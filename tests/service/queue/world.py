@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, TypeVar
 
-from coordination.groups.groups import Group, Start
+from coordination.groups import Group, Start
 from coordination.storetime import StoreTime
 from logstore import keys, ulid
 from logstore.batch import RunKey

@@ -1,1 +1,0 @@
-"""Consumer groups of the segment queue: `groups` says what one is, `group_objects` keeps them."""
