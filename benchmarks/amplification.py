@@ -4,7 +4,7 @@
 
 Three nodes upload a segment every ten seconds of a day (`benchmarks/day.py`), and the compactor
 has a pass every ten minutes by the day's clock, with its default settings, until the last
-hour is over. Counted is every file that was ever in the table's folder: what intake wrote,
+hour is over. Counted is every file that was ever in the table's folder: what the ingest wrote,
 what rewriting wrote in its place, the log and its checkpoints. The text is scaled down to
 some 30 KB a segment, 0.9 GB a day, so that it ends within minutes; with more of it, files'
 footers and the log weigh less. Passes must leave four files an hour or more: fewer, as small
@@ -74,7 +74,7 @@ class Written:
 def _purpose(path: str) -> str:
     if path.startswith("_delta_log"):
         return "log" if path.endswith(".json") else "checkpoints"
-    return "intake" if level_of(path) == 0 else "rewriting"
+    return "ingest" if level_of(path) == 0 else "rewriting"
 
 
 async def live(folder: Path, day: Day, session: Session, every_ms: int) -> tuple[Written, Snapshot]:

@@ -31,7 +31,7 @@ from pathlib import Path
 from benchmarks import duckdb_merge
 from benchmarks.backlog import Backlog, Shape, make
 from benchmarks.corpus import source
-from benchmarks.passes import executor_memory, fresh_table, take_in
+from benchmarks.passes import executor_memory, fresh_table, ingest
 from compactor.report import Report
 from compactor.spark.session import Session
 
@@ -87,10 +87,10 @@ def short(backlog: Backlog, rounds: int) -> None:
     spent, rows = cold(backlog)
     print(f"cold: {spent:.1f} s, {mb / spent:.1f} MB/s, process start included")
     session = Session(MEMORY)
-    take_in(backlog, session)
+    ingest(backlog, session)
     ours, theirs = [], []
     for _ in range(rounds):
-        seconds, report = take_in(backlog, session)
+        seconds, report = ingest(backlog, session)
         if rows != report.rows_out:
             raise SystemExit(f"row counts differ: {rows}, {report.rows_out}")
         ours.append(mb / seconds)
@@ -106,12 +106,12 @@ def full(folder: Path, sizes: Sequence[int]) -> None:
     """Each size once, warm, and DuckDB on the same files."""
     backlogs = [make(folder / f"{size}mb", uneven(size)) for size in sizes]
     session = Session(MEMORY)
-    take_in(backlogs[0], session)
+    ingest(backlogs[0], session)
     costs = []
     for backlog in backlogs:
         head(backlog)
         mb = backlog.text / 1e6
-        seconds, report = take_in(backlog, session)
+        seconds, report = ingest(backlog, session)
         costs.append(seconds / mb)
         print(f"warm: {seconds:.0f} s, {mb / seconds:.1f} MB/s {report.seconds}", flush=True)
         print(f"executor's peak: {executor_memory(session)}, heap limit {MEMORY}")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.backlog import Backlog, Shape, make
 from benchmarks.corpus import source
-from benchmarks.passes import executor_memory, take_in
+from benchmarks.passes import executor_memory, ingest
 from compactor.spark.conf import SparkWishes
 from compactor.spark.session import Session
 
@@ -27,10 +27,10 @@ def run(backlog: Backlog, executors: int, rounds: int) -> tuple[float, float]:
     """Median seconds of the pass, and of its merges, with so many executors."""
     master = f"local-cluster[{executors},1,{MEMORY_MB}]"
     session = Session(SparkWishes("1g", master, {"spark.executor.memory": HEAP}))
-    take_in(backlog, session)
+    ingest(backlog, session)
     passes, merges = [], []
     for _ in range(rounds):
-        seconds, report = take_in(backlog, session)
+        seconds, report = ingest(backlog, session)
         passes.append(seconds)
         merges.append(report.seconds["merge"])
     mb = backlog.text / 1e6

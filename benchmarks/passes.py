@@ -29,7 +29,7 @@ def fresh_table(backlog: Backlog) -> None:
     shutil.rmtree(backlog.folder / "store" / keys.TABLE, ignore_errors=True)
 
 
-def take_in(backlog: Backlog, session: Session) -> tuple[float, Report]:
+def ingest(backlog: Backlog, session: Session) -> tuple[float, Report]:
     """Seconds that it took to take the whole backlog into a new table, and what was done."""
     fresh_table(backlog)
     store = store_at(backlog.folder)

@@ -33,7 +33,7 @@ from service.journal.writer import Appended
 from service.runs.repair.rebuild import Records
 from service.runs.run_logs import Text
 from service.runs.tuning import Tuning
-from service.runtime.clock_skew import Skew
+from service.runtime.clock_skew import ClockSkew
 from service.runtime.identity import DataFolder, Identity, register
 from service.runtime.seams import Seams
 from service.settings import Settings
@@ -67,7 +67,7 @@ class Node:
     ) -> None:
         self.seams = seams
         self.store = seams.store
-        self.skew = Skew(seams.newest_date)
+        self.clock_skew = ClockSkew(seams.newest_date)
         self._settings = settings
         self._tuning = tuning or Tuning()
         self._default_name = default_name
@@ -264,7 +264,7 @@ class Node:
             self._started.is_set()
             and not self._stopping
             and self.journal.failure is None
-            and self.skew.problem is None
+            and self.clock_skew.problem is None
         )
 
     def problems(self) -> list[str]:
@@ -276,8 +276,8 @@ class Node:
     def worries(self) -> list[str]:
         """What is wrong with it, as sentences: a start or a stop that goes on is not."""
         found = [] if self._waiting is None else [self._waiting]
-        if self.skew.problem is not None:
-            found.append(self.skew.problem)
+        if self.clock_skew.problem is not None:
+            found.append(self.clock_skew.problem)
         if self.shipper.last_error is not None:
             found.append(f"segments wait in the journal: {self.shipper.last_error}")
         found += [*worries(self.journal, self.recovered), *self.text.problems()]
@@ -291,8 +291,8 @@ class Node:
         """See `Appender.append`; waits while the node starts. Raises `NodeNotReady`."""
         if not self._open_doors:
             await self._until_ready()
-            if self.skew.problem is not None:
-                raise NodeNotReady(self.skew.problem, hint=_ELSEWHERE)
+            if self.clock_skew.problem is not None:
+                raise NodeNotReady(self.clock_skew.problem, hint=_ELSEWHERE)
         return await self.appender.append(batch)
 
     async def open_run(self, key: RunKey, connector: str) -> int:

@@ -24,7 +24,7 @@ from logstore.objects.settings import StoreSettings
 from logstore.table.options import open_table
 from tests.compactor.lake import NOON, Lake, batch
 from tests.servers.minio import Bucket
-from tests.tailrace.verification.world import take_in
+from tests.tailrace.verification.world import ingest
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "readers.md").read_text()
@@ -43,7 +43,7 @@ ROWS = [("shop.orders", "run-1", 30), ("shop.orders", "run-2", 20), ("shop.über
 
 async def _take_in(settings: StoreSettings) -> None:
     async with open_store(settings, SystemClock(), system_entropy(), Disk()) as store:
-        await take_in(store, open_table(settings))
+        await ingest(store, open_table(settings))
 
 
 # What a small table needs of Spark, so that nobody waits for two hundred empty tasks.
@@ -101,7 +101,7 @@ def test_a_table_on_s3(bucket: Bucket, tmp_path: Path) -> None:
         async with bucket.open() as store:
             for key, body in bodies.items():
                 await store.put(key, body)
-            await take_in(store, open_table(settings))
+            await ingest(store, open_table(settings))
 
     asyncio.run(filled())
     keys = {

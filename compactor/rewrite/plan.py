@@ -14,7 +14,7 @@ Of an hour that is over, these are written anew:
 Nothing is done for fewer than four files, unless they are together a quarter of a file or
 more; and a large file that is fresh but meets no other is as good as old.
 
-**Bound**: intake writes a byte once. The job by which it leaves level 0 writes at most half a
+**Bound**: the ingest writes a byte once. The job by which it leaves level 0 writes at most half a
 byte more for it, by 1: 2.5 bytes in all, and 2 where nothing comes late. Only an hour that
 was added to some sixty times after it was over pays one more for those late bytes, by 2. That
 leaves half a byte per byte of the table for the log and its checkpoints, below 3.

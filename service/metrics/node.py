@@ -59,7 +59,7 @@ STORE: tuple[Declared, ...] = (
     gauge(
         "store_clock_ahead_seconds",
         "How far this node's clock is ahead of the store's, negative if behind; 0 for a folder.",
-        lambda s: s.node.skew.ahead_ms / 1000,
+        lambda s: s.node.clock_skew.ahead_ms / 1000,
     ),
 )
 

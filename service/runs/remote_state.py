@@ -22,7 +22,7 @@ Ends = Mapping[RunKey, int]
 """Of the runs in a segment one past the last position."""
 
 
-class Elsewhere:
+class RemoteState:
     """Of one node. `gone` tells whether a node has given up its text lease."""
 
     def __init__(

@@ -37,7 +37,7 @@ from service.runs.openmetadata.layout import Upstream
 from service.runs.partial import PartialPublisher
 from service.runs.pin import Pin
 from service.runs.read import TextReader
-from service.runs.remote_state import Elsewhere
+from service.runs.remote_state import RemoteState
 from service.runs.repair.chunks import Mender
 from service.runs.repair.rebuild import Records, Remaker, Traces
 from service.runs.snapshot import Snapshots
@@ -162,14 +162,14 @@ class Text(TextReader, Listing):
             load_deletions=self.deletions.load,
             interval_seconds=tuning.takeover_seconds,
         )
-        elsewhere = Elsewhere(node, store, prefix=prefix, gone=self.lost.gone)
+        remote_state = RemoteState(node, store, prefix=prefix, gone=self.lost.gone)
         self.remaker = Remaker(
             self._manifests,
             writer,
             self.deletions,
             self.folder,
             clock,
-            held=elsewhere.held,
+            held=remote_state.held,
             records=records,
             had_manifest=Traces(
                 store, node, prefix=prefix, flushed=lambda: self.flushed_pos, foreign=WRITER
@@ -235,7 +235,7 @@ class Text(TextReader, Listing):
             prefix=prefix,
             pin=pin,
             leases=self.leases,
-            elsewhere=elsewhere,
+            remote_state=remote_state,
             take_left=self.adoption.take_left,
             finalise=self.closer.finalise,
             publish=self._publish,

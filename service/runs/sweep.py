@@ -32,7 +32,7 @@ from logstore.runs.manifests import Manifests
 from service.runs.deletions import Deletions
 from service.runs.locks import RunLocks
 from service.runs.pin import Pin
-from service.runs.remote_state import Elsewhere
+from service.runs.remote_state import RemoteState
 from service.runs.settings import RunSettings
 from service.runtime.heartbeat import Heartbeat
 
@@ -56,7 +56,7 @@ class Sweeper:
         prefix: str,
         pin: Callable[[], Pin],
         leases: NamedLeases,
-        elsewhere: Elsewhere,
+        remote_state: RemoteState,
         take_left: Callable[[int], Awaitable[None]],
         finalise: Callable[[RunKey, Manifest], Awaitable[bool]],
         publish: Callable[[RunKey], Awaitable[None]],
@@ -74,7 +74,7 @@ class Sweeper:
         self._prefix = prefix
         self._pin = pin
         self._leases = leases
-        self._elsewhere = elsewhere
+        self._remote_state = remote_state
         self._take_left = take_left
         self._close = finalise
         self._publish = publish
@@ -182,7 +182,7 @@ class Sweeper:
         if held is None:
             return  # another node is about it
         try:
-            beyond = await self._elsewhere.held(key)
+            beyond = await self._remote_state.held(key)
             newest = (await self._manifests.get(key)).manifest
             if beyond(newest) or self._has_hot(newest) or not self._abandoned(newest):
                 return

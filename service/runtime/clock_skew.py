@@ -14,7 +14,7 @@ from logstore.objects.remote import DateSample
 MOST_MS = 60_000
 
 
-class Skew:
+class ClockSkew:
     """`newest` gives the store's last `Date`; it is None if the store has no clock."""
 
     def __init__(self, newest: Callable[[], DateSample | None] | None) -> None:

@@ -66,7 +66,7 @@ def after_power_cut(data: Path, taken: Sequence[Batch], mark: int, last: int) ->
 
 
 def test_at_every_call_of_a_few_passes(tmp_path: Path) -> None:
-    """Intake into two hours, an hour that is written anew, a purge that finds nothing."""
+    """Ingest into two hours, an hour that is written anew, a purge that finds nothing."""
     lake = OnShadow(tmp_path / "data")
     committed = 0
     cuts: list[tuple[Path, int]] = []

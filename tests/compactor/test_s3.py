@@ -284,7 +284,7 @@ def lose_rows(lake: Lake, left: int) -> None:
 
 @pytest.mark.parametrize("left", [0, 19])
 def test_rows_that_are_lost_before_the_commit_refuse_it(lake: Lake, left: int) -> None:
-    """Of an intake, of an hour that is rewritten, and of a purge."""
+    """Of an ingest, of an hour that is rewritten, and of a purge."""
     first = lake.clock.now_ms() // HOUR * HOUR - 3 * HOUR
     lake.limits = Compaction(settle_seconds=0, purge_seconds=0)
 

@@ -70,7 +70,7 @@ def took_in(lake: Lake) -> Report:
 
 
 def reach_of(lake: Lake, batches: Sequence[Batch]) -> Reach:
-    """As intake comes to it, by way of a segment."""
+    """As the ingest comes to it, by way of a segment."""
     node = f"n{len(lake.taken)}"
     lake.put(node, batches)
     listed = lake.run(segments_of(lake.store, node))

@@ -18,7 +18,7 @@ from logstore.table.table import Table
 from tests.logstore.table.conftest import HOUR, FixedClock, WriteFile
 
 
-def take_in(
+def ingest(
     table: Table,
     snapshot: Snapshot,
     clock: FixedClock,
@@ -36,7 +36,7 @@ def take_in(
 def test_the_mark_is_read_back_from_the_application_transaction(
     table: Table, clock: FixedClock, write_file: WriteFile
 ) -> None:
-    after = take_in(table, table.create(), clock, write_file("a"), last=7)
+    after = ingest(table, table.create(), clock, write_file("a"), last=7)
     assert after.mark("n1") == 7
     assert Table(table.uri).snapshot().mark("n1") == 7
 
@@ -45,9 +45,9 @@ def test_a_stale_snapshot_is_refused_even_for_another_node(
     table: Table, clock: FixedClock, write_file: WriteFile
 ) -> None:
     stale = table.create()
-    take_in(table, stale, clock, write_file("a"), job="J1")
+    ingest(table, stale, clock, write_file("a"), job="J1")
     with pytest.raises(PreconditionFailed):
-        take_in(table, stale, clock, write_file("b"), node="n2", job="J2")
+        ingest(table, stale, clock, write_file("b"), node="n2", job="J2")
     newest = table.snapshot()
     assert newest.marks(["n1", "n2"]) == {"n1": 1, "n2": 0}
     assert len(newest.files) == 1
@@ -57,9 +57,9 @@ def test_a_stale_snapshot_is_refused_even_for_another_node(
 def test_only_the_next_segments_are_taken_in(
     table: Table, clock: FixedClock, write_file: WriteFile, first: int, last: int
 ) -> None:
-    snapshot = take_in(table, table.create(), clock, write_file("a"))
+    snapshot = ingest(table, table.create(), clock, write_file("a"))
     with pytest.raises(PreconditionFailed):
-        take_in(table, snapshot, clock, write_file("b"), first=first, last=last, job="J2")
+        ingest(table, snapshot, clock, write_file("b"), first=first, last=last, job="J2")
     assert table.snapshot().version == snapshot.version
 
 
@@ -77,7 +77,7 @@ def test_several_nodes_advance_in_one_version_or_not_at_all(
 
 
 def test_segments_without_a_line_move_the_mark(table: Table, clock: FixedClock) -> None:
-    after = take_in(table, table.create(), clock, last=2)
+    after = ingest(table, table.create(), clock, last=2)
     assert after.mark("n1") == 2
     assert after.files == ()
 
@@ -87,9 +87,9 @@ def test_a_commit_that_failed_but_happened_is_recognised(
 ) -> None:
     """The answer was lost: the same job tries again on the snapshot that it still holds."""
     planned = table.create()
-    take_in(table, planned, clock, write_file("a"), job="MINE")
-    take_in(table, table.snapshot(), clock, write_file("b"), first=2, last=2, job="OTHER")
-    again = take_in(table, planned, clock, write_file("a"), job="MINE")
+    ingest(table, planned, clock, write_file("a"), job="MINE")
+    ingest(table, table.snapshot(), clock, write_file("b"), first=2, last=2, job="OTHER")
+    again = ingest(table, planned, clock, write_file("a"), job="MINE")
     assert again.mark("n1") == 2
     assert len(again.files) == 2
 
@@ -124,7 +124,7 @@ def test_a_commit_that_failed_and_is_not_there_is_tried_again(
     table: Table, clock: FixedClock, write_file: WriteFile
 ) -> None:
     planned, delta = unanswered(table, lost=1)
-    after = take_in(table, planned, clock, write_file("a"), job="MINE")
+    after = ingest(table, planned, clock, write_file("a"), job="MINE")
     assert (delta.tried, after.version, after.mark("n1"), len(after.files)) == (2, 1, 1, 1)
 
 
@@ -132,7 +132,7 @@ def test_a_commit_that_failed_and_is_there_is_not_tried_again(
     table: Table, clock: FixedClock, write_file: WriteFile
 ) -> None:
     planned, delta = unanswered(table, lost=1, done=1)
-    after = take_in(table, planned, clock, write_file("a"), job="MINE")
+    after = ingest(table, planned, clock, write_file("a"), job="MINE")
     assert (delta.tried, after.version, after.mark("n1"), len(after.files)) == (1, 1, 1, 1)
 
 
@@ -141,7 +141,7 @@ def test_a_commit_that_is_never_confirmed_ends_as_unknown(
 ) -> None:
     planned, delta = unanswered(table, lost=1_000)
     with pytest.raises(OutcomeUnknown):
-        take_in(table, planned, clock, write_file("a"), job="MINE")
+        ingest(table, planned, clock, write_file("a"), job="MINE")
     assert 1 < delta.tried < 100
     assert table.snapshot().version == 0
 
@@ -153,14 +153,14 @@ def test_files_that_the_vacuum_may_take_are_refused(
     base = table.create()
     clock.now += 12 * HOUR + 1
     with pytest.raises(PreconditionFailed, match="older than 12 h"):
-        take_in(table, base, clock, file)
+        ingest(table, base, clock, file)
     clock.now -= 1
-    assert take_in(table, base, clock, file).mark("n1") == 1
+    assert ingest(table, base, clock, file).mark("n1") == 1
 
 
 def test_no_table_no_commit(table: Table, clock: FixedClock) -> None:
     with pytest.raises(NotFound):
-        take_in(table, table.snapshot(), clock)
+        ingest(table, table.snapshot(), clock)
 
 
 def test_a_commit_that_cannot_be_looked_up_stays_unknown(
@@ -170,7 +170,7 @@ def test_a_commit_that_cannot_be_looked_up_stays_unknown(
     log = Path(table.uri) / "_delta_log"
     (log / f"{1:020d}.json").write_text("{ this is not a commit")
     with pytest.raises(OutcomeUnknown):
-        take_in(table, base, clock, write_file("a"))
+        ingest(table, base, clock, write_file("a"))
     with pytest.raises(StoreUnavailable):
         table.snapshot()
 
@@ -190,7 +190,7 @@ def test_racing_writers_each_take_in_their_segments_once(
                     job = f"{node}-{index}-{attempt}"
                     seq = index + 1
                     snapshot = table.snapshot()
-                    take_in(table, snapshot, clock, file, node=node, first=seq, last=seq, job=job)
+                    ingest(table, snapshot, clock, file, node=node, first=seq, last=seq, job=job)
                 except PreconditionFailed:
                     continue
 
@@ -215,7 +215,7 @@ def test_two_drivers_with_the_same_segments_commit_them_once(
 
     def drive(index: int) -> None:
         try:
-            take_in(table, base, clock, files[index], job=f"J{index}")
+            ingest(table, base, clock, files[index], job=f"J{index}")
             outcomes.append("committed")
         except PreconditionFailed:
             outcomes.append("refused")
@@ -232,7 +232,7 @@ def test_two_drivers_with_the_same_segments_commit_them_once(
 def test_files_go_and_come_in_one_version(
     table: Table, clock: FixedClock, write_file: WriteFile
 ) -> None:
-    before = take_in(table, table.create(), clock, write_file("a"), write_file("b"))
+    before = ingest(table, table.create(), clock, write_file("a"), write_file("b"))
     gone = [file for file in before.files if file.path.endswith("a.parquet")]
     change = Change(files=[write_file("c")], removed=gone, purged_ms=17, same_lines=True)
     after = commit(table, before, change, job="J2", clock=clock)
@@ -245,7 +245,7 @@ def test_files_go_and_come_in_one_version(
 def test_a_file_that_the_snapshot_has_not_is_not_removed(
     table: Table, clock: FixedClock, write_file: WriteFile
 ) -> None:
-    before = take_in(table, table.create(), clock, write_file("a"))
+    before = ingest(table, table.create(), clock, write_file("a"))
     after = commit(table, before, Change(removed=before.files), job="J2", clock=clock)
     with pytest.raises(PreconditionFailed, match="to remove"):
         commit(table, after, Change(removed=before.files), job="J3", clock=clock)
@@ -255,7 +255,7 @@ def test_a_file_that_the_snapshot_has_not_is_not_removed(
 def test_of_two_that_remove_the_same_file_one_is_refused(
     table: Table, clock: FixedClock, write_file: WriteFile
 ) -> None:
-    before = take_in(table, table.create(), clock, write_file("a"))
+    before = ingest(table, table.create(), clock, write_file("a"))
     same = [Change(files=[write_file(name)], removed=before.files) for name in ("b", "c")]
     commit(table, before, same[0], job="J2", clock=clock)
     with pytest.raises(PreconditionFailed):

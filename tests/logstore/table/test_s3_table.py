@@ -32,7 +32,7 @@ KEY = {"access_key_id": "somebody", "secret_access_key": "s3cret"}
 minio = pytest.mark.minio
 
 
-def take_in(table: Table, planned: Snapshot, seq: int, job: str) -> Snapshot:
+def ingest(table: Table, planned: Snapshot, seq: int, job: str) -> Snapshot:
     advances = [Advance("n", seq, seq)]
     return commit_segments(table, planned, [], advances, job=job, clock=SystemClock())
 
@@ -40,7 +40,7 @@ def take_in(table: Table, planned: Snapshot, seq: int, job: str) -> Snapshot:
 def take_in_first_of(table: Table, count: int = 1) -> None:
     snapshot = table.create()
     for seq in range(1, count + 1):
-        snapshot = take_in(table, snapshot, seq, f"J{seq}")
+        snapshot = ingest(table, snapshot, seq, f"J{seq}")
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +73,9 @@ def is_commit(request: Request) -> bool:
 def test_a_stale_snapshot_is_refused_by_the_server(bucket: Bucket) -> None:
     table = open_table(bucket.settings)
     planned = table.create()
-    assert take_in(table, planned, 1, "A").mark("n") == 1
+    assert ingest(table, planned, 1, "A").mark("n") == 1
     with pytest.raises(PreconditionFailed):
-        take_in(table, planned, 1, "B")
+        ingest(table, planned, 1, "B")
     assert jobs(table) == {"A": 1}
 
 
@@ -90,7 +90,7 @@ def test_of_racing_drivers_one_takes_a_segment_in(bucket: Bucket) -> None:
         while (snapshot := table.snapshot()).mark("n") < last:
             tries += 1
             try:
-                take_in(table, snapshot, snapshot.mark("n") + 1, f"{name}/{tries}")
+                ingest(table, snapshot, snapshot.mark("n") + 1, f"{name}/{tries}")
             except PreconditionFailed:
                 continue
             won += 1
@@ -112,7 +112,7 @@ def test_whatever_becomes_of_the_answer_it_is_in_once(bucket: Bucket, kind: Kind
     table.create()
     with fault_proxy(bucket.endpoint_url, schedule) as url:
         faulty = open_table(bucket.through(url).settings)
-        assert take_in(faulty, faulty.snapshot(), 1, "J").mark("n") == 1
+        assert ingest(faulty, faulty.snapshot(), 1, "J").mark("n") == 1
     assert schedule.injected[kind] == 1
     assert jobs(table) == {"J": 1}
 
@@ -126,7 +126,7 @@ def test_a_store_that_takes_no_commit_leaves_it_unknown(bucket: Bucket) -> None:
         planned = faulty.create()
         schedule.plan(Kind.RESET, times=100, applies=is_commit)
         with pytest.raises(OutcomeUnknown) as caught:
-            take_in(faulty, planned, 1, "J")
+            ingest(faulty, planned, 1, "J")
         schedule.refuse(Kind.RESET)
         with pytest.raises(StoreUnavailable):
             faulty.snapshot()
@@ -211,7 +211,7 @@ def test_the_log_is_encrypted_and_of_the_usual_class(
 ) -> None:
     bucket = minio.bucket(storage_class="REDUCED_REDUNDANCY", **encryption)
     table = open_table(bucket.settings)
-    take_in(table, table.create(), 1, "J")
+    ingest(table, table.create(), 1, "J")
     client = bucket.client()
     listed = client.list_objects_v2(Bucket=bucket.name)["Contents"]
     heads = [client.head_object(Bucket=bucket.name, Key=entry["Key"]) for entry in listed]

@@ -10,7 +10,7 @@ from logstore.batch import RunKey
 from logstore.errors import NodeNotReady
 from logstore.objects.remote import DateSample
 from service.node import Node
-from service.runtime.clock_skew import Skew
+from service.runtime.clock_skew import ClockSkew
 from tests.service.client_model import Clients
 from tests.service.metrics.watched import Watched
 from tests.simulation.virtual_time import VirtualClock
@@ -18,9 +18,9 @@ from tests.simulation.virtual_time import VirtualClock
 RUN = RunKey("service.pipeline", "run-1")
 
 
-def skew(ahead_ms: int, *, seconds: float = 0.0) -> Skew:
+def clock_skew(ahead_ms: int, *, seconds: float = 0.0) -> ClockSkew:
     """Of a clock that read so much more than a `Date` at the arrival of a slow answer."""
-    return Skew(lambda: DateSample(1_000_000, 5.0 - seconds, 5.0, 1_000_000 + ahead_ms))
+    return ClockSkew(lambda: DateSample(1_000_000, 5.0 - seconds, 5.0, 1_000_000 + ahead_ms))
 
 
 @pytest.mark.parametrize(
@@ -34,17 +34,17 @@ def skew(ahead_ms: int, *, seconds: float = 0.0) -> Skew:
     ],
 )
 def test_a_minute_is_borne(ahead_ms: int, problem: str | None) -> None:
-    assert skew(ahead_ms).problem == problem
+    assert clock_skew(ahead_ms).problem == problem
 
 
 def test_the_time_that_an_answer_took_is_no_skew() -> None:
-    assert skew(80_000, seconds=30).problem is None
-    assert skew(80_000).problem is not None
+    assert clock_skew(80_000, seconds=30).problem is None
+    assert clock_skew(80_000).problem is not None
 
 
 def test_a_store_without_a_clock_and_one_that_was_not_heard_yet_say_nothing() -> None:
-    assert Skew(None).problem is None
-    assert Skew(lambda: None).ahead_ms == 0
+    assert ClockSkew(None).problem is None
+    assert ClockSkew(lambda: None).ahead_ms == 0
 
 
 def test_a_node_takes_batches_again_when_its_clock_is_right(tmp_path: Path) -> None:

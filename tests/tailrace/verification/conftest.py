@@ -14,13 +14,13 @@ from logstore.entropy import system_entropy
 from logstore.objects.open import open_store
 from logstore.table.options import open_table
 from service.settings import Settings
-from tests.tailrace.verification.world import World, live, live_on, settings_for, take_in
+from tests.tailrace.verification.world import World, ingest, live, live_on, settings_for
 
 
 async def made(settings: Settings) -> None:
     await live(settings)
     async with open_store(settings, SystemClock(), system_entropy(), Disk()) as store:
-        await take_in(store, open_table(settings))
+        await ingest(store, open_table(settings))
     await live_on(settings)
 
 

@@ -15,7 +15,7 @@ from logstore.objects.open import open_store
 from logstore.table.options import open_table
 from service.settings import Settings
 from tests.service.test_main import service
-from tests.tailrace.verification.world import BASE, BULK, as_it_is, look, settings_for, take_in
+from tests.tailrace.verification.world import BASE, BULK, as_it_is, ingest, look, settings_for
 
 TEXT = b"".join(b"line %d\n" % n for n in range(50))
 
@@ -31,7 +31,7 @@ async def both(one: Settings, other: Settings, *, table: bool) -> None:
             assert answer.status_code == 200, answer.text
     if table:
         async with open_store(one, SystemClock(), system_entropy(), Disk()) as store:
-            await take_in(store, open_table(one), as_it_is)
+            await ingest(store, open_table(one), as_it_is)
 
 
 def settings(tmp_path: Path) -> tuple[Settings, Settings]:

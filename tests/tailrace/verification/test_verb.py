@@ -17,7 +17,7 @@ from service.runtime.identity import DataFolder
 from tailrace.cli import main
 from tests.reshaped import Reshape, with_column_mapping, with_deletion_vector
 from tests.servers.minio import Bucket
-from tests.tailrace.verification.world import World, live, live_on, look, settings_for, take_in
+from tests.tailrace.verification.world import World, ingest, live, live_on, look, settings_for
 
 
 def test_a_sound_store(world: World, capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,7 +72,7 @@ def test_on_s3(bucket: Bucket, tmp_path: Path) -> None:
     async def made() -> None:
         await live(settings)
         async with open_store(settings, SystemClock(), system_entropy(), Disk()) as store:
-            await take_in(store, open_table(settings))
+            await ingest(store, open_table(settings))
         await live_on(settings)
 
     asyncio.run(made())

@@ -87,7 +87,7 @@ def as_it_is(rows: pa.Table) -> pa.Table:
     return rows
 
 
-async def take_in(
+async def ingest(
     store: ObjectStore,
     table: Table,
     change: Callable[[pa.Table], pa.Table] = as_it_is,
@@ -254,9 +254,7 @@ class World:
         """Makes the table anew, each segment's lines as `change` gives them, one's left out."""
         mark = self.table.snapshot().mark(self.node)
         shutil.rmtree(self.root / "table")
-        work = take_in(
-            self.store, self.table, change, most=mark, hour_off=hour_off, without=without
-        )
+        work = ingest(self.store, self.table, change, most=mark, hour_off=hour_off, without=without)
         asyncio.run(work)
 
     def delete(self, fqn: str, run: str) -> None:
