@@ -17,12 +17,12 @@ import orjson
 
 from compactor.context import Compactor
 from compactor.ingest.buckets import buckets_of
-from compactor.ingest.budget import Room
+from compactor.ingest.budget import BatchBudget
 from compactor.ingest.plan import StoredSegment, choose, nodes_of, segments_of
 from compactor.ingest.ranges import text_of
-from compactor.ingest.time_range import HOUR_MS, Span, hour_of
+from compactor.ingest.time_range import HOUR_MS, TimeRange, hour_of
 from compactor.maintenance.retention import expiring
-from compactor.report import Batch, Lag, rfc3339, span
+from compactor.report import Batch, Lag, duration_text, rfc3339
 from compactor.reporting.progress import size
 from compactor.rewrite.hours import plan_hours
 from logstore import ulid
@@ -39,7 +39,7 @@ class Looked:
     """What a footer says; nothing of a segment that is, or would be, set aside."""
 
     rows: int
-    spans: tuple[Span, ...]
+    time_ranges: tuple[TimeRange, ...]
 
 
 Found: TypeAlias = Looked | str
@@ -67,10 +67,10 @@ async def _look(store: ObjectStore, segment: StoredSegment) -> Found:
     except Damaged:
         return Looked(0, ())
     groups = range(opened.parquet.num_row_groups)
-    return Looked(opened.footer.rows, tuple(s for g in groups for s in _spans(opened, g)))
+    return Looked(opened.footer.rows, tuple(s for g in groups for s in _time_ranges(opened, g)))
 
 
-def _spans(opened: SegmentFile, index: int) -> Iterator[Span]:
+def _time_ranges(opened: SegmentFile, index: int) -> Iterator[TimeRange]:
     """Where the group's text lies; of one that crosses hours, half is taken to be at each end."""
     group = opened.parquet.metadata.row_group(index)
     chunks = {c.path_in_schema: c for c in map(group.column, range(group.num_columns))}
@@ -78,10 +78,10 @@ def _spans(opened: SegmentFile, index: int) -> Iterator[Span]:
     low, high = ulid.decode(bounds.min), ulid.decode(bounds.max)
     first, last = hour_of(low), hour_of(high)
     if first == last:
-        yield Span(low, high, size)
+        yield TimeRange(low, high, size)
     else:
-        yield Span(low, ulid.lowest_at((first + 1) * HOUR_MS) - 1, size // 2)
-        yield Span(ulid.lowest_at(last * HOUR_MS), high, size // 2)
+        yield TimeRange(low, ulid.lowest_at((first + 1) * HOUR_MS) - 1, size // 2)
+        yield TimeRange(ulid.lowest_at(last * HOUR_MS), high, size // 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class Outlook:
         yield f"The table is at version {self.version}." if self.version >= 0 else "No table yet."
         yield (
             f"{waiting.segments} segments wait, {size(waiting.bytes)},"
-            f" the oldest for {span(waiting.seconds)}."
+            f" the oldest for {duration_text(waiting.seconds)}."
         )
         for of_node in self.nodes:
             yield (
@@ -223,10 +223,10 @@ async def _batches(
         alarms += [alarm for alarm in plan.alarms if alarm not in alarms]
         if not plan.segments:
             return
-        whole, room = [], Room(limits.bucket_bytes)
+        whole, budget = [], BatchBudget(limits.bucket_bytes)
         found = await look(compactor.store, plan.segments)
         for segment, looked in zip(plan.segments, found, strict=True):
-            if not room.takes(() if isinstance(looked, str) else looked.spans):
+            if not budget.takes(() if isinstance(looked, str) else looked.time_ranges):
                 break
             if segment.node not in going:
                 continue
@@ -241,9 +241,9 @@ async def _batches(
 
 
 def _batch(compactor: Compactor, whole: Sequence[tuple[StoredSegment, Looked]]) -> Batch:
-    spans = [span for _, looked in whole for span in looked.spans]
+    time_ranges = [time_range for _, looked in whole for time_range in looked.time_ranges]
     # Of how many cores there are only Spark knows: with more of them there may be more tasks.
-    buckets = buckets_of(spans, bucket_bytes=compactor.limits.bucket_bytes, cores=1)
+    buckets = buckets_of(time_ranges, bucket_bytes=compactor.limits.bucket_bytes, cores=1)
     return Batch(
         segments=len(whole),
         bytes=sum(segment.size for segment, _ in whole),

@@ -26,7 +26,7 @@ def rfc3339(ms: int) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def span(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     """Seconds as in `0:01:05`."""
     whole = round(seconds)
     return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"

@@ -16,10 +16,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from compactor.ingest.time_range import HOUR_MS, Span, hour_of
+from compactor.ingest.time_range import HOUR_MS, TimeRange, hour_of
 from logstore import ulid
 
-_STEPS: Final = 16  # points at which a span's text is taken to lie, at most
+_STEPS: Final = 16  # points at which a time range's text is taken to lie, at most
 _FINENESS: Final = 64  # of a bucket: no point need be lighter
 _SMALLEST: Final = 32 << 20  # bytes of text: smaller files are not worth another task
 _FEW: Final = 32  # buckets that have a task each, however small
@@ -37,21 +37,21 @@ class Buckets:
     tasks: tuple[int, ...]
 
 
-def buckets_of(spans: Sequence[Span], *, bucket_bytes: int, cores: int) -> Buckets:
-    """Buckets for the text of the spans.
+def buckets_of(time_ranges: Sequence[TimeRange], *, bucket_bytes: int, cores: int) -> Buckets:
+    """Buckets for the text of the time ranges.
 
     Each has about `bucket_bytes` of text, less where that keeps `cores` busy, and lies in
     one hour.
     """
-    target = _target(sum(span.size for span in spans), bucket_bytes, cores)
-    hours: dict[int, list[Span]] = defaultdict(list)
-    for span in spans:
-        hours[hour_of(span.low)].append(span)
+    target = _target(sum(time_range.size for time_range in time_ranges), bucket_bytes, cores)
+    hours: dict[int, list[TimeRange]] = defaultdict(list)
+    for time_range in time_ranges:
+        hours[hour_of(time_range.low)].append(time_range)
     cut = [_cut(hour, hours[hour], target) for hour in sorted(hours)]
     bounds = tuple(bound for of_hour in cut for bound in of_hour)
     if len(bounds) <= _FEW:
         return Buckets(bounds, tuple(range(len(bounds))))
-    weights = [sum(span.size for span in hours[hour]) for hour in sorted(hours)]
+    weights = [sum(time_range.size for time_range in hours[hour]) for hour in sorted(hours)]
     counts = [len(of_hour) for of_hour in cut]
     return Buckets(bounds, tuple(_tasks(weights, counts, target)))
 
@@ -73,16 +73,16 @@ def _tasks(weights: Sequence[int], counts: Sequence[int], target: int) -> Iterat
             yield task
 
 
-def _cut(hour: int, spans: Sequence[Span], target: int) -> list[int]:
+def _cut(hour: int, time_ranges: Sequence[TimeRange], target: int) -> list[int]:
     """The hour's start, and where its text is to be cut into equal parts of about `target`."""
     start = ulid.lowest_at(hour * HOUR_MS)
-    total = sum(span.size for span in spans)
+    total = sum(time_range.size for time_range in time_ranges)
     parts = round(total / target)
-    return [start] if parts < 2 else _cuts(start, spans, parts, target)
+    return [start] if parts < 2 else _cuts(start, time_ranges, parts, target)
 
 
-def _cuts(start: int, spans: Iterable[Span], parts: int, target: int) -> list[int]:
-    points = sorted(point for span in spans for point in _points(span, target))
+def _cuts(start: int, time_ranges: Iterable[TimeRange], parts: int, target: int) -> list[int]:
+    points = sorted(point for time_range in time_ranges for point in _points(time_range, target))
     total = sum(size for _, size in points)
     cuts, seen = [start], 0.0
     for at, size in points:
@@ -92,8 +92,10 @@ def _cuts(start: int, spans: Iterable[Span], parts: int, target: int) -> list[in
     return cuts
 
 
-def _points(span: Span, target: int) -> list[tuple[int, float]]:
+def _points(time_range: TimeRange, target: int) -> list[tuple[int, float]]:
     """Where its text lies, fine enough for the target and no finer."""
-    steps = min(max(span.size * _FINENESS // target, 1), _STEPS)
-    width = span.high - span.low
-    return [(span.low + width * step // steps, span.size / steps) for step in range(steps)]
+    steps = min(max(time_range.size * _FINENESS // target, 1), _STEPS)
+    width = time_range.high - time_range.low
+    return [
+        (time_range.low + width * step // steps, time_range.size / steps) for step in range(steps)
+    ]

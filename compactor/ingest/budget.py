@@ -1,10 +1,11 @@
-"""How much one batch has room for, by what the footers of its segments say.
+"""How much one batch may hold, by what the footers of its segments say.
 
 The bytes of segments bound what is read. What is sorted, and what the driver keeps of it, is
-bounded here: the text (`most_tasks` buckets of it), the spans that say where the text lies, and
-the hours, each of which is a file and an action of the commit. A first segment fits whatever it
-holds, and one that brings no hour that is not there already is never one hour too many: if all
-segments hold lines of all hours, taking one at a time would write each hour again and again.
+bounded here: the text (`most_tasks` buckets of it), the time ranges that say where the text
+lies, and the hours, each of which is a file and an action of the commit. A first segment fits
+whatever it holds, and one that brings no hour that is not there already is never one hour too
+many: if all segments hold lines of all hours, taking one at a time would write each hour again
+and again.
 """
 
 from __future__ import annotations
@@ -13,39 +14,45 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from compactor.ingest.time_range import Span, hour_of
+from compactor.ingest.time_range import TimeRange, hour_of
 
 MOST_TASKS: Final = 512
 MOST_HOURS: Final = 10_000
-MOST_SPANS: Final = 250_000
+MOST_TIME_RANGES: Final = 250_000
 
 
 @dataclass(slots=True)
-class Room:
+class BatchBudget:
     """What is left for a batch; `bucket_bytes` of text are one task's."""
 
     bucket_bytes: int
     most_tasks: int = MOST_TASKS
     most_hours: int = MOST_HOURS
-    most_spans: int = MOST_SPANS
+    most_time_ranges: int = MOST_TIME_RANGES
     _segments: int = 0
     _text: int = 0
-    _spans: int = 0
+    _time_ranges: int = 0
     _hours: set[int] = field(default_factory=set)
 
-    def takes(self, spans: Sequence[Span]) -> bool:
-        """Whether one more segment, with these spans, fits; then it counts from now on."""
-        text = self._text + sum(span.size for span in spans)
-        hours = self._hours.union(hour_of(span.low) for span in spans)
-        if self._segments and not self._fits(text, self._spans + len(spans), len(hours)):
+    def takes(self, time_ranges: Sequence[TimeRange]) -> bool:
+        """Whether one more segment, with these time ranges, fits; then it counts from now on."""
+        text = self._text + sum(time_range.size for time_range in time_ranges)
+        hours = self._hours.union(hour_of(time_range.low) for time_range in time_ranges)
+        if self._segments and not self._fits(
+            text, self._time_ranges + len(time_ranges), len(hours)
+        ):
             return False
         self._segments += 1
-        self._text, self._spans, self._hours = text, self._spans + len(spans), hours
+        self._text, self._time_ranges, self._hours = (
+            text,
+            self._time_ranges + len(time_ranges),
+            hours,
+        )
         return True
 
-    def _fits(self, text: int, spans: int, hours: int) -> bool:
+    def _fits(self, text: int, time_ranges: int, hours: int) -> bool:
         return (
             text <= self.most_tasks * self.bucket_bytes
-            and spans <= self.most_spans
+            and time_ranges <= self.most_time_ranges
             and hours <= max(self.most_hours, len(self._hours))
         )

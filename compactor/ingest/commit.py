@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from compactor.commit.change import make_while
 from compactor.context import Compactor
-from compactor.ingest.prune import Reach
+from compactor.ingest.prune import BatchRanges
 from compactor.spark.threads import apart
 from logstore.table.commit import Advance, Change
 from logstore.table.snapshot import Snapshot
@@ -32,11 +32,11 @@ from logstore.table.stats import NewFile
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """What a merge came to: `files` with all lines of `advances`, which are within `reach`."""
+    """What a merge came to: `files` with all lines of `advances`, all within `ranges`."""
 
     files: Sequence[NewFile]
     advances: Sequence[Advance]
-    reach: Reach
+    ranges: BatchRanges
     job: str
 
 
@@ -58,7 +58,7 @@ async def _holds(compactor: Compactor, planned: Snapshot, newest: Snapshot, merg
     """Whether what the merge found out on `planned` is so on `newest`."""
     if not await asyncio.to_thread(_undisturbed, planned, newest, merged.advances):
         return False
-    came = await asyncio.to_thread(_came, planned, newest, merged.reach)
+    came = await asyncio.to_thread(_came, planned, newest, merged.ranges)
     if not came or not merged.files:
         return True
     mine = {f"{newest.uri}/{file.path}": file.size for file in merged.files}
@@ -73,9 +73,11 @@ def _undisturbed(planned: Snapshot, newest: Snapshot, advances: Sequence[Advance
     )
 
 
-def _came(planned: Snapshot, newest: Snapshot, reach: Reach) -> dict[str, int]:
+def _came(planned: Snapshot, newest: Snapshot, ranges: BatchRanges) -> dict[str, int]:
     """Bytes by address of files that `planned` has not, and that may hold lines of the batch."""
     known = {file.path for file in planned.files}
     return {
-        file.uri: file.size for file in newest.files if file.path not in known and reach.meets(file)
+        file.uri: file.size
+        for file in newest.files
+        if file.path not in known and ranges.may_overlap(file)
     }

@@ -28,12 +28,12 @@ from compactor.commit.missing_files import gone, told
 from compactor.commit.placement import staging_folder
 from compactor.context import Compactor
 from compactor.ingest.buckets import buckets_of
-from compactor.ingest.budget import Room
+from compactor.ingest.budget import BatchBudget
 from compactor.ingest.commit import Merged, commit_merged
 from compactor.ingest.pack import packed
 from compactor.ingest.plan import Plan
 from compactor.ingest.planner import Planner
-from compactor.ingest.prune import Reach
+from compactor.ingest.prune import BatchRanges
 from compactor.ingest.quarantine import set_aside
 from compactor.ingest.time_range import Coverage, hour_of
 from compactor.ingest.verify import Corrupt, Stopped, Verdict, Verified, verify
@@ -60,15 +60,15 @@ async def needing(
     found: dict[str, tuple[Verified, TableFile]] = {}
     for verified in whole:
         node = verified.segment.node
-        if node in found or not verified.spans:
+        if node in found or not verified.time_ranges:
             continue
-        covered = Coverage(verified.spans)
-        met = [file for file in gone if covered.meets(file.ulids)]
+        covered = Coverage(verified.time_ranges)
+        met = [file for file in gone if covered.may_overlap(file.ulids)]
         if met:
             near.setdefault(node, (verified, met[0]))
-            again = await verify(store, [verified.segment], Room(1))
-            reach = Reach(verified.spans, again.shares)
-            for file in filter(reach.meets, met):
+            again = await verify(store, [verified.segment], BatchBudget(1))
+            ranges = BatchRanges(verified.time_ranges, again.run_ranges)
+            for file in filter(ranges.may_overlap, met):
                 found.setdefault(node, (verified, file))
     return list((found or near).values())
 
@@ -119,28 +119,31 @@ class _Intake:
             snapshot = await asyncio.to_thread(compactor.table.create)
         snapshot.check_writable()  # before anything is merged that could not be committed
         with self.report.timed("verify", compactor.clock):
-            room = Room(compactor.limits.bucket_bytes)
-            found = await verify(compactor.store, plan.segments, room)
+            budget = BatchBudget(compactor.limits.bucket_bytes)
+            found = await verify(compactor.store, plan.segments, budget)
         whole = await self._sift(found.verdicts)
         if not whole:
             return
         job = compactor.fresh_id()
-        reach = Reach((span for verified in whole for span in verified.spans), found.shares)
+        ranges = BatchRanges(
+            (time_range for verified in whole for time_range in verified.time_ranges),
+            found.run_ranges,
+        )
         try:
             small = found.small.bodies
-            deleted, files = await self._merge(snapshot, whole, small, reach, job)
+            deleted, files = await self._merge(snapshot, whole, small, ranges, job)
         except Unavailable:
-            if not await self._wait_for_files(snapshot, whole, reach):
+            if not await self._wait_for_files(snapshot, whole, ranges):
                 raise
             return
         self.share.check({verified.segment.node for verified in whole})
-        merged = Merged(files, _advances(whole), reach, job)
+        merged = Merged(files, _advances(whole), ranges, job)
         try:
             with self.report.timed("commit", compactor.clock):
                 self.planner.newest = await commit_merged(compactor, snapshot, merged)
         except Unavailable:  # what came meanwhile is compared with, and may be gone again
             newest = await asyncio.to_thread(compactor.table.snapshot)
-            if not await self._wait_for_files(newest, whole, reach):
+            if not await self._wait_for_files(newest, whole, ranges):
                 raise
             return
         compactor.reached("committed")
@@ -156,10 +159,10 @@ class _Intake:
         )
 
     async def _wait_for_files(
-        self, snapshot: Snapshot, whole: Sequence[Verified], reach: Reach
+        self, snapshot: Snapshot, whole: Sequence[Verified], ranges: BatchRanges
     ) -> bool:
         """Stops nodes at segments that need a file that is gone; False if none does."""
-        missed = await gone(self.compactor.store, filter(reach.meets, snapshot.files))
+        missed = await gone(self.compactor.store, filter(ranges.may_overlap, snapshot.files))
         waiting = await needing(self.compactor.store, whole, missed)
         for verified, file in waiting:
             node, seq = verified.segment.node, verified.segment.seq
@@ -195,19 +198,19 @@ class _Intake:
         snapshot: Snapshot,
         whole: Sequence[Verified],
         small: Mapping[str, bytes],
-        reach: Reach,
+        ranges: BatchRanges,
         job: str,
     ) -> tuple[int, list[NewFile]]:
         compactor, clock = self.compactor, self.compactor.clock
-        if not any(verified.spans for verified in whole):
+        if not any(verified.time_ranges for verified in whole):
             return 0, []
         with self.report.timed("start", clock):
             cores = await apart(compactor.engine.cores)
-        segments = {v.segment.key: v.segment.size for v in whole if v.spans}
+        segments = {v.segment.key: v.segment.size for v in whole if v.time_ranges}
         folder = staging_folder(compactor.table.uri, job)
         with self.report.timed("merge", clock):
             async with packed(compactor, segments, small) as files_of_lines:
-                work = await self._work(snapshot, whole, files_of_lines, reach, cores)
+                work = await self._work(snapshot, whole, files_of_lines, ranges, cores)
                 self.report.planned(_batch(whole, work))
                 written = await apart(compactor.engine.merge, work, folder)
         compactor.reached("written")
@@ -221,20 +224,20 @@ class _Intake:
         snapshot: Snapshot,
         whole: Sequence[Verified],
         segments: Mapping[str, int],
-        reach: Reach,
+        ranges: BatchRanges,
         cores: int,
     ) -> MergeInput:
         store, limits = self.compactor.store, self.compactor.limits
-        spans = [span for verified in whole for span in verified.spans]
-        low, high = min(s.low for s in spans), max(s.high for s in spans)
-        buckets = buckets_of(spans, bucket_bytes=limits.bucket_bytes, cores=cores)
-        held = {file.uri: file.size for file in snapshot.files if reach.meets(file)}
+        time_ranges = [time_range for verified in whole for time_range in verified.time_ranges]
+        low, high = min(s.low for s in time_ranges), max(s.high for s in time_ranges)
+        buckets = buckets_of(time_ranges, bucket_bytes=limits.bucket_bytes, cores=cores)
+        held = {file.uri: file.size for file in snapshot.files if ranges.may_overlap(file)}
         return MergeInput(
             segments=segments,
             held=held,
             bounds=buckets.bounds,
             tasks=buckets.tasks,
-            deletions=reach.taken_by(await self.compactor.deletions.above(store, low)),
+            deletions=ranges.relevant_deletions(await self.compactor.deletions.above(store, low)),
             low=low,
             high=high,
         )

@@ -24,7 +24,7 @@ from logstore.names import decode
 from logstore.objects.store import ObjectStore
 from logstore.table.snapshot import Snapshot
 
-MOST_SEGMENTS: Final = 20_000  # in a batch: each is a path and some spans in the driver's memory
+MOST_SEGMENTS: Final = 20_000  # in a batch: of each the driver holds its path and time ranges
 _AT_ONCE: Final = 8
 
 

@@ -21,18 +21,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
-from compactor.ingest.time_range import HOUR_MS, Coverage, Span
+from compactor.ingest.time_range import HOUR_MS, Coverage, TimeRange
 from logstore import ulid
 from logstore.batch import RunKey
 from logstore.runs.deletion import Deletion
 from logstore.table.snapshot import TableFile
 
-MOST_SHARES: Final = 250_000
+MOST_RUN_RANGES: Final = 250_000
 """Of runs in hours that are told apart: each is some 300 bytes of the driver's memory."""
 _ABOVE_ALL: Final = "~"  # as no ULID begins
 
 
-class Share(NamedTuple):
+class RunRange(NamedTuple):
     """Lines of a run in an hour (counted from the epoch), between two ULIDs, inclusive."""
 
     hour: int
@@ -46,31 +46,31 @@ Row: TypeAlias = tuple[str, str, str, str]  # fqn, run, lowest and highest ULID
 
 
 @dataclass(slots=True)
-class Shares:
+class RunRanges:
     """Each run's lines in each hour, from the lowest ULID to the highest.
 
     Of an hour with too many runs for `most` in all it is forgotten which they are: then it has
     all that may be, and more files are read.
     """
 
-    most: int = MOST_SHARES
+    most: int = MOST_RUN_RANGES
     _hours: dict[int, dict[RunKey, tuple[str, str]] | None] = field(default_factory=dict)
     _count: int = 0
 
-    def add(self, shares: Iterable[Share]) -> None:
+    def add(self, run_ranges: Iterable[RunRange]) -> None:
         """Notes that the lines are there, too."""
-        for share in shares:
-            runs = self._hours.setdefault(share.hour, {})
+        for run_range in run_ranges:
+            runs = self._hours.setdefault(run_range.hour, {})
             if runs is None:
                 continue
-            known = runs.get(share.run)
+            known = runs.get(run_range.run)
             if known is not None:
-                runs[share.run] = min(known[0], share.low), max(known[1], share.high)
+                runs[run_range.run] = min(known[0], run_range.low), max(known[1], run_range.high)
             elif self._count < self.most:
-                runs[share.run] = share.low, share.high
+                runs[run_range.run] = run_range.low, run_range.high
                 self._count += 1
             else:
-                self._hours[share.hour] = None
+                self._hours[run_range.hour] = None
                 self._count -= len(runs)
 
     def of(self, hour: int) -> Sequence[Row] | None:
@@ -93,23 +93,23 @@ class Shares:
         return ulid.lowest_at(min(hours) * HOUR_MS) if hours else None
 
 
-class Reach:
-    """The lines of a batch: `spans` say where their text lies, `shares` of which runs it is."""
+class BatchRanges:
+    """Where the lines of a batch lie: `time_ranges` of its text, `run_ranges` of each run."""
 
-    def __init__(self, spans: Iterable[Span], shares: Shares) -> None:
-        self._covered = Coverage(spans)
-        self._shares = shares
+    def __init__(self, time_ranges: Iterable[TimeRange], run_ranges: RunRanges) -> None:
+        self._covered = Coverage(time_ranges)
+        self._run_ranges = run_ranges
         self._sorted: dict[int, Sequence[Row] | None] = {}
 
-    def meets(self, file: TableFile) -> bool:
+    def may_overlap(self, file: TableFile) -> bool:
         """False only if no line of the batch is in the file."""
-        return self._covered.meets(file.ulids) and self._has_run_of(file)
+        return self._covered.may_overlap(file.ulids) and self._has_run_of(file)
 
-    def taken_by(self, deletions: Sequence[Deletion]) -> list[Deletion]:
+    def relevant_deletions(self, deletions: Sequence[Deletion]) -> list[Deletion]:
         """Those that may take a line of the batch."""
         if not deletions:
             return []
-        lowest, of_any = self._shares.lowest(), self._shares.lowest_of_any()
+        lowest, of_any = self._run_ranges.lowest(), self._run_ranges.lowest_of_any()
         return [
             one
             for one in deletions
@@ -120,7 +120,7 @@ class Reach:
     def _has_run_of(self, file: TableFile) -> bool:
         hour = file.start_ms // HOUR_MS
         if hour not in self._sorted:
-            self._sorted[hour] = self._shares.of(hour)
+            self._sorted[hour] = self._run_ranges.of(hour)
         rows = self._sorted[hour]
         if rows is None:
             return True

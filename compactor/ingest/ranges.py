@@ -15,8 +15,8 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from compactor.ingest.prune import Share
-from compactor.ingest.time_range import Span, hour_of
+from compactor.ingest.prune import RunRange
+from compactor.ingest.time_range import TimeRange, hour_of
 from logstore import ulid
 from logstore.batch import RunKey
 from logstore.segments.footer import Footer
@@ -33,17 +33,17 @@ Batch: TypeAlias = tuple[str, RunKey, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Extent:
-    """Spans with all of the text, and shares with all of the lines."""
+class SegmentRanges:
+    """Time ranges with all of the text, and shares with all of the lines."""
 
-    spans: tuple[Span, ...] = ()
-    shares: tuple[Share, ...] = ()
+    time_ranges: tuple[TimeRange, ...] = ()
+    run_ranges: tuple[RunRange, ...] = ()
 
 
-def extent_of(opened: SegmentFile) -> Extent:
+def ranges_of(opened: SegmentFile) -> SegmentRanges:
     """Of a segment all of whose bytes are there. Raises `Damaged`."""
-    spans: list[Span] = []
-    shares: list[Share] = []
+    time_ranges: list[TimeRange] = []
+    run_ranges: list[RunRange] = []
     runs = _runs_by_group(opened.footer)
     for index in range(opened.parquet.num_row_groups):
         group = opened.parquet.metadata.row_group(index)
@@ -51,14 +51,14 @@ def extent_of(opened: SegmentFile) -> Extent:
         bounds, size = chunks["ulid"].statistics, text_of(group.num_rows, chunks["message"])
         low, high = ulid.decode(bounds.min), ulid.decode(bounds.max)
         if ulid.time_ms(high) - ulid.time_ms(low) < _SLICE_MS and hour_of(low) == hour_of(high):
-            spans.append(Span(low, high, size))
+            time_ranges.append(TimeRange(low, high, size))
             hour = hour_of(low)
-            shares += (Share(hour, run, bounds.min, bounds.max) for run in runs[index])
+            run_ranges += (RunRange(hour, run, bounds.min, bounds.max) for run in runs[index])
         else:
             batches = _batches(opened.group(index, ["ulid", "fqn", "run_id"]))
-            spans += _spans(batches, size)
-            shares += _shares(batches)
-    return Extent(tuple(spans), tuple(shares))
+            time_ranges += _time_ranges(batches, size)
+            run_ranges += _run_ranges(batches)
+    return SegmentRanges(tuple(time_ranges), tuple(run_ranges))
 
 
 def text_of(rows: int, message: Any) -> int:
@@ -85,7 +85,7 @@ def _batches(rows: Any) -> list[Batch]:
     )
 
 
-def _spans(batches: Sequence[Batch], size: int) -> Iterator[Span]:
+def _time_ranges(batches: Sequence[Batch], size: int) -> Iterator[TimeRange]:
     """The group's `size` by the minute of the batches' time."""
     slices: dict[int, list[tuple[int, int]]] = {}
     for prefix, _, count in batches:
@@ -94,14 +94,14 @@ def _spans(batches: Sequence[Batch], size: int) -> Iterator[Span]:
     rows = sum(count for _, _, count in batches)
     for some in slices.values():
         share = sum(count for _, count in some)
-        yield Span(some[0][0], some[-1][0] | ulid.LINE_MASK, size * share // rows)
+        yield TimeRange(some[0][0], some[-1][0] | ulid.LINE_MASK, size * share // rows)
 
 
-def _shares(batches: Iterable[Batch]) -> list[Share]:
-    found: dict[tuple[int, RunKey], Share] = {}
+def _run_ranges(batches: Iterable[Batch]) -> list[RunRange]:
+    found: dict[tuple[int, RunKey], RunRange] = {}
     for prefix, run, _ in batches:
         hour = hour_of(ulid.decode(prefix + _FIRST_LINE))
         first = found.get((hour, run))
         low = prefix + _FIRST_LINE if first is None else first.low
-        found[hour, run] = Share(hour, run, low, prefix + _LAST_LINE)
+        found[hour, run] = RunRange(hour, run, low, prefix + _LAST_LINE)
     return list(found.values())

@@ -1,6 +1,6 @@
 """Where text lies in time, as the footers of segments say, and whether a file may have some of it.
 
-A span is of one hour (UTC), since a table file is. Planning knows the input by its spans only.
+A time range is of one hour (UTC), since a table file is. Planning knows nothing else of the input.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ HOUR_MS: Final = 3_600_000
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TimeRange:
     """Text between two ULIDs, inclusive, of one hour; `size` in bytes."""
 
     low: int
@@ -30,19 +30,19 @@ def hour_of(value: int) -> int:
 
 
 class Coverage:
-    """All ULIDs of some spans, as ranges that are apart: thousands of spans, thousands of files."""
+    """All ULIDs of thousands of time ranges, as ranges that are apart, to be asked of each file."""
 
-    def __init__(self, spans: Iterable[Span]) -> None:
+    def __init__(self, time_ranges: Iterable[TimeRange]) -> None:
         self._lows: list[str] = []
         self._highs: list[str] = []
-        for low, high in sorted((ulid.encode(s.low), ulid.encode(s.high)) for s in spans):
+        for low, high in sorted((ulid.encode(s.low), ulid.encode(s.high)) for s in time_ranges):
             if self._highs and low <= self._highs[-1]:
                 self._highs[-1] = max(self._highs[-1], high)
             else:
                 self._lows.append(low)
                 self._highs.append(high)
 
-    def meets(self, bounds: tuple[str, str] | None) -> bool:
+    def may_overlap(self, bounds: tuple[str, str] | None) -> bool:
         """Whether lines between the two ULIDs, inclusive, may be in it; None is unknown bounds."""
         if bounds is None:
             return True

@@ -8,8 +8,8 @@ again would halve its speed. Three things can come of it:
 - **Corrupt**: its complete bytes fail checksum or schema, so it is set aside;
 - **Stopped**: it could not be read, or is of a newer format. The node waits.
 
-Beside the check, it is said where the lines lie (`ranges.py`). That also ends a batch (`Room`):
-before it only the segments' bytes are known, and a byte may be a hundred of text.
+Beside the check, it is said where the lines lie (`ranges.py`). That also ends a batch
+(`BatchBudget`): before it only the segments' bytes are known, and a byte may be a hundred of text.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from compactor.ingest.budget import Room
+from compactor.ingest.budget import BatchBudget
 from compactor.ingest.pack import SMALL_BYTES, SmallSegments
 from compactor.ingest.plan import StoredSegment
-from compactor.ingest.prune import Share, Shares
-from compactor.ingest.ranges import extent_of
-from compactor.ingest.time_range import Span
+from compactor.ingest.prune import RunRange, RunRanges
+from compactor.ingest.ranges import ranges_of
+from compactor.ingest.time_range import TimeRange
 from logstore.errors import Damaged, NotFound, StoreUnavailable, UnsupportedVersion
 from logstore.objects.store import ObjectStore
 from logstore.segments.reader import open_segment
@@ -41,7 +41,7 @@ class Verified:
 
     segment: StoredSegment
     rows: int
-    spans: tuple[Span, ...]
+    time_ranges: tuple[TimeRange, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Stopped:
 
 
 Verdict: TypeAlias = "Verified | Corrupt | Stopped"
-Looked: TypeAlias = tuple[Verdict, Sequence[Share], bytes]
+Looked: TypeAlias = tuple[Verdict, Sequence[RunRange], bytes]
 """A segment's verdict, what it has of which run, and its bytes if it is whole and small."""
 
 
@@ -69,24 +69,26 @@ Looked: TypeAlias = tuple[Verdict, Sequence[Share], bytes]
 class Verification:
     """Verdicts on the first segments of a batch, in their order.
 
-    `shares` has the lines of those that are whole, `small` the bytes of those that are small.
+    `run_ranges` has the lines of those that are whole, `small` the bytes of those that are small.
     """
 
-    shares: Shares = field(default_factory=Shares)
+    run_ranges: RunRanges = field(default_factory=RunRanges)
     small: SmallSegments = field(default_factory=SmallSegments)
     verdicts: list[Verdict] = field(default_factory=list)
 
 
-async def verify(store: ObjectStore, segments: Sequence[StoredSegment], room: Room) -> Verification:
-    """Goes through them as far as there is room; a first one always has."""
+async def verify(
+    store: ObjectStore, segments: Sequence[StoredSegment], budget: BatchBudget
+) -> Verification:
+    """Goes through them as far as the budget allows; it always allows a first one."""
     found = Verification()
     async with aclosing(_looked_at(store, segments)) as looked:
         async for verdict, of_segment, body in looked:
-            spans = verdict.spans if isinstance(verdict, Verified) else ()
-            if not room.takes(spans):
+            time_ranges = verdict.time_ranges if isinstance(verdict, Verified) else ()
+            if not budget.takes(time_ranges):
                 break
             found.verdicts.append(verdict)
-            found.shares.add(of_segment)
+            found.run_ranges.add(of_segment)
             if body:
                 found.small.add(verdict.segment.key, body)
     return found
@@ -141,6 +143,6 @@ def _examine(segment: StoredSegment, body: bytes) -> Looked:
     footer = opened.footer
     if (footer.node, footer.seq) != (segment.node, segment.seq):
         raise Damaged(f"{segment.key} says that it is segment {footer.seq} of {footer.node}")
-    extent = extent_of(opened)
+    ranges = ranges_of(opened)
     small = body if len(body) <= SMALL_BYTES else b""
-    return Verified(segment, footer.rows, extent.spans), extent.shares, small
+    return Verified(segment, footer.rows, ranges.time_ranges), ranges.run_ranges, small

@@ -14,7 +14,7 @@ import os
 from collections.abc import Awaitable, Callable
 from typing import Final, TextIO, TypeAlias
 
-from compactor.report import Lag, Report, span
+from compactor.report import Lag, Report, duration_text
 from logstore.clock import Clock
 
 Tasks: TypeAlias = Callable[[], Awaitable[tuple[int, int] | None]]
@@ -72,11 +72,11 @@ class Progress:
         phase, done = report.phase or "plan", self._done(report, tasks)
         counted = "" if tasks is None else f"  tasks {tasks[0]}/{tasks[1]}"
         if not 0 < done <= self._all:
-            return f"{phase}  {span(now - self._since)}{counted}"
+            return f"{phase}  {duration_text(now - self._since)}{counted}"
         share, spent = done / self._all, max(now - self._started, 1e-3)
         rest = (
             f" {share:4.0%}  {size(done)} of {size(self._all)}  {size(done / spent)}/s"
-            f"  {span(spent / share - spent)} left{counted}"
+            f"  {duration_text(spent / share - spent)} left{counted}"
         )
         room = min(max(wide - len(phase) - len(rest) - 4, _SHORTEST), _LONGEST)
         full = round(room * share)

@@ -121,7 +121,7 @@ MUTATIONS: Final = (
     Mutation(
         "a merge knows no deletions",
         "compactor/ingest/ingest.py",
-        "deletions=reach.taken_by(await self.compactor.deletions.above(store, low)),",
+        "deletions=ranges.relevant_deletions(await self.compactor.deletions.above(store, low)),",
         "deletions=[],",
     ),
     Mutation(
@@ -140,7 +140,7 @@ MUTATIONS: Final = (
     Mutation(
         "a batch is not compared with the table",
         "compactor/ingest/ingest.py",
-        "held = {file.uri: file.size for file in snapshot.files if reach.meets(file)}",
+        "held = {file.uri: file.size for file in snapshot.files if ranges.may_overlap(file)}",
         "held: dict[str, int] = {}",
     ),
     Mutation(

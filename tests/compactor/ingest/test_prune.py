@@ -11,11 +11,11 @@ from random import Random
 import pyarrow.parquet as pq
 import pytest
 
-from compactor.ingest.budget import Room
+from compactor.ingest.budget import BatchBudget
 from compactor.ingest.ingest import take_in_all
 from compactor.ingest.plan import segments_of
-from compactor.ingest.prune import Reach, Share, Shares
-from compactor.ingest.time_range import HOUR_MS, Span, hour_of
+from compactor.ingest.prune import BatchRanges, RunRange, RunRanges
+from compactor.ingest.time_range import HOUR_MS, TimeRange, hour_of
 from compactor.ingest.verify import Verified, verify
 from compactor.report import Report
 from compactor.rewrite.hours import rewrite_hours
@@ -69,15 +69,15 @@ def took_in(lake: Lake) -> Report:
     return report
 
 
-def reach_of(lake: Lake, batches: Sequence[Batch]) -> Reach:
+def ranges_of_batches(lake: Lake, batches: Sequence[Batch]) -> BatchRanges:
     """As the ingest comes to it, by way of a segment."""
     node = f"n{len(lake.taken)}"
     lake.put(node, batches)
     listed = lake.run(segments_of(lake.store, node))
-    found = lake.run(verify(lake.store, listed, Room(1 << 27)))
+    found = lake.run(verify(lake.store, listed, BatchBudget(1 << 27)))
     (verdict,) = found.verdicts
     assert isinstance(verdict, Verified)
-    return Reach(verdict.spans, found.shares)
+    return BatchRanges(verdict.time_ranges, found.run_ranges)
 
 
 def rewritten_hour(lake: Lake) -> list[Batch]:
@@ -162,8 +162,8 @@ def test_every_file_with_one_of_the_lines_is_met_whatever_the_names(plain: Lake,
     for _ in range(3):
         again = dice.sample([one for of_file in content for one in of_file], 2)
         mine = [*some(2), *again, batch("f", "now", NOON + HOUR, 3)]
-        reach, wanted = reach_of(plain, mine), records(mine)
-        met = {file.path for file in plain.snapshot().files if reach.meets(file)}
+        ranges, wanted = ranges_of_batches(plain, mine), records(mine)
+        met = {file.path for file in plain.snapshot().files if ranges.may_overlap(file)}
         assert {path for path, lines in there.items() if lines & wanted} <= met
     plain.put("again", [one for of_file in content for one in of_file])
     took_in(plain)
@@ -181,27 +181,27 @@ def test_bounds_that_are_wider_than_the_lines_do_no_harm(seed: int) -> None:
     """A file is met if a line is within its bounds, and not if no run of the batch is."""
     dice = Random(seed)
     lines = some_lines(dice)
-    shares, reach = reach_over(lines)
+    run_ranges, ranges = ranges_over(lines)
     for _ in range(200):
         file = some_file(dice)
         exactly = any(_within(file, run.fqn, run.run, at) for run, at in lines)
-        assert reach.meets(file) or not exactly
-        rows = shares.of(file.start_ms // HOUR_MS) or []
+        assert ranges.may_overlap(file) or not exactly
+        rows = run_ranges.of(file.start_ms // HOUR_MS) or []
         roughly = any(
             _inside(file.fqns, fqn, fqn) and _inside(file.runs, run, run) for fqn, run, _, _ in rows
         )
-        assert roughly or not reach.meets(file)
+        assert roughly or not ranges.may_overlap(file)
 
 
 def test_beyond_so_many_runs_an_hour_has_any() -> None:
     runs = [(RunKey("f", f"r{i}"), text(HOUR + i)) for i in range(6)]
     few = [(RunKey("f", "r"), text(0))]
-    shares, reach = reach_over([*few, *runs, *few], most=5)
-    assert shares.of(NOON // HOUR_MS) == [("f", "r", text(0), text(0))]
-    assert shares.of(NOON // HOUR_MS + 1) is None
+    run_ranges, ranges = ranges_over([*few, *runs, *few], most=5)
+    assert run_ranges.of(NOON // HOUR_MS) == [("f", "r", text(0), text(0))]
+    assert run_ranges.of(NOON // HOUR_MS + 1) is None
     any_run = ("x", "y")
-    assert reach.meets(file_of(1, (text(HOUR), text(HOUR + 9)), any_run, any_run))
-    assert not reach.meets(file_of(0, (text(0), text(9)), any_run, any_run))
+    assert ranges.may_overlap(file_of(1, (text(HOUR), text(HOUR + 9)), any_run, any_run))
+    assert not ranges.may_overlap(file_of(0, (text(0), text(9)), any_run, any_run))
 
 
 @pytest.mark.parametrize("seed", seeds(20))
@@ -210,7 +210,7 @@ def test_every_deletion_that_takes_a_line_is_told(seed: int) -> None:
     dice = Random(seed)
     lines = some_lines(dice)
     few = dice.choice([1, 3, 1_000])
-    _, reach = reach_over(lines, most=few)
+    _, ranges = ranges_over(lines, most=few)
     deletions = [
         Deletion(
             dice.choice(NAMES),
@@ -219,18 +219,18 @@ def test_every_deletion_that_takes_a_line_is_told(seed: int) -> None:
         )
         for exactly in dice.choices([ulid.decode(at) for _, at in lines], k=100)
     ]
-    told = reach.taken_by(deletions)
+    told = ranges.relevant_deletions(deletions)
     taking = [one for one in deletions if any(_takes(one, run, at) for run, at in lines)]
     assert all(one in told for one in taking)
     assert told == taking or few < 1_000
-    assert reach.taken_by([]) == []
+    assert ranges.relevant_deletions([]) == []
 
 
 def test_of_an_hour_that_may_have_any_run_its_first_moment_counts() -> None:
-    _, reach = reach_over([(RunKey("f", f"r{i}"), text(HOUR + i)) for i in range(6)], most=3)
+    _, ranges = ranges_over([(RunKey("f", f"r{i}"), text(HOUR + i)) for i in range(6)], most=3)
     hour = ulid.lowest_at(NOON + HOUR)
     deletions = [Deletion("x", "y", t) for t in (hour - 1, hour, hour + 1)]
-    assert reach.taken_by(deletions) == deletions[1:]
+    assert ranges.relevant_deletions(deletions) == deletions[1:]
 
 
 def _takes(deletion: Deletion, run: RunKey, at: str) -> bool:
@@ -264,13 +264,15 @@ def some_lines(dice: Random) -> list[tuple[RunKey, str]]:
     ]
 
 
-def reach_over(lines: Iterable[tuple[RunKey, str]], most: int = 1_000) -> tuple[Shares, Reach]:
-    shares, spans = Shares(most), []
+def ranges_over(
+    lines: Iterable[tuple[RunKey, str]], most: int = 1_000
+) -> tuple[RunRanges, BatchRanges]:
+    run_ranges, time_ranges = RunRanges(most), []
     for run, at in lines:
         value = ulid.decode(at)
-        spans.append(Span(value, value, 1))
-        shares.add([Share(hour_of(value), run, at, at)])
-    return shares, Reach(spans, shares)
+        time_ranges.append(TimeRange(value, value, 1))
+        run_ranges.add([RunRange(hour_of(value), run, at, at)])
+    return run_ranges, BatchRanges(time_ranges, run_ranges)
 
 
 def file_of(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from compactor.ingest.budget import Room
+from compactor.ingest.budget import BatchBudget
 from compactor.ingest.plan import StoredSegment, segments_of
 from compactor.ingest.verify import Corrupt, Stopped, Verdict, Verified, verify
 from logstore import keys, ulid
@@ -16,7 +16,7 @@ def verdicts(lake: Lake, node: str = "n") -> list[Verdict]:
 
 
 def verified(lake: Lake, listed: list[StoredSegment]) -> list[Verdict]:
-    return lake.run(verify(lake.store, listed, Room(1 << 27))).verdicts
+    return lake.run(verify(lake.store, listed, BatchBudget(1 << 27))).verdicts
 
 
 def test_a_whole_segment_says_where_its_text_lies(lake: Lake) -> None:
@@ -24,19 +24,21 @@ def test_a_whole_segment_says_where_its_text_lies(lake: Lake) -> None:
     (verdict,) = verdicts(lake)
     assert isinstance(verdict, Verified)
     assert verdict.rows == 20
-    (span,) = verdict.spans
-    assert ulid.time_ms(span.low) == NOON
-    assert ulid.time_ms(span.high) == NOON + 5_000
-    assert span.size > 0
+    (time_range,) = verdict.time_ranges
+    assert ulid.time_ms(time_range.low) == NOON
+    assert ulid.time_ms(time_range.high) == NOON + 5_000
+    assert time_range.size > 0
 
 
 def test_a_group_over_several_hours_names_only_those_it_has(lake: Lake) -> None:
     lake.put("n", [batch("f", "r", NOON, 10), batch("f", "r", NOON + 100 * HOUR, 30)])
     (verdict,) = verdicts(lake)
     assert isinstance(verdict, Verified)
-    hours = [ulid.time_ms(span.low) // HOUR - NOON // HOUR for span in verdict.spans]
+    hours = [
+        ulid.time_ms(time_range.low) // HOUR - NOON // HOUR for time_range in verdict.time_ranges
+    ]
     assert hours == [0, 100]
-    assert verdict.spans[1].size > verdict.spans[0].size
+    assert verdict.time_ranges[1].size > verdict.time_ranges[0].size
 
 
 def test_where_some_lines_are_late_it_says_where_most_are(lake: Lake) -> None:
@@ -45,9 +47,12 @@ def test_where_some_lines_are_late_it_says_where_most_are(lake: Lake) -> None:
     lake.put("n", [late, *most])
     (verdict,) = verdicts(lake)
     assert isinstance(verdict, Verified)
-    assert [ulid.time_ms(span.low) - NOON for span in verdict.spans] == [60_000, 3_000_000]
-    assert verdict.spans[1].size == pytest.approx(200 * verdict.spans[0].size, rel=0.1)
-    assert ulid.time_ms(verdict.spans[1].high) - NOON == 3_000_009
+    assert [ulid.time_ms(time_range.low) - NOON for time_range in verdict.time_ranges] == [
+        60_000,
+        3_000_000,
+    ]
+    assert verdict.time_ranges[1].size == pytest.approx(200 * verdict.time_ranges[0].size, rel=0.1)
+    assert ulid.time_ms(verdict.time_ranges[1].high) - NOON == 3_000_009
 
 
 @pytest.mark.parametrize("at", [0, 10, 300, -200, -40, -20, -1])
@@ -90,4 +95,4 @@ def test_what_is_set_aside_is_empty_and_not_read(lake: Lake) -> None:
     lake.put_bytes(keys.aside("n", 1), b"{}")
     (verdict,) = verdicts(lake)
     assert isinstance(verdict, Verified)
-    assert (verdict.rows, verdict.spans) == (0, ())
+    assert (verdict.rows, verdict.time_ranges) == (0, ())

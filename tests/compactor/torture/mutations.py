@@ -82,7 +82,7 @@ MUTATIONS: Final = (
     Mutation(
         "a batch is not compared with the table",
         "compactor/ingest/ingest.py",
-        "held = {file.uri: file.size for file in snapshot.files if reach.meets(file)}",
+        "held = {file.uri: file.size for file in snapshot.files if ranges.may_overlap(file)}",
         "held: dict[str, int] = {}",
         (*_PLAIN, "deleted_to_the_line"),
     ),
