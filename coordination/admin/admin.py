@@ -21,16 +21,15 @@ from coordination.named.stored import StoredLease, StoredLeases
 from coordination.partitions.partition import Partition, Status
 from coordination.partitions.store import PartitionStore
 from coordination.partitions.transitions import reopened, reset, ruled_out
+from coordination.partitions.update import update
 from logstore.errors import (
     Conflict,
     InvalidCursor,
     InvalidInput,
     NotFound,
-    PreconditionFailed,
     StoreUnavailable,
 )
 
-_TRIES: Final = 8
 _READ_AT_ONCE: Final = 1000
 _LOOKED_AT: Final = 20_000
 """Leases that one page looks at: filters that fit few must not read all in one request."""
@@ -199,26 +198,18 @@ class LeaseAdmin:
     async def _partition(self, source: str, key: str) -> Partition:
         found = await self._partitions.get(source, key)
         if found is None:
-            raise NotFound(
-                f"there is no lease of {key!r} of {source!r}",
-                hint="The list has them: `tailrace leases`, GET /leases.",
-            )
+            raise _nothing(source, key)
         return found
 
     async def _change(
         self, source: str, key: str, change: Callable[[Partition, int], Partition]
     ) -> Entry:
-        for tries in range(_TRIES):
-            old = await self._partition(source, key)
-            wanted = change(old, self._now_ms())
-            if wanted == old:
-                return self._of_partition(old)
-            try:
-                return self._of_partition(await self._partitions.change(old, wanted))
-            except PreconditionFailed:
-                if tries == _TRIES - 1:
-                    raise
-        raise AssertionError("the last try returns or raises")
+        changed = await update(
+            self._partitions, source, key, lambda old: change(old, self._now_ms())
+        )
+        if changed is None:
+            raise _nothing(source, key)
+        return self._of_partition(changed)
 
     def _now_ms(self) -> int:
         if not self._partitions.time.known:
@@ -245,6 +236,13 @@ class LeaseAdmin:
                 field="source",
                 hint="`reset` frees it.",
             )
+
+
+def _nothing(source: str, key: str) -> NotFound:
+    return NotFound(
+        f"there is no lease of {key!r} of {source!r}",
+        hint="The list has them: `tailrace leases`, GET /leases.",
+    )
 
 
 def _owned_by(entry: Entry, owner: str) -> bool:

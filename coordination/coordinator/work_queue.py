@@ -25,6 +25,7 @@ from coordination.counters import CoordinationCounters
 from coordination.partitions.partition import NewPartition, Partition, Status
 from coordination.partitions.store import Page
 from coordination.partitions.transitions import reopened, reset, ruled_out
+from coordination.partitions.update import update
 from logstore.errors import Conflict, NotFound, PreconditionFailed
 
 _TRIES = 8
@@ -180,17 +181,18 @@ class WorkQueue:
     async def _found(self, key: str) -> Partition:
         found = await self._store.get(self.source, key)
         if found is None:
-            raise NotFound(f"there is no partition {key!r} of {self.source!r}")
+            raise self._nothing(key)
         return found
 
     async def _changed(self, key: str, wanted: Callable[[Partition, int], Partition]) -> Partition:
-        for _ in range(_TRIES):
-            found = await self._found(key)
-            try:
-                return await self._store.change(found, wanted(found, self._store.time.at_most_ms()))
-            except PreconditionFailed:
-                continue
-        raise Conflict(f"{key!r} of {self.source!r} changes all the time")
+        now_ms = self._store.time.at_most_ms
+        changed = await update(self._store, self.source, key, lambda one: wanted(one, now_ms()))
+        if changed is None:
+            raise self._nothing(key)
+        return changed
+
+    def _nothing(self, key: str) -> NotFound:
+        return NotFound(f"there is no partition {key!r} of {self.source!r}")
 
 
 def _reopened(one: Partition, now_ms: int) -> Partition:
