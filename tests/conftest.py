@@ -25,7 +25,7 @@ from tests.servers.nginx import why_no_nginx
 from tests.servers.promtool import why_no_promtool
 from tests.servers.upgrading import why_no_upgrading_clients
 
-pytest_plugins = ["tests.stores"]
+pytest_plugins = ["tests.repairs", "tests.stores"]
 # How long an example takes says nothing of the code, on whatever machine that is.
 settings.register_profile(
     "patient", settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

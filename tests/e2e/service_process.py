@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx
 
+from tests.repairs import repairs_in
 from tests.servers.ports import free_port
 
 BASE = "/api/v1/services/ingestionPipelines/logs"
@@ -19,6 +20,8 @@ _READY_SECONDS = 180.0
 
 class ServiceProcess:
     """`tailrace serve` on a folder; the port stays the same over restarts.
+
+    Whoever ends it hears of a run's log that it repaired: `AssertionError`.
 
     `open_files` is how many it may have open at most, `ulimit -n`; None: as this process.
     """
@@ -88,6 +91,8 @@ class ServiceProcess:
         self._process.send_signal(how)
         status = self._process.wait(timeout=300)
         self._process = None
+        repairs = repairs_in(self.output())
+        assert repairs == [], "the service repaired a run's log, though nobody took anything away"
         return status
 
     def _wait_ready(self) -> None:

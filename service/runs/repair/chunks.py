@@ -16,6 +16,7 @@ reported; the other lines of its run are read as before.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 
@@ -34,6 +35,8 @@ from service.runs.chunks import Chunks, Moved, extremes, goes_on
 from service.runs.locks import OncePerRun
 from service.runs.repair.orphan_chunks import Anew
 from service.runs.repair.rebuild import Records, RemadeBatch, RemadeBatches, batches_of
+
+log = logging.getLogger(__name__)
 
 _MOST_BYTES = 256 << 20
 _ROUNDS = 100
@@ -117,6 +120,12 @@ class Mender:
             if (await self._manifests.get(key)).manifest.version != manifest.version:
                 return True  # folded, or about to be sealed, while we looked
             self.vanished += 1
+            log.warning(
+                "chunk %s of %s/%s was taken away or written over; making it again",
+                vanished[0].id,
+                key.fqn,
+                key.run,
+            )
             try:
                 await self._try(manifest, *vanished)
                 mended = True

@@ -18,6 +18,7 @@ is.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
@@ -43,6 +44,8 @@ from service.runs.deletions import Deletions
 from service.runs.locks import OncePerRun
 from service.runs.merge import Folder
 from service.runs.openmetadata.importer import WRITER
+
+log = logging.getLogger(__name__)
 
 
 class Traces:
@@ -229,7 +232,7 @@ class Remaker:
         if not chunks:
             return False
         await self._swap(_manifest(key, chunks, horizon))
-        self.remade += 1
+        self._count(key)
         return True
 
     async def _run(self, key: RunKey) -> bool:
@@ -250,8 +253,12 @@ class Remaker:
         if not chunks:
             return False
         await self._folder.fold(await self._swap(_manifest(key, chunks, horizon)))
-        self.remade += 1
+        self._count(key)
         return True
+
+    def _count(self, key: RunKey) -> None:
+        self.remade += 1
+        log.warning("the log of %s/%s was gone; it is made again from records", key.fqn, key.run)
 
     async def _chunks(self, key: RunKey, records: Records, low: int) -> list[Chunk]:
         chunks: list[Chunk] = []

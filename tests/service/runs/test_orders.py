@@ -218,6 +218,7 @@ async def test_a_merge_that_meets_a_close_is_not_swapped_in() -> None:
     assert [chunk.lines for chunk in manifest.chunks] == [5, 1, 1, 1]
 
 
+@pytest.mark.repairs(reason="what was closed is spoiled")
 async def test_what_is_spoiled_after_a_close_is_told_not_hidden() -> None:
     """The reader's way to the same fault: it hears of it and gets no other text."""
     world, _ = await begun(b"one\n")

@@ -102,6 +102,7 @@ async def bodies(store: ObjectStore, names: list[str]) -> dict[str, bytes]:
     return {name: (await store.get(name))[1] for name in names}
 
 
+@pytest.mark.repairs(reason="chunks or their indexes are taken away")
 @pytest.mark.on_servers(where=("both",))
 @pytest.mark.parametrize("where", WHERE)
 async def test_the_texts_of_chunks_vanished(tmp_path: Path, where: str) -> None:
@@ -115,6 +116,7 @@ async def test_the_texts_of_chunks_vanished(tmp_path: Path, where: str) -> None:
         assert world.text.problems() == []
 
 
+@pytest.mark.repairs(reason="chunks or their indexes are taken away")
 async def test_the_texts_of_chunks_were_cut(tmp_path: Path) -> None:
     for act in ("read", "page", "close", "fold", "sweep") if on_disk() else ("fold", "sweep"):
         async with written(tmp_path / act) as (world, whole):
@@ -139,6 +141,7 @@ async def test_the_texts_of_chunks_were_cut(tmp_path: Path) -> None:
             await agree(world, expected)
 
 
+@pytest.mark.repairs(reason="chunks or their indexes are taken away")
 @pytest.mark.on_servers(where=("both",))
 @pytest.mark.parametrize("where", WHERE)
 async def test_the_indexes_of_chunks_vanished(tmp_path: Path, where: str) -> None:
@@ -151,6 +154,7 @@ async def test_the_indexes_of_chunks_vanished(tmp_path: Path, where: str) -> Non
         assert await world.text.find_batch(RUN, world.journal.entries[0][1]) is not None
 
 
+@pytest.mark.repairs(reason="chunks or their indexes are taken away")
 async def test_the_indexes_of_chunks_were_cut(tmp_path: Path) -> None:
     async with written(tmp_path, batches=3) as (world, expected):
         names = await chunk_keys(world, ".idx")
@@ -162,6 +166,7 @@ async def test_the_indexes_of_chunks_were_cut(tmp_path: Path) -> None:
         await agree(world, expected)
 
 
+@pytest.mark.repairs(reason="chunks or their indexes are taken away")
 @pytest.mark.on_servers(where=("both",))
 @pytest.mark.parametrize("where", WHERE)
 async def test_a_whole_chunk_vanished(tmp_path: Path, where: str) -> None:
@@ -173,6 +178,7 @@ async def test_a_whole_chunk_vanished(tmp_path: Path, where: str) -> None:
         assert world.text.mender.mended == 1
 
 
+@pytest.mark.repairs(reason="chunks or their indexes are taken away")
 @pytest.mark.on_servers(where=("both",), damage=("other bytes",))
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("damage", ["gone", "other bytes", "cut"])
@@ -195,6 +201,7 @@ async def test_logs_txt_vanished_or_was_written_over(
         await agree(world, expected + b"late\n")
 
 
+@pytest.mark.repairs(reason="chunks or their indexes are taken away")
 async def test_a_chunk_of_several_nodes_vanished(tmp_path: Path) -> None:
     lake = lake_in(tmp_path)
     async with engine_of(lake) as engine:
@@ -223,6 +230,7 @@ async def test_a_chunk_of_several_nodes_vanished(tmp_path: Path) -> None:
             await agree(world, expected)
 
 
+@pytest.mark.repairs(reason="chunks or their indexes are taken away")
 @pytest.mark.on_servers(fold=(True,))
 @pytest.mark.parametrize("fold", [True, False])
 @pytest.mark.parametrize("closed", [True, False])
@@ -269,6 +277,7 @@ async def test_chunks_of_several_nodes_vanished_with_their_indexes(
         assert (await worlds[0].text.size(RUN)).state == "closed"
 
 
+@pytest.mark.repairs(reason="chunks or their indexes are taken away")
 async def test_what_cannot_be_made_again_is_reported_and_the_rest_still_reads(
     tmp_path: Path,
 ) -> None:
@@ -290,6 +299,7 @@ async def test_what_cannot_be_made_again_is_reported_and_the_rest_still_reads(
         assert page.text == rest + b"new\n", "the run goes on"
 
 
+@pytest.mark.repairs(reason="chunks or their indexes are taken away")
 async def test_nobody_can_search_here(tmp_path: Path) -> None:
     async with written(tmp_path) as (world, _):
         world.records = None
@@ -298,6 +308,7 @@ async def test_nobody_can_search_here(tmp_path: Path) -> None:
             await world.whole(RUN)
 
 
+@pytest.mark.repairs(reason="chunks or their indexes are taken away")
 async def test_a_flush_that_needs_a_vanished_index_ends(tmp_path: Path) -> None:
     """It looked again and again without a pause, for ever."""
     async with written(tmp_path, batches=3) as (world, expected):
@@ -310,6 +321,7 @@ async def test_a_flush_that_needs_a_vanished_index_ends(tmp_path: Path) -> None:
         await agree(world, expected)
 
 
+@pytest.mark.repairs(reason="chunks or their indexes are taken away")
 async def test_the_search_gives_a_copy_from_elsewhere(tmp_path: Path) -> None:
     """Its position is not the chunk's, so the lines were taken for lost, every other time."""
     async with written(tmp_path, batches=3) as (world, expected):
@@ -328,6 +340,7 @@ async def test_the_search_gives_a_copy_from_elsewhere(tmp_path: Path) -> None:
         await agree(world, expected)
 
 
+@pytest.mark.repairs(reason="chunks or their indexes are taken away")
 async def test_a_close_makes_again_what_it_is_made_of(tmp_path: Path) -> None:
     async with written(tmp_path) as (world, expected):
         await world.store.delete((await chunk_keys(world, ".txt"))[1:3])
@@ -336,6 +349,7 @@ async def test_a_close_makes_again_what_it_is_made_of(tmp_path: Path) -> None:
         assert (await world.store.get(keys.logs(keys.PREFIX, RUN)))[1] == expected
 
 
+@pytest.mark.repairs(reason="chunks or their indexes are taken away")
 async def test_the_sweeper_finds_it_before_a_reader_does(tmp_path: Path) -> None:
     async with written(tmp_path) as (world, expected):
         names = await chunk_keys(world, ".txt")
@@ -346,6 +360,7 @@ async def test_the_sweeper_finds_it_before_a_reader_does(tmp_path: Path) -> None
         await agree(world, expected)
 
 
+@pytest.mark.repairs(reason="chunks or their indexes are taken away")
 async def test_many_readers_make_it_again_once(tmp_path: Path) -> None:
     async with written(tmp_path) as (world, expected):
         await world.store.delete(await chunk_keys(world, ".txt"))
@@ -367,6 +382,7 @@ async def test_a_partial_text_that_vanished_is_published_again(tmp_path: Path) -
         assert [i.key async for i in world.store.list(where)] == []
 
 
+@pytest.mark.repairs(reason="chunks or their indexes are taken away")
 async def test_one_that_is_lost_keeps_no_other_from_being_mended(tmp_path: Path) -> None:
     async with written(tmp_path, batches=3) as (world, expected):
         texts, indexes = await chunk_keys(world, ".txt"), await chunk_keys(world, ".idx")

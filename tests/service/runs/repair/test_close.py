@@ -13,6 +13,7 @@ from tests.service.runs.repair.test_chunks import RUN, WHERE, agree, chunk_keys,
 pytestmark = pytest.mark.usefixtures("every_store")
 
 
+@pytest.mark.repairs(reason="an index or `logs.txt` is taken away")
 @pytest.mark.on_servers(where=("both",), logs=("gone",))
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("logs", ["gone", "other bytes"])
@@ -32,6 +33,7 @@ async def test_logs_txt_vanished_with_its_index(tmp_path: Path, where: str, logs
         await agree(world, expected)
 
 
+@pytest.mark.repairs(reason="an index or `logs.txt` is taken away")
 @pytest.mark.on_servers(act=("killed",))
 @pytest.mark.parametrize("act", ["close", "sweep", "killed"])
 async def test_a_close_makes_again_an_index_that_it_needs(tmp_path: Path, act: str) -> None:
@@ -55,6 +57,7 @@ async def test_a_close_makes_again_an_index_that_it_needs(tmp_path: Path, act: s
         assert (await world.store.get(keys.logs(keys.PREFIX, RUN)))[1] == expected
 
 
+@pytest.mark.repairs(reason="an index or `logs.txt` is taken away")
 @pytest.mark.on_servers(act=("sweep",), logs=("other bytes",))
 @pytest.mark.parametrize("act", ["close", "sweep"])
 @pytest.mark.parametrize("logs", ["gone", "cut", "other bytes"])

@@ -15,6 +15,7 @@ from tests.service.runs.repair.test_chunks import RUN, WHERE, Reader, agree, wri
 pytestmark = pytest.mark.usefixtures("every_store")
 
 
+@pytest.mark.repairs(reason="the manifest is taken away")
 @pytest.mark.on_servers(where=("both",), restarted=(True,))
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("restarted", [False, True])
@@ -36,6 +37,7 @@ async def test_new_lines_come_after_the_manifest_is_gone(
         assert (await world.store.get(keys.logs(keys.PREFIX, RUN)))[1] == expected
 
 
+@pytest.mark.repairs(reason="the manifest is taken away")
 async def test_an_older_partial_text_of_our_own_is_not_taken_for_all(tmp_path: Path) -> None:
     lake = lake_in(tmp_path)
     async with engine_of(lake) as engine:

@@ -84,6 +84,7 @@ async def gone(reader: World) -> None:
     assert reader.text.remaker.remade == 0
 
 
+@pytest.mark.repairs(reason="all but the records is taken away")
 @pytest.mark.on_servers(where=("both",))
 @pytest.mark.parametrize("where", ["segments", "table", "both"])
 async def test_only_segments_or_table_are_left(tmp_path: Path, where: str) -> None:
@@ -108,6 +109,7 @@ async def test_only_segments_or_table_are_left(tmp_path: Path, where: str) -> No
         assert logs[1] == text_of(*batches)
 
 
+@pytest.mark.repairs(reason="all but the records is taken away")
 async def test_records_that_hold_newlines(tmp_path: Path) -> None:
     lake = lake_in(tmp_path)
     text = b"a\nb\nc\nd\n"
@@ -119,6 +121,7 @@ async def test_records_that_hold_newlines(tmp_path: Path) -> None:
         await agree(reader, text)
 
 
+@pytest.mark.repairs(reason="all but the records is taken away")
 async def test_a_copy_that_comes_later_is_left_out(tmp_path: Path) -> None:
     lake = lake_in(tmp_path)
     batches = entries(6)
@@ -153,6 +156,7 @@ async def test_what_was_deleted_stays_away(tmp_path: Path) -> None:
         await gone(reader)
 
 
+@pytest.mark.repairs(reason="all but the records is taken away")
 async def test_only_what_was_deleted_stays_away(tmp_path: Path) -> None:
     lake = lake_in(tmp_path)
     batches = entries(6)
@@ -176,6 +180,7 @@ async def test_a_run_whose_manifest_says_deleted_is_not_remade(tmp_path: Path) -
         await gone(reader)
 
 
+@pytest.mark.repairs(reason="all but the records is taken away")
 async def test_with_a_segment_that_cannot_be_read_nothing_is_remade(tmp_path: Path) -> None:
     lake = lake_in(tmp_path)
     await lake.segment(entries(3))
@@ -213,6 +218,7 @@ async def test_while_searches_are_busy_it_is_a_run_that_never_was(tmp_path: Path
         assert reader.text.remaker.put_off == 1
 
 
+@pytest.mark.repairs(reason="all but the records is taken away")
 async def test_two_nodes_remake_it_once(tmp_path: Path) -> None:
     lake = lake_in(tmp_path)
     batches = entries(30)
