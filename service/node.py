@@ -31,8 +31,9 @@ from service.journal.state import JournalState
 from service.journal.view import JournalPin
 from service.journal.writer import Appended
 from service.runs.repair.rebuild import Records
-from service.runs.run_logs import Text
+from service.runs.run_logs import RunLogs
 from service.runs.tuning import Tuning
+from service.runs.wiring import Surroundings, open_run_logs
 from service.runtime.clock_skew import ClockSkew
 from service.runtime.identity import DataFolder, Identity, register
 from service.runtime.seams import Seams
@@ -89,7 +90,7 @@ class Node:
         self.lineage: Lineage
         self.shipper: SegmentShipper
         self.appender: Appender
-        self.text: Text
+        self.text: RunLogs
         self.tail: Tail
 
     async def start(self) -> None:
@@ -141,28 +142,24 @@ class Node:
             confirmations=self._confirmations,
             on_confirmed=lambda cut: self.text.confirmed(cut.seq, cut.first, cut.end),
         )
-        self.text = Text(
+        self.text = open_run_logs(
             self.identity.node,
             self.identity.parents,
             seams.store,
             seams.clock,
             seams.entropy,
             settings,
-            tuning=self._tuning,
-            pin=self.journal.pin,
-            offload=seams.offload,
-            record_close=self.journal.record_close,
-            record_tombstone=self._record_tombstone,
-            flushed_through=self.shipper.confirmed_through,
-            last_ulid=lambda key: self.appender.last_ulid(key),
-            closes=dict(state.closes),
-            tombstones=dict(state.tombstones),
-            close_done=self.journal.finish_close,
-            tombstone_done=self.journal.finish_deletion,
-            on_ended=self.tail.ended,
-            watermark=self.marks.watermark,
-            newest_date=seams.newest_date,
-            records=lambda: self.records,
+            self._tuning,
+            Surroundings(
+                self.journal,
+                seams.offload,
+                confirmed_through=self.shipper.confirmed_through,
+                last_ulid=lambda key: self.appender.last_ulid(key),
+                watermark=self.marks.watermark,
+                ended=self.tail.ended,
+                newest_date=seams.newest_date,
+                records=lambda: self.records,
+            ),
         )
         for (fqn, run), t in state.deleted.all().items():
             self.text.deletions.note(fqn, run, t)
@@ -361,11 +358,6 @@ class Node:
         # The texts can be made from the segments; room for new batches cannot.
         scarce = self.journal.bytes > self._settings.journal.max_bytes // 2
         self.journal.release(confirmed if scarce else min(confirmed, self.text.flushed_pos))
-
-    async def _record_tombstone(self, fqn: str, run: str | None, t: int) -> None:
-        """Once it is recorded, no close from before it is anybody's concern."""
-        await self.journal.record_tombstone(fqn, run, t)
-        self.text.closer.abandon(fqn, run)
 
     # --- stopping ------------------------------------------------------------------
 

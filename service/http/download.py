@@ -18,9 +18,10 @@ from isal import isal_zlib
 
 from logstore.batch import RunKey
 from logstore.errors import NotFound
-from service.http.node import NodeApi, TextSize
+from service.http.node import NodeApi
 from service.http.ranges import Span, accepts_gzip, matches, parse_range
 from service.http.targets import BASE, run_key
+from service.runs.read import TextSize
 
 _GZIP = 16 + isal_zlib.MAX_WBITS
 _TYPE = "text/plain; charset=utf-8"
@@ -52,7 +53,7 @@ def download_routes(node: NodeApi) -> APIRouter:
     @router.head("/{fqn}/{runId}/download", include_in_schema=False)
     async def download(fqn: str, runId: str, request: Request) -> Response:  # noqa: N803
         key = run_key(fqn, runId)
-        size = await node.text.size(key)
+        size = await node.text.reader.size(key)
         if size.state in ("none", "deleted"):
             raise NotFound(f"no run {key.run!r} of {key.fqn!r}")
         response = answer(node, key, size, request.headers)
@@ -76,7 +77,7 @@ def answer(node: NodeApi, key: RunKey, size: TextSize, headers: Mapping[str, str
         common["etag"] = tags.plain
         return _part(node, key, span, total, common)
     common["content-disposition"] = f'attachment; filename="{_file_name(key)}"'
-    text = node.text.download(key)
+    text = node.text.reader.download(key)
     if accepts_gzip(headers.get("accept-encoding")):
         if "etag" in common and tags.gzip:
             common["etag"] = tags.gzip
@@ -115,7 +116,7 @@ def _part(
     node: NodeApi, key: RunKey, span: Span, total: str, common: dict[str, str]
 ) -> StreamingResponse:
     return StreamingResponse(
-        node.text.download(key, offset=span.first, size=span.size),
+        node.text.reader.download(key, offset=span.first, size=span.size),
         status_code=206,
         headers={
             **common,

@@ -24,11 +24,12 @@ from logstore.clock import Clock
 from logstore.errors import NotFound
 from logstore.runs.report import Report
 from service.http.download import answer, without_body
-from service.http.node import NodeApi, Page
+from service.http.node import NodeApi
 from service.http.pages import page_from_start, total_of
 from service.http.paging import Plain, page_response
 from service.http.settings import PageSettings
 from service.http.targets import BASE, name
+from service.runs.read import Page
 from service.status.last import last_run
 
 DEFAULT: Final = "ingestion_task"
@@ -107,7 +108,7 @@ def last_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRoute
             str | None, Query(description=f"Of the pipeline: {', '.join(TASKS)}.")
         ] = None,
     ) -> Response:
-        key, report = await last_run(node.status, node.text, name(fqn.encode(), "fqn"))
+        key, report = await last_run(node.status, node.text.listing, name(fqn.encode(), "fqn"))
         task = task_key(type, report)
         try:
             page = await page_from_start(node, key, after, min(limit, settings.max_lines))
@@ -126,8 +127,8 @@ def last_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRoute
     )
     @router.head("/{fqn}/last/download", include_in_schema=False)
     async def download(fqn: str, request: Request) -> Response:
-        key, _ = await last_run(node.status, node.text, name(fqn.encode(), "fqn"))
-        size = await node.text.size(key)
+        key, _ = await last_run(node.status, node.text.listing, name(fqn.encode(), "fqn"))
+        size = await node.text.reader.size(key)
         response = answer(node, key, size, request.headers)
         response.headers["tailrace-run"] = _header(key.run)
         if response.status_code in (200, 206):

@@ -7,10 +7,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from pydantic import BaseModel
 
-from service.http.node import NodeApi, RunSummary
+from service.http.node import NodeApi
 from service.http.pages import must_know
 from service.http.settings import PageSettings
 from service.http.targets import BASE, name, run_key
+from service.runs.listing import RunSummary
 
 _MAX_RUNS = 10_000
 
@@ -53,7 +54,7 @@ def listing_routes(node: NodeApi, settings: PageSettings) -> APIRouter:
 
     @router.get("", summary="Pipelines that have runs", response_model=PipelineList)
     async def pipelines() -> dict[str, Any]:
-        return {"pipelines": list(await node.text.pipelines())}
+        return {"pipelines": list(await node.text.listing.pipelines())}
 
     @router.get("/{fqn}", summary="Runs of a pipeline, newest first", response_model=RunList)
     async def runs(
@@ -61,7 +62,7 @@ def listing_routes(node: NodeApi, settings: PageSettings) -> APIRouter:
         limit: Annotated[int, Query(ge=1, description="Runs at most.")] = settings.run_list,
     ) -> dict[str, Any]:
         pipeline = name(fqn.encode(), "fqn")
-        found = await node.text.runs(pipeline, min(limit, _MAX_RUNS))
+        found = await node.text.listing.runs(pipeline, min(limit, _MAX_RUNS))
         if not found:
             await must_know(node, pipeline)
         return {"runs": [run.run for run in found], "details": [_details(run) for run in found]}

@@ -1,4 +1,6 @@
-"""What the HTTP doors need of a node; `service.node.Node` is one, tests bring a small one.
+"""What the routes need of a node: a seam with two implementations.
+
+`service.node.Node` is one; the node in memory that tests of routes use is the other.
 
 Cursors towards clients are text: a decimal line offset, or `Cursor.encode()`.
 """
@@ -11,72 +13,14 @@ from typing import Protocol
 from logstore.batch import RunKey
 from logstore.position import Cursor
 from service.ingest.batch import IncomingBatch, Receipt, Submitted
+from service.runs.listing import RunSummary
+from service.runs.read import Page, TextPiece, TextSize
 from service.status.status import RunStatus
 from service.tail import Tail
 
 
-class Page(Protocol):
-    """Lines of a run, whole, each with its newline; totals are of the run as it is now."""
-
-    @property
-    def text(self) -> bytes: ...
-    @property
-    def after(self) -> str | None: ...
-    @property
-    def before(self) -> str | None: ...
-    @property
-    def total_lines(self) -> int: ...
-    @property
-    def total_bytes(self) -> int: ...
-    @property
-    def state(self) -> str: ...
-    @property
-    def streaming(self) -> bool: ...
-    @property
-    def missing(self) -> int: ...
-
-
-class TextPiece(Protocol):
-    """Whole lines, and the cursor after the last of them."""
-
-    @property
-    def text(self) -> bytes: ...
-    @property
-    def cursor(self) -> Cursor: ...
-
-
-class TextSize(Protocol):
-    """How long the text is now, and how much of it is in the store under which ETag."""
-
-    @property
-    def stored_bytes(self) -> int: ...
-    @property
-    def total_bytes(self) -> int: ...
-    @property
-    def etag(self) -> str | None: ...
-    @property
-    def state(self) -> str: ...
-
-
-class RunSummary(Protocol):
-    """A run in a list; times in milliseconds since the epoch."""
-
-    @property
-    def run(self) -> str: ...
-    @property
-    def state(self) -> str: ...
-    @property
-    def lines(self) -> int | None: ...
-    @property
-    def bytes(self) -> int: ...
-    @property
-    def first_ms(self) -> int | None: ...
-    @property
-    def last_ms(self) -> int | None: ...
-
-
-class RunText(Protocol):
-    """Reading the text of runs, stored and hot parts together."""
+class RunReader(Protocol):
+    """Reading the logs of runs, stored and hot parts together."""
 
     async def page(
         self,
@@ -116,6 +60,10 @@ class RunText(Protocol):
         """Lengths and state; zero and `none` for a run that never was."""
         ...
 
+
+class RunListing(Protocol):
+    """Which runs there are."""
+
     async def runs(self, fqn: str, limit: int) -> Sequence[RunSummary]:
         """Runs of a pipeline, newest first."""
         ...
@@ -123,6 +71,15 @@ class RunText(Protocol):
     async def pipelines(self) -> Sequence[str]:
         """Names of all pipelines that have runs."""
         ...
+
+
+class RunText(Protocol):
+    """The run logs of the node."""
+
+    @property
+    def reader(self) -> RunReader: ...
+    @property
+    def listing(self) -> RunListing: ...
 
 
 class NodeApi(Protocol):

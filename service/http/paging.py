@@ -20,8 +20,9 @@ from fastapi.responses import Response, StreamingResponse
 from isal import isal_zlib
 
 from logstore.batch import RunKey
-from service.http.node import NodeApi, Page
+from service.http.node import NodeApi
 from service.http.text import shown
+from service.runs.read import Page
 
 PIECE_BYTES: Final = 512 << 10
 MAX_BYTES: Final = 16 << 20
@@ -107,7 +108,9 @@ async def _pieces(
     del begun
     while last.missing and size < MAX_BYTES:
         most = min(PIECE_BYTES, MAX_BYTES - size)
-        last = await node.text.page(key, after=last.after, limit=last.missing, max_bytes=most)
+        last = await node.text.reader.page(
+            key, after=last.after, limit=last.missing, max_bytes=most
+        )
         size += len(last.text)
         yield encoder.add(last.text)
     yield encoder.end() + _behind(rest(first, last))

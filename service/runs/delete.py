@@ -31,6 +31,7 @@ from service.runs.chunks import extremes, stored_directory
 from service.runs.deletions import Deletions
 from service.runs.locks import RunLocks
 from service.runs.openmetadata.layout import Upstream
+from service.runs.pending import FlushProgress
 from service.runs.pin import Pin
 from service.runs.trim import Trimmer
 
@@ -58,7 +59,7 @@ class Deleter:
         last_ulid: Callable[[RunKey], int],
         record_tombstone: Callable[[str, str | None, int], Awaitable[None]],
         tombstone_done: Callable[[str, str | None, int], None],
-        flushed: Callable[[], int],
+        progress: FlushProgress,
         forget: Callable[[RunKey], None],
     ) -> None:
         self._store = store
@@ -75,7 +76,7 @@ class Deleter:
         self._last_ulid = last_ulid
         self._record_tombstone = record_tombstone
         self._tombstone_done = tombstone_done
-        self._flushed = flushed
+        self._progress = progress
         self._forget = forget
         self._unfinished: list[tuple[str, str | None, int]] = []
         self._wake = asyncio.Event()
@@ -285,7 +286,7 @@ class Deleter:
     def _hot_runs(self, fqn: str) -> list[RunKey]:
         """Runs of the pipeline with undeleted lines in the journal."""
         with self._pin() as pin:
-            batches = pin.batches(start=self._flushed())
+            batches = pin.batches(start=self._progress.flushed_pos)
             numbers = np.unique(batches.rows["run"]).tolist()
             keys_ = [batches.runs[number] for number in numbers]
             return [

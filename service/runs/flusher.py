@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import numpy as np
 
@@ -21,7 +21,6 @@ from logstore.batch import RunKey
 from logstore.clock import Clock
 from logstore.errors import (
     Damaged,
-    NodeNotReady,
     NotFound,
     OutcomeUnknown,
     TailraceError,
@@ -31,20 +30,19 @@ from logstore.objects.store import ObjectStore
 from logstore.runs.manifest import Manifest
 from logstore.runs.watermark import raise_watermark, read_watermark
 from service.runs.backlog import Backlog, StoredSegment
+from service.runs.events import RunEvents
 from service.runs.flush import RunFlush
 from service.runs.locks import RunLocks
-from service.runs.pending import FlushRules, Pending
+from service.runs.pending import FlushProgress, Pending
 from service.runs.pin import Pin
-from service.runs.settings import RunSettings
 from service.runtime.heartbeat import Heartbeat
 
 _LOOK_SECONDS = 0.5
-_START_SECONDS = 5.0
 _UNKNOWN_BYTES_PER_ROW = 100
 
 
 class TextFlusher:
-    """Of one node. `after_flush` is called with every manifest that a flush left behind."""
+    """Of one node. `events` hear of every manifest that a flush left behind."""
 
     def __init__(
         self,
@@ -52,7 +50,7 @@ class TextFlusher:
         parents: list[str],
         store: ObjectStore,
         clock: Clock,
-        settings: RunSettings,
+        progress: FlushProgress,
         *,
         parallel: int,
         watermark_seconds: float,
@@ -61,7 +59,7 @@ class TextFlusher:
         run_flush: RunFlush,
         locks: RunLocks,
         fresh_id: Callable[[], str],
-        after_flush: Callable[[Manifest], Awaitable[None]],
+        events: RunEvents,
     ) -> None:
         self._node = node
         self._parents = parents
@@ -74,18 +72,13 @@ class TextFlusher:
         self._run_flush = run_flush
         self._locks = locks
         self._fresh_id = fresh_id
-        self._after_flush = after_flush
-        self._pending = Pending(
-            FlushRules(
-                settings.early_flush_watermark_bytes, settings.partial_flush_interval_seconds
-            )
-        )
+        self._events = events
+        self._progress = progress
+        self._pending = progress.pending
         self._wake = asyncio.Event()
-        self._started = asyncio.Event()
         self._stopping = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._trying: set[RunKey] = set()
-        self._confirmed_pos = 0
         self._mark_due = 0.0
         self._barriers: dict[RunKey, int] = {}
         self.heartbeat = Heartbeat(clock)
@@ -94,28 +87,13 @@ class TextFlusher:
         self.last_error: str | None = None
 
     @property
-    def flushed_pos(self) -> int:
-        """All lines of this node below are in chunks, or left out for good."""
-        return self._pending.low(self._confirmed_pos) if self._started.is_set() else 0
-
-    async def until_started(self) -> None:
-        """Waits until it is known what is flushed. Raises `NodeNotReady`."""
-        if self._started.is_set():
-            return
-        try:
-            async with asyncio.timeout(_START_SECONDS):
-                await self._started.wait()
-        except TimeoutError as error:
-            raise NodeNotReady("the node has not reached its object store yet") from error
-
-    @property
     def pending(self) -> Pending:
         """What waits."""
         return self._pending
 
     def lacks(self, key: RunKey, end: int) -> bool:
         """Whether lines of the run, of which there are some below `end`, are in no chunk yet."""
-        return end > self._confirmed_pos or self._pending.get(key) is not None
+        return end > self._progress.confirmed_pos or self._pending.get(key) is not None
 
     def follows(self, key: RunKey, pos: int) -> bool:
         """Whether this node has lines of the run at or above `pos`, synced."""
@@ -125,7 +103,7 @@ class TextFlusher:
     def lacking(self) -> list[tuple[RunKey, int]]:
         """Runs of whose lines here some are in no chunk yet, and one past the last of them."""
         with self._pin() as pin:
-            batches = pin.batches(start=self._confirmed_pos)
+            batches = pin.batches(start=self._progress.confirmed_pos)
             ends = np.zeros(len(batches.runs), np.int64)
             ends[batches.rows["run"]] = batches.rows["pos"] + 1  # of each run the last one stays
         found = dict.fromkeys(self._pending.waiting(), 0)
@@ -150,12 +128,12 @@ class TextFlusher:
             ]
             start = max(mark.pos, pin.first_pos)
             self._pending.add_batches(pin.batches(start=start, end=pin.confirmed_pos), now)
-            self._confirmed_pos = max(self._confirmed_pos, pin.confirmed_pos)
+            self._progress.confirmed_pos = max(self._progress.confirmed_pos, pin.confirmed_pos)
             released = [s for s in self._backlog.own if s.first < pin.first_pos]
         for segment in released:
             await self._add_segment(segment, now)
         await self.inherit(parents)
-        self._started.set()
+        self._progress.started()
 
     async def inherit(self, segments: list[StoredSegment]) -> None:
         """Takes care of segments of another node. Raises `StoreUnavailable`."""
@@ -167,19 +145,19 @@ class TextFlusher:
     async def _add_segment(self, segment: StoredSegment, now: float) -> None:
         for run in await self._backlog.runs_of(segment):
             # Lines of other nodes hold back no position of this one.
-            first = run.first if segment.node == self._node else self._confirmed_pos
+            first = run.first if segment.node == self._node else self._progress.confirmed_pos
             self._pending.add(run.key, first, run.rows * _UNKNOWN_BYTES_PER_ROW, now)
 
     def confirmed(self, seq: int, first: int, end: int) -> None:
         """A segment of this node is in the store."""
-        if end <= self._confirmed_pos:
+        if end <= self._progress.confirmed_pos:
             return
         self._backlog.own.append(StoredSegment(self._node, seq, first, end))
         with self._pin() as pin:
-            start = max(self._confirmed_pos, first)
+            start = max(self._progress.confirmed_pos, first)
             batches = pin.batches(start=start, end=end)
             self._pending.add_batches(batches, self._clock.monotonic())
-        self._confirmed_pos = end
+        self._progress.confirmed_pos = end
         self._wake.set()
 
     def hold_at(self, key: RunKey, pos: int) -> None:
@@ -230,9 +208,10 @@ class TextFlusher:
 
     async def flush(self, key: RunKey, *, end: int | None = None) -> Manifest | None:
         """Everything confirmed of the run, below `end` if given. Raises `TailraceError`."""
-        await self.until_started()
+        await self._progress.until_started()
         async with self._locks.of(key):
-            limit = self._confirmed_pos if end is None else min(end, self._confirmed_pos)
+            confirmed = self._progress.confirmed_pos
+            limit = confirmed if end is None else min(end, confirmed)
             waiting = self._pending.get(key)
             if waiting is None:
                 return None
@@ -245,14 +224,14 @@ class TextFlusher:
                 raise
             for segment in inherited:
                 segment.waiting.discard(key)
-            if limit < self._confirmed_pos and end is not None:
+            if limit < self._progress.confirmed_pos and end is not None:
                 taken = 0 if self._news_above(key, limit) else taken
             self._pending.done(key, taken, limit, self._clock.monotonic())
             self.flushes += 1
             self.heartbeat.success()
             self.last_error = None
         try:
-            await self._after_flush(manifest)
+            await self._events.flushed(manifest)
         except TailraceError as error:  # folding and publishing come again with the next flush
             self.last_error = f"{key.fqn}/{key.run}: after the flush: {error}"
         return manifest
@@ -260,7 +239,7 @@ class TextFlusher:
     async def _flush_through(self, key: RunKey, limit: int) -> Manifest:
         """In two chunks if a close stands between."""
         with self._pin() as pin:
-            low = self.flushed_pos
+            low = self._progress.flushed_pos
             barrier = self._barriers.get(key)
             if barrier is not None and barrier < limit:
                 await self._run_flush.flush(key, pin, low, barrier)
@@ -271,7 +250,7 @@ class TextFlusher:
         with self._pin() as pin:
             if pin.first_pos > limit:
                 return True
-            return len(pin.batches(run=key, start=limit, end=self._confirmed_pos).rows) > 0
+            return len(pin.batches(run=key, start=limit, end=self._progress.confirmed_pos).rows) > 0
 
     def _failed(self, key: RunKey, error: BaseException) -> None:
         self._pending.failed(key, self._clock.monotonic())
@@ -310,7 +289,7 @@ class TextFlusher:
     async def raise_marks(self, *, force: bool = False) -> None:
         """Writes down how far the segments are in chunks, every `mark_seconds`."""
         now = self._clock.monotonic()
-        low = self.flushed_pos
+        low = self._progress.flushed_pos
         if now < self._mark_due and not force:
             return
         done = [segment for segment in self._backlog.own if segment.end <= low]

@@ -23,8 +23,8 @@ from logstore.objects.store import ObjectStore
 from logstore.runs.manifest import Manifest, decode_manifest
 from service.runs.chunks import extremes
 from service.runs.deletions import Deletions
-from service.runs.flusher import TextFlusher
 from service.runs.openmetadata.layout import Upstream
+from service.runs.pending import FlushProgress
 from service.runs.pin import Pin
 from service.runs.snapshot import Snapshot, Snapshots
 
@@ -52,23 +52,23 @@ class Listing:
     def __init__(
         self,
         store: ObjectStore,
-        flusher: TextFlusher,
+        progress: FlushProgress,
         pin: Callable[[], Pin],
         deletions: Deletions,
         snapshots: Snapshots,
         upstream: Upstream,
     ) -> None:
-        self._listed_store = store
-        self._listed_flusher = flusher
-        self._listing_pin = pin
-        self._listing_deletions = deletions
-        self._listing_snapshots = snapshots
-        self._listing_upstream = upstream
+        self._store = store
+        self._progress = progress
+        self._pin = pin
+        self._deletions = deletions
+        self._snapshots = snapshots
+        self._upstream = upstream
 
     async def runs(self, fqn: str, limit: int) -> list[RunSummary]:
         """The runs of a pipeline, newest first. Raises `StoreUnavailable`, `Damaged`."""
         hot = self._hot()
-        infos = [info async for info in self._listed_store.list(keys.manifests_of(fqn))]
+        infos = [info async for info in self._store.list(keys.manifests_of(fqn))]
         infos.sort(key=lambda info: info.modified_ms, reverse=True)
         found = await self._untaken(fqn, {info.key for info in infos})
         most = limit + len(found)
@@ -81,7 +81,7 @@ class Listing:
                     found[manifest.key.run] = _of_manifest(manifest)
         for key in hot:
             if key.fqn == fqn:
-                summary = await self._listing_snapshots.with_one(key, _of_snapshot)
+                summary = await self._snapshots.with_one(key, _of_snapshot)
                 if summary is not None:
                     found[key.run] = summary
         newest = sorted(found.values(), key=lambda s: (s.first_ms or 0, s.run), reverse=True)
@@ -90,7 +90,7 @@ class Listing:
     async def pipelines(self) -> list[str]:
         """Names of all pipelines that have runs, in order."""
         found = {key.fqn for key in self._hot()}
-        async for folder in self._listed_store.folders(keys.RUNS):
+        async for folder in self._store.folders(keys.RUNS):
             name = await self._pipeline(folder)
             if name is not None:
                 found.add(name)
@@ -102,12 +102,12 @@ class Listing:
         async def look(snapshot: Snapshot) -> bool:
             return snapshot.exists
 
-        return await self._listing_snapshots.with_one(key, look)
+        return await self._snapshots.with_one(key, look)
 
     async def _untaken(self, fqn: str, manifests: AbstractSet[str]) -> dict[str, RunSummary]:
         """Runs that OpenMetadata wrote and that have no manifest."""
         found: dict[str, RunSummary] = {}
-        async for run in self._listing_upstream.runs(fqn):
+        async for run in self._upstream.runs(fqn):
             born = ulids.highest_at(run.modified_ms)
             if keys.run_manifest(run.key) in manifests or born <= self._deleted(run.key):
                 continue
@@ -121,7 +121,7 @@ class Listing:
     async def _pipeline(self, folder: str) -> str | None:
         """The name of a pipeline that has a run which is not deleted."""
         component = folder.removeprefix(keys.RUNS).strip("/")
-        async for info in self._listed_store.list(f"{keys.RUNS}{component}/"):
+        async for info in self._store.list(f"{keys.RUNS}{component}/"):
             manifest = await self._manifest(info.key)
             if manifest is not None and self._shown(manifest):
                 return decode(component) or manifest.key.fqn
@@ -129,7 +129,7 @@ class Listing:
 
     async def _manifest(self, key: str) -> Manifest | None:
         try:
-            return decode_manifest((await self._listed_store.get(key))[1])
+            return decode_manifest((await self._store.get(key))[1])
         except NotFound:
             return None
 
@@ -137,12 +137,12 @@ class Listing:
         return bool(manifest.chunks) and manifest.last > self._deleted(manifest.key)
 
     def _deleted(self, key: RunKey) -> int:
-        return self._listing_deletions.horizon(key)
+        return self._deletions.horizon(key)
 
     def _hot(self) -> list[RunKey]:
         """Runs with undeleted lines in the journal."""
-        with self._listing_pin() as pin:
-            batches = pin.batches(start=self._listed_flusher.flushed_pos)
+        with self._pin() as pin:
+            batches = pin.batches(start=self._progress.flushed_pos)
             rows = batches.rows
             found = []
             for number in np.unique(rows["run"]).tolist():

@@ -13,7 +13,9 @@ from logstore.batch import RunKey
 from logstore.clock import Clock
 from logstore.objects.store import ObjectStore, Part
 from logstore.runs.manifest import FORMAT, Manifest
+from logstore.runs.manifests import Manifests
 from service.runs.chunks import Chunks
+from service.runs.locks import RunLocks
 
 _SMALL_BYTES = 5 << 20
 _GROWTH = 2.0
@@ -24,9 +26,19 @@ class PartialPublisher:
     """Of one node."""
 
     def __init__(
-        self, store: ObjectStore, chunks: Chunks, prefix: str, clock: Clock, *, seconds: float
+        self,
+        store: ObjectStore,
+        manifests: Manifests,
+        chunks: Chunks,
+        locks: RunLocks,
+        prefix: str,
+        clock: Clock,
+        *,
+        seconds: float,
     ) -> None:
         self._store = store
+        self._manifests = manifests
+        self._locks = locks
         self._chunks = chunks
         self._prefix = prefix
         self._clock = clock
@@ -45,8 +57,23 @@ class PartialPublisher:
             manifest.bytes < _SMALL_BYTES or manifest.bytes >= size * _GROWTH
         )
 
-    async def publish(self, manifest: Manifest) -> None:
-        """Writes it from a manifest that is the newest. Raises `Unavailable`, `OutcomeUnknown`."""
+    async def publish(self, key: RunKey, *, due: bool = False) -> None:
+        """Writes it if the run is open and, with `due`, if it is worth it.
+
+        Raises `Unavailable`, `OutcomeUnknown`.
+        """
+        # Under the lock, so that it cannot come after the close that removes it.
+        async with self._locks.of(key):
+            manifest = (await self._manifests.get(key)).manifest
+            if manifest.state != "open" or (due and not self.due(manifest)):
+                return
+            await self._write(manifest)
+            # Another node may have closed it meanwhile, and removed the one before.
+            if (await self._manifests.get(key)).manifest.state != "open":
+                await self._store.delete([keys.partial(self._prefix, key)])
+
+    async def _write(self, manifest: Manifest) -> None:
+        """From a manifest that is the newest."""
         key = manifest.key
         parts = [
             Part(self._chunks.text_key(key, chunk), 0, chunk.bytes) for chunk in manifest.chunks

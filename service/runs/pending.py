@@ -5,12 +5,16 @@ So a store that is away for hours costs about 200 bytes of memory per run with n
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from logstore.batch import Batches, RunKey
+from logstore.errors import NodeNotReady
+
+_START_SECONDS = 5.0
 
 
 @dataclass(slots=True)
@@ -132,3 +136,31 @@ class Pending:
     def _firsts(self) -> Iterator[int]:
         for run in self._runs.values():
             yield run.first
+
+
+class FlushProgress:
+    """How far this node's lines are: below `confirmed_pos` all are in segments."""
+
+    def __init__(self, pending: Pending) -> None:
+        self.pending = pending
+        self.confirmed_pos = 0
+        self._started = asyncio.Event()
+
+    @property
+    def flushed_pos(self) -> int:
+        """All lines of this node below are in chunks, or left out for good."""
+        return self.pending.low(self.confirmed_pos) if self._started.is_set() else 0
+
+    def started(self) -> None:
+        """It is known from now on what is flushed."""
+        self._started.set()
+
+    async def until_started(self) -> None:
+        """Waits until it is known what is flushed. Raises `NodeNotReady`."""
+        if self._started.is_set():
+            return
+        try:
+            async with asyncio.timeout(_START_SECONDS):
+                await self._started.wait()
+        except TimeoutError as error:
+            raise NodeNotReady("the node has not reached its object store yet") from error

@@ -1,7 +1,8 @@
-"""What the texts need of the journal: the hot part of the node at one moment."""
+"""What run logs need of the journal: its hot part at one moment, and a record of what is asked."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -37,3 +38,44 @@ class Pin(Protocol):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None: ...
+
+
+class Recorded(Protocol):
+    """Closes and deletions of this node that are not carried out yet."""
+
+    @property
+    def closes(self) -> Mapping[RunKey, int]:
+        """Of each run the position that ends it."""
+        ...
+
+    @property
+    def tombstones(self) -> Mapping[tuple[str, str | None], int]:
+        """Of each pipeline and run, or None for all its runs, the ULID through which it goes."""
+        ...
+
+
+class RunJournal(Protocol):
+    """The journal, as run logs see it: what they promise is recorded before it is answered."""
+
+    @property
+    def state(self) -> Recorded: ...
+
+    def pin(self) -> Pin:
+        """The hot part of now."""
+        ...
+
+    async def record_close(self, key: RunKey) -> int:
+        """Records a close, giving the position that ends the run. Raises `JournalFailed`."""
+        ...
+
+    def finish_close(self, key: RunKey, pos: int) -> None:
+        """The close is carried out."""
+        ...
+
+    async def record_tombstone(self, fqn: str, run: str | None, t: int) -> None:
+        """Records a deletion. Raises `JournalFailed`."""
+        ...
+
+    def finish_deletion(self, fqn: str, run: str | None, t: int) -> None:
+        """The deletion is carried out."""
+        ...

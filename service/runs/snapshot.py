@@ -24,8 +24,8 @@ from logstore.runs.manifests import Manifests
 from service.runs.backlog import Backlog
 from service.runs.chunks import Chunks, Moved
 from service.runs.deletions import Deletions
-from service.runs.flusher import TextFlusher
 from service.runs.large_batch import LineIndexes
+from service.runs.pending import FlushProgress
 from service.runs.pin import Pin
 from service.runs.repair.rebuild import Remaker
 from service.runs.selection import in_range, news
@@ -159,7 +159,7 @@ class Snapshots:
         chunks: Chunks,
         deletions: Deletions,
         trimmer: Trimmer,
-        flusher: TextFlusher,
+        progress: FlushProgress,
         remaker: Remaker,
         mend: Callable[[RunKey], Awaitable[bool]],
     ) -> None:
@@ -169,7 +169,7 @@ class Snapshots:
         self._chunks = chunks
         self._deletions = deletions
         self._trimmer = trimmer
-        self._flusher = flusher
+        self._progress = progress
         self._remaker = remaker
         self._line_indexes = LineIndexes()
         self.mend = mend
@@ -177,9 +177,9 @@ class Snapshots:
     @asynccontextmanager
     async def take(self, key: RunKey) -> AsyncIterator[Snapshot]:
         """The run as it is now. Raises `Moved`, `Unavailable`, `Damaged`."""
-        await self._flusher.until_started()
+        await self._progress.until_started()
         with self._pin() as pin:
-            segments, low = self._backlog.now(), self._flusher.flushed_pos
+            segments, low = self._backlog.now(), self._progress.flushed_pos
             horizon = self._deletions.horizon(key)
             manifest = (await self._manifests.get(key)).manifest
             if manifest.generation < horizon and manifest.straddling(horizon):

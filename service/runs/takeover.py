@@ -32,6 +32,11 @@ _AT_ONCE = 8
 _BUSY_SECONDS = 5.0
 
 
+async def gone(leases: NamedLeases, node: str) -> bool:
+    """Whether the node does not look after its lines itself. Raises `StoreUnavailable`."""
+    return await leases.held_by(text_lease(node)) != node
+
+
 class LostNodes:
     """Those that this node looks after. `_AT_ONCE` segments of each are taken at a time."""
 
@@ -98,10 +103,6 @@ class LostNodes:
         self.heartbeat.success()
         if failure is not None:
             raise failure
-
-    async def gone(self, node: str) -> bool:
-        """Whether the node does not look after its lines itself. Raises `StoreUnavailable`."""
-        return await self._leases.held_by(text_lease(node)) != node
 
     async def _let_go(self) -> None:
         for node, held in list(self._held.items()):

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 from logstore.batch import RunKey
 from logstore.errors import JournalFull, StoreUnavailable
 from logstore.filesystem import FileSystem
-from service.runs.run_logs import Text
+from service.runs.run_logs import RunLogs
 from service.runtime.seams import Seams
 from service.settings import Settings
 from service.status.expiry import Expiry
@@ -27,7 +27,7 @@ class Owner(Protocol):
     """What is asked of the node, late: a node that starts anew has new ones."""
 
     @property
-    def text(self) -> Text: ...
+    def text(self) -> RunLogs: ...
     @property
     def tail(self) -> Tail: ...
 
@@ -40,7 +40,7 @@ def open_status(owner: Owner, seams: Seams, settings: Settings) -> RunStatus:
         return owner.text.deletions.horizon(key)
 
     async def exists(key: RunKey) -> bool:
-        return await owner.text.exists(key)
+        return await owner.text.listing.exists(key)
 
     def room(size: int) -> None:
         if keep_free is not None:

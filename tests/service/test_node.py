@@ -153,7 +153,7 @@ def test_a_folder_under_another_name_goes_on_as_a_fork() -> None:
         await clients.send(second, clock, RUN)
         clients.check(RUN, await downloaded(second, RUN), where="download")
         assert await second.close_run(RUN) == "closed"
-        size = await second.text.size(RUN)
+        size = await second.text.reader.size(RUN)
         assert size.state == "closed", "the fork closes what its parent began"
         await second.stop()
         third = Life(fs, clock, seed=2).node

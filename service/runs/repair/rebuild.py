@@ -44,12 +44,13 @@ from service.runs.deletions import Deletions
 from service.runs.locks import OncePerRun
 from service.runs.merge import Folder
 from service.runs.openmetadata.importer import WRITER
+from service.runs.pending import FlushProgress
 
 log = logging.getLogger(__name__)
 
 
 class Traces:
-    """Of one node; `flushed` is the position below which its own lines are in chunks."""
+    """Of one node; `progress` says which of its own lines are in chunks."""
 
     def __init__(
         self,
@@ -57,13 +58,13 @@ class Traces:
         node: str,
         *,
         prefix: str,
-        flushed: Callable[[], int],
+        progress: FlushProgress,
         foreign: str,
     ) -> None:
         self._store = store
         self._node = node
         self._prefix = prefix
-        self._flushed = flushed
+        self._progress = progress
         self._foreign = foreign
 
     async def tell(self, key: RunKey) -> bool:
@@ -84,7 +85,7 @@ class Traces:
 
     async def _dealt_with(self, node: str) -> int:
         if node == self._node:
-            return self._flushed()
+            return self._progress.flushed_pos
         return (await read_watermark(self._store, node)).pos
 
 

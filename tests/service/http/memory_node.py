@@ -18,6 +18,8 @@ from logstore.objects.local import LocalStore, inline
 from logstore.position import Cursor, Position
 from logstore.ulid import Minter
 from service.ingest.batch import IncomingBatch, Receipt, Submitted
+from service.runs.listing import RunSummary
+from service.runs.read import Page, TextPiece, TextSize
 from service.runs.settings import RunSettings
 from service.status.expiry import Expiry
 from service.status.reports import Reports
@@ -37,48 +39,12 @@ class Held:
     batch: IncomingBatch
 
 
-@dataclass
-class MemoryPage:
-    text: bytes
-    after: str | None
-    before: str | None
-    total_lines: int
-    total_bytes: int
-    state: str
-    streaming: bool
-    missing: int = 0
-
-
-@dataclass
-class MemoryPiece:
-    text: bytes
-    cursor: Cursor
-
-
-@dataclass
-class MemorySize:
-    stored_bytes: int
-    total_bytes: int
-    etag: str | None
-    state: str
-
-
-@dataclass
-class MemorySummary:
-    run: str
-    state: str
-    lines: int
-    bytes: int
-    first_ms: int | None
-    last_ms: int | None
-
-
 def after_record(pos: int) -> Cursor:
     return Cursor({NODE: Position(FILE, pos)})
 
 
 class MemoryText:
-    """The texts of all runs."""
+    """The logs of all runs: its own reader, and its own listing."""
 
     def __init__(self) -> None:
         self.held: dict[RunKey, list[Held]] = {}
@@ -86,6 +52,14 @@ class MemoryText:
         self.failures: list[Exception] = []
         self.reads = 0
         self.first_ms: dict[str, int] = {}
+
+    @property
+    def reader(self) -> MemoryText:
+        return self
+
+    @property
+    def listing(self) -> MemoryText:
+        return self
 
     def whole(self, key: RunKey) -> bytes:
         return b"".join(held.batch.text for held in self.held.get(key, []))
@@ -104,7 +78,7 @@ class MemoryText:
         tail: int | None = None,
         before: str | None = None,
         max_bytes: int = 1 << 62,
-    ) -> MemoryPage:
+    ) -> Page:
         if self.failures:
             raise self.failures.pop(0)
         if key not in self.held:
@@ -114,14 +88,14 @@ class MemoryText:
         wanted = end = min(start + limit, len(lines))
         while end > start + 1 and sum(map(len, lines[start:end])) > max_bytes:
             end -= 1
-        return MemoryPage(
+        return Page(
             text=b"".join(lines[start:end]),
+            lines=end - start,
             after=str(end) if end < len(lines) else None,
             before=str(start) if start else None,
             total_lines=len(lines),
             total_bytes=len(self.whole(key)),
             state=self.state(key),
-            streaming=self.state(key) == "open",
             missing=wanted - end,
         )
 
@@ -141,7 +115,7 @@ class MemoryText:
 
     async def batches_after(
         self, key: RunKey, cursor: Cursor | int | None, *, max_bytes: int
-    ) -> Sequence[MemoryPiece]:
+    ) -> Sequence[TextPiece]:
         self.reads += 1
         if self.failures:
             raise self.failures.pop(0)
@@ -154,16 +128,16 @@ class MemoryText:
         if not news:
             return []
         last = news[-1].pos + news[-1].batch.records - 1
-        return [MemoryPiece(b"".join(h.batch.text for h in news), after_record(last))]
+        return [TextPiece(b"".join(h.batch.text for h in news), after_record(last))]
 
     @staticmethod
-    def _from_line(held: list[Held], line: int) -> Sequence[MemoryPiece]:
+    def _from_line(held: list[Held], line: int) -> Sequence[TextPiece]:
         at = 0
         for entry in held:
             lines = entry.batch.text.split(b"\n")[:-1]
             if at + len(lines) > line:
                 text = b"".join(piece + b"\n" for piece in lines[max(0, line - at) :])
-                return [MemoryPiece(text, after_record(entry.pos + entry.batch.records - 1))]
+                return [TextPiece(text, after_record(entry.pos + entry.batch.records - 1))]
             at += len(lines)
         return []
 
@@ -177,22 +151,24 @@ class MemoryText:
         for start in range(0, len(text), 1000):
             yield text[start : start + 1000]
 
-    async def size(self, key: RunKey) -> MemorySize:
+    async def size(self, key: RunKey) -> TextSize:
         total = len(self.whole(key))
         closed = key in self.closed
         # Open, the store holds the first half: what a flush would have brought there.
-        return MemorySize(total if closed else total // 2, total, f"e{total}", self.state(key))
+        stored = total if closed else total // 2
+        lines = self.whole(key).count(b"\n")
+        return TextSize(stored, total, lines, f"e{total}", self.state(key))
 
-    async def runs(self, fqn: str, limit: int) -> Sequence[MemorySummary]:
+    async def runs(self, fqn: str, limit: int) -> Sequence[RunSummary]:
         if self.failures:
             raise self.failures.pop(0)
         keys = [key for key in reversed(self.held) if key.fqn == fqn]
         return [self._summary(key) for key in keys[:limit]]
 
-    def _summary(self, key: RunKey) -> MemorySummary:
+    def _summary(self, key: RunKey) -> RunSummary:
         text = self.whole(key)
         first = self.first_ms.get(key.run, 1)
-        return MemorySummary(key.run, self.state(key), text.count(b"\n"), len(text), first, 2)
+        return RunSummary(key.run, self.state(key), text.count(b"\n"), len(text), first, 2)
 
     async def pipelines(self) -> Sequence[str]:
         return sorted({key.fqn for key in self.held})

@@ -15,9 +15,10 @@ import pytest
 from logstore.batch import RunKey
 from logstore.errors import StoreUnavailable
 from service.ingest.batch import IncomingBatch
+from service.runs.read import TextSize
 from service.tail import SseSettings, Tick
 from tests.service.http.conftest import RUNS, Serve, Served
-from tests.service.http.memory_node import MemoryNode, MemorySize
+from tests.service.http.memory_node import MemoryNode
 from tests.settings import changed
 
 KEY = RunKey("p", "r")
@@ -304,7 +305,7 @@ async def test_lines_that_come_while_it_is_asked_whether_the_run_is_over_are_sen
     ask = node.text.size
     asked = 0
 
-    async def slow(key: RunKey) -> MemorySize:
+    async def slow(key: RunKey) -> TextSize:
         nonlocal asked
         asked += 1
         if asked == 1:

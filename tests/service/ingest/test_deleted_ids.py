@@ -57,7 +57,7 @@ async def check_gone(node: Node, clock: VirtualClock, batch: IncomingBatch) -> N
     assert await downloaded(node, RUN) == b"new\n"
     await clock.sleep(10.0)
     assert await downloaded(node, RUN) == b"new\n"
-    assert (await node.text._manifests.get(RUN)).manifest.lines == 1
+    assert (await node.text.manifests.get(RUN)).manifest.lines == 1
 
 
 def live(story: Callable[[VirtualClock], Awaitable[None]]) -> None:

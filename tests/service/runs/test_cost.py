@@ -18,7 +18,7 @@ LINE = b"x" * 999 + b"\n"
 
 
 async def chunks_of(world: World) -> list[int]:
-    manifest = (await world.text._manifests.get(RUN)).manifest
+    manifest = (await world.text.manifests.get(RUN)).manifest
     return [chunk.bytes for chunk in manifest.chunks]
 
 

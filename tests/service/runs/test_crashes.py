@@ -29,7 +29,7 @@ async def flush(world: World) -> None:
 
 
 async def close(world: World) -> None:
-    pos = await world._record_close(RUN)
+    pos = await world.record_close(RUN)
     world.text.flusher.hold_at(RUN, pos)
     await world.text.closer.finish(RUN, pos)
 
@@ -110,7 +110,7 @@ async def test_close(fault: Fault, closed: bool) -> None:
         await check(world, expected)
         assert await world.text.close_run(RUN) == "closed"
         await check(world, expected)
-        assert (await world.text.size(RUN)).state == "closed"
+        assert (await world.text.reader.size(RUN)).state == "closed"
         world.journal.first = world.journal.end
         await check(world, expected)
 
@@ -127,9 +127,9 @@ async def test_delete(fault: Fault) -> None:
         else:
             await world.text.delete_run(RUN)
         with pytest.raises(NotFound):
-            await world.text.page(RUN, after=None, limit=5)
+            await world.text.reader.page(RUN, after=None, limit=5)
         await flush(world)
-        assert await world.text.runs(RUN.fqn, 5) == []
+        assert await world.text.listing.runs(RUN.fqn, 5) == []
         new = world.mint_above(world.text.deletions.horizon(RUN))
         world.append(RUN, b"new\n", ulid=new)
         await check(world, b"new\n")

@@ -305,12 +305,12 @@ async def test_marks_of_nodes_that_live_stay() -> None:
 
 async def test_a_deletion_that_the_journal_refuses_changes_nothing() -> None:
     here, _, store = await two_nodes()
-    record = here._record_tombstone
+    record = here.record_tombstone
 
     async def refuse(fqn: str, run: str | None, t: int) -> None:
         raise JournalFull("full")
 
-    here._record_tombstone = refuse  # type: ignore[method-assign]
+    here.record_tombstone = refuse  # type: ignore[method-assign]
     await here.restart(store)
     store.calls.clear()
     for delete in (lambda: here.text.delete_run(RUN), lambda: here.text.delete_pipeline(RUN.fqn)):
@@ -319,7 +319,7 @@ async def test_a_deletion_that_the_journal_refuses_changes_nothing() -> None:
     assert not [call for call in store.calls if call.split()[0] in ("put", "delete", "compose")]
     await flushed(here, b"more\n")
     assert await here.whole(RUN) == OLD + b"more\n"
-    here._record_tombstone = record  # type: ignore[method-assign]
+    here.record_tombstone = record  # type: ignore[method-assign]
     await here.restart(store)
     assert await here.whole(RUN) == OLD + b"more\n"
 

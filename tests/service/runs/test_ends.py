@@ -36,7 +36,7 @@ async def confirmed(world: World, key: RunKey, *texts: bytes) -> None:
 
 async def sealed(world: World, end: int) -> Manifest:
     """After a close that says of this node's lines that those below `end` came before it."""
-    async with world.text._locks.of(RUN):
+    async with world.text.locks.of(RUN):
         return await world.text.closer._sealer.seal(RUN, lambda _: {NODE: end})
 
 
@@ -94,7 +94,7 @@ async def test_lines_behind_the_limit_of_a_flush_still_wait(released: bool) -> N
     await flusher.flush(RUN, end=1)
     assert (await stored(world)).lines == 1
     assert flusher.pending.get(RUN) is not None
-    assert flusher.flushed_pos == 1
+    assert world.text.flushed_pos == 1
     assert await world.whole(RUN) == b"one\ntwo\n"
     await flusher.drain()
     assert (await stored(world)).lines == 2

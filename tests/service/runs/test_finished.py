@@ -163,14 +163,14 @@ def test_a_run_that_is_begun_anew_is_not_closed_by_a_close_from_before(finished:
         store.schedule = Schedule({})
         await node.append(sent(clock, b"new\n"))
         await clock.sleep(20.0)
-        manifest = (await node.text._manifests.get(RUN)).manifest
+        manifest = (await node.text.manifests.get(RUN)).manifest
         assert (manifest.state, manifest.closes) == ("open", {})
         await node.stop()
 
         again = await begun(Life(fs, clock, seed=1))
         watcher = again.tail.watch(RUN)
         await clock.sleep(60.0)
-        manifest = (await again.text._manifests.get(RUN)).manifest
+        manifest = (await again.text.manifests.get(RUN)).manifest
         assert (manifest.state, manifest.closes) == ("open", {})
         assert still(watcher)
         assert await downloaded(again, RUN) == b"new\n"

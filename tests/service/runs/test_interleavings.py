@@ -93,7 +93,7 @@ async def step(world: World, model: Model, name: str, number: int) -> None:
         await world.text.sweeper.sweep()
     elif name == "token" and model.text:
         limit = number % model.text.count(b"\n") + 1
-        model.token = (await world.text.page(RUN, after=None, limit=limit)).after
+        model.token = (await world.text.reader.page(RUN, after=None, limit=limit)).after
         model.token_line = limit
     elif name.startswith("crash") or name == "fault":
         await faulty(world, name, number)
@@ -106,7 +106,7 @@ async def faulty(world: World, name: str, number: int) -> None:
     world.store.schedule = Schedule({number: fault})  # type: ignore[attr-defined]
     try:
         if name == "crash close":
-            pos = await world._record_close(RUN)
+            pos = await world.record_close(RUN)
             await world.text.closer.finish(RUN, pos)
         else:
             await world.text.flusher.drain()
@@ -117,19 +117,19 @@ async def faulty(world: World, name: str, number: int) -> None:
 
 
 async def look(world: World, model: Model) -> None:
-    assert (await world.text.size(RUN)).total_bytes == len(model.text)
+    assert (await world.text.reader.size(RUN)).total_bytes == len(model.text)
     if not model.text:
         with pytest.raises(NotFound):
-            await world.text.page(RUN, after=None, limit=3)
+            await world.text.reader.page(RUN, after=None, limit=3)
         return
     assert await world.whole(RUN) == model.text
     assert await world.paged(RUN, 4) == model.text
     assert await world.caught_up(RUN) == model.text
     if model.token is not None:
-        page = await world.text.page(RUN, after=model.token, limit=10_000)
+        page = await world.text.reader.page(RUN, after=model.token, limit=10_000)
         rest = b"".join(model.text.splitlines(keepends=True)[model.token_line :])
         assert page.text == rest
-    page = await world.text.page(RUN, after=None, limit=3, tail=3)
+    page = await world.text.reader.page(RUN, after=None, limit=3, tail=3)
     assert page.text == b"".join(model.text.splitlines(keepends=True)[-3:])
 
 
@@ -160,7 +160,7 @@ def test_a_close_keeps_what_only_a_segment_holds() -> None:
         world = World(tuning=TUNING)
         await world.text.start()
         world.append(RUN, b"before\n")
-        pos = await world._record_close(RUN)
+        pos = await world.record_close(RUN)
         world.append(RUN, b"after\n")
         await world.confirm()
         world.journal.first = world.journal.confirmed

@@ -52,7 +52,7 @@ async def manifest_of(world: World) -> Manifest:
 
 async def close(world: World) -> None:
     """All steps of a close, which raise what fails."""
-    await world.text.closer.finish(RUN, await world._record_close(RUN))
+    await world.text.closer.finish(RUN, await world.record_close(RUN))
 
 
 async def unfinished_close(store: Interrupted, world: World, fault: Fault) -> None:
@@ -157,10 +157,10 @@ async def test_a_flush_beside_a_close_makes_two_chunks() -> None:
     async def flushed_through(pos: int) -> None:
         await release.wait()
 
-    world._flushed_through = flushed_through  # type: ignore[method-assign]
+    world._confirmed_through = flushed_through  # type: ignore[method-assign]
     await world.restart()
     world.append(RUN, b"before\n")
-    task = world.text.closer.resume(RUN, await world._record_close(RUN))
+    task = world.text.closer.resume(RUN, await world.record_close(RUN))
     world.append(RUN, b"after\n")
     await world.confirm()
     await world.text.flusher.flush(RUN)
@@ -195,7 +195,7 @@ async def test_a_merge_that_meets_a_close_is_not_swapped_in() -> None:
     world, store = await begun(b"0\n", most)
     for number in range(1, 5):
         await flushed(world, b"%d\n" % number)
-    pos = await world._record_close(RUN)
+    pos = await world.record_close(RUN)
     for number in range(5, 8):
         await flushed(world, b"%d\n" % number)
     merging = World(

@@ -30,7 +30,7 @@ async def agree(world: World, key: RunKey, expected: bytes) -> None:
         if len(expected) < 5000 or limit > 100:
             assert await world.paged(key, limit) == expected
     assert await world.caught_up(key, max(len(expected) // 10, 20)) == expected
-    size = await world.text.size(key)
+    size = await world.text.reader.size(key)
     assert (size.total_bytes, size.total_lines) == (len(expected), expected.count(b"\n"))
 
 
@@ -49,10 +49,10 @@ async def test_text_is_the_same_hot_confirmed_flushed_and_closed() -> None:
     await agree(world, RUN, lines(0, 65))
     assert await world.text.close_run(RUN) == "closed"
     await agree(world, RUN, lines(0, 65))
-    assert (await world.text.size(RUN)).state == "closed"
+    assert (await world.text.reader.size(RUN)).state == "closed"
     await agree(world, OTHER, b"other\n" * 20)
-    assert [run.run for run in await world.text.runs(RUN.fqn, 10)] == ["run-2", "run-1"]
-    assert await world.text.pipelines() == [RUN.fqn]
+    assert [run.run for run in await world.text.listing.runs(RUN.fqn, 10)] == ["run-2", "run-1"]
+    assert await world.text.listing.pipelines() == [RUN.fqn]
 
 
 async def test_a_late_batch_reopens_and_idleness_closes_again() -> None:
@@ -61,15 +61,15 @@ async def test_a_late_batch_reopens_and_idleness_closes_again() -> None:
     world.append(RUN, lines(0, 3))
     await world.text.close_run(RUN)
     world.append(RUN, lines(3, 2))
-    assert (await world.text.size(RUN)).state == "open"
+    assert (await world.text.reader.size(RUN)).state == "open"
     await world.confirm()
     await agree(world, RUN, lines(0, 5))
     await world.text.flusher.flush(RUN)
-    assert (await world.text.size(RUN)).state == "open"
+    assert (await world.text.reader.size(RUN)).state == "open"
     await agree(world, RUN, lines(0, 5))
     world.clock.pass_seconds(61)
     await world.text.closer.close_idle()
-    assert (await world.text.size(RUN)).state == "closed"
+    assert (await world.text.reader.size(RUN)).state == "closed"
     await agree(world, RUN, lines(0, 5))
 
 
@@ -82,8 +82,8 @@ async def test_deleted_is_gone_and_recreated_starts_empty() -> None:
     world.append(RUN, lines(3, 3))
     await world.text.delete_run(RUN)
     with pytest.raises(NotFound):
-        await world.text.page(RUN, after=None, limit=10)
-    assert await world.text.runs(RUN.fqn, 10) == []
+        await world.text.reader.page(RUN, after=None, limit=10)
+    assert await world.text.listing.runs(RUN.fqn, 10) == []
     world.append(RUN, b"new\n", ulid=world.mint_above(world.text.deletions.horizon(RUN)))
     await agree(world, RUN, b"new\n")
     await world.confirm()
@@ -120,9 +120,9 @@ async def test_large_batches_page_within_blocks() -> None:
     await world.confirm()
     await world.text.flusher.flush(RUN)
     await agree(world, RUN, expected)
-    page = await world.text.page(RUN, after=None, limit=3, tail=3)
+    page = await world.text.reader.page(RUN, after=None, limit=3, tail=3)
     assert page.text == b"\n\nz\n"
-    page = await world.text.page(RUN, after=None, limit=10, before=page.before)
+    page = await world.text.reader.page(RUN, after=None, limit=10, before=page.before)
     assert page.text == b"".join(expected.splitlines(keepends=True)[-13:-3])
 
 
@@ -131,13 +131,13 @@ async def test_tokens_hold_while_lines_move() -> None:
     await world.text.start()
     world.append(RUN, lines(0, 50))
     world.append(RUN, lines(50, 50))
-    token = (await world.text.page(RUN, after=None, limit=73)).after
+    token = (await world.text.reader.page(RUN, after=None, limit=73)).after
     await world.confirm()
-    assert (await world.text.page(RUN, after=token, limit=99)).text == lines(73, 27)
+    assert (await world.text.reader.page(RUN, after=token, limit=99)).text == lines(73, 27)
     await world.text.flusher.flush(RUN)
-    assert (await world.text.page(RUN, after=token, limit=99)).text == lines(73, 27)
+    assert (await world.text.reader.page(RUN, after=token, limit=99)).text == lines(73, 27)
     await world.text.close_run(RUN)
-    assert (await world.text.page(RUN, after=token, limit=99)).text == lines(73, 27)
+    assert (await world.text.reader.page(RUN, after=token, limit=99)).text == lines(73, 27)
 
 
 async def test_copies_are_left_out() -> None:
@@ -164,10 +164,10 @@ async def test_a_page_costs_the_manifest_and_one_ranged_get() -> None:
     for number in range(200):
         world.append(RUN, lines(number * 100, 100))
     await world.text.close_run(RUN)
-    await world.text.page(RUN, after="5", limit=10)
+    await world.text.reader.page(RUN, after="5", limit=10)
     world.store.calls.clear()
     for start in (0, 9_990, 19_980):
-        page = await world.text.page(RUN, after=str(start), limit=10)
+        page = await world.text.reader.page(RUN, after=str(start), limit=10)
         assert page.text == lines(start, 10)
     assert len(world.store.calls) == 6
 
@@ -199,10 +199,10 @@ async def test_what_nobody_closed_is_closed_also_after_a_restart() -> None:
     await world.text.drain()
     await world.restart()
     await world.text.sweeper.sweep()
-    assert (await world.text.size(RUN)).state == "open"
+    assert (await world.text.reader.size(RUN)).state == "open"
     world.clock.pass_seconds(86_401)
     await world.text.sweeper.sweep()
-    assert (await world.text.size(RUN)).state == "closed"
+    assert (await world.text.reader.size(RUN)).state == "closed"
     assert world.ended == [RUN]
     await agree(world, RUN, lines(0, 3))
 
@@ -232,9 +232,9 @@ async def test_a_pipeline_is_deleted_with_all_its_runs() -> None:
     await world.text.drain()
     world.append(OTHER, b"hot\n")
     assert await world.text.delete_pipeline(RUN.fqn) == ["run-1", "run-2"]
-    assert await world.text.runs(RUN.fqn, 5) == []
-    assert await world.text.pipelines() == []
-    assert not await world.text.exists(OTHER)
+    assert await world.text.listing.runs(RUN.fqn, 5) == []
+    assert await world.text.listing.pipelines() == []
+    assert not await world.text.listing.exists(OTHER)
     assert [info.key async for info in world.store.list(keys.PREFIX)] == []
 
 
@@ -246,8 +246,8 @@ async def test_expired_runs_go() -> None:
     last = await world.text.last_ulid(RUN)
     world.clock.pass_seconds(31 * 86_400)
     await world.text.sweeper.sweep()
-    assert await world.text.runs(RUN.fqn, 5) == []
-    assert (await world.text.size(RUN)).state == "deleted"
+    assert await world.text.listing.runs(RUN.fqn, 5) == []
+    assert (await world.text.reader.size(RUN)).state == "deleted"
     # Searches and the compactor learn it from the deletion that the store holds.
     deletions = Deletions(world.store)
     await deletions.load()
@@ -264,5 +264,5 @@ async def test_a_pipeline_may_have_a_retention_of_its_own() -> None:
         await world.text.close_run(key)
     world.clock.pass_seconds(8 * 86_400)
     await world.text.sweeper.sweep()
-    states = [(await world.text.size(key)).state for key in (RUN, of_others)]
+    states = [(await world.text.reader.size(key)).state for key in (RUN, of_others)]
     assert states == ["deleted", "closed"]

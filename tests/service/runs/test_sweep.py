@@ -36,7 +36,7 @@ async def abandoned() -> tuple[World, World]:
 
 
 async def state(world: World) -> str:
-    return (await world.text.size(RUN)).state
+    return (await world.text.reader.size(RUN)).state
 
 
 async def test_another_sweeper_that_is_about_it() -> None:
@@ -135,7 +135,7 @@ async def test_a_run_that_cannot_be_swept_holds_back_no_other() -> None:
     fails = Schedule({1: Fault.UNAVAILABLE}, applies=lambda call: call == "get runs/p/a.json")
     await world.restart(FaultyStore(world.disk_store, fails))
     await world.text.sweeper.sweep()
-    states = [(await world.text.size(RunKey("p", name))).state for name in "abc"]
+    states = [(await world.text.reader.size(RunKey("p", name))).state for name in "abc"]
     assert states == ["open", "closed", "closed"]
     world.store.schedule = Schedule(dict.fromkeys(range(2, 99), Fault.UNAVAILABLE))  # type: ignore[attr-defined]
     with pytest.raises(StoreUnavailable):
@@ -155,5 +155,5 @@ async def test_a_run_that_goes_while_another_is_closed_again() -> None:
     await world.text.drain()
     world.clock.pass_seconds(61)
     await asyncio.gather(world.text.closer.close_idle(), world.text.delete_run(runs[1]))
-    assert (await world.text.size(runs[0])).state == "closed"
-    assert await world.text.runs("p", 5) == await world.text.runs("p", 1)
+    assert (await world.text.reader.size(runs[0])).state == "closed"
+    assert await world.text.listing.runs("p", 5) == await world.text.listing.runs("p", 1)

@@ -55,7 +55,7 @@ async def test_lines_that_are_flushed_while_it_looks_keep_the_run_open(at: str) 
     assert store.done
     assert world.ended == []
     assert world.text.sweeper.finalised == 0
-    assert (await world.text.size(RUN)).state == "open"
+    assert (await world.text.reader.size(RUN)).state == "open"
     assert await world.whole(RUN) == b"one\ntwo\n"
 
 
@@ -70,7 +70,7 @@ async def test_lines_that_move_from_a_segment_to_a_chunk_while_it_looks_are_seen
     store.before(f"get {keys.run_manifest(RUN)}", flush, skip=1)
     await world.text.sweeper.sweep()
     assert store.done
-    assert (await world.text.size(RUN)).state == "open"
+    assert (await world.text.reader.size(RUN)).state == "open"
     assert await world.whole(RUN) == b"one\ntwo\n"
 
 
@@ -86,7 +86,7 @@ async def test_one_that_was_held_up_past_its_lease_leaves_the_run_to_its_success
     await world.text.sweeper.sweep()
     assert store.done
     assert world.text.sweeper.finalised == 0
-    assert (await world.text.size(RUN)).state == "open"
+    assert (await world.text.reader.size(RUN)).state == "open"
 
 
 async def test_a_chunk_that_no_manifest_names_yet_stays() -> None:

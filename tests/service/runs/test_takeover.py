@@ -46,7 +46,7 @@ def test_the_lines_of_a_killed_node_are_in_their_run(seed: int) -> None:
         # A batch sent as `bulk`, and all that came before it, had left the node.
         cluster.shipped(RUN, await read_whole(node, RUN))
         assert await node.close_run(RUN) == "closed"
-        size = await node.text.size(RUN)
+        size = await node.text.reader.size(RUN)
         assert size.state == "closed"
         cluster.shipped(RUN, await read_whole(node, RUN))
         await node.stop()
@@ -59,7 +59,7 @@ def test_the_lines_of_a_killed_node_are_in_their_run(seed: int) -> None:
         await clock.sleep(60)
         for each in (node, back):
             cluster.shipped(RUN, await read_whole(each, RUN))
-            assert (await each.text.size(RUN)).state == "closed", "idle, so closed again"
+            assert (await each.text.reader.size(RUN)).state == "closed", "idle, so closed again"
             await each.stop()
         await cluster.check_store(clock)
 
@@ -139,7 +139,7 @@ def test_a_node_that_was_cut_off_comes_back_while_others_flush_its_lines(seed: i
         for node in nodes:
             texts.append(await read_whole(node, RUN))
             cluster.shipped(RUN, texts[-1])
-            assert (await node.text.size(RUN)).state == "closed"
+            assert (await node.text.reader.size(RUN)).state == "closed"
             assert not node.failed.done()
             assert node.problems() == []
             await node.stop()

@@ -176,8 +176,8 @@ async def test_what_another_node_deleted_stays_away_though_nobody_told_the_heir(
     await heir.text.lost.look()
     await heir.text.flusher.drain()
     with pytest.raises(NotFound):
-        await heir.text.page(RUN, after=None, limit=5)
-    assert await heir.text.runs(RUN.fqn, 5) == []
+        await heir.text.reader.page(RUN, after=None, limit=5)
+    assert await heir.text.listing.runs(RUN.fqn, 5) == []
 
 
 async def test_a_lost_node_costs_a_busy_one_no_watermark() -> None:
@@ -204,7 +204,7 @@ async def test_a_run_that_is_being_closed_holds_no_place_among_the_flushes() -> 
     flusher = world.text.flusher
     async with AsyncExitStack() as closes:  # they hold their locks as long as the store takes
         for key in slow:
-            await closes.enter_async_context(world.text._locks.of(key))
+            await closes.enter_async_context(world.text.locks.of(key))
         for _ in range(4):
             flusher._begin_due()
             await asyncio.sleep(0)
@@ -245,12 +245,10 @@ async def test_a_reader_gets_what_becomes_text_before_lines_that_it_has_seen(
 ) -> None:
     for by_pages in (True, False) if on_disk() else (bool(seen % 2),):
         _away, heir, texts = await met(seen)
-        page = await heir.text.page(RUN, after=None, limit=seen)
+        page = await heir.text.reader.page(RUN, after=None, limit=seen)
         got = page.text
-        token = (
-            page.after
-            or (await heir.text.batches_after(RUN, None, max_bytes=1 << 20))[-1].cursor.encode()
-        )
+        pieces = await heir.text.reader.batches_after(RUN, None, max_bytes=1 << 20)
+        token = page.after or pieces[-1].cursor.encode()
         await heir.text.lost.look()
         if limit % 2:
             await heir.text.flusher.drain()
@@ -270,14 +268,14 @@ async def rest(world: World, token: str, limit: int, by_pages: bool) -> bytes:
             await world.confirm()
             await world.text.flusher.drain()
         if by_pages:
-            page = await world.text.page(RUN, after=token, limit=limit)
+            page = await world.text.reader.page(RUN, after=token, limit=limit)
             got += page.text
             if page.after is None:
                 return got
             token = page.after
         else:
             where = parse_token(token)
-            pieces = await world.text.batches_after(RUN, where, max_bytes=10 * limit)
+            pieces = await world.text.reader.batches_after(RUN, where, max_bytes=10 * limit)
             if not pieces:
                 return got
             got += pieces[0].text

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from logstore import keys
 from logstore import ulid as ulids
@@ -15,8 +15,10 @@ from logstore.objects.store import ObjectStore
 from logstore.position import Position
 from logstore.segments.carry import Carry
 from logstore.segments.writer import encode_segment
-from service.runs.run_logs import Text
+from service.runs.repair.rebuild import Records
+from service.runs.run_logs import RunLogs
 from service.runs.tuning import Tuning
+from service.runs.wiring import Surroundings, open_run_logs
 from service.runtime.threads import in_place
 from service.settings import Settings
 from service.shipping.watermarks import Watermarks
@@ -112,7 +114,9 @@ class FakeJournal:
 
 
 class World:
-    """Everything; `restart` is a kill and a start."""
+    """Everything; `restart` is a kill and a start. To the run logs it is their journal."""
+
+    records: Records | None = None
 
     def __init__(
         self,
@@ -140,30 +144,33 @@ class World:
         self.last: dict[RunKey, int] = {}
         self.text = self._make()
 
-    def _make(self, **extra: Any) -> Text:
+    def _make(self) -> RunLogs:
         self.marks = Watermarks(self.store, self.clock, self.random, in_place, lambda _: 0)
-        return Text(
+        return open_run_logs(
             self.journal.node,
-            list(self.parents),
+            self.parents,
             self.store,
             self.clock,
             self.random,
             patient(self.settings),
-            tuning=self.tuning,
-            pin=self.journal.pin,
-            offload=in_place,
-            record_close=self._record_close,
-            record_tombstone=self._record_tombstone,
-            flushed_through=self._flushed_through,
-            last_ulid=lambda key: self.last.get(key, 0),
-            closes=dict(self.journal.closes),
-            tombstones=dict(self.journal.tombstones),
-            close_done=self._close_done,
-            tombstone_done=self._tombstone_done,
-            on_ended=self.ended.append,
-            watermark=self.marks.watermark,
-            **extra,
+            self.tuning,
+            Surroundings(
+                self,
+                in_place,
+                confirmed_through=self._confirmed_through,
+                last_ulid=lambda key: self.last.get(key, 0),
+                watermark=self.marks.watermark,
+                ended=self.ended.append,
+                records=lambda: self.records,
+            ),
         )
+
+    @property
+    def state(self) -> FakeJournal:
+        return self.journal
+
+    def pin(self) -> FakePin:
+        return self.journal.pin()
 
     async def restart(self, store: ObjectStore | None = None) -> None:
         self.store = store or self.disk_store
@@ -203,27 +210,27 @@ class World:
             await self.disk_store.put(keys.segment(journal.node, journal.seq), segment.body)
         self.text.confirmed(*journal.segments[-1])
 
-    async def _record_close(self, key: RunKey) -> int:
+    async def record_close(self, key: RunKey) -> int:
         self.journal.closes[key] = self.journal.end
         return self.journal.end
 
-    def _close_done(self, key: RunKey, pos: int) -> None:
+    def finish_close(self, key: RunKey, pos: int) -> None:
         if self.journal.closes.get(key) == pos:
             del self.journal.closes[key]
 
-    async def _record_tombstone(self, fqn: str, run: str | None, t: int) -> None:
+    async def record_tombstone(self, fqn: str, run: str | None, t: int) -> None:
         self.journal.tombstones[fqn, run] = t
 
-    def _tombstone_done(self, fqn: str, run: str | None, t: int) -> None:
+    def finish_deletion(self, fqn: str, run: str | None, t: int) -> None:
         if self.journal.tombstones.get((fqn, run), t + 1) <= t:
             del self.journal.tombstones[fqn, run]
 
-    async def _flushed_through(self, pos: int) -> None:
+    async def _confirmed_through(self, pos: int) -> None:
         if self.journal.confirmed < pos:
             await self.confirm()
 
     async def whole(self, key: RunKey) -> bytes:
-        pieces = [piece async for piece in self.text.download(key)]
+        pieces = [piece async for piece in self.text.reader.download(key)]
         return b"".join(pieces)
 
     async def paged(self, key: RunKey, limit: int) -> bytes:
@@ -231,7 +238,7 @@ class World:
         limit *= 1 if on_disk() else _WIDER
         text, after = b"", None
         while True:
-            page = await self.text.page(key, after=after, limit=limit)
+            page = await self.text.reader.page(key, after=after, limit=limit)
             text += page.text
             after = page.after
             if after is None:
@@ -243,7 +250,7 @@ class World:
         text = b""
         cursor = None
         while True:
-            pieces = await self.text.batches_after(key, cursor, max_bytes=max_bytes)
+            pieces = await self.text.reader.batches_after(key, cursor, max_bytes=max_bytes)
             if not pieces:
                 return text
             for piece in pieces:

@@ -51,7 +51,7 @@ async def agree(world: World, key: RunKey, expected: bytes, state: str) -> None:
     assert await world.paged(key, 1) == expected
     assert await world.paged(key, 1000) == expected
     assert await world.caught_up(key) == expected
-    size = await world.text.size(key)
+    size = await world.text.reader.size(key)
     assert (size.total_bytes, size.state) == (len(expected), state)
 
 
@@ -135,7 +135,7 @@ async def test_a_run_that_never_was_stays_one_and_is_not_looked_for_all_the_time
     await world.restart(faulty)
     for _ in range(3):
         with pytest.raises(NotFound):
-            await world.text.page(DOTTED, after=None, limit=1)
+            await world.text.reader.page(DOTTED, after=None, limit=1)
     assert sum(call.startswith("head ") for call in faulty.calls) == 4
     world.clock.pass_seconds(11)
     await upstream(world, DOTTED, "partial", b"a\n")
@@ -148,7 +148,7 @@ async def test_a_closed_text_at_our_own_key_is_not_copied() -> None:
     await world.restart(faulty)
     await agree(world, PLAIN, b"a\nb\n", "closed")
     assert not [call for call in faulty.calls if call.startswith("compose")]
-    manifest = (await world.text._manifests.get(PLAIN)).manifest
+    manifest = (await world.text.manifests.get(PLAIN)).manifest
     assert manifest.sealed
     assert manifest.settled()
 
@@ -223,9 +223,9 @@ async def test_a_page_is_one_ranged_get_also_far_into_a_large_text() -> None:
     world = await started(partial=text)
     faulty = FaultyStore(world.disk_store, Schedule.none())
     await world.restart(faulty)
-    await world.text.page(DOTTED, after=None, limit=1)
+    await world.text.reader.page(DOTTED, after=None, limit=1)
     faulty.calls.clear()
-    page = await world.text.page(DOTTED, after="41000", limit=100)
+    page = await world.text.reader.page(DOTTED, after="41000", limit=100)
     assert page.text == text[41_000 * 99 : 41_100 * 99]
     reads = [call for call in faulty.calls if "chunks" in call]
     assert len(reads) == 1  # the text; directory and piece are known since the first page
@@ -234,12 +234,12 @@ async def test_a_page_is_one_ranged_get_also_far_into_a_large_text() -> None:
 
 async def test_pages_go_on_with_tokens_from_before_a_close() -> None:
     world = await started(partial=b"a\nb\nc\n")
-    page = await world.text.page(DOTTED, after=None, limit=2)
-    pieces = await world.text.batches_after(DOTTED, None, max_bytes=1)
+    page = await world.text.reader.page(DOTTED, after=None, limit=2)
+    pieces = await world.text.reader.batches_after(DOTTED, None, max_bytes=1)
     await world.text.close_run(DOTTED)
-    rest = await world.text.page(DOTTED, after=page.after, limit=2)
+    rest = await world.text.reader.page(DOTTED, after=page.after, limit=2)
     assert page.text + rest.text == b"a\nb\nc\n"
-    assert await world.text.batches_after(DOTTED, pieces[-1].cursor, max_bytes=9) == []
+    assert await world.text.reader.batches_after(DOTTED, pieces[-1].cursor, max_bytes=9) == []
 
 
 async def test_the_writers_epoch_goes_on_rising() -> None:
@@ -255,18 +255,18 @@ async def test_the_writers_epoch_goes_on_rising() -> None:
 async def test_equal_objects_give_equal_ids_and_other_objects_other_ones() -> None:
     world = await started(partial=b"a\n", logs=b"z\n")
     await world.whole(DOTTED)
-    first = (await world.text._manifests.get(DOTTED)).manifest
+    first = (await world.text.manifests.get(DOTTED)).manifest
     await world.disk_store.delete([keys.run_manifest(DOTTED)])
     await world.restart()
     await world.whole(DOTTED)
-    again = (await world.text._manifests.get(DOTTED)).manifest
+    again = (await world.text.manifests.get(DOTTED)).manifest
     assert again.chunks == first.chunks
     assert again.writers == {WRITER: 2}
     await world.disk_store.delete([keys.run_manifest(DOTTED)])
     await upstream(world, DOTTED, "partial", b"b\n")
     await world.restart()
     assert await world.whole(DOTTED) == b"z\nb\n"
-    other = (await world.text._manifests.get(DOTTED)).manifest
+    other = (await world.text.manifests.get(DOTTED)).manifest
     assert other.chunks[0].id != first.chunks[0].id
 
 
@@ -291,25 +291,25 @@ async def test_lists_show_what_nobody_touched_without_taking_it_in() -> None:
     world = await started(partial=b"a\nb\n")
     other = RunKey(DOTTED.fqn, "7f1c0e5e-0d1f-4b7c-8f3a-2a2f3a3b4c5d")
     await world.disk_store.put(f"{FOLDERS[DOTTED]}/{other.run}/logs.txt", b"z\n")
-    found = {run.run: run for run in await world.text.runs(DOTTED.fqn, 10)}
+    found = {run.run: run for run in await world.text.listing.runs(DOTTED.fqn, 10)}
     assert {name: (run.state, run.lines, run.bytes) for name, run in found.items()} == {
         DOTTED.run: ("open", None, 4),
         other.run: ("closed", None, 2),
     }
     assert world.text.adoption.adopted == 0
-    assert await world.text.pipelines() == []  # a folder does not tell its pipeline's name
+    assert await world.text.listing.pipelines() == []  # a folder does not tell its pipeline's name
     await world.whole(DOTTED)
-    found = {run.run: run for run in await world.text.runs(DOTTED.fqn, 10)}
+    found = {run.run: run for run in await world.text.listing.runs(DOTTED.fqn, 10)}
     assert found[DOTTED.run].lines == 2
-    assert await world.text.pipelines() == [DOTTED.fqn]
-    assert len(await world.text.runs(DOTTED.fqn, 1)) == 1
+    assert await world.text.listing.pipelines() == [DOTTED.fqn]
+    assert len(await world.text.listing.runs(DOTTED.fqn, 1)) == 1
 
 
 async def test_lists_of_a_plain_name_have_each_run_once() -> None:
     world = await started(PLAIN, partial=b"a\n", logs=b"a\n")
-    assert [run.run for run in await world.text.runs(PLAIN.fqn, 10)] == [PLAIN.run]
+    assert [run.run for run in await world.text.listing.runs(PLAIN.fqn, 10)] == [PLAIN.run]
     await world.text.close_run(PLAIN)
-    assert [run.run for run in await world.text.runs(PLAIN.fqn, 10)] == [PLAIN.run]
+    assert [run.run for run in await world.text.listing.runs(PLAIN.fqn, 10)] == [PLAIN.run]
 
 
 # --- names that share a folder -----------------------------------------------------------

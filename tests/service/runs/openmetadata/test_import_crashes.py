@@ -45,7 +45,7 @@ async def check(world: World, key: RunKey, expected: bytes) -> None:
 
 async def acts(world: World, key: RunKey) -> list[Act]:
     async def close(world: World) -> None:
-        pos = await world._record_close(key)
+        pos = await world.record_close(key)
         world.text.flusher.hold_at(key, pos)
         await world.text.closer.finish(key, pos)
 
@@ -114,7 +114,7 @@ async def test_a_deletion_killed_anywhere_is_finished_or_did_not_happen(
         await world.restart()
         if done or world.journal.tombstones:
             await world.text.deleter.finish_all()
-            assert await world.text.runs(key.fqn, 5) == []
+            assert await world.text.listing.runs(key.fqn, 5) == []
             with pytest.raises(NotFound):
                 await world.whole(key)
         else:

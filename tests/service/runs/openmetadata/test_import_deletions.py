@@ -55,7 +55,7 @@ async def test_a_deletion_by_another_node_is_heard_of_before_anything_is_taken_i
     await twin.text.start()
     await world.text.delete_pipeline(DOTTED.fqn)
     with pytest.raises(NotFound):
-        await twin.text.page(DOTTED, after=None, limit=5)
+        await twin.text.reader.page(DOTTED, after=None, limit=5)
     assert twin.text.adoption.adopted == 0
 
 
@@ -72,8 +72,8 @@ async def test_what_was_written_after_a_deletion_is_read(run: str | None) -> Non
 async def gone(world: World, key: RunKey) -> None:
     for _ in range(2):
         with pytest.raises(NotFound):
-            await world.text.page(key, after=None, limit=5)
-        assert await world.text.runs(key.fqn, 5) == []
+            await world.text.reader.page(key, after=None, limit=5)
+        assert await world.text.listing.runs(key.fqn, 5) == []
         # The manifest that says so goes some day; the deletion outlives it.
         await world.disk_store.delete([keys.run_manifest(key)])
         await world.restart()

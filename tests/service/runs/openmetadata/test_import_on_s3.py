@@ -99,7 +99,7 @@ async def test_read_appended_to_and_closed(
     upstream(bucket, key, **{name: text})
     world = await node(store)
     assert await world.whole(key) == text + b"\n"
-    page = await world.text.page(key, after=None, limit=5, tail=2)
+    page = await world.text.reader.page(key, after=None, limit=5, tail=2)
     assert page.text == b"\n".join([*text.split(b"\n")[-2:], b""])
     world.append(key, b"ours\n")
     await world.confirm()
@@ -117,7 +117,7 @@ async def test_a_closed_run_stays_where_it_is(bucket: Bucket, store: ObjectStore
     before = await store.head(keys.logs("pipeline-logs", PLAIN))
     world = await node(store)
     assert await world.whole(PLAIN) == text
-    assert (await world.text.size(PLAIN)).state == "closed"
+    assert (await world.text.reader.size(PLAIN)).state == "closed"
     assert await store.head(before.key) == before
     names = [info.key async for info in store.list("pipeline-logs/")]
     assert [name for name in names if not name.endswith(".idx")] == [before.key]
@@ -134,7 +134,7 @@ async def test_both_of_equal_bytes_in_other_parts_are_one_text(
     assert tags[0] != tags[1]
     world = await node(store)
     assert await world.whole(RUN) == text + b"\n"
-    assert (await world.text.size(RUN)).state == "closed"
+    assert (await world.text.reader.size(RUN)).state == "closed"
 
 
 async def test_two_nodes_at_once(bucket: Bucket, store: ObjectStore) -> None:
@@ -152,10 +152,10 @@ async def test_two_nodes_at_once(bucket: Bucket, store: ObjectStore) -> None:
 async def test_a_deleted_run_does_not_come_back(bucket: Bucket, store: ObjectStore) -> None:
     upstream(bucket, RUN, logs=b"a\n", partial=b"b\n")
     world = await node(store)
-    assert [run.run for run in await world.text.runs(RUN.fqn, 5)] == [RUN.run]
+    assert [run.run for run in await world.text.listing.runs(RUN.fqn, 5)] == [RUN.run]
     await world.text.delete_run(RUN)
     await world.restart()
     with pytest.raises(NotFound):
         await world.whole(RUN)
-    assert await world.text.runs(RUN.fqn, 5) == []
+    assert await world.text.listing.runs(RUN.fqn, 5) == []
     assert [info.key async for info in store.list("pipeline-logs/")] == []

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -19,8 +18,6 @@ from logstore.runs.manifest import Manifest
 from logstore.segments.carry import Carry
 from logstore.segments.columns import record_batches
 from service.query.records import run_records
-from service.runs.repair.rebuild import Records
-from service.runs.run_logs import Text
 from service.runs.tuning import Tuning
 from tests.batches import make_batches
 from tests.service.query.world import World as Lake
@@ -39,13 +36,8 @@ WHERE = ["segments", "table", "both"]
 class Reader(World):
     """A node beside which somebody can search."""
 
-    records: Records | None = None
-
-    def _make(self, **extra: Any) -> Text:
-        return super()._make(records=lambda: self.records)
-
     async def manifest(self) -> Manifest:
-        return (await self.text._manifests.get(RUN)).manifest
+        return (await self.text.manifests.get(RUN)).manifest
 
 
 @asynccontextmanager
@@ -193,7 +185,7 @@ async def test_logs_txt_vanished_or_was_written_over(
             await world.store.put(name, b"x" * 2000 if damage == "other bytes" else expected[:50])
         await agree(world, expected)
         assert (await world.store.get(name))[1] == expected
-        assert (await world.text.size(RUN)).state == "closed"
+        assert (await world.text.reader.size(RUN)).state == "closed"
         world.append(RUN, b"late\n")
         await world.confirm()
         await world.text.drain()
@@ -274,7 +266,7 @@ async def test_chunks_of_several_nodes_vanished_with_their_indexes(
             await world.text.close_run(RUN)
         logs = (await lake.store.get(keys.logs(keys.PREFIX, RUN)))[1]
         assert logs == b"".join(expected) + b"more\n"
-        assert (await worlds[0].text.size(RUN)).state == "closed"
+        assert (await worlds[0].text.reader.size(RUN)).state == "closed"
 
 
 @pytest.mark.repairs(reason="chunks or their indexes are taken away")
@@ -288,14 +280,14 @@ async def test_what_cannot_be_made_again_is_reported_and_the_rest_still_reads(
         with pytest.raises(ChunkLost):
             await world.whole(RUN)
         with pytest.raises(ChunkLost):
-            await world.text.page(RUN, after=None, limit=2)
+            await world.text.reader.page(RUN, after=None, limit=2)
         assert any("is gone" in problem for problem in world.text.problems())
         rest = b"".join(expected.splitlines(keepends=True)[first:])
-        assert (await world.text.page(RUN, after=str(first), limit=1000)).text == rest
+        assert (await world.text.reader.page(RUN, after=str(first), limit=1000)).text == rest
         world.append(RUN, b"new\n")
         await world.confirm()
         await world.text.drain()
-        page = await world.text.page(RUN, after=str(first), limit=1000)
+        page = await world.text.reader.page(RUN, after=str(first), limit=1000)
         assert page.text == rest + b"new\n", "the run goes on"
 
 
@@ -391,6 +383,6 @@ async def test_one_that_is_lost_keeps_no_other_from_being_mended(tmp_path: Path)
         await world.store.put(texts[0], b"y" * (await world.store.head(texts[0])).size)
         await world.restart()
         rest = b"".join(expected.splitlines(keepends=True)[first:])
-        assert (await world.text.page(RUN, after=str(first), limit=1000)).text == rest
+        assert (await world.text.reader.page(RUN, after=str(first), limit=1000)).text == rest
         with pytest.raises(ChunkLost):
-            await world.text.page(RUN, after=None, limit=2)
+            await world.text.reader.page(RUN, after=None, limit=2)

@@ -29,7 +29,7 @@ async def test_logs_txt_vanished_with_its_index(tmp_path: Path, where: str, logs
         world.clock.pass_seconds(3600)
         await world.text.sweeper.sweep()
         assert (await world.store.get(name))[1] == expected, "sealed again"
-        assert (await world.text.size(RUN)).state == "closed"
+        assert (await world.text.reader.size(RUN)).state == "closed"
         await agree(world, expected)
 
 
@@ -52,7 +52,7 @@ async def test_a_close_makes_again_an_index_that_it_needs(tmp_path: Path, act: s
             await world.text.sweeper.sweep()
         else:
             assert await world.text.close_run(RUN) == "closed"
-        assert (await world.text.size(RUN)).state == "closed"
+        assert (await world.text.reader.size(RUN)).state == "closed"
         await agree(world, expected)
         assert (await world.store.get(keys.logs(keys.PREFIX, RUN)))[1] == expected
 
@@ -80,5 +80,5 @@ async def test_a_reopened_run_is_closed_though_its_logs_txt_vanished(
             await world.text.sweeper.sweep()
             await world.text.sweeper.sweep()
         assert (await world.store.get(name))[1] == old + b"late\n"
-        assert (await world.text.size(RUN)).state == "closed"
+        assert (await world.text.reader.size(RUN)).state == "closed"
         await agree(world, old + b"late\n")

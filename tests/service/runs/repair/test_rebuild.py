@@ -7,7 +7,6 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -19,8 +18,6 @@ from logstore.runs.deletion import Deletion
 from logstore.runs.watermark import raise_watermark
 from service.query.records import run_records
 from service.query.request import QueryRequest
-from service.runs.repair.rebuild import Records
-from service.runs.run_logs import Text
 from service.runs.tuning import Tuning
 from tests.batches import Entry
 from tests.service.query.world import NODE, NOW_MS, engine_of, lake_in
@@ -36,11 +33,6 @@ TUNING = Tuning(merge_above=3, merge_width=2, chunk_bytes=200)
 
 class Reader(World):
     """A node that never saw the run."""
-
-    records: Records | None = None
-
-    def _make(self, **extra: Any) -> Text:
-        return super()._make(records=lambda: self.records)
 
 
 @asynccontextmanager
@@ -75,12 +67,12 @@ async def agree(reader: World, expected: bytes, state: str = "open") -> None:
     assert await reader.whole(RUN) == expected
     assert await reader.paged(RUN, 7) == expected
     assert await reader.caught_up(RUN) == expected
-    assert (await reader.text.size(RUN)).state == state
+    assert (await reader.text.reader.size(RUN)).state == state
 
 
 async def gone(reader: World) -> None:
     with pytest.raises(NotFound):
-        await reader.text.page(RUN, after=None, limit=5)
+        await reader.text.reader.page(RUN, after=None, limit=5)
     assert reader.text.remaker.remade == 0
 
 
@@ -102,7 +94,7 @@ async def test_only_segments_or_table_are_left(tmp_path: Path, where: str) -> No
     async with reading(lake) as reader:
         await agree(reader, text_of(*batches))
         assert reader.text.remaker.remade == 1
-        assert [run.run for run in await reader.text.runs(RUN.fqn, 5)] == [RUN.run]
+        assert [run.run for run in await reader.text.listing.runs(RUN.fqn, 5)] == [RUN.run]
         assert await reader.text.close_run(RUN) == "closed"
         await agree(reader, text_of(*batches), "closed")
         logs = await lake.store.get(keys.logs("pipeline-logs", RUN))

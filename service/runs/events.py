@@ -1,0 +1,48 @@
+"""What one part of run logs tells the others.
+
+Parts are made in an order in which each has what it uses. A part that must hear of an earlier one
+subscribes here, so that none holds one that is made later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from logstore.batch import RunKey
+from logstore.runs.manifest import Manifest
+
+
+class RunEvents:
+    """Those who subscribed first hear first; what they raise reaches who tells it."""
+
+    def __init__(self) -> None:
+        self._flushed: list[Callable[[Manifest], Awaitable[None]]] = []
+        self._ended: list[Callable[[RunKey], None]] = []
+        self._deleted: list[Callable[[RunKey], None]] = []
+
+    def on_flushed(self, hear: Callable[[Manifest], Awaitable[None]]) -> None:
+        """Subscribes to flushes."""
+        self._flushed.append(hear)
+
+    def on_ended(self, *hear: Callable[[RunKey], None]) -> None:
+        """Subscribes to ends of runs."""
+        self._ended += hear
+
+    def on_deleted(self, *hear: Callable[[RunKey], None]) -> None:
+        """Subscribes to deletions of runs."""
+        self._deleted += hear
+
+    async def flushed(self, manifest: Manifest) -> None:
+        """A flush left this manifest behind."""
+        for hear in self._flushed:
+            await hear(manifest)
+
+    def ended(self, key: RunKey) -> None:
+        """The run was closed: no line follows."""
+        for hear in self._ended:
+            hear(key)
+
+    def deleted(self, key: RunKey) -> None:
+        """The run was deleted: what is remembered of it goes."""
+        for hear in self._deleted:
+            hear(key)

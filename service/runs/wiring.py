@@ -1,0 +1,293 @@
+"""From a node's seams, settings and journal to its run logs."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from coordination.named.leases import NamedLeases
+from coordination.storetime import StoreTime
+from logstore.batch import RunKey
+from logstore.clock import Clock
+from logstore.entropy import Entropy
+from logstore.objects.remote import DateSample
+from logstore.objects.store import ObjectStore
+from logstore.runs.manifests import Manifests
+from logstore.runs.watermark import Watermark
+from service.runs.backlog import Backlog
+from service.runs.chunk_writer import ChunkWriter
+from service.runs.chunks import Chunks
+from service.runs.close import Closer
+from service.runs.delete import Deleter
+from service.runs.deletions import Deletions
+from service.runs.events import RunEvents
+from service.runs.flush import RunFlush
+from service.runs.flusher import TextFlusher
+from service.runs.listing import Listing
+from service.runs.locks import RunLocks
+from service.runs.merge import Folder
+from service.runs.openmetadata.importer import WRITER, AdoptingManifests, Adoption
+from service.runs.openmetadata.layout import Upstream
+from service.runs.partial import PartialPublisher
+from service.runs.pending import FlushProgress, FlushRules, Pending
+from service.runs.pin import RunJournal
+from service.runs.read import TextReader
+from service.runs.remote_state import RemoteState
+from service.runs.repair.chunks import Mender
+from service.runs.repair.rebuild import Records, Remaker, Traces
+from service.runs.run_logs import RunLogs
+from service.runs.settings import RunSettings
+from service.runs.snapshot import Snapshots
+from service.runs.sweep import Sweeper
+from service.runs.takeover import LostNodes, gone
+from service.runs.trim import Trimmer
+from service.runs.tuning import Tuning
+from service.runs.unflushed import ActiveMarkers
+from service.runtime.threads import Offload
+from service.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What run logs ask of the rest of their node.
+
+    `confirmed_through` waits until all lines below a position are in segments; `last_ulid` is the
+    highest of a run here; `watermark` reads a node's and replaces a damaged one; `records` is how
+    all stored lines are searched, None as long as nobody can. `ended` hears of ends of runs.
+    """
+
+    journal: RunJournal
+    offload: Offload
+    confirmed_through: Callable[[int], Awaitable[None]]
+    last_ulid: Callable[[RunKey], int]
+    watermark: Callable[[str], Awaitable[Watermark]]
+    ended: Callable[[RunKey], None]
+    newest_date: Callable[[], DateSample | None] | None = None
+    records: Callable[[], Records | None] = lambda: None
+
+
+def open_run_logs(
+    node: str,
+    parents: Sequence[str],
+    store: ObjectStore,
+    clock: Clock,
+    entropy: Entropy,
+    settings: Settings,
+    tuning: Tuning,
+    around: Surroundings,
+) -> RunLogs:
+    """The run logs of `node`, which took over what its `parents` left. Not started."""
+    runs, prefix, journal = settings.runs, settings.runs.prefix, around.journal
+    events, locks, progress = RunEvents(), RunLocks(), FlushProgress(Pending(_rules(runs)))
+    manifests, chunks = Manifests(store, clock, entropy), Chunks(store, prefix)
+    deletions, backlog = Deletions(store), Backlog(store, node, around.offload)
+    writer, trimmer = ChunkWriter(store, chunks, around.offload), Trimmer(store, manifests, chunks)
+    upstream = Upstream(store, prefix)
+    leases = NamedLeases(
+        store,
+        clock,
+        entropy,
+        StoreTime(clock, around.newest_date),
+        node=node,
+        timeout_seconds=settings.coordination.lease_seconds,
+    )
+    is_gone = partial(gone, leases)
+    remote_state = RemoteState(node, store, prefix=prefix, gone=is_gone)
+    folder = Folder(store, manifests, chunks, locks, tuning)
+    mender = Mender(store, manifests, chunks, writer, clock, records=around.records)
+    traces = Traces(store, node, prefix=prefix, progress=progress, foreign=WRITER)
+    remaker = Remaker(
+        manifests,
+        writer,
+        deletions,
+        folder,
+        clock,
+        held=remote_state.held,
+        records=around.records,
+        had_manifest=traces.tell,
+        chunk_bytes=tuning.chunk_bytes,
+    )
+    adoption = Adoption(
+        store,
+        upstream,
+        manifests,
+        chunks,
+        deletions,
+        clock,
+        prefix=prefix,
+        remake=remaker.without_manifest,
+    )
+    adopting = AdoptingManifests(store, clock, entropy, adoption)
+    run_flush = RunFlush(
+        adopting,
+        chunks,
+        writer,
+        backlog,
+        deletions,
+        trimmer,
+        clock,
+        owner=node,
+        chunk_bytes=tuning.chunk_bytes,
+        mend=mender.mend,
+    )
+    partials = PartialPublisher(
+        store, manifests, chunks, locks, prefix, clock, seconds=_partial_seconds(runs, tuning)
+    )
+    flusher = TextFlusher(
+        node,
+        list(parents),
+        store,
+        clock,
+        progress,
+        parallel=settings.flush.parallel,
+        watermark_seconds=tuning.watermark_seconds,
+        pin=journal.pin,
+        backlog=backlog,
+        run_flush=run_flush,
+        locks=locks,
+        fresh_id=manifests.fresh_id,
+        events=events,
+    )
+    lost = LostNodes(
+        node,
+        store,
+        clock,
+        leases,
+        backlog,
+        flusher,
+        watermark=around.watermark,
+        load_deletions=deletions.load,
+        interval_seconds=tuning.takeover_seconds,
+    )
+    active = ActiveMarkers(
+        node,
+        store,
+        clock,
+        prefix=prefix,
+        linger_seconds=2 * runs.partial_flush_interval_seconds,
+        held=flusher.lacks,
+    )
+    closer = Closer(
+        node,
+        parents,
+        store,
+        adopting,
+        chunks,
+        folder,
+        flusher,
+        locks,
+        clock,
+        runs,
+        prefix=prefix,
+        record_close=journal.record_close,
+        flushed_through=around.confirmed_through,
+        close_done=journal.finish_close,
+        gone=is_gone,
+        mend=mender.mend,
+        on_ended=events.ended,
+    )
+
+    async def record_tombstone(fqn: str, run: str | None, t: int) -> None:
+        """Once it is recorded, no close from before it is anybody's concern."""
+        await journal.record_tombstone(fqn, run, t)
+        closer.abandon(fqn, run)
+
+    deleter = Deleter(
+        store,
+        manifests,
+        deletions,
+        locks,
+        clock,
+        upstream,
+        trimmer,
+        node=node,
+        prefix=prefix,
+        gone=is_gone,
+        pin=journal.pin,
+        last_ulid=around.last_ulid,
+        record_tombstone=record_tombstone,
+        tombstone_done=journal.finish_deletion,
+        progress=progress,
+        forget=events.deleted,
+    )
+    sweeper = Sweeper(
+        store,
+        manifests,
+        deletions,
+        clock,
+        runs,
+        locks,
+        orphan_seconds=tuning.orphan_seconds,
+        prefix=prefix,
+        pin=journal.pin,
+        leases=leases,
+        remote_state=remote_state,
+        take_left=adoption.take_left,
+        finalise=closer.finalise,
+        publish=partials.publish,
+        mend=mender.mend,
+        ended=events.ended,
+        remove_objects=deleter.remove_objects,
+    )
+    snapshots = Snapshots(
+        journal.pin,
+        backlog,
+        adopting,
+        chunks,
+        deletions,
+        trimmer,
+        progress,
+        remaker,
+        mender.mend,
+    )
+    events.on_ended(active.closed, around.ended)
+    events.on_deleted(active.closed, closer.forget, partials.forget)
+    recorded = _Recorded(dict(journal.state.closes), dict(journal.state.tombstones))
+    for (fqn, run), t in recorded.tombstones.items():
+        deletions.note(fqn, run, t)
+    return RunLogs(
+        node=node,
+        parents=list(parents),
+        recorded=recorded,
+        alert_after_failures=runs.pending_flush_alert_after_failures,
+        events=events,
+        progress=progress,
+        locks=locks,
+        manifests=manifests,
+        chunks=chunks,
+        deletions=deletions,
+        backlog=backlog,
+        leases=leases,
+        reader=TextReader(snapshots),
+        listing=Listing(store, progress, journal.pin, deletions, snapshots, upstream),
+        run_flush=run_flush,
+        flusher=flusher,
+        folder=folder,
+        partials=partials,
+        active=active,
+        lost=lost,
+        closer=closer,
+        deleter=deleter,
+        sweeper=sweeper,
+        adoption=adoption,
+        mender=mender,
+        remaker=remaker,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """As it was at the start."""
+
+    closes: dict[RunKey, int]
+    tombstones: dict[tuple[str, str | None], int]
+
+
+def _rules(runs: RunSettings) -> FlushRules:
+    return FlushRules(runs.early_flush_watermark_bytes, runs.partial_flush_interval_seconds)
+
+
+def _partial_seconds(runs: RunSettings, tuning: Tuning) -> float:
+    given = tuning.partial_seconds
+    return runs.partial_flush_interval_seconds if given is None else given
