@@ -108,10 +108,10 @@ class Drivers:
             yield share
 
 
-Story = Callable[[Drivers], Coroutine[Any, Any, None]]
+Simulation = Callable[[Drivers], Coroutine[Any, Any, None]]
 
 
-def play(story: Story) -> None:
+def play(story: Simulation) -> None:
     """The story, in virtual time."""
 
     async def go(clock: VirtualClock) -> None:

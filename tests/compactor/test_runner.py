@@ -64,7 +64,7 @@ class Engine(PlainEngine):
 
 
 @dataclass
-class Story:
+class Simulation:
     """A compactor that repeats, until `end` seconds have passed."""
 
     lake: Lake
@@ -95,19 +95,19 @@ class Story:
 
 
 @pytest.fixture
-def story(lake: Lake) -> Story:
+def story(lake: Lake) -> Simulation:
     clock = Leaping(NOON - SystemClock().now_ms())
     lake.clock, lake.session = clock, Engine(clock=clock)
-    return Story(lake, clock, lake.session)
+    return Simulation(lake, clock, lake.session)
 
 
-def test_a_quiet_store_is_looked_at_when_it_is_time(story: Story) -> None:
+def test_a_quiet_store_is_looked_at_when_it_is_time(story: Simulation) -> None:
     story.go(1000, poll_seconds=15)
     assert story.began == [0, 300, 600, 900]
 
 
 @pytest.mark.parametrize("limit", [{"lag_segments": 3}, {"lag_seconds": 40}])
-def test_a_pass_begins_when_too_much_waits(story: Story, limit: dict[str, float]) -> None:
+def test_a_pass_begins_when_too_much_waits(story: Simulation, limit: dict[str, float]) -> None:
     def upload(at: float) -> None:
         if at in (20, 30, 40):
             key = story.lake.put("a", [batch("f", "r", NOON + int(at), 5)])
@@ -120,7 +120,7 @@ def test_a_pass_begins_when_too_much_waits(story: Story, limit: dict[str, float]
     assert story.reports[1].segments == 3
 
 
-def test_a_pass_begins_when_too_many_bytes_wait(story: Story) -> None:
+def test_a_pass_begins_when_too_many_bytes_wait(story: Simulation) -> None:
     key = story.lake.put("a", [batch("f", "r", NOON, 100)])
     size = story.lake.run(story.lake.store.head(key)).size
 
@@ -132,7 +132,7 @@ def test_a_pass_begins_when_too_many_bytes_wait(story: Story) -> None:
     assert story.began == [0, 30]
 
 
-def test_what_a_pass_cannot_take_in_starts_no_other(story: Story) -> None:
+def test_what_a_pass_cannot_take_in_starts_no_other(story: Simulation) -> None:
     """Segments behind a gap, and one of another kind, wait and wait."""
     for seq in (2, 3, 4):
         story.lake.put("a", [batch("f", "r", NOON + seq, 5)], seq=seq)
@@ -140,7 +140,7 @@ def test_what_a_pass_cannot_take_in_starts_no_other(story: Story) -> None:
     assert story.began == [0, 300, 600, 900]
 
 
-def test_what_another_compactor_took_in_does_not_wait(story: Story) -> None:
+def test_what_another_compactor_took_in_does_not_wait(story: Simulation) -> None:
     other = Lake(story.lake.data, session=PlainEngine())
 
     def upload(at: float) -> None:
@@ -153,7 +153,7 @@ def test_what_another_compactor_took_in_does_not_wait(story: Story) -> None:
     assert other.snapshot().mark("a") == 3
 
 
-def test_spark_is_stopped_once_it_was_idle_for_long(story: Story) -> None:
+def test_spark_is_stopped_once_it_was_idle_for_long(story: Simulation) -> None:
     story.lake.put("a", [batch("f", "r", NOON, 5)])
 
     def upload(at: float) -> None:
@@ -166,7 +166,7 @@ def test_spark_is_stopped_once_it_was_idle_for_long(story: Story) -> None:
     assert story.engine.stopped == [200, 500]
 
 
-def test_hours_wait_where_segments_do(story: Story) -> None:
+def test_hours_wait_where_segments_do(story: Simulation) -> None:
     """Each has files enough to be rewritten; what comes meanwhile is taken in before the rest."""
     lake, clock = story.lake, story.clock
     clock.shift_ms += 12 * HOUR
@@ -199,7 +199,7 @@ class Away(LocalStore):
         return super().folders(prefix, after=after)
 
 
-def test_a_store_that_is_away_is_tried_again(story: Story, tmp_path: Path) -> None:
+def test_a_store_that_is_away_is_tried_again(story: Simulation, tmp_path: Path) -> None:
     lake = story.lake
     assert isinstance(lake.store, LocalStore)
     lake.put("a", [batch("f", "r", NOON, 5)])
@@ -213,14 +213,14 @@ def test_a_store_that_is_away_is_tried_again(story: Story, tmp_path: Path) -> No
     assert lake.snapshot().mark("a") == 1
 
 
-def uploaded(story: Story, at: float, lines: int = 5) -> None:
+def uploaded(story: Simulation, at: float, lines: int = 5) -> None:
     """A segment of now, by the story's clock."""
     key = story.lake.put("a", [batch("f", "r", NOON + int(at * 1000), lines)])
     now_ns = story.clock.now_ms() * 1_000_000
     os.utime(story.lake.store.uri(key), ns=(now_ns, now_ns))
 
 
-def test_small_segments_wait_for_one_another_up_to_an_age(story: Story) -> None:
+def test_small_segments_wait_for_one_another_up_to_an_age(story: Simulation) -> None:
     """A pass that comes in its time leaves them; one commit takes them all when it is theirs."""
 
     def upload(at: float) -> None:
@@ -237,7 +237,7 @@ def test_small_segments_wait_for_one_another_up_to_an_age(story: Story) -> None:
 
 
 def test_steady_inflow_is_few_commits_and_none_waits_for_longer_than_its_age(
-    story: Story,
+    story: Simulation,
 ) -> None:
     """One a second, though passes would begin every second: it was a commit for each."""
     waited: list[float] = []
@@ -257,7 +257,7 @@ def test_steady_inflow_is_few_commits_and_none_waits_for_longer_than_its_age(
 
 @pytest.mark.parametrize("limit", [{"lag_segments": 2}, {"lag_seconds": 5}, {"lag_bytes": 100}])
 def test_what_is_much_or_was_to_be_quick_waits_for_nothing(
-    story: Story, limit: dict[str, float]
+    story: Simulation, limit: dict[str, float]
 ) -> None:
     def upload(at: float) -> None:
         if at in (285, 290):
@@ -267,7 +267,7 @@ def test_what_is_much_or_was_to_be_quick_waits_for_nothing(
     assert sum(report.segments for report in story.reports) == 2
 
 
-def test_a_clock_that_is_behind_the_stores_makes_none_wait_for_longer(story: Story) -> None:
+def test_a_clock_that_is_behind_the_stores_makes_none_wait_for_longer(story: Simulation) -> None:
     """By it, segments are younger than new."""
 
     def upload(at: float) -> None:
@@ -281,13 +281,13 @@ def test_a_clock_that_is_behind_the_stores_makes_none_wait_for_longer(story: Sto
     assert [report.segments for report in story.reports] == [0, 0, 1]
 
 
-def test_a_pass_that_is_not_repeated_leaves_nothing(story: Story) -> None:
+def test_a_pass_that_is_not_repeated_leaves_nothing(story: Simulation) -> None:
     uploaded(story, 0)
     story.lake.limits = Compaction(gather_seconds=3_000)
     assert story.lake.compact().segments == 1
 
 
-def test_upkeep_goes_on_while_segments_wait_for_one_another(story: Story) -> None:
+def test_upkeep_goes_on_while_segments_wait_for_one_another(story: Simulation) -> None:
     lake, clock = story.lake, story.clock
     clock.shift_ms += 12 * HOUR
     add_files(lake, *([batch("f", "r", NOON + i, 20)] for i in range(5)))

@@ -20,7 +20,7 @@ import pytest
 from logstore.errors import TailraceError
 from tests.seeds import seeds
 from tests.service.client_model import PatientClients
-from tests.service.node_story import end_well, first_life
+from tests.service.node_simulation import end_well, first_life
 from tests.service.simulated_node import START_MS, Life
 from tests.simulation.backing import STORE, open_store
 from tests.simulation.faulty_store import Fault, FaultyStore, Schedule

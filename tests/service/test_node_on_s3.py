@@ -19,7 +19,7 @@ from tests.faults.kinds import Kind
 from tests.faults.schedule import Schedule as Faults
 from tests.seeds import seeds
 from tests.service.client_model import Clients, PatientClients
-from tests.service.node_story import end_well, first_life
+from tests.service.node_simulation import end_well, first_life
 from tests.service.simulated_node import START_MS, Life
 from tests.simulation.backing import copy_of, open_store
 from tests.simulation.faulty_store import Fault, FaultyStore, Schedule

@@ -22,7 +22,7 @@ import pytest
 
 from tests.seeds import CHOICE, choose, first_of, seeds
 from tests.service.client_model import Clients
-from tests.service.node_story import end_well, first_life
+from tests.service.node_simulation import end_well, first_life
 from tests.service.simulated_node import START_MS, Life
 from tests.simulation.powercut import PowerCutFileSystem
 from tests.simulation.virtual_time import VirtualClock, simulate

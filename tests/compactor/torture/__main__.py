@@ -27,12 +27,12 @@ from pathlib import Path
 
 from tests.compactor.lake import HOUR, Lake, lake_in
 from tests.compactor.plain_engine import PlainEngine
+from tests.compactor.torture.checker import vacuumed
 from tests.compactor.torture.meetings import MEETINGS, Meetings
 from tests.compactor.torture.mutations import MUTATIONS
 from tests.compactor.torture.processes import Place, Victim, Way
-from tests.compactor.torture.story import KEPT_DAYS
+from tests.compactor.torture.simulation import KEPT_DAYS
 from tests.compactor.torture.torture import STEPS, Torture
-from tests.compactor.torture.verdict import vacuumed
 from tests.e2e.torture_store import KINDS, TorturedStore, tortured_store
 from tests.proving import prove
 from tests.quick_java import QUICK
@@ -84,7 +84,7 @@ def place_of(store: TorturedStore, folder: Path) -> Place:
 def torment(torture: Torture, parts: list[str], kills: int, meetings: list[str]) -> None:
     """All of it, or the parts that are named."""
     dice = torture.dice
-    torture.story.write()
+    torture.simulation.write()
     if "meetings" in parts:
         Meetings(torture).have(meetings)
         if parts == ["meetings"]:
@@ -93,7 +93,7 @@ def torment(torture: Torture, parts: list[str], kills: int, meetings: list[str])
     if "steps" in parts:
         for step in STEPS:
             torture.kill_at(step, dice.choice((Way.JOB, Way.SUBMIT, Way.TAILRACE)))
-        torture.story.write(wide=True)
+        torture.simulation.write(wide=True)
     torture.undisturbed()
     if "moments" in parts:
         for _ in range(kills):

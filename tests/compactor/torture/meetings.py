@@ -32,7 +32,7 @@ from logstore.table.commit import Change, commit
 from logstore.table.snapshot import Snapshot
 from logstore.table.table import Table
 from tests.compactor.plain_engine import is_deleted
-from tests.compactor.torture.story import KEPT_DAYS
+from tests.compactor.torture.simulation import KEPT_DAYS
 from tests.compactor.torture.torture import Torture
 
 LIMITS = Compaction(
@@ -72,18 +72,18 @@ class Meetings:
         self.torture.lake.limits = LIMITS
         for name in names:
             getattr(self, name)()
-            self._judge(name)
+            self._check(name)
 
     def segments_come_late(self) -> None:
         """At every step after the last look a chapter is written, whose texts are made at once."""
-        self.torture.story.write()
+        self.torture.simulation.write()
         come: set[str] = set()
         waiting = self._put() - self._taken_in()
 
         def reached(step: str) -> None:
             if step in _LATE and step not in come:
                 come.add(step)
-                self._apart(self.torture.story.write)
+                self._apart(self.torture.simulation.write)
 
         report = self._pass(reached)
         if "expired" not in come:
@@ -95,7 +95,7 @@ class Meetings:
         """Somebody commits within the grace: what the table had before that goes all the same."""
         lake = self.torture.lake
         lake.limits = LIMITS.model_copy(update={"grace_seconds": _GRACE_SECONDS})
-        self.torture.story.write()
+        self.torture.simulation.write()
         self._pass(lambda _step: None)
         time.sleep(2 * _GRACE_SECONDS)
         table, job = lake.compactor.table, lake.compactor.fresh_id()
@@ -107,18 +107,18 @@ class Meetings:
 
     def another_takes_in_the_same(self) -> None:
         """Between a merge and its commit."""
-        self.torture.story.write()
+        self.torture.simulation.write()
         self._met_at("written")
 
     def another_rewrites_the_same_hour(self) -> None:
         """Between a rewriting and its commit: an hour has two chapters' files then."""
         for _ in range(2):
-            self.torture.story.write()
+            self.torture.simulation.write()
         self._met_at("rewrite placed")
 
     def answers_are_lost(self) -> None:
         """Of every second commit: a pass finds its own, and says what it did."""
-        self.torture.story.write()
+        self.torture.simulation.write()
         before = self._taken_in()
         report = self._pass(lambda _step: None, table=_Unheard(self.torture.lake.compactor.table))
         taken = self._taken_in() - before
@@ -130,24 +130,24 @@ class Meetings:
 
         Segments with its lines come once more when it is done: nobody looks for them in files.
         """
-        story = self.torture.story
-        story.write()
+        simulation = self.torture.simulation
+        simulation.write()
         self._pass(lambda _step: None)
         for but in (1, 0):  # the last is all that is left to be found in the files
-            story.delete_to_the_line(but=but)
+            simulation.delete_to_the_line(but=but)
             self._pass(lambda _step: None)
             self._look_for_deleted("files are rewritten")
         clock = self.torture.lake.clock
         clock.shift_ms += _DONE_MS
         self._pass(lambda _step: None)
-        story.send_again()
+        simulation.send_again()
         self._pass(lambda _step: None)
         self._look_for_deleted("their segments come again")
         clock.shift_ms -= _DONE_MS
 
     def _look_for_deleted(self, when: str) -> None:
         """Nothing interfered: what is deleted is in no file, whether it is noted as done or not."""
-        lake, deletions = self.torture.lake, self.torture.story.model.deletions.values()
+        lake, deletions = self.torture.lake, self.torture.simulation.model.deletions.values()
         gone = [deletion for deletion, _ in deletions]
         files = lake.snapshot().files
         left = [r for file in files for r in lake.content(file) if is_deleted(r[:3], gone)]
@@ -197,15 +197,15 @@ class Meetings:
             raise failures[0]
 
     def _put(self) -> int:
-        return sum(map(len, self.torture.story.model.segments.values()))
+        return sum(map(len, self.torture.simulation.model.segments.values()))
 
     def _taken_in(self) -> int:
         snapshot = self.torture.lake.snapshot()
-        return sum(snapshot.mark(node) for node in self.torture.story.model.segments)
+        return sum(snapshot.mark(node) for node in self.torture.simulation.model.segments)
 
-    def _judge(self, name: str) -> None:
+    def _check(self, name: str) -> None:
         self.torture.told[name.replace("_", " ")] += 1
-        if wrong := self.torture.judge.wrong():
+        if wrong := self.torture.checker.wrong():
             self._fault(f"{name}: {wrong}")
 
     def _fault(self, what: str) -> None:

@@ -14,10 +14,10 @@ from compactor.settings import Compaction
 from compactor.spark.session import Session
 from tests.compactor.lake import Lake
 from tests.compactor.torture.__main__ import SETTINGS
+from tests.compactor.torture.checker import vacuumed
 from tests.compactor.torture.processes import Place, Victim, Way
-from tests.compactor.torture.story import KEPT_DAYS
+from tests.compactor.torture.simulation import KEPT_DAYS
 from tests.compactor.torture.torture import STEPS, Torture
-from tests.compactor.torture.verdict import vacuumed
 from tests.seeds import seeds
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -39,11 +39,11 @@ def test_killed_for_real_each_line_is_there_once(
     dice = Random(seed)
     torture = Torture(lake, Place(lake.data, tmp_path / "passes", SETTINGS), dice, lines=30)
     try:
-        torture.story.write()
-        torture.story.write()
+        torture.simulation.write()
+        torture.simulation.write()
         lake.compact()
         torture.kill_after(dice.choice((Victim.DRIVER, Victim.JVM, Victim.ALL)), Way.SUBMIT)
-        torture.story.delete()
+        torture.simulation.delete()
         torture.kill_at(dice.choice([step for step in STEPS if "rewrite" in step.name]), Way.JOB)
         torture.settle(lake.compact)
     finally:

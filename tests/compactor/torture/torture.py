@@ -18,9 +18,9 @@ from logstore import ulid
 from logstore.errors import PreconditionFailed
 from logstore.table.commit import Change, commit
 from tests.compactor.lake import Lake
+from tests.compactor.torture.checker import Checker, is_as_demanded
 from tests.compactor.torture.processes import Place, Running, Victim, Way
-from tests.compactor.torture.story import Story
-from tests.compactor.torture.verdict import Judge, is_as_demanded
+from tests.compactor.torture.simulation import Simulation
 
 _KILLED = (-9, 137)
 _UNAVAILABLE = 3
@@ -69,16 +69,16 @@ class Torture:
     unreliable: bool = False
     faults: list[str] = field(default_factory=list)
     told: Counter[str] = field(default_factory=Counter)
-    story: Story = field(init=False)
-    judge: Judge = field(init=False)
+    simulation: Simulation = field(init=False)
+    checker: Checker = field(init=False)
     _started: int = 0
     _all: list[Running] = field(default_factory=list)
     _began: float = field(default_factory=time.monotonic)
     _seconds: float = 15.0
 
     def __post_init__(self) -> None:
-        self.story = Story(self.lake, self.dice, self.lines)
-        self.judge = Judge(self.lake, self.story.model)
+        self.simulation = Simulation(self.lake, self.dice, self.lines)
+        self.checker = Checker(self.lake, self.simulation.model)
 
     # What is done to a pass.
 
@@ -97,30 +97,30 @@ class Torture:
             self.told["passes that the store failed"] += 1
         if status not in _KILLED:
             self._fault(running, f"it never came to {step.name!r}, and ended with {status}")
-        self._judge(running, status, killed=True)
+        self._check(running, status, killed=True)
         self.told[f"killed at {step.name!r}"] += status in _KILLED
 
     def kill_after(self, victim: Victim, way: Way) -> None:
         """At a random moment. A pass that loses an executor comes to its end."""
-        self.story.write(wide=self.dice.random() < 0.2)
-        if self.dice.random() < 0.7 and self.story.deletable:
-            self.story.delete()
+        self.simulation.write(wide=self.dice.random() < 0.2)
+        if self.dice.random() < 0.7 and self.simulation.deletable:
+            self.simulation.delete()
         running = self._start(way)
         killed = running.kill_after(self._moment(), victim)
-        self._judge(running, running.end(), killed=killed and victim is not Victim.EXECUTOR)
+        self._check(running, running.end(), killed=killed and victim is not Victim.EXECUTOR)
         self._count(killed, victim)
 
     def two_at_once(self, ways: Sequence[Way]) -> None:
         """Both on all there is; one of them is killed at a random moment."""
-        self.story.write()
-        self.story.write()
-        self.story.delete()
+        self.simulation.write()
+        self.simulation.write()
+        self.simulation.delete()
         both = [self._start(way) for way in ways]
         unlucky = self.dice.randrange(2)
         victim = self.dice.choice((Victim.DRIVER, Victim.JVM, Victim.ALL))
         killed = both[unlucky].kill_after(self._moment() * 1.5, victim)
         for number, running in enumerate(both):
-            self._judge(running, running.end(), killed=killed and number == unlucky)
+            self._check(running, running.end(), killed=killed and number == unlucky)
         self.told["pairs"] += 1
         self._count(killed, victim)
 
@@ -129,7 +129,7 @@ class Torture:
         running = self._start(way)
         began = time.monotonic()
         status = running.end()
-        self._judge(running, status, killed=False)
+        self._check(running, status, killed=False)
         if status == 0:
             self._seconds = time.monotonic() - began
         self.told["undisturbed"] += 1
@@ -138,11 +138,11 @@ class Torture:
         """Passes until nothing is left to do. Those of others wait for leases of the killed."""
         for _ in range(_TRIES):
             (make_pass or self.undisturbed)()
-            if is_as_demanded(self.lake, self.story.model) is None:
+            if is_as_demanded(self.lake, self.simulation.model) is None:
                 break
             if make_pass is not None and self.faults:
                 return  # it is known by now, and may never be settled
-        self._note(is_as_demanded(self.lake, self.story.model))
+        self._note(is_as_demanded(self.lake, self.simulation.model))
 
     def end(self) -> None:
         """Nothing of any pass is left."""
@@ -153,11 +153,11 @@ class Torture:
 
     def _prepare(self, step: Step) -> None:
         if step.write:
-            self.story.write()
+            self.simulation.write()
         if step.delete:
-            self.story.delete()
+            self.simulation.delete()
         if step.group:
-            self.story.make_group()
+            self.simulation.make_group()
 
     def _start(self, way: Way, *flags: str) -> Running:
         self._started += 1
@@ -169,7 +169,7 @@ class Torture:
         least = self.dice.choice((0.0, 0.4))
         return self._seconds * self.dice.uniform(least, 1.05)
 
-    def _judge(self, running: Running, status: int, *, killed: bool) -> None:
+    def _check(self, running: Running, status: int, *, killed: bool) -> None:
         """`killed` may have been too late, or have left it time to say that it stopped."""
         excused = killed and status in (*_KILLED, 0, _UNAVAILABLE)
         if not killed and status == _UNAVAILABLE and self.unreliable:
@@ -180,7 +180,7 @@ class Torture:
             self._fault(running, f"alarms: {alarms}")
         if "Traceback" in running.words():
             self._fault(running, "it tells of its insides")
-        self._note(self.judge.wrong())
+        self._note(self.checker.wrong())
 
     def _commit_meanwhile(self, running: Running) -> None:
         """Versions that change nothing, so that who merges meanwhile is not the next."""

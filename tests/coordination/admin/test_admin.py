@@ -80,10 +80,10 @@ class Timeless(InMemoryPartitions):
         return StoreTime(self._clock, lambda: DateSample(START_MS, 0.0, 5.0, START_MS))
 
 
-Story = Callable[[World], Coroutine[Any, Any, None]]
+Simulation = Callable[[World], Coroutine[Any, Any, None]]
 
 
-def play(story: Story) -> None:
+def play(story: Simulation) -> None:
     async def go(clock: VirtualClock) -> None:
         await story(World(clock))
 

@@ -56,7 +56,7 @@ class Dice(Schedule):
         return self._dice.choice(kinds)
 
 
-class Story:
+class Simulation:
     """What all workers did, as they were told."""
 
     def __init__(self, clock: Clock, seed: int) -> None:
@@ -93,7 +93,7 @@ class Story:
         return stored
 
 
-async def _work(story: Story, store: ObjectPartitions, owner: str, dice: Random) -> None:
+async def _work(story: Simulation, store: ObjectPartitions, owner: str, dice: Random) -> None:
     for _ in range(60):
         claim = claim_at(story.clock, owner, LEASE_MS)
         try:
@@ -108,7 +108,7 @@ async def _work(story: Story, store: ObjectPartitions, owner: str, dice: Random)
         await story.clock.sleep(dice.uniform(0.0, 2.0))
 
 
-async def _do(story: Story, store: ObjectPartitions, one: Partition, dice: Random) -> None:
+async def _do(story: Simulation, store: ObjectPartitions, one: Partition, dice: Random) -> None:
     held: Partition | None = one
     if dice.random() < 0.4:
         until_ms = story.clock.now_ms() + LEASE_MS
@@ -133,7 +133,7 @@ async def _made(store: ObjectPartitions, dice: Random, clock: Clock) -> None:
 @pytest.mark.parametrize("seed", seeds(12))
 def test_each_is_held_by_one_and_completed_once(seed: int) -> None:
     async def run(clock: VirtualClock) -> None:
-        disk, story = on_disk(clock), Story(clock, seed)
+        disk, story = on_disk(clock), Simulation(clock, seed)
 
         async def live(number: int) -> None:
             dice, objects = Random(f"{seed} {number}"), faulty(disk, clock, f"{seed}/{number}")

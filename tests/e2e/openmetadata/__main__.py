@@ -45,7 +45,7 @@ _STORY_SECONDS = 120
 
 
 @dataclass(frozen=True)
-class Story:
+class Simulation:
     """Which appends lose what, and whether the service is killed at that moment."""
 
     name: str
@@ -57,16 +57,16 @@ class Story:
 
 # The first generation counts its retries too: 4 is that of 3.
 STORIES = (
-    Story("plain", "service name.pipeline", {}),
-    Story(
+    Simulation("plain", "service name.pipeline", {}),
+    Simulation(
         "lost replies", 'Dienst "süß".a/b', {1: "reply", 3: "reply", 4: "reply"}, compressed=True
     ),
-    Story("killed", "service.pipeline", {1: "reply", 3: "request"}, kills=True),
+    Simulation("killed", "service.pipeline", {1: "reply", 3: "request"}, kills=True),
 )
 
 
 def play(
-    client: Client, python: Path, story: Story, folder: Path, settings: Mapping[str, str]
+    client: Client, python: Path, story: Simulation, folder: Path, settings: Mapping[str, str]
 ) -> Iterator[str]:
     """One client in one story; gives what does not hold."""
     service = ServiceProcess(
@@ -98,7 +98,7 @@ def play(
             yield f"the service's log: {service.output()[-2000:]}"
 
 
-def drive(python: Path, story: Story, url: str, key: RunKey, proxy: LossyProxy | None) -> str:
+def drive(python: Path, story: Simulation, url: str, key: RunKey, proxy: LossyProxy | None) -> str:
     """Runs the client, giving its output; raises `RuntimeError` with what it says if it fails.
 
     Its last portion is shipped once everything that the story holds has happened.
@@ -139,7 +139,9 @@ def drive(python: Path, story: Story, url: str, key: RunKey, proxy: LossyProxy |
         return last
 
 
-def check(client: Client, story: Story, shipped: Shipped, sent: Sequence[Sent]) -> Iterator[str]:
+def check(
+    client: Client, story: Simulation, shipped: Shipped, sent: Sequence[Sent]
+) -> Iterator[str]:
     """What does not hold."""
     print(f"    {len(shipped.text.encode())} bytes; the client says {shipped.told['counters']}")
     yield from common(shipped)

@@ -20,7 +20,7 @@ from service.journal.journal import Journal
 from service.journal.problems import worries
 from service.journal.recovery import recover
 from tests.service.journal.rig import Rig, held, journal_settings, put
-from tests.service.journal.test_powercut import Story, check_after_restart
+from tests.service.journal.test_powercut import Simulation, check_after_restart
 from tests.simulation.descriptors import no_descriptors
 from tests.simulation.powercut import PowerCutFileSystem
 
@@ -118,7 +118,7 @@ def test_no_call_that_finds_none_ends_the_journal() -> None:
         call += 1
         fs = PowerCutFileSystem()
         fs.fail_with(errno.EMFILE, at=call)
-        story = Story(fs)
+        story = Simulation(fs)
         try:
             asyncio.run(story.tell())
             told += 1

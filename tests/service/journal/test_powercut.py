@@ -40,7 +40,7 @@ class Promises:
     tombstones: int = 0
 
 
-class Story:
+class Simulation:
     """Does much in few calls."""
 
     def __init__(self, fs: PowerCutFileSystem) -> None:
@@ -125,7 +125,7 @@ def check(journal: Journal, promises: Promises) -> None:
     assert journal.next_pos > max(promises.positions.values(), default=-1)
 
 
-async def check_after_restart(fs: PowerCutFileSystem, story: Story) -> None:
+async def check_after_restart(fs: PowerCutFileSystem, story: Simulation) -> None:
     promises = deepcopy(story.promises)
     rig = Rig(fs=fs, settings=SETTINGS)
     journal = rig.open()
@@ -142,7 +142,7 @@ async def check_after_restart(fs: PowerCutFileSystem, story: Story) -> None:
     await journal.close()
 
 
-def tell(story: Story) -> None:
+def tell(story: Simulation) -> None:
     """Runs it; whoever still waits when the power goes is let go quietly."""
 
     async def main() -> None:
@@ -158,7 +158,7 @@ def test_a_power_cut_at_every_call(seed: int) -> None:
     while True:
         call += 1
         fs = PowerCutFileSystem(fail_at=call)
-        story = Story(fs)
+        story = Simulation(fs)
         try:
             tell(story)
         except (PowerCut, JournalFailed):
@@ -172,10 +172,10 @@ def test_a_power_cut_at_every_call(seed: int) -> None:
 def test_a_power_cut_at_every_call_of_a_recovery() -> None:
     """However often recovery is interrupted, it does the same in the end."""
     plain = PowerCutFileSystem()
-    tell(Story(plain))
+    tell(Simulation(plain))
     for first in range(20, len(plain.calls), 7):
         fs = PowerCutFileSystem(fail_at=first)
-        story = Story(fs)
+        story = Simulation(fs)
         with pytest.raises((PowerCut, JournalFailed)):
             tell(story)
         call = 0
@@ -204,7 +204,7 @@ def test_a_disk_that_is_full_at_every_call_refuses_and_goes_on() -> None:
         call += 1
         fs = PowerCutFileSystem()
         fs.fail_with(errno.ENOSPC, at=call, once=True)
-        story = Story(fs)
+        story = Simulation(fs)
         with suppress(JournalFull):  # the story ends with it; a client would try again
             tell(story)
         done = fs.fault_pending
@@ -242,18 +242,18 @@ def test_a_batch_that_a_full_disk_refused_leaves_no_trace() -> None:
 
 
 def test_a_failed_sync_is_never_acknowledged_nor_tried_again() -> None:
-    async def main(fs: PowerCutFileSystem, story: Story) -> None:
+    async def main(fs: PowerCutFileSystem, story: Simulation) -> None:
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)
         await story.tell()
 
     plain = PowerCutFileSystem()
-    asyncio.run(main(plain, Story(plain)))
+    asyncio.run(main(plain, Simulation(plain)))
     syncs = [at for at, call in enumerate(plain.calls, 1) if call.startswith("sync ")]
     assert len(syncs) > 10
     for at in syncs:
         fs = PowerCutFileSystem()
         fs.fail_with(errno.EIO, at=at, once=True)
-        story = Story(fs)
+        story = Simulation(fs)
         with pytest.raises(JournalFailed):
             asyncio.run(main(fs, story))
         for seed in range(3):

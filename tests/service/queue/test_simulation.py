@@ -19,7 +19,7 @@ LEASE = 8.0
 SEGMENTS = 24
 
 
-class Story:
+class Simulation:
     """One group, its consumers, and what they were told."""
 
     def __init__(self, world: QueueWorld, dice: Random) -> None:
@@ -78,9 +78,9 @@ class Story:
 
 @pytest.mark.parametrize("chunk", range(4))
 def test_everything_is_delivered_and_committed_once(chunk: int) -> None:
-    async def story(world: QueueWorld) -> Story:
+    async def story(world: QueueWorld) -> Simulation:
         dice = Random(f"consumers {world.seed}")
-        told = Story(world, dice)
+        told = Simulation(world, dice)
         work = [asyncio.ensure_future(told.consume()) for _ in range(6)]
         killing = asyncio.ensure_future(told.kill())
         names = []

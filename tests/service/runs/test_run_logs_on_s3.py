@@ -19,7 +19,7 @@ from tests.simulation.faulty_store import Fault
 
 pytestmark = pytest.mark.usefixtures("every_server")
 
-Story = Callable[[], Awaitable[None]]
+Simulation = Callable[[], Awaitable[None]]
 Killed = Callable[[], Awaitable[None]]
 
 OURS, THEIRS = adopt_crashes.PLAIN, adopt_crashes.RUN
@@ -37,7 +37,7 @@ KILLED: dict[str, Killed] = {
     "taken in by a close": lambda: taken_in(KILL, 2, THEIRS, LOGS, b"a\nb\n"),
     "taken in, deleted": lambda: delete_of_theirs(True, THEIRS),
 }
-STORIES: dict[str, Story] = {
+STORIES: dict[str, Simulation] = {
     "two flushers": crashes.test_two_flushers_race_on_one_manifest,
     "released segments": crashes.test_released_segments_are_flushed_from_the_store,
     "taken in by two": lambda: adopt_crashes.test_two_nodes_at_once(2, THEIRS),

@@ -10,7 +10,7 @@ import sys
 
 import service.main  # noqa: F401 -- all that a program which serves has imported
 from tests.service.client_model import Clients
-from tests.service.node_story import NAMED, check_reads
+from tests.service.node_simulation import NAMED, check_reads
 from tests.service.simulated_node import START_MS, Life
 from tests.simulation.powercut import PowerCutFileSystem
 from tests.simulation.virtual_time import VirtualClock, simulate

@@ -15,7 +15,7 @@ from logstore.objects.store import ObjectStore
 from logstore.runs.watermark import raise_watermark, read_watermark
 from service.node import Node
 from tests.service.client_model import PatientClients, batches_in
-from tests.service.node_story import check_end, check_reads, sweeping_life
+from tests.service.node_simulation import check_end, check_reads, sweeping_life
 from tests.service.simulated_node import DATA, START_MS, Life
 from tests.service.store_checks import Shipped, view_of
 from tests.simulation.backing import open_store

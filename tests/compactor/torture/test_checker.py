@@ -18,8 +18,8 @@ from logstore.table.snapshot import TableFile
 from logstore.table.stats import describe, read_footer
 from tests.compactor.lake import HOUR, Lake, Record
 from tests.compactor.plain_engine import PlainEngine, Row, is_deleted, key_of, write_part
-from tests.compactor.torture.story import KEPT_DAYS, Story
-from tests.compactor.torture.verdict import Judge, is_as_demanded, vacuumed
+from tests.compactor.torture.checker import Checker, is_as_demanded, vacuumed
+from tests.compactor.torture.simulation import KEPT_DAYS, Simulation
 
 LIMITS = Compaction(grace_seconds=0, purge_seconds=0, retention_days=KEPT_DAYS, settle_seconds=0)
 MINUTE = 60_000
@@ -31,7 +31,7 @@ class Told:
     """A story of which nothing is left to do; `before` are the rows ahead of its deletions."""
 
     lake: Lake
-    story: Story = field(init=False)
+    simulation: Simulation = field(init=False)
     before: list[Row] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -39,32 +39,33 @@ class Told:
         # No version may say that a deletion is done which came after it, and the last one says so
         # of the first: of what was stored a minute before.
         self.lake.clock.shift_ms = -4 * MINUTE
-        self.story = Story(self.lake, Random(1), lines=3)
+        self.simulation = Simulation(self.lake, Random(1), lines=3)
         for _ in range(3):
-            self.story.write()
+            self.simulation.write()
         self.lake.compact()
         self.before = [row for file in self.lake.snapshot().files for row in rows_of(file)]
         for self.lake.clock.shift_ms in (-2 * MINUTE, 10 * MINUTE):
-            self.story.delete()
+            self.simulation.delete()
         self.lake.clock.shift_ms = 0
         for _ in range(_PASSES):
             self.lake.compact()
             if self.left_to_do() is None:
                 break
 
-    def judge(self) -> Judge:
+    def checker(self) -> Checker:
         """One who sees the store for the first time."""
-        return Judge(self.lake, self.story.model)
+        return Checker(self.lake, self.simulation.model)
 
     def wrong(self) -> str | None:
-        return self.judge().wrong()
+        return self.checker().wrong()
 
     def left_to_do(self) -> str | None:
-        return is_as_demanded(self.lake, self.story.model)
+        return is_as_demanded(self.lake, self.simulation.model)
 
     def deleted(self, number: int) -> Row:
         """A row that the deletion of that number takes."""
-        gone = [one for one, _ in self.story.model.deletions.values() if one.fqn != "old"][number]
+        deletions = self.simulation.model.deletions.values()
+        gone = [one for one, _ in deletions if one.fqn != "old"][number]
         return next(row for row in self.before if is_deleted(key_of(row), [gone]))
 
     def newest(self) -> TableFile:
@@ -158,20 +159,20 @@ def test_lines_that_were_not_as_they_were_sent_for_one_version(
 def test_an_older_version_is_judged_once(told: Told) -> None:
     rows = rows_of(told.newest())
     damaged = told.replace(lambda rows: rows[:-1])
-    judge = told.judge()
-    assert "lost: 1, " in (judge.wrong() or "")
+    checker = told.checker()
+    assert "lost: 1, " in (checker.wrong() or "")
     told.add(rows, damaged)
-    assert judge.wrong() is None
+    assert checker.wrong() is None
 
 
 def test_files_of_older_versions_are_read_once(told: Told) -> None:
     lake = ReadLake(told.lake.data)
-    judge = Judge(lake, told.story.model)
-    assert judge.wrong() is None
+    checker = Checker(lake, told.simulation.model)
+    assert checker.wrong() is None
     assert len(lake.read) == len(set(lake.read)) > len(lake.snapshot().files)
     lake.read.clear()
     told.replace(lambda rows: rows)
-    assert judge.wrong() is None
+    assert checker.wrong() is None
     assert sorted(lake.read) == sorted(file.path for file in lake.snapshot().files)
 
 
@@ -213,7 +214,7 @@ def test_segments_that_are_left(told: Told) -> None:
 
 
 def test_segments_that_were_not_taken_in(told: Told) -> None:
-    told.story.write()
+    told.simulation.write()
     assert "taken in up to" in (told.left_to_do() or "")
 
 

@@ -13,7 +13,7 @@ from logstore import keys
 from logstore.table.snapshot import EMPTY, Snapshot, TableFile
 from tests.compactor.histories.model import Model, Said
 from tests.compactor.lake import HOUR, Lake, Record
-from tests.compactor.torture.story import KEPT_DAYS
+from tests.compactor.torture.simulation import KEPT_DAYS
 
 _LOG = re.compile(
     rf"{keys.TABLE}/_delta_log/([0-9]{{20}}(\.checkpoint)?\.(json|parquet)|_last_checkpoint)?"
@@ -22,7 +22,7 @@ _LOG = re.compile(
 
 
 @dataclass
-class Judge:
+class Checker:
     """Looks at every version that somebody could read: each once, by what was known by then.
 
     Versions and files never change, so of older ones nothing is read twice. The newest is read

@@ -33,7 +33,7 @@ _PARTS = 6
 
 
 @dataclass
-class Story:
+class Simulation:
     """What was written so far to the lake, and what the table must hold of it."""
 
     lake: Lake
