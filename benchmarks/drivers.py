@@ -25,7 +25,7 @@ from typing import TypeAlias
 from benchmarks.backlog import Backlog, Shape, make
 from benchmarks.corpus import source
 from benchmarks.passes import fresh_table
-from compactor.ingest.ingest import take_in_all
+from compactor.ingest.ingest import ingest_all
 from compactor.report import Report
 from compactor.settings import Compaction, CompactorSettings
 from compactor.wiring import make_session, open_compactor
@@ -54,7 +54,7 @@ def drive(
         report = Report()
         settings = settings_of(folder, batch_bytes)
         async with open_compactor(settings, session, lambda _step: None) as compactor:
-            await take_in_all(compactor, report)
+            await ingest_all(compactor, report)
         return report
 
     asyncio.run(one_pass(warm))

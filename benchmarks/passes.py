@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.backlog import Backlog, store_at
 from compactor.commit.folder import FolderPlacement
 from compactor.context import Compactor
-from compactor.ingest.ingest import take_in_all
+from compactor.ingest.ingest import ingest_all
 from compactor.report import Report
 from compactor.settings import Compaction
 from compactor.spark.session import Session
@@ -46,7 +46,7 @@ def ingest(backlog: Backlog, session: Session) -> tuple[float, Report]:
     )
     report = Report()
     start = time.monotonic()
-    asyncio.run(take_in_all(compactor, report))
+    asyncio.run(ingest_all(compactor, report))
     return time.monotonic() - start, report
 
 

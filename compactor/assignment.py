@@ -1,6 +1,6 @@
-"""Which nodes this driver takes in and which hours it rewrites: those that it leases.
+"""Which nodes this driver ingests and which hours it rewrites: those that it leases.
 
-    pass: what has segments to take in ──► leases (`compact/{node}`) ──► batch, batch, …
+    pass: what has segments to ingest ──► leases (`compact/{node}`) ──► batch, batch, …
                                               ▲                          │ between two batches:
                                               └── hand over, acquire ────┘ what is asked back
     end of a pass: all is closed, and free again at once

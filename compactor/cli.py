@@ -95,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="compactor", description="Takes flushed segments into the table."
+        prog="compactor", description="Ingests flushed segments into the table."
     )
     configure_flags(parser)
     return parser
@@ -107,7 +107,7 @@ def _run(flags: argparse.Namespace) -> int:
     if flags.dry_run:
         configure_log(settings.compaction.log_format, sys.stderr)
         _refuse_no_store(settings)
-        return asyncio.run(_foresee(settings, as_json=flags.json))
+        return asyncio.run(_dry_run(settings, as_json=flags.json))
     session, clock = make_session(settings), SystemClock()
     hearing = listeners(
         settings,
@@ -163,14 +163,14 @@ def _refuse_no_store(settings: CompactorSettings) -> None:
         )
 
 
-async def _foresee(settings: CompactorSettings, *, as_json: bool) -> int:
-    from compactor.dry_run import foresee
+async def _dry_run(settings: CompactorSettings, *, as_json: bool) -> int:
+    from compactor.dry_run import dry_run
 
     async with open_compactor(settings, make_session(settings), _killer(""), alone=True) as looks:
-        outlook = await foresee(looks)
-    sys.stdout.write((outlook.line() if as_json else outlook.text()) + "\n")
+        preview = await dry_run(looks)
+    sys.stdout.write((preview.line() if as_json else preview.text()) + "\n")
     sys.stdout.flush()
-    return 1 if outlook.alarms else 0
+    return 1 if preview.alarms else 0
 
 
 def _killer(step: str) -> Callable[[str], None]:

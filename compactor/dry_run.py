@@ -36,7 +36,7 @@ _AT_ONCE: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """What a footer says; nothing of a segment that is, or would be, set aside."""
+    """What a footer says; nothing of a segment that is, or would be, quarantined."""
 
     rows: int
     time_ranges: tuple[TimeRange, ...]
@@ -58,7 +58,7 @@ async def look(store: ObjectStore, segments: Sequence[StoredSegment]) -> list[Fo
 
 
 async def _look(store: ObjectStore, segment: StoredSegment) -> Found:
-    if segment.aside:
+    if segment.quarantined:
         return Looked(0, ())
     try:
         opened = await fetch_statistics(store, segment.key)
@@ -85,7 +85,7 @@ def _time_ranges(opened: SegmentFile, index: int) -> Iterator[TimeRange]:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeOutlook:
+class DryRunNode:
     """What waits of a node: the table has its segments up to `mark`."""
 
     node: str
@@ -95,7 +95,7 @@ class NodeOutlook:
 
 
 @dataclass(frozen=True, slots=True)
-class HourOutlook:
+class DryRunHour:
     """Files of an hour that would be written anew; bytes are those to be read."""
 
     hour: str
@@ -104,7 +104,7 @@ class HourOutlook:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpiryOutlook:
+class DryRunExpiry:
     """What the retention would take: all hours that ended by `until`, if there are any."""
 
     until: str
@@ -115,7 +115,7 @@ class ExpiryOutlook:
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class DryRun:
     """The plan. `version` is the table's, -1 where there is none yet.
 
     Hours and tasks of `batches` are by the segments' footers; what a batch would find to be a
@@ -125,10 +125,10 @@ class Outlook:
 
     version: int
     lag: Lag
-    nodes: tuple[NodeOutlook, ...]
+    nodes: tuple[DryRunNode, ...]
     batches: tuple[Batch, ...]
-    rewrites: tuple[HourOutlook, ...]
-    expiry: ExpiryOutlook
+    rewrites: tuple[DryRunHour, ...]
+    expiry: DryRunExpiry
     deletions: int
     alarms: tuple[str, ...]
 
@@ -184,7 +184,7 @@ class Ahead(Snapshot):
         return self.taken[node]
 
 
-async def foresee(compactor: Compactor) -> Outlook:
+async def dry_run(compactor: Compactor) -> DryRun:
     """What a pass would do now. Raises `StoreUnavailable`, `Damaged`."""
     snapshot = await compactor.newest()
     nodes = await nodes_of(compactor.store)
@@ -195,12 +195,12 @@ async def foresee(compactor: Compactor) -> Outlook:
     alarms: list[str] = []
     batches = [one async for one in _batches(compactor, snapshot, marks, waiting, alarms)]
     hours = await plan_hours(compactor)
-    return Outlook(
+    return DryRun(
         version=snapshot.version,
         lag=_lag(compactor, waiting),
         nodes=tuple(_nodes(marks, waiting)),
         batches=tuple(batches),
-        rewrites=tuple(HourOutlook(one.hour, len(one.files), one.size) for one in hours),
+        rewrites=tuple(DryRunHour(one.hour, len(one.files), one.size) for one in hours),
         expiry=await asyncio.to_thread(_expiry, compactor, snapshot),
         deletions=await _fresh_deletions(compactor, snapshot),
         alarms=tuple(alarms),
@@ -214,7 +214,7 @@ async def _batches(
     waiting: Waiting,
     alarms: list[str],
 ) -> AsyncIterator[Batch]:
-    """What the commits would take in, one after the other, as if each were made."""
+    """What the commits would ingest, one after the other, as if each were made."""
     limits, taken, going = compactor.limits, dict(marks), dict(waiting)
     before = compactor.clock.now_ms() - int(limits.gap_alarm_seconds * 1000)
     while True:
@@ -253,9 +253,9 @@ def _batch(compactor: Compactor, whole: Sequence[tuple[StoredSegment, Looked]]) 
     )
 
 
-def _nodes(marks: Mapping[str, int], waiting: Waiting) -> list[NodeOutlook]:
+def _nodes(marks: Mapping[str, int], waiting: Waiting) -> list[DryRunNode]:
     return [
-        NodeOutlook(node, marks[node], len(some), sum(one.size for one in some))
+        DryRunNode(node, marks[node], len(some), sum(one.size for one in some))
         for node, some in sorted(waiting.items())
         if some
     ]
@@ -275,9 +275,9 @@ async def _fresh_deletions(compactor: Compactor, snapshot: Snapshot) -> int:
     return sum(one.modified_ms > done for one in stored)
 
 
-def _expiry(compactor: Compactor, snapshot: Snapshot) -> ExpiryOutlook:
+def _expiry(compactor: Compactor, snapshot: Snapshot) -> DryRunExpiry:
     gone = expiring(compactor, snapshot)
-    return ExpiryOutlook(
+    return DryRunExpiry(
         until=rfc3339(gone.until_ms),
         hours=gone.hours,
         files=len(gone.files),

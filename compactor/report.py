@@ -52,7 +52,7 @@ class Lag:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one commit is planned to take in. Bytes as stored.
+    """What one commit is planned to ingest. Bytes as stored.
 
     A task writes one file, or one for each of several hours that have few rows.
     """
@@ -84,13 +84,13 @@ class Report:
     took_seconds: float = 0.0
     error: str | None = None
     segments: int = counted("Segments taken into the table.")
-    set_aside: int = counted("Segments set aside because their bytes are damaged.")
+    set_aside: int = counted("Segments quarantined because their bytes are damaged.")
     commits: int = counted("Commits that took segments in.")
-    rows_in: int = counted("Rows of the segments that were taken in.")
+    rows_in: int = counted("Rows of the segments that were ingested.")
     rows_out: int = counted("Rows that the table got of them.")
     duplicates: int = counted("Rows left out because the table, or the same batch, had them.")
     deleted: int = counted("Rows left out because their run or pipeline was deleted.")
-    segment_bytes: int = counted("Bytes of the segments that were taken in, as stored.")
+    segment_bytes: int = counted("Bytes of the segments that were ingested, as stored.")
     table_bytes: int = counted("Bytes of table files that segments became.")
     files: int = counted("Table files that segments became.")
     hours: int = counted("Hours that commits added files to.")
@@ -134,7 +134,7 @@ class Report:
             self.phase = outer
 
     def planned(self, batch: Batch) -> None:
-        """Notes what the next commit is to take in."""
+        """Notes what the next commit is to ingest."""
         self.batch = batch
         if len(self.batches) < BATCHES_SHOWN:
             self.batches.append(batch)

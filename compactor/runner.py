@@ -4,9 +4,9 @@ The next pass begins when it is time or when too much waits, whichever is first.
 Between passes Spark is kept for `idle_seconds` without work and then stopped, so that a
 quiet store costs no memory.
 
-Taking in and each part of the upkeep have a turn of their own: where one breaks off, the others
-go on, and what broke off is raised at the end. Else segments that cannot be taken in would keep
-what is expired, deleted and consumed. Each stands on what it reads itself. Only what nobody
+Ingesting and each part of the maintenance have a turn of their own: where one breaks off, the
+others go on, and what broke off is raised at the end. Else segments that cannot be ingested would
+keep what is expired, deleted and consumed. Each stands on what it reads itself. Only what nobody
 understands (`UnsupportedVersion`) ends the pass at once: nothing is removed on a guess.
 """
 
@@ -18,7 +18,7 @@ from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 
 from compactor.context import Compactor
-from compactor.ingest.ingest import take_in_all
+from compactor.ingest.ingest import ingest_all
 from compactor.ingest.lag import Backlog
 from compactor.maintenance.cleanup import clean_up
 from compactor.maintenance.purge import purge
@@ -39,7 +39,7 @@ log = logging.getLogger("tailrace.compactor")
 async def once(
     compactor: Compactor, report: Report | None = None, backlog: Backlog | None = None
 ) -> Report:
-    """Takes in what there is, cleans up, and reports.
+    """Ingests what there is, cleans up, and reports.
 
     What comes after it has begun is the next one's. Where there is a next one, `backlog` has seen
     what was there before: then a little waits for more, and hours wait where segments do.
@@ -50,9 +50,9 @@ async def once(
     for alarm in await compactor.placement.mend(compactor.clock.now_ms()):
         report.alarm(alarm)
     turns = _Turns()
-    with turns.turn("taking in"):
+    with turns.turn("ingesting"):
         gather = backlog is not None and backlog.gathers
-        left = await take_in_all(compactor, report, gather=gather)
+        left = await ingest_all(compactor, report, gather=gather)
         if backlog is not None:
             backlog.note(left=left)
     with turns.turn("expiry"):

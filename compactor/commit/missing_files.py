@@ -19,11 +19,11 @@ from logstore.table.snapshot import TableFile
 _AT_ONCE: Final = 16
 
 
-async def gone(store: ObjectStore, files: Iterable[TableFile]) -> list[TableFile]:
+async def missing_files(store: ObjectStore, files: Iterable[TableFile]) -> list[TableFile]:
     """Those of them that are not there. Raises `StoreUnavailable`."""
     turns = asyncio.Semaphore(_AT_ONCE)
 
-    async def is_gone(file: TableFile) -> bool:
+    async def is_missing(file: TableFile) -> bool:
         async with turns:
             try:
                 await store.head(f"{keys.TABLE}/{file.path}")
@@ -32,11 +32,11 @@ async def gone(store: ObjectStore, files: Iterable[TableFile]) -> list[TableFile
             return False
 
     wanted = list(files)
-    found = await asyncio.gather(*(is_gone(file) for file in wanted))
+    found = await asyncio.gather(*(is_missing(file) for file in wanted))
     return [file for file, it_is in zip(wanted, found, strict=True) if it_is]
 
 
-def told(file: TableFile) -> str:
+def describe(file: TableFile) -> str:
     """That it is gone, and what can be done."""
     return (
         f"{file.path} of the table, with {file.rows} lines of the hour {hour_of(file)}, is gone:"

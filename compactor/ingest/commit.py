@@ -3,7 +3,7 @@
 What a merge found out is: these are the batch's lines, each once, without what the table held
 and without what was deleted. It still holds on a newer version if, since then,
 
-- no node of the batch was taken in further: nobody else took these segments;
+- no node of the batch was ingested further: nobody else took these segments;
 - deletions were not noted as done, nor hours as expired: those who did have not seen the files
   of this batch, so a merge has to look at deletions that are newer than its own;
 - no file came that holds a batch of lines which the new files hold as well. A file

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from compactor.assignment import Share
 from compactor.commit.counted import place_all
-from compactor.commit.missing_files import gone, told
+from compactor.commit.missing_files import describe, missing_files
 from compactor.commit.placement import staging_folder
 from compactor.context import Compactor
 from compactor.ingest.buckets import buckets_of
@@ -34,7 +34,7 @@ from compactor.ingest.pack import packed
 from compactor.ingest.plan import Plan
 from compactor.ingest.planner import Planner
 from compactor.ingest.prune import BatchRanges
-from compactor.ingest.quarantine import set_aside
+from compactor.ingest.quarantine import quarantine
 from compactor.ingest.time_range import Coverage, hour_of
 from compactor.ingest.verify import Corrupt, Stopped, Verdict, Verified, verify
 from compactor.report import Batch, Lag, Report
@@ -47,8 +47,8 @@ from logstore.table.snapshot import Snapshot, TableFile
 from logstore.table.stats import NewFile
 
 
-async def needing(
-    store: ObjectStore, whole: Sequence[Verified], gone: Sequence[TableFile]
+async def blocked_by(
+    store: ObjectStore, whole: Sequence[Verified], missing: Sequence[TableFile]
 ) -> list[tuple[Verified, TableFile]]:
     """The first segment of each node that may hold copies of lines of such a file, and the file.
 
@@ -63,7 +63,7 @@ async def needing(
         if node in found or not verified.time_ranges:
             continue
         covered = Coverage(verified.time_ranges)
-        met = [file for file in gone if covered.may_overlap(file.ulids)]
+        met = [file for file in missing if covered.may_overlap(file.ulids)]
         if met:
             near.setdefault(node, (verified, met[0]))
             again = await verify(store, [verified.segment], BatchBudget(1))
@@ -76,8 +76,8 @@ async def needing(
 log = logging.getLogger("tailrace.compactor")
 
 
-async def take_in_all(compactor: Compactor, report: Report, *, gather: bool = False) -> bool:
-    """Takes in all segments that are ready now, of nodes that no other driver works on.
+async def ingest_all(compactor: Compactor, report: Report, *, gather: bool = False) -> bool:
+    """Ingests all segments that are ready now, of nodes that no other driver works on.
 
     With `gather` a little is left for a later pass; whether it was is what comes back. Raises
     `StoreUnavailable`, `OutcomeUnknown`, `Unavailable`.
@@ -85,13 +85,13 @@ async def take_in_all(compactor: Compactor, report: Report, *, gather: bool = Fa
     async with compactor.sharing.joined() as share:
         report.works += share.works
         planner = Planner(compactor, share, report, gather)
-        await _Intake(compactor, share, report, planner).run()
+        await _IngestPass(compactor, share, report, planner).run()
     report.leases = dict(share.counted)
     return planner.left
 
 
 @dataclass(slots=True)
-class _Intake:
+class _IngestPass:
     """One pass."""
 
     compactor: Compactor
@@ -108,11 +108,11 @@ class _Intake:
                     continue
                 return
             try:
-                await self._take_in(plan)
+                await self._ingest_batch(plan)
             except PreconditionFailed as error:
                 log.info("planning anew: %s", error)
 
-    async def _take_in(self, plan: Plan) -> None:
+    async def _ingest_batch(self, plan: Plan) -> None:
         compactor = self.compactor
         snapshot = plan.snapshot
         if snapshot.delta is None:
@@ -149,7 +149,7 @@ class _Intake:
         compactor.reached("committed")
         _count(self.report, whole, files, deleted)
         log.info(
-            "took in %d segments of %d bytes: %d rows became %d in %d files",
+            "ingested %d segments of %d bytes: %d rows became %d in %d files",
             len(whole),
             sum(verified.segment.size for verified in whole),
             sum(verified.rows for verified in whole),
@@ -162,15 +162,15 @@ class _Intake:
         self, snapshot: Snapshot, whole: Sequence[Verified], ranges: BatchRanges
     ) -> bool:
         """Stops nodes at segments that need a file that is gone; False if none does."""
-        missed = await gone(self.compactor.store, filter(ranges.may_overlap, snapshot.files))
-        waiting = await needing(self.compactor.store, whole, missed)
+        store, files = self.compactor.store, filter(ranges.may_overlap, snapshot.files)
+        waiting = await blocked_by(store, whole, await missing_files(store, files))
         for verified, file in waiting:
             node, seq = verified.segment.node, verified.segment.seq
-            self.planner.stop(node, seq, told(file))
+            self.planner.stop(node, seq, describe(file))
         return bool(waiting)
 
     async def _sift(self, verdicts: Sequence[Verdict]) -> list[Verified]:
-        """Segments to take in; corrupt ones are set aside and count as empty."""
+        """Segments to ingest; corrupt ones are quarantined and count as empty."""
         whole: list[Verified] = []
         for verdict in verdicts:
             if self.planner.is_stopped(verdict.segment):
@@ -179,18 +179,18 @@ class _Intake:
                 segment = verdict.segment
                 self.planner.stop(segment.node, segment.seq, verdict.reason)
             elif isinstance(verdict, Corrupt):
-                await self._set_aside(verdict)
+                await self._quarantine(verdict)
                 whole.append(Verified(verdict.segment, 0, ()))
             else:
                 whole.append(verdict)
         return whole
 
-    async def _set_aside(self, corrupt: Corrupt) -> None:
+    async def _quarantine(self, corrupt: Corrupt) -> None:
         compactor = self.compactor
         node, seq = corrupt.segment.node, corrupt.segment.seq
         version = compactor.fresh_id()
-        log.warning("segment %d of %s is set aside: %s", seq, node, corrupt.reason)
-        await set_aside(compactor.store, node, seq, reason=corrupt.reason, version=version)
+        log.warning("segment %d of %s is quarantined: %s", seq, node, corrupt.reason)
+        await quarantine(compactor.store, node, seq, reason=corrupt.reason, version=version)
         self.report.set_aside += 1
 
     async def _merge(

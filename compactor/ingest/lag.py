@@ -4,7 +4,7 @@ Looking costs a list per node of what came since the last pass began, and no Spa
 is counted: what the pass saw and left has a reason (another driver has the node, a segment of a
 newer version, a gap), and would start pass after pass for nothing. Only what a pass left so that
 more may come to it is counted again, and is due when its time is over. The table is read only
-when the count says that a pass is due: some of it may be taken in by now.
+when the count says that a pass is due: some of it may be ingested by now.
 """
 
 from __future__ import annotations

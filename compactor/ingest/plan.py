@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from compactor.ingest import quarantine as aside
+from compactor.ingest.quarantine import quarantined
 from compactor.report import Lag
 from logstore import keys
 from logstore.errors import UnsupportedVersion
@@ -37,7 +37,7 @@ class StoredSegment:
     key: str
     size: int
     modified_ms: int
-    aside: bool = False
+    quarantined: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +50,13 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to take in next, planned from `snapshot`; each node's segments begin at its mark."""
+    """What to ingest next, planned from `snapshot`; each node's segments begin at its mark."""
 
     snapshot: Snapshot
     segments: tuple[StoredSegment, ...]
     alarms: tuple[str, ...]
     waiting: frozenset[str] = frozenset()
-    """Nodes with something to take in, in this batch or in a later one."""
+    """Nodes with something to ingest, in this batch or in a later one."""
     more: bool = False
     """Whether something is left for a later one."""
 
@@ -156,7 +156,7 @@ async def _all_of(store: ObjectStore, node: str, known: Waiting) -> AsyncIterato
 async def _first(
     store: ObjectStore, node: str, mark: int, batch_bytes: int, marked: Collection[str]
 ) -> Waiting:
-    """So many of the node's segments that a batch cannot take in all, or all there are."""
+    """So many of the node's segments that a batch cannot ingest all, or all there are."""
     found: list[StoredSegment] = []
     size = 0
     async for segment in _listed(store, node, mark, markers=node in marked):
@@ -170,7 +170,7 @@ async def _first(
 async def _listed(
     store: ObjectStore, node: str, above: int, *, up_to: int | None = None, markers: bool = True
 ) -> AsyncIterator[StoredSegment]:
-    set_aside = await aside.markers(store, node, above=above) if markers else set[int]()
+    marked = await quarantined(store, node, above=above) if markers else set[int]()
     async for info in store.list(keys.segments_of(node), after=keys.segment(node, above)):
         parsed = keys.parse_segment(info.key)
         if parsed is None:
@@ -178,7 +178,7 @@ async def _listed(
         seq = parsed[1]
         if up_to is not None and seq > up_to:
             return
-        yield StoredSegment(node, seq, info.key, info.size, info.modified_ms, seq in set_aside)
+        yield StoredSegment(node, seq, info.key, info.size, info.modified_ms, seq in marked)
 
 
 def _unbroken(waiting: Sequence[StoredSegment], mark: int) -> list[StoredSegment]:
@@ -220,7 +220,7 @@ class Order:
 def _gap(node: str, last: int, behind: StoredSegment) -> str:
     return (
         f"segment {last + 1} of {node} is missing, so {behind.seq} and what follows cannot be"
-        " taken in; if the node's disk still has it, start the node"
+        " ingested; if the node's disk still has it, start the node"
     )
 
 

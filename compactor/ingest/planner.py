@@ -1,4 +1,4 @@
-"""What one pass takes in next, within what was there when it began.
+"""What one pass ingests next, within what was there when it began.
 
 **A pass ends**: its first look lists all that waits, and what comes later is the next pass's. Else
 a client that writes steadily would have the pass take its segments one by one, each with a

@@ -16,8 +16,8 @@ from logstore.objects.store import ObjectStore
 from logstore.swap import write_until_known
 
 
-async def markers(store: ObjectStore, node: str, *, above: int = 0) -> set[int]:
-    """Sequences above `above` of the node's segments that are set aside.
+async def quarantined(store: ObjectStore, node: str, *, above: int = 0) -> set[int]:
+    """Sequences above `above` of the node's segments that are quarantined.
 
     Raises `StoreUnavailable`.
     """
@@ -27,7 +27,7 @@ async def markers(store: ObjectStore, node: str, *, above: int = 0) -> set[int]:
     return {int(name) for name in names if name.isdecimal()}
 
 
-async def set_aside(store: ObjectStore, node: str, seq: int, *, reason: str, version: str) -> None:
+async def quarantine(store: ObjectStore, node: str, seq: int, *, reason: str, version: str) -> None:
     """Marks the segment; an older marker keeps its reason.
 
     Raises `StoreUnavailable`, `OutcomeUnknown`.

@@ -5,7 +5,7 @@ gigabytes per second, so this costs a few percent of a merge, where decoding the
 again would halve its speed. Three things can come of it:
 
 - **Verified**: its rows may be merged;
-- **Corrupt**: its complete bytes fail checksum or schema, so it is set aside;
+- **Corrupt**: its complete bytes fail checksum or schema, so it is quarantined;
 - **Stopped**: it could not be read, or is of a newer format. The node waits.
 
 Beside the check, it is said where the lines lie (`ranges.py`). That also ends a batch
@@ -46,7 +46,7 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class Corrupt:
-    """A segment to be set aside."""
+    """A segment to be quarantined."""
 
     segment: StoredSegment
     reason: str
@@ -121,7 +121,7 @@ def _may_read(size: int, count: int, reading: int) -> bool:
 
 
 async def _look(store: ObjectStore, segment: StoredSegment) -> Looked:
-    if segment.aside:
+    if segment.quarantined:
         return Verified(segment, 0, ()), (), b""
     try:
         return await _verified(store, segment)

@@ -5,7 +5,7 @@ its lines are in their runs' logs, and no consumer group needs it (`consumers.py
 `low` in the node's watermark is raised first, so that whoever comes late sees that it is late,
 and groups are looked at again after that. Lowest first, many in a request: all are below `low`,
 so one that a crash leaves between others is a hole to nobody, and goes next time. A segment
-that is set aside stays, since it may be repaired, until the retention would take all it can hold.
+that is quarantined stays, since it may be repaired, until the retention would take all it can hold.
 
 Files of the table go when they are 24 h old and no version of the last 24 h has them; no
 job commits files half as old. Uploads that began 24 h ago and were not completed, Spark's of
@@ -25,7 +25,7 @@ from compactor.commit.placement import STAGING
 from compactor.context import Compactor, now_ms
 from compactor.ingest.plan import StoredSegment, nodes_of, segments_of
 from compactor.maintenance.consumers import Candidates, free, settle
-from compactor.maintenance.deletion_records import forget
+from compactor.maintenance.deletion_records import remove_deletion_records
 from compactor.maintenance.retention import oldest_ms
 from compactor.report import Report
 from logstore import keys, ulid
@@ -47,7 +47,7 @@ async def clean_up(compactor: Compactor, report: Report) -> None:
     with report.timed("cleanup", compactor.clock):
         report.segments_removed += await remove_segments(compactor)
         report.orphans_removed += await remove_orphans(compactor)
-        await forget(compactor, report)
+        await remove_deletion_records(compactor, report)
         oldest = now_ms(compactor) - ORPHAN_HOURS * _HOUR_MS
         report.writes_swept += await compactor.store.sweep(oldest)
 
@@ -80,7 +80,7 @@ async def remove_segments(compactor: Compactor) -> int:
 
 async def _remove(compactor: Compactor, segments: Sequence[StoredSegment]) -> None:
     """Many in a request: what is left of them, if it is, is below `low`."""
-    markers = [keys.aside(one.node, one.seq) for one in segments if one.aside]
+    markers = [keys.aside(one.node, one.seq) for one in segments if one.quarantined]
     if markers:  # first: without it a segment is like any other
         await compactor.store.delete(markers)
     await compactor.store.delete([one.key for one in segments])
@@ -90,7 +90,7 @@ async def _remove(compactor: Compactor, segments: Sequence[StoredSegment]) -> No
 async def _consumed(compactor: Compactor, node: str, mark: int) -> Candidates:
     segments = [s for s in await segments_of(compactor.store, node) if s.seq <= mark]
     before = oldest_ms(compactor) - _AHEAD_MS
-    kept = frozenset(s.seq for s in segments if s.aside and s.modified_ms > before)
+    kept = frozenset(s.seq for s in segments if s.quarantined and s.modified_ms > before)
     return Candidates([s for s in segments if s.seq not in kept], kept)
 
 

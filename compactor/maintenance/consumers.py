@@ -22,10 +22,10 @@ _HOUR_MS = 3_600_000
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """What could go of a node's segments, lowest first; and which are set aside."""
+    """What could go of a node's segments, lowest first; and which are quarantined."""
 
     segments: Sequence[StoredSegment]
-    aside: frozenset[int]
+    quarantined: frozenset[int]
 
 
 async def settle(compactor: Compactor, candidates: Mapping[str, Candidates]) -> int:
@@ -65,7 +65,7 @@ async def free(
 def _free(groups: Sequence[Group], node: str, candidates: Candidates) -> list[StoredSegment]:
     found: list[StoredSegment] = []
     for segment in candidates.segments:
-        if any(group.holds(node, segment.seq, candidates.aside) for group in groups):
+        if any(group.holds(node, segment.seq, candidates.quarantined) for group in groups):
             return found
         found.append(segment)
     return found
@@ -79,7 +79,9 @@ def _settled(
         return group
     for node, of_node in candidates.items():
         for segment in of_node.segments:
-            if segment.modified_ms > oldest_ms or not group.holds(node, segment.seq, of_node.aside):
+            if segment.modified_ms > oldest_ms or not group.holds(
+                node, segment.seq, of_node.quarantined
+            ):
                 continue
             failed = group.cursor(node).failed.get(segment.seq)
             if failed is not None:

@@ -31,7 +31,7 @@ _AT_ONCE: Final = 16  # manifests
 _DELETE_COUNT: Final = 500
 
 
-async def forget(compactor: Compactor, report: Report) -> None:
+async def remove_deletion_records(compactor: Compactor, report: Report) -> None:
     """Removes such records. Raises `StoreUnavailable`, `OutcomeUnknown`, `Damaged`."""
     oldest = _oldest_ms(compactor)
     if not oldest:

@@ -26,7 +26,7 @@ from typing import Final
 
 from compactor.assignment import HOURS, Share
 from compactor.commit.change import make
-from compactor.commit.missing_files import gone, told
+from compactor.commit.missing_files import describe, missing_files
 from compactor.context import MOST_DELETIONS, Compactor, now_ms
 from compactor.maintenance.deleted_rows import NOTHING, Horizons, Taken, taken
 from compactor.maintenance.retention import oldest_ms
@@ -201,9 +201,9 @@ class _Purge:
 
     async def _leave_out(self, hour: str, files: Sequence[TableFile]) -> bool:
         """Goes on without those of the files that are gone since they were looked at, if any is."""
-        missed = await gone(self.compactor.store, files)
+        missed = await missing_files(self.compactor.store, files)
         for file in missed:
-            self.report.alarm(f"hour {hour} is not purged: {told(file)}")
+            self.report.alarm(f"hour {hour} is not purged: {describe(file)}")
             self._found[file.path] = NOTHING
             self._until_ms = 0
         return bool(missed)

@@ -7,7 +7,7 @@ By age an hour goes when it ended `compaction.retention_days` ago; if that is no
 run of any pipeline is kept so long. (Pipelines whose runs are kept for less lose them by
 deletions, `purge.py`.) By size the oldest go until the rest is within
 `compaction.retention_bytes`, never the newest. The table says up to when its hours are gone:
-late lines of such an hour, taken in after it went, go with the next pass, and whoever compares
+late lines of such an hour, ingested after it went, go with the next pass, and whoever compares
 segments with the table does not miss them.
 """
 

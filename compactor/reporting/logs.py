@@ -106,7 +106,7 @@ def _why_nothing(report: Report) -> str:
         work += [f"{_many(hours, 'hour')} to be rewritten"] * bool(hours)
         return f"another compactor has the work: {' and '.join(work)} (--wait waits for it)"
     if report.lag is not None and report.lag.segments:
-        return f"nothing was done: {_many(report.lag.segments, 'segment')} cannot be taken in yet"
+        return f"nothing was done: {_many(report.lag.segments, 'segment')} cannot be ingested yet"
     return "there was nothing to do: the table has every segment"
 
 

@@ -54,7 +54,7 @@ _GAUGES: Final = {
     "lag_segments": "Segments that are not yet in the table, as of the last look.",
     "lag_bytes": "Bytes of these segments, as stored.",
     "lag_seconds": "For how long the oldest of them had been stored by then.",
-    "nodes_held_elsewhere": "Nodes with segments to take in that another compactor works on.",
+    "nodes_held_elsewhere": "Nodes with segments to ingest that another compactor works on.",
     "hours_held_elsewhere": "Hours to be rewritten that another compactor works on.",
     "deletions_waiting": "Deletions whose rows may still be in files of the table.",
     "alarms": "Alarms of the last pass: what needs a person, as its log says.",

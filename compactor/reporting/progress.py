@@ -2,7 +2,7 @@
 
     merge  [=========...........]  46%  1.1 GB of 2.4 GB  14 MB/s  0:01:32 left  tasks 3/8
 
-The share is of the bytes that waited when the pass last looked and of those it has taken in,
+The share is of the bytes that waited when the pass last looked and of those it has ingested,
 with the batch under way by its Spark tasks. A phase of which no share is known has its time
 instead. The line is cleared before anything else is written (`clear`). The cursor stays at its
 start: what others write, Java and Spark above all, begins there and not behind the bar.

@@ -6,7 +6,7 @@
 
 An hour is over `compaction.settle_seconds` after its end, and after what waits above the table's
 marks was uploaded: such segments may be full of it. Nobody waits for segments older than a day:
-their node stands still, or a backlog is taken in, and what comes of them comes late.
+their node stands still, or a backlog is ingested, and what comes of them comes late.
 
 What is read is one snapshot's files; the new ones replace them in one version, or are orphans.
 """
@@ -21,7 +21,7 @@ from itertools import islice
 from typing import Final
 
 from compactor.assignment import HOURS, Share
-from compactor.commit.missing_files import gone, told
+from compactor.commit.missing_files import describe, missing_files
 from compactor.context import MOST_DELETIONS, Compactor
 from compactor.ingest.plan import nodes_of, waiting_above
 from compactor.report import Report
@@ -150,11 +150,11 @@ class _Hours:
                 compactor, snapshot, files, deletions, self.report, level=planned.level
             )
         except Unavailable:
-            missed = await gone(compactor.store, files)
+            missed = await missing_files(compactor.store, files)
             if not missed:
                 raise
             for file in missed:
-                self.report.alarm(f"hour {planned.hour} is not rewritten: {told(file)}")
+                self.report.alarm(f"hour {planned.hour} is not rewritten: {describe(file)}")
             return snapshot
         self.share.check({planned.hour})
         same = sum(file.rows for file in made) == sum(file.rows for file in files)

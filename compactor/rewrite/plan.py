@@ -1,6 +1,6 @@
 """Which files of which hours are written anew, from the snapshot's statistics alone.
 
-A file that holds lines as they were taken in is **fresh** (level 0), any other is **old**.
+A file that holds lines as they were ingested is **fresh** (level 0), any other is **old**.
 Of an hour that is over, these are written anew:
 
 1. The fresh files, and the old ones whose range of keys (fqn, run_id, ulid) one of them

@@ -92,7 +92,7 @@ class Catalog:
             self.findings.add("segment-newer", segment.key, str(error))
             return None
         except Damaged as error:
-            if segment.aside:
+            if segment.quarantined:
                 reason = await self._reason(segment)
                 self.findings.add("segment-aside", segment.key, f"set aside: {reason}")
                 return None
@@ -100,7 +100,7 @@ class Catalog:
             detail = f"{error}{'; ' + done if done else ''}"
             self.findings.add("segment-damaged", segment.key, detail)
             return None
-        if segment.aside:
+        if segment.quarantined:
             done = await self.repair(segment, body, "")
             reads = "set aside, yet it reads well"
             self.findings.add("segment-aside", segment.key, reads, lines=footer.rows, repaired=done)

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from compactor.commit.placement import Placement
 from compactor.ingest.plan import StoredSegment
-from compactor.ingest.quarantine import set_aside
+from compactor.ingest.quarantine import quarantine
 from logstore import keys
 from logstore import ulid as ulids
 from logstore.clock import Clock
@@ -65,7 +65,7 @@ class Repair:
         """
         if body is None:
             version = self._fresh()
-            await set_aside(self.store, segment.node, segment.seq, reason=reason, version=version)
+            await quarantine(self.store, segment.node, segment.seq, reason=reason, version=version)
             return "set aside"
         added = await self._into_table(segment, body)
         await self.store.delete([keys.aside(segment.node, segment.seq)])

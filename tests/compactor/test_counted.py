@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from compactor.commit.placement import STAGING
-from compactor.ingest.ingest import take_in_all
+from compactor.ingest.ingest import ingest_all
 from compactor.report import Report
 from compactor.rewrite.hours import rewrite_hours
 from compactor.settings import Compaction
@@ -49,7 +49,7 @@ def test_an_intake_is_not_committed(either: Lake, left: int) -> None:
     either.put("a", [batch("f", "r", NOON + i * HOUR, 20) for i in range(2)])
     assert lose(either, "written", left) == []
     with pytest.raises(Unavailable, match=f"wrote 40 rows, and its files hold {20 + left}"):
-        either.run(take_in_all(either.compactor, Report()))
+        either.run(ingest_all(either.compactor, Report()))
     assert either.snapshot().files == ()
     assert either.snapshot().mark("a") == 0
     either.compact()

@@ -10,7 +10,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from compactor.dry_run import Outlook, foresee
+from compactor.dry_run import DryRun, dry_run
 from compactor.report import Report
 from compactor.settings import Compaction
 from logstore import keys
@@ -30,16 +30,16 @@ def content(lake: Lake) -> dict[str, bytes]:
     return {str(p): p.read_bytes() for p in lake.data.rglob("*") if p.is_file()}
 
 
-def foreseen(lake: Lake) -> Outlook:
+def foreseen(lake: Lake) -> DryRun:
     before = content(lake)
-    outlook = lake.run(foresee(lake.compactor))
+    preview = lake.run(dry_run(lake.compactor))
     assert content(lake) == before
-    return outlook
+    return preview
 
 
-def came_true(outlook: Outlook, report: Report) -> None:
+def came_true(preview: DryRun, report: Report) -> None:
     """The pass did as was said, but for how many cores its engine had."""
-    said = [(b.segments, b.bytes, b.rows, b.hours) for b in outlook.batches]
+    said = [(b.segments, b.bytes, b.rows, b.hours) for b in preview.batches]
     assert [(b.segments, b.bytes, b.rows, b.hours) for b in report.batches] == said
 
 
@@ -50,12 +50,12 @@ def test_it_foresees_what_the_pass_then_does(plain: Lake) -> None:
         uploaded.append(plain.put("ab"[i % 2], sent))
     sizes = [(plain.data / "store" / key).stat().st_size for key in uploaded]
     plain.limits = Compaction(batch_bytes=sum(sizes[:3]))
-    outlook = foreseen(plain)
-    assert (outlook.version, outlook.lag.segments, outlook.lag.bytes) == (-1, 6, sum(sizes))
-    assert {(n.node, n.mark, n.segments) for n in outlook.nodes} == {("a", 0, 3), ("b", 0, 3)}
-    assert len(outlook.batches) >= 2
+    preview = foreseen(plain)
+    assert (preview.version, preview.lag.segments, preview.lag.bytes) == (-1, 6, sum(sizes))
+    assert {(n.node, n.mark, n.segments) for n in preview.nodes} == {("a", 0, 3), ("b", 0, 3)}
+    assert len(preview.batches) >= 2
     report = plain.compact()
-    came_true(outlook, report)
+    came_true(preview, report)
     assert report.lag is not None
     assert report.lag.segments == 0
     after = foreseen(plain)
@@ -66,9 +66,9 @@ def test_it_foresees_where_much_text_ends_a_batch(plain: Lake) -> None:
     for i in range(7):
         plain.put("ab"[i % 2], [batch("f", f"r{i}", NOON + i, 30)])
     plain.limits = Compaction(bucket_bytes=10)  # 5 KB of text a batch, of which a segment has 2
-    outlook = foreseen(plain)
-    assert [one.segments for one in outlook.batches] == [2, 2, 2, 1]
-    came_true(outlook, plain.compact())
+    preview = foreseen(plain)
+    assert [one.segments for one in preview.batches] == [2, 2, 2, 1]
+    came_true(preview, plain.compact())
 
 
 def test_it_says_what_would_be_rewritten_and_what_would_expire(plain: Lake) -> None:
@@ -78,9 +78,9 @@ def test_it_says_what_would_be_rewritten_and_what_would_expire(plain: Lake) -> N
         plain.compact()
     assert foreseen(plain).rewrites == ()
     plain.clock.shift_ms += 48 * HOUR
-    outlook = foreseen(plain)
-    assert [(one.hour, one.files) for one in outlook.rewrites] == [("2026-11-21T12", 4)]
-    assert outlook.expiry.hours == 0
+    preview = foreseen(plain)
+    assert [(one.hour, one.files) for one in preview.rewrites] == [("2026-11-21T12", 4)]
+    assert preview.expiry.hours == 0
     plain.limits = Compaction(retention_days=1)
     assert foreseen(plain).expiry.rows == 120
     plain.delete("f", "r0", 1 << 127)
@@ -93,12 +93,12 @@ def test_it_warns_of_what_would_wait_or_be_set_aside(plain: Lake) -> None:
     plain.put_bytes(keys.segment("b", 1), b"not a segment")
     plain.limits = Compaction(gap_alarm_seconds=0)
     plain.clock.shift_ms = 1_000
-    outlook = foreseen(plain)
-    assert [(b.segments, b.rows) for b in outlook.batches] == [(2, 3)]
-    (alarm,) = outlook.alarms
+    preview = foreseen(plain)
+    assert [(b.segments, b.rows) for b in preview.batches] == [(2, 3)]
+    (alarm,) = preview.alarms
     assert alarm.startswith("segment 2 of a is missing")
-    assert "ALARM segment 2 of a is missing" in outlook.text()
-    came_true(outlook, plain.compact())
+    assert "ALARM segment 2 of a is missing" in preview.text()
+    came_true(preview, plain.compact())
 
 
 def _dry(*words: str) -> subprocess.CompletedProcess[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from compactor.dry_run import foresee
+from compactor.dry_run import dry_run
 from compactor.report import Report
 from compactor.runner import once
 from logstore.errors import UnsupportedVersion
@@ -61,7 +61,7 @@ def test_a_pass_leaves_all_as_it_is(consumed: Lake, change: Reshape) -> None:
 def test_what_only_looks_says_so_too(consumed: Lake) -> None:
     reshaped.with_deletion_vector(Path(consumed.compactor.table.uri))
     with pytest.raises(UnsupportedVersion, match="deletionVectors"):
-        consumed.run(foresee(consumed.compactor))
+        consumed.run(dry_run(consumed.compactor))
 
 
 def test_a_pass_goes_on_where_it_is_taken_back(consumed: Lake) -> None:

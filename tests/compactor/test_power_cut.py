@@ -54,7 +54,7 @@ class OnShadow(Lake):
 
 
 def after_power_cut(data: Path, taken: Sequence[Batch], mark: int, last: int) -> None:
-    """The next pass finds all that was committed, without its segments, and takes in the rest."""
+    """The next pass finds all that was committed, without its segments, and ingests the rest."""
     lake = Lake(data, limits=LIMITS, session=PlainEngine())
     lake.clock.shift_ms = 2 * SETTLED_MS
     gone = [keys.segment("a", seq) for seq in range(1, mark + 1)]

@@ -167,7 +167,7 @@ def test_spark_is_stopped_once_it_was_idle_for_long(story: Simulation) -> None:
 
 
 def test_hours_wait_where_segments_do(story: Simulation) -> None:
-    """Each has files enough to be rewritten; what comes meanwhile is taken in before the rest."""
+    """Each has files enough to be rewritten; what comes meanwhile is ingested before the rest."""
     lake, clock = story.lake, story.clock
     clock.shift_ms += 12 * HOUR
     hours = [[batch("f", "r", NOON + h * HOUR + i, 20) for i in range(5)] for h in range(3)]
@@ -287,7 +287,7 @@ def test_a_pass_that_is_not_repeated_leaves_nothing(story: Simulation) -> None:
     assert story.lake.compact().segments == 1
 
 
-def test_upkeep_goes_on_while_segments_wait_for_one_another(story: Simulation) -> None:
+def test_maintenance_goes_on_while_segments_wait_for_one_another(story: Simulation) -> None:
     lake, clock = story.lake, story.clock
     clock.shift_ms += 12 * HOUR
     add_files(lake, *([batch("f", "r", NOON + i, 20)] for i in range(5)))

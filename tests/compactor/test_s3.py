@@ -20,7 +20,7 @@ import pytest
 
 from compactor.assignment import HOURS, open_sharing
 from compactor.context import Compactor
-from compactor.ingest.ingest import take_in_all
+from compactor.ingest.ingest import ingest_all
 from compactor.maintenance.cleanup import clean_up, remove_orphans
 from compactor.maintenance.purge import purge
 from compactor.report import Report
@@ -178,7 +178,7 @@ def test_killed_between_steps_the_lines_are_there_once(lake: Lake) -> None:
 
 
 def test_packed_rewritten_purged_expired_and_vacuumed(lake: Lake) -> None:
-    """Hours that are several to a task; then all that upkeep does, and nothing is left over."""
+    """Hours that are several to a task; then all of the maintenance, and nothing is left over."""
     lake.limits = Compaction(settle_seconds=0, purge_seconds=0, file_bytes=1_000)
     first = lake.clock.now_ms() // HOUR * HOUR - 2 * HOUR
     gone = batch("f", "gone", first - 9 * HOUR, 20)
@@ -214,7 +214,7 @@ def test_two_drivers_lease_hours(lake: Lake, tmp_path: Path) -> None:
             "a", [batch("f", run, first + again + i * HOUR, 9) for i in range(2) for run in "az"]
         )
         report = Report()
-        lake.run(take_in_all(lake.compactor, report))
+        lake.run(ingest_all(lake.compactor, report))
     settings = CompactorSettings(data=str(tmp_path), **lake.settings.model_dump(exclude={"data"}))
     clock, entropy = lake.clock, system_entropy()
 
@@ -307,10 +307,10 @@ def test_rows_that_are_lost_before_the_commit_refuse_it(lake: Lake, left: int) -
         lake.reached = lambda _step: None
 
     lake.put("a", [batch("f", "r", first + i * HOUR, 20) for i in range(2)])
-    loses("written", take_in_all)
+    loses("written", ingest_all)
     for again in range(5):
         lake.put("a", [batch("f", f"r{again}", first + i * HOUR + 7, 20) for i in range(2)])
-        lake.run(take_in_all(lake.compactor, Report()))
+        lake.run(ingest_all(lake.compactor, Report()))
     loses("rewrite written", rewrite_hours)
     lake.clock.shift_ms = 120_000
     lake.delete("f", "r", ulid.highest_at(first + HOUR))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from compactor.ingest.ingest import take_in_all
+from compactor.ingest.ingest import ingest_all
 from compactor.report import Report
 from compactor.settings import Compaction
 from compactor.spark.session import Session
@@ -64,7 +64,7 @@ def test_a_run_that_is_nearly_all_of_a_batch_is_cut_into_files(warm: Lake) -> No
 def taken_in(lake: Lake) -> Report:
     """Without the rewriting of hours, which would make one file of an hour's."""
     report = Report()
-    lake.run(take_in_all(lake.compactor, report))
+    lake.run(ingest_all(lake.compactor, report))
     return report
 
 

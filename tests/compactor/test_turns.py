@@ -33,7 +33,7 @@ CONSUMED, NEW, TABLED = (batch("f", run, NOW, 5) for run in ("consumed", "new", 
 
 @pytest.fixture
 def due(lake: Lake) -> Lake:
-    """An hour is expired, a segment is consumed, and one is to be taken in."""
+    """An hour is expired, a segment is consumed, and one is to be ingested."""
     lake.session, real = PlainEngine(), lake.session
     lake.limits = Compaction(grace_seconds=0)
     lake.put("a", [CONSUMED])
@@ -45,7 +45,7 @@ def due(lake: Lake) -> Lake:
     return lake
 
 
-def test_spark_that_does_not_start_holds_back_no_upkeep(due: Lake) -> None:
+def test_spark_that_does_not_start_holds_back_no_maintenance(due: Lake) -> None:
     """The command itself, on a machine without Java, ends as it did, and has cleaned up."""
     command = [sys.executable, JOB, "--data", str(due.data)]
     found = subprocess.run(
@@ -67,7 +67,7 @@ def test_spark_that_does_not_start_holds_back_no_upkeep(due: Lake) -> None:
     assert report["error"].startswith("Spark does not start")
     assert (report["segments"], report["hours_expired"], report["segments_removed"]) == (0, 1, 1)
     assert due.keys(keys.SEGMENTS) == [keys.segment("a", 2)]
-    assert "taking in broke off" in found.stderr
+    assert "ingesting broke off" in found.stderr
 
 
 class Partly(LocalStore):
@@ -79,8 +79,8 @@ class Partly(LocalStore):
         return super().list(prefix, after=after)
 
 
-def test_upkeep_that_breaks_off_holds_back_no_other(due: Lake) -> None:
-    """What is deleted is not known: nothing is taken in and purged, but hours expire."""
+def test_maintenance_that_breaks_off_holds_back_no_other(due: Lake) -> None:
+    """What is deleted is not known: nothing is ingested and purged, but hours expire."""
     due.limits = Compaction(grace_seconds=0, retention_days=3)
     due.session = PlainEngine()
     due.store.__class__ = Partly
@@ -100,7 +100,7 @@ def test_what_needs_a_person_is_raised_and_the_rest_is_told(due: Lake) -> None:
     with pytest.raises(Damaged, match="not a watermark"):
         due.run(once(due.compactor, report))
     assert report.alarms == [
-        "taking in broke off as well: no list of deletions",
+        "ingesting broke off as well: no list of deletions",
         "the purge broke off as well: no list of deletions",
     ]
     assert report.hours_expired == 1

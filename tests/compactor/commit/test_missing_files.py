@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from compactor.ingest.ingest import take_in_all
+from compactor.ingest.ingest import ingest_all
 from compactor.maintenance.purge import purge
 from compactor.report import Report
 from compactor.rewrite.hours import rewrite_hours
@@ -39,7 +39,7 @@ def either(request: pytest.FixtureRequest, lake: Lake) -> Lake:
 
 def taken_in(lake: Lake) -> Report:
     report = Report()
-    lake.run(take_in_all(lake.compactor, report))
+    lake.run(ingest_all(lake.compactor, report))
     return report
 
 
@@ -81,7 +81,7 @@ def test_what_may_be_a_copy_of_its_lines_waits_and_nothing_else(either: Lake) ->
 
 
 def test_its_lines_are_given_up(either: Lake) -> None:
-    """As `docs/operations.md` says. What had waited is taken in."""
+    """As `docs/operations.md` says. What had waited is ingested."""
     path, _ = with_a_loss(either)
     assert len(taken_in(either).alarms) == 1
     told = DeltaTable(either.store.uri(keys.TABLE)).repair()
@@ -157,7 +157,7 @@ def test_gone_between_a_merge_and_its_commit_it_stops_only_what_needs_it(either:
         other = Lake(either.data, session=PlainEngine(), limits=either.limits)
         made = other.compactor
         object.__setattr__(made, "sharing", Some(["a"]))
-        other.run(take_in_all(made, Report()))
+        other.run(ingest_all(made, Report()))
         (file,) = other.snapshot().files
         bodies[0] = (file.path, taken_away(other, file.path))
 

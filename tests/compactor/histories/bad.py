@@ -1,4 +1,4 @@
-"""Segments that cannot be taken in, of every kind."""
+"""Segments that cannot be ingested, of every kind."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from tests.compactor.histories.world import World
 LIMITS: Final = Compaction(batch_bytes=1, retention_days=30, away_days=0)
 RUNS: Final = RunRetention(expiration_days=20)
 FIRST: Final = "a"
-"""The node that it is at when another driver takes in all the others, if that is asked for."""
+"""The node that it is at when another driver ingests all the others, if that is asked for."""
 
 
 @dataclass

@@ -51,13 +51,13 @@ class Kept:
         self._check_groups({group.name: group for group in groups})
         empty = {n: {seq for of_node, seq in aside if of_node == n} for n in every}
         for node, seq in sorted(set(left) - set(aside)):
-            needing = [
+            blocked_by = [
                 group.name
                 for group in groups
                 if group.state is State.ACTIVE and group.holds(node, seq, empty[node])
             ]
             late = seq < self._lows.get(node, 0)
-            assert not (late and needing), f"low of {node} passed {seq}, which {needing} need"
+            assert not (late and blocked_by), f"low of {node} passed {seq}, which {blocked_by} need"
         gone = {(n, seq) for n, last in every.items() for seq in range(1, last + 1)} - set(left)
         settled = self._settled_marks(every)
         for node, seq in sorted(gone - self._gone):

@@ -47,7 +47,7 @@ class Model:
     again: dict[str, int] = field(default_factory=dict)
 
     def readable(self) -> dict[str, int]:
-        """The last segment of each node that can be taken in."""
+        """The last segment of each node that can be ingested."""
         return {n: self.newer.get(n, len(some) + 1) - 1 for n, some in self.segments.items()}
 
     def taken_in(self, marks: Mapping[str, int]) -> set[Record]:

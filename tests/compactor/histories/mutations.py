@@ -58,10 +58,10 @@ MUTATIONS: Final = (
         "if not segments:",
     ),
     Mutation(
-        "a segment that is set aside is not kept",
+        "a segment that is quarantined is not kept",
         "compactor/maintenance/cleanup.py",
-        "if s.aside and s.modified_ms > before)",
-        "if s.aside and s.modified_ms > before + 10**12)",
+        "if s.quarantined and s.modified_ms > before)",
+        "if s.quarantined and s.modified_ms > before + 10**12)",
     ),
     Mutation(
         "orphans are never removed",
@@ -78,8 +78,8 @@ MUTATIONS: Final = (
     Mutation(
         "the first that a group needs is removed",
         "compactor/maintenance/consumers.py",
-        "group.holds(node, segment.seq, candidates.aside)",
-        "group.holds(node, segment.seq - 1, candidates.aside)",
+        "group.holds(node, segment.seq, candidates.quarantined)",
+        "group.holds(node, segment.seq - 1, candidates.quarantined)",
     ),
     # Deletions.
     Mutation(
@@ -162,7 +162,7 @@ MUTATIONS: Final = (
         "and newest.purged_ms >= planned.purged_ms",
     ),
     Mutation(
-        "a batch is committed though its nodes were taken in",
+        "a batch is committed though its nodes were ingested",
         "compactor/ingest/commit.py",
         "all(newest.mark(one.node) == one.first - 1 for one in advances)",
         "bool(advances)",

@@ -184,7 +184,7 @@ def test_a_backlog_is_taken_in_by_parts(warm: Lake) -> None:
 
 
 def test_a_table_made_by_another_is_planned_anew(warm: Lake) -> None:
-    """Another driver commits while this one merges: its segments are not taken in twice."""
+    """Another driver commits while this one merges: its segments are not ingested twice."""
     one, two = batch("f", "r", NOON, 10), batch("f", "r", NOON + 1, 10)
     warm.put("a", [one])
     other = Lake(warm.data, session=warm.session)

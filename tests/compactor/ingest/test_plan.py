@@ -106,8 +106,8 @@ def test_the_listing_knows_nodes_and_markers(lake: Lake) -> None:
     lake.put_bytes(keys.aside("n/1 x", 2), b"{}")
     assert lake.run(nodes_of(lake.store)) == ["n/1 x"]
     first, second = lake.run(segments_of(lake.store, "n/1 x"))
-    assert (first.seq, first.size, first.aside) == (1, 1, False)
-    assert (second.seq, second.size, second.aside) == (2, 2, True)
+    assert (first.seq, first.size, first.quarantined) == (1, 1, False)
+    assert (second.seq, second.size, second.quarantined) == (2, 2, True)
 
 
 class ListedStore(LocalStore):
@@ -186,7 +186,7 @@ def test_segments_between_two_numbers(lake: Lake) -> None:
         lake.put_bytes(keys.segment("n", seq), b"x")
         lake.put_bytes(keys.aside("n", seq), b"{}")
     found = lake.run(segments_of(lake.store, "n", above=1, up_to=3))
-    assert [(segment.seq, segment.aside) for segment in found] == [(2, True), (3, True)]
+    assert [(segment.seq, segment.quarantined) for segment in found] == [(2, True), (3, True)]
 
 
 class MovingStore(LocalStore):

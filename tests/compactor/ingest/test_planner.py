@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from compactor.ingest.ingest import take_in_all
+from compactor.ingest.ingest import ingest_all
 from compactor.maintenance.purge import purge
 from compactor.report import Lag, Report
 from compactor.runner import once
@@ -90,7 +90,7 @@ def test_a_node_that_comes_later_is_the_next_passs(plain: Lake) -> None:
     plain.holds(sent)
 
 
-def test_upkeep_has_its_turn_while_segments_come(plain: Lake) -> None:
+def test_maintenance_has_its_turn_while_segments_come(plain: Lake) -> None:
     """Expiry, purge, rewriting and clean-up are in the same pass."""
     long_ago = [batch("f", "old", NOON - 100 * 24 * HOUR, 5)]
     over = [batch("f", f"r{i}", NOON - 5 * HOUR + i, 20) for i in range(5)]
@@ -137,14 +137,14 @@ def test_what_others_commit_of_their_nodes_holds_no_planning_up(lake: Lake) -> N
     store.on_list = another_takes_one
     lake.store = store
     report = Report()
-    lake.run(take_in_all(replace(lake.compactor, sharing=Only("a")), report))
+    lake.run(ingest_all(replace(lake.compactor, sharing=Only("a")), report))
     marks = lake.snapshot().marks("ab")
     assert (marks["a"], report.segments, report.commits) == (2, 2, 1)
     assert marks["b"] < 10
 
 
 def test_of_an_own_node_that_was_outrun_the_rest_is_listed_again(lake: Lake) -> None:
-    """Twice another takes in all that was listed of it; what is behind is taken in by this one."""
+    """Twice another ingests all that was listed of it; what is behind is ingested by this one."""
     for seq in range(1, 13):
         lake.put_bytes(keys.segment("b", seq), b"not a segment")
     lake.limits = Compaction(batch_bytes=30)

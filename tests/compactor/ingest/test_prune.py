@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from compactor.ingest.budget import BatchBudget
-from compactor.ingest.ingest import take_in_all
+from compactor.ingest.ingest import ingest_all
 from compactor.ingest.plan import segments_of
 from compactor.ingest.prune import BatchRanges, RunRange, RunRanges
 from compactor.ingest.time_range import HOUR_MS, TimeRange, hour_of
@@ -65,7 +65,7 @@ def plain(lake: Lake, reading: Reading) -> Lake:
 
 def took_in(lake: Lake) -> Report:
     report = Report()
-    lake.run(take_in_all(lake.compactor, report))
+    lake.run(ingest_all(lake.compactor, report))
     return report
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from compactor.assignment import Alone
 from compactor.context import Compactor
-from compactor.ingest.ingest import take_in_all
+from compactor.ingest.ingest import ingest_all
 from compactor.maintenance.purge import purge
 from compactor.report import Report
 from compactor.rewrite.files import replace as replace_files
@@ -47,7 +47,7 @@ def plain(lake: Lake) -> Lake:
 
 @dataclass
 class Race:
-    """Driver one takes in what node `a` has; when it has placed its files, `meanwhile` happens."""
+    """Driver one ingests what node `a` has; when it has placed its files, `meanwhile` happens."""
 
     lake: Lake
     meanwhile: Callable[[Race], object]
@@ -56,12 +56,12 @@ class Race:
     def run(self) -> Report:
         report = Report()
         self.lake.reached = self._reached
-        self.lake.run(take_in_all(self._driver("a"), report))
+        self.lake.run(ingest_all(self._driver("a"), report))
         self.lake.reached = lambda _step: None
         return report
 
     def other_takes_in(self, node: str = "b") -> None:
-        self.lake.run(take_in_all(self._driver(node), Report()))
+        self.lake.run(ingest_all(self._driver(node), Report()))
 
     def _driver(self, node: str) -> Compactor:
         return replace(self.lake.compactor, sharing=Only(node))

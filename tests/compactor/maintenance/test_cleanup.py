@@ -185,7 +185,7 @@ class Recording(LocalStore):
 
 
 def test_of_a_segment_that_is_set_aside_the_marker_goes_first(lake: Lake) -> None:
-    """Killed in between, the segment would else be missing and still be set aside."""
+    """Killed in between, the segment would else be missing and still be quarantined."""
     consumed(lake, segments=2, mark=2, text=2)
     lake.put_bytes(keys.aside("n", 1), b"{}")
     lake.limits = Compaction(retention_days=10)

@@ -10,7 +10,7 @@ from itertools import count
 
 import pytest
 
-from compactor.maintenance.deletion_records import forget
+from compactor.maintenance.deletion_records import remove_deletion_records
 from compactor.report import Report
 from compactor.settings import Compaction
 from logstore import keys, ulid
@@ -46,7 +46,7 @@ def deleted(lake: Lake) -> Lake:
 def forgotten(lake: Lake, days: float, runs: RunRetention | None = None) -> int:
     lake.clock.shift_ms = round(days * DAY)
     report, kept = Report(), runs or RunRetention(expiration_days=30)
-    lake.run(forget(replace(lake.compactor, runs=kept), report))
+    lake.run(remove_deletion_records(replace(lake.compactor, runs=kept), report))
     left = len(lake.keys(keys.DELETED))
     assert left + report.deletions_removed >= 1
     return report.deletions_removed
@@ -181,7 +181,7 @@ def forget_in(lake: Lake, store: ObjectStore) -> None:
     """A hundred days later, by a compactor that has looked at nothing yet."""
     lake.clock.shift_ms = 100 * DAY
     kept = RunRetention(expiration_days=30)
-    lake.run(forget(replace(lake.compactor, store=store, runs=kept), Report()))
+    lake.run(remove_deletion_records(replace(lake.compactor, store=store, runs=kept), Report()))
 
 
 def recorded(lake: Lake) -> set[int]:

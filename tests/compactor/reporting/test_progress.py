@@ -56,7 +56,7 @@ async def _pass(clock: VirtualClock, passes: Passes) -> Report:
                 await clock.sleep(10)
             report.segment_bytes += part
             report.segments += 5
-            LOG.info("took in a batch")
+            LOG.info("ingested a batch")
         report.lag = Lag()
         with report.timed("cleanup", clock):
             await clock.sleep(3)
@@ -105,21 +105,21 @@ def test_lines_of_the_log_do_not_stand_in_it() -> None:
     (line,) = heard(terminal).splitlines()
     assert orjson.loads(line)["segments"] == 10
     text = terminal.getvalue()
-    assert text.count(f"{CLEARED}INFO took in a batch\n") == 2
+    assert text.count(f"{CLEARED}INFO ingested a batch\n") == 2
     assert re.search(r"INFO pass done in 24\.0 s: 10 segments, .*\n$", text)
 
 
 def test_on_the_terminal_of_a_service_nothing_is_drawn() -> None:
     terminal = Terminal()
     heard(terminal, watched=False)
-    assert terminal.getvalue().splitlines()[:2] == ["INFO took in a batch"] * 2
+    assert terminal.getvalue().splitlines()[:2] == ["INFO ingested a batch"] * 2
     assert CLEARED not in terminal.getvalue()
 
 
 def test_without_a_terminal_nothing_is_drawn() -> None:
     errors = io.StringIO()
     heard(errors)
-    assert errors.getvalue().splitlines()[:2] == ["INFO took in a batch"] * 2
+    assert errors.getvalue().splitlines()[:2] == ["INFO ingested a batch"] * 2
     assert "\r" not in errors.getvalue()
 
 
@@ -163,7 +163,7 @@ def test_the_summary_has_all_of_a_pass() -> None:
 def test_a_line_of_json_says_when_what_and_more() -> None:
     errors = io.StringIO()
     configure("json", errors)
-    LOG.info("took in %d", 3, extra={"fields": {"event": "batch committed", "job": "J"}})
+    LOG.info("ingested %d", 3, extra={"fields": {"event": "batch committed", "job": "J"}})
     try:
         raise ValueError("no")
     except ValueError:
@@ -173,7 +173,7 @@ def test_a_line_of_json_says_when_what_and_more() -> None:
         "time": "",
         "level": "INFO",
         "logger": "tailrace.compactor",
-        "message": "took in 3",
+        "message": "ingested 3",
         "event": "batch committed",
         "job": "J",
     }

@@ -73,7 +73,7 @@ def test_a_pass_says_what_it_did_and_no_word_of_the_jvm(lake: Lake) -> None:
     lake.put("a", [batch("f", "r", NOON, 3)])
     done = compacted(lake)
     first, second = done.stderr.splitlines()
-    assert first.startswith("INFO took in 1 segments of ")
+    assert first.startswith("INFO ingested 1 segments of ")
     assert second.startswith("INFO pass done in ")
     assert second.endswith(" s: 1 segments, 3 rows in, 3 out, 0 duplicates")
     assert done.stdout.startswith('{"began"')

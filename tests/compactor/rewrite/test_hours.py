@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from compactor.assignment import HOURS, Alone, Share, Sharing, open_sharing
-from compactor.ingest.ingest import take_in_all
+from compactor.ingest.ingest import ingest_all
 from compactor.maintenance.cleanup import ORPHAN_HOURS
 from compactor.report import Report
 from compactor.rewrite.files import replace as replace_files
@@ -63,7 +63,7 @@ def rewritten(lake: Lake) -> Report:
 
 def took_in(lake: Lake) -> Report:
     report = Report()
-    lake.run(take_in_all(lake.compactor, report))
+    lake.run(ingest_all(lake.compactor, report))
     return report
 
 

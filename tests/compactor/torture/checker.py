@@ -84,11 +84,11 @@ class Checker:
 
 
 def is_as_demanded(lake: Lake, model: Model) -> str | None:
-    """What is left to do: segments to take in or to remove, lines to take out; None if nothing."""
+    """What is left to do: segments to ingest or to remove, lines to take out; None if nothing."""
     snapshot = lake.snapshot()
     said = _said(snapshot, model)
     if dict(said.marks) != model.readable():
-        return f"taken in up to {said.marks}, there are {model.readable()}"
+        return f"ingested up to {said.marks}, there are {model.readable()}"
     found = [record for file in snapshot.files for record in lake.content(file)]
     demanded = model.settled(said)
     if len(found) != len(demanded) or set(found) != demanded:

@@ -5,7 +5,7 @@ Spark that stays warm, or the plain one. What meets a pass is
 
 - segments that come while it works, at each of its steps;
 - somebody's commits within a short grace: the table is busy;
-- another driver's whole pass, which takes in the same segments, after it has merged them, or
+- another driver's whole pass, which ingests the same segments, after it has merged them, or
   rewrites the same hour. Both believe that they may, as one that was suspended does;
 - commits whose answers are lost;
 - deletions that end exactly at a line.
@@ -123,7 +123,7 @@ class Meetings:
         report = self._pass(lambda _step: None, table=_Unheard(self.torture.lake.compactor.table))
         taken = self._taken_in() - before
         if report.segments != taken:
-            self._fault(f"{taken} segments were taken in, and the pass says {report.segments}")
+            self._fault(f"{taken} segments were ingested, and the pass says {report.segments}")
 
     def deleted_to_the_line(self) -> None:
         """A deletion that ends at a run's last line takes that as well, from files and segments.

@@ -1,6 +1,6 @@
 """What a store gets while compactors come and die: work for every step of a pass.
 
-Each two chapters have an hour, which is over, and to be written anew once both are taken in:
+Each two chapters have an hour, which is over, and to be written anew once both are ingested:
 
 - segments of three nodes, with copies of batches of this chapter and of earlier ones;
 - lines of an hour that is beyond the retention, and the deletion of their run, which is

@@ -215,7 +215,7 @@ def test_segments_that_are_left(told: Told) -> None:
 
 def test_segments_that_were_not_taken_in(told: Told) -> None:
     told.simulation.write()
-    assert "taken in up to" in (told.left_to_do() or "")
+    assert "ingested up to" in (told.left_to_do() or "")
 
 
 @pytest.mark.parametrize("name", ["_delta_log/strange", "_other/file"])

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from compactor.ingest.plan import nodes_of, segments_of
-from compactor.ingest.quarantine import set_aside
+from compactor.ingest.quarantine import quarantine
 from logstore import keys, ulid
 from logstore.clock import SystemClock
 from logstore.disk import Disk
@@ -229,7 +229,7 @@ class World:
     def set_aside(self, seq: int, reason: str) -> None:
         """A compactor's marker."""
         version = ulid.encode(1)
-        asyncio.run(set_aside(self.store, self.node, seq, reason=reason, version=version))
+        asyncio.run(quarantine(self.store, self.node, seq, reason=reason, version=version))
 
     def rewrite(self, change: Callable[[pa.Table], pa.Table], *, hour_off: bool = False) -> None:
         """Commits a file with some lines of the table's first file, as `change` gives them."""
