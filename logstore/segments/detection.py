@@ -2,7 +2,8 @@
 
 A record without a time carries the time of the record before it. A record with neither
 time nor level carries the level, too; one with a time of its own begins something new, and
-has no level if it names none.
+has no level if it names none. A level that was given and is none of ours is a level all the
+same: the record carries no other.
 
 Slices come in order of ULID, but a line carries what the line before it in order of `pos`
 had. Almost always the two are one order within a run, and what a batch begins with is
@@ -135,6 +136,8 @@ def _given_times(meta: RecordMeta, part: slice, times: Ints) -> None:
 
 
 def _given_levels(meta: RecordMeta, part: slice, levels: Ints) -> None:
-    names = [NO_LEVEL if n is None else NAMES.get(n.upper(), NO_LEVEL) for n in meta.levels[part]]
+    names = [NO_LEVEL if n is None else NAMES.get(n.upper(), _UNSAID) for n in meta.levels[part]]
     given = np.array(names, dtype=np.int64)
-    levels[given != NO_LEVEL] = given[given != NO_LEVEL]
+    known = given >= 0
+    levels[known] = given[known]
+    levels[(given == _UNSAID) & (levels == NO_LEVEL)] = _UNSAID

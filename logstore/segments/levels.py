@@ -3,13 +3,13 @@
 A level is one of `schema.LEVELS`. The first of these within a record's prefix counts:
 
 - one of the words below in capitals, with no letter, digit or `_` at its sides;
-- one of them in any case as `[word]`, or as the value of a key that ends in `level`,
+- one of them in any case as `[word]` or `[word   ]`, or as the value of a key that ends in `level`,
   `lvl` or `severity` (`level=word`, `level="word"`, `"level": "word"`);
 - one of them in any case behind a number and a comma (`2016-09-28 04:30:30, Info`);
 - the letter of a logcat line (`MM-DD HH:MM:SS.mmm  PID  TID L`), which goes first.
 
-WARNING is WARN, NOTICE is INFO, SEVERE is ERROR, CRITICAL is FATAL. A word in lower case
-in the middle of a message ("no error") is none.
+Colours take no place (`prefixes`). WARNING is WARN, NOTICE is INFO, SEVERE is ERROR, CRITICAL is
+FATAL. A word in lower case in the middle of a message ("no error") is none.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ NAMES: Final = {name: index for index, name in enumerate(LEVELS)} | {
     "SEVERE": LEVELS.index("ERROR"),
     "CRITICAL": LEVELS.index("FATAL"),
 }
+_MOST_PADDING = 8
 _LOWER = np.uint64(0x2020202020202020)
 _FOUR = np.uint64(0xFFFFFFFF)
 _LOGCAT = {"V": "TRACE", "D": "DEBUG", "I": "INFO", "W": "WARN", "E": "ERROR", "F": "FATAL"}
@@ -139,12 +140,25 @@ def _marked(prefixes: Prefixes, found: Ints, sizes: NDArray[np.intp]) -> Bools:
     """Which words are marked as a level by brackets, a key, or a number and a comma."""
     flat = prefixes.flat
     mark = flat[found - 1]
-    good: Bools = (mark == 91) & (flat[found + sizes] == 93)
+    good: Bools = mark == 91
+    bracketed = np.flatnonzero(good)
+    good[bracketed] = flat[_behind_padding(prefixes, (found + sizes)[bracketed])] == 93
     valued = np.flatnonzero((mark == 61) | (mark == 34))
     good[valued] = _has_key(prefixes, found[valued])
     number = flat[found - 3] - np.uint8(48)
     good |= (mark == 32) & (flat[found - 2] == 44) & (number < 10)
     return good
+
+
+def _behind_padding(prefixes: Prefixes, found: Ints) -> Ints:
+    """Where the blanks end that fill a level up to the length of the longest."""
+    last = prefixes.flat.size - 1
+    for _ in range(_MOST_PADDING):
+        blank = _SPACE[prefixes.flat[np.minimum(found, last)]]
+        if not blank.any():
+            break
+        found = found + blank
+    return np.minimum(found, last)
 
 
 def _one_of(marks: bytes) -> Bools:

@@ -5,10 +5,14 @@ before it (or one that is put there), and column `1 + i` is byte `i` of the reco
 goes on into the next record where this one is shorter: whoever finds something compares
 its column with `lengths`. Matches are positions in the flattened matrix, which NumPy
 searches at memory speed.
+
+Colours and other control sequences of terminals (`ESC [ … letter`) are not part of a prefix:
+`ESC[32mINFO ESC[0m` is looked at as `INFO `. Records that hold some are prepared one by one.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,11 +24,17 @@ Bytes = NDArray[np.uint8]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 _ALL = slice(None)
+_ESCAPE = b"\x1b"
+_CONTROL = re.compile(rb"\x1b\[[0-9;:?]*[A-Za-z]")  # ECMA-48's CSI, as terminals get them
+_COLOURED_WIDTH = 4 * WIDTH  # of a record with control sequences, the bytes that are looked at
 
 
 @dataclass(frozen=True)
 class Prefixes:
-    """The matrix (`rows`), and the length of each record with its newline, in bytes."""
+    """The matrix (`rows`), and the length of each record with its newline, in bytes.
+
+    The length is without control sequences within the first bytes of the record.
+    """
 
     rows: Bytes
     lengths: Ints
@@ -52,7 +62,27 @@ def prefixes(text: bytes, ends: Ints, part: slice = _ALL) -> Prefixes:
     starts = np.empty(stop - first, dtype=ends.dtype)
     starts[:1] = ends[first - 1] if first else 0
     starts[1:] = ends[first : stop - 1]
-    return Prefixes(_rows(text, starts), ends[first:stop] - starts)
+    look = Prefixes(_rows(text, starts), ends[first:stop] - starts)
+    if len(starts) and text.find(_ESCAPE, int(starts[0]), int(ends[stop - 1])) >= 0:
+        _without_control_sequences(look, text, starts)
+    return look
+
+
+def _without_control_sequences(look: Prefixes, text: bytes, starts: Ints) -> None:
+    """Takes them out of the rows that have some, which then go on with what stands behind."""
+    coloured = np.flatnonzero((look.rows == _ESCAPE[0]).any(axis=1))
+    lengths = np.minimum(look.lengths[coloured], _COLOURED_WIDTH)
+    windows: list[bytes] = []
+    removed: list[int] = []
+    for start, length in zip(starts[coloured].tolist(), lengths.tolist(), strict=True):
+        end = start + length
+        plain = _CONTROL.sub(b"", text[start:end])
+        removed.append(length - len(plain))
+        if len(plain) < WIDTH:
+            plain += text[end : end + WIDTH]
+        windows.append(plain[: WIDTH - 1].ljust(WIDTH - 1, b"\n"))
+    look.rows[coloured, 1:] = np.frombuffer(b"".join(windows), np.uint8).reshape(-1, WIDTH - 1)
+    look.lengths[coloured] -= np.array(removed, np.int64)
 
 
 def _rows(text: bytes, starts: Ints) -> Bytes:

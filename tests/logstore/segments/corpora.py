@@ -15,6 +15,7 @@ PIECES = (
     "-0530", "+99:99", "INFO", "WARN", "WARNING", "ERROR", "error", "[info]", "[Error", "level=",
     "debug", '"level": "', '"', "severity:", "CRITICAL", "FATAL", "TRACES", "XDEBUG", "SEVERE",
     "notice", ", Info", "\r", " ", "  ", ":", "[", "]", "=", "\t", "x", "é", "🙂", "\x00",
+    "\x1b[32m", "\x1b[0m", "\x1b[1;31m", "\x1b", "[error   ]", "[info  ", "\x1b[0m]",
     "lorem ipsum dolor ", "03-17 16:13:38.811  1702  2395 D ", "\x85", "\u2028", "0", "_", "x" * 90,
 )  # fmt: skip
 LINES = st.lists(st.sampled_from(PIECES), max_size=6).map("".join)
@@ -48,7 +49,11 @@ def _records(draw: st.DrawFn) -> Entry:
     meta = RecordMeta(
         ends,
         draw(st.lists(TIMES, min_size=count, max_size=count)),
-        draw(st.lists(st.none() | st.sampled_from(LEVELS), min_size=count, max_size=count)),
+        draw(
+            st.lists(
+                st.none() | st.sampled_from([*LEVELS, "AUDIT"]), min_size=count, max_size=count
+            )
+        ),
         draw(st.lists(ATTRIBUTES, min_size=count, max_size=count)),
     )
     return draw(KEYS), draw(ULIDS), b"".join(texts), draw(CONNECTORS), meta

@@ -17,6 +17,7 @@ TIME = re.compile(
     rb"(\d{4})([-/])(\d\d)\2(\d\d)[ T](\d\d):(\d\d):(\d\d)"
     rb"(?:[.,](\d{1,9}))?(?:([+-])(\d\d):?(\d\d))?"
 )
+COLOUR = re.compile(rb"\x1b\[[0-9;:?]*[A-Za-z]")
 WORD = re.compile(rb"[A-Za-z0-9_]")
 KEY = re.compile(rb'(level|lvl|severity)"?[:=]? ?"?$', re.IGNORECASE)
 LOGCAT = re.compile(rb".{2}-.{2} .{2}:.{2}:.{2}\..{3} .{11} ([VDIWEF]) .", re.DOTALL)
@@ -35,8 +36,14 @@ class Row(NamedTuple):
     attributes: dict[str, str] | None
 
 
+def plain(line: bytes) -> bytes:
+    """What is looked at: the first bytes, of which colours take no place."""
+    return (COLOUR.sub(b"", line[:384]) + line[384:])[:95]
+
+
 def time_of(line: bytes) -> int | None:
     """Microseconds since the epoch of the first time within the first 60 bytes."""
+    line = plain(line)
     for start in range(60):
         match = TIME.match(line, start)
         if match is None or line[start - 1 : start].isdigit():
@@ -63,13 +70,14 @@ def _micros(match: re.Match[bytes]) -> int | None:
 
 def level_of(line: bytes) -> str | None:
     """The first level within the first 87 bytes, or logcat's letter."""
+    line = plain(line)
     logcat = LOGCAT.match(line)
     if logcat:
         return LOGCAT_LEVELS[logcat[1][0]]
     for start in range(min(87, len(line))):
         for name in sorted(NAMES, key=len, reverse=True):
             word = line[start : start + len(name)]
-            behind = line[start + len(name) : start + len(name) + 1]
+            behind = line[start + len(name) :]
             if word.upper() != name.encode() or WORD.match(behind):
                 continue
             if _counts(line[:start], word, behind):
@@ -81,7 +89,7 @@ def _counts(before: bytes, word: bytes, behind: bytes) -> bool:
     if word.isupper() and not WORD.match(before[-1:]):
         return True
     if before.endswith(b"["):
-        return behind == b"]"
+        return re.match(rb" {0,8}\]", behind) is not None
     if before.endswith((b"=", b'"')):
         return bool(KEY.search(before))
     return bool(re.search(rb"[0-9], $", before))
@@ -109,7 +117,11 @@ def rows_of(batches: MemoryBatches) -> list[Row]:
             if meta:
                 given = meta.ts[number]
                 own_time = own_time if given is None else given
-                own_level = meta.levels[number] or own_level
+                given_level = meta.levels[number]
+                if given_level in LEVELS:
+                    own_level = given_level
+                elif given_level is not None:  # a level that is none of ours
+                    levels[key] = None
             if own_time is not None:
                 times[key], levels[key] = own_time, None
             if own_level is not None:

@@ -37,6 +37,20 @@ def level(line: str) -> str | None:
         ("TERROR INFOS MY_ERROR ERRORS", None),
         ("Information about FATALITY", None),
         ("INFO", "INFO"),
+        ("[error    ] structlog pads", "ERROR"),
+        ("2024-05-06 07:08:09 [info     ] ready", "INFO"),
+        ("[error         ] too much of it", None),
+        ("[error  x] not a level", None),
+        ("[warning", None),
+        ("\x1b[32mINFO\x1b[0m started", "INFO"),
+        ("\x1b[1;31mERROR\x1b[0m no", "ERROR"),
+        ("[\x1b[31m\x1b[1merror    \x1b[0m] structlog in colours", "ERROR"),
+        ("\x1b[2m2024-05-06 07:08:09\x1b[0m [\x1b[33mwarning  \x1b[0m]", "WARN"),
+        ("\x1b[38;5;196mlevel\x1b[0m=\x1b[35mdebug\x1b[0m", "DEBUG"),
+        ("\x1b[32m" * 40 + "INFO", "INFO"),
+        ("\x1b[32m" * 80 + "INFO", None),
+        ("\x1b INFO of a lone escape", "INFO"),
+        ("\x1b[INFO", None),
         ("INF", None),
         ("", None),
         ("x" * 80 + " INFO", "INFO"),
@@ -45,6 +59,11 @@ def level(line: str) -> str | None:
 )
 def test_level(line: str, expected: str | None) -> None:
     assert level(line) == expected
+
+
+def test_a_coloured_line_keeps_its_end() -> None:
+    text = b"\x1b[32ma\x1b[0m\nERROR b\n\x1b[31mWARN\n"
+    assert find_levels(prefixes(text, np.array([11, 19, 29]))).tolist() == [-1, 4, 3]
 
 
 def test_a_word_of_the_next_line_does_not_count() -> None:
