@@ -101,7 +101,7 @@ async def run(
             serving(app, bound, stop_seconds=_LAST_REPLIES_SECONDS)
         )
         await stack.enter_async_context(_beside(child.run(), "compaction"))
-        watch = ProblemLog(lambda: [*node.worries(), *queue.problems()], machine.clock)
+        watch = ProblemLog(lambda: [*node.lasting_problems(), *queue.problems()], machine.clock)
         await stack.enter_async_context(_beside(watch.run(), "problems"))
         await stack.enter_async_context(_beside(check.run(), "store check"))
         await stack.enter_async_context(_beside(queue.run(), "queue"))

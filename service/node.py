@@ -25,7 +25,7 @@ from logstore.position import Position
 from service.ingest.appender import Appender
 from service.ingest.batch import IncomingBatch, Receipt, Submitted
 from service.journal.journal import Journal
-from service.journal.problems import worries
+from service.journal.problems import journal_problems
 from service.journal.recovery import Recovered, recover
 from service.journal.state import JournalState
 from service.journal.view import JournalPin
@@ -265,20 +265,20 @@ class Node:
         )
 
     def problems(self) -> list[str]:
-        """What keeps it from being ready, or worries it, as sentences."""
+        """What keeps it from being ready, and what else is wrong, as sentences."""
         going_on = self._stopping or not self._started.is_set()
         doing = f"the node is {'stopping' if self._stopping else 'starting'}"
-        return [*self.worries(), *[doing] * going_on]
+        return [*self.lasting_problems(), *[doing] * going_on]
 
-    def worries(self) -> list[str]:
+    def lasting_problems(self) -> list[str]:
         """What is wrong with it, as sentences: a start or a stop that goes on is not."""
         found = [] if self._waiting is None else [self._waiting]
         if self.clock_skew.problem is not None:
             found.append(self.clock_skew.problem)
         if self.shipper.last_error is not None:
             found.append(f"segments wait in the journal: {self.shipper.last_error}")
-        found += [*worries(self.journal, self.recovered), *self.text.problems()]
-        return [*found, *self.marks.problems(), *self.seams.worries()]
+        found += [*journal_problems(self.journal, self.recovered), *self.text.problems()]
+        return [*found, *self.marks.problems(), *self.seams.problems()]
 
     def submit(self, batch: IncomingBatch) -> Submitted | None:
         """See `Appender.submit`."""

@@ -87,7 +87,7 @@ def make_node(settings: Settings, machine: Machine, store: ObjectStore, check: S
             entropy=machine.entropy,
             syncer=syncer,
             newest_date=newest_date_of(store),
-            worries=check.problems,
+            problems=check.problems,
         ),
         settings,
         default_name=socket.gethostname(),

@@ -11,7 +11,7 @@ from service.journal.journal import Journal
 from service.journal.recovery import Recovered
 
 
-def worries(journal: Journal, recovered: Recovered) -> Iterator[str]:
+def journal_problems(journal: Journal, recovered: Recovered) -> Iterator[str]:
     """What keeps batches out now, and what was not as it should be when the journal was opened."""
     if journal.failure is not None:
         yield str(journal.failure)

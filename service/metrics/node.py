@@ -72,7 +72,7 @@ def loops(sources: Sources) -> dict[str, Heartbeat]:
         "ship": shipper.shipping,
         "flush": text.flusher.heartbeat,
         "sweep": text.sweeper.heartbeat,
-        "lost": text.lost.heartbeat,
+        "lost": text.takeover.heartbeat,
     }
 
 

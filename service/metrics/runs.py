@@ -1,4 +1,4 @@
-"""The texts of runs: flushed, folded, published, closed, swept."""
+"""The texts of runs: flushed, merged, published, closed, swept."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ TEXTS: tuple[Declared, ...] = (
         "Batches that a chunk left out because another copy was there.",
         lambda s: s.node.text.run_flush.left_out,
     ),
-    counter("folds", "Folds of chunks into larger ones.", lambda s: s.node.text.folder.folds),
+    counter("folds", "Merges of chunks into larger ones.", lambda s: s.node.text.merger.merges),
     counter("partials", "Partial texts published.", lambda s: s.node.text.partials.published),
     gauge(
         "unreadable_segments",
@@ -119,22 +119,22 @@ TEXTS: tuple[Declared, ...] = (
     counter(
         "chunks_vanished",
         "Chunks that a manifest names and somebody took away or wrote over.",
-        lambda s: s.node.text.mender.vanished,
+        lambda s: s.node.text.chunk_repairer.vanished,
     ),
     counter(
         "chunks_mended",
         "Such chunks made again from segments or table.",
-        lambda s: s.node.text.mender.mended,
+        lambda s: s.node.text.chunk_repairer.repaired,
     ),
     gauge(
         "chunks_lost",
         "Runs with such a chunk that could not be made again.",
-        lambda s: len(s.node.text.mender.problems()),
+        lambda s: len(s.node.text.chunk_repairer.problems()),
     ),
     counter(
         "runs_remade",
         "Runs whose every text was gone, made again from segments or table.",
-        lambda s: s.node.text.remaker.remade,
+        lambda s: s.node.text.rebuilder.rebuilt,
     ),
     gauge(
         "damaged_manifests",

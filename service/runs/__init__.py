@@ -1,1 +1,1 @@
-"""The text of runs: flushed into chunks, folded, published, closed, deleted, and read."""
+"""The text of runs: flushed into chunks, merged, published, closed, deleted, and read."""

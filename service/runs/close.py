@@ -23,7 +23,7 @@ from logstore.runs.manifests import Manifests
 from service.runs.chunks import Chunks
 from service.runs.flusher import TextFlusher
 from service.runs.locks import RunLocks
-from service.runs.merge import Folder
+from service.runs.merge import ChunkMerger
 from service.runs.openmetadata.importer import WRITER
 from service.runs.seal import Sealer
 from service.runs.settings import RunSettings
@@ -44,7 +44,7 @@ class Closer:
         store: ObjectStore,
         manifests: Manifests,
         chunks: Chunks,
-        folder: Folder,
+        merger: ChunkMerger,
         flusher: TextFlusher,
         locks: RunLocks,
         clock: Clock,
@@ -55,7 +55,7 @@ class Closer:
         flushed_through: Callable[[int], Awaitable[None]],
         close_done: Callable[[RunKey, int], None],
         gone: Callable[[str], Awaitable[bool]],
-        mend: Callable[[RunKey], Awaitable[bool]],
+        repair: Callable[[RunKey], Awaitable[bool]],
         on_ended: Callable[[RunKey], None],
     ) -> None:
         self._node = node
@@ -68,10 +68,10 @@ class Closer:
         self._flushed_through = flushed_through
         self._close_done = close_done
         self._gone = gone
-        self._mend = mend
+        self._repair = repair
         self._manifests = manifests
         self._on_ended = on_ended
-        self._sealer = Sealer(store, manifests, chunks, folder, prefix=prefix)
+        self._sealer = Sealer(store, manifests, chunks, merger, prefix=prefix)
         self._wanted: dict[RunKey, int] = {}
         self._tasks: dict[RunKey, asyncio.Task[str]] = {}
         self._closed: OrderedDict[RunKey, None] = OrderedDict()
@@ -118,7 +118,7 @@ class Closer:
         pause = _FIRST_BACKOFF_SECONDS
         while (pos := self._wanted.get(key)) is not None:
             try:
-                manifest = await self._finish_or_mend(key, pos)
+                manifest = await self._finish_or_repair(key, pos)
             except TailraceError as error:
                 self.failures += 1
                 self.last_error = f"{key.fqn}/{key.run}: {error}"
@@ -129,7 +129,7 @@ class Closer:
                 self._finished(key, pos, manifest)
         return "closed"
 
-    async def _finish_or_mend(self, key: RunKey, pos: int) -> Manifest | None:
+    async def _finish_or_repair(self, key: RunKey, pos: int) -> Manifest | None:
         def wanted() -> bool:
             # An earlier close than the one wanted would do no harm, but seal the run twice.
             return self._wanted.get(key) == pos
@@ -137,7 +137,7 @@ class Closer:
         try:
             return await self.finish(key, pos, wanted)
         except NotFound:  # of what it is made from
-            if not await self._mend(key):
+            if not await self._repair(key):
                 raise
             return await self.finish(key, pos, wanted)
 

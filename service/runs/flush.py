@@ -58,7 +58,7 @@ class RunFlush:
         *,
         owner: str,
         chunk_bytes: int,
-        mend: Callable[[RunKey], Awaitable[bool]],
+        repair: Callable[[RunKey], Awaitable[bool]],
     ) -> None:
         self._manifests = manifests
         self._chunks = chunks
@@ -69,7 +69,7 @@ class RunFlush:
         self._clock = clock
         self._owner = owner
         self._chunk_bytes = chunk_bytes
-        self._mend = mend
+        self._repair = repair
         self.chunks_written = 0
         self.bytes_written = 0
         self.left_out = 0
@@ -138,8 +138,8 @@ class RunFlush:
             except Moved as error:
                 moved = error
                 if tries:  # not between two looks: something is gone
-                    await self._mend(key)
-                # Folded while we looked: the texts are the same in the newer manifest. A
+                    await self._repair(key)
+                # Merged while we looked: the texts are the same in the newer manifest. A
                 # stale one costs the swap, which then selects anew.
                 newer = (await self._manifests.get(key)).manifest
                 manifest = await self._trimmer.through(newer, horizon)

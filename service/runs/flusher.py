@@ -232,7 +232,7 @@ class TextFlusher:
             self.last_error = None
         try:
             await self._events.flushed(manifest)
-        except TailraceError as error:  # folding and publishing come again with the next flush
+        except TailraceError as error:  # merging and publishing come again with the next flush
             self.last_error = f"{key.fqn}/{key.run}: after the flush: {error}"
         return manifest
 

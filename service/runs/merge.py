@@ -1,9 +1,9 @@
-"""Folding: neighbouring chunks become one, so that a manifest stays small.
+"""Merging: neighbouring chunks become one, so that a manifest stays small.
 
 Texts are composed by the store. Of the indexes, whole pieces are composed too; small ones
 that stand side by side are read and packed together. When a manifest names more than
-`most` chunks, the `width` neighbours with the fewest bytes are folded: small ones often,
-large ones rarely, so that a byte is copied about log(run) times.
+`merge_above` chunks, the `merge_width` neighbours with the fewest bytes are merged: small ones
+often, large ones rarely, so that a byte is copied about log(run) times.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from service.runs.tuning import Tuning
 _PACK_BYTES = 256 << 10
 
 
-class Folder:
-    """Folds the chunks of runs, and joins indexes for closes too."""
+class ChunkMerger:
+    """Merges the chunks of runs, and joins indexes for closes too."""
 
     def __init__(
         self,
@@ -51,30 +51,30 @@ class Folder:
         self._chunks = chunks
         self._locks = locks
         self._tuning = tuning
-        self.folds = 0
+        self.merges = 0
 
-    async def fold(self, manifest: Manifest) -> Manifest:
-        """Folds until few enough are left. Raises `Unavailable`, `OutcomeUnknown`, `NotFound`."""
+    async def merge(self, manifest: Manifest) -> Manifest:
+        """Merges until few enough are left. Raises `Unavailable`, `OutcomeUnknown`, `NotFound`."""
         async with self._locks.of(manifest.key):
             while len(manifest.chunks) > self._tuning.merge_above and manifest.closing is None:
-                manifest = await self._fold_once(manifest)
+                manifest = await self._merge_once(manifest)
         return manifest
 
-    async def _fold_once(self, manifest: Manifest) -> Manifest:
+    async def _merge_once(self, manifest: Manifest) -> Manifest:
         group = self._cheapest(manifest)
         ids = [chunk.id for chunk in group]
-        folded = await self.joined(manifest.key, group, self._manifests.fresh_id())
+        merged = await self.joined(manifest.key, group, self._manifests.fresh_id())
         parts = [
             Part(self._chunks.text_key(manifest.key, chunk), 0, chunk.bytes) for chunk in group
         ]
-        info = await self._store.compose(self._chunks.text_key(manifest.key, folded), parts)
-        if info.size != folded.bytes:
+        info = await self._store.compose(self._chunks.text_key(manifest.key, merged), parts)
+        if info.size != merged.bytes:
             raise Moved(f"a chunk of {manifest.key} is cut")
 
         def change(newest: Manifest) -> Manifest | None:
-            return _replaced(newest, ids, folded)
+            return _replaced(newest, ids, merged)
 
-        self.folds += 1
+        self.merges += 1
         return (await self._manifests.update(manifest.key, change)).manifest
 
     def _cheapest(self, manifest: Manifest) -> tuple[Chunk, ...]:
@@ -213,7 +213,7 @@ def _entry(
     )
 
 
-def _replaced(manifest: Manifest, ids: list[str], folded: Chunk) -> Manifest | None:
+def _replaced(manifest: Manifest, ids: list[str], merged: Chunk) -> Manifest | None:
     """The manifest with the chunks `ids` as one; None if they do not stand there any more."""
     names = [chunk.id for chunk in manifest.chunks]
     if ids[0] not in names or manifest.closing is not None:
@@ -221,5 +221,5 @@ def _replaced(manifest: Manifest, ids: list[str], folded: Chunk) -> Manifest | N
     at = names.index(ids[0])
     if names[at : at + len(ids)] != ids:
         return None
-    chunks = (*manifest.chunks[:at], folded, *manifest.chunks[at + len(ids) :])
+    chunks = (*manifest.chunks[:at], merged, *manifest.chunks[at + len(ids) :])
     return replace(manifest, chunks=chunks)

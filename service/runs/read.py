@@ -73,7 +73,7 @@ async def download(
                 yield part
         tries = 0 if at.offset > before else tries + 1
         if tries > 1:
-            await snapshots.mend(key)
+            await snapshots.repair(key)
     raise StoreUnavailable(f"the text of {key.fqn}/{key.run} is not where its manifest says")
 
 

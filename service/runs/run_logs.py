@@ -24,16 +24,16 @@ from service.runs.flush import RunFlush
 from service.runs.flusher import TextFlusher
 from service.runs.listing import Listing
 from service.runs.locks import RunLocks
-from service.runs.merge import Folder
-from service.runs.openmetadata.importer import Adoption
+from service.runs.merge import ChunkMerger
+from service.runs.openmetadata.importer import Importer
 from service.runs.partial import PartialPublisher
 from service.runs.pending import FlushProgress
 from service.runs.pin import Recorded
 from service.runs.read import TextReader
-from service.runs.repair.chunks import Mender
-from service.runs.repair.rebuild import Remaker
+from service.runs.repair.chunks import ChunkRepairer
+from service.runs.repair.rebuild import RunRebuilder
 from service.runs.sweep import Sweeper
-from service.runs.takeover import LostNodes
+from service.runs.takeover import Takeover
 from service.runs.unflushed import ActiveMarkers
 
 _LET_GO_SECONDS = 2.0
@@ -63,16 +63,16 @@ class RunLogs:
     listing: Listing
     run_flush: RunFlush
     flusher: TextFlusher
-    folder: Folder
+    merger: ChunkMerger
     partials: PartialPublisher
     active: ActiveMarkers
-    lost: LostNodes
+    takeover: Takeover
     closer: Closer
     deleter: Deleter
     sweeper: Sweeper
-    adoption: Adoption
-    mender: Mender
-    remaker: Remaker
+    importer: Importer
+    chunk_repairer: ChunkRepairer
+    rebuilder: RunRebuilder
 
     def __post_init__(self) -> None:
         self.events.on_flushed(self._after_flush)
@@ -90,14 +90,14 @@ class RunLogs:
             self.deleter.resume(fqn, run, t)
 
     async def run(self) -> None:
-        """Flushes, closes, folds, publishes and sweeps until stopped."""
+        """Flushes, closes, merges, publishes and sweeps until stopped."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.flusher.run())
             group.create_task(self.closer.run())
             group.create_task(self.deleter.run())
             group.create_task(self.sweeper.run())
             group.create_task(self.leases.run())
-            group.create_task(self.lost.run())
+            group.create_task(self.takeover.run())
             group.create_task(self.active.run())
 
     async def drain(self) -> None:
@@ -107,13 +107,13 @@ class RunLogs:
 
     async def stop(self) -> None:
         """Ends what is under way; all of it is done again after the next start."""
-        self.adoption.stop()
-        self.remaker.stop()
-        self.mender.stop()
+        self.importer.stop()
+        self.rebuilder.stop()
+        self.chunk_repairer.stop()
         self.closer.stop()
         self.deleter.stop()
         self.sweeper.stop()
-        self.lost.stop()
+        self.takeover.stop()
         self.active.stop()
         await self.flusher.stop()
         with suppress(TimeoutError):  # leases that are not let go run out
@@ -144,7 +144,7 @@ class RunLogs:
                 return await self.chunks.find(manifest, ulid)
             except Moved:
                 tries += 1
-            if tries > 1 and not await self.mender.mend(key) and tries > _TRIES:
+            if tries > 1 and not await self.chunk_repairer.repair(key) and tries > _TRIES:
                 raise StoreUnavailable(f"the chunks of {key.fqn}/{key.run} move all the time")
 
     async def last_ulid(self, key: RunKey) -> int:
@@ -164,7 +164,7 @@ class RunLogs:
         return await self.deleter.delete_pipeline(fqn)
 
     def problems(self) -> list[str]:
-        """What worries it, as sentences."""
+        """What is wrong with it, as sentences."""
         found = []
         worst = self.flusher.pending.worst
         if worst >= self.alert_after_failures:
@@ -175,7 +175,7 @@ class RunLogs:
         if self.backlog.unreadable:
             count = self.backlog.unreadable
             found.append(f"{count} segments cannot be read; see `tailrace verify`")
-        found += self.mender.problems()
+        found += self.chunk_repairer.problems()
         found += [
             f"segment {seq} of {node} is missing, and what is behind it waits"
             for node, seq in self.backlog.gaps.items()
@@ -189,8 +189,8 @@ class RunLogs:
     async def _after_flush(self, manifest: Manifest) -> None:
         self.closer.flushed(manifest)
         try:
-            manifest = await self.folder.fold(manifest)
-        except NotFound:  # a chunk is gone or cut; the next flush folds
-            await self.mender.mend(manifest.key)
+            manifest = await self.merger.merge(manifest)
+        except NotFound:  # a chunk is gone or cut; the next flush merges
+            await self.chunk_repairer.repair(manifest.key)
         if self.partials.due(manifest):
             await self.partials.publish(manifest.key, due=True)

@@ -23,7 +23,7 @@ from logstore.runs.manifest import FORMAT, Chunk, Closing, Manifest
 from logstore.runs.manifests import Manifests
 from logstore.swap import RetryBudget
 from service.runs.chunks import PUT, Chunks, Moved, goes_on
-from service.runs.merge import Folder
+from service.runs.merge import ChunkMerger
 
 Closes = Callable[[Manifest], Mapping[str, int] | None]
 """Of the newest manifest: per writer one past its last line before the close; None: leave it."""
@@ -37,14 +37,14 @@ class Sealer:
         store: ObjectStore,
         manifests: Manifests,
         chunks: Chunks,
-        folder: Folder,
+        merger: ChunkMerger,
         *,
         prefix: str,
     ) -> None:
         self._store = store
         self._manifests = manifests
         self._chunks = chunks
-        self._folder = folder
+        self._merger = merger
         self._prefix = prefix
 
     async def seal(self, key: RunKey, closes: Closes) -> Manifest:
@@ -73,7 +73,7 @@ class Sealer:
         if info.size != closing.bytes:
             raise Moved(f"a chunk of {manifest.key} is cut")
         chunk_id = self._manifests.fresh_id()
-        sealed = await self._folder.joined(manifest.key, group, chunk_id, etag=info.etag)
+        sealed = await self._merger.joined(manifest.key, group, chunk_id, etag=info.etag)
 
         def change(newest: Manifest) -> Manifest | None:
             return _sealed(newest, closing, sealed)

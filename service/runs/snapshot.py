@@ -27,7 +27,7 @@ from service.runs.deletions import Deletions
 from service.runs.large_batch import LineIndexes
 from service.runs.pending import FlushProgress
 from service.runs.pin import Pin
-from service.runs.repair.rebuild import Remaker
+from service.runs.repair.rebuild import RunRebuilder
 from service.runs.selection import in_range, news
 from service.runs.trim import Trimmer
 
@@ -160,8 +160,8 @@ class Snapshots:
         deletions: Deletions,
         trimmer: Trimmer,
         progress: FlushProgress,
-        remaker: Remaker,
-        mend: Callable[[RunKey], Awaitable[bool]],
+        rebuilder: RunRebuilder,
+        repair: Callable[[RunKey], Awaitable[bool]],
     ) -> None:
         self._pin = pin
         self._backlog = backlog
@@ -170,9 +170,9 @@ class Snapshots:
         self._deletions = deletions
         self._trimmer = trimmer
         self._progress = progress
-        self._remaker = remaker
+        self._rebuilder = rebuilder
         self._line_indexes = LineIndexes()
-        self.mend = mend
+        self.repair = repair
 
     @asynccontextmanager
     async def take(self, key: RunKey) -> AsyncIterator[Snapshot]:
@@ -194,7 +194,7 @@ class Snapshots:
     async def with_one(self, key: RunKey, work: Callable[[Snapshot], Awaitable[T]]) -> T:
         """What `work` makes of a snapshot, done anew on a newer one if something moved.
 
-        A run of which nothing is to be found is remade, if that can be, before it is said
+        A run of which nothing is to be found is rebuilt, if that can be, before it is said
         not to exist.
         """
         hopeless = False
@@ -202,12 +202,12 @@ class Snapshots:
         for _ in range(_TRIES):
             try:
                 async with self.take(key) as snapshot:
-                    if snapshot.known or hopeless or self._remaker.hopeless(key):
+                    if snapshot.known or hopeless or self._rebuilder.hopeless(key):
                         return await work(snapshot)
-                hopeless = not await self._remaker.run(key)
+                hopeless = not await self._rebuilder.run(key)
             except Moved as error:
                 if moved is not None:  # it was no swap between two looks: something is gone
-                    await self.mend(key)
+                    await self.repair(key)
                 moved = error
         raise StoreUnavailable(
             f"the text of {key.fqn}/{key.run} is not where its manifest says: {moved}",

@@ -6,7 +6,7 @@
   a late batch, after `reopened_seconds`. Whoever does it holds the run's lease, and looks
   once more for lines at every node just before.
 - A `partial.txt` that vanished is made again, one that a closed run left behind goes.
-- Chunks that no manifest names go when they are older than `orphan_seconds`: folded away,
+- Chunks that no manifest names go when they are older than `orphan_seconds`: merged away,
   sealed, or written by a flush that did not live to swap its manifest. So do the texts that a
   deletion left which did not live to remove them.
 - Runs whose last line is older than their pipeline's retention go; their manifest says
@@ -57,10 +57,10 @@ class Sweeper:
         pin: Callable[[], Pin],
         leases: NamedLeases,
         remote_state: RemoteState,
-        take_left: Callable[[int], Awaitable[None]],
+        import_left: Callable[[int], Awaitable[None]],
         finalise: Callable[[RunKey, Manifest], Awaitable[bool]],
         publish: Callable[[RunKey], Awaitable[None]],
-        mend: Callable[[RunKey], Awaitable[bool]],
+        repair: Callable[[RunKey], Awaitable[bool]],
         ended: Callable[[RunKey], None],
         remove_objects: Callable[[Manifest, Manifest | None], Awaitable[None]],
     ) -> None:
@@ -75,10 +75,10 @@ class Sweeper:
         self._pin = pin
         self._leases = leases
         self._remote_state = remote_state
-        self._take_left = take_left
+        self._import_left = import_left
         self._close = finalise
         self._publish = publish
-        self._mend = mend
+        self._repair = repair
         self._ended = ended
         self._remove_objects = remove_objects
         self._clean: dict[str, str] = {}
@@ -118,7 +118,7 @@ class Sweeper:
         failures = 0
         patience = round(self._settings.stream_timeout_seconds * 1000)
         try:
-            await self._take_left(self._clock.now_ms() - patience)
+            await self._import_left(self._clock.now_ms() - patience)
         except (Unavailable, OutcomeUnknown, Damaged) as error:  # a later sweep looks again
             failures += 1
             self.last_error = f"what OpenMetadata left: {error}"
@@ -189,7 +189,7 @@ class Sweeper:
             if held.valid() and await self._close(key, newest):
                 self.finalised += 1
         except NotFound:  # a chunk that it is made of
-            await self._mend(key)
+            await self._repair(key)
         finally:
             await self._leases.release(held, forget=True)
 
@@ -217,7 +217,7 @@ class Sweeper:
         logs = keys.logs(self._prefix, key)
         lost = newest.logs is not None and logs not in there
         if lost or any(there.get(name) != size for name, size in wanted.items()):
-            await self._mend(key)  # it looks for itself: this one may be newer than the list
+            await self._repair(key)  # it looks for itself: this one may be newer than the list
         await self._sweep_partial(newest, keys.partial(self._prefix, key), there)
         return len(old) == len(unnamed) and newest.state != "open"
 

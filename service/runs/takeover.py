@@ -37,7 +37,7 @@ async def gone(leases: NamedLeases, node: str) -> bool:
     return await leases.held_by(text_lease(node)) != node
 
 
-class LostNodes:
+class Takeover:
     """Those that this node looks after. `_AT_ONCE` segments of each are taken at a time."""
 
     def __init__(

@@ -26,21 +26,21 @@ from service.runs.flush import RunFlush
 from service.runs.flusher import TextFlusher
 from service.runs.listing import Listing
 from service.runs.locks import RunLocks
-from service.runs.merge import Folder
-from service.runs.openmetadata.importer import WRITER, AdoptingManifests, Adoption
+from service.runs.merge import ChunkMerger
+from service.runs.openmetadata.importer import WRITER, Importer, ImportingManifests
 from service.runs.openmetadata.layout import Upstream
 from service.runs.partial import PartialPublisher
 from service.runs.pending import FlushProgress, FlushRules, Pending
 from service.runs.pin import RunJournal
 from service.runs.read import TextReader
 from service.runs.remote_state import RemoteState
-from service.runs.repair.chunks import Mender
-from service.runs.repair.rebuild import Records, Remaker, Traces
+from service.runs.repair.chunks import ChunkRepairer
+from service.runs.repair.rebuild import OrphanEvidence, Records, RunRebuilder
 from service.runs.run_logs import RunLogs
 from service.runs.settings import RunSettings
 from service.runs.snapshot import Snapshots
 from service.runs.sweep import Sweeper
-from service.runs.takeover import LostNodes, gone
+from service.runs.takeover import Takeover, gone
 from service.runs.trim import Trimmer
 from service.runs.tuning import Tuning
 from service.runs.unflushed import ActiveMarkers
@@ -94,21 +94,21 @@ def open_run_logs(
     )
     is_gone = partial(gone, leases)
     remote_state = RemoteState(node, store, prefix=prefix, gone=is_gone)
-    folder = Folder(store, manifests, chunks, locks, tuning)
-    mender = Mender(store, manifests, chunks, writer, clock, records=around.records)
-    traces = Traces(store, node, prefix=prefix, progress=progress, foreign=WRITER)
-    remaker = Remaker(
+    merger = ChunkMerger(store, manifests, chunks, locks, tuning)
+    chunk_repairer = ChunkRepairer(store, manifests, chunks, writer, clock, records=around.records)
+    evidence = OrphanEvidence(store, node, prefix=prefix, progress=progress, foreign=WRITER)
+    rebuilder = RunRebuilder(
         manifests,
         writer,
         deletions,
-        folder,
+        merger,
         clock,
         held=remote_state.held,
         records=around.records,
-        had_manifest=traces.tell,
+        had_manifest=evidence.found,
         chunk_bytes=tuning.chunk_bytes,
     )
-    adoption = Adoption(
+    importer = Importer(
         store,
         upstream,
         manifests,
@@ -116,11 +116,11 @@ def open_run_logs(
         deletions,
         clock,
         prefix=prefix,
-        remake=remaker.without_manifest,
+        rebuild=rebuilder.without_manifest,
     )
-    adopting = AdoptingManifests(store, clock, entropy, adoption)
+    importing = ImportingManifests(store, clock, entropy, importer)
     run_flush = RunFlush(
-        adopting,
+        importing,
         chunks,
         writer,
         backlog,
@@ -129,7 +129,7 @@ def open_run_logs(
         clock,
         owner=node,
         chunk_bytes=tuning.chunk_bytes,
-        mend=mender.mend,
+        repair=chunk_repairer.repair,
     )
     partials = PartialPublisher(
         store, manifests, chunks, locks, prefix, clock, seconds=_partial_seconds(runs, tuning)
@@ -149,7 +149,7 @@ def open_run_logs(
         fresh_id=manifests.fresh_id,
         events=events,
     )
-    lost = LostNodes(
+    takeover = Takeover(
         node,
         store,
         clock,
@@ -172,9 +172,9 @@ def open_run_logs(
         node,
         parents,
         store,
-        adopting,
+        importing,
         chunks,
-        folder,
+        merger,
         flusher,
         locks,
         clock,
@@ -184,7 +184,7 @@ def open_run_logs(
         flushed_through=around.confirmed_through,
         close_done=journal.finish_close,
         gone=is_gone,
-        mend=mender.mend,
+        repair=chunk_repairer.repair,
         on_ended=events.ended,
     )
 
@@ -223,23 +223,23 @@ def open_run_logs(
         pin=journal.pin,
         leases=leases,
         remote_state=remote_state,
-        take_left=adoption.take_left,
+        import_left=importer.import_left,
         finalise=closer.finalise,
         publish=partials.publish,
-        mend=mender.mend,
+        repair=chunk_repairer.repair,
         ended=events.ended,
         remove_objects=deleter.remove_objects,
     )
     snapshots = Snapshots(
         journal.pin,
         backlog,
-        adopting,
+        importing,
         chunks,
         deletions,
         trimmer,
         progress,
-        remaker,
-        mender.mend,
+        rebuilder,
+        chunk_repairer.repair,
     )
     events.on_ended(active.closed, around.ended)
     events.on_deleted(active.closed, closer.forget, partials.forget)
@@ -263,16 +263,16 @@ def open_run_logs(
         listing=Listing(store, progress, journal.pin, deletions, snapshots, upstream),
         run_flush=run_flush,
         flusher=flusher,
-        folder=folder,
+        merger=merger,
         partials=partials,
         active=active,
-        lost=lost,
+        takeover=takeover,
         closer=closer,
         deleter=deleter,
         sweeper=sweeper,
-        adoption=adoption,
-        mender=mender,
-        remaker=remaker,
+        importer=importer,
+        chunk_repairer=chunk_repairer,
+        rebuilder=rebuilder,
     )
 
 

@@ -1,4 +1,4 @@
-"""What worries the node, in the log: once when it begins, once when it is over.
+"""What is wrong with the node, in the log: once when it begins, once when it is over.
 
 `/health/ready` tells whoever asks. An operator who reads only the log must see the same:
 damage that was found at the start, a store that takes nothing, a node that is not ready.

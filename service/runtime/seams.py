@@ -26,5 +26,5 @@ class Seams:
     offload: Offload = in_thread
     newest_date: Callable[[], DateSample | None] | None = None
     """The store's last answer's `Date`; None for a store without a clock of its own."""
-    worries: Callable[[], list[str]] = list
+    problems: Callable[[], list[str]] = list
     """What else is not as it should be, as sentences."""

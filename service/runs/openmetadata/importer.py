@@ -52,7 +52,7 @@ _PAUSE_SECONDS = 0.1
 _ABSENT_SECONDS = 10.0
 
 
-class Adoption:
+class Importer:
     """Of one node."""
 
     def __init__(
@@ -65,32 +65,32 @@ class Adoption:
         clock: Clock,
         *,
         prefix: str,
-        remake: Callable[[RunKey], Awaitable[bool]],
+        rebuild: Callable[[RunKey], Awaitable[bool]],
     ) -> None:
-        """`remake` is asked first: the run may be ours, and its manifest be lost."""
+        """`rebuild` is asked first: the run may be ours, and its manifest be lost."""
         self._store = store
         self._upstream = upstream
-        self._remake = remake
+        self._rebuild = rebuild
         self._manifests = manifests
         self._chunks = chunks
         self._deletions = deletions
         self._clock = clock
         self._prefix = prefix
-        self._touch = OncePerRun(clock, self._take, remembered_seconds=_ABSENT_SECONDS)
+        self._touch = OncePerRun(clock, self._import, remembered_seconds=_ABSENT_SECONDS)
         self._left: set[RunKey] = set()
-        self.adopted = 0
+        self.imported = 0
 
-    async def take(self, key: RunKey) -> bool:
+    async def import_run(self, key: RunKey) -> bool:
         """Whether the run, which had no manifest, has one now.
 
         Raises `StoreUnavailable`, `OutcomeUnknown`, `Damaged`.
         """
         return await self._touch.do(key)
 
-    async def take_left(self, before_ms: int) -> None:
-        """Takes in what OpenMetadata left in progress and nobody touched since then.
+    async def import_left(self, before_ms: int) -> None:
+        """Imports what OpenMetadata left in progress and nobody touched since then.
 
-        Their manifests tell the sweeper of them. One that cannot be taken in holds back no
+        Their manifests tell the sweeper of them. One that cannot be imported holds back no
         other. Raises `StoreUnavailable`, `OutcomeUnknown`, `Damaged`, after trying all.
         """
         found = [key async for key in self._upstream.left(before_ms) if key not in self._left]
@@ -98,7 +98,7 @@ class Adoption:
         for key in found:
             try:
                 if (await self._manifests.get(key)).etag is None:
-                    await self.take(key)
+                    await self.import_run(key)
                 self._left.add(key)
             except (Unavailable, OutcomeUnknown, Damaged) as error:
                 failure = error
@@ -109,8 +109,8 @@ class Adoption:
         """Ends what is under way; the next touch begins again."""
         self._touch.stop()
 
-    async def _take(self, key: RunKey) -> bool:
-        if await self._remake(key):
+    async def _import(self, key: RunKey) -> bool:
+        if await self._rebuild(key):
             return True
         budget = RetryBudget()
         for tries in range(_TRIES):
@@ -124,7 +124,7 @@ class Adoption:
                 return True
             await self._clock.sleep(_PAUSE_SECONDS * 2 ** min(tries, 4))
         raise StoreUnavailable(
-            f"the text of {key.fqn}/{key.run} changes all the time while it is taken in",
+            f"the text of {key.fqn}/{key.run} changes all the time while it is imported",
             hint="Stop the OpenMetadata server that still writes to this bucket.",
         )
 
@@ -138,7 +138,7 @@ class Adoption:
             return await self._once(key)
         manifest = _manifest(key, text, await self._chunk(key, text), horizon)
         await self._manifests.swap(Versioned(Manifest(key), None), manifest)
-        self.adopted += 1
+        self.imported += 1
         return True
 
     async def _chunk(self, key: RunKey, text: UpstreamText) -> Chunk:
@@ -163,19 +163,19 @@ class Adoption:
         return chunk
 
 
-class AdoptingManifests(Manifests):
-    """Manifests of which `get`, and all that begins with it, takes in what it does not find."""
+class ImportingManifests(Manifests):
+    """Manifests of which `get`, and all that begins with it, imports what it does not find."""
 
     def __init__(
-        self, store: ObjectStore, clock: Clock, entropy: Entropy, adoption: Adoption
+        self, store: ObjectStore, clock: Clock, entropy: Entropy, importer: Importer
     ) -> None:
         super().__init__(store, clock, entropy)
-        self._adoption = adoption
+        self._importer = importer
 
     def _document(self, key: RunKey) -> Document[Manifest]:
         own = super()._document(key)
         return _ImportedDocument(
-            own.store, own.key, own.decode, own.encode, lambda: self._adoption.take(key)
+            own.store, own.key, own.decode, own.encode, lambda: self._importer.import_run(key)
         )
 
 
@@ -183,7 +183,8 @@ class AdoptingManifests(Manifests):
 class _ImportedDocument(Document[Manifest]):
     """A manifest that, where there is none, is made from what OpenMetadata wrote.
 
-    `imported` makes it, and says whether there is one now; `read` raises as `Adoption.take`, too.
+    `imported` makes it, and says whether there is one now. `read` raises as `Importer.import_run`
+    does, too.
     """
 
     imported: Callable[[], Awaitable[bool]]

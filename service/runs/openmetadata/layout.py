@@ -55,7 +55,7 @@ class UpstreamText:
 
 @dataclass(frozen=True, slots=True)
 class UpstreamRun:
-    """What a listing shows of a run that nobody has taken in yet."""
+    """What a listing shows of a run that nobody has imported yet."""
 
     key: RunKey
     bytes: int

@@ -1,4 +1,4 @@
-"""Mending: a chunk that vanished from the store is made again from its records.
+"""Repair of chunks: a chunk that vanished from the store is made again from its records.
 
 Only somebody outside takes away what a manifest names. Then a reader's 404 brings it here:
 
@@ -33,8 +33,8 @@ from logstore.runs.manifests import Manifests
 from service.runs.chunk_writer import ChunkWriter
 from service.runs.chunks import Chunks, Moved, extremes, goes_on
 from service.runs.locks import OncePerRun
-from service.runs.repair.orphan_chunks import Anew
-from service.runs.repair.rebuild import Records, RemadeBatch, RemadeBatches, batches_of
+from service.runs.repair.orphan_chunks import OrphanChunks
+from service.runs.repair.rebuild import RebuiltBatch, RebuiltBatches, Records, batches_of
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class _Open:
     given: int = 0
 
 
-class Mender:
+class ChunkRepairer:
     """Of one node; `records` None: nobody can search here."""
 
     def __init__(
@@ -80,11 +80,11 @@ class Mender:
         self._writer = writer
         self._clock = clock
         self._records = records
-        self._anew = Anew(store, manifests, chunks, writer, records=records)
+        self._orphans = OrphanChunks(store, manifests, chunks, writer, records=records)
         self._once = OncePerRun(clock, self._run, remembered_seconds=_REMEMBERED_SECONDS)
         self._lost: dict[RunKey, tuple[str, float]] = {}
         self.vanished = 0
-        self.mended = 0
+        self.repaired = 0
 
     def problems(self) -> list[str]:
         """Chunks that were found to be gone for good in the last hours."""
@@ -92,7 +92,7 @@ class Mender:
         self._lost = {key: lost for key, lost in self._lost.items() if lost[1] > since}
         return [why for why, _ in self._lost.values()]
 
-    async def mend(self, key: RunKey) -> bool:
+    async def repair(self, key: RunKey) -> bool:
         """Whether something that the run's manifest names was gone and is there again.
 
         Raises `ChunkLost` if it cannot be, `StoreUnavailable`, `OutcomeUnknown`, `Damaged`.
@@ -107,8 +107,8 @@ class Mender:
         self._once.stop()
 
     async def _run(self, key: RunKey) -> bool:
-        """Tries every chunk: one that is gone for good keeps no other from being mended."""
-        mended = False
+        """Tries every chunk: one that is gone for good keeps no other from being repaired."""
+        repaired = False
         lost: dict[str, ChunkLost] = {}
         for _ in range(_ROUNDS):
             manifest = (await self._manifests.get(key)).manifest
@@ -118,7 +118,7 @@ class Mender:
                     self._lost.pop(key, None)
                 break
             if (await self._manifests.get(key)).manifest.version != manifest.version:
-                return True  # folded, or about to be sealed, while we looked
+                return True  # merged, or about to be sealed, while we looked
             self.vanished += 1
             log.warning(
                 "chunk %s of %s/%s was taken away or written over; making it again",
@@ -128,12 +128,12 @@ class Mender:
             )
             try:
                 await self._try(manifest, *vanished)
-                mended = True
+                repaired = True
             except ChunkLost as error:
                 lost[vanished[0].id] = error
-        if lost and not mended:
+        if lost and not repaired:
             raise next(iter(lost.values()))
-        return mended
+        return repaired
 
     async def _first(
         self, manifest: Manifest, lost: Container[str]
@@ -168,7 +168,7 @@ class Mender:
             raise ChunkLost(why) from error
         except LimitReached as error:
             raise StoreUnavailable(f"chunk {chunk.id} is made again later: {error}") from error
-        self.mended += 1
+        self.repaired += 1
 
     async def _head(self, where: str) -> ObjectInfo | None:
         try:
@@ -225,7 +225,7 @@ class Mender:
             opened.given += size
         return b"".join(pieces)
 
-    async def _batches(self, key: RunKey, low: int, high: int) -> dict[int, RemadeBatch]:
+    async def _batches(self, key: RunKey, low: int, high: int) -> dict[int, RebuiltBatch]:
         records = self._records()
         if records is None:
             raise _Unfound("nothing here can look for its lines")
@@ -240,7 +240,7 @@ class Mender:
         try:
             await self._index_again(manifest, chunk, there)
         except _Untold:
-            if not await self._anew.make(manifest, chunk):
+            if not await self._orphans.make(manifest, chunk):
                 raise
 
     async def _index_again(
@@ -267,12 +267,12 @@ class Mender:
             made = replace(made, kind="logs", etag=there.etag)
         await self._name(key, chunk, made)  # without its `logs.txt` the run is sealed again
 
-    async def _of_writer(self, manifest: Manifest, chunk: Chunk) -> RemadeBatches:
+    async def _of_writer(self, manifest: Manifest, chunk: Chunk) -> RebuiltBatches:
         """The chunk's batches in order of position, as the records tell of them."""
         key = manifest.key
         ((writer, (low, high)),) = chunk.writers.items()
         found = list((await self._batches(key, chunk.first, chunk.last)).values())
-        batches = RemadeBatches(key, found, 0)
+        batches = RebuiltBatches(key, found, 0)
         batches.node = writer
         batches.rows["pos"] = [low if b.pos is None else b.pos for b in found]
         inside = (batches.rows["pos"] >= low) & (batches.rows["pos"] < high)
@@ -286,7 +286,7 @@ class Mender:
             raise _Untold("its index too, and that of another node's chunk beside it") from error
         order = np.argsort(batches.rows["pos"], kind="stable")
         chosen = [found[number] for number in order.tolist() if inside[number]]
-        kept = RemadeBatches(key, chosen, low)
+        kept = RebuiltBatches(key, chosen, low)
         kept.node = writer
         kept.rows["pos"] = [low if b.pos is None else b.pos for b in chosen]
         return kept

@@ -1,7 +1,7 @@
-"""Chunks without indexes whose lines no position tells apart: remade together, by ULID.
+"""Chunks without indexes whose lines no position tells apart: rebuilt together, by ULID.
 
 A record does not say which node wrote it. So where lines of several nodes stood in a chunk,
-or in neighbours that lack their indexes too, the neighbours are remade as one stretch, in
+or in neighbours that lack their indexes too, the neighbours are rebuilt as one stretch, in
 order of ULID, by nobody in particular (`WRITER`), about `chunk_bytes` to a chunk. It counts
 only if it has as many bytes, lines and records as the manifest says, so the numbers of all
 other lines stay. A live reader may get these lines a second time.
@@ -23,12 +23,12 @@ from logstore.runs.manifests import Manifests
 from service.runs.chunk_writer import ChunkWriter
 from service.runs.chunks import Chunks, Moved
 from service.runs.openmetadata.importer import WRITER
-from service.runs.repair.rebuild import Records, RemadeBatch, RemadeBatches, batches_of
+from service.runs.repair.rebuild import RebuiltBatch, RebuiltBatches, Records, batches_of
 
 _CHUNK_BYTES = 8 << 20
 
 
-class Anew:
+class OrphanChunks:
     """Of one node; `records` None: nobody can search here."""
 
     def __init__(
@@ -86,13 +86,13 @@ class Anew:
         low, high = min([c.first for c in lost]), max([c.last for c in lost]) | ulids.LINE_MASK
         others = replace(manifest, chunks=tuple([c for c in manifest.chunks if c not in lost]))
         made: list[Chunk] = []
-        held: list[RemadeBatch] = []
+        held: list[RebuiltBatch] = []
         size = 0
         pos = manifest.dealt_with(WRITER)
 
         async def write() -> None:
             nonlocal held, size, pos
-            batches = RemadeBatches(manifest.key, held, pos)
+            batches = RebuiltBatches(manifest.key, held, pos)
             rows = np.flatnonzero(~await self._chunks.listed(others, batches.rows))
             if len(rows):
                 chunk_id = self._manifests.fresh_id()

@@ -10,7 +10,7 @@ What was deleted or has expired is not among the records, and stays away.
 A run without a manifest may once have had one, which somebody outside took away. The indexes
 of chunks tell positions of writers. A chunk that was written by a flush that did not live to
 name it holds lines that its node has yet to flush; one with lines below what its node has
-flushed was named. A run of that kind is remade from its records, before a flush gives it a
+flushed was named. A run of that kind is rebuilt from its records, before a flush gives it a
 manifest without its older lines, and before an older `partial.txt` of our own is taken for all
 of its text. One that also holds lines of OpenMetadata, which are in no record, is left as it
 is.
@@ -42,14 +42,14 @@ from service.runs.chunk_writer import ChunkWriter
 from service.runs.chunks import stored_directory
 from service.runs.deletions import Deletions
 from service.runs.locks import OncePerRun
-from service.runs.merge import Folder
+from service.runs.merge import ChunkMerger
 from service.runs.openmetadata.importer import WRITER
 from service.runs.pending import FlushProgress
 
 log = logging.getLogger(__name__)
 
 
-class Traces:
+class OrphanEvidence:
     """Of one node; `progress` says which of its own lines are in chunks."""
 
     def __init__(
@@ -67,7 +67,7 @@ class Traces:
         self._progress = progress
         self._foreign = foreign
 
-    async def tell(self, key: RunKey) -> bool:
+    async def found(self, key: RunKey) -> bool:
         """Whether chunks are left that a manifest named. Raises `StoreUnavailable`."""
         low: dict[str, int] = {}
         async for info in self._store.list(keys.chunks_of(self._prefix, key)):
@@ -102,7 +102,7 @@ _CHUNK_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class RemadeBatch:
+class RebuiltBatch:
     """A batch as its records tell of it."""
 
     ulid: int
@@ -113,10 +113,10 @@ class RemadeBatch:
     """Of its first record, if its records tell."""
 
 
-class RemadeBatches:
+class RebuiltBatches:
     """An implementation of `logstore.batch.Batches`; positions are numbers of records."""
 
-    def __init__(self, key: RunKey, batches: Sequence[RemadeBatch], first: int) -> None:
+    def __init__(self, key: RunKey, batches: Sequence[RebuiltBatch], first: int) -> None:
         self.node = WRITER
         self.runs = [key]
         self.connectors: list[str | None] = [None]
@@ -146,7 +146,7 @@ class RemadeBatches:
         return RecordMeta(ends, [None] * len(ends), [None] * len(ends), [None] * len(ends))
 
 
-async def batches_of(records: AsyncIterator[pa.RecordBatch]) -> AsyncIterator[RemadeBatch]:
+async def batches_of(records: AsyncIterator[pa.RecordBatch]) -> AsyncIterator[RebuiltBatch]:
     """Records in order of ULID as the batches that they came in."""
     current, messages, first = "", list[str](), None
     async for part in records:
@@ -156,22 +156,22 @@ async def batches_of(records: AsyncIterator[pa.RecordBatch]) -> AsyncIterator[Re
         for line, message, pos in zip(*columns, places, strict=True):
             batch = line[:_BATCH_DIGITS]
             if batch != current and messages:
-                yield _remade(current, messages, first)
+                yield _rebuilt(current, messages, first)
                 messages = []
             if not messages:
                 current, first = batch, pos
             messages.append(message)
     if messages:
-        yield _remade(current, messages, first)
+        yield _rebuilt(current, messages, first)
 
 
-def _remade(batch: str, messages: Sequence[str], pos: int | None) -> RemadeBatch:
+def _rebuilt(batch: str, messages: Sequence[str], pos: int | None) -> RebuiltBatch:
     pieces = [message.encode() + b"\n" for message in messages]
     ends = np.cumsum([len(piece) for piece in pieces]).tolist()
-    return RemadeBatch(ulids.decode(batch + _FIRST_LINE), b"".join(pieces), tuple(ends), pos)
+    return RebuiltBatch(ulids.decode(batch + _FIRST_LINE), b"".join(pieces), tuple(ends), pos)
 
 
-class Remaker:
+class RunRebuilder:
     """Of one node. `held` tells of lines that other nodes bring; `records` None: no search."""
 
     def __init__(
@@ -179,7 +179,7 @@ class Remaker:
         manifests: Manifests,
         writer: ChunkWriter,
         deletions: Deletions,
-        folder: Folder,
+        merger: ChunkMerger,
         clock: Clock,
         *,
         held: Callable[[RunKey], Awaitable[Callable[[Manifest], bool]]],
@@ -190,17 +190,17 @@ class Remaker:
         self._manifests = manifests
         self._writer = writer
         self._deletions = deletions
-        self._folder = folder
+        self._merger = merger
         self._held = held
         self._records = records
         self._had_manifest = had_manifest
         self._chunk_bytes = chunk_bytes
         self._once = OncePerRun(clock, self._run, remembered_seconds=_ABSENT_SECONDS)
-        self.remade = 0
+        self.rebuilt = 0
         self.put_off = 0
 
     def hopeless(self, key: RunKey) -> bool:
-        """Whether it was found lately that nothing can be remade."""
+        """Whether it was found lately that nothing can be rebuilt."""
         return self._records() is None or self._once.idle(key)
 
     async def run(self, key: RunKey) -> bool:
@@ -217,8 +217,8 @@ class Remaker:
     async def without_manifest(self, key: RunKey) -> bool:
         """The same for a run whose manifest somebody took away, if that can be told.
 
-        Lines that have yet to be flushed may be among what is remade; the flush leaves them
-        out by their ids. It may hold the run's lock, so nothing is folded here. Raises
+        Lines that have yet to be flushed may be among what is rebuilt; the flush leaves them
+        out by their ids. It may hold the run's lock, so nothing is merged here. Raises
         `StoreUnavailable` while the records cannot be read.
         """
         records = self._records()
@@ -229,7 +229,7 @@ class Remaker:
         try:
             chunks = await self._chunks(key, records, horizon + 1)
         except LimitReached as error:
-            raise StoreUnavailable(f"{key.fqn}/{key.run} is remade later: {error}") from error
+            raise StoreUnavailable(f"{key.fqn}/{key.run} is rebuilt later: {error}") from error
         if not chunks:
             return False
         await self._swap(_manifest(key, chunks, horizon))
@@ -253,17 +253,17 @@ class Remaker:
             return False
         if not chunks:
             return False
-        await self._folder.fold(await self._swap(_manifest(key, chunks, horizon)))
+        await self._merger.merge(await self._swap(_manifest(key, chunks, horizon)))
         self._count(key)
         return True
 
     def _count(self, key: RunKey) -> None:
-        self.remade += 1
+        self.rebuilt += 1
         log.warning("the log of %s/%s was gone; it is made again from records", key.fqn, key.run)
 
     async def _chunks(self, key: RunKey, records: Records, low: int) -> list[Chunk]:
         chunks: list[Chunk] = []
-        held: list[RemadeBatch] = []
+        held: list[RebuiltBatch] = []
         size = first = 0
         async for batch in batches_of(records(key, low, _HIGHEST)):
             if size and size + len(batch.text) > self._chunk_bytes:
@@ -275,8 +275,8 @@ class Remaker:
             chunks.append(await self._write(key, held, first))
         return chunks
 
-    async def _write(self, key: RunKey, held: Sequence[RemadeBatch], first: int) -> Chunk:
-        batches = RemadeBatches(key, held, first)
+    async def _write(self, key: RunKey, held: Sequence[RebuiltBatch], first: int) -> Chunk:
+        batches = RebuiltBatches(key, held, first)
         chunk_id = self._manifests.fresh_id()
         return await self._writer.write(key, chunk_id, batches, np.arange(len(held)))
 

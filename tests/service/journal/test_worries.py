@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from service.journal.journal import Journal
-from service.journal.problems import worries
+from service.journal.problems import journal_problems
 from tests.service.journal.rig import Rig, held
 from tests.service.journal.test_damage import copy_with, opened, read, wals, written
 
@@ -19,7 +19,7 @@ def test_behind_the_last_mark_a_whole_entry_that_follows_tells_of_damage() -> No
     def ask(rig: Rig, journal: Journal) -> None:
         assert [text for _, _, text in held(journal)] == lines[:2]
         assert not rig.recovered.found
-        (worry,) = worries(journal, rig.recovered)
+        (worry,) = journal_problems(journal, rig.recovered)
         (torn,) = rig.recovered.torn
         assert torn.aside in worry
         assert f"{torn.size} bytes at {torn.offset}" in worry
@@ -35,6 +35,6 @@ def test_the_end_of_a_write_that_was_broken_off_worries_nobody() -> None:
     for size in range(data.index(lines[1]), data.index(lines[2]) + len(lines[2])):
 
         def ask(rig: Rig, journal: Journal) -> None:
-            assert list(worries(journal, rig.recovered)) == []
+            assert list(journal_problems(journal, rig.recovered)) == []
 
         asyncio.run(opened(copy_with(fs, 0, data[:size]), ask))

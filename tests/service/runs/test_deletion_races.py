@@ -81,7 +81,7 @@ async def stands(worlds: tuple[World, ...], expected: bytes) -> None:
     for key in there:
         assert b"old" not in (await store.get(key))[1], f"{key} holds what was deleted"
     for world in worlds:
-        assert world.text.mender.vanished == 0, "our own fault was mended"
+        assert world.text.chunk_repairer.vanished == 0, "our own fault was repaired"
 
 
 async def test_a_pipelines_deletion_leaves_what_this_node_flushes_meanwhile() -> None:
@@ -224,7 +224,7 @@ async def test_a_flush_of_another_node_lives_through_a_deletion(
     assert store.done
     assert await other.whole(RUN) == NEW
     assert await here.whole(RUN) == NEW
-    assert other.text.mender.vanished == here.text.mender.vanished == 0
+    assert other.text.chunk_repairer.vanished == here.text.chunk_repairer.vanished == 0
     here.clock.pass_seconds(2 * DAY)
     await here.text.sweeper.sweep()
     await stands((here, other), NEW)

@@ -100,7 +100,7 @@ async def test_a_first_close_that_was_overtaken_finds_logs_there() -> None:
     assert store.done
     assert (await world.disk_store.get(LOGS))[1].startswith(b"one\ntwo\n")
     assert await world.whole(RUN) == b"one\ntwo\nthree\n"
-    assert world.text.mender.vanished == 0
+    assert world.text.chunk_repairer.vanished == 0
 
 
 @pytest.mark.on_servers(killed=(True,))
@@ -127,7 +127,7 @@ async def test_a_second_close_that_was_overtaken_leaves_the_longer_text(killed: 
     assert (await world.disk_store.get(LOGS))[1] == expected
     assert (await manifest_of(world)).sealed
     assert await world.whole(RUN) == expected
-    assert world.text.mender.vanished == 0
+    assert world.text.chunk_repairer.vanished == 0
 
 
 @pytest.mark.parametrize("spoil", ["gone", "other"])
@@ -185,7 +185,7 @@ async def test_chunks_are_not_merged_while_the_run_is_closed() -> None:
     )
     await world.restart(none)
     seen = await manifest_of(world)
-    assert await world.text.folder.fold(seen) == seen
+    assert await world.text.merger.merge(seen) == seen
     assert not [call for call in none.calls if call.split()[0] in ("put", "compose")]
 
 
@@ -206,12 +206,12 @@ async def test_a_merge_that_meets_a_close_is_not_swapped_in() -> None:
     assert seen.closing is None
 
     async def merge() -> None:
-        await merging.text.folder.fold(seen)
+        await merging.text.merger.merge(seen)
 
     store.before(f"compose {LOGS}", merge)
     await world.text.closer.finish(RUN, pos)
     assert store.done
-    assert merging.text.folder.folds == 1
+    assert merging.text.merger.merges == 1
     expected = b"".join(b"%d\n" % number for number in range(8))
     assert await world.whole(RUN) == await merging.whole(RUN) == expected
     manifest = await manifest_of(world)

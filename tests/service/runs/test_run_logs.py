@@ -103,7 +103,7 @@ async def test_folding_keeps_the_text() -> None:
         await world.confirm()
         await world.text.flusher.flush(RUN)
         assert world.text.flusher.last_error is None
-    assert world.text.folder.folds > 0
+    assert world.text.merger.merges > 0
     await agree(world, RUN, expected)
     await world.text.close_run(RUN)
     await agree(world, RUN, expected)

@@ -86,7 +86,7 @@ async def test_lines_of_its_own_that_are_only_in_the_journal() -> None:
 async def test_a_run_that_was_closed_for_one_writer_only() -> None:
     """A client closed it at one node, another has written to it too and lives."""
     world, other = await abandoned()
-    await other.text.lost.look()
+    await other.text.takeover.look()
     other.append(RUN, b"three\n")
     await other.confirm()
     await other.text.drain()

@@ -108,4 +108,4 @@ async def test_a_chunk_that_no_manifest_names_yet_stays() -> None:
     assert store.done
     assert await world.whole(RUN) == b"one\ntwo\n"
     assert world.text.sweeper.orphans == 0
-    assert world.text.mender.vanished == other.text.mender.vanished == 0
+    assert world.text.chunk_repairer.vanished == other.text.chunk_repairer.vanished == 0

@@ -42,7 +42,7 @@ def test_the_lines_of_a_killed_node_are_in_their_run(seed: int) -> None:
         await cluster.clients.send(node, clock, RUN)
         await clock.sleep(LEASE + 30)
         await until_no_news(node.store, names[0], clock)
-        assert node.text.lost.inherited > 0
+        assert node.text.takeover.inherited > 0
         # A batch sent as `bulk`, and all that came before it, had left the node.
         cluster.shipped(RUN, await read_whole(node, RUN))
         assert await node.close_run(RUN) == "closed"
@@ -123,7 +123,7 @@ def test_a_node_that_was_cut_off_comes_back_while_others_flush_its_lines(seed: i
         )
         for _ in range(int(LEASE) * 20):  # back at the moment when another takes them up
             await clock.sleep(0.1)
-            if any(node.text.lost.inherited for node in nodes):
+            if any(node.text.takeover.inherited for node in nodes):
                 break
         await clock.sleep(1.5 + 2 * dice.random())
         cluster.lines["a"].cut = False

@@ -65,8 +65,8 @@ async def two(seed: int) -> tuple[World, World]:
     )
     heir.clock.ms = away.clock.ms + 3_600_000
     await heir.text.start()
-    await heir.text.lost.look()
-    assert heir.text.lost.inherited == 6
+    await heir.text.takeover.look()
+    assert heir.text.takeover.inherited == 6
     return away, heir
 
 
@@ -84,13 +84,13 @@ async def test_both_flush_at_once(chunk: int) -> None:
         await away.restart(Yielding(away.disk_store, Random(seed), 5 * seed % 40))
         await heir.restart(Yielding(heir.disk_store, Random(seed + 1), 3))
         heir.clock.ms += 3_600_000
-        await heir.text.lost.look()
+        await heir.text.takeover.look()
         await asyncio.gather(away.text.flusher.drain(), heir.text.flusher.drain())
         for world in (away, heir):
             await check(world, lines(0, 18))
             conflicts += world.text.run_flush._manifests.conflicts
         assert (await read_watermark(away.disk_store, away.journal.node)).seq == 6
-        await heir.text.lost.look()
+        await heir.text.takeover.look()
         assert not heir.text.backlog.inherited
         assert await heir.text.leases.held_by(text_lease("node-A")) is None
         away.append(RUN, lines(18, 2))
@@ -108,19 +108,19 @@ async def test_an_heir_that_is_killed_at_any_step_leaves_the_rest_to_the_next() 
         await heir.restart(FaultyStore(heir.disk_store, Schedule.none()))
         heir.store.schedule = schedule  # type: ignore[attr-defined]
         try:
-            await heir.text.lost.look()
+            await heir.text.takeover.look()
             await heir.text.flusher.drain()
-            await heir.text.lost.look()
+            await heir.text.takeover.look()
         except Crash:
             pass
         if not schedule.fired:
             return
         heir.clock.ms += 3_600_000
         await heir.restart()
-        await heir.text.lost.look()
+        await heir.text.takeover.look()
         await heir.text.flusher.drain()
         await check(heir, lines(0, 18))
-        await heir.text.lost.look()
+        await heir.text.takeover.look()
         assert (await read_watermark(heir.disk_store, away.journal.node)).seq == 6
         await away.restart()
         await away.text.flusher.drain()
@@ -134,10 +134,10 @@ async def test_a_mark_that_is_damaged_while_an_heir_looks_after_its_node(body: b
     await heir.disk_store.put(keys.watermark(away.journal.node), body)
     with pytest.raises(Damaged):
         await heir.text.flusher.drain()
-    await heir.text.lost.look()
+    await heir.text.takeover.look()
     assert len(heir.marks.problems()) == 1
     await heir.text.flusher.drain()
-    await heir.text.lost.look()
+    await heir.text.takeover.look()
     mark = await read_watermark(heir.disk_store, away.journal.node)
     assert (mark.seq, mark.pos) == (6, 18)
     assert not heir.text.backlog.inherited
@@ -156,7 +156,7 @@ async def test_a_long_backlog_is_taken_in_parts() -> None:
     await heir.text.start()
     parts = []
     for _ in range(4):
-        await heir.text.lost.look()
+        await heir.text.takeover.look()
         parts.append(len(heir.text.backlog.inherited))
         await heir.text.flusher.drain()
     assert parts == [8, 8, 5, 0]
@@ -173,7 +173,7 @@ async def test_what_another_node_deleted_stays_away_though_nobody_told_the_heir(
     await away.confirm()
     await away.text.delete_pipeline(RUN.fqn)
     heir.clock.ms = away.clock.ms + 3_600_000
-    await heir.text.lost.look()
+    await heir.text.takeover.look()
     await heir.text.flusher.drain()
     with pytest.raises(NotFound):
         await heir.text.reader.page(RUN, after=None, limit=5)
@@ -249,7 +249,7 @@ async def test_a_reader_gets_what_becomes_text_before_lines_that_it_has_seen(
         got = page.text
         pieces = await heir.text.reader.batches_after(RUN, None, max_bytes=1 << 20)
         token = page.after or pieces[-1].cursor.encode()
-        await heir.text.lost.look()
+        await heir.text.takeover.look()
         if limit % 2:
             await heir.text.flusher.drain()
         got += await rest(heir, token, limit, by_pages)

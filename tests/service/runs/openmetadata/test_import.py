@@ -82,10 +82,10 @@ async def test_what_is_read(
     texts = {"partial": partial, "logs": logs}
     world = await started(key, **{name: body for name, body in texts.items() if body is not None})
     await agree(world, key, expected, state)
-    assert world.text.adoption.adopted == 1
+    assert world.text.importer.imported == 1
     await world.restart()
     await agree(world, key, expected, state)
-    assert world.text.adoption.adopted == 0
+    assert world.text.importer.imported == 0
 
 
 @pytest.mark.on_servers(body=(b"a\nb",), read_first=(False,))
@@ -175,9 +175,9 @@ async def test_what_a_server_left_in_progress_is_closed_though_nobody_asks_for_i
     closed = await stored(world, keys.logs("pipeline-logs", DOTTED))
     # Without the name nobody can say whose it is.
     assert closed == (b"a\nb\n" if mark == {"pipeline": DOTTED.fqn} else None)
-    assert world.text.adoption.adopted == (closed is not None)
+    assert world.text.importer.imported == (closed is not None)
     await world.text.sweeper.sweep()
-    assert world.text.adoption.adopted == (closed is not None)
+    assert world.text.importer.imported == (closed is not None)
 
 
 async def test_what_a_server_may_still_be_at_is_left_to_it() -> None:
@@ -185,10 +185,10 @@ async def test_what_a_server_may_still_be_at_is_left_to_it() -> None:
     where = FOLDERS[DOTTED].replace("pipeline-logs/", "pipeline-logs/.active/")
     mark = {"pipeline": DOTTED.fqn}
     info = await world.disk_store.put(f"{where}/{DOTTED.run}/om-server-0", b"", metadata=mark)
-    await world.text.adoption.take_left(info.modified_ms)
-    assert world.text.adoption.adopted == 0
-    await world.text.adoption.take_left(info.modified_ms + 1)
-    assert world.text.adoption.adopted == 1
+    await world.text.importer.import_left(info.modified_ms)
+    assert world.text.importer.imported == 0
+    await world.text.importer.import_left(info.modified_ms + 1)
+    assert world.text.importer.imported == 1
 
 
 async def test_what_a_server_left_and_nobody_can_take_in_holds_back_no_sweep() -> None:
@@ -296,7 +296,7 @@ async def test_lists_show_what_nobody_touched_without_taking_it_in() -> None:
         DOTTED.run: ("open", None, 4),
         other.run: ("closed", None, 2),
     }
-    assert world.text.adoption.adopted == 0
+    assert world.text.importer.imported == 0
     assert await world.text.listing.pipelines() == []  # a folder does not tell its pipeline's name
     await world.whole(DOTTED)
     found = {run.run: run for run in await world.text.listing.runs(DOTTED.fqn, 10)}

@@ -176,4 +176,4 @@ async def test_many_readers_share_one_scan_and_outlive_the_first() -> None:
     assert set(await asyncio.gather(*readers)) == {b"a\n" * 1000 + b"ours\n"}
     source = f"stream {FOLDERS[RUN]}/partial.txt"
     assert slow.calls.count(source) == 1
-    assert world.text.adoption.adopted == 1
+    assert world.text.importer.imported == 1

@@ -56,7 +56,7 @@ async def test_a_deletion_by_another_node_is_heard_of_before_anything_is_taken_i
     await world.text.delete_pipeline(DOTTED.fqn)
     with pytest.raises(NotFound):
         await twin.text.reader.page(DOTTED, after=None, limit=5)
-    assert twin.text.adoption.adopted == 0
+    assert twin.text.importer.imported == 0
 
 
 @pytest.mark.parametrize("run", [None, DOTTED.run])

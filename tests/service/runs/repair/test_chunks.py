@@ -104,7 +104,9 @@ async def test_the_texts_of_chunks_vanished(tmp_path: Path, where: str) -> None:
         await world.store.delete(names)
         await agree(world, expected)
         assert await bodies(world.store, names) == before, "the same bytes at the same keys"
-        assert world.text.mender.vanished == world.text.mender.mended == len(names)
+        assert (
+            world.text.chunk_repairer.vanished == world.text.chunk_repairer.repaired == len(names)
+        )
         assert world.text.problems() == []
 
 
@@ -124,7 +126,7 @@ async def test_the_texts_of_chunks_were_cut(tmp_path: Path) -> None:
                 assert (await world.store.get(keys.logs(keys.PREFIX, RUN)))[1] == expected
             elif act == "sweep":
                 await world.text.sweeper.sweep()
-                assert world.text.mender.mended == 2
+                assert world.text.chunk_repairer.repaired == 2
             for _ in range(6 if act == "fold" else 0):
                 world.append(RUN, b"more\n")
                 expected += b"more\n"
@@ -142,7 +144,7 @@ async def test_the_indexes_of_chunks_vanished(tmp_path: Path, where: str) -> Non
         await world.store.delete(names)
         await world.restart()
         await agree(world, expected)
-        assert world.text.mender.mended == len(names)
+        assert world.text.chunk_repairer.repaired == len(names)
         assert await world.text.find_batch(RUN, world.journal.entries[0][1]) is not None
 
 
@@ -154,7 +156,7 @@ async def test_the_indexes_of_chunks_were_cut(tmp_path: Path) -> None:
             await world.store.put(name, body[:-9])
         await world.restart()
         await world.text.sweeper.sweep()
-        assert world.text.mender.mended == len(names)
+        assert world.text.chunk_repairer.repaired == len(names)
         await agree(world, expected)
 
 
@@ -167,7 +169,7 @@ async def test_a_whole_chunk_vanished(tmp_path: Path, where: str) -> None:
         await world.store.delete([text[1], index[1]])
         await world.restart()
         await agree(world, expected)
-        assert world.text.mender.mended == 1
+        assert world.text.chunk_repairer.repaired == 1
 
 
 @pytest.mark.repairs(reason="chunks or their indexes are taken away")
@@ -347,7 +349,7 @@ async def test_the_sweeper_finds_it_before_a_reader_does(tmp_path: Path) -> None
         names = await chunk_keys(world, ".txt")
         await world.store.delete(names[:1])
         await world.text.sweeper.sweep()
-        assert world.text.mender.mended == 1
+        assert world.text.chunk_repairer.repaired == 1
         assert len(await bodies(world.store, names)) == len(names)
         await agree(world, expected)
 
@@ -358,7 +360,7 @@ async def test_many_readers_make_it_again_once(tmp_path: Path) -> None:
         await world.store.delete(await chunk_keys(world, ".txt"))
         texts = await asyncio.gather(*[world.whole(RUN) for _ in range(10)])
         assert set(texts) == {expected}
-        assert world.text.mender.mended == len(await chunk_keys(world, ".txt"))
+        assert world.text.chunk_repairer.repaired == len(await chunk_keys(world, ".txt"))
 
 
 async def test_a_partial_text_that_vanished_is_published_again(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ async def test_logs_txt_vanished_with_its_index(tmp_path: Path, where: str, logs
 @pytest.mark.on_servers(act=("killed",))
 @pytest.mark.parametrize("act", ["close", "sweep", "killed"])
 async def test_a_close_makes_again_an_index_that_it_needs(tmp_path: Path, act: str) -> None:
-    """Its intent kept the mended chunk out of the manifest, so that it could never end."""
+    """Its intent kept the repaired chunk out of the manifest, so that it could never end."""
     async with written(tmp_path) as (world, expected):
         await world.store.delete((await chunk_keys(world, ".idx"))[1:3])
         await world.restart()
@@ -64,7 +64,7 @@ async def test_a_close_makes_again_an_index_that_it_needs(tmp_path: Path, act: s
 async def test_a_reopened_run_is_closed_though_its_logs_txt_vanished(
     tmp_path: Path, act: str, logs: str
 ) -> None:
-    """It was taken for damage that only a reader could mend; other bytes were taken over."""
+    """It was taken for damage that only a reader could repair; other bytes were taken over."""
     async with written(tmp_path, closed=True) as (world, old):
         name = keys.logs(keys.PREFIX, RUN)
         world.append(RUN, b"late\n")

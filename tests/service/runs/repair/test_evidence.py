@@ -76,4 +76,4 @@ async def test_a_flush_that_died_before_its_first_manifest_is_done_again(tmp_pat
         await world.text.drain()
         await agree(world, b"one\ntwo\n")
         assert set((await world.manifest()).writers) == {world.journal.node}
-        assert world.text.remaker.remade == 0
+        assert world.text.rebuilder.rebuilt == 0

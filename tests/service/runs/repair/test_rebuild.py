@@ -73,7 +73,7 @@ async def agree(reader: World, expected: bytes, state: str = "open") -> None:
 async def gone(reader: World) -> None:
     with pytest.raises(NotFound):
         await reader.text.reader.page(RUN, after=None, limit=5)
-    assert reader.text.remaker.remade == 0
+    assert reader.text.rebuilder.rebuilt == 0
 
 
 @pytest.mark.repairs(reason="all but the records is taken away")
@@ -93,7 +93,7 @@ async def test_only_segments_or_table_are_left(tmp_path: Path, where: str) -> No
     await flushed(lake)
     async with reading(lake) as reader:
         await agree(reader, text_of(*batches))
-        assert reader.text.remaker.remade == 1
+        assert reader.text.rebuilder.rebuilt == 1
         assert [run.run for run in await reader.text.listing.runs(RUN.fqn, 5)] == [RUN.run]
         assert await reader.text.close_run(RUN) == "closed"
         await agree(reader, text_of(*batches), "closed")
@@ -197,7 +197,7 @@ async def test_a_run_that_never_was_costs_no_search(tmp_path: Path) -> None:
         await reader.text.start()
         async with await engine.open(QueryRequest()):  # the only place is taken
             await gone(reader)
-        assert (reader.text.remaker.put_off, engine.refused) == (0, 0)
+        assert (reader.text.rebuilder.put_off, engine.refused) == (0, 0)
 
 
 async def test_while_searches_are_busy_it_is_a_run_that_never_was(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ async def test_while_searches_are_busy_it_is_a_run_that_never_was(tmp_path: Path
     async with reading(lake_in(tmp_path)) as reader:
         reader.records = busy
         await gone(reader)
-        assert reader.text.remaker.put_off == 1
+        assert reader.text.rebuilder.put_off == 1
 
 
 @pytest.mark.repairs(reason="all but the records is taken away")
