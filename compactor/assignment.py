@@ -72,7 +72,7 @@ class Patience:
     seconds: float
 
 
-class Share(Protocol):
+class Assignment(Protocol):
     """A driver's part of the nodes, for one pass."""
 
     @property
@@ -92,10 +92,10 @@ class Share(Protocol):
 
     @property
     def settled(self) -> bool:
-        """Whether the last `among` gave none that was not this driver's before."""
+        """Whether the last `claim` gave none that was not this driver's before."""
         ...
 
-    async def among(self, nodes: Sequence[str], waiting: Collection[str]) -> list[str]:
+    async def claim(self, nodes: Sequence[str], waiting: Collection[str]) -> list[str]:
         """Those of `waiting`, nodes with something to do, that are this driver's now.
 
         `nodes` are all that have segments. Raises `StoreUnavailable`, `OutcomeUnknown`.
@@ -107,14 +107,14 @@ class Share(Protocol):
         ...
 
     async def wait(self) -> bool:
-        """After an `among` that gave none: whether it is worth to ask again, which is then due."""
+        """After a `claim` that gave none: whether it is worth to ask again, which is then due."""
         ...
 
 
-class Sharing(Protocol):
-    """How drivers share nodes."""
+class Assigner(Protocol):
+    """How nodes are assigned to drivers."""
 
-    def joined(self, kind: str = NODES) -> AbstractAsyncContextManager[Share]:
+    def joined(self, kind: str = NODES) -> AbstractAsyncContextManager[Assignment]:
         """This driver takes part in the work on nodes, or on `HOURS`, as long as the block runs.
 
         At its end it gives all back.
@@ -131,10 +131,10 @@ class Alone:
     counted: Mapping[str, int] = MappingProxyType({})
 
     @asynccontextmanager
-    async def joined(self, kind: str = NODES) -> AsyncIterator[Share]:  # noqa: ARG002
+    async def joined(self, kind: str = NODES) -> AsyncIterator[Assignment]:  # noqa: ARG002
         yield self
 
-    async def among(self, nodes: Sequence[str], waiting: Collection[str]) -> list[str]:
+    async def claim(self, nodes: Sequence[str], waiting: Collection[str]) -> list[str]:
         return [node for node in nodes if node in waiting]
 
     def check(self, nodes: Collection[str]) -> None:
@@ -145,7 +145,7 @@ class Alone:
 
 
 class Leased:
-    """Shares by leases. `coordinator` makes one for each pass: between passes nothing beats.
+    """Assigns by leases. `coordinator` makes one for each pass: between passes nothing beats.
 
     Without `patience` nothing is waited for.
     """
@@ -157,14 +157,14 @@ class Leased:
         self._patience = patience
 
     @asynccontextmanager
-    async def joined(self, kind: str = NODES) -> AsyncIterator[Share]:
+    async def joined(self, kind: str = NODES) -> AsyncIterator[Assignment]:
         coordinator = self._coordinator()
-        share = LeasedShare(coordinator.work(kind), kind, self._patience)
+        assignment = LeasedAssignment(coordinator.work(kind), kind, self._patience)
         # Beside the pass, whose Spark calls are in threads: leases are kept meanwhile.
         beating = asyncio.create_task(coordinator.run(), name="leases")
         try:
-            yield share
-            await share.close()
+            yield assignment
+            await assignment.close()
         finally:
             await coordinator.stop()
             beating.cancel()
@@ -172,7 +172,7 @@ class Leased:
                 await beating
 
 
-class LeasedShare:
+class LeasedAssignment:
     """The nodes, or hours, that one driver leases."""
 
     def __init__(
@@ -192,7 +192,7 @@ class LeasedShare:
         found = {upstream: getattr(counters, name) for name, upstream in NAMES.items()}
         return {name: count for name, count in found.items() if count}
 
-    async def among(self, nodes: Sequence[str], waiting: Collection[str]) -> list[str]:
+    async def claim(self, nodes: Sequence[str], waiting: Collection[str]) -> list[str]:
         await self._hand_over()
         before = self._mine()
         missing = [node for node in nodes if node in waiting and node not in before]
@@ -295,13 +295,13 @@ _SHARDS = 1
 
 
 @asynccontextmanager
-async def open_sharing(
+async def open_assigner(
     settings: CompactorSettings,
     store: ObjectStore,
     clock: Clock,
     entropy: Entropy,
     fs: FileSystem,
-) -> AsyncIterator[Sharing]:
+) -> AsyncIterator[Assigner]:
     """As long as the block lasts. Raises `InvalidInput`, `StoreUnavailable`."""
     coordination = settings.source_coordination
     # A node's segments are never given up on, however often a driver died over them.

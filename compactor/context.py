@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from compactor.assignment import Alone, Sharing
+from compactor.assignment import Alone, Assigner
 from compactor.commit.placement import Placement
 from compactor.settings import Compaction
 from compactor.spark.engine import Engine
@@ -44,7 +44,7 @@ class Compactor:
     engine: Engine
     reached: Callable[[str], None]
     evict_after_hours: float = 24.0
-    sharing: Sharing = field(default_factory=Alone)
+    assigner: Assigner = field(default_factory=Alone)
     runs: RunRetention = FOR_EVER
     deletions: StoredDeletions = field(default_factory=StoredDeletions)
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from compactor.assignment import Alone, Sharing, open_sharing
+from compactor.assignment import Alone, Assigner, open_assigner
 from compactor.commit.folder import FolderPlacement
 from compactor.commit.objects import ObjectPlacement
 from compactor.commit.placement import STAGING, Placement
@@ -55,7 +55,7 @@ async def open_compactor(
     table = open_table(settings)
     async with (
         open_store(settings, clock, entropy, disk) as store,
-        _sharing(settings, store, clock, entropy, disk, alone=alone) as sharing,
+        _assigner(settings, store, clock, entropy, disk, alone=alone) as assigner,
     ):
         placement: Placement = (
             FolderPlacement(disk, table.uri) if settings.bucket is None else ObjectPlacement(store)
@@ -70,13 +70,13 @@ async def open_compactor(
             session,
             reached,
             settings.queue.evict_after_hours,
-            sharing,
+            assigner,
             settings.runs,
         )
 
 
 @asynccontextmanager
-async def _sharing(
+async def _assigner(
     settings: CompactorSettings,
     store: ObjectStore,
     clock: Clock,
@@ -84,9 +84,9 @@ async def _sharing(
     disk: FileSystem,
     *,
     alone: bool,
-) -> AsyncIterator[Sharing]:
+) -> AsyncIterator[Assigner]:
     if alone:
         yield Alone()
         return
-    async with open_sharing(settings, store, clock, entropy, disk) as sharing:
-        yield sharing
+    async with open_assigner(settings, store, clock, entropy, disk) as assigner:
+        yield assigner

@@ -22,7 +22,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from compactor.assignment import Share
+from compactor.assignment import Assignment
 from compactor.commit.counted import place_all
 from compactor.commit.missing_files import describe, missing_files
 from compactor.commit.placement import staging_folder
@@ -82,11 +82,11 @@ async def ingest_all(compactor: Compactor, report: Report, *, gather: bool = Fal
     With `gather` a little is left for a later pass; whether it was is what comes back. Raises
     `StoreUnavailable`, `OutcomeUnknown`, `Unavailable`.
     """
-    async with compactor.sharing.joined() as share:
-        report.works += share.works
-        planner = Planner(compactor, share, report, gather)
-        await _IngestPass(compactor, share, report, planner).run()
-    report.leases = dict(share.counted)
+    async with compactor.assigner.joined() as assignment:
+        report.works += assignment.works
+        planner = Planner(compactor, assignment, report, gather)
+        await _IngestPass(compactor, assignment, report, planner).run()
+    report.leases = dict(assignment.counted)
     return planner.left
 
 
@@ -95,7 +95,7 @@ class _IngestPass:
     """One pass."""
 
     compactor: Compactor
-    share: Share
+    assignment: Assignment
     report: Report
     planner: Planner
 
@@ -104,7 +104,7 @@ class _IngestPass:
             with self.report.timed("plan", self.compactor.clock):
                 plan = await self.planner.next()
             if not plan.segments:
-                if self.report.held_elsewhere and await self.share.wait():
+                if self.report.held_elsewhere and await self.assignment.wait():
                     continue
                 return
             try:
@@ -136,7 +136,7 @@ class _IngestPass:
             if not await self._wait_for_files(snapshot, whole, ranges):
                 raise
             return
-        self.share.check({verified.segment.node for verified in whole})
+        self.assignment.check({verified.segment.node for verified in whole})
         merged = Merged(files, _advances(whole), ranges, job)
         try:
             with self.report.timed("commit", compactor.clock):

@@ -20,7 +20,7 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from compactor.assignment import Share
+from compactor.assignment import Assignment
 from compactor.context import Compactor
 from compactor.ingest.lag import is_much
 from compactor.ingest.plan import (
@@ -58,7 +58,7 @@ class Planner:
     """
 
     compactor: Compactor
-    share: Share
+    assignment: Assignment
     report: Report
     gather: bool = False
     newest: Snapshot | None = None
@@ -93,12 +93,12 @@ class Planner:
 
     async def _of_mine(self, nodes: Sequence[str], look: _Look) -> Plan:
         """The plan of the nodes that are this driver's."""
-        share, waiting = self.share, look.waiting
-        mine = await share.among(nodes, waiting) if waiting else []
+        assignment, waiting = self.assignment, look.waiting
+        mine = await assignment.claim(nodes, waiting) if waiting else []
         self.report.held_elsewhere = len(waiting) - len(mine)
-        for alarm in share.barred:
+        for alarm in assignment.barred:
             self.report.alarm(alarm)
-        if len(mine) < len(waiting) or not share.settled:
+        if len(mine) < len(waiting) or not assignment.settled:
             # Planned again: another driver may have taken some of it in before these were ours.
             look = await self._look(mine)
         while not look.outrun.isdisjoint(mine):

@@ -24,7 +24,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from compactor.assignment import HOURS, Share
+from compactor.assignment import HOURS, Assignment
 from compactor.commit.change import make
 from compactor.commit.missing_files import describe, missing_files
 from compactor.context import MOST_DELETIONS, Compactor, now_ms
@@ -163,16 +163,16 @@ class _Purge:
         hours: dict[str, list[TableFile]] = defaultdict(list)
         for file in holding:
             hours[hour_of(file)].append(file)
-        async with self.compactor.sharing.joined(HOURS) as share:
-            self.report.works += share.works
-            mine = await share.among(sorted(hours), set(hours))
+        async with self.compactor.assigner.joined(HOURS) as assignment:
+            self.report.works += assignment.works
+            mine = await assignment.claim(sorted(hours), set(hours))
             snapshot = await self.compactor.newest()
             for hour in mine:
-                snapshot = await self._take_out_of(snapshot, share, hour, hours[hour])
+                snapshot = await self._take_out_of(snapshot, assignment, hour, hours[hour])
         return len(mine) == len(hours)
 
     async def _take_out_of(
-        self, snapshot: Snapshot, share: Share, hour: str, files: Sequence[TableFile]
+        self, snapshot: Snapshot, assignment: Assignment, hour: str, files: Sequence[TableFile]
     ) -> Snapshot:
         """A version in which that is done, or a newer one if it has to be done anew."""
         compactor = self.compactor
@@ -189,7 +189,7 @@ class _Purge:
                     raise
                 return snapshot
         try:
-            share.check({hour})
+            assignment.check({hour})
             after = await replace(compactor, snapshot, Change(files=made, removed=files))
         except PreconditionFailed as error:
             log.info("hour %s is to be purged anew: %s", hour, error)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
-from compactor.assignment import HOURS, Share
+from compactor.assignment import HOURS, Assignment
 from compactor.commit.missing_files import describe, missing_files
 from compactor.context import MOST_DELETIONS, Compactor
 from compactor.ingest.plan import nodes_of, waiting_above
@@ -55,10 +55,10 @@ async def rewrite_hours(
         planned = await plan_hours(compactor)
     if not planned:
         return
-    async with compactor.sharing.joined(HOURS) as share:
-        report.works += share.works
-        await _Hours(compactor, share, report, [one.hour for one in planned], hurry).run()
-    report.hour_leases = dict(share.counted)
+    async with compactor.assigner.joined(HOURS) as assignment:
+        report.works += assignment.works
+        await _Hours(compactor, assignment, report, [one.hour for one in planned], hurry).run()
+    report.hour_leases = dict(assignment.counted)
 
 
 async def plan_hours(compactor: Compactor) -> list[Rewriting]:
@@ -90,7 +90,7 @@ class _Hours:
     """One pass over the hours that are `left`, oldest first."""
 
     compactor: Compactor
-    share: Share
+    assignment: Assignment
     report: Report
     left: list[str]
     hurry: Callable[[], Awaitable[bool]]
@@ -99,10 +99,10 @@ class _Hours:
 
     async def run(self) -> None:
         while self.left:
-            mine = await self.share.among(self.left, self.left)
-            if not self.share.settled:
+            mine = await self.assignment.claim(self.left, self.left)
+            if not self.assignment.settled:
                 self.newest = None  # another driver may have had them until now
-            for alarm in self.share.barred:
+            for alarm in self.assignment.barred:
                 self.report.alarm(alarm)
             self.report.hours_held_elsewhere = len(self.left) - len(mine)
             if not mine:
@@ -156,7 +156,7 @@ class _Hours:
             for file in missed:
                 self.report.alarm(f"hour {planned.hour} is not rewritten: {describe(file)}")
             return snapshot
-        self.share.check({planned.hour})
+        self.assignment.check({planned.hour})
         same = sum(file.rows for file in made) == sum(file.rows for file in files)
         with self.report.timed("commit", compactor.clock):
             after = await replace(compactor, snapshot, Change(made, removed=files, same_lines=same))

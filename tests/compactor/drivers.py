@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from compactor.assignment import NAME, Leased, Patience, Share
+from compactor.assignment import NAME, Assignment, Leased, Patience
 from coordination.admin.admin import LeaseAdmin, Wanted
 from coordination.admin.overview import Entry, of_partition
 from coordination.coordinator.coordinator import Coordinator
@@ -78,21 +78,23 @@ class Drivers:
 
     async def killed(self, host: str, nodes: list[str], *, configured: bool = False) -> None:
         """A driver that took nodes and was killed: it says nothing more."""
-        share = await self.forsaken(host, nodes, configured=configured)
-        assert await share.among(nodes, nodes) == nodes
+        assignment = await self.forsaken(host, nodes, configured=configured)
+        assert await assignment.claim(nodes, nodes) == nodes
 
-    async def forsaken(self, host: str, nodes: list[str], *, configured: bool = False) -> Share:
-        """The share of a driver that stands still: no heartbeat goes on."""
+    async def forsaken(
+        self, host: str, nodes: list[str], *, configured: bool = False
+    ) -> Assignment:
+        """What a driver has that stands still: no heartbeat goes on."""
         joined = self.driver(host, configured=configured).joined()
-        share = await joined.__aenter__()
-        mine = await share.among(nodes, nodes)
+        assignment = await joined.__aenter__()
+        mine = await assignment.claim(nodes, nodes)
         assert mine == nodes
         for task in asyncio.all_tasks():
             if task.get_name() == "leases":
                 task.cancel()
         await asyncio.sleep(0)
         self._standing.append(joined)
-        return share
+        return assignment
 
     _standing: list[Any] = field(default_factory=list)
 
@@ -103,9 +105,9 @@ class Drivers:
         return {one.key: of_partition(one, partitions.time) for one in page.partitions}
 
     @asynccontextmanager
-    async def joined(self, host: str) -> AsyncIterator[Share]:
-        async with self.driver(host).joined() as share:
-            yield share
+    async def joined(self, host: str) -> AsyncIterator[Assignment]:
+        async with self.driver(host).joined() as assignment:
+            yield assignment
 
 
 Simulation = Callable[[Drivers], Coroutine[Any, Any, None]]

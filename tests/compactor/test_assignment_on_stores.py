@@ -11,7 +11,7 @@ from pathlib import Path
 
 import orjson
 
-from compactor.assignment import Alone, Share, Sharing, open_sharing
+from compactor.assignment import Alone, Assigner, Assignment, open_assigner
 from compactor.report import Report
 from compactor.runner import once
 from compactor.settings import Compaction, CompactorSettings
@@ -42,25 +42,25 @@ def segments_without_rows(lake: Lake, count: int) -> None:
 @asynccontextmanager
 async def sharing_of(
     lake: Lake, data: Path | None = None, **settings: object
-) -> AsyncIterator[Sharing]:
+) -> AsyncIterator[Assigner]:
     known = CompactorSettings(data=str(data or lake.data), **settings)  # type: ignore[arg-type]
-    async with open_sharing(known, lake.store, CLOCK, ENTROPY, Disk()) as sharing:
-        yield sharing
+    async with open_assigner(known, lake.store, CLOCK, ENTROPY, Disk()) as assigner:
+        yield assigner
 
 
-async def compact(lake: Lake, sharing: Sharing) -> Report:
-    return await once(replace(lake.compactor, sharing=sharing))
+async def compact(lake: Lake, assigner: Assigner) -> Report:
+    return await once(replace(lake.compactor, assigner=assigner))
 
 
 def test_a_driver_takes_all_in_and_leaves_all_free(lake: Lake) -> None:
     segments_without_rows(lake, 2)
 
     async def story() -> Report:
-        async with sharing_of(lake) as sharing:
-            report = await compact(lake, sharing)
+        async with sharing_of(lake) as assigner:
+            report = await compact(lake, assigner)
             assert {entry.status.value for entry in await leases_of(lake.store)} == {"CLOSED"}
             before = await leases_of(lake.store)
-            idle = await compact(lake, sharing)
+            idle = await compact(lake, assigner)
             assert (idle.commits, idle.held_elsewhere, idle.leases) == (0, 0, {})
             assert [e.version for e in await leases_of(lake.store)] == [e.version for e in before]
             return report
@@ -78,8 +78,8 @@ def test_what_another_driver_holds_is_said_and_left_alone(lake: Lake) -> None:
 
     async def story() -> None:
         async with sharing_of(lake) as one, sharing_of(lake) as other:
-            async with one.joined() as share:
-                assert await share.among(["a"], ["a"]) == ["a"]
+            async with one.joined() as assignment:
+                assert await assignment.claim(["a"], ["a"]) == ["a"]
                 report = await compact(lake, other)
                 assert (report.commits, report.held_elsewhere, report.alarms) == (0, 1, [])
                 assert orjson.loads(report.line())["held_elsewhere"] == 1
@@ -108,10 +108,10 @@ class LostOnce(Alone):
     lost = False
 
     @asynccontextmanager
-    async def joined(self, kind: str = "") -> AsyncIterator[Share]:
+    async def joined(self, kind: str = "") -> AsyncIterator[Assignment]:
         yield self
 
-    async def among(self, nodes: Sequence[str], waiting: Collection[str]) -> list[str]:
+    async def claim(self, nodes: Sequence[str], waiting: Collection[str]) -> list[str]:
         return [node for node in nodes if node in waiting and not (self.lost and node == "a")]
 
     def check(self, nodes: Collection[str]) -> None:
@@ -132,19 +132,19 @@ def test_a_node_that_an_operator_failed_waits_with_an_alarm(lake: Lake) -> None:
     segments_without_rows(lake, 1)
 
     async def story() -> None:
-        async with sharing_of(lake) as sharing:
-            await compact(lake, sharing)
+        async with sharing_of(lake) as assigner:
+            await compact(lake, assigner)
             for node in NODES:
                 await lake.store.put(keys.segment(node, 2), b"not a segment")
             time = StoreTime(CLOCK, None)
             partitions = ObjectPartitions(lake.store, CLOCK, ENTROPY, time)
             admin = LeaseAdmin(partitions, StoredLeases(lake.store, CLOCK, ENTROPY, time))
             await admin.fail("compactor|compact", "compact/b", reason="look at it first")
-            report = await compact(lake, sharing)
+            report = await compact(lake, assigner)
             assert (report.segments, report.held_elsewhere) == (3, 1)
             assert report.alarms == ["compact/b is FAILED and waits to be reset: look at it first"]
             await admin.reset("compactor|compact", "compact/b")
-            assert (await compact(lake, sharing)).segments == 1
+            assert (await compact(lake, assigner)).segments == 1
 
     lake.run(story())
 
@@ -162,19 +162,19 @@ def test_only_who_locked_the_folder_is_the_successor_of_who_did_before(
 
     async def story() -> None:
         async with sharing_of(lake) as first:
-            async with first.joined() as share:
-                await share.among(["a"], ["a"])
+            async with first.joined() as assignment:
+                await assignment.claim(["a"], ["a"])
                 assert await owners() == [f"{host}:{lake.data}"]
-            async with sharing_of(lake) as second, second.joined() as share:
-                await share.among(["a"], ["a"])
+            async with sharing_of(lake) as second, second.joined() as assignment:
+                await assignment.claim(["a"], ["a"])
                 assert await owners() == [host]
         nowhere = tmp_path / "nowhere"
-        async with sharing_of(lake, nowhere) as third, third.joined() as share:
-            await share.among(["a"], ["a"])
+        async with sharing_of(lake, nowhere) as third, third.joined() as assignment:
+            await assignment.claim(["a"], ["a"])
             assert await owners() == [host]
         assert not nowhere.exists()
-        async with sharing_of(lake) as again, again.joined() as share:
-            await share.among(["a"], ["a"])
+        async with sharing_of(lake) as again, again.joined() as assignment:
+            await assignment.claim(["a"], ["a"])
             assert await owners() == [f"{host}:{lake.data}"]
 
     lake.run(story())
@@ -189,8 +189,8 @@ def test_leases_in_memory_share_with_nobody(lake: Lake) -> None:
             sharing_of(lake, source_coordination=memory) as one,
             sharing_of(lake, source_coordination=memory) as other,
         ):
-            async with one.joined() as share:
-                assert await share.among(NODES, NODES) == NODES
+            async with one.joined() as assignment:
+                assert await assignment.claim(NODES, NODES) == NODES
                 assert (await compact(lake, other)).segments == 4
         assert [info.key async for info in lake.store.list(keys.PARTITIONS)] == []
 
@@ -201,9 +201,9 @@ def test_the_lease_is_as_long_as_the_setting_says(lake: Lake) -> None:
     limits = Compaction(lease_seconds=77)
 
     async def story() -> None:
-        async with sharing_of(lake, compaction=limits) as sharing, sharing.joined() as share:
+        async with sharing_of(lake, compaction=limits) as assigner, assigner.joined() as assignment:
             before = CLOCK.now_ms()
-            await share.among(["a"], ["a"])
+            await assignment.claim(["a"], ["a"])
             (entry,) = await leases_of(lake.store)
             assert before <= entry.until_ms - 77_000 <= CLOCK.now_ms()
 

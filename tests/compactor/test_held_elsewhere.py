@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from compactor.assignment import open_sharing
+from compactor.assignment import open_assigner
 from compactor.settings import CompactorSettings
 from logstore.clock import SystemClock
 from logstore.disk import Disk
@@ -25,9 +25,9 @@ HELD = "INFO another compactor has the work: new segments of 1 node (--wait wait
 async def another(lake: Lake) -> AsyncIterator[None]:
     """A driver that has node `a` as long as the block lasts."""
     settings = CompactorSettings(data=str(lake.data))
-    opening = open_sharing(settings, lake.store, SystemClock(), system_entropy(), Disk())
-    async with opening as sharing, sharing.joined() as share:
-        assert await share.among(["a"], ["a"]) == ["a"]
+    opening = open_assigner(settings, lake.store, SystemClock(), system_entropy(), Disk())
+    async with opening as assigner, assigner.joined() as assignment:
+        assert await assignment.claim(["a"], ["a"]) == ["a"]
         yield
 
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from compactor.assignment import HOURS, open_sharing
+from compactor.assignment import HOURS, open_assigner
 from compactor.context import Compactor
 from compactor.ingest.ingest import ingest_all
 from compactor.maintenance.cleanup import clean_up, remove_orphans
@@ -219,13 +219,13 @@ def test_two_drivers_lease_hours(lake: Lake, tmp_path: Path) -> None:
     clock, entropy = lake.clock, system_entropy()
 
     async def story() -> tuple[Report, Report]:
-        opened = [open_sharing(settings, lake.store, clock, entropy, Disk()) for _ in range(2)]
+        opened = [open_assigner(settings, lake.store, clock, entropy, Disk()) for _ in range(2)]
         during, after = Report(), Report()
         async with opened[0] as one, opened[1] as other:
-            second = replace(lake.compactor, sharing=other)
+            second = replace(lake.compactor, assigner=other)
             hours = [planned.hour for planned in await plan_hours(second)]
-            async with one.joined(HOURS) as share:
-                assert await share.among(hours, hours) == hours
+            async with one.joined(HOURS) as assignment:
+                assert await assignment.claim(hours, hours) == hours
                 await rewrite_hours(second, during)
             await rewrite_hours(second, after)
         return during, after

@@ -156,7 +156,7 @@ def test_gone_between_a_merge_and_its_commit_it_stops_only_what_needs_it(either:
     def meanwhile() -> None:
         other = Lake(either.data, session=PlainEngine(), limits=either.limits)
         made = other.compactor
-        object.__setattr__(made, "sharing", Some(["a"]))
+        object.__setattr__(made, "assigner", Some(["a"]))
         other.run(ingest_all(made, Report()))
         (file,) = other.snapshot().files
         bodies[0] = (file.path, taken_away(other, file.path))

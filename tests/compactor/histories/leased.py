@@ -30,7 +30,7 @@ class Some(Alone):
     def __init__(self, left: Collection[str]) -> None:
         self._left = left
 
-    async def among(self, nodes: Sequence[str], waiting: Collection[str]) -> list[str]:
+    async def claim(self, nodes: Sequence[str], waiting: Collection[str]) -> list[str]:
         return [node for node in nodes if node in waiting and node not in self._left]
 
 
@@ -80,7 +80,7 @@ class DriverClock:
 def leased(
     store: ObjectStore, clock: MovedClock, waiting: DriverClock, dice: Random, host: str
 ) -> Leased:
-    """Sharing by leases in the store."""
+    """Assigning by leases in the store."""
     kept = ObjectPartitions(store, clock, dice, StoreTime(clock, None), shards=1)
 
     def coordinator() -> Coordinator:

@@ -213,7 +213,7 @@ class World:
             self.limits,
             self.engine,
             met.reached,
-            sharing=(
+            assigner=(
                 leased(store, self.clock, waiting, bits, met.leases)
                 if met.leases
                 else Some(met.left)

@@ -137,7 +137,7 @@ def test_what_others_commit_of_their_nodes_holds_no_planning_up(lake: Lake) -> N
     store.on_list = another_takes_one
     lake.store = store
     report = Report()
-    lake.run(ingest_all(replace(lake.compactor, sharing=Only("a")), report))
+    lake.run(ingest_all(replace(lake.compactor, assigner=Only("a")), report))
     marks = lake.snapshot().marks("ab")
     assert (marks["a"], report.segments, report.commits) == (2, 2, 1)
     assert marks["b"] < 10

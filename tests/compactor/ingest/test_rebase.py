@@ -33,7 +33,7 @@ class Only(Alone):
     def __init__(self, *nodes: str) -> None:
         self.nodes = nodes
 
-    async def among(self, nodes: object, waiting: object) -> list[str]:
+    async def claim(self, nodes: object, waiting: object) -> list[str]:
         return [node for node in self.nodes if node in waiting]  # type: ignore[operator]
 
 
@@ -64,7 +64,7 @@ class Race:
         self.lake.run(ingest_all(self._driver(node), Report()))
 
     def _driver(self, node: str) -> Compactor:
-        return replace(self.lake.compactor, sharing=Only(node))
+        return replace(self.lake.compactor, assigner=Only(node))
 
     def _reached(self, step: str) -> None:
         self.steps.append(step)

@@ -325,7 +325,7 @@ def test_an_hour_whose_lease_is_lost_is_left_to_who_has_it(plain: Lake) -> None:
     before = add_files(plain, [of("gone", 0), of("kept", 0)])
     plain.delete("f", "gone", EVER)
     report = Report()
-    plain.run(purge(replace(plain.compactor, sharing=Losing()), report))
+    plain.run(purge(replace(plain.compactor, assigner=Losing()), report))
     assert (report.rows_purged, report.deletions_waiting) == (0, 1)
     assert plain.snapshot().version == before.version
 

@@ -13,7 +13,7 @@ import orjson
 import pyarrow.parquet as pq
 import pytest
 
-from compactor.assignment import HOURS, Alone, Share, Sharing, open_sharing
+from compactor.assignment import HOURS, Alone, Assigner, Assignment, open_assigner
 from compactor.ingest.ingest import ingest_all
 from compactor.maintenance.cleanup import ORPHAN_HOURS
 from compactor.report import Report
@@ -307,18 +307,18 @@ def test_hours_are_shared_by_leases_that_are_gone_afterwards(plain: Lake, tmp_pa
     at(plain, NOON + 5 * HOUR)
     held = ["2026-11-21T12"]
 
-    def sharing(data: Path) -> AbstractAsyncContextManager[Sharing]:
+    def assigner(data: Path) -> AbstractAsyncContextManager[Assigner]:
         settings = CompactorSettings(data=str(data))
-        return open_sharing(settings, plain.store, SystemClock(), system_entropy(), Disk())
+        return open_assigner(settings, plain.store, SystemClock(), system_entropy(), Disk())
 
     async def story() -> tuple[Report, Report]:
-        async with sharing(tmp_path / "one") as one, sharing(tmp_path / "two") as two:
-            async with two.joined(HOURS) as share:
-                assert await share.among(held, held) == held
-                first, compactor = Report(), replace(plain.compactor, sharing=one)
+        async with assigner(tmp_path / "one") as one, assigner(tmp_path / "two") as two:
+            async with two.joined(HOURS) as assignment:
+                assert await assignment.claim(held, held) == held
+                first, compactor = Report(), replace(plain.compactor, assigner=one)
                 await rewrite_hours(compactor, first)
             second = Report()
-            await rewrite_hours(replace(plain.compactor, sharing=two), second)
+            await rewrite_hours(replace(plain.compactor, assigner=two), second)
             return first, second
 
     first, second = asyncio.run(story())
@@ -333,7 +333,7 @@ class Losing(Alone):
     """Somebody else has each hour by the time that it is to be committed."""
 
     @asynccontextmanager
-    async def joined(self, kind: str = "") -> AsyncIterator[Share]:
+    async def joined(self, kind: str = "") -> AsyncIterator[Assignment]:
         assert kind == HOURS
         yield self
 
@@ -344,6 +344,6 @@ class Losing(Alone):
 def test_an_hour_whose_lease_is_lost_is_not_committed(plain: Lake) -> None:
     add_files(plain, *([one] for one in parts(5)))
     report = Report()
-    plain.run(rewrite_hours(replace(plain.compactor, sharing=Losing()), report))
+    plain.run(rewrite_hours(replace(plain.compactor, assigner=Losing()), report))
     assert report.hours_rewritten == 0
     assert levels(plain) == [0] * 5
