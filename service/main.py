@@ -1,8 +1,8 @@
-"""`tailrace serve`: the node, its door, and the compactor beside it, from start to stop.
+"""`tailrace serve`: the node, its HTTP API, and the compactor beside it, from start to stop.
 
 A stop has an order: the node refuses new batches (503, so clients go elsewhere) while
-the door still answers, brings what it holds into the store, ends live streams, and
-only then the door closes. A second signal ends the process at once; the journal has
+the API still answers, brings what it holds into the store, ends live streams, and
+only then the API closes. A second signal ends the process at once; the journal has
 everything that was acknowledged.
 """
 
@@ -105,7 +105,7 @@ async def run(
         await stack.enter_async_context(_beside(watch.run(), "problems"))
         await stack.enter_async_context(_beside(check.run(), "store check"))
         await stack.enter_async_context(_beside(queue.run(), "queue"))
-        # The last to come is the first to stop; the door answers meanwhile.
+        # The last to come is the first to stop; the API answers meanwhile.
         stack.push_async_callback(_stop, node)
         stack.callback(queue.stop)
         on_listening(address(bound))

@@ -4,9 +4,9 @@
                   └──► shipper: segments, in order ──► text: chunks, partial, logs
                                                    └──► journal files go
 
-Start order: lock the folder, know who we are, recover the journal, register, then open
-the doors. Stop order: close the doors, sync, cut and ship what is left, bring it into
-the runs, let go. A node that finds that its folder is a copy (`Forked`) starts again as
+Start order: lock the folder, know who we are, recover the journal, register, then take
+batches. Stop order: take no more, sync, cut and ship what is left, bring it into the runs,
+let go. A node that finds that its folder is a copy (`Forked`) starts again as
 a new incarnation; batches wait meanwhile.
 """
 
@@ -177,7 +177,7 @@ class Node:
         self._begin(self._serve(), "node")
 
     async def _serve(self) -> None:
-        """Registers, opens the doors, then runs the parts until the node stops."""
+        """Registers, takes batches, then runs the parts until the node stops."""
         await self._insist(self._register, "not registered yet")
         self._started.set()
         async with asyncio.TaskGroup() as group:
@@ -248,15 +248,15 @@ class Node:
         await self._insist(fork, "the node cannot go on as a fork yet")
         await self._insist(partial(self._open, before), "the node cannot go on as a fork yet")
 
-    # --- the doors -----------------------------------------------------------------
+    # --- the HTTP API --------------------------------------------------------------
 
     @property
     def ready(self) -> bool:
         """Whether batches are taken now: those that come hear at once what keeps them out."""
-        return self._open_doors and self.journal.room.shortage() is None
+        return self._takes_batches and self.journal.room.shortage() is None
 
     @property
-    def _open_doors(self) -> bool:
+    def _takes_batches(self) -> bool:
         return (
             self._started.is_set()
             and not self._stopping
@@ -282,11 +282,11 @@ class Node:
 
     def submit(self, batch: IncomingBatch) -> Submitted | None:
         """See `Appender.submit`."""
-        return self.appender.submit(batch) if self._open_doors else None
+        return self.appender.submit(batch) if self._takes_batches else None
 
     async def append(self, batch: IncomingBatch) -> Receipt:
         """See `Appender.append`; waits while the node starts. Raises `NodeNotReady`."""
-        if not self._open_doors:
+        if not self._takes_batches:
             await self._until_ready()
             if self.clock_skew.problem is not None:
                 raise NodeNotReady(self.clock_skew.problem, hint=_ELSEWHERE)
@@ -321,7 +321,7 @@ class Node:
         return runs
 
     async def _until_ready(self) -> None:
-        if self._open_doors:
+        if self._takes_batches:
             return
         if self.journal.failure is not None:
             raise self.journal.failure

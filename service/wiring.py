@@ -26,7 +26,7 @@ from logstore.settings import items
 from logstore.syncer import QuickSyncer, Syncer, syncer_for
 from logstore.table.options import open_table
 from service.compaction import CompactionChild
-from service.http.app import Application, Door, build_app
+from service.http.app import Application, HttpApi, build_app
 from service.http.browsers import BrowserGuard
 from service.http.settings import HttpSettings
 from service.metrics.compaction import CompactorFile
@@ -157,7 +157,7 @@ def make_app(
     leases: LeasesOfStore,
     compaction: CompactionChild | None = None,
 ) -> Application:
-    """The HTTP door of the node."""
+    """The HTTP API of the node."""
     sources = Sources(
         node,
         engine(),
@@ -172,7 +172,7 @@ def make_app(
     verification = Verification(verify_command(settings), verify_environment(settings))
     return build_app(
         node,
-        Door(
+        HttpApi(
             settings=http_settings(settings),
             counters=machine.http,
             clock=machine.clock,

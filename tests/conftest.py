@@ -16,13 +16,13 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from service.runtime.java import why_no_spark
-from tests.quick_java import QUICK
 from tests.seeds import choose
 from tests.servers.dynamodb import DynamoDb, running_dynamodb, why_no_dynamodb
 from tests.servers.jars import why_no_jars
 from tests.servers.minio import Bucket, Minio, memory_folder, running_minio, why_no_minio
 from tests.servers.nginx import why_no_nginx
 from tests.servers.promtool import why_no_promtool
+from tests.servers.quick_java import QUICK
 from tests.servers.upgrading import why_no_upgrading_clients
 
 pytest_plugins = ["tests.repairs", "tests.stores"]

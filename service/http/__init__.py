@@ -1,1 +1,1 @@
-"""The HTTP doors of a node: a raw append route, and FastAPI for everything else."""
+"""The HTTP API of a node: a raw append route, and FastAPI for everything else."""

@@ -1,4 +1,4 @@
-"""The node's HTTP door as one ASGI callable.
+"""The node's HTTP API as one ASGI callable.
 
 What a browser sent for a page of another site is refused first (`browsers`). Then method and
 path prefix are looked at: appends go to `AppendRoutes` without ever
@@ -21,8 +21,7 @@ from starlette.types import ASGIApp
 from logstore import ulid as ulids
 from logstore.clock import Clock, SystemClock
 from logstore.entropy import Entropy, system_entropy
-from service.http import errors as failures
-from service.http import schema
+from service.http import errors, schema
 from service.http.append import AppendRoutes
 from service.http.body import Receive, Scope, Send
 from service.http.browsers import BrowserGuard
@@ -64,7 +63,7 @@ LONG = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class HttpApi:
     """What the app is made of, beside the node."""
 
     settings: HttpSettings = field(default_factory=HttpSettings)
@@ -117,28 +116,28 @@ class Application:
             log.warning("%s was cut off by the stop", scope.get("path"))
 
 
-def build_app(node: NodeApi, door: Door) -> Application:
-    """The door of a node."""
+def build_app(node: NodeApi, api: HttpApi) -> Application:
+    """The HTTP API of a node."""
 
     def fresh_id() -> str:
-        return ulids.encode(ulids.fresh(door.clock, door.entropy))
+        return ulids.encode(ulids.fresh(api.clock, api.entropy))
 
-    # Asked late: a node that finds its folder copied starts again behind the same door.
+    # Asked late: a node that finds its folder copied starts again behind the same API.
     append = AppendRoutes(
-        metered_append(lambda batch: node.append(batch), door.clock, door.counters),
+        metered_append(lambda batch: node.append(batch), api.clock, api.counters),
         lambda batch: node.submit(batch),
         lambda key: node.close_run(key),
         lambda key, connector: node.open_run(key, connector),
-        settings=door.settings.ingest,
-        counters=door.counters,
+        settings=api.settings.ingest,
+        counters=api.counters,
         fresh_id=fresh_id,
-        now=door.clock.monotonic,
-        hosts=door.guard.accepted,
+        now=api.clock.monotonic,
+        hosts=api.guard.accepted,
     )
-    return Application(append, _framework(node, door, fresh_id), door.guard, door.settings)
+    return Application(append, _framework(node, api, fresh_id), api.guard, api.settings)
 
 
-def _framework(node: NodeApi, door: Door, fresh_id: Callable[[], str]) -> FastAPI:
+def _framework(node: NodeApi, api: HttpApi, fresh_id: Callable[[], str]) -> FastAPI:
     app = FastAPI(
         title="Tailrace",
         version=version("tailrace"),
@@ -147,9 +146,9 @@ def _framework(node: NodeApi, door: Door, fresh_id: Callable[[], str]) -> FastAP
         docs_url=None,
         redoc_url=None,
     )
-    routers = all_routers(node, door)
-    failures.install(app, fresh_id, routers)
-    place = Depends(places(Replies(door.settings.server.reply_bytes), LONG))
+    routers = all_routers(node, api)
+    errors.install(app, fresh_id, routers)
+    place = Depends(places(Replies(api.settings.server.reply_bytes), LONG))
     for router in routers:
         answer_head(router)
         app.include_router(router, dependencies=[place])
@@ -157,26 +156,26 @@ def _framework(node: NodeApi, door: Door, fresh_id: Callable[[], str]) -> FastAP
     return app
 
 
-def all_routers(node: NodeApi, door: Door) -> list[APIRouter]:
+def all_routers(node: NodeApi, api: HttpApi) -> list[APIRouter]:
     """Those with a word in the path come before those that take it for a name."""
-    pages, most = door.settings.pages, door.settings.max_readers
+    pages, most = api.settings.pages, api.settings.max_readers
     return [
-        last_routes(node, pages, door.clock),
-        progress_routes(node, most, door.counters),
+        last_routes(node, pages, api.clock),
+        progress_routes(node, most, api.counters),
         status_routes(node),
-        live_routes(node, most, door.counters),
+        live_routes(node, most, api.counters),
         download_routes(node),
         page_routes(node, pages),
         listing_routes(node, pages),
-        health_routes(node, door.scrape),
+        health_routes(node, api.scrape),
         docs_routes(),
-        version_routes(door.reported_version, version("tailrace")),
-        *([query_routes(door.query)] if door.query is not None else []),
-        *([group_routes(door.queue), queue_routes(door.queue)] if door.queue is not None else []),
-        *([reading_routes(door.contents)] if door.contents is not None else []),
-        *([lease_routes(door.leases)] if door.leases is not None else []),
-        *([verify_routes(door.verification)] if door.verification is not None else []),
-        *door.routers,
+        version_routes(api.reported_version, version("tailrace")),
+        *([query_routes(api.query)] if api.query is not None else []),
+        *([group_routes(api.queue), queue_routes(api.queue)] if api.queue is not None else []),
+        *([reading_routes(api.contents)] if api.contents is not None else []),
+        *([lease_routes(api.leases)] if api.leases is not None else []),
+        *([verify_routes(api.verification)] if api.verification is not None else []),
+        *api.routers,
     ]
 
 
@@ -184,7 +183,7 @@ def documented() -> FastAPI:
     """The app as openapi.yaml describes it: all routes, no node behind them."""
     nobody = cast("NodeApi", None)
     nothing = cast("Callable[[], Any]", lambda: None)
-    door = Door(
+    api = HttpApi(
         query=nothing, queue=nothing, contents=nothing, leases=nothing, verification=nothing
     )
-    return _framework(nobody, door, str)
+    return _framework(nobody, api, str)

@@ -1,12 +1,12 @@
 """A client's connection: uvicorn's over httptools, made strict and bounded.
 
-What uvicorn leaves open is closed here, for both ways in (`lane` and ASGI):
+What uvicorn leaves open is closed here, for both ways in (the fast path and ASGI):
 
 - A request that offers an upgrade is served as HTTP/1.1. llhttp leaves the body of such a
   request to whoever speaks the other protocol; so the request is parsed a second time,
   without the offer, and its body is its body.
 - Trailers are no headers: they are dropped. What must be there once is there once.
-- A head has bounded bytes, a URL too, and so have requests that wait for their turn.
+- A head has bounded bytes, a URL too, and the requests that wait for their turn are bounded.
 - What cannot be answered by the app is answered here as `application/problem+json`, in
   its turn, and nothing is read afterwards.
 - Who stands still is let go: in a head, in a body, between requests, or in reading a reply.

@@ -1,13 +1,13 @@
-"""The quick lane: small appends answered by the connection itself, without ASGI.
+"""The fast path: small appends answered by the connection itself, without ASGI.
 
 A request goes through uvicorn's own machinery (a scope, a cycle, an event, a task and two
 writes to the socket) unless it is a small append to a run that is known already and the
 node takes it at once; then it costs its parsing, the journal, and one write. OpenMetadata's
 newer clients send a handful of lines a request, so this is what most requests are.
 
-Invariants: the lane answers only what it answers as `AppendRoutes` would; whatever it
-does not like, before anything was stored, is handed to `AppendRoutes` whole. Replies keep the
-order of requests: a request that comes while one is in the lane waits in uvicorn's queue.
+Invariants: the fast path answers as `AppendRoutes` would. Any other request takes the ASGI path,
+whole and before anything of it was stored. Replies keep the order of requests: one that comes while
+another is on the fast path waits in uvicorn's queue.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _OTHER_WAY = frozenset(
 )
 
 
-class Turn:
-    """A request in the lane, to uvicorn a cycle that answers itself."""
+class PendingRequest:
+    """A request on the fast path, to uvicorn a cycle that answers itself."""
 
     __slots__ = ("disconnected", "keep_alive", "message_event", "response_complete")
 
@@ -43,42 +43,42 @@ class Turn:
         self.disconnected = False
 
 
-class LaneProtocol(Connection):
-    """The connection, with the lane in front."""
+class FastPathProtocol(Connection):
+    """A connection that tries the fast path first."""
 
     def __init__(self, guests: Guests, routes: AppendRoutes, *arguments: Any, **named: Any) -> None:
         super().__init__(guests, *arguments, **named)
         self._routes = routes
         self._nobody = asyncio.Event()
-        self._turn: Turn | None = None
+        self._pending: PendingRequest | None = None
         self._fields: dict[bytes, bytes] = {}
         self._body = b""
 
     # --- what the connection tells -------------------------------------------------
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._forget_turn()
+        self._forget_pending()
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
         """What is in the middle of its body goes the ordinary way."""
-        if self._turn is not None:
-            self._turn = None
+        if self._pending is not None:
+            self._pending = None
             super().begin()
             super().on_body(self._body)
         super().shutdown()
 
     def refuse(self, error: Exception) -> None:
-        """As any connection does; a body in the lane is nobody's then."""
-        if self._forget_turn():
+        """As any connection does; a body on the fast path is dropped."""
+        if self._forget_pending():
             # What is there is the last request's, and answered.
             self.cycle = None  # type: ignore[assignment]
         super().refuse(error)
 
-    def _forget_turn(self) -> bool:
-        if self._turn is None:
+    def _forget_pending(self) -> bool:
+        if self._pending is None:
             return False
-        self._turn = None
+        self._pending = None
         self._routes.counters.append_requests += 1
         self._routes.counters.disconnects += 1
         return True
@@ -87,24 +87,24 @@ class LaneProtocol(Connection):
 
     def begin(self) -> None:
         if self._fits():
-            self._turn = Turn(self._keeps_alive(), self._nobody)
+            self._pending = PendingRequest(self._keeps_alive(), self._nobody)
             self._body = b""
         else:
             super().begin()
 
     def on_body(self, body: bytes) -> None:
-        if self._turn is None:
+        if self._pending is None:
             super().on_body(body)
         else:
             self._later = 0
             self._body += body
 
     def on_message_complete(self) -> None:
-        turn = self._turn
-        if turn is None:
+        pending = self._pending
+        if pending is None:
             super().on_message_complete()
             return
-        self._turn = None
+        self._pending = None
         reply = self._routes.quick(self.url, self._fields, self._body)
         if reply is None:
             super().begin()
@@ -112,15 +112,15 @@ class LaneProtocol(Connection):
             super().on_message_complete()
         else:
             self.reading = QUIET
-            self.cycle = turn  # type: ignore[assignment]
-            reply.done.add_done_callback(lambda _: self._answer(turn, reply))
+            self.cycle = pending  # type: ignore[assignment]
+            reply.done.add_done_callback(lambda _: self._answer(pending, reply))
 
-    # --- which lane ----------------------------------------------------------------
+    # --- which path ----------------------------------------------------------------
 
     def _fits(self) -> bool:
         if self.url not in self._routes.known or self.parser.get_method() != b"POST":
             return False
-        before: RequestResponseCycle | Turn | None = self.cycle
+        before: RequestResponseCycle | PendingRequest | None = self.cycle
         if before is not None and not before.response_complete:
             return False
         if self.flow.write_paused:
@@ -141,27 +141,27 @@ class LaneProtocol(Connection):
 
     # --- the answer ----------------------------------------------------------------
 
-    def _answer(self, turn: Turn, reply: QuickReply) -> None:
+    def _answer(self, pending: PendingRequest, reply: QuickReply) -> None:
         try:
             status, headers, body = reply.response()
         except Exception as error:  # noqa: BLE001 -- without an answer its client would wait for ever
             status, headers, body = reply.failed(error)
-        turn.response_complete = True
+        pending.response_complete = True
         if self.transport.is_closing():
             return
         headers = self.server_state.default_headers + headers
-        if not turn.keep_alive:
+        if not pending.keep_alive:
             headers.append((b"connection", b"close"))
         self.transport.write(response_bytes(STATUS_LINE[status], headers, body))
-        if not turn.keep_alive:
+        if not pending.keep_alive:
             self.transport.close()
         self.on_response_complete()
 
 
-def lane(routes: AppendRoutes, guests: Guests) -> Callable[..., LaneProtocol]:
+def fast_path(routes: AppendRoutes, guests: Guests) -> Callable[..., FastPathProtocol]:
     """What uvicorn makes for every connection."""
 
-    def protocol(*arguments: Any, **named: Any) -> LaneProtocol:
-        return LaneProtocol(guests, routes, *arguments, **named)
+    def protocol(*arguments: Any, **named: Any) -> FastPathProtocol:
+        return FastPathProtocol(guests, routes, *arguments, **named)
 
     return protocol

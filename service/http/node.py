@@ -83,7 +83,7 @@ class RunText(Protocol):
 
 
 class NodeApi(Protocol):
-    """The node behind the doors."""
+    """The node behind the HTTP API."""
 
     @property
     def ready(self) -> bool: ...

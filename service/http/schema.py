@@ -1,4 +1,4 @@
-"""The schema of the HTTP door: FastAPI's, the two raw routes, problems as the shape of errors.
+"""The schema of the HTTP API: FastAPI's, the two raw routes, problems as the shape of errors.
 
 The raw routes are append and close, which FastAPI does not know of.
 """

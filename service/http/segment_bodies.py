@@ -177,7 +177,7 @@ def url_of(name: Name) -> str:
     return f"/segments/{quote(name.id, safe='')}"
 
 
-def next_segment(group: str, given: Given, lease_seconds: float) -> NextSegment:
+def given_segment(group: str, given: Given, lease_seconds: float) -> NextSegment:
     """What `POST /segments/next` gives."""
     lease, segment = given.lease, given.segment
     return NextSegment(

@@ -21,12 +21,26 @@ from starlette.responses import Response, StreamingResponse
 
 from coordination.groups import Start
 from logstore.errors import InvalidInput
-from service.http import segment_bodies as wire
 from service.http.download import without_body
 from service.http.errors import HttpError
 from service.http.query import accepted_format
 from service.http.ranges import Span, matches, parse_range
 from service.http.search_response import unless_gone
+from service.http.segment_bodies import (
+    Done,
+    Forgotten,
+    GroupDetails,
+    GroupList,
+    NextSegment,
+    Renewed,
+    Retried,
+    SegmentPage,
+    given_segment,
+    group_details,
+    group_row,
+    renewed,
+    segment_row,
+)
 from service.query.output import Ndjson, Output, Text
 from service.queue.contents import Contents, Opened
 from service.queue.queue import SegmentQueue
@@ -113,7 +127,7 @@ _REASON_CHARACTERS: Final = 1000
 _PAGE: Final = 100
 _LEASE: Final = "Lease the oldest segment that the group has not consumed"
 _LEASED: Final[dict[int | str, dict[str, Any]]] = {
-    200: {"description": "A lease.", "model": wire.NextSegment},
+    200: {"description": "A lease.", "model": NextSegment},
     204: {"description": "No segment came within `wait`."},
     409: {"description": "`group-evicted`: its place is lost until somebody resets it."},
     429: {"description": "`over-quota`: too many groups, or too many new ones of this address."},
@@ -159,38 +173,38 @@ def queue_routes(queue: Callable[[], SegmentQueue]) -> APIRouter:
         given = await unless_gone(asked, request.receive)
         if given is None:
             return Response(status_code=204, headers=_NO_STORE)
-        found = wire.next_segment(group, given, seconds)
+        found = given_segment(group, given, seconds)
         return Response(found.model_dump_json(), headers=_NO_STORE, media_type="application/json")
 
     @routes.head("/next", include_in_schema=False)
     async def next_head() -> Response:
         raise HttpError(405, "HEAD would lease a segment: use POST")
 
-    @routes.get("", summary="State of every segment and group", response_model=wire.SegmentPage)
+    @routes.get("", summary="State of every segment and group", response_model=SegmentPage)
     async def segments(
         after: Annotated[str | None, Query(description="Id; the page begins behind it.")] = None,
         limit: Annotated[int, Query(ge=1, le=_MAX_PAGE, description="Segments at most.")] = _PAGE,
-    ) -> wire.SegmentPage:
+    ) -> SegmentPage:
         return await page_of(queue(), after, limit)
 
-    @routes.post("/{id}/commit", summary="Done with a segment", response_model=wire.Done)
-    async def commit(id: str, group: Group, epoch: Epoch) -> wire.Done:  # noqa: A002
+    @routes.post("/{id}/commit", summary="Done with a segment", response_model=Done)
+    async def commit(id: str, group: Group, epoch: Epoch) -> Done:  # noqa: A002
         name = parse_id(id)
         await queue().commit(group, name, epoch)
-        return wire.Done(id=name.id, group=group, epoch=epoch, message="Segment committed")
+        return Done(id=name.id, group=group, epoch=epoch, message="Segment committed")
 
-    @routes.post("/{id}/failed", summary="Give a segment back", response_model=wire.Done)
+    @routes.post("/{id}/failed", summary="Give a segment back", response_model=Done)
     async def failed(
         id: str,  # noqa: A002
         group: Group,
         epoch: Epoch,
         reason: Annotated[str, Query(max_length=_REASON_CHARACTERS, description="Why.")] = "",
-    ) -> wire.Done:
+    ) -> Done:
         name = parse_id(id)
         await queue().fail(group, name, epoch, reason)
-        return wire.Done(id=name.id, group=group, epoch=epoch, message="Segment given back")
+        return Done(id=name.id, group=group, epoch=epoch, message="Segment given back")
 
-    @routes.post("/{id}/renew", summary="Hold a segment for longer", response_model=wire.Renewed)
+    @routes.post("/{id}/renew", summary="Hold a segment for longer", response_model=Renewed)
     async def renew(
         id: str,  # noqa: A002
         group: Group,
@@ -198,10 +212,10 @@ def queue_routes(queue: Callable[[], SegmentQueue]) -> APIRouter:
         lease_seconds: Annotated[
             float | None, Query(gt=0, description="From now; `queue.lease_seconds`.")
         ] = None,
-    ) -> wire.Renewed:
+    ) -> Renewed:
         current, name = queue(), parse_id(id)
         seconds = _lease_seconds(current, lease_seconds)
-        return wire.renewed(group, await current.renew(group, name, epoch, seconds))
+        return renewed(group, await current.renew(group, name, epoch, seconds))
 
     return routes
 
@@ -210,32 +224,32 @@ def group_routes(queue: Callable[[], SegmentQueue]) -> APIRouter:
     """The routes of those who look after groups."""
     routes = APIRouter(prefix="/segments/groups", tags=["segments"])
 
-    @routes.get("", summary="All consumer groups", response_model=wire.GroupList)
+    @routes.get("", summary="All consumer groups", response_model=GroupList)
     async def groups() -> dict[str, Any]:
         current = queue()
         found = await current.report()
-        return {"groups": [wire.group_row(g, current.catalog, current.now_ms()) for g in found]}
+        return {"groups": [group_row(g, current.catalog, current.now_ms()) for g in found]}
 
-    @routes.get("/{group}", summary="A consumer group", response_model=wire.GroupDetails)
-    async def group(group: str) -> wire.GroupDetails:
+    @routes.get("/{group}", summary="A consumer group", response_model=GroupDetails)
+    async def group(group: str) -> GroupDetails:
         current = queue()
         await current.catalog.within(current.settings.poll_seconds / 2)
         found = await current.group(group)
-        return wire.group_details(found, current.catalog, current.now_ms())
+        return group_details(found, current.catalog, current.now_ms())
 
     @routes.post(
         "/{group}/reset",
         summary="Begin again: from the oldest segment that is kept, or from now",
-        response_model=wire.GroupDetails,
+        response_model=GroupDetails,
     )
     async def reset(
         group: str, to: Annotated[Start, Query(description="Where it goes on.")]
-    ) -> wire.GroupDetails:
+    ) -> GroupDetails:
         current = queue()
         found = await current.reset(group, to)
-        return wire.group_details(found, current.catalog, current.now_ms())
+        return group_details(found, current.catalog, current.now_ms())
 
-    @routes.post("/{group}/retry", summary="Try failed segments again", response_model=wire.Retried)
+    @routes.post("/{group}/retry", summary="Try failed segments again", response_model=Retried)
     async def retry(
         group: str,
         segment: Annotated[str | None, Query(description="Its id; without it, all.")] = None,
@@ -243,7 +257,7 @@ def group_routes(queue: Callable[[], SegmentQueue]) -> APIRouter:
         chosen = await queue().retry(group, None if segment is None else [parse_id(segment)])
         return {"group": group, "retried": [name.id for name in chosen]}
 
-    @routes.delete("/{group}", summary="Forget a group", response_model=wire.Forgotten)
+    @routes.delete("/{group}", summary="Forget a group", response_model=Forgotten)
     async def forget(group: str) -> dict[str, Any]:
         await queue().forget(group)
         return {"group": group, "message": "Group forgotten"}
@@ -251,16 +265,16 @@ def group_routes(queue: Callable[[], SegmentQueue]) -> APIRouter:
     return routes
 
 
-async def page_of(queue: SegmentQueue, after: str | None, limit: int) -> wire.SegmentPage:
+async def page_of(queue: SegmentQueue, after: str | None, limit: int) -> SegmentPage:
     """Groups, and segments behind an id, by node and number."""
     groups = await queue.report()
     catalog = queue.catalog
     await catalog.within(queue.settings.poll_seconds / 2)
     page, more = catalog.page(None if after is None else parse_id(after), limit)
-    return wire.SegmentPage(
-        groups=[wire.group_row(group, catalog, queue.now_ms()) for group in groups],
+    return SegmentPage(
+        groups=[group_row(group, catalog, queue.now_ms()) for group in groups],
         segments=[
-            wire.segment_row(name, listed, catalog.is_aside(name), groups) for name, listed in page
+            segment_row(name, listed, catalog.is_aside(name), groups) for name, listed in page
         ],
         next=page[-1][0].id if more else None,
         waiting=sorted(catalog.waiting.values()),

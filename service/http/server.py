@@ -14,7 +14,7 @@ from uvicorn.config import Config
 
 from service.http.app import Application
 from service.http.connection import Connection, watch
-from service.http.fast_path import lane
+from service.http.fast_path import fast_path
 from service.http.guests import Guests
 
 _BACKLOG = 2048
@@ -54,7 +54,7 @@ def configured(
 
     Without `quick` every append goes by ASGI, which answers the same, later.
     """
-    connection = lane(app.append, guests) if quick else partial(Connection, guests)
+    connection = fast_path(app.append, guests) if quick else partial(Connection, guests)
     return Config(
         cast("uvicorn._types.ASGIApplication", app),
         loop="none",

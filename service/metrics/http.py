@@ -29,7 +29,7 @@ REPORTS: tuple[Declared, ...] = (
 )
 
 
-DOORS: tuple[Declared, ...] = (
+HTTP: tuple[Declared, ...] = (
     gauge("connections", "HTTP connections that are open.", lambda s: s.http.connections),
     counter(
         "connections_refused",

@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from service.metrics.compaction import COMPACTION, joined
 from service.metrics.declared import Declared, Reading, Sources, Value
-from service.metrics.http import DOORS, REPORTS
+from service.metrics.http import HTTP, REPORTS
 from service.metrics.leases import LEASES
 from service.metrics.node import NODE, STORE
 from service.metrics.openmetadata import OPENMETADATA
@@ -24,7 +24,7 @@ from service.metrics.runs import TEXTS
 from service.runtime.counters import Distribution
 
 METRICS: tuple[Declared, ...] = (
-    *DOORS,
+    *HTTP,
     *NODE,
     *TEXTS,
     *REPORTS,

@@ -67,7 +67,7 @@ class Throughput:
 
 @dataclass(slots=True)
 class HttpCounters:
-    """What the HTTP doors count. All only grow, but `connections` and `readers`."""
+    """What the HTTP API counts. All only grow, but `connections` and `readers`."""
 
     connections: int = 0
     connections_refused: int = 0

@@ -39,7 +39,7 @@ from tests.e2e.clients import (
 )
 from tests.e2e.logs import demo_logs
 from tests.e2e.service_process import ServiceProcess
-from tests.quick_java import QUICK
+from tests.servers.quick_java import QUICK
 
 Texts = dict[RunKey, bytes]
 

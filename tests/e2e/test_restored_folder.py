@@ -19,7 +19,7 @@ from logstore.runs.watermark import raise_watermark, read_watermark
 from tests.e2e.service_process import BASE, ServiceProcess
 
 RUN = f"{BASE}/service.pipeline/run-1"
-DOORS = ["durable", "fast", "bulk"]
+DURABILITIES = ["durable", "fast", "bulk"]
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ async def test_it_goes_on_as_another_node_and_loses_nothing(
     shutil.rmtree(service.data)
     shutil.copytree(tmp_path / "backup", service.data)
     service.start()
-    older = [f"older {number} {how}\n" for number in range(behind) for how in DOORS]
+    older = [f"older {number} {how}\n" for number in range(behind) for how in DURABILITIES]
     for line in older:
         post(service, line, line.split()[2])
     text = httpx.get(f"{service.url}{RUN}/download", timeout=60).text.splitlines(keepends=True)

@@ -9,7 +9,7 @@
         play(story)
 
 The limits are those of the settings' defaults. Nothing of the service is replaced: requests
-go through the door, lines through journal, segments and chunks to a store on the same
+go through the api, lines through journal, segments and chunks to a store on the same
 simulated disk. `restart` stops the process and starts the next, `kill` lets it stop dead.
 """
 
@@ -26,7 +26,7 @@ import orjson
 from logstore import keys
 from logstore.batch import RunKey
 from logstore.objects.store import ObjectStore
-from service.http.app import Application, Door, build_app
+from service.http.app import Application, HttpApi, build_app
 from service.metrics.declared import Sources
 from service.metrics.scrape import METRICS
 from service.node import Node
@@ -153,8 +153,8 @@ class Server:
         life = self._life(self.store)
         self.node = life.node
         await self.node.start()
-        door = Door(clock=self.clock, entropy=self.node.seams.entropy)
-        self.app = build_app(self.node, door)
+        api = HttpApi(clock=self.clock, entropy=self.node.seams.entropy)
+        self.app = build_app(self.node, api)
         transport = httpx.ASGITransport(cast("Any", self.app))
         self.client = httpx.AsyncClient(base_url="http://localhost", transport=transport)
 

@@ -40,7 +40,7 @@ class Sent:
         return self.receipt is not None and self.durability != "fast"
 
     def incoming(self) -> IncomingBatch:
-        """As the HTTP door would hand it over."""
+        """As the HTTP API would hand it over."""
         lines = self.text.count(b"\n")
         return IncomingBatch(
             self.key, self.text, lines, lines, self.ulid, durability=self.durability

@@ -180,7 +180,7 @@ def sample_of(name: str, kind: str) -> str:
     return {"counter": f"{name}_total", "gauge": name, "histogram": f"{name}_count"}[kind]
 
 
-async def test_every_metric_is_exported_and_the_doors_metrics_move(tmp_path: Path) -> None:
+async def test_every_metric_is_exported_and_the_metrics_of_http_move(tmp_path: Path) -> None:
     server = {"port": 0, "header_timeout_seconds": 0.2}
     async with service(settings_for(tmp_path, server=server)) as (client, _):
         before = await scrape(client)

@@ -1,4 +1,4 @@
-"""A node as a whole: its doors open and close, and it knows who it is."""
+"""A node as a whole: it opens and closes, and it knows who it is."""
 
 from __future__ import annotations
 

@@ -35,8 +35,8 @@ from tests.compactor.torture.simulation import KEPT_DAYS
 from tests.compactor.torture.torture import STEPS, Torture
 from tests.e2e.torture_store import KINDS, TorturedStore, tortured_store
 from tests.proving import prove
-from tests.quick_java import QUICK
 from tests.servers.jars import jars_folder, why_no_jars
+from tests.servers.quick_java import QUICK
 
 SETTINGS = {
     "TAILRACE_RUNS__EXPIRATION_DAYS": f"{KEPT_DAYS}",

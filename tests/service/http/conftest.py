@@ -10,7 +10,7 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from service.http.app import Application, Door, build_app
+from service.http.app import Application, HttpApi, build_app
 from service.http.server import address, listen, serving
 from service.runtime.counters import HttpCounters
 from tests.service.http.memory_node import MemoryNode
@@ -44,10 +44,12 @@ class Served:
 Serve = Callable[..., Coroutine[Any, Any, Served]]
 
 
-def _made(node: MemoryNode | None, limits: dict[str, Any]) -> tuple[MemoryNode, Door, Application]:
+def _made(
+    node: MemoryNode | None, limits: dict[str, Any]
+) -> tuple[MemoryNode, HttpApi, Application]:
     node = node or MemoryNode()
-    door = Door(settings=http_settings(**limits))
-    return node, door, build_app(node, door)
+    api = HttpApi(settings=http_settings(**limits))
+    return node, api, build_app(node, api)
 
 
 @pytest.fixture
@@ -56,13 +58,13 @@ async def serve() -> AsyncIterator[Serve]:
     async with AsyncExitStack() as stack:
 
         async def start(node: MemoryNode | None = None, **limits: Any) -> Served:
-            node, door, app = _made(node, limits)
+            node, api, app = _made(node, limits)
             bound = listen("127.0.0.1", 0)
             url = address(bound)
             await stack.enter_async_context(serving(app, bound, stop_seconds=2))
             stack.callback(node.tail.stop)
             client = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=120))
-            return Served(node, door.counters, client, url)
+            return Served(node, api.counters, client, url)
 
         yield start
 
@@ -73,10 +75,10 @@ async def direct() -> AsyncIterator[Serve]:
     async with AsyncExitStack() as stack:
 
         async def start(node: MemoryNode | None = None, **limits: Any) -> Served:
-            node, door, app = _made(node, limits)
+            node, api, app = _made(node, limits)
             stack.callback(app.append.shut)
             transport = httpx.ASGITransport(cast("Any", app))
             client = httpx.AsyncClient(base_url="http://localhost", transport=transport)
-            return Served(node, door.counters, await stack.enter_async_context(client), "")
+            return Served(node, api.counters, await stack.enter_async_context(client), "")
 
         yield start

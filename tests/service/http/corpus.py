@@ -1,7 +1,7 @@
 """Requests to the append route, as bytes, with what they are answered and what they leave.
 
-All are to runs that are known, so that the quick lane may take what it likes. None is
-compressed: that is never for the lane, and is decoded in threads, whose time is their own.
+All are to runs that are known, so that the fast path may take what it likes. None is
+compressed: that is never for the fast path, and is decoded in threads, whose time is their own.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class Entry(NamedTuple):
     sent: bytes
     statuses: tuple[int, ...] = (200,)
     stored: tuple[bytes, ...] = ()
-    lane: bool = False
-    """Whether all of it is for the quick lane."""
+    fast_path: bool = False
+    """Whether all of it is for the fast path."""
     once: bool = False
     """Whether what is stored is stored by the first of many."""
 
 
-def _stored(name: str, sent: bytes, *stored: bytes, lane: bool = False) -> Entry:
-    return Entry(name, sent, (200,) * len(stored), stored, lane)
+def _stored(name: str, sent: bytes, *stored: bytes, fast_path: bool = False) -> Entry:
+    return Entry(name, sent, (200,) * len(stored), stored, fast_path)
 
 
 def _refused(name: str, status: int, sent: bytes) -> Entry:
@@ -47,19 +47,19 @@ def _raw(*lines: str, body: bytes = b"") -> bytes:
 _POST = f"POST {RUNS}/p/r HTTP/1.1"
 
 STORED = (
-    _stored("one line", post(b"a\n"), b"a\n", lane=True),
-    _stored("no newline at the end", post(b"a"), b"a\n", lane=True),
-    _stored("json", post(b'{"logs": "a\\nb"}', JSON), b"a\nb\n", lane=True),
-    _stored("no UTF-8", post(b"\xff\n"), b"\xef\xbf\xbd\n", lane=True),
-    _stored("fast", post(b"a\n", "Tailrace-Durability: fast"), b"a\n", lane=True),
+    _stored("one line", post(b"a\n"), b"a\n", fast_path=True),
+    _stored("no newline at the end", post(b"a"), b"a\n", fast_path=True),
+    _stored("json", post(b'{"logs": "a\\nb"}', JSON), b"a\nb\n", fast_path=True),
+    _stored("no UTF-8", post(b"\xff\n"), b"\xef\xbf\xbd\n", fast_path=True),
+    _stored("fast", post(b"a\n", "Tailrace-Durability: fast"), b"a\n", fast_path=True),
     _stored("three in a row", post(b"1\n") + post(b"2\n") + post(b"3\n"), b"1\n", b"2\n", b"3\n"),
     _stored("to two runs", post(b"1\n") + post(b"2\n", path="/p/other"), b"1\n", b"2\n"),
-    _stored("HTTP/1.0", post(b"a\n", version="1.0"), b"a\n", lane=True),
+    _stored("HTTP/1.0", post(b"a\n", version="1.0"), b"a\n", fast_path=True),
     _stored(
         "HTTP/1.0 that would stay",
         post(b"a\n", "Connection: keep-alive", version="1.0"),
         b"a\n",
-        lane=True,
+        fast_path=True,
     ),
     Entry(
         "no more after close", post(b"1\n", "Connection: close") + post(b"2\n"), (200,), (b"1\n",)
@@ -72,20 +72,23 @@ STORED = (
         *(b"a\n", b"b\n"),
     ),
     _stored("expect", post(b"a\n", "Expect: something"), b"a\n"),
-    _stored("an upgrade", post(b"a\n", *UPGRADE), b"a\n", lane=True),
+    _stored("an upgrade", post(b"a\n", *UPGRADE), b"a\n", fast_path=True),
     _stored("an upgrade, then more", post(b"a\n", *UPGRADE) + post(b"b\n"), b"a\n", b"b\n"),
-    _stored("requests in a body", post(DELETE, *UPGRADE), DELETE, lane=True),
+    _stored("requests in a body", post(DELETE, *UPGRADE), DELETE, fast_path=True),
     _stored(
         "requests in a chunked body",
         post(b"%x\r\n%b\r\n0\r\n\r\n" % (len(DELETE), DELETE), CHUNKED, *UPGRADE),
         DELETE,
     ),
     _stored(
-        "a websocket", post(b"a\n", "Connection: upgrade", "Upgrade: websocket"), b"a\n", lane=True
+        "a websocket",
+        post(b"a\n", "Connection: upgrade", "Upgrade: websocket"),
+        b"a\n",
+        fast_path=True,
     ),
     _stored("an upgrade that is not meant", post(b"a\n", "Upgrade: h2c"), b"a\n"),
     Entry("an id", post(b"a\n", BATCH), (200,), (b"a\n",), once=True),
-    Entry("an empty line before", b"\r\n" + post(b"a\n"), (200,), (b"a\n",), lane=True),
+    Entry("an empty line before", b"\r\n" + post(b"a\n"), (200,), (b"a\n",), fast_path=True),
     Entry("nothing", post(b""), (200,)),
     Entry("half a body", post(b"ab", "Content-Length: 10"), ()),
     Entry("half a chunk", post(b"9\r\nab", CHUNKED), ()),

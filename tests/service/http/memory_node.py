@@ -1,4 +1,4 @@
-"""A node in memory: the double behind the HTTP doors. It keeps, counts and publishes for real.
+"""A node in memory: the double behind the HTTP API. It keeps, counts and publishes for real.
 
 Each record has a running number, a run's text is its batches in order of arrival, and
 cursors name the last record seen, as the real node's do.

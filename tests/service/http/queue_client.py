@@ -17,7 +17,7 @@ from logstore.clock import SystemClock
 from logstore.objects.local import LocalStore, inline
 from logstore.segments.carry import Carry
 from logstore.segments.writer import encode_segment
-from service.http.app import Door, build_app
+from service.http.app import HttpApi, build_app
 from service.query.view import Deletion
 from service.queue.contents import Contents
 from service.queue.queue import SegmentQueue
@@ -32,7 +32,7 @@ NOW_MS = 1_795_255_200_000
 
 
 @dataclass
-class QueueDoor:
+class QueueClient:
     """A client, and what is behind it."""
 
     client: httpx.AsyncClient
@@ -71,7 +71,7 @@ def batch(run: RunKey, number: int, text: bytes) -> Entry:
 
 
 @asynccontextmanager
-async def queue_door(**limits: Any) -> AsyncIterator[QueueDoor]:
+async def queue_client(**limits: Any) -> AsyncIterator[QueueClient]:
     """An app with a queue, called without a server between."""
     clock, dice = SystemClock(), Random(1)
     store = LocalStore("/store", PowerCutFileSystem(), clock, dice, run=inline)
@@ -83,9 +83,9 @@ async def queue_door(**limits: Any) -> AsyncIterator[QueueDoor]:
         return deletions
 
     contents = Contents(store, deleted, queue.settings.decoded_bytes)
-    door = Door(queue=lambda: queue, contents=lambda: contents)
-    app = build_app(MemoryNode(), door)
+    api = HttpApi(queue=lambda: queue, contents=lambda: contents)
+    app = build_app(MemoryNode(), api)
     transport = httpx.ASGITransport(cast("Any", app))
     async with httpx.AsyncClient(base_url="http://localhost", transport=transport) as client:
-        yield QueueDoor(client, store, queue, deletions)
+        yield QueueClient(client, store, queue, deletions)
     app.append.shut()

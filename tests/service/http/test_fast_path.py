@@ -1,4 +1,4 @@
-"""The quick lane answers as the ordinary way does, in order, and hands over what is not its.
+"""The fast path answers as the ordinary way does, in order, and hands over what is not its.
 
 Behind it are the real appender and journal: what is asserted is what the journal holds.
 """
@@ -20,7 +20,7 @@ from logstore.batch import RunKey
 from service.http.ids import run_tag
 from tests.service.http.conftest import RUNS, Serve, Served
 from tests.service.http.journal_node import JournalNode
-from tests.service.ingest.gated_appender import Door, at
+from tests.service.ingest.gated_appender import GatedAppender, at
 from tests.service.journal.rig import journal_settings
 
 PLAIN = {"content_type": "text/plain"}
@@ -77,8 +77,8 @@ async def wire(served: Served) -> AsyncIterator[Wire]:
 async def node() -> AsyncIterator[JournalNode]:
     made = JournalNode()
     yield made
-    made.door.syncer.gate.set()
-    await made.door.journal.close()
+    made.gated.syncer.gate.set()
+    await made.gated.journal.close()
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ async def known(served: Served, path: str = "/p/r") -> None:
 
 
 async def taken(node: JournalNode, count: int) -> None:
-    """Returns once the lane has taken so many."""
+    """Returns once the fast path has taken so many."""
     async with asyncio.timeout(120):
         while node.taken < count:
             await asyncio.sleep(0.001)
@@ -116,7 +116,7 @@ async def test_both_ways_answer_alike(serve: Serve, node: JournalNode) -> None:
     assert node.news() == [b"a\nb\n", b"a\nb\n"]
     assert served.counters.append_requests == 2
     assert served.counters.body_bytes == 8
-    assert (node.door.appender.batches, node.door.appender.lines) == (2, 4)
+    assert (node.gated.appender.batches, node.gated.appender.lines) == (2, 4)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ async def test_bulk_is_answered_when_its_segment_is_in_the_store(
     async with wire(served) as connection:
         receipt = await connection.stored(b"a\nb\n", "tailrace-durability: bulk")
     assert receipt["durability"] == "bulk"
-    assert node.door.confirmed == [node.door.journal.next_pos]
+    assert node.gated.confirmed == [node.gated.journal.next_pos]
     assert node.news() == [b"a\nb\n"]
 
 
@@ -183,7 +183,7 @@ async def test_a_gen1_clients_retry_is_known_also_here(served: Served, node: Jou
     assert node.news() == [b"a\n"]
 
 
-async def test_a_run_begun_by_its_connector_is_for_the_lane(
+async def test_a_run_begun_by_its_connector_is_for_the_fast_path(
     served: Served, node: JournalNode
 ) -> None:
     """Only who opened the run as the first generation does sends again without an id."""
@@ -198,7 +198,7 @@ async def test_a_run_begun_by_its_connector_is_for_the_lane(
 
 async def test_a_full_journal_slows_and_then_refuses(serve: Serve) -> None:
     limits = journal_settings(max_bytes=64 << 10, min_free_bytes=0, fast_sync_seconds=3600)
-    node = JournalNode(door=Door(settings=limits))
+    node = JournalNode(gated=GatedAppender(settings=limits))
     served = await serve(node)
     await known(served)
     statuses, seen = [], 0
@@ -206,15 +206,15 @@ async def test_a_full_journal_slows_and_then_refuses(serve: Serve) -> None:
         while b"507" not in statuses:
             connection.post(b"x" * 1000 + b"\n")
             statuses.append((await connection.reply())[0].split()[1])
-            if node.door.journal.fullness <= 0.6:
-                assert node.door.appender.slowed == 0
+            if node.gated.journal.fullness <= 0.6:
+                assert node.gated.appender.slowed == 0
                 seen = node.taken
     assert 0 < seen <= node.taken <= seen + 1  # the one that crossed the line
     stored = statuses.count(b"200")
     assert stored > node.taken
-    assert node.door.appender.slowed == stored - node.taken + 1
+    assert node.gated.appender.slowed == stored - node.taken + 1
     assert len(node.news()) == stored
-    await node.door.journal.close()
+    await node.gated.journal.close()
 
 
 async def test_an_id_given_here_is_above_what_the_client_echoes(
@@ -229,11 +229,11 @@ async def test_an_id_given_here_is_above_what_the_client_echoes(
 
 
 async def test_an_id_given_here_is_above_a_deletion(served: Served, node: JournalNode) -> None:
-    node.door.deleted[KEY] = at(5 * MINUTE)
+    node.gated.deleted[KEY] = at(5 * MINUTE)
     async with wire(served) as connection:
         receipt = await connection.stored(b"a\n")
     assert node.taken == 1
-    assert ulids.decode(receipt["batch"]) > node.door.deleted[KEY]
+    assert ulids.decode(receipt["batch"]) > node.gated.deleted[KEY]
 
 
 async def test_an_id_given_here_is_above_the_runs_last_and_remembered(
@@ -271,7 +271,7 @@ async def test_a_batch_that_the_disk_did_not_take_is_refused(
     node = JournalNode()
     served = await serve(node)
     await known(served)
-    node.door.fs.fail_with(error, at=len(node.door.fs.calls) + 1, once=True)
+    node.gated.fs.fail_with(error, at=len(node.gated.fs.calls) + 1, once=True)
     async with wire(served) as connection:
         connection.post(b"a\n")
         head, body = await connection.reply()
@@ -286,7 +286,7 @@ async def test_a_batch_that_the_disk_did_not_take_is_refused(
 async def test_nothing_is_answered_before_it_is_safe_and_all_in_order(
     served: Served, node: JournalNode
 ) -> None:
-    node.door.syncer.gate.clear()
+    node.gated.syncer.gate.clear()
     async with wire(served) as connection:
         for line in (b"1\n", b"2\n", b"3\n"):
             connection.post(line, f"x-request-id: {line[:1].decode()}")
@@ -296,10 +296,10 @@ async def test_nothing_is_answered_before_it_is_safe_and_all_in_order(
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
                 await connection.reader.read(1)
-        node.door.syncer.gate.set()
+        node.gated.syncer.gate.set()
         statuses = [(await connection.reply())[0].split()[1] for _ in range(5)]
     assert statuses == [b"200", b"200", b"200", b"400", b"200"]
-    await node.door.journal.synced(node.door.journal.next_pos)
+    await node.gated.journal.synced(node.gated.journal.next_pos)
     assert node.news() == [b"1\n", b"2\n", b"3\n", b"4\n"]
 
 
@@ -319,12 +319,12 @@ async def test_a_body_in_pieces_is_one_batch(served: Served, node: JournalNode) 
 async def test_a_client_that_leaves_while_it_is_written_keeps_its_lines(
     served: Served, node: JournalNode
 ) -> None:
-    node.door.syncer.gate.clear()
+    node.gated.syncer.gate.clear()
     async with wire(served) as connection:
         connection.post(b"a\n")
         await taken(node, 1)
-    node.door.syncer.gate.set()
-    await node.door.journal.synced(node.door.journal.next_pos)
+    node.gated.syncer.gate.set()
+    await node.gated.journal.synced(node.gated.journal.next_pos)
     assert node.news() == [b"a\n"]
     assert (await served.get("")).status_code == 200
 

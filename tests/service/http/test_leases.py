@@ -22,7 +22,7 @@ from logstore.clock import SystemClock
 from logstore.disk import Disk
 from logstore.entropy import system_entropy
 from logstore.objects.local import LocalStore
-from service.http.app import Door, build_app
+from service.http.app import HttpApi, build_app
 from service.http.leases import lease_routes
 from tests.service.http.memory_node import MemoryNode
 
@@ -46,7 +46,7 @@ async def client(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     async def opened() -> LeaseAdmin:
         return admin
 
-    app = build_app(MemoryNode(), Door(routers=(lease_routes(opened),)))
+    app = build_app(MemoryNode(), HttpApi(routers=(lease_routes(opened),)))
     async with AsyncExitStack() as stack:
         stack.callback(app.append.shut)
         transport = httpx.ASGITransport(cast("Any", app))

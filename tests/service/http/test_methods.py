@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from logstore.batch import RunKey
-from service.http.app import Door, build_app
+from service.http.app import HttpApi, build_app
 from tests.service.http.conftest import RUNS, Serve
 from tests.service.http.memory_node import MemoryNode
 
@@ -96,7 +96,7 @@ async def test_a_close_takes_any_body_or_none(serve: Serve, body: bytes) -> None
 
 async def test_the_reported_version_is_a_setting() -> None:
     """OpenMetadata's client takes only a server of its own major.minor."""
-    app = build_app(MemoryNode(), Door(reported_version="1.11.14"))
+    app = build_app(MemoryNode(), HttpApi(reported_version="1.11.14"))
     transport = httpx.ASGITransport(cast("Any", app))
     async with httpx.AsyncClient(base_url="http://localhost", transport=transport) as client:
         reply = await client.get("/api/v1/system/version")

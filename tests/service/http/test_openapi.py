@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from service.http.app import Door, all_routers, documented
+from service.http.app import HttpApi, all_routers, documented
 from service.http.methods import api_routes
 from service.http.openapi import render
 from service.http.schema import complete
@@ -21,7 +21,7 @@ def test_the_file_is_what_the_app_says() -> None:
 async def test_every_route_is_described() -> None:
     app = documented()
     paths = complete(app)["paths"]
-    known = api_routes(all_routers(MemoryNode(), Door()))
+    known = api_routes(all_routers(MemoryNode(), HttpApi()))
     routes = [route for route in known if route.include_in_schema]
     assert len(routes) > 15
     for route in routes:

@@ -17,7 +17,7 @@ import pytest
 from fastapi import FastAPI
 
 from logstore import ulid
-from service.http import errors as failures
+from service.http import errors
 from service.http.query import router
 from service.query.engine import QueryEngine
 from service.query.request import QueryRequest
@@ -30,7 +30,7 @@ def app_of(engine: QueryEngine) -> FastAPI:
     app = FastAPI()
     routes = router(lambda: engine)
     app.include_router(routes)
-    failures.install(app, lambda: "request-1", [routes])
+    errors.install(app, lambda: "request-1", [routes])
     return app
 
 

@@ -13,14 +13,14 @@ import pytest
 from logstore import keys
 from logstore.batch import RunKey
 from logstore.segments.reader import verify_segment
-from tests.service.http.queue_client import NOW_MS, QueueDoor, batch, queue_door
+from tests.service.http.queue_client import NOW_MS, QueueClient, batch, queue_client
 
 ONE, TWO = RunKey("svc.one", "r1"), RunKey("svc.two", "r2")
 PARQUET = "application/vnd.apache.parquet"
 
 
-async def mixed(door: QueueDoor) -> bytes:
-    return await door.put(
+async def mixed(queue: QueueClient) -> bytes:
+    return await queue.put(
         "a",
         [
             batch(ONE, 1, b"one 1\none 2\n"),
@@ -30,9 +30,9 @@ async def mixed(door: QueueDoor) -> bytes:
     )
 
 
-async def get(door: QueueDoor, name: str = "a-1", **headers: str) -> httpx.Response:
+async def get(queue: QueueClient, name: str = "a-1", **headers: str) -> httpx.Response:
     named = {key.replace("_", "-"): value for key, value in headers.items()}
-    return await door.client.get(f"/segments/{name}", headers=named)
+    return await queue.client.get(f"/segments/{name}", headers=named)
 
 
 def messages(body: bytes) -> list[str]:
@@ -41,32 +41,32 @@ def messages(body: bytes) -> list[str]:
 
 
 async def test_parquet_is_what_is_stored_with_its_length_and_ranges() -> None:
-    async with queue_door() as door:
-        body = await mixed(door)
-        whole = await get(door, accept=PARQUET)
+    async with queue_client() as queue:
+        body = await mixed(queue)
+        whole = await get(queue, accept=PARQUET)
         assert whole.content == body
         assert int(whole.headers["content-length"]) == len(body)
         assert whole.headers["tailrace-rows"] == "4"
         assert verify_segment(whole.content).rows == 4
-        part = await get(door, accept=PARQUET, range="bytes=10-19")
+        part = await get(queue, accept=PARQUET, range="bytes=10-19")
         assert (part.status_code, part.content) == (206, body[10:20])
         assert part.headers["content-range"] == f"bytes 10-19/{len(body)}"
         etag = whole.headers["etag"]
-        assert (await get(door, accept=PARQUET, if_none_match=etag)).status_code == 304
-        assert (await get(door, accept=PARQUET, range="bytes=999999-")).status_code == 416
-        other = await get(door, accept=PARQUET, range="bytes=0-1", if_range='"other"')
+        assert (await get(queue, accept=PARQUET, if_none_match=etag)).status_code == 304
+        assert (await get(queue, accept=PARQUET, range="bytes=999999-")).status_code == 416
+        other = await get(queue, accept=PARQUET, range="bytes=0-1", if_range='"other"')
         assert (other.status_code, other.content) == (200, body)
-        given = await door.next()
+        given = await queue.next()
         assert etag == f'"{given["etag"]}"'
 
 
 async def test_ndjson_and_text_in_order_of_ulid() -> None:
-    async with queue_door() as door:
-        await mixed(door)
-        text = await door.client.get("/segments/a-1?format=text")
+    async with queue_client() as queue:
+        await mixed(queue)
+        text = await queue.client.get("/segments/a-1?format=text")
         assert text.text == "one 1\none 2\nzwei 1 \u00e4\none 3\n"
         assert text.headers["content-type"] == "text/plain; charset=utf-8"
-        records = [orjson.loads(line) for line in (await get(door)).content.splitlines()]
+        records = [orjson.loads(line) for line in (await get(queue)).content.splitlines()]
         assert [(r["fqn"], r["run_id"], r["message"]) for r in records] == [
             ("svc.one", "r1", "one 1"),
             ("svc.one", "r1", "one 2"),
@@ -80,9 +80,9 @@ async def test_ndjson_and_text_in_order_of_ulid() -> None:
 
 
 async def test_a_head_has_the_headers_and_no_body() -> None:
-    async with queue_door() as door:
-        body = await mixed(door)
-        head = await door.client.head("/segments/a-1", headers={"accept": PARQUET})
+    async with queue_client() as queue:
+        body = await mixed(queue)
+        head = await queue.client.head("/segments/a-1", headers={"accept": PARQUET})
         assert (head.status_code, head.content) == (200, b"")
         assert int(head.headers["content-length"]) == len(body)
 
@@ -96,47 +96,47 @@ async def test_a_head_has_the_headers_and_no_body() -> None:
     ],
 )
 async def test_deleted_rows_are_in_no_format(deletion: Any, left: list[str]) -> None:
-    async with queue_door() as door:
-        body = await mixed(door)
-        before = await get(door, accept=PARQUET)
-        door.deletions.append(deletion)
-        after = await get(door, accept=PARQUET)
+    async with queue_client() as queue:
+        body = await mixed(queue)
+        before = await get(queue, accept=PARQUET)
+        queue.deletions.append(deletion)
+        after = await get(queue, accept=PARQUET)
         assert messages(after.content) == left
         assert after.headers["etag"] != before.headers["etag"]
         assert int(after.headers["content-length"]) == len(after.content) != len(body)
         assert "tailrace-rows" not in after.headers
-        part = await get(door, accept=PARQUET, range="bytes=5-14")
+        part = await get(queue, accept=PARQUET, range="bytes=5-14")
         assert (part.status_code, part.content) == (206, after.content[5:15])
-        text = await door.client.get("/segments/a-1?format=text")
+        text = await queue.client.get("/segments/a-1?format=text")
         assert text.text.splitlines() == left
-        records = [orjson.loads(line) for line in (await get(door)).content.splitlines()]
+        records = [orjson.loads(line) for line in (await get(queue)).content.splitlines()]
         assert [r["message"] for r in records] == left
 
 
 async def test_a_deletion_elsewhere_leaves_the_bytes_as_they_are() -> None:
-    async with queue_door() as door:
-        body = await mixed(door)
-        door.deletions += [("svc.one", "other", 1 << 127), ("svc.one", "r1", 1)]
-        assert (await get(door, accept=PARQUET)).content == body
+    async with queue_client() as queue:
+        body = await mixed(queue)
+        queue.deletions += [("svc.one", "other", 1 << 127), ("svc.one", "r1", 1)]
+        assert (await get(queue, accept=PARQUET)).content == body
 
 
 async def test_what_is_not_there_or_not_whole_is_a_problem() -> None:
-    async with queue_door() as door:
-        body = await mixed(door)
+    async with queue_client() as queue:
+        body = await mixed(queue)
         for name in ("a-2", "b-1", "a-0", "a", "..%2F..-1", "a%2Fb-1"):
-            answer = await get(door, name)
+            answer = await get(queue, name)
             assert (answer.status_code, answer.json()["type"]) == (404, "not-found"), name
-        await door.store.put(keys.segment("a", 1), body[:-40])
+        await queue.store.put(keys.segment("a", 1), body[:-40])
         for kind in (PARQUET, "text/plain", "application/x-ndjson"):
-            answer = await get(door, accept=kind)
+            answer = await get(queue, accept=kind)
             assert (answer.status_code, answer.json()["type"]) == (500, "damaged")
 
 
 async def test_a_changed_byte_is_a_problem_before_the_first_record() -> None:
-    async with queue_door() as door:
-        body = bytearray(await mixed(door))
+    async with queue_client() as queue:
+        body = bytearray(await mixed(queue))
         body[100] ^= 1
-        await door.store.put(keys.segment("a", 1), bytes(body))
+        await queue.store.put(keys.segment("a", 1), bytes(body))
         for kind in ("text/plain", "application/x-ndjson"):
-            answer = await get(door, accept=kind)
+            answer = await get(queue, accept=kind)
             assert (answer.status_code, answer.json()["type"]) == (500, "damaged")

@@ -1,8 +1,8 @@
-"""The two ways in, the quick lane and ASGI, answer alike and store alike, however requests arrive.
+"""The two ways in, the fast path and ASGI, answer alike and store alike, however requests arrive.
 
 Two nodes, each with a journal and an appender of its own, are asked the same at the same
-moments of leaping time: one with the lane, one without. Requests come cut at every byte, and byte
-by byte. Then 150 that were damaged at random, and 150 more for each seed: the long form is
+moments of leaping time: one with the fast path, one without. Requests come cut at every byte, and
+byte by byte. Then 150 that were damaged at random, and 150 more for each seed: the long form is
 `TAILRACE_SIM_COUNT=100 .venv/bin/python -m pytest tests/service/http/test_two_ways.py`.
 """
 
@@ -88,7 +88,7 @@ def test_a_request_cut_anywhere_is_answered_and_stored_alike(entry: Entry) -> No
         assert stored == ordinary.stored(befores[1])
         # An id that comes again is known, and its batch is stored once.
         assert [text for _, text, _ in stored] == list(entry.stored) * (1 if entry.once else times)
-        assert (quick.by_asgi == by_asgi) or not entry.lane
+        assert (quick.by_asgi == by_asgi) or not entry.fast_path
 
     played(story)
 

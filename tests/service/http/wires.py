@@ -1,8 +1,8 @@
 """Connections without a network: bytes go into the server's own protocol, in the pieces a
 test chooses, and what it writes is read back as replies.
 
-A `Side` is a whole node in leaping time, its journal on a simulated disk, and its HTTP door. Its
-requests go by the quick lane where that takes them, or all by ASGI.
+A `Side` is a whole node in leaping time, its journal on a simulated disk, and its HTTP API. Its
+requests go by the fast path where that takes them, or all by ASGI.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from service.http.app import Door, build_app
+from service.http.app import HttpApi, build_app
 from service.http.connection import QUIET, SHUT, Connection
 from service.http.guests import Guests
 from service.http.server import configured
@@ -210,7 +210,7 @@ class Client:
 
 @dataclass
 class Side:
-    """A node with its door; `quick`: small appends may take the lane."""
+    """A node with its HTTP API; `quick`: small appends may go by the fast path."""
 
     clock: VirtualClock
     quick: bool = True
@@ -220,10 +220,10 @@ class Side:
         self.fs = PowerCutFileSystem()
         self.node = Life(self.fs, self.clock, settings=SETTINGS, tuning=Tuning()).node
         self.counters = HttpCounters()
-        door = Door(
+        api = HttpApi(
             settings=self.settings, counters=self.counters, clock=self.clock, entropy=Random(1)
         )
-        self.app = build_app(self.node, door)
+        self.app = build_app(self.node, api)
         self.guests = Guests(self.settings, self.counters, self.app.append.fresh_id)
         self.state = ServerState()
         self.by_asgi = 0

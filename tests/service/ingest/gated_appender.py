@@ -63,7 +63,7 @@ class GatedSyncer:
         """Holds nothing."""
 
 
-class Door:
+class GatedAppender:
     """An appender over a journal on a simulated disk."""
 
     def __init__(

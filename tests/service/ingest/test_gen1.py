@@ -15,7 +15,7 @@ from service.ingest.batch import Receipt
 from service.journal.connectors import MOST, NAME_BYTES
 from service.journal.settings import JournalSettings
 from tests.seeds import seeds
-from tests.service.ingest.gated_appender import Door, at, batch
+from tests.service.ingest.gated_appender import GatedAppender, at, batch
 from tests.service.journal.rig import RUN, journal_settings
 from tests.simulation.powercut import PowerCut, PowerCutFileSystem
 from tests.simulation.turns import turns
@@ -25,50 +25,55 @@ SMALL = journal_settings(file_bytes=600, max_bytes=1 << 20, fast_sync_seconds=36
 
 
 async def send(
-    door: Door, text: bytes = b"a\n", *, above: int = 0, name: str = NAME, key: RunKey = RUN
+    gated: GatedAppender,
+    text: bytes = b"a\n",
+    *,
+    above: int = 0,
+    name: str = NAME,
+    key: RunKey = RUN,
 ) -> Receipt:
-    return await door.appender.append(batch(text, above=above, connector=name, key=key))
+    return await gated.appender.append(batch(text, above=above, connector=name, key=key))
 
 
-async def opened(*, settings: JournalSettings | None = None) -> tuple[Door, int]:
-    """A door, and what its client echoes after the opening call."""
-    door = Door() if settings is None else Door(settings=settings)
-    return door, await door.appender.open_run(RUN, NAME)
+async def opened(*, settings: JournalSettings | None = None) -> tuple[GatedAppender, int]:
+    """An appender, and what its client echoes after the opening call."""
+    gated = GatedAppender() if settings is None else GatedAppender(settings=settings)
+    return gated, await gated.appender.open_run(RUN, NAME)
 
 
 async def test_the_same_lines_with_an_older_echo_are_the_retry_and_get_its_receipt() -> None:
-    door, echo = await opened()
-    before = await send(door, b"before\n", above=echo)
-    first = await send(door, above=before.last)
-    again = await send(door, above=before.last)
+    gated, echo = await opened()
+    before = await send(gated, b"before\n", above=echo)
+    first = await send(gated, above=before.last)
+    again = await send(gated, above=before.last)
     assert (again.ulid, again.records, again.last) == (first.ulid, first.records, first.last)
     assert again.duplicate
     assert not first.duplicate
-    assert door.appender.duplicates == 1
-    assert door.texts() == [b"before\n", b"a\n"]
-    await door.journal.close()
+    assert gated.appender.duplicates == 1
+    assert gated.texts() == [b"before\n", b"a\n"]
+    await gated.journal.close()
 
 
 async def test_the_same_lines_that_echo_the_batch_are_new() -> None:
-    door, echo = await opened()
-    first = await send(door, above=echo)
-    second = await send(door, above=first.last)
+    gated, echo = await opened()
+    first = await send(gated, above=echo)
+    second = await send(gated, above=first.last)
     assert not second.duplicate
     assert second.ulid > first.last
     # The retry of the second echoes the first, and is told from a third.
-    assert (await send(door, above=first.last)).ulid == second.ulid
-    assert not (await send(door, above=second.last)).duplicate
-    assert door.texts() == [b"a\n"] * 3
-    await door.journal.close()
+    assert (await send(gated, above=first.last)).ulid == second.ulid
+    assert not (await send(gated, above=second.last)).duplicate
+    assert gated.texts() == [b"a\n"] * 3
+    await gated.journal.close()
 
 
 async def test_the_retry_of_a_first_batch_echoes_the_opening_however_late_it_comes() -> None:
-    door, echo = await opened()
-    first = await send(door, above=echo)
+    gated, echo = await opened()
+    first = await send(gated, above=echo)
     assert first.ulid > echo
-    door.rig.clock.ms += 3_600_000
-    assert (await send(door, above=echo)).duplicate
-    await door.journal.close()
+    gated.rig.clock.ms += 3_600_000
+    assert (await send(gated, above=echo)).duplicate
+    await gated.journal.close()
 
 
 @pytest.mark.parametrize(
@@ -78,185 +83,185 @@ async def test_the_retry_of_a_first_batch_echoes_the_opening_however_late_it_com
 async def test_without_an_echo_a_retry_comes_within_30_seconds(
     elapsed: int, duplicate: bool, restarted: bool
 ) -> None:
-    door, _ = await opened()
-    await send(door)
+    gated, _ = await opened()
+    await send(gated)
     if restarted:
-        await door.restart()
-    door.rig.clock.ms += elapsed
-    assert (await send(door)).duplicate is duplicate
-    assert len(door.texts()) == (1 if duplicate else 2)
-    await door.journal.close()
+        await gated.restart()
+    gated.rig.clock.ms += elapsed
+    assert (await send(gated)).duplicate is duplicate
+    assert len(gated.texts()) == (1 if duplicate else 2)
+    await gated.journal.close()
 
 
 async def test_only_the_batch_just_before_is_looked_at() -> None:
-    door, echo = await opened()
-    first = await send(door, above=echo)
-    await send(door, b"b\n", above=first.last)
-    assert not (await send(door, above=echo)).duplicate
-    assert door.texts() == [b"a\n", b"b\n", b"a\n"]
-    await door.journal.close()
+    gated, echo = await opened()
+    first = await send(gated, above=echo)
+    await send(gated, b"b\n", above=first.last)
+    assert not (await send(gated, above=echo)).duplicate
+    assert gated.texts() == [b"a\n", b"b\n", b"a\n"]
+    await gated.journal.close()
 
 
 @pytest.mark.parametrize("text", [b"b\n", b"a\na\n", b"\na\n"])
 async def test_other_lines_are_never_a_retry(text: bytes) -> None:
-    door, echo = await opened()
-    await send(door, above=echo)
-    assert not (await send(door, text, above=echo)).duplicate
-    await door.journal.close()
+    gated, echo = await opened()
+    await send(gated, above=echo)
+    assert not (await send(gated, text, above=echo)).duplicate
+    await gated.journal.close()
 
 
 async def test_it_is_the_rule_of_that_connector_in_that_run_only() -> None:
-    door, echo = await opened()
+    gated, echo = await opened()
     other = RunKey(RUN.fqn, "other")
-    await send(door, above=echo)
+    await send(gated, above=echo)
     for name, key in (("host-18", RUN), (NAME, other)):
         for _ in range(2):
-            assert not (await send(door, above=echo, name=name, key=key)).duplicate
+            assert not (await send(gated, above=echo, name=name, key=key)).duplicate
     for _ in range(2):
-        assert not (await door.appender.append(batch(b"a\n", above=echo))).duplicate
+        assert not (await gated.appender.append(batch(b"a\n", above=echo))).duplicate
     # What others sent meanwhile does not come between.
-    assert (await send(door, above=echo)).duplicate
-    await door.journal.close()
+    assert (await send(gated, above=echo)).duplicate
+    await gated.journal.close()
 
 
 async def test_who_did_not_open_has_no_retries() -> None:
-    door = Door()
+    gated = GatedAppender()
     for _ in range(2):
-        assert not (await send(door)).duplicate
-    await door.journal.close()
+        assert not (await send(gated)).duplicate
+    await gated.journal.close()
 
 
 async def test_opening_again_begins_anew() -> None:
-    door, _ = await opened()
-    await send(door)
-    await door.appender.open_run(RUN, NAME)
-    assert not (await send(door)).duplicate
-    await door.restart()
-    await door.appender.open_run(RUN, NAME)
-    await door.restart()
-    assert not (await send(door)).duplicate
-    await door.journal.close()
+    gated, _ = await opened()
+    await send(gated)
+    await gated.appender.open_run(RUN, NAME)
+    assert not (await send(gated)).duplicate
+    await gated.restart()
+    await gated.appender.open_run(RUN, NAME)
+    await gated.restart()
+    assert not (await send(gated)).duplicate
+    await gated.journal.close()
 
 
 async def test_a_batch_under_an_id_is_the_last_one_too() -> None:
-    door, echo = await opened()
-    first = await send(door, above=echo)
+    gated, echo = await opened()
+    first = await send(gated, above=echo)
     named = batch(b"b\n", ulid=at(60_000), above=first.last, connector=NAME)
-    await door.appender.append(named)
-    assert not (await send(door, above=echo)).duplicate
-    await door.journal.close()
+    await gated.appender.append(named)
+    assert not (await send(gated, above=echo)).duplicate
+    await gated.journal.close()
 
 
 async def test_after_a_deletion_it_is_a_new_batch() -> None:
-    door, echo = await opened()
-    first = await send(door, above=echo)
-    door.deleted[RUN] = first.last
-    again = await send(door, above=echo)
+    gated, echo = await opened()
+    first = await send(gated, above=echo)
+    gated.deleted[RUN] = first.last
+    again = await send(gated, above=echo)
     assert not again.duplicate
     assert again.ulid > first.last
-    await door.journal.close()
+    await gated.journal.close()
 
 
 @pytest.mark.parametrize("settings", [None, SMALL])
 async def test_it_holds_after_a_restart_also_of_the_opening_alone(
     settings: JournalSettings | None,
 ) -> None:
-    door, echo = await opened(settings=settings)
-    await door.restart()
-    first = await send(door, above=echo)
-    await door.restart()
-    assert (await send(door, above=echo)).ulid == first.ulid
-    await door.restart()
-    second = await send(door, above=first.last)
+    gated, echo = await opened(settings=settings)
+    await gated.restart()
+    first = await send(gated, above=echo)
+    await gated.restart()
+    assert (await send(gated, above=echo)).ulid == first.ulid
+    await gated.restart()
+    second = await send(gated, above=first.last)
     assert not second.duplicate
-    await door.restart()
-    await door.restart()
-    assert (await send(door, above=first.last)).ulid == second.ulid
-    assert door.texts() == [b"a\n"] * 2
-    await door.journal.close()
+    await gated.restart()
+    await gated.restart()
+    assert (await send(gated, above=first.last)).ulid == second.ulid
+    assert gated.texts() == [b"a\n"] * 2
+    await gated.journal.close()
 
 
 async def test_a_retry_waits_for_the_sync_of_a_batch_whose_client_went_away() -> None:
-    door, echo = await opened()
-    door.syncer.gate.clear()
-    gone = asyncio.create_task(send(door, above=echo))
+    gated, echo = await opened()
+    gated.syncer.gate.clear()
+    gone = asyncio.create_task(send(gated, above=echo))
     await turns()
     gone.cancel()
     await asyncio.sleep(0)
-    retry = asyncio.create_task(send(door, above=echo))
+    retry = asyncio.create_task(send(gated, above=echo))
     await turns()
     assert not retry.done()
-    door.syncer.gate.set()
+    gated.syncer.gate.set()
     assert (await retry).duplicate
-    assert door.texts() == [b"a\n"]
-    await door.journal.close()
+    assert gated.texts() == [b"a\n"]
+    await gated.journal.close()
 
 
 @pytest.mark.parametrize("settings", [None, SMALL])
 async def test_a_bulk_retry_waits_for_the_segment_also_after_a_restart(
     settings: JournalSettings | None,
 ) -> None:
-    door, echo = await opened(settings=settings)
-    await send(door, b"a\nb\n", above=echo)
+    gated, echo = await opened(settings=settings)
+    await send(gated, b"a\nb\n", above=echo)
     for _ in range(2):
-        await door.restart()
+        await gated.restart()
         again = batch(b"a\nb\n", above=echo, durability="bulk", connector=NAME)
-        assert (await door.appender.append(again)).duplicate
-    assert door.confirmed == [2, 2]
-    await door.journal.close()
+        assert (await gated.appender.append(again)).duplicate
+    assert gated.confirmed == [2, 2]
+    await gated.journal.close()
 
 
 async def test_a_batch_that_a_full_disk_refused_is_stored_by_its_retry() -> None:
-    door, echo = await opened(settings=SMALL)
-    door.fs.fail_with(errno.ENOSPC, at=len(door.fs.calls) + 1, once=True)
+    gated, echo = await opened(settings=SMALL)
+    gated.fs.fail_with(errno.ENOSPC, at=len(gated.fs.calls) + 1, once=True)
     with pytest.raises(JournalFull):
-        await send(door, above=echo)
+        await send(gated, above=echo)
     # Its positions are given out again, and a file begins: the state must not claim it.
     for number in range(30):
-        await door.appender.append(batch(b"filling %d\n" % number))
-    await door.restart()
-    assert not (await send(door, above=echo)).duplicate
-    assert door.texts()[-1] == b"a\n"
-    await door.journal.close()
+        await gated.appender.append(batch(b"filling %d\n" % number))
+    await gated.restart()
+    assert not (await send(gated, above=echo)).duplicate
+    assert gated.texts()[-1] == b"a\n"
+    await gated.journal.close()
 
 
 async def test_an_opening_is_taken_though_the_journal_is_full() -> None:
-    door = Door()
-    door.fs.fail_with(errno.ENOSPC, at=len(door.fs.calls) + 1, once=True)
-    echo = await door.appender.open_run(RUN, NAME)
-    assert not door.fs.fault_pending
+    gated = GatedAppender()
+    gated.fs.fail_with(errno.ENOSPC, at=len(gated.fs.calls) + 1, once=True)
+    echo = await gated.appender.open_run(RUN, NAME)
+    assert not gated.fs.fault_pending
     # Not remembered: what is sent again is stored again, never lost.
     for _ in range(2):
-        assert not (await send(door, above=echo)).duplicate
-    await door.journal.close()
+        assert not (await send(gated, above=echo)).duplicate
+    await gated.journal.close()
 
 
 async def test_only_so_many_are_remembered_and_the_one_used_last_stays() -> None:
-    door, echo = await opened()
-    await send(door, above=echo)
+    gated, echo = await opened()
+    await send(gated, above=echo)
     for number in range(MOST):
-        await door.appender.open_run(RunKey("p", f"{number}"), NAME)
+        await gated.appender.open_run(RunKey("p", f"{number}"), NAME)
         if number == MOST // 2:
-            last = await send(door, b"b\n", above=echo)
+            last = await send(gated, b"b\n", above=echo)
     for _ in range(2):
-        assert len(door.journal.state.connectors) == MOST
-        assert (await send(door, b"b\n", above=echo)).ulid == last.ulid
-        await door.restart()
+        assert len(gated.journal.state.connectors) == MOST
+        assert (await send(gated, b"b\n", above=echo)).ulid == last.ulid
+        await gated.restart()
     for number in range(MOST):
-        await door.appender.open_run(RunKey("q", f"{number}"), NAME)
-    assert not (await send(door, b"b\n", above=echo)).duplicate
-    assert len(door.texts()) == 3
-    await door.journal.close()
+        await gated.appender.open_run(RunKey("q", f"{number}"), NAME)
+    assert not (await send(gated, b"b\n", above=echo)).duplicate
+    assert len(gated.texts()) == 3
+    await gated.journal.close()
 
 
 async def test_long_names_are_not_remembered() -> None:
-    door = Door()
+    gated = GatedAppender()
     for _ in range(2):
-        await door.appender.open_run(RUN, "x" * NAME_BYTES)
-        await send(door, name="x" * NAME_BYTES)
-    assert len(door.journal.state.connectors) == 0
-    assert len(door.texts()) == 2
-    await door.journal.close()
+        await gated.appender.open_run(RUN, "x" * NAME_BYTES)
+        await send(gated, name="x" * NAME_BYTES)
+    assert len(gated.journal.state.connectors) == 0
+    assert len(gated.texts()) == 2
+    await gated.journal.close()
 
 
 # --- a model: the client, and everything that may come between ------------------------
@@ -275,17 +280,17 @@ class Client:
         self.sending: bytes | None = None
         self.shipped: list[bytes] = []
 
-    async def step(self, door: Door) -> None:
+    async def step(self, gated: GatedAppender) -> None:
         """One request, whose reply arrives or not. Raises what ends the node."""
         if self.echo is None:
-            echo = await door.appender.open_run(RUN, self.name)
-            if door.journal.state.connectors.get(RUN, self.name) is not None:
+            echo = await gated.appender.open_run(RUN, self.name)
+            if gated.journal.state.connectors.get(RUN, self.name) is not None:
                 self.echo = echo  # else the disk was full: not remembered, and not covered
             return
         if self.sending is None:
             self.sending = self.dice.choice((b"a %b\n", b"b %b\n")) % self.name.encode()
         try:
-            receipt = await send(door, self.sending, above=self.echo, name=self.name)
+            receipt = await send(gated, self.sending, above=self.echo, name=self.name)
         except JournalFull:
             return
         if self.dice.random() < 0.6:
@@ -293,43 +298,43 @@ class Client:
             self.shipped.append(self.sending)
             self.sending = None
 
-    async def settle(self, door: Door) -> None:
+    async def settle(self, gated: GatedAppender) -> None:
         """What is under way is sent until it is through; then all is there once."""
         while self.sending is not None:
-            await self.step(door)
-        mine = [text for text in door.texts() if text.endswith(self.name.encode() + b"\n")]
+            await self.step(gated)
+        mine = [text for text in gated.texts() if text.endswith(self.name.encode() + b"\n")]
         assert mine == self.shipped
 
 
-async def _between(door: Door, dice: Random) -> None:
+async def _between(gated: GatedAppender, dice: Random) -> None:
     chance = dice.random()
     if chance < 0.1:
-        await door.restart()
+        await gated.restart()
     elif chance < 0.2:
-        door.fs.heal()
-        call = len(door.fs.calls) + dice.randint(1, 4)
-        door.fs.fail_with(errno.ENOSPC, at=call, once=True)
+        gated.fs.heal()
+        call = len(gated.fs.calls) + dice.randint(1, 4)
+        gated.fs.fail_with(errno.ENOSPC, at=call, once=True)
     elif chance < 0.3:
-        door.rig.clock.ms += dice.choice((-60_000, 5, 60_000))
+        gated.rig.clock.ms += dice.choice((-60_000, 5, 60_000))
 
 
 @pytest.mark.parametrize("seed", seeds(30))
 async def test_every_batch_once_whatever_comes_between(seed: int) -> None:
     dice = Random(f"gen1 {seed}")
-    door = Door(settings=SMALL)
+    gated = GatedAppender(settings=SMALL)
     clients = [Client(dice, f"host-{number}") for number in range(3)]
     for _ in range(120):
-        await dice.choice(clients).step(door)
+        await dice.choice(clients).step(gated)
         try:
-            await _between(door, dice)
+            await _between(gated, dice)
         except JournalFull:
-            door.fs.heal()
-            door.open()
-    door.fs.heal()
+            gated.fs.heal()
+            gated.open()
+    gated.fs.heal()
     for client in clients:
-        await client.settle(door)
+        await client.settle(gated)
     assert sum(len(client.shipped) for client in clients) > 20
-    await door.journal.close()
+    await gated.journal.close()
 
 
 @pytest.mark.parametrize("seed", seeds(3))
@@ -342,13 +347,13 @@ def test_a_power_cut_at_every_call(seed: int) -> None:
 
         async def story(fs: PowerCutFileSystem, client: Client) -> None:
             asyncio.get_running_loop().set_exception_handler(lambda *_: None)
-            door = Door(fs, SMALL)
+            gated = GatedAppender(fs, SMALL)
             for number in range(14):
-                await client.step(door)
+                await client.step(gated)
                 if number == 7:
-                    await door.restart()
-            await client.settle(door)
-            await door.journal.close()
+                    await gated.restart()
+            await client.settle(gated)
+            await gated.journal.close()
 
         try:
             asyncio.run(story(fs, client))

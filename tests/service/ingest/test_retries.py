@@ -16,7 +16,7 @@ from logstore.batch import RunKey
 from logstore.errors import BatchConflict, JournalFull, RunDeleted
 from service.ingest.batch import Durability, IncomingBatch
 from tests.service.client_model import downloaded
-from tests.service.ingest.gated_appender import Door, at, batch
+from tests.service.ingest.gated_appender import GatedAppender, at, batch
 from tests.service.simulated_node import START_MS, Life
 from tests.simulation.backing import open_store
 from tests.simulation.hanging_store import HangingStore
@@ -28,15 +28,15 @@ OTHERS = [RunKey("other", str(number)) for number in range(5)]
 FEW = 2
 
 
-def few() -> Door:
-    """A door that has two runs in memory."""
-    return Door(active_runs=FEW)
+def few() -> GatedAppender:
+    """An appender that has two runs in memory."""
+    return GatedAppender(active_runs=FEW)
 
 
-async def crowd_out(door: Door) -> list[asyncio.Task[object]]:
+async def crowd_out(gated: GatedAppender) -> list[asyncio.Task[object]]:
     """As many other runs as make memory forget the ones before; their batches are on their way."""
     tasks: list[asyncio.Task[object]] = [
-        asyncio.create_task(door.appender.append(batch(key=key))) for key in OTHERS
+        asyncio.create_task(gated.appender.append(batch(key=key))) for key in OTHERS
     ]
     await turns()
     return tasks
@@ -49,153 +49,155 @@ async def crowd_out(door: Door) -> list[asyncio.Task[object]]:
 async def test_other_bytes_under_an_id_that_the_node_gave_are_a_conflict_before_the_sync(
     durability: Durability,
 ) -> None:
-    door = Door()
-    submitted = door.appender.submit(batch(b"mine\nours\n", durability="fast"))
+    gated = GatedAppender()
+    submitted = gated.appender.submit(batch(b"mine\nours\n", durability="fast"))
     assert submitted is not None
     await submitted.done
-    assert door.journal.synced_pos == 0, "it is written and not synced"
+    assert gated.journal.synced_pos == 0, "it is written and not synced"
     ulid = ulids.batch_of(submitted.last)
     with pytest.raises(BatchConflict):
-        await door.appender.append(batch(b"his!\nyours\n", ulid=ulid, durability=durability))
-    assert door.texts() == [b"mine\nours\n"]
-    await door.journal.close()
+        await gated.appender.append(batch(b"his!\nyours\n", ulid=ulid, durability=durability))
+    assert gated.texts() == [b"mine\nours\n"]
+    await gated.journal.close()
 
 
 @pytest.mark.parametrize("quick", [True, False])
 async def test_the_same_bytes_under_an_id_that_the_node_gave_are_a_duplicate(quick: bool) -> None:
-    door = Door()
+    gated = GatedAppender()
     if quick:
-        submitted = door.appender.submit(batch(durability="fast"))
+        submitted = gated.appender.submit(batch(durability="fast"))
         assert submitted is not None
         last = submitted.last
     else:
-        last = (await door.appender.append(batch(durability="fast"))).last
-    again = await door.appender.append(batch(ulid=ulids.batch_of(last)))
+        last = (await gated.appender.append(batch(durability="fast"))).last
+    again = await gated.appender.append(batch(ulid=ulids.batch_of(last)))
     assert again.duplicate
     assert again.last == last
-    assert door.journal.synced_pos == 2, "what asks for more than the first copy waits for its sync"
-    assert door.texts() == [b"one\ntwo\n"]
-    await door.journal.close()
+    assert gated.journal.synced_pos == 2, (
+        "what asks for more than the first copy waits for its sync"
+    )
+    assert gated.texts() == [b"one\ntwo\n"]
+    await gated.journal.close()
 
 
 async def test_an_id_that_the_node_gave_is_known_also_when_all_below_it_are() -> None:
     """The quick way raises the run's last id: a higher one counts as new without a look."""
-    door = Door()
-    await door.appender.append(batch(ulid=at(-1)))  # from here on the run is complete in memory
-    submitted = door.appender.submit(batch(b"mine\nours\n"))
+    gated = GatedAppender()
+    await gated.appender.append(batch(ulid=at(-1)))  # from here on the run is complete in memory
+    submitted = gated.appender.submit(batch(b"mine\nours\n"))
     assert submitted is not None
     await submitted.done
     with pytest.raises(BatchConflict):
-        await door.appender.append(batch(b"his!\nyours\n", ulid=ulids.batch_of(submitted.last)))
-    assert door.texts() == [b"one\ntwo\n", b"mine\nours\n"]
-    await door.journal.close()
+        await gated.appender.append(batch(b"his!\nyours\n", ulid=ulids.batch_of(submitted.last)))
+    assert gated.texts() == [b"one\ntwo\n", b"mine\nours\n"]
+    await gated.journal.close()
 
 
 async def test_a_batch_that_its_client_gave_up_and_the_disk_refused_is_new() -> None:
     """Its own future says nothing any more: the journal does."""
-    door = Door()
+    gated = GatedAppender()
     minted: list[int] = []
-    mint = asyncio.create_task(door.appender.append(batch(b"lost\nlost\n")))
-    while door.journal.next_pos == 0:
+    mint = asyncio.create_task(gated.appender.append(batch(b"lost\nlost\n")))
+    while gated.journal.next_pos == 0:
         await asyncio.sleep(0)
     mint.cancel()
-    minted += [item.ulid for item in door.journal.unsynced(batch().key)]
-    door.fs.fail_with(errno.ENOSPC, at=len(door.fs.calls) + 1, once=True)
-    retry = door.appender.append(batch(ulid=minted[0]))
+    minted += [item.ulid for item in gated.journal.unsynced(batch().key)]
+    gated.fs.fail_with(errno.ENOSPC, at=len(gated.fs.calls) + 1, once=True)
+    retry = gated.appender.append(batch(ulid=minted[0]))
     # The sync that was to decide meets the same disk: its client is told to try again.
     with pytest.raises(JournalFull):
         await retry
-    assert not (await door.appender.append(batch(ulid=minted[0]))).duplicate
-    assert door.texts() == [b"one\ntwo\n"]
-    await door.journal.close()
+    assert not (await gated.appender.append(batch(ulid=minted[0]))).duplicate
+    assert gated.texts() == [b"one\ntwo\n"]
+    await gated.journal.close()
 
 
 async def test_a_batch_that_its_client_gave_up_is_stored_all_the_same_and_known() -> None:
-    door = Door()
-    door.syncer.gate.clear()
-    given_up = asyncio.create_task(door.appender.append(batch()))
+    gated = GatedAppender()
+    gated.syncer.gate.clear()
+    given_up = asyncio.create_task(gated.appender.append(batch()))
     await turns()
-    ulid = door.journal.unsynced(batch().key)[0].ulid
+    ulid = gated.journal.unsynced(batch().key)[0].ulid
     given_up.cancel()
     await turns()
-    retry = asyncio.create_task(door.appender.append(batch(ulid=ulid)))
+    retry = asyncio.create_task(gated.appender.append(batch(ulid=ulid)))
     await turns()
     assert not retry.done()
-    door.syncer.gate.set()
+    gated.syncer.gate.set()
     assert (await retry).duplicate
-    assert door.texts() == [b"one\ntwo\n"]
-    await door.journal.close()
+    assert gated.texts() == [b"one\ntwo\n"]
+    await gated.journal.close()
 
 
 # --- more runs than memory holds ----------------------------------------------------
 
 
 async def test_a_retry_whose_first_copy_is_on_its_way_is_known_past_the_runs_in_memory() -> None:
-    door = few()
-    door.syncer.gate.clear()
-    tasks = [asyncio.create_task(door.appender.append(batch(ulid=at())))]
+    gated = few()
+    gated.syncer.gate.clear()
+    tasks = [asyncio.create_task(gated.appender.append(batch(ulid=at())))]
     await turns()
-    tasks += await crowd_out(door)  # type: ignore[arg-type]
-    assert door.appender.active.peek(batch().key) is None
-    again = asyncio.create_task(door.appender.append(batch(ulid=at())))
-    other = asyncio.create_task(door.appender.append(batch(b"1\n2\n", ulid=at())))
+    tasks += await crowd_out(gated)  # type: ignore[arg-type]
+    assert gated.appender.active.peek(batch().key) is None
+    again = asyncio.create_task(gated.appender.append(batch(ulid=at())))
+    other = asyncio.create_task(gated.appender.append(batch(b"1\n2\n", ulid=at())))
     await turns()
     assert not again.done()
-    door.syncer.gate.set()
+    gated.syncer.gate.set()
     assert (await again).duplicate
     with pytest.raises(BatchConflict):
         await other
     await asyncio.gather(*tasks)
-    assert sorted(door.texts()) == [b"one\ntwo\n"] * (1 + len(OTHERS))
-    await door.journal.close()
+    assert sorted(gated.texts()) == [b"one\ntwo\n"] * (1 + len(OTHERS))
+    await gated.journal.close()
 
 
 async def test_what_is_on_its_way_counts_for_which_ids_are_new_past_the_runs_in_memory() -> None:
     """A lower id, sent meanwhile, must not make memory believe that it is the run's last."""
-    door = few()
-    door.syncer.gate.clear()
-    tasks = [asyncio.create_task(door.appender.append(batch(ulid=at(5))))]
+    gated = few()
+    gated.syncer.gate.clear()
+    tasks = [asyncio.create_task(gated.appender.append(batch(ulid=at(5))))]
     await turns()
-    tasks += await crowd_out(door)  # type: ignore[arg-type]
-    tasks.append(asyncio.create_task(door.appender.append(batch(ulid=at(1)))))
+    tasks += await crowd_out(gated)  # type: ignore[arg-type]
+    tasks.append(asyncio.create_task(gated.appender.append(batch(ulid=at(1)))))
     await turns()
-    again = asyncio.create_task(door.appender.append(batch(ulid=at(5))))
+    again = asyncio.create_task(gated.appender.append(batch(ulid=at(5))))
     await turns()
-    door.syncer.gate.set()
+    gated.syncer.gate.set()
     assert (await again).duplicate
     await asyncio.gather(*tasks)
-    assert len(door.texts()) == 2 + len(OTHERS)
-    await door.journal.close()
+    assert len(gated.texts()) == 2 + len(OTHERS)
+    await gated.journal.close()
 
 
 async def test_a_run_forgotten_while_the_store_was_asked_is_not_stored_twice() -> None:
     """Two requests with one id, each waiting for the store with another memory of the run."""
-    door = few()
-    door.stored.gate = asyncio.Event()
-    tasks = [asyncio.create_task(door.appender.append(batch(ulid=at())))]
+    gated = few()
+    gated.stored.gate = asyncio.Event()
+    tasks = [asyncio.create_task(gated.appender.append(batch(ulid=at())))]
     await turns()
-    tasks += await crowd_out(door)  # type: ignore[arg-type]
-    tasks.append(asyncio.create_task(door.appender.append(batch(ulid=at()))))
+    tasks += await crowd_out(gated)  # type: ignore[arg-type]
+    tasks.append(asyncio.create_task(gated.appender.append(batch(ulid=at()))))
     await turns()
-    door.stored.gate.set()
+    gated.stored.gate.set()
     receipts = await asyncio.gather(*tasks)
     assert sorted(receipts[i].duplicate for i in (0, -1)) == [False, True]
-    assert (await door.appender.append(batch(ulid=at()))).duplicate
-    assert len(door.texts()) == 1 + len(OTHERS)
-    await door.journal.close()
+    assert (await gated.appender.append(batch(ulid=at()))).duplicate
+    assert len(gated.texts()) == 1 + len(OTHERS)
+    await gated.journal.close()
 
 
 async def test_a_run_deleted_while_the_store_was_asked_takes_no_deleted_id() -> None:
-    door = Door()
-    door.stored.gate = asyncio.Event()
-    late = asyncio.create_task(door.appender.append(batch(ulid=at())))
+    gated = GatedAppender()
+    gated.stored.gate = asyncio.Event()
+    late = asyncio.create_task(gated.appender.append(batch(ulid=at())))
     await turns()
-    door.deleted[batch().key] = at(1)
-    door.stored.gate.set()
+    gated.deleted[batch().key] = at(1)
+    gated.stored.gate.set()
     with pytest.raises(RunDeleted):
         await late
-    assert door.texts() == []
-    await door.journal.close()
+    assert gated.texts() == []
+    await gated.journal.close()
 
 
 # --- a store that gives no answer ---------------------------------------------------

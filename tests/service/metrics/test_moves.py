@@ -1,4 +1,4 @@
-"""Every declared metric moves: at the doors of a real service, in searches, or in a node's life."""
+"""Every declared metric moves: by requests to a service, in searches, or in a node's life."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from logstore.errors import LimitReached, Unavailable
 from service.ingest.batch import IncomingBatch
 from service.journal.scan import Unused, read_header, scan
 from service.metrics.declared import Sources
-from service.metrics.http import DOORS
+from service.metrics.http import HTTP
 from service.metrics.node import NODE, STORE
 from service.metrics.openmetadata import OPENMETADATA
 from service.metrics.runs import TEXTS
@@ -212,13 +212,13 @@ def damage(watched: Watched) -> None:
 
 
 async def test_the_metrics_of_searches(tmp_path: Path) -> None:
-    shown: dict[str, set[Any]] = {metric.name: set() for metric in DOORS}
+    shown: dict[str, set[Any]] = {metric.name: set() for metric in HTTP}
     world = endless(tmp_path)
     async with engine_of(world, max_concurrent=1, max_waiting=1) as engine:
         sources = Sources(cast("Node", SimpleNamespace()), engine)
 
         def look() -> None:
-            for metric in DOORS:
+            for metric in HTTP:
                 shown[metric.name].add(str(metric.read(sources)))
 
         look()

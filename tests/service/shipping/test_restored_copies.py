@@ -21,7 +21,7 @@ from tests.service.shipping.copies import CLONE, COMMON, MINE, YOURS, Copies
 from tests.service.simulated_node import DATA
 from tests.simulation.virtual_time import VirtualClock
 
-DOORS: list[tuple[Durability, bool]] = [
+DURABILITIES: list[tuple[Durability, bool]] = [
     ("durable", True),
     ("durable", False),
     ("fast", True),
@@ -93,7 +93,7 @@ def test_a_restored_folder(behind: int, more: int, away_seconds: float) -> None:
 
 
 @pytest.mark.parametrize("away_seconds", [0.0, 60.0])
-@pytest.mark.parametrize(("durability", "named"), DOORS)
+@pytest.mark.parametrize(("durability", "named"), DURABILITIES)
 def test_through_every_door(durability: Durability, named: bool, away_seconds: float) -> None:
     """Also those who wait for the store hear of their lines: nobody waits for ever in a fork."""
     copies = behind_by(3)

@@ -1,4 +1,4 @@
-"""What nobody foresaw, in the answer of the quick lane: a connection never waits for ever."""
+"""What nobody foresaw, in the answer of the fast path: a connection never waits for ever."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from logstore.clock import SystemClock
-from service.http.app import Door, build_app
+from service.http.app import HttpApi, build_app
 from service.http.server import address, listen, serving
 from tests.service.http.conftest import Served
 from tests.service.http.journal_node import JournalNode
@@ -33,18 +33,18 @@ class Breaks(SystemClock):
 async def node() -> AsyncIterator[JournalNode]:
     made = JournalNode()
     yield made
-    await made.door.journal.close()
+    await made.gated.journal.close()
 
 
 async def test_an_answer_that_cannot_be_made_is_a_500(node: JournalNode) -> None:
     clock = Breaks(node)
-    door = Door(clock=clock)
+    api = HttpApi(clock=clock)
     bound = listen("127.0.0.1", 0)
     async with (
-        serving(build_app(node, door), bound, stop_seconds=2),
+        serving(build_app(node, api), bound, stop_seconds=2),
         httpx.AsyncClient(base_url=address(bound), timeout=120) as client,
     ):
-        served = Served(node, door.counters, client, address(bound))
+        served = Served(node, api.counters, client, address(bound))
         await known(served)
         async with asyncio.timeout(60), wire(served) as connection:
             connection.post(b"a\n", "x-request-id: one")
@@ -56,4 +56,4 @@ async def test_an_answer_that_cannot_be_made_is_a_500(node: JournalNode) -> None
             clock.broken = False
             await connection.stored(b"b\n")  # in its order, on the same connection
     assert node.news() == [b"a\n", b"b\n"]
-    assert door.counters.append_refused == 1
+    assert api.counters.append_refused == 1
