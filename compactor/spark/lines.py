@@ -5,6 +5,12 @@ one task has), one sort by it serves both the removal of copies and the order of
 record whose predecessor has its identity is left out. That is a window over one batch and
 its copies, so what Spark buffers is bounded by the largest batch and not by a run, and
 takes a fifth less CPU than an aggregation that keeps the first of each record.
+
+Files are read whose place and size are known, so that Spark asks the store for neither. By itself
+it looks for each path (HEAD) and lists it (LIST, HEAD), one after the other in the driver, before
+a task reads a byte. The store's listing has said it all by then. So Spark's own index of files
+is made of what is known, by the cache that it takes listings from. What is gone meanwhile
+fails in its task, as what goes between Spark's listing and its reading does.
 """
 
 from __future__ import annotations
@@ -13,6 +19,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from queue import Empty, Queue
+from typing import Any
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
@@ -21,7 +28,6 @@ from pyspark.sql import Column, DataFrame, Observation, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's users know
 
 from compactor.spark.jvm import reason
-from compactor.spark.known import read_known
 from compactor.spark.s3a import address
 from logstore import ulid
 from logstore.errors import Unavailable
@@ -36,13 +42,39 @@ SCHEMA = (
 )
 COLUMNS = [column.split()[0] for column in SCHEMA.split(", ")]
 GONE = "gone"
+_BLOCK_BYTES = 128 << 20  # of no meaning to S3; Spark cuts by `maxPartitionBytes`
 PATIENCE_SECONDS = 120.0
 BATCH_CHARACTERS = 21  # of 26: the last five are the line number
 
 
 def read(spark: SparkSession, files: Mapping[str, int]) -> DataFrame:
-    """The lines of segments or table files, given by the bytes of each address."""
-    return read_known(spark, {address(file): size for file, size in files.items()}, SCHEMA)
+    """The lines of segments or table files, bytes by address; there is at least one."""
+    jvm: Any = spark._jvm
+    gateway: Any = spark.sparkContext._gateway
+    session = spark._jsparkSession
+    hadoop, sources = jvm.org.apache.hadoop.fs, jvm.org.apache.spark.sql.execution.datasources
+    none = getattr(getattr(jvm.scala, "None$"), "MODULE$")
+    empty = jvm.PythonUtils.toScalaMap({})
+    types = jvm.org.apache.spark.sql.types.StructType
+    rows = types.fromDDL(SCHEMA)
+    cache, paths = sources.FileStatusCache.getOrCreate(session), []
+    system = hadoop.Path(address(next(iter(files)))).getFileSystem(
+        session.sessionState().newHadoopConf()
+    )
+    for file, size in files.items():
+        path = system.makeQualified(hadoop.Path(address(file)))
+        statuses = gateway.new_array(hadoop.FileStatus, 1)
+        statuses[0] = hadoop.FileStatus(size, False, 1, _BLOCK_BYTES, 0, path)
+        cache.putLeafFiles(path, statuses)
+        paths.append(path)
+    found = jvm.PythonUtils.toSeq(paths)
+    index = sources.InMemoryFileIndex(
+        session, found, empty, jvm.scala.Some(rows), cache, none, none
+    )
+    cache.invalidateAll()  # the index has them, and this part of the cache is nobody else's
+    parquet = sources.parquet.ParquetFileFormat()
+    relation = sources.HadoopFsRelation(index, types(), rows, none, parquet, empty, session)
+    return DataFrame(session.baseRelationToDataFrame(relation), spark)
 
 
 def write(lines: DataFrame, folder: str) -> int:

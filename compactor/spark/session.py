@@ -1,44 +1,30 @@
 """The Spark session: started at the first need, so that an idle pass costs no JVM.
 
 Where executors are other processes, maybe on other machines, a store that is a folder must be
-the same folder for all: that is tried before anything is done (`staging.py`).
+the same folder for all: that is tried before anything is done. After each job the rows
+that the tasks say they wrote are compared with those found (`compactor/commit/counted.py`).
 
-How far the job under way is, for people who watch.
+pyspark is imported when Spark starts, and not before: a pass that has nothing to do needs none.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from py4j.protocol import Py4JError
-from pyspark.sql import SparkSession
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from compactor.spark.class_archive import archive_conf
 from compactor.spark.conf import DEFAULTS, NEEDED, SparkWishes, is_here, submitted
 from compactor.spark.engine import MergeInput, RewriteInput, Written
 from compactor.spark.jars import SUBMIT
-from compactor.spark.jvm import hear, quiet_py4j, reason
 from compactor.spark.s3a import COMMITTER, FILE_SYSTEM, S3A
 from logstore.errors import Unavailable
-
-
-def tasks_of(spark: SparkSession) -> tuple[int, int] | None:
-    """Tasks done, and all tasks, of the stages under way; None if there are none, or no Spark."""
-    done = known = 0
-    try:
-        tracker = spark.sparkContext.statusTracker()
-        for stage in tracker.getActiveStageIds():
-            info = tracker.getStageInfo(stage)
-            if info is not None:
-                done += info.numCompletedTasks
-                known += info.numTasks
-    except (Py4JError, OSError):  # it is being stopped: then nothing is under way
-        return None
-    return (done, known) if known else None
-
 
 if TYPE_CHECKING:  # importing pyspark takes longer than finding out that nothing is to do
     from pyspark import SparkConf
@@ -54,6 +40,11 @@ _NO_JARS: Final = (
 )
 _NO_START: Final = "Its own messages stand above this one."
 _SUBMITTED: Final = "local[*]"  # what spark-submit says where nothing was said
+_TRIES: Final = 4  # tasks for each core, so that each executor has one
+_SHARE_IT: Final = (
+    "Mount the store's folder at the same path on the driver's machine and those of all"
+    " executors, or keep the store on S3."
+)
 _NO_PYSPARK: Final = "Install pyspark 4.1.1 beside this program."
 
 
@@ -125,9 +116,7 @@ class Session:
         spark = self._spark
         if spark is None or self._starting:
             return None
-        from compactor.spark.session import tasks_of
-
-        return tasks_of(spark)
+        return _tasks_of(spark)
 
     def stop(self) -> None:
         """Ends the session and, where this process started it, its JVM."""
@@ -173,8 +162,6 @@ class Session:
     def _try_folder(self, spark: SparkSession) -> None:
         if self._folder is None or is_here(spark.sparkContext.master):
             return
-        from compactor.spark.staging import try_folder
-
         try:
             try_folder(spark, self._folder)
         except Unavailable:
@@ -188,7 +175,7 @@ def _start(wishes: SparkWishes, s3a: S3A | None, secrets: Mapping[str, str]) -> 
         from pyspark.errors import PySparkRuntimeError
         from pyspark.sql import SparkSession
 
-        from compactor.spark.jvm import end_dead_jvm
+        from compactor.spark.jvm import end_dead_jvm, hear, quiet_py4j, reason
     except ImportError as error:
         raise Unavailable(f"Spark does not start: {error}", hint=_NO_PYSPARK) from error
     quiet_py4j()
@@ -257,3 +244,56 @@ def _tell_s3(spark: SparkSession, secrets: Mapping[str, str]) -> None:
     hadoop: Any = spark.sparkContext._jsc.hadoopConfiguration()
     for name, value in secrets.items():
         hadoop.set(name, value)
+
+
+def _tasks_of(spark: SparkSession) -> tuple[int, int] | None:
+    """Tasks done, and all tasks, of the stages under way; None if there are none, or no Spark."""
+    from py4j.protocol import Py4JError
+
+    done = known = 0
+    try:
+        tracker = spark.sparkContext.statusTracker()
+        for stage in tracker.getActiveStageIds():
+            info = tracker.getStageInfo(stage)
+            if info is not None:
+                done += info.numCompletedTasks
+                known += info.numTasks
+    except (Py4JError, OSError):  # it is being stopped: then nothing is under way
+        return None
+    return (done, known) if known else None
+
+
+def try_folder(spark: SparkSession, folder: str) -> None:
+    """Has executors write below `folder`, made if need be, and looks. Raises `Unavailable`."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    tasks = int(spark.sparkContext.defaultParallelism) * _TRIES
+    place = os.path.join(folder, f"try-{spark.sparkContext.applicationId}")
+    try:
+        os.makedirs(folder, exist_ok=True)
+        spark.range(0, tasks, 1, tasks).write.parquet(place)
+        check_rows(place, tasks)
+    except (PySparkException, Py4JError, OSError) as error:
+        raise Unavailable(f"executors cannot write to {folder}", hint=_SHARE_IT) from error
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def check_rows(folder: str, written: int) -> None:
+    """Raises `Unavailable` unless the Parquet files in `folder` hold `written` rows."""
+    found = 0
+    try:
+        for inner, _, names in os.walk(folder):
+            for name in names:
+                if name.startswith("part-"):
+                    found += pq.read_metadata(os.path.join(inner, name)).num_rows
+    except (OSError, pa.ArrowInvalid) as error:
+        raise Unavailable(
+            f"what executors wrote cannot be read: {error}", hint=_SHARE_IT
+        ) from error
+    if found != written:
+        raise Unavailable(
+            f"executors wrote {written} rows, and {found} of them are in {folder}",
+            hint=_SHARE_IT,
+        )

@@ -19,8 +19,7 @@ import pytest
 from compactor.commit.placement import STAGING
 from compactor.report import Report
 from compactor.spark.conf import SparkWishes
-from compactor.spark.session import Session
-from compactor.spark.staging import check_rows, try_folder
+from compactor.spark.session import Session, check_rows, try_folder
 from logstore import ulid
 from logstore.errors import Unavailable
 from tests.compactor.lake import HOUR, NOON, Lake, batch
