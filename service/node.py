@@ -1,7 +1,7 @@
 """A node: the journal and everything that moves lines out of it, as one thing to start and stop.
 
     append ──► journal ──► tail (after the sync)
-                  └──► shipper: segments, in order ──► text: chunks, partial, logs
+                  └──► shipper: segments, in order ──► run logs: chunks, partial, logs
                                                    └──► journal files go
 
 Start order: lock the folder, know who we are, recover the journal, register, then take
@@ -90,7 +90,7 @@ class Node:
         self.lineage: Lineage
         self.shipper: SegmentShipper
         self.appender: Appender
-        self.text: RunLogs
+        self.run_logs: RunLogs
         self.tail: Tail
 
     async def start(self) -> None:
@@ -140,9 +140,9 @@ class Node:
             offload=seams.offload,
             lineage=self.lineage,
             confirmations=self._confirmations,
-            on_confirmed=lambda cut: self.text.confirmed(cut.seq, cut.first, cut.end),
+            on_confirmed=lambda cut: self.run_logs.confirmed(cut.seq, cut.first, cut.end),
         )
-        self.text = open_run_logs(
+        self.run_logs = open_run_logs(
             self.identity.node,
             self.identity.parents,
             seams.store,
@@ -162,16 +162,16 @@ class Node:
             ),
         )
         for (fqn, run), t in state.deleted.all().items():
-            self.text.deletions.note(fqn, run, t)
+            self.run_logs.deletions.note(fqn, run, t)
         minter = ulids.Minter(seams.clock, seams.entropy, last=state.last_ulid)
         self.appender = Appender(
             self.journal,
-            self.text,
+            self.run_logs,
             seams.clock,
             minter,
             settings.ingest,
             active_runs=settings.runs.max_concurrent_streams,
-            horizon=self.text.deletions.horizon,
+            horizon=self.run_logs.deletions.horizon,
             confirmed_through=self.shipper.confirmed_through,
         )
         self._begin(self._serve(), "node")
@@ -185,7 +185,7 @@ class Node:
             # Batches are taken already.
             await self._insist(self._start_text, "waiting for the object store")
             group.create_task(self.shipper.ship_forever())
-            group.create_task(self.text.run())
+            group.create_task(self.run_logs.run())
             group.create_task(self.status.run())
             group.create_task(self._release_forever())
 
@@ -203,7 +203,7 @@ class Node:
     async def _start_text(self) -> None:
         await self.lineage.look_if_due()
         await self.marks.check(self.identity.parents)
-        await self.text.start()
+        await self.run_logs.start()
 
     async def _insist(self, step: Callable[[], Awaitable[None]], waiting: str) -> None:
         """Takes a step as soon as it is possible; what keeps it back is a problem meanwhile."""
@@ -277,7 +277,7 @@ class Node:
             found.append(self.clock_skew.problem)
         if self.shipper.last_error is not None:
             found.append(f"segments wait in the journal: {self.shipper.last_error}")
-        found += [*journal_problems(self.journal, self.recovered), *self.text.problems()]
+        found += [*journal_problems(self.journal, self.recovered), *self.run_logs.problems()]
         return [*found, *self.marks.problems(), *self.seams.problems()]
 
     def submit(self, batch: IncomingBatch) -> Submitted | None:
@@ -300,13 +300,13 @@ class Node:
     async def close_run(self, key: RunKey) -> str:
         """Finalises a run: `closed`, or `closing` if that takes longer. Raises `NodeNotReady`."""
         await self._until_ready()
-        return await self.text.close_run(key)
+        return await self.run_logs.close_run(key)
 
     async def delete_run(self, key: RunKey) -> None:
         """Deletes a run for good. Raises `Unavailable`."""
         await self._until_ready()
         await self.journal.synced(self.journal.next_pos)  # what was taken is seen, and goes
-        await self.text.delete_run(key)
+        await self.run_logs.delete_run(key)
         await self.status.remove(*key)
         self.tail.ended(key)
 
@@ -314,7 +314,7 @@ class Node:
         """Deletes all runs of a pipeline, giving their ids. Raises `Unavailable`."""
         await self._until_ready()
         await self.journal.synced(self.journal.next_pos)
-        runs = await self.text.delete_pipeline(fqn)
+        runs = await self.run_logs.delete_pipeline(fqn)
         await self.status.remove(fqn, None)
         for run in runs:
             self.tail.ended(RunKey(fqn, run))
@@ -343,7 +343,7 @@ class Node:
     def _synced(self, batches: Sequence[Appended]) -> None:
         self.shipper.added()
         for batch in batches:
-            self.text.appended(batch.key, batch.pos + batch.records)
+            self.run_logs.appended(batch.key, batch.pos + batch.records)
         if not (watched := self.tail.watched):
             return
         file = self.journal.files[-1].ulid
@@ -353,11 +353,11 @@ class Node:
                 self.tail.publish(batch.key, batch.text, batch.records, batch.lines, last)
 
     def _release(self) -> None:
-        """Lets journal files go that neither the segments nor the texts need."""
+        """Lets journal files go that neither the segments nor the run logs need."""
         confirmed = self.journal.state.confirmed.end
-        # The texts can be made from the segments; room for new batches cannot.
+        # Run logs can be made from the segments; room for new batches cannot.
         scarce = self.journal.bytes > self._settings.journal.max_bytes // 2
-        self.journal.release(confirmed if scarce else min(confirmed, self.text.flushed_pos))
+        self.journal.release(confirmed if scarce else min(confirmed, self.run_logs.flushed_pos))
 
     # --- stopping ------------------------------------------------------------------
 
@@ -372,7 +372,7 @@ class Node:
             async with asyncio.timeout(self._settings.server.stop_seconds):
                 if self._started.is_set() and self.journal.failure is None:
                     await self.shipper.confirmed_through(self.journal.next_pos)
-                    await self.text.drain()
+                    await self.run_logs.drain()
                     self._release()
         except (TimeoutError, JournalFailed, Unavailable, OutcomeUnknown):
             pass  # the journal has it all
@@ -383,7 +383,7 @@ class Node:
     async def _let_go(self) -> None:
         self.shipper.stop()
         self.appender.stop()
-        await self.text.stop()
+        await self.run_logs.stop()
         tasks = [task for task in self._tasks if task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()

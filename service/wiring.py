@@ -129,7 +129,7 @@ def deletions_of(node: Node) -> Callable[[], Awaitable[Sequence[Deletion]]]:
     """What is deleted, as the node knows it at each call."""
 
     async def deletions() -> Sequence[Deletion]:
-        return node.text.deletions.all()
+        return node.run_logs.deletions.all()
 
     return deletions
 

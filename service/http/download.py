@@ -21,7 +21,7 @@ from logstore.errors import NotFound
 from service.http.node import NodeApi
 from service.http.ranges import Span, accepts_gzip, matches, parse_range
 from service.http.targets import BASE, run_key
-from service.runs.read import TextSize
+from service.runs.read import LogSize
 
 _GZIP = 16 + isal_zlib.MAX_WBITS
 _TYPE = "text/plain; charset=utf-8"
@@ -53,7 +53,7 @@ def download_routes(node: NodeApi) -> APIRouter:
     @router.head("/{fqn}/{runId}/download", include_in_schema=False)
     async def download(fqn: str, runId: str, request: Request) -> Response:  # noqa: N803
         key = run_key(fqn, runId)
-        size = await node.text.reader.size(key)
+        size = await node.run_logs.reader.size(key)
         if size.state in ("none", "deleted"):
             raise NotFound(f"no run {key.run!r} of {key.fqn!r}")
         response = answer(node, key, size, request.headers)
@@ -62,7 +62,7 @@ def download_routes(node: NodeApi) -> APIRouter:
     return router
 
 
-def answer(node: NodeApi, key: RunKey, size: TextSize, headers: Mapping[str, str]) -> Response:
+def answer(node: NodeApi, key: RunKey, size: LogSize, headers: Mapping[str, str]) -> Response:
     """What the request's headers make of the text: all, a part, compressed, or nothing new."""
     whole = size.stored_bytes == size.total_bytes
     tags = _validators(size.etag)
@@ -77,7 +77,7 @@ def answer(node: NodeApi, key: RunKey, size: TextSize, headers: Mapping[str, str
         common["etag"] = tags.plain
         return _part(node, key, span, total, common)
     common["content-disposition"] = f'attachment; filename="{_file_name(key)}"'
-    text = node.text.reader.download(key)
+    text = node.run_logs.reader.download(key)
     if accepts_gzip(headers.get("accept-encoding")):
         if "etag" in common and tags.gzip:
             common["etag"] = tags.gzip
@@ -102,7 +102,7 @@ def _validators(etag: str | None) -> _Validators:
     return _Validators(f'"{bare}"', f'"{bare}-gzip"')
 
 
-def _span(headers: Mapping[str, str], size: TextSize, tags: _Validators) -> Span | None:
+def _span(headers: Mapping[str, str], size: LogSize, tags: _Validators) -> Span | None:
     wanted = headers.get("range")
     if wanted is None or tags.plain is None or not size.stored_bytes:
         return None
@@ -116,7 +116,7 @@ def _part(
     node: NodeApi, key: RunKey, span: Span, total: str, common: dict[str, str]
 ) -> StreamingResponse:
     return StreamingResponse(
-        node.text.reader.download(key, offset=span.first, size=span.size),
+        node.run_logs.reader.download(key, offset=span.first, size=span.size),
         status_code=206,
         headers={
             **common,

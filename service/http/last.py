@@ -108,7 +108,7 @@ def last_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRoute
             str | None, Query(description=f"Of the pipeline: {', '.join(TASKS)}.")
         ] = None,
     ) -> Response:
-        key, report = await last_run(node.status, node.text.listing, name(fqn.encode(), "fqn"))
+        key, report = await last_run(node.status, node.run_logs.listing, name(fqn.encode(), "fqn"))
         task = task_key(type, report)
         try:
             page = await page_from_start(node, key, after, min(limit, settings.max_lines))
@@ -127,8 +127,8 @@ def last_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRoute
     )
     @router.head("/{fqn}/last/download", include_in_schema=False)
     async def download(fqn: str, request: Request) -> Response:
-        key, _ = await last_run(node.status, node.text.listing, name(fqn.encode(), "fqn"))
-        size = await node.text.reader.size(key)
+        key, _ = await last_run(node.status, node.run_logs.listing, name(fqn.encode(), "fqn"))
+        size = await node.run_logs.reader.size(key)
         response = answer(node, key, size, request.headers)
         response.headers["tailrace-run"] = _header(key.run)
         if response.status_code in (200, 206):

@@ -54,7 +54,7 @@ def listing_routes(node: NodeApi, settings: PageSettings) -> APIRouter:
 
     @router.get("", summary="Pipelines that have runs", response_model=PipelineList)
     async def pipelines() -> dict[str, Any]:
-        return {"pipelines": list(await node.text.listing.pipelines())}
+        return {"pipelines": list(await node.run_logs.listing.pipelines())}
 
     @router.get("/{fqn}", summary="Runs of a pipeline, newest first", response_model=RunList)
     async def runs(
@@ -62,7 +62,7 @@ def listing_routes(node: NodeApi, settings: PageSettings) -> APIRouter:
         limit: Annotated[int, Query(ge=1, description="Runs at most.")] = settings.run_list,
     ) -> dict[str, Any]:
         pipeline = name(fqn.encode(), "fqn")
-        found = await node.text.listing.runs(pipeline, min(limit, _MAX_RUNS))
+        found = await node.run_logs.listing.runs(pipeline, min(limit, _MAX_RUNS))
         if not found:
             await must_know(node, pipeline)
         return {"runs": [run.run for run in found], "details": [_details(run) for run in found]}

@@ -131,7 +131,7 @@ class EventStream(Response):
 
     async def _over(self) -> bool:
         """Whether the run was closed, or its client said that it is over some time ago."""
-        if (await self._node.text.reader.size(self._key)).state in _CLOSED:
+        if (await self._node.run_logs.reader.size(self._key)).state in _CLOSED:
             return True
         return await self._node.status.over(self._key)
 
@@ -144,11 +144,11 @@ class EventStream(Response):
                 await self._send(send, self._start_over())
             else:
                 return
-        self._cursor = await self._node.text.reader.tail_start(self._key, _REPLAY_LINES)
+        self._cursor = await self._node.run_logs.reader.tail_start(self._key, _REPLAY_LINES)
 
     async def _catch_up(self, send: Send) -> bool:
         """Sends a piece of what storage has beyond the cursor; False when there is none."""
-        pieces = await self._node.text.reader.batches_after(
+        pieces = await self._node.run_logs.reader.batches_after(
             self._key, self._cursor, max_bytes=_CATCH_UP_BYTES
         )
         for piece in pieces:
@@ -272,7 +272,7 @@ def live_routes(node: NodeApi, max_readers: int, counters: HttpCounters) -> APIR
         format: Annotated[Literal["json", "text"], Query()] = "json",  # noqa: A002
     ) -> Response:
         if runId == "last":
-            key, _ = await last_run(node.status, node.text.listing, name(fqn.encode(), "fqn"))
+            key, _ = await last_run(node.status, node.run_logs.listing, name(fqn.encode(), "fqn"))
         else:
             key = run_key(fqn, runId)
         return EventStream(

@@ -14,7 +14,7 @@ from logstore.batch import RunKey
 from logstore.position import Cursor
 from service.ingest.batch import IncomingBatch, Receipt, Submitted
 from service.runs.listing import RunSummary
-from service.runs.read import Page, TextPiece, TextSize
+from service.runs.read import LogPiece, LogSize, Page
 from service.status.status import RunStatus
 from service.tail import Tail
 
@@ -42,7 +42,7 @@ class RunReader(Protocol):
 
     async def batches_after(
         self, key: RunKey, cursor: Cursor | int | None, *, max_bytes: int
-    ) -> Sequence[TextPiece]:
+    ) -> Sequence[LogPiece]:
         """What follows a cursor, up to about `max_bytes`; nothing when level with the hot end."""
         ...
 
@@ -56,7 +56,7 @@ class RunReader(Protocol):
         """The text from byte `offset`, at most `size` bytes of it."""
         ...
 
-    async def size(self, key: RunKey) -> TextSize:
+    async def size(self, key: RunKey) -> LogSize:
         """Lengths and state; zero and `none` for a run that never was."""
         ...
 
@@ -73,7 +73,7 @@ class RunListing(Protocol):
         ...
 
 
-class RunText(Protocol):
+class RunLogsApi(Protocol):
     """The run logs of the node."""
 
     @property
@@ -88,7 +88,7 @@ class NodeApi(Protocol):
     @property
     def ready(self) -> bool: ...
     @property
-    def text(self) -> RunText: ...
+    def run_logs(self) -> RunLogsApi: ...
     @property
     def tail(self) -> Tail: ...
     @property

@@ -91,11 +91,11 @@ async def _read(
     after, before, tail = start
     if tail is not None:
         tail = min(tail, settings.max_lines)
-        return await node.text.reader.page(
+        return await node.run_logs.reader.page(
             key, after=None, limit=tail, tail=tail, max_bytes=PIECE_BYTES
         )
     if before is not None:
-        return await node.text.reader.page(
+        return await node.run_logs.reader.page(
             key, after=None, limit=limit, before=before, max_bytes=PIECE_BYTES
         )
     return await page_from_start(node, key, after, limit)
@@ -108,16 +108,16 @@ async def page_from_start(node: NodeApi, key: RunKey, after: str | None, limit: 
     Raises `NotFound`, `StoreUnavailable`.
     """
     try:
-        return await node.text.reader.page(
+        return await node.run_logs.reader.page(
             key, after=after or None, limit=limit, max_bytes=PIECE_BYTES
         )
     except InvalidCursor:
-        return await node.text.reader.page(key, after=None, limit=limit, max_bytes=PIECE_BYTES)
+        return await node.run_logs.reader.page(key, after=None, limit=limit, max_bytes=PIECE_BYTES)
 
 
 async def must_know(node: NodeApi, fqn: str) -> None:
     """Raises `NotFound` if no run of the pipeline ever sent a line or a status."""
-    if not await node.text.listing.runs(fqn, 1) and not await node.status.knows(fqn):
+    if not await node.run_logs.listing.runs(fqn, 1) and not await node.status.knows(fqn):
         raise NotFound(
             f"no pipeline {fqn!r}", hint="Its first batch or pipelineStatus makes a pipeline."
         )

@@ -108,7 +108,7 @@ async def _pieces(
     del begun
     while last.missing and size < MAX_BYTES:
         most = min(PIECE_BYTES, MAX_BYTES - size)
-        last = await node.text.reader.page(
+        last = await node.run_logs.reader.page(
             key, after=last.after, limit=last.missing, max_bytes=most
         )
         size += len(last.text)

@@ -81,7 +81,7 @@ class ProgressStream(EventSourceResponse):
 
     async def _over(self) -> bool:
         with suppress(TailraceError):
-            if (await self._node.text.reader.size(self._key)).state == "closed":
+            if (await self._node.run_logs.reader.size(self._key)).state == "closed":
                 return True
         return await self._node.status.over(self._key)
 

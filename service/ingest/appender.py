@@ -283,7 +283,7 @@ class Appender:
     async def _look_up(self, key: RunKey, ulid: int) -> KnownBatch | None:
         """Searches the journal, then the run's chunks, then what came in meanwhile.
 
-        Without the store's answer a second copy may be stored: the run's text and the
+        Without the store's answer a second copy may be stored: the run's log and the
         table leave it out later.
         """
         found = await self._look_up_journal(key, ulid)

@@ -24,7 +24,7 @@ from service.metrics.declared import Declared, Read, Sources, counter, gauge
 
 
 def _counters(sources: Sources) -> Mapping[str, CoordinationCounters]:
-    named = sources.node.text.leases.counters
+    named = sources.node.run_logs.leases.counters
     return {**named, **{work.source: work.counters for work in sources.work}}
 
 
@@ -45,14 +45,14 @@ def _update_errors(sources: Sources) -> dict[tuple[str, str], float]:
 
 def _held(sources: Sources) -> dict[str, float]:
     found: dict[str, float] = dict.fromkeys(_counters(sources), 0)
-    for held in sources.node.text.leases.held:
+    for held in sources.node.run_logs.leases.held:
         found[held.lease.name.source] += 1
     return found | {work.source: HELD.of(work) for work in sources.work}
 
 
 def _oldest(sources: Sources) -> dict[str, float]:
     found: dict[str, float] = dict.fromkeys(_counters(sources), 0)
-    for held in sources.node.text.leases.held:
+    for held in sources.node.run_logs.leases.held:
         source = held.lease.name.source
         found[source] = max(found[source], sources.now - held.since)
     return found | {work.source: OLDEST.of(work) for work in sources.work}

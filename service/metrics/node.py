@@ -66,7 +66,7 @@ STORE: tuple[Declared, ...] = (
 
 def loops(sources: Sources) -> dict[str, Heartbeat]:
     """The heartbeat of every loop that must not stand still."""
-    shipper, text = sources.node.shipper, sources.node.text
+    shipper, text = sources.node.shipper, sources.node.run_logs
     return {
         "cut": shipper.cutting,
         "ship": shipper.shipping,

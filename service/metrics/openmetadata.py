@@ -16,7 +16,7 @@ from service.runtime.counters import READS, WRITES
 
 def _failures_in_a_row(sources: Sources) -> int:
     node = sources.node
-    return max(node.text.flusher.pending.worst, node.shipper.consecutive_failures)
+    return max(node.run_logs.flusher.pending.worst, node.shipper.consecutive_failures)
 
 
 def _spelled(

@@ -1,4 +1,4 @@
-"""The texts of runs: flushed, merged, published, closed, swept."""
+"""Run logs: flushed, merged, published, closed, swept."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from service.metrics.declared import Declared, Sources, counter, gauge
 
 def lag_bytes(sources: Sources) -> int:
     """Text that is not yet in its run's chunks, in a segment or not."""
-    return sources.node.shipper.unshipped.bytes + sources.node.text.flusher.pending.bytes
+    return sources.node.shipper.unshipped.bytes + sources.node.run_logs.flusher.pending.bytes
 
 
 def lag_seconds(sources: Sources) -> float:
     """The age of the oldest of it."""
-    waiting = sources.node.text.flusher.pending.oldest_seconds(sources.now)
+    waiting = sources.node.run_logs.flusher.pending.oldest_seconds(sources.now)
     return max(waiting, sources.node.shipper.unshipped.seconds)
 
 
@@ -26,7 +26,7 @@ TEXTS: tuple[Declared, ...] = (
     gauge(
         "text_lag_lines",
         "Synced lines that are not yet in their runs' chunks.",
-        lambda s: max(0, s.node.journal.synced_pos - s.node.text.flushed_pos),
+        lambda s: max(0, s.node.journal.synced_pos - s.node.run_logs.flushed_pos),
     ),
     gauge("text_lag_bytes", "Bytes of text that are not yet in their runs' chunks.", lag_bytes),
     gauge(
@@ -37,108 +37,110 @@ TEXTS: tuple[Declared, ...] = (
     gauge(
         "runs_waiting",
         "Runs with lines in segments that are not yet in their chunks.",
-        lambda s: len(s.node.text.flusher.pending),
+        lambda s: len(s.node.run_logs.flusher.pending),
     ),
     gauge(
         "runs_failing",
         "Runs whose last flush failed.",
-        lambda s: s.node.text.flusher.pending.failing,
+        lambda s: s.node.run_logs.flusher.pending.failing,
     ),
     gauge(
         "run_consecutive_failures",
         "Flushes that failed in a row, of the run with the most.",
-        lambda s: s.node.text.flusher.pending.worst,
+        lambda s: s.node.run_logs.flusher.pending.worst,
     ),
     gauge(
         "flush_alert_after_failures",
         "The setting `runs.pending_flush_alert_after_failures`, for alert rules.",
-        lambda s: s.node.text.alert_after_failures,
+        lambda s: s.node.run_logs.alert_after_failures,
     ),
     counter(
         "run_flushes",
         "Flushes of a run's news into a chunk.",
-        lambda s: s.node.text.flusher.flushes,
+        lambda s: s.node.run_logs.flusher.flushes,
     ),
     counter(
         "run_flush_failures",
         "Flushes that failed and are tried again.",
-        lambda s: s.node.text.flusher.failures,
+        lambda s: s.node.run_logs.flusher.failures,
     ),
     counter(
-        "chunks", "Chunks of run text written.", lambda s: s.node.text.run_flush.chunks_written
+        "chunks", "Chunks of run text written.", lambda s: s.node.run_logs.run_flush.chunks_written
     ),
     counter(
         "chunk_bytes",
         "Bytes of run text written in chunks.",
-        lambda s: s.node.text.run_flush.bytes_written,
+        lambda s: s.node.run_logs.run_flush.bytes_written,
     ),
     counter(
         "chunk_duplicates",
         "Batches that a chunk left out because another copy was there.",
-        lambda s: s.node.text.run_flush.left_out,
+        lambda s: s.node.run_logs.run_flush.left_out,
     ),
-    counter("folds", "Merges of chunks into larger ones.", lambda s: s.node.text.merger.merges),
-    counter("partials", "Partial texts published.", lambda s: s.node.text.partials.published),
+    counter("folds", "Merges of chunks into larger ones.", lambda s: s.node.run_logs.merger.merges),
+    counter("partials", "Partial texts published.", lambda s: s.node.run_logs.partials.published),
     gauge(
         "unreadable_segments",
         "Segments whose bytes are not what was written.",
-        lambda s: s.node.text.backlog.unreadable,
+        lambda s: s.node.run_logs.backlog.unreadable,
     ),
-    counter("runs_closed", "Runs whose final text was made.", lambda s: s.node.text.closer.closes),
+    counter(
+        "runs_closed", "Runs whose final log was made.", lambda s: s.node.run_logs.closer.closes
+    ),
     gauge(
         "closes_waiting",
         "Closes that are recorded and not finished.",
-        lambda s: s.node.text.closer.unfinished,
+        lambda s: s.node.run_logs.closer.unfinished,
     ),
     counter(
         "close_failures",
         "Closes that failed and are tried again.",
-        lambda s: s.node.text.closer.failures,
+        lambda s: s.node.run_logs.closer.failures,
     ),
     counter(
         "runs_reopened",
         "Closed runs that late batches came to.",
-        lambda s: s.node.text.closer.reopened,
+        lambda s: s.node.run_logs.closer.reopened,
     ),
     counter(
         "runs_finalised",
         "Runs closed because nobody did it in time.",
-        lambda s: s.node.text.sweeper.finalised,
+        lambda s: s.node.run_logs.sweeper.finalised,
     ),
     counter(
         "runs_expired",
         "Runs removed at the end of their retention.",
-        lambda s: s.node.text.sweeper.expired,
+        lambda s: s.node.run_logs.sweeper.expired,
     ),
-    counter("runs_deleted", "Deletions of runs.", lambda s: s.node.text.deleter.deleted),
+    counter("runs_deleted", "Deletions of runs.", lambda s: s.node.run_logs.deleter.deleted),
     counter(
         "chunks_swept",
         "Chunks removed that no manifest names any more.",
-        lambda s: s.node.text.sweeper.orphans,
+        lambda s: s.node.run_logs.sweeper.orphans,
     ),
     counter(
         "chunks_vanished",
         "Chunks that a manifest names and somebody took away or wrote over.",
-        lambda s: s.node.text.chunk_repairer.vanished,
+        lambda s: s.node.run_logs.chunk_repairer.vanished,
     ),
     counter(
         "chunks_mended",
         "Such chunks made again from segments or table.",
-        lambda s: s.node.text.chunk_repairer.repaired,
+        lambda s: s.node.run_logs.chunk_repairer.repaired,
     ),
     gauge(
         "chunks_lost",
         "Runs with such a chunk that could not be made again.",
-        lambda s: len(s.node.text.chunk_repairer.problems()),
+        lambda s: len(s.node.run_logs.chunk_repairer.problems()),
     ),
     counter(
         "runs_remade",
         "Runs whose every text was gone, made again from segments or table.",
-        lambda s: s.node.text.rebuilder.rebuilt,
+        lambda s: s.node.run_logs.rebuilder.rebuilt,
     ),
     gauge(
         "damaged_manifests",
         "Runs that the last sweep could not read.",
-        lambda s: s.node.text.sweeper.damaged,
+        lambda s: s.node.run_logs.sweeper.damaged,
     ),
 )

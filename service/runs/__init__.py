@@ -1,1 +1,1 @@
-"""The text of runs: flushed into chunks, merged, published, closed, deleted, and read."""
+"""Run logs: flushed into chunks, merged, published, closed, deleted, and read."""

@@ -21,7 +21,7 @@ from logstore.objects.store import ObjectStore
 from logstore.runs.manifest import Manifest
 from logstore.runs.manifests import Manifests
 from service.runs.chunks import Chunks
-from service.runs.flusher import TextFlusher
+from service.runs.flusher import Flusher
 from service.runs.locks import RunLocks
 from service.runs.merge import ChunkMerger
 from service.runs.openmetadata.importer import WRITER
@@ -45,7 +45,7 @@ class Closer:
         manifests: Manifests,
         chunks: Chunks,
         merger: ChunkMerger,
-        flusher: TextFlusher,
+        flusher: Flusher,
         locks: RunLocks,
         clock: Clock,
         settings: RunSettings,

@@ -41,7 +41,7 @@ _LOOK_SECONDS = 0.5
 _UNKNOWN_BYTES_PER_ROW = 100
 
 
-class TextFlusher:
+class Flusher:
     """Of one node. `events` hear of every manifest that a flush left behind."""
 
     def __init__(

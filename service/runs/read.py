@@ -1,4 +1,4 @@
-"""Reading the text of runs: pages, catching up, downloads, sizes, lists.
+"""Reading run logs: pages, catching up, downloads, sizes, lists.
 
 Every call takes a snapshot; nothing is held between calls but caches of immutable
 things. So a page costs the manifest, a piece of an index, and one ranged get.
@@ -74,7 +74,7 @@ async def download(
         tries = 0 if at.offset > before else tries + 1
         if tries > 1:
             await snapshots.repair(key)
-    raise StoreUnavailable(f"the text of {key.fqn}/{key.run} is not where its manifest says")
+    raise StoreUnavailable(f"the log of {key.fqn}/{key.run} is not where its manifest says")
 
 
 async def _next(at: _Progress, snapshot: Snapshot) -> _Step:
@@ -149,7 +149,7 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
-class TextPiece:
+class LogPiece:
     """Whole lines, and the cursor after the last of them."""
 
     text: bytes
@@ -157,7 +157,7 @@ class TextPiece:
 
 
 @dataclass(frozen=True, slots=True)
-class TextSize:
+class LogSize:
     """How long the text is, and how much of it is in the store under which ETag."""
 
     stored_bytes: int
@@ -167,7 +167,7 @@ class TextSize:
     state: str
 
 
-class TextReader:
+class RunLogReader:
     """Of one node."""
 
     def __init__(self, snapshots: Snapshots) -> None:
@@ -210,10 +210,10 @@ class TextReader:
 
     async def batches_after(
         self, key: RunKey, cursor: Cursor | int | None, *, max_bytes: int
-    ) -> list[TextPiece]:
+    ) -> list[LogPiece]:
         """What follows a cursor, up to about `max_bytes`; nothing when level with the hot end."""
 
-        async def read(snapshot: Snapshot) -> list[TextPiece]:
+        async def read(snapshot: Snapshot) -> list[LogPiece]:
             ranges = await unseen(snapshot, cursor)
             if not ranges:
                 return []
@@ -222,7 +222,7 @@ class TextReader:
             after = await cursor_at(snapshot, found.end)
             if isinstance(cursor, Cursor) and cursor.complete:
                 after = cursor.joined(after)
-            return [TextPiece(found.text, after)]
+            return [LogPiece(found.text, after)]
 
         return await self._snapshots.with_one(key, read)
 
@@ -246,13 +246,13 @@ class TextReader:
         """
         return download(self._snapshots, key, offset, size)
 
-    async def size(self, key: RunKey) -> TextSize:
+    async def size(self, key: RunKey) -> LogSize:
         """Lengths and state; zero and `none` for a run that never was."""
 
-        async def measure(snapshot: Snapshot) -> TextSize:
+        async def measure(snapshot: Snapshot) -> LogSize:
             stored = snapshot.chunk_bytes
             etag = _etag(snapshot) if snapshot.exists else None
-            return TextSize(stored, snapshot.size, snapshot.lines, etag, snapshot.state)
+            return LogSize(stored, snapshot.size, snapshot.lines, etag, snapshot.state)
 
         return await self._snapshots.with_one(key, measure)
 

@@ -21,7 +21,7 @@ from service.runs.delete import Deleter
 from service.runs.deletions import Deletions
 from service.runs.events import RunEvents
 from service.runs.flush import RunFlush
-from service.runs.flusher import TextFlusher
+from service.runs.flusher import Flusher
 from service.runs.listing import Listing
 from service.runs.locks import RunLocks
 from service.runs.merge import ChunkMerger
@@ -29,7 +29,7 @@ from service.runs.openmetadata.importer import Importer
 from service.runs.partial import PartialPublisher
 from service.runs.pending import FlushProgress
 from service.runs.pin import Recorded
-from service.runs.read import TextReader
+from service.runs.read import RunLogReader
 from service.runs.repair.chunks import ChunkRepairer
 from service.runs.repair.rebuild import RunRebuilder
 from service.runs.sweep import Sweeper
@@ -59,10 +59,10 @@ class RunLogs:
     deletions: Deletions
     backlog: Backlog
     leases: NamedLeases
-    reader: TextReader
+    reader: RunLogReader
     listing: Listing
     run_flush: RunFlush
-    flusher: TextFlusher
+    flusher: Flusher
     merger: ChunkMerger
     partials: PartialPublisher
     active: ActiveMarkers

@@ -1,4 +1,4 @@
-"""Sealing: the settled beginning of a run's text becomes `logs.txt`.
+"""Sealing: the settled beginning of a run's log becomes `logs.txt`.
 
     intent (manifest) ──► logs.txt composed under a condition ──► index ──► manifest ──► read back
 

@@ -11,7 +11,7 @@ MIB = 1 << 20
 
 
 class RunSettings(RunRetention):
-    """The text of runs; OpenMetadata's names for the same things are accepted too."""
+    """Run logs; OpenMetadata's names for the same things are accepted too."""
 
     prefix: str = Field(
         default="pipeline-logs",

@@ -57,7 +57,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A chunk and where its lines and bytes begin in the run's text."""
+    """A chunk and where its lines and bytes begin in the run's log."""
 
     chunk: Chunk
     line: int
@@ -210,6 +210,6 @@ class Snapshots:
                     await self.repair(key)
                 moved = error
         raise StoreUnavailable(
-            f"the text of {key.fqn}/{key.run} is not where its manifest says: {moved}",
+            f"the log of {key.fqn}/{key.run} is not where its manifest says: {moved}",
             hint="Try again; if it stays so, run `tailrace verify`.",
         )

@@ -25,7 +25,7 @@ from logstore.names import decode
 from logstore.objects.store import ObjectStore
 from logstore.runs.watermark import Watermark
 from service.runs.backlog import Backlog
-from service.runs.flusher import TextFlusher
+from service.runs.flusher import Flusher
 from service.runtime.heartbeat import Heartbeat
 
 _AT_ONCE = 8
@@ -47,7 +47,7 @@ class Takeover:
         clock: Clock,
         leases: NamedLeases,
         backlog: Backlog,
-        flusher: TextFlusher,
+        flusher: Flusher,
         *,
         watermark: Callable[[str], Awaitable[Watermark]],
         load_deletions: Callable[[], Awaitable[None]],

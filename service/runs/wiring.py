@@ -23,7 +23,7 @@ from service.runs.delete import Deleter
 from service.runs.deletions import Deletions
 from service.runs.events import RunEvents
 from service.runs.flush import RunFlush
-from service.runs.flusher import TextFlusher
+from service.runs.flusher import Flusher
 from service.runs.listing import Listing
 from service.runs.locks import RunLocks
 from service.runs.merge import ChunkMerger
@@ -32,7 +32,7 @@ from service.runs.openmetadata.layout import Upstream
 from service.runs.partial import PartialPublisher
 from service.runs.pending import FlushProgress, FlushRules, Pending
 from service.runs.pin import RunJournal
-from service.runs.read import TextReader
+from service.runs.read import RunLogReader
 from service.runs.remote_state import RemoteState
 from service.runs.repair.chunks import ChunkRepairer
 from service.runs.repair.rebuild import OrphanEvidence, Records, RunRebuilder
@@ -134,7 +134,7 @@ def open_run_logs(
     partials = PartialPublisher(
         store, manifests, chunks, locks, prefix, clock, seconds=_partial_seconds(runs, tuning)
     )
-    flusher = TextFlusher(
+    flusher = Flusher(
         node,
         list(parents),
         store,
@@ -259,7 +259,7 @@ def open_run_logs(
         deletions=deletions,
         backlog=backlog,
         leases=leases,
-        reader=TextReader(snapshots),
+        reader=RunLogReader(snapshots),
         listing=Listing(store, progress, journal.pin, deletions, snapshots, upstream),
         run_flush=run_flush,
         flusher=flusher,

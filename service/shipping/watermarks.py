@@ -1,7 +1,7 @@
-"""What table and texts say of a node's segments; a watermark that is damaged is taken again.
+"""What table and run logs say of a node's segments; a watermark that is damaged is taken again.
 
 Without its watermark a node cannot start, and its bytes say nothing any more. What they
-said is in the store all the same: a segment is removed only when table and texts have it, so
+said is in the store all the same: a segment is removed only when table and run logs have it, so
 all below the lowest that is there are dealt with; or all that the table has, if none is
 there. Of those that are there the manifests of their runs know what is in chunks, and
 what is not is brought there again, as after any start. Segments that are set aside stay

@@ -27,7 +27,7 @@ class Owner(Protocol):
     """What is asked of the node, late: a node that starts anew has new ones."""
 
     @property
-    def text(self) -> RunLogs: ...
+    def run_logs(self) -> RunLogs: ...
     @property
     def tail(self) -> Tail: ...
 
@@ -37,10 +37,10 @@ def open_status(owner: Owner, seams: Seams, settings: Settings) -> RunStatus:
     keep_free = _keep_free(settings)
 
     def horizon(key: RunKey) -> int:
-        return owner.text.deletions.horizon(key)
+        return owner.run_logs.deletions.horizon(key)
 
     async def exists(key: RunKey) -> bool:
-        return await owner.text.listing.exists(key)
+        return await owner.run_logs.listing.exists(key)
 
     def room(size: int) -> None:
         if keep_free is not None:

@@ -174,7 +174,7 @@ async def paged(node: Node, key: RunKey, limit: int) -> bytes:
     """A run's text by pages of `limit` lines."""
     text, after = b"", None
     while True:
-        page = await node.text.reader.page(key, after=after, limit=limit)
+        page = await node.run_logs.reader.page(key, after=after, limit=limit)
         text += page.text
         after = page.after
         if after is None:
@@ -183,12 +183,12 @@ async def paged(node: Node, key: RunKey, limit: int) -> bytes:
 
 async def downloaded(node: Node, key: RunKey) -> bytes:
     """A run's text as one stream."""
-    return b"".join([piece async for piece in node.text.reader.download(key)])
+    return b"".join([piece async for piece in node.run_logs.reader.download(key)])
 
 
 async def exists(node: Node, key: RunKey) -> bool:
     """Whether the run is there for readers."""
     try:
-        return (await node.text.reader.size(key)).total_lines > 0
+        return (await node.run_logs.reader.size(key)).total_lines > 0
     except TailraceError:
         return False

@@ -49,7 +49,7 @@ def test_a_node_starts_takes_lines_and_leaves_them_in_the_store() -> None:
         await node.stop()
         assert not node.failed.done()
         assert node.journal.state.confirmed.end == node.journal.next_pos
-        assert node.text.flushed_pos == node.journal.next_pos
+        assert node.run_logs.flushed_pos == node.journal.next_pos
         again = Life(fs, clock, seed=1).node
         await again.start()
         assert again.identity == node.identity
@@ -153,7 +153,7 @@ def test_a_folder_under_another_name_goes_on_as_a_fork() -> None:
         await clients.send(second, clock, RUN)
         clients.check(RUN, await downloaded(second, RUN), where="download")
         assert await second.close_run(RUN) == "closed"
-        size = await second.text.reader.size(RUN)
+        size = await second.run_logs.reader.size(RUN)
         assert size.state == "closed", "the fork closes what its parent began"
         await second.stop()
         third = Life(fs, clock, seed=2).node

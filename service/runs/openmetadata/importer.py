@@ -41,7 +41,7 @@ from logstore.swap import Document, RetryBudget, Revision
 from service.runs.chunks import Chunks
 from service.runs.deletions import Deletions
 from service.runs.locks import OncePerRun
-from service.runs.openmetadata.layout import Upstream, UpstreamText
+from service.runs.openmetadata.layout import Upstream, UpstreamLog
 
 WRITER = "taken-in"
 """Of lines that no node of ours brought into the text; a node's id ends in a ULID."""
@@ -124,7 +124,7 @@ class Importer:
                 return True
             await self._clock.sleep(_PAUSE_SECONDS * 2 ** min(tries, 4))
         raise StoreUnavailable(
-            f"the text of {key.fqn}/{key.run} changes all the time while it is imported",
+            f"the log of {key.fqn}/{key.run} changes all the time while it is imported",
             hint="Stop the OpenMetadata server that still writes to this bucket.",
         )
 
@@ -141,7 +141,7 @@ class Importer:
         self.imported += 1
         return True
 
-    async def _chunk(self, key: RunKey, text: UpstreamText) -> Chunk:
+    async def _chunk(self, key: RunKey, text: UpstreamLog) -> Chunk:
         name = _Name.of(text)
         scan = TextScan(WRITER, name.first_batch)
         parts: list[Part | bytes] = []
@@ -204,7 +204,7 @@ class _Name:
     first_batch: int
 
     @staticmethod
-    def of(text: UpstreamText) -> _Name:
+    def of(text: UpstreamLog) -> _Name:
         """Always the same of the same objects."""
         parts = [f"{info.key}\0{info.etag}\0{info.size}" for info in text.objects]
         digest = hashlib.blake2b("\0".join(parts).encode(), digest_size=16).digest()
@@ -215,7 +215,7 @@ class _Name:
         return _Name(ulids.encode(chunk), base | own << ulids.LINE_BITS + _NUMBER_BITS)
 
 
-def _manifest(key: RunKey, text: UpstreamText, chunk: Chunk, generation: int) -> Manifest:
+def _manifest(key: RunKey, text: UpstreamLog, chunk: Chunk, generation: int) -> Manifest:
     closes: dict[str, int] = {}
     if text.closed or text.reopened:
         closes = {WRITER: chunk.records if text.closed else 0}
@@ -234,7 +234,7 @@ def _manifest(key: RunKey, text: UpstreamText, chunk: Chunk, generation: int) ->
     )
 
 
-def _epoch(text: UpstreamText) -> int:
+def _epoch(text: UpstreamLog) -> int:
     """OpenMetadata's, so that ours goes on rising."""
     epoch = text.objects[-1].metadata.get("writer-epoch", "")
     return int(epoch) if epoch.isascii() and epoch.isdigit() and len(epoch) < 16 else 0

@@ -1,4 +1,4 @@
-"""Texts that OpenMetadata itself wrote: where they stand, and which of them are the run's text.
+"""Texts that OpenMetadata itself wrote: where they stand, and which of them are the run's log.
 
 OpenMetadata keeps a run in progress in `partial.txt`, and at its close copies that to
 `logs.txt` and deletes it. Its folder has the pipeline's name with every character but
@@ -36,8 +36,8 @@ _NAMES = ("partial.txt", "logs.txt")
 
 
 @dataclass(frozen=True, slots=True)
-class UpstreamText:
-    """The objects whose bytes, one after another, are the run's text.
+class UpstreamLog:
+    """The objects whose bytes, one after another, are the run's log.
 
     `closed` tells whether the text ends where OpenMetadata closed the run, `reopened` whether
     it goes on after that. An object may lack its last newline.
@@ -75,7 +75,7 @@ class Upstream:
         folders = await asyncio.gather(*[self._look(folder) for folder in self._folders(key)])
         return [info.key for both in folders for info in both if info is not None]
 
-    async def find(self, key: RunKey, deleted_through: int) -> UpstreamText | None:
+    async def find(self, key: RunKey, deleted_through: int) -> UpstreamLog | None:
         """The run's text; None if there is none that was written after the deletion.
 
         Raises `NotFound`, `PreconditionFailed` (somebody changes it: look again),
@@ -142,15 +142,15 @@ class Upstream:
 
     async def _chosen(
         self, partial: ObjectInfo | None, logs: ObjectInfo | None
-    ) -> UpstreamText | None:
+    ) -> UpstreamLog | None:
         if logs is None or partial is None:
             only = logs or partial
-            return None if only is None else UpstreamText((only,), closed=logs is not None)
+            return None if only is None else UpstreamLog((only,), closed=logs is not None)
         if not await self._continues(logs, partial):
-            return UpstreamText((logs, partial), closed=False, reopened=True)
+            return UpstreamLog((logs, partial), closed=False, reopened=True)
         if partial.size <= logs.size:
-            return UpstreamText((logs,), closed=True)
-        return UpstreamText((partial,), closed=False, reopened=True)
+            return UpstreamLog((logs,), closed=True)
+        return UpstreamLog((partial,), closed=False, reopened=True)
 
     async def _continues(self, one: ObjectInfo, other: ObjectInfo) -> bool:
         """Whether the longer of the two begins with the shorter one, up to a line's end."""

@@ -34,7 +34,7 @@ def test_an_append_leaves_no_lock_behind_and_waits_for_none() -> None:
         server.delays["chunks/"] = 30.0
         await server.append("line 1\n")
         await server.passes(seconds=140)
-        waiting = server.node.text.flusher.pending.get(KEY)
+        waiting = server.node.run_logs.flusher.pending.get(KEY)
         assert waiting is not None
         assert waiting.flushing
         began = server.clock.monotonic()
@@ -42,7 +42,7 @@ def test_an_append_leaves_no_lock_behind_and_waits_for_none() -> None:
         assert server.clock.monotonic() - began < 1
         server.delays.clear()
         await server.passes(minutes=5)
-        assert server.node.text.flusher.pending.get(KEY) is None
+        assert server.node.run_logs.flusher.pending.get(KEY) is None
         assert await server.close() == "closed"
         assert await server.text() == "line 1\nline 2\n"
 

@@ -142,11 +142,11 @@ def test_what_pends_and_the_flushers_heartbeat_are_shown() -> None:
         await server.append("alpha\nbeta\ngamma\n")
         await server.passes(seconds=15)
         assert server.metric("tailrace_runs_waiting") == 1
-        assert server.node.text.flusher.heartbeat.age_seconds < 5
+        assert server.node.run_logs.flusher.heartbeat.age_seconds < 5
         server.delays["coordination/"] = 50.0  # the flusher raises its mark
         server.delays["chunks/"] = 50.0
         await server.passes(seconds=130)
-        assert server.node.text.flusher.heartbeat.age_seconds < 60
+        assert server.node.run_logs.flusher.heartbeat.age_seconds < 60
         server.delays.clear()
 
     play(story)
@@ -157,11 +157,11 @@ def test_a_flush_that_worked_is_dated() -> None:
 
     async def story(server: Server) -> None:
         await server.passes(minutes=2)
-        before = server.node.text.flusher.heartbeat.success_age_seconds
+        before = server.node.run_logs.flusher.heartbeat.success_age_seconds
         assert before > 100
         await server.append("x\ny\n")
         await server.passes(minutes=2.5)
-        assert server.node.text.flusher.heartbeat.success_age_seconds < 60
+        assert server.node.run_logs.flusher.heartbeat.success_age_seconds < 60
         assert server.metric("tailrace_run_flushes") == 1
 
     play(story)
@@ -190,7 +190,7 @@ def test_a_sweep_that_hangs_does_not_stop_the_flushes() -> None:
     async def story(server: Server) -> None:
         server.delays["list runs/"] = 10_000.0
         await server.passes(minutes=2)
-        assert server.node.text.sweeper.heartbeat.age_seconds > 55
+        assert server.node.run_logs.sweeper.heartbeat.age_seconds > 55
         await server.append("x\n")
         await server.passes(minutes=3)
         assert await server.stored("partial.txt") == "x\n"
@@ -208,12 +208,12 @@ def test_a_loop_that_met_an_error_goes_on() -> None:
         server.outage.words.update(("list runs/", "coordination/text"))
         await server.append("x\n")
         await server.passes(minutes=4)
-        failed = server.node.text.sweeper.last_error
+        failed = server.node.run_logs.sweeper.last_error
         assert failed is not None
         server.outage.words.clear()
         await server.passes(minutes=4)
-        assert server.node.text.sweeper.last_error is None
-        assert server.node.text.flushed_pos == server.node.journal.next_pos
+        assert server.node.run_logs.sweeper.last_error is None
+        assert server.node.run_logs.flushed_pos == server.node.journal.next_pos
 
     play(story, settings=settings)
 
@@ -223,7 +223,7 @@ def test_the_sweepers_heartbeat_moves() -> None:
     settings = settings_with(NODE, runs={"cleanup_interval_minutes": 1.0})
 
     async def story(server: Server) -> None:
-        heartbeat = server.node.text.sweeper.heartbeat
+        heartbeat = server.node.run_logs.sweeper.heartbeat
         await server.passes(seconds=90)
         assert heartbeat.success_age_seconds < 60
         server.outage.words.add("list runs/")

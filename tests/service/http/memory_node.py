@@ -19,7 +19,7 @@ from logstore.position import Cursor, Position
 from logstore.ulid import Minter
 from service.ingest.batch import IncomingBatch, Receipt, Submitted
 from service.runs.listing import RunSummary
-from service.runs.read import Page, TextPiece, TextSize
+from service.runs.read import LogPiece, LogSize, Page
 from service.runs.settings import RunSettings
 from service.status.expiry import Expiry
 from service.status.reports import Reports
@@ -43,7 +43,7 @@ def after_record(pos: int) -> Cursor:
     return Cursor({NODE: Position(FILE, pos)})
 
 
-class MemoryText:
+class MemoryRunLogs:
     """The logs of all runs: its own reader, and its own listing."""
 
     def __init__(self) -> None:
@@ -54,11 +54,11 @@ class MemoryText:
         self.first_ms: dict[str, int] = {}
 
     @property
-    def reader(self) -> MemoryText:
+    def reader(self) -> MemoryRunLogs:
         return self
 
     @property
-    def listing(self) -> MemoryText:
+    def listing(self) -> MemoryRunLogs:
         return self
 
     def whole(self, key: RunKey) -> bytes:
@@ -115,7 +115,7 @@ class MemoryText:
 
     async def batches_after(
         self, key: RunKey, cursor: Cursor | int | None, *, max_bytes: int
-    ) -> Sequence[TextPiece]:
+    ) -> Sequence[LogPiece]:
         self.reads += 1
         if self.failures:
             raise self.failures.pop(0)
@@ -128,16 +128,16 @@ class MemoryText:
         if not news:
             return []
         last = news[-1].pos + news[-1].batch.records - 1
-        return [TextPiece(b"".join(h.batch.text for h in news), after_record(last))]
+        return [LogPiece(b"".join(h.batch.text for h in news), after_record(last))]
 
     @staticmethod
-    def _from_line(held: list[Held], line: int) -> Sequence[TextPiece]:
+    def _from_line(held: list[Held], line: int) -> Sequence[LogPiece]:
         at = 0
         for entry in held:
             lines = entry.batch.text.split(b"\n")[:-1]
             if at + len(lines) > line:
                 text = b"".join(piece + b"\n" for piece in lines[max(0, line - at) :])
-                return [TextPiece(text, after_record(entry.pos + entry.batch.records - 1))]
+                return [LogPiece(text, after_record(entry.pos + entry.batch.records - 1))]
             at += len(lines)
         return []
 
@@ -151,13 +151,13 @@ class MemoryText:
         for start in range(0, len(text), 1000):
             yield text[start : start + 1000]
 
-    async def size(self, key: RunKey) -> TextSize:
+    async def size(self, key: RunKey) -> LogSize:
         total = len(self.whole(key))
         closed = key in self.closed
         # Open, the store holds the first half: what a flush would have brought there.
         stored = total if closed else total // 2
         lines = self.whole(key).count(b"\n")
-        return TextSize(stored, total, lines, f"e{total}", self.state(key))
+        return LogSize(stored, total, lines, f"e{total}", self.state(key))
 
     async def runs(self, fqn: str, limit: int) -> Sequence[RunSummary]:
         if self.failures:
@@ -181,7 +181,7 @@ class MemoryNode:
     sse: SseSettings = field(default_factory=SseSettings)
     openmetadata: OpenMetadataSettings = field(default_factory=OpenMetadataSettings)
     look_seconds: float = 10.0
-    text: MemoryText = field(default_factory=MemoryText)
+    run_logs: MemoryRunLogs = field(default_factory=MemoryRunLogs)
     ready: bool = True
     refusal: Exception | None = None
     gate: asyncio.Event | None = None
@@ -204,7 +204,7 @@ class MemoryNode:
         self.store = LocalStore("/store", PowerCutFileSystem(), clock, system_entropy(), run=inline)
 
         async def exists(key: RunKey) -> bool:
-            return key in self.text.held
+            return key in self.run_logs.held
 
         return RunStatus(
             Reports(
@@ -266,7 +266,7 @@ class MemoryNode:
         held = self._known[batch.key, ulid] = Held(ulid, self.next_pos, batch)
         self.next_pos += batch.records
         self.batches.append(batch)
-        self.text.held.setdefault(batch.key, []).append(held)
+        self.run_logs.held.setdefault(batch.key, []).append(held)
         if batch.key in self.tail.watched:
             last = Position(FILE, self.next_pos - 1)
             self.tail.publish(batch.key, batch.text, batch.records, batch.lines, last)
@@ -278,17 +278,17 @@ class MemoryNode:
         return self._minter.mint()
 
     async def close_run(self, key: RunKey) -> str:
-        self.text.closed.add(key)
+        self.run_logs.closed.add(key)
         self.tail.ended(key)
         return "closed"
 
     async def delete_run(self, key: RunKey) -> None:
-        self.text.held.pop(key, None)
+        self.run_logs.held.pop(key, None)
         await self.status.remove(*key)
         self.tail.ended(key)
 
     async def delete_pipeline(self, fqn: str) -> Sequence[str]:
-        gone = [key for key in self.text.held if key.fqn == fqn]
+        gone = [key for key in self.run_logs.held if key.fqn == fqn]
         for key in gone:
             await self.delete_run(key)
         return [key.run for key in gone]

@@ -291,7 +291,7 @@ async def test_close_is_idempotent_and_for_any_run(direct: Serve) -> None:
             "message": "Log stream closed successfully",
             "state": "closed",
         }
-    assert served.node.text.closed == {RunKey("a/b", "r")}
+    assert served.node.run_logs.closed == {RunKey("a/b", "r")}
     assert served.counters.close_requests == 2
 
 

@@ -10,12 +10,12 @@ import pytest
 
 from logstore.batch import RunKey
 from tests.service.http.conftest import RUNS, Serve, Served
-from tests.service.http.memory_node import MemoryNode, MemoryText
+from tests.service.http.memory_node import MemoryNode, MemoryRunLogs
 
 TEXT = b"".join(b"%05d %b\n" % (i, b"x" * 90) for i in range(5_000))
 
 
-class BreaksOff(MemoryText):
+class BreaksOff(MemoryRunLogs):
     """A store that goes away in the middle of a text."""
 
     async def download(
@@ -75,7 +75,7 @@ async def test_a_reply_of_a_known_length_has_it(serve: Serve) -> None:
 
 
 async def test_a_reply_that_breaks_off_is_no_whole_one(serve: Serve) -> None:
-    served = await served_text(serve, MemoryNode(text=BreaksOff()))
+    served = await served_text(serve, MemoryNode(run_logs=BreaksOff()))
     async with asked(served, "/p/r/download") as reader:
         with pytest.raises(ConnectionResetError):
             await reader.read(-1)

@@ -76,7 +76,7 @@ async def test_a_run_without_a_status_that_began_later_is_the_last(direct: Serve
     await report(served.node, "told")
     await put(served.node, b"mute\n", "mute")
     assert (await served.get("/p/last")).json()["ingestion_task"] == "told"
-    served.node.text.first_ms["mute"] = served.node.status._clock.now_ms() + 1
+    served.node.run_logs.first_ms["mute"] = served.node.status._clock.now_ms() + 1
     assert (await served.get("/p/last")).json()["ingestion_task"] == "mute"
 
 
@@ -139,7 +139,7 @@ async def test_the_download_is_a_file_of_the_last_run(direct: Serve) -> None:
 async def test_a_store_that_is_away_is_a_503(direct: Serve) -> None:
     served = await direct()
     await put(served.node, b"x\n")
-    served.node.text.failures.append(StoreUnavailable("away"))
+    served.node.run_logs.failures.append(StoreUnavailable("away"))
     reply = await served.get("/p/last")
     assert (reply.status_code, reply.json()["code"]) == (503, 503)
 

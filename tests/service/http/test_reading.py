@@ -265,6 +265,6 @@ async def test_health_and_version(direct: Serve) -> None:
 
 async def test_a_failure_nobody_foresaw_is_a_problem(direct: Serve) -> None:
     served = await direct()
-    served.node.text.failures.append(ZeroDivisionError())
+    served.node.run_logs.failures.append(ZeroDivisionError())
     response = await served.get("/p/r")
     assert (response.status_code, response.json()["type"]) == (500, "internal")

@@ -15,7 +15,7 @@ import pytest
 from logstore.batch import RunKey
 from logstore.errors import StoreUnavailable
 from service.ingest.batch import IncomingBatch
-from service.runs.read import TextSize
+from service.runs.read import LogSize
 from service.tail import SseSettings, Tick
 from tests.service.http.conftest import RUNS, Serve, Served
 from tests.service.http.memory_node import MemoryNode
@@ -249,7 +249,7 @@ async def test_a_store_that_is_away_for_a_moment_does_not_end_a_stream(serve: Se
     served = await serve()
     await put(served.node, "a")
     await served.node.close_run(KEY)
-    served.node.text.failures.append(StoreUnavailable("away"))
+    served.node.run_logs.failures.append(StoreUnavailable("away"))
     async with watching(served) as stream:
         assert await drained(stream) == ["a"]
 
@@ -302,10 +302,10 @@ async def test_lines_that_come_while_it_is_asked_whether_the_run_is_over_are_sen
     node = MemoryNode()
     served = await serve(node)
     await put(node, "a")
-    ask = node.text.size
+    ask = node.run_logs.size
     asked = 0
 
-    async def slow(key: RunKey) -> TextSize:
+    async def slow(key: RunKey) -> LogSize:
         nonlocal asked
         asked += 1
         if asked == 1:
@@ -313,6 +313,6 @@ async def test_lines_that_come_while_it_is_asked_whether_the_run_is_over_are_sen
             await node.close_run(KEY)
         return await ask(key)
 
-    node.text.size = slow  # type: ignore[method-assign]
+    node.run_logs.size = slow  # type: ignore[method-assign]
     async with watching(served) as stream:
         assert await drained(stream) == ["a", "last"]

@@ -49,7 +49,7 @@ async def check_gone(node: Node, clock: VirtualClock, batch: IncomingBatch) -> N
     """Nothing of the batch is there, now or later; the run begins anew above its last line."""
     assert batch.ulid is not None
     last = batch.ulid + batch.records - 1
-    assert node.text.deletions.horizon(RUN) >= last
+    assert node.run_logs.deletions.horizon(RUN) >= last
     receipt = await node.append(IncomingBatch(RUN, b"new\n", 1, 1))
     assert receipt.ulid > last
     with pytest.raises(RunDeleted):
@@ -57,7 +57,7 @@ async def check_gone(node: Node, clock: VirtualClock, batch: IncomingBatch) -> N
     assert await downloaded(node, RUN) == b"new\n"
     await clock.sleep(10.0)
     assert await downloaded(node, RUN) == b"new\n"
-    assert (await node.text.manifests.get(RUN)).manifest.lines == 1
+    assert (await node.run_logs.manifests.get(RUN)).manifest.lines == 1
 
 
 def live(story: Callable[[VirtualClock], Awaitable[None]]) -> None:
@@ -129,7 +129,7 @@ def test_lines_that_come_while_it_is_recorded_go_with_it_or_stay_whole() -> None
             try:
                 await node.append(batches[number])
             except RunDeleted:
-                assert node.text.deletions.horizon(RUN) >= (batches[number].ulid or 0)
+                assert node.run_logs.deletions.horizon(RUN) >= (batches[number].ulid or 0)
 
         async def deletion() -> None:
             await turns(25)
@@ -138,7 +138,7 @@ def test_lines_that_come_while_it_is_recorded_go_with_it_or_stay_whole() -> None
         await node.append(ahead(clock))
         await asyncio.gather(deletion(), *[one(number) for number in range(20)])
         await clock.sleep(10.0)
-        horizon = node.text.deletions.horizon(RUN)
+        horizon = node.run_logs.deletions.horizon(RUN)
         left = [b for b in batches if b.ulid is not None and b.ulid > horizon]
         assert 0 < len(left) < len(batches), "some came before it, some behind"
         assert await downloaded(node, RUN) == b"".join(batch.text for batch in left)

@@ -18,7 +18,7 @@ LINE = b"x" * 999 + b"\n"
 
 
 async def chunks_of(world: World) -> list[int]:
-    manifest = (await world.text.manifests.get(RUN)).manifest
+    manifest = (await world.run_logs.manifests.get(RUN)).manifest
     return [chunk.bytes for chunk in manifest.chunks]
 
 
@@ -26,11 +26,11 @@ async def chunks_of(world: World) -> list[int]:
 @pytest.mark.parametrize("lines", [1, 7, 8, 9, 13, 14, 15, 22, 23, 41])
 async def test_a_flush_of_more_than_one_chunk_leaves_no_small_one(lines: int) -> None:
     world = World(tuning=Tuning(chunk_bytes=8 * len(LINE)))
-    await world.text.start()
+    await world.run_logs.start()
     for _ in range(lines):
         world.append(RUN, LINE)
     await world.confirm()
-    await world.text.flusher.drain()
+    await world.run_logs.flusher.drain()
     sizes = [size // len(LINE) for size in await chunks_of(world)]
     assert sum(sizes) == lines
     assert all(6 < size <= 14 for size in sizes) or sizes == [lines]
@@ -43,13 +43,13 @@ async def test_a_growing_text_is_published_at_most_twice_over() -> None:
         runs={"early_flush_watermark_bytes": 1 << 30, "partial_flush_interval_minutes": 0.0},
     )
     world = World(settings=settings)
-    await world.text.start()
+    await world.run_logs.start()
     published: list[int] = []
     rounds = 40 if on_disk() else 15
     for _ in range(rounds):
         world.append(RUN, LINE * 1000)
         await world.confirm()
-        await world.text.flusher.drain()
+        await world.run_logs.flusher.drain()
         info = await world.disk_store.head(keys.partial("pipeline-logs", RUN))
         if not published or published[-1] != info.size:
             published.append(info.size)

@@ -25,28 +25,28 @@ def lines(first: int, count: int) -> bytes:
 
 
 async def flush(world: World) -> None:
-    await world.text.flusher.drain()
+    await world.run_logs.flusher.drain()
 
 
 async def close(world: World) -> None:
     pos = await world.record_close(RUN)
-    world.text.flusher.hold_at(RUN, pos)
-    await world.text.closer.finish(RUN, pos)
+    world.run_logs.flusher.hold_at(RUN, pos)
+    await world.run_logs.closer.finish(RUN, pos)
 
 
 async def delete(world: World) -> None:
-    await world.text.delete_run(RUN)
+    await world.run_logs.delete_run(RUN)
 
 
 async def prepared(*, chunks: int, closed: bool, late: bool) -> World:
     world = World(tuning=TUNING)
-    await world.text.start()
+    await world.run_logs.start()
     for number in range(chunks):
         world.append(RUN, lines(number * 2, 2))
         await world.confirm(upload=True)
-        await world.text.flusher.drain()
+        await world.run_logs.flusher.drain()
     if closed:
-        assert await world.text.close_run(RUN) == "closed"
+        assert await world.run_logs.close_run(RUN) == "closed"
     if late:
         for number in range(chunks, chunks + 3):
             world.append(RUN, lines(number * 2, 2))
@@ -76,7 +76,7 @@ async def killed_everywhere(
             await act(world)
         except (Crash, Exception):  # noqa: BLE001 -- the process is gone either way
             died = True
-        await world.text.stop()
+        await world.run_logs.stop()
         if not schedule.fired:
             assert not died
             return
@@ -93,8 +93,8 @@ async def test_flush(fault: Fault, chunks: int) -> None:
         await check(world, expected)
         await flush(world)
         await check(world, expected)
-        world.journal.first = world.text.flushed_pos
-        assert world.text.flushed_pos == world.journal.confirmed
+        world.journal.first = world.run_logs.flushed_pos
+        assert world.run_logs.flushed_pos == world.journal.confirmed
         await check(world, expected)
 
     await killed_everywhere(
@@ -108,9 +108,9 @@ async def test_close(fault: Fault, closed: bool) -> None:
     async def verify(world: World) -> None:
         expected = lines(0, 10)
         await check(world, expected)
-        assert await world.text.close_run(RUN) == "closed"
+        assert await world.run_logs.close_run(RUN) == "closed"
         await check(world, expected)
-        assert (await world.text.reader.size(RUN)).state == "closed"
+        assert (await world.run_logs.reader.size(RUN)).state == "closed"
         world.journal.first = world.journal.end
         await check(world, expected)
 
@@ -123,14 +123,14 @@ async def test_close(fault: Fault, closed: bool) -> None:
 async def test_delete(fault: Fault) -> None:
     async def verify(world: World) -> None:
         if world.journal.tombstones:
-            await world.text.deleter.finish_all()
+            await world.run_logs.deleter.finish_all()
         else:
-            await world.text.delete_run(RUN)
+            await world.run_logs.delete_run(RUN)
         with pytest.raises(NotFound):
-            await world.text.reader.page(RUN, after=None, limit=5)
+            await world.run_logs.reader.page(RUN, after=None, limit=5)
         await flush(world)
-        assert await world.text.listing.runs(RUN.fqn, 5) == []
-        new = world.mint_above(world.text.deletions.horizon(RUN))
+        assert await world.run_logs.listing.runs(RUN.fqn, 5) == []
+        new = world.mint_above(world.run_logs.deletions.horizon(RUN))
         world.append(RUN, b"new\n", ulid=new)
         await check(world, b"new\n")
         await world.confirm()
@@ -155,7 +155,7 @@ async def test_released_segments_are_flushed_from_the_store() -> None:
 async def test_two_flushers_race_on_one_manifest() -> None:
     world = await prepared(chunks=2, closed=False, late=True)
     twin = World(store=world.disk_store, tuning=TUNING, journal=world.journal)
-    await twin.text.start()
+    await twin.run_logs.start()
     await asyncio.gather(flush(world), flush(twin))
     await check(world, lines(0, 10))
     await check(twin, lines(0, 10))

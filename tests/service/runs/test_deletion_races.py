@@ -36,13 +36,13 @@ async def flushed(world: World, text: bytes = b"") -> None:
     if text:
         world.append(RUN, text)
     await world.confirm()
-    await world.text.flusher.drain()
+    await world.run_logs.flusher.drain()
 
 
 async def two_nodes(settings: Settings = SETTINGS) -> tuple[World, World, Interrupted]:
     """A node that deletes, behind an interrupted store, and another, whose clock leads a little."""
     here = World(settings=settings, tuning=TUNING)
-    await here.text.start()
+    await here.run_logs.start()
     await flushed(here, OLD)
     other = World(
         store=here.disk_store,
@@ -52,8 +52,8 @@ async def two_nodes(settings: Settings = SETTINGS) -> tuple[World, World, Interr
         seed=2,
     )
     other.clock.ms = here.clock.ms + 20_000
-    await other.text.start()
-    await other.text.leases.acquire(text_lease("node-B"))
+    await other.run_logs.start()
+    await other.run_logs.leases.acquire(text_lease("node-B"))
     store = Interrupted(here.disk_store)
     await here.restart(store)
     return here, other, store
@@ -81,18 +81,18 @@ async def stands(worlds: tuple[World, ...], expected: bytes) -> None:
     for key in there:
         assert b"old" not in (await store.get(key))[1], f"{key} holds what was deleted"
     for world in worlds:
-        assert world.text.chunk_repairer.vanished == 0, "our own fault was repaired"
+        assert world.run_logs.chunk_repairer.vanished == 0, "our own fault was repaired"
 
 
 async def test_a_pipelines_deletion_leaves_what_this_node_flushes_meanwhile() -> None:
     here, other, store = await two_nodes()
 
     async def meanwhile() -> None:
-        here.append(RUN, NEW, here.mint_above(here.text.deletions.horizon(RUN)))
+        here.append(RUN, NEW, here.mint_above(here.run_logs.deletions.horizon(RUN)))
         await flushed(here)
 
     store.before("put coordination/deleted/", meanwhile)
-    assert await here.text.delete_pipeline(RUN.fqn) == [RUN.run]
+    assert await here.run_logs.delete_pipeline(RUN.fqn) == [RUN.run]
     assert store.done
     await stands((here, other), NEW)
 
@@ -121,21 +121,23 @@ async def test_a_deletion_leaves_what_another_node_flushes_meanwhile(
         other.append(RUN, NEW)
         await flushed(other)
         if closes:
-            await other.text.close_run(RUN)
+            await other.run_logs.close_run(RUN)
         if "goes on" in closes:
             await flushed(other, b"new 4\n")
 
     store.before(at, meanwhile)
-    await (here.text.delete_pipeline(RUN.fqn) if whole_pipeline else here.text.delete_run(RUN))
+    await (
+        here.run_logs.delete_pipeline(RUN.fqn) if whole_pipeline else here.run_logs.delete_run(RUN)
+    )
     assert store.done
-    await other.text.deletions.load()
+    await other.run_logs.deletions.load()
     expected = NEW + b"new 4\n" * ("goes on" in closes)
     await stands((here, other), expected)
     manifest = await manifest_of(here)
     assert (manifest.state == "closed") == manifest.sealed
-    assert manifest.generation == here.text.deletions.horizon(RUN)
+    assert manifest.generation == here.run_logs.deletions.horizon(RUN)
     other.clock.pass_seconds(61)
-    assert await other.text.close_run(RUN) == "closed"
+    assert await other.run_logs.close_run(RUN) == "closed"
     await stands((here, other), expected)
 
 
@@ -145,14 +147,14 @@ async def test_a_deletion_leaves_what_another_node_flushes_meanwhile(
 async def test_a_close_of_what_came_after_a_deletion_keeps_its_text(at: str, skip: int) -> None:
     """`logs.txt` of before stands there: it is emptied and removed while the other closes anew."""
     here, other, store = await two_nodes()
-    assert await here.text.close_run(RUN) == "closed"
+    assert await here.run_logs.close_run(RUN) == "closed"
 
     async def meanwhile() -> None:
         await flushed(other, NEW)
-        assert await other.text.close_run(RUN) == "closed"
+        assert await other.run_logs.close_run(RUN) == "closed"
 
     store.before(at, meanwhile, skip=2 + skip if at == "get runs/" else 0)
-    await here.text.delete_run(RUN)
+    await here.run_logs.delete_run(RUN)
     assert store.done
     await stands((here, other), NEW)
     assert (await store.inner.get(LOGS))[1] == NEW
@@ -160,20 +162,20 @@ async def test_a_close_of_what_came_after_a_deletion_keeps_its_text(at: str, ski
 
 async def test_a_deletion_that_is_taken_up_late_leaves_a_close_alone() -> None:
     here, other, _ = await two_nodes()
-    await here.text.delete_run(RUN)
-    horizon = here.text.deletions.horizon(RUN)
+    await here.run_logs.delete_run(RUN)
+    horizon = here.run_logs.deletions.horizon(RUN)
     other.append(RUN, NEW, other.mint_above(horizon + (1 << 40)))
     await flushed(other)
     closing = Interrupted(here.disk_store)
     await other.restart(closing)
 
     async def finish() -> None:
-        here.text.deletions.note(RUN.fqn, RUN.run, horizon + 1)
-        here.text.deleter.resume(RUN.fqn, RUN.run, horizon + 1)
-        await here.text.deleter.finish_all()
+        here.run_logs.deletions.note(RUN.fqn, RUN.run, horizon + 1)
+        here.run_logs.deleter.resume(RUN.fqn, RUN.run, horizon + 1)
+        await here.run_logs.deleter.finish_all()
 
     closing.before(f"put {keys.run_manifest(RUN)}", finish, skip=1)
-    assert await other.text.close_run(RUN) == "closed"
+    assert await other.run_logs.close_run(RUN) == "closed"
     assert closing.done
     await stands((here, other), NEW)
     assert (await closing.inner.get(LOGS))[1] == NEW
@@ -188,10 +190,10 @@ async def test_a_flush_whose_lines_were_all_deleted_meanwhile_names_no_chunk() -
     await other.confirm()
 
     async def delete() -> None:
-        await here.text.delete_run(RUN)
+        await here.run_logs.delete_run(RUN)
 
     store.before(f"put {keys.run_manifest(RUN)}", delete)
-    await other.text.flusher.drain()
+    await other.run_logs.flusher.drain()
     assert store.done
     manifest = await manifest_of(other)
     assert (manifest.state, manifest.chunks) == ("deleted", ())
@@ -217,16 +219,20 @@ async def test_a_flush_of_another_node_lives_through_a_deletion(
     await other.confirm()
 
     async def meanwhile() -> None:
-        await (here.text.delete_pipeline(RUN.fqn) if whole_pipeline else here.text.delete_run(RUN))
+        await (
+            here.run_logs.delete_pipeline(RUN.fqn)
+            if whole_pipeline
+            else here.run_logs.delete_run(RUN)
+        )
 
     store.before(step, meanwhile, skip=step == "put pipeline-logs/")
-    await other.text.flusher.drain()
+    await other.run_logs.flusher.drain()
     assert store.done
     assert await other.whole(RUN) == NEW
     assert await here.whole(RUN) == NEW
-    assert other.text.chunk_repairer.vanished == here.text.chunk_repairer.vanished == 0
+    assert other.run_logs.chunk_repairer.vanished == here.run_logs.chunk_repairer.vanished == 0
     here.clock.pass_seconds(2 * DAY)
-    await here.text.sweeper.sweep()
+    await here.run_logs.sweeper.sweep()
     await stands((here, other), NEW)
 
 
@@ -251,11 +257,11 @@ async def test_what_comes_while_a_run_expires_stays(at: str, by_another: bool) -
             await asyncio.sleep(0)
 
     store.before(at, meanwhile)
-    await here.text.sweeper.sweep()
+    await here.run_logs.sweeper.sweep()
     assert store.done
     await asyncio.gather(*flushes)
-    assert here.text.sweeper.expired == 1
-    await other.text.deletions.load()
+    assert here.run_logs.sweeper.expired == 1
+    await other.run_logs.deletions.load()
     await stands((here, other), NEW)
 
 
@@ -268,16 +274,16 @@ async def test_a_run_that_is_written_to_just_as_it_expires_does_not() -> None:
         await flushed(other, NEW)
 
     store.before("put runs/", meanwhile)
-    await here.text.sweeper.sweep()
+    await here.run_logs.sweeper.sweep()
     assert store.done
-    assert here.text.sweeper.expired == 0
+    assert here.run_logs.sweeper.expired == 0
     assert await here.whole(RUN) == await other.whole(RUN) == OLD + NEW
 
 
 async def test_the_record_of_an_expired_run_that_begins_anew_stays() -> None:
     here, other, store = await two_nodes(EXPIRING)
     here.clock.pass_seconds(31 * DAY)
-    await here.text.sweeper.sweep()
+    await here.run_logs.sweeper.sweep()
     here.clock.pass_seconds(31 * DAY)
     other.clock.ms = here.clock.ms
 
@@ -286,7 +292,7 @@ async def test_the_record_of_an_expired_run_that_begins_anew_stays() -> None:
 
     manifest = f"get {keys.run_manifest(RUN)}"
     store.before(manifest, meanwhile, skip=1)
-    await here.text.sweeper.sweep()
+    await here.run_logs.sweeper.sweep()
     assert store.done
     await stands((here, other), NEW)
 
@@ -294,11 +300,11 @@ async def test_the_record_of_an_expired_run_that_begins_anew_stays() -> None:
 async def test_marks_of_nodes_that_live_stay() -> None:
     here, other, _ = await two_nodes()
     other.append(RUN, NEW)
-    other.text.appended(RUN, other.journal.end)
-    await other.text.active.round()
+    other.run_logs.appended(RUN, other.journal.end)
+    await other.run_logs.active.round()
     stale = keys.active(keys.PREFIX, RUN, "node-C")
     await here.disk_store.put(stale, b"")
-    await here.text.delete_run(RUN)
+    await here.run_logs.delete_run(RUN)
     marks = [info.key async for info in here.disk_store.list(keys.all_active(keys.PREFIX))]
     assert marks == [keys.active(keys.PREFIX, RUN, "node-B")], "its lines are nowhere else"
 
@@ -313,7 +319,10 @@ async def test_a_deletion_that_the_journal_refuses_changes_nothing() -> None:
     here.record_tombstone = refuse  # type: ignore[method-assign]
     await here.restart(store)
     store.calls.clear()
-    for delete in (lambda: here.text.delete_run(RUN), lambda: here.text.delete_pipeline(RUN.fqn)):
+    for delete in (
+        lambda: here.run_logs.delete_run(RUN),
+        lambda: here.run_logs.delete_pipeline(RUN.fqn),
+    ):
         with pytest.raises(JournalFull):
             await delete()
     assert not [call for call in store.calls if call.split()[0] in ("put", "delete", "compose")]
@@ -332,17 +341,21 @@ async def test_what_the_store_refuses_of_a_deletion_is_done_once_it_answers(
     here, _, _ = await two_nodes()
     faulty = FaultyStore(here.disk_store, Schedule.none())
     await here.restart(faulty)
-    work = asyncio.create_task(here.text.deleter.run())
+    work = asyncio.create_task(here.run_logs.deleter.run())
     faulty.schedule = Schedule(
         dict.fromkeys(range(1, 4), Fault.UNAVAILABLE), applies=lambda call: "put runs/" in call
     )
     with pytest.raises(StoreUnavailable):
-        await (here.text.delete_pipeline(RUN.fqn) if whole_pipeline else here.text.delete_run(RUN))
+        await (
+            here.run_logs.delete_pipeline(RUN.fqn)
+            if whole_pipeline
+            else here.run_logs.delete_run(RUN)
+        )
     for _ in range(10_000):
-        if (await manifest_of(here)).state == "deleted" and not here.text.deleter.unfinished:
+        if (await manifest_of(here)).state == "deleted" and not here.run_logs.deleter.unfinished:
             break
         await asyncio.sleep(0)
-    here.text.deleter.stop()
+    here.run_logs.deleter.stop()
     await work
     assert (await manifest_of(here)).state == "deleted"
     assert [i.key async for i in here.disk_store.list(keys.run_texts(keys.PREFIX, RUN))] == []
@@ -354,7 +367,7 @@ async def test_no_text_stays_of_a_deletion_that_was_killed_before_it_removed_the
     resumed: bool,
 ) -> None:
     here, _, _ = await two_nodes()
-    assert await here.text.close_run(RUN) == "closed"
+    assert await here.run_logs.close_run(RUN) == "closed"
     await here.restart(
         FaultyStore(
             here.disk_store,
@@ -362,14 +375,14 @@ async def test_no_text_stays_of_a_deletion_that_was_killed_before_it_removed_the
         )
     )
     with pytest.raises(Crash):
-        await here.text.delete_run(RUN)
+        await here.run_logs.delete_run(RUN)
     if not resumed:
         here.journal.tombstones.clear()  # its folder is lost
     await here.restart()
     if resumed:
-        await here.text.deleter.finish_all()
+        await here.run_logs.deleter.finish_all()
     here.clock.pass_seconds(2 * DAY)
-    await here.text.sweeper.sweep()
+    await here.run_logs.sweeper.sweep()
     assert [i.key async for i in here.disk_store.list(keys.run_texts(keys.PREFIX, RUN))] == []
     with pytest.raises(NotFound):
         await here.whole(RUN)

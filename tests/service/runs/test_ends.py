@@ -16,7 +16,7 @@ OTHER = RunKey("service.pipeline", "run-2")
 
 async def begun() -> World:
     world = World()
-    await world.text.start()
+    await world.run_logs.start()
     return world
 
 
@@ -36,17 +36,17 @@ async def confirmed(world: World, key: RunKey, *texts: bytes) -> None:
 
 async def sealed(world: World, end: int) -> Manifest:
     """After a close that says of this node's lines that those below `end` came before it."""
-    async with world.text.locks.of(RUN):
-        return await world.text.closer._sealer.seal(RUN, lambda _: {NODE: end})
+    async with world.run_logs.locks.of(RUN):
+        return await world.run_logs.closer._sealer.seal(RUN, lambda _: {NODE: end})
 
 
 async def test_a_close_that_nobody_wants_any_more_leaves_the_run_as_it_was() -> None:
     """Its turn came after that of a deletion, and of what began the run anew."""
     world = await begun()
     await confirmed(world, RUN, b"one\n")
-    await world.text.flusher.flush(RUN)
+    await world.run_logs.flusher.flush(RUN)
     before = await stored(world)
-    assert await world.text.closer.finish(RUN, world.journal.end, lambda: False) is None
+    assert await world.run_logs.closer.finish(RUN, world.journal.end, lambda: False) is None
     assert await stored(world) == before
     assert before.state == "open"
 
@@ -55,13 +55,13 @@ async def test_what_a_close_knows_of_leaves_the_run_closed_and_what_it_does_not_
     """The close said that it was before it, also where it was flushed behind it."""
     world = await begun()
     await confirmed(world, RUN, b"one\n")
-    await world.text.flusher.flush(RUN)
+    await world.run_logs.flusher.flush(RUN)
     assert (await sealed(world, 2)).state == "closed"
     await confirmed(world, RUN, b"two\n")
-    await world.text.flusher.flush(RUN)
+    await world.run_logs.flusher.flush(RUN)
     assert (await stored(world)).state == "closed"
     await confirmed(world, RUN, b"three\n")
-    await world.text.flusher.flush(RUN)
+    await world.run_logs.flusher.flush(RUN)
     assert (await stored(world)).state == "open"
     assert await world.whole(RUN) == b"one\ntwo\nthree\n"
 
@@ -69,9 +69,9 @@ async def test_what_a_close_knows_of_leaves_the_run_closed_and_what_it_does_not_
 async def test_a_sealed_beginning_is_no_closed_run() -> None:
     world = await begun()
     await confirmed(world, RUN, b"one\n")
-    await world.text.flusher.flush(RUN)
+    await world.run_logs.flusher.flush(RUN)
     await confirmed(world, RUN, b"two\n")
-    await world.text.flusher.flush(RUN)
+    await world.run_logs.flusher.flush(RUN)
     for end, state in ((1, "open"), (2, "closed")):
         manifest = await sealed(world, end)
         assert manifest.logs is not None
@@ -90,11 +90,11 @@ async def test_lines_behind_the_limit_of_a_flush_still_wait(released: bool) -> N
     if released:
         world.journal.first = world.journal.end
         await world.restart()
-    flusher = world.text.flusher
+    flusher = world.run_logs.flusher
     await flusher.flush(RUN, end=1)
     assert (await stored(world)).lines == 1
     assert flusher.pending.get(RUN) is not None
-    assert world.text.flushed_pos == 1
+    assert world.run_logs.flushed_pos == 1
     assert await world.whole(RUN) == b"one\ntwo\n"
     await flusher.drain()
     assert (await stored(world)).lines == 2
@@ -105,8 +105,8 @@ async def test_a_run_without_lines_behind_the_limit_waits_no_more() -> None:
     world = await begun()
     await confirmed(world, RUN, b"one\n")
     await confirmed(world, OTHER, b"other\n")
-    await world.text.flusher.flush(RUN, end=1)
-    assert world.text.flusher.pending.waiting() == [OTHER]
+    await world.run_logs.flusher.flush(RUN, end=1)
+    assert world.run_logs.flusher.pending.waiting() == [OTHER]
 
 
 async def test_lines_that_only_segments_have_are_read_from_them() -> None:
@@ -134,12 +134,12 @@ async def test_a_batch_older_than_a_deletion_goes_with_it_though_it_came_later()
     world.append(RUN, b"one\n")
     world.clock.pass_seconds(60)
     late = ulids.lowest_at(world.clock.ms - 30_000)
-    await world.text.delete_run(RUN)
-    assert world.text.deletions.horizon(RUN) >= ulids.highest_at(world.clock.ms)
+    await world.run_logs.delete_run(RUN)
+    assert world.run_logs.deletions.horizon(RUN) >= ulids.highest_at(world.clock.ms)
     await confirmed(world, OTHER, b"other\n")
     world.append(RUN, b"late\n", late)
     await world.confirm()
-    await world.text.flusher.drain()
+    await world.run_logs.flusher.drain()
     assert (await stored(world)).state == "deleted"
     assert await world.whole(OTHER) == b"other\n"
 
@@ -154,5 +154,5 @@ async def test_lines_ahead_of_the_clock_are_deleted(known: str) -> None:
         world.journal.entries.clear()
     else:
         world.last.clear()
-    await world.text.delete_run(RUN)
-    assert world.text.deletions.horizon(RUN) >= ahead + 1
+    await world.run_logs.delete_run(RUN)
+    assert world.run_logs.deletions.horizon(RUN) >= ahead + 1

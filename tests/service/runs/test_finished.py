@@ -49,7 +49,7 @@ def sent(clock: VirtualClock, text: bytes, key: RunKey = RUN, ahead_ms: int = 0)
 
 async def killed(fs: PowerCutFileSystem, life: Life) -> None:
     """As kill -9: nothing is brought to an end."""
-    life.node.text.closer.stop()
+    life.node.run_logs.closer.stop()
     for task in life.node._tasks:
         task.cancel()
     await asyncio.gather(*life.node._tasks, return_exceptions=True)
@@ -85,7 +85,7 @@ def test_a_finished_close_is_not_taken_up_again(stopped: bool) -> None:
         for start in range(2):
             again = Life(fs, clock, seed=start + 1)
             node = await begun(again)
-            assert node.text.closer.closes == 0, "nothing was left to be closed"
+            assert node.run_logs.closer.closes == 0, "nothing was left to be closed"
             assert recover(fs, JOURNAL).state is not None
             await node.stop()
         state = recover(fs, JOURNAL).state
@@ -137,7 +137,7 @@ def test_a_close_that_must_be_taken_up_ends_no_reader_of_later_lines() -> None:
         await again.start()
         watcher = again.tail.watch(RUN)
         await clock.sleep(5.0)
-        assert again.text.closer.closes == 1
+        assert again.run_logs.closer.closes == 1
         assert still(watcher)
         await clock.sleep(30.0)
         assert not still(watcher), "nobody wrote for reopened_seconds"
@@ -163,14 +163,14 @@ def test_a_run_that_is_begun_anew_is_not_closed_by_a_close_from_before(finished:
         store.schedule = Schedule({})
         await node.append(sent(clock, b"new\n"))
         await clock.sleep(20.0)
-        manifest = (await node.text.manifests.get(RUN)).manifest
+        manifest = (await node.run_logs.manifests.get(RUN)).manifest
         assert (manifest.state, manifest.closes) == ("open", {})
         await node.stop()
 
         again = await begun(Life(fs, clock, seed=1))
         watcher = again.tail.watch(RUN)
         await clock.sleep(60.0)
-        manifest = (await again.text.manifests.get(RUN)).manifest
+        manifest = (await again.run_logs.manifests.get(RUN)).manifest
         assert (manifest.state, manifest.closes) == ("open", {})
         assert still(watcher)
         assert await downloaded(again, RUN) == b"new\n"

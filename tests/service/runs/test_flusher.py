@@ -64,9 +64,9 @@ async def waiting(count: int) -> tuple[World, Watching]:
 
 async def turn(world: World) -> None:
     """The loop of `run` once, and all that it begins."""
-    world.text.flusher._begin_due()
-    assert len(world.text.flusher._tasks) <= PARALLEL
-    await asyncio.gather(*world.text.flusher._tasks)
+    world.run_logs.flusher._begin_due()
+    assert len(world.run_logs.flusher._tasks) <= PARALLEL
+    await asyncio.gather(*world.run_logs.flusher._tasks)
 
 
 async def test_the_oldest_first_and_few_at_once() -> None:
@@ -90,7 +90,7 @@ async def test_a_run_that_fails_waits_without_holding_a_place() -> None:
     for _ in range(3):
         await turn(world)
     assert sorted(store.written) == ["2", "3", "4", "5"]
-    pending = world.text.flusher.pending
+    pending = world.run_logs.flusher.pending
     assert (len(pending), pending.failing, pending.worst) == (2, 2, 1)
     await turn(world)
     assert pending.worst == 1, "its back-off is not over"
@@ -106,7 +106,7 @@ async def test_a_run_that_fails_waits_without_holding_a_place() -> None:
     assert pauses == sorted(pauses)
     assert pauses[0] <= 2
     assert pauses[-1] == 60
-    assert any("cannot be flushed" in problem for problem in world.text.problems())
+    assert any("cannot be flushed" in problem for problem in world.run_logs.problems())
     store.refused = set()
     world.clock.pass_seconds(60)
     await turn(world)

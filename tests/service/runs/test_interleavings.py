@@ -51,19 +51,19 @@ class Model:
 
 async def play(steps: list[tuple[str, int]], seed: int) -> None:
     world = World(tuning=TUNING, seed=seed)
-    await world.text.start()
+    await world.run_logs.start()
     model = Model()
     for turn, (name, number) in enumerate(steps):
         await step(world, model, name, number)
         if on_disk() or turn % 5 == 0:
             await look(world, model)
-    await world.text.close_run(RUN)
+    await world.run_logs.close_run(RUN)
     await look(world, model)
 
 
 async def step(world: World, model: Model, name: str, number: int) -> None:
     if name == "append":
-        above = world.text.deletions.horizon(RUN)
+        above = world.run_logs.deletions.horizon(RUN)
         ulid = max(world.mint(), world.mint_above(above) if above else 0)
         text = b"".join(b"%d\n" % (model.count + i) for i in range(number))
         model.count += number
@@ -77,23 +77,23 @@ async def step(world: World, model: Model, name: str, number: int) -> None:
     elif name == "confirm":
         await world.confirm(upload=True)
     elif name == "flush":
-        await world.text.flusher.drain()
+        await world.run_logs.flusher.drain()
     elif name == "close":
-        assert await world.text.close_run(RUN) == "closed"
+        assert await world.run_logs.close_run(RUN) == "closed"
     elif name == "delete":
-        await world.text.delete_run(RUN)
+        await world.run_logs.delete_run(RUN)
         model.text, model.batches, model.token = b"", [], None
     elif name == "release":
         world.journal.first = world.journal.confirmed
     elif name == "restart":
-        await world.text.stop()
+        await world.run_logs.stop()
         await world.restart()
     elif name == "sweep":
         world.clock.pass_seconds(100_000)
-        await world.text.sweeper.sweep()
+        await world.run_logs.sweeper.sweep()
     elif name == "token" and model.text:
         limit = number % model.text.count(b"\n") + 1
-        model.token = (await world.text.reader.page(RUN, after=None, limit=limit)).after
+        model.token = (await world.run_logs.reader.page(RUN, after=None, limit=limit)).after
         model.token_line = limit
     elif name.startswith("crash") or name == "fault":
         await faulty(world, name, number)
@@ -101,35 +101,35 @@ async def step(world: World, model: Model, name: str, number: int) -> None:
 
 async def faulty(world: World, name: str, number: int) -> None:
     fault = Fault.UNKNOWN_DONE if name == "fault" else Fault.CRASH_AFTER
-    await world.text.stop()
+    await world.run_logs.stop()
     await world.restart(FaultyStore(world.disk_store, Schedule.none()))
     world.store.schedule = Schedule({number: fault})  # type: ignore[attr-defined]
     try:
         if name == "crash close":
             pos = await world.record_close(RUN)
-            await world.text.closer.finish(RUN, pos)
+            await world.run_logs.closer.finish(RUN, pos)
         else:
-            await world.text.flusher.drain()
+            await world.run_logs.flusher.drain()
     except (Crash, TailraceError):
         pass
-    await world.text.stop()
+    await world.run_logs.stop()
     await world.restart()
 
 
 async def look(world: World, model: Model) -> None:
-    assert (await world.text.reader.size(RUN)).total_bytes == len(model.text)
+    assert (await world.run_logs.reader.size(RUN)).total_bytes == len(model.text)
     if not model.text:
         with pytest.raises(NotFound):
-            await world.text.reader.page(RUN, after=None, limit=3)
+            await world.run_logs.reader.page(RUN, after=None, limit=3)
         return
     assert await world.whole(RUN) == model.text
     assert await world.paged(RUN, 4) == model.text
     assert await world.caught_up(RUN) == model.text
     if model.token is not None:
-        page = await world.text.reader.page(RUN, after=model.token, limit=10_000)
+        page = await world.run_logs.reader.page(RUN, after=model.token, limit=10_000)
         rest = b"".join(model.text.splitlines(keepends=True)[model.token_line :])
         assert page.text == rest
-    page = await world.text.reader.page(RUN, after=None, limit=3, tail=3)
+    page = await world.run_logs.reader.page(RUN, after=None, limit=3, tail=3)
     assert page.text == b"".join(model.text.splitlines(keepends=True)[-3:])
 
 
@@ -158,15 +158,15 @@ def test_long_lives(seed: int) -> None:
 def test_a_close_keeps_what_only_a_segment_holds() -> None:
     async def live() -> None:
         world = World(tuning=TUNING)
-        await world.text.start()
+        await world.run_logs.start()
         world.append(RUN, b"before\n")
         pos = await world.record_close(RUN)
         world.append(RUN, b"after\n")
         await world.confirm()
         world.journal.first = world.journal.confirmed
-        world.text.flusher.hold_at(RUN, pos)
-        await world.text.closer.finish(RUN, pos)
-        await world.text.drain()
+        world.run_logs.flusher.hold_at(RUN, pos)
+        await world.run_logs.closer.finish(RUN, pos)
+        await world.run_logs.drain()
         assert await world.whole(RUN) == b"before\nafter\n"
 
     asyncio.run(live())

@@ -25,7 +25,7 @@ LOGS, PARTIAL = keys.logs(keys.PREFIX, RUN), keys.partial(keys.PREFIX, RUN)
 async def flushed(world: World, text: bytes) -> None:
     world.append(RUN, text)
     await world.confirm()
-    await world.text.flusher.flush(RUN)
+    await world.run_logs.flusher.flush(RUN)
 
 
 async def begun(text: bytes, tuning: Tuning = TUNING) -> tuple[World, Interrupted]:
@@ -42,7 +42,7 @@ async def beside(world: World) -> World:
         store=world.disk_store, tuning=world.tuning, journal=FakeJournal(node="node-B"), seed=2
     )
     other.clock.ms = world.clock.ms + 1000
-    await other.text.start()
+    await other.run_logs.start()
     return other
 
 
@@ -52,7 +52,7 @@ async def manifest_of(world: World) -> Manifest:
 
 async def close(world: World) -> None:
     """All steps of a close, which raise what fails."""
-    await world.text.closer.finish(RUN, await world.record_close(RUN))
+    await world.run_logs.closer.finish(RUN, await world.record_close(RUN))
 
 
 async def unfinished_close(store: Interrupted, world: World, fault: Fault) -> None:
@@ -100,7 +100,7 @@ async def test_a_first_close_that_was_overtaken_finds_logs_there() -> None:
     assert store.done
     assert (await world.disk_store.get(LOGS))[1].startswith(b"one\ntwo\n")
     assert await world.whole(RUN) == b"one\ntwo\nthree\n"
-    assert world.text.chunk_repairer.vanished == 0
+    assert world.run_logs.chunk_repairer.vanished == 0
 
 
 @pytest.mark.on_servers(killed=(True,))
@@ -127,7 +127,7 @@ async def test_a_second_close_that_was_overtaken_leaves_the_longer_text(killed: 
     assert (await world.disk_store.get(LOGS))[1] == expected
     assert (await manifest_of(world)).sealed
     assert await world.whole(RUN) == expected
-    assert world.text.chunk_repairer.vanished == 0
+    assert world.run_logs.chunk_repairer.vanished == 0
 
 
 @pytest.mark.parametrize("spoil", ["gone", "other"])
@@ -160,16 +160,16 @@ async def test_a_flush_beside_a_close_makes_two_chunks() -> None:
     world._confirmed_through = flushed_through  # type: ignore[method-assign]
     await world.restart()
     world.append(RUN, b"before\n")
-    task = world.text.closer.resume(RUN, await world.record_close(RUN))
+    task = world.run_logs.closer.resume(RUN, await world.record_close(RUN))
     world.append(RUN, b"after\n")
     await world.confirm()
-    await world.text.flusher.flush(RUN)
+    await world.run_logs.flusher.flush(RUN)
     assert [chunk.bytes for chunk in (await manifest_of(world)).chunks] == [4, 7, 6]
     release.set()
     await task
     assert (await world.disk_store.get(LOGS))[1] == b"one\nbefore\n"
     assert await world.whole(RUN) == b"one\nbefore\nafter\n"
-    assert not world.text.flusher._barriers, "one is left for each run that was ever closed"
+    assert not world.run_logs.flusher._barriers, "one is left for each run that was ever closed"
 
 
 async def test_chunks_are_not_merged_while_the_run_is_closed() -> None:
@@ -185,7 +185,7 @@ async def test_chunks_are_not_merged_while_the_run_is_closed() -> None:
     )
     await world.restart(none)
     seen = await manifest_of(world)
-    assert await world.text.merger.merge(seen) == seen
+    assert await world.run_logs.merger.merge(seen) == seen
     assert not [call for call in none.calls if call.split()[0] in ("put", "compose")]
 
 
@@ -201,17 +201,17 @@ async def test_a_merge_that_meets_a_close_is_not_swapped_in() -> None:
     merging = World(
         store=world.disk_store, tuning=TUNING, journal=FakeJournal(node="node-B"), seed=2
     )
-    await merging.text.start()
+    await merging.run_logs.start()
     seen = await manifest_of(world)
     assert seen.closing is None
 
     async def merge() -> None:
-        await merging.text.merger.merge(seen)
+        await merging.run_logs.merger.merge(seen)
 
     store.before(f"compose {LOGS}", merge)
-    await world.text.closer.finish(RUN, pos)
+    await world.run_logs.closer.finish(RUN, pos)
     assert store.done
-    assert merging.text.merger.merges == 1
+    assert merging.run_logs.merger.merges == 1
     expected = b"".join(b"%d\n" % number for number in range(8))
     assert await world.whole(RUN) == await merging.whole(RUN) == expected
     manifest = await manifest_of(world)

@@ -30,64 +30,64 @@ async def agree(world: World, key: RunKey, expected: bytes) -> None:
         if len(expected) < 5000 or limit > 100:
             assert await world.paged(key, limit) == expected
     assert await world.caught_up(key, max(len(expected) // 10, 20)) == expected
-    size = await world.text.reader.size(key)
+    size = await world.run_logs.reader.size(key)
     assert (size.total_bytes, size.total_lines) == (len(expected), expected.count(b"\n"))
 
 
 async def test_text_is_the_same_hot_confirmed_flushed_and_closed() -> None:
     world = World()
-    await world.text.start()
+    await world.run_logs.start()
     for number in range(20):
         world.append(RUN, lines(number * 3, 3))
         world.append(OTHER, b"other\n")
     await agree(world, RUN, lines(0, 60))
     await world.confirm()
     await agree(world, RUN, lines(0, 60))
-    await world.text.flusher.flush(RUN)
+    await world.run_logs.flusher.flush(RUN)
     await agree(world, RUN, lines(0, 60))
     world.append(RUN, lines(60, 5))
     await agree(world, RUN, lines(0, 65))
-    assert await world.text.close_run(RUN) == "closed"
+    assert await world.run_logs.close_run(RUN) == "closed"
     await agree(world, RUN, lines(0, 65))
-    assert (await world.text.reader.size(RUN)).state == "closed"
+    assert (await world.run_logs.reader.size(RUN)).state == "closed"
     await agree(world, OTHER, b"other\n" * 20)
-    assert [run.run for run in await world.text.listing.runs(RUN.fqn, 10)] == ["run-2", "run-1"]
-    assert await world.text.listing.pipelines() == [RUN.fqn]
+    assert [run.run for run in await world.run_logs.listing.runs(RUN.fqn, 10)] == ["run-2", "run-1"]
+    assert await world.run_logs.listing.pipelines() == [RUN.fqn]
 
 
 async def test_a_late_batch_reopens_and_idleness_closes_again() -> None:
     world = World()
-    await world.text.start()
+    await world.run_logs.start()
     world.append(RUN, lines(0, 3))
-    await world.text.close_run(RUN)
+    await world.run_logs.close_run(RUN)
     world.append(RUN, lines(3, 2))
-    assert (await world.text.reader.size(RUN)).state == "open"
+    assert (await world.run_logs.reader.size(RUN)).state == "open"
     await world.confirm()
     await agree(world, RUN, lines(0, 5))
-    await world.text.flusher.flush(RUN)
-    assert (await world.text.reader.size(RUN)).state == "open"
+    await world.run_logs.flusher.flush(RUN)
+    assert (await world.run_logs.reader.size(RUN)).state == "open"
     await agree(world, RUN, lines(0, 5))
     world.clock.pass_seconds(61)
-    await world.text.closer.close_idle()
-    assert (await world.text.reader.size(RUN)).state == "closed"
+    await world.run_logs.closer.close_idle()
+    assert (await world.run_logs.reader.size(RUN)).state == "closed"
     await agree(world, RUN, lines(0, 5))
 
 
 async def test_deleted_is_gone_and_recreated_starts_empty() -> None:
     world = World()
-    await world.text.start()
+    await world.run_logs.start()
     world.append(RUN, lines(0, 3))
     await world.confirm()
-    await world.text.flusher.flush(RUN)
+    await world.run_logs.flusher.flush(RUN)
     world.append(RUN, lines(3, 3))
-    await world.text.delete_run(RUN)
+    await world.run_logs.delete_run(RUN)
     with pytest.raises(NotFound):
-        await world.text.reader.page(RUN, after=None, limit=10)
-    assert await world.text.listing.runs(RUN.fqn, 10) == []
-    world.append(RUN, b"new\n", ulid=world.mint_above(world.text.deletions.horizon(RUN)))
+        await world.run_logs.reader.page(RUN, after=None, limit=10)
+    assert await world.run_logs.listing.runs(RUN.fqn, 10) == []
+    world.append(RUN, b"new\n", ulid=world.mint_above(world.run_logs.deletions.horizon(RUN)))
     await agree(world, RUN, b"new\n")
     await world.confirm()
-    await world.text.flusher.flush(RUN)
+    await world.run_logs.flusher.flush(RUN)
     await agree(world, RUN, b"new\n")
     await world.restart()
     await agree(world, RUN, b"new\n")
@@ -95,66 +95,66 @@ async def test_deleted_is_gone_and_recreated_starts_empty() -> None:
 
 async def test_folding_keeps_the_text() -> None:
     world = World()
-    await world.text.start()
+    await world.run_logs.start()
     expected = b""
     for number in range(130 if on_disk() else 60):
         world.append(RUN, lines(number, 1))
         expected += lines(number, 1)
         await world.confirm()
-        await world.text.flusher.flush(RUN)
-        assert world.text.flusher.last_error is None
-    assert world.text.merger.merges > 0
+        await world.run_logs.flusher.flush(RUN)
+        assert world.run_logs.flusher.last_error is None
+    assert world.run_logs.merger.merges > 0
     await agree(world, RUN, expected)
-    await world.text.close_run(RUN)
+    await world.run_logs.close_run(RUN)
     await agree(world, RUN, expected)
 
 
 async def test_large_batches_page_within_blocks() -> None:
     world = World()
-    await world.text.start()
+    await world.run_logs.start()
     text = b"".join(b"x" * (number % 300) + b"\n" for number in range(5000))
     world.append(RUN, text)
     world.append(RUN, b"y" * 200_000 + b"\n\n\nz\n")
     expected = text + b"y" * 200_000 + b"\n\n\nz\n"
     await agree(world, RUN, expected)
     await world.confirm()
-    await world.text.flusher.flush(RUN)
+    await world.run_logs.flusher.flush(RUN)
     await agree(world, RUN, expected)
-    page = await world.text.reader.page(RUN, after=None, limit=3, tail=3)
+    page = await world.run_logs.reader.page(RUN, after=None, limit=3, tail=3)
     assert page.text == b"\n\nz\n"
-    page = await world.text.reader.page(RUN, after=None, limit=10, before=page.before)
+    page = await world.run_logs.reader.page(RUN, after=None, limit=10, before=page.before)
     assert page.text == b"".join(expected.splitlines(keepends=True)[-13:-3])
 
 
 async def test_tokens_hold_while_lines_move() -> None:
     world = World()
-    await world.text.start()
+    await world.run_logs.start()
     world.append(RUN, lines(0, 50))
     world.append(RUN, lines(50, 50))
-    token = (await world.text.reader.page(RUN, after=None, limit=73)).after
+    token = (await world.run_logs.reader.page(RUN, after=None, limit=73)).after
     await world.confirm()
-    assert (await world.text.reader.page(RUN, after=token, limit=99)).text == lines(73, 27)
-    await world.text.flusher.flush(RUN)
-    assert (await world.text.reader.page(RUN, after=token, limit=99)).text == lines(73, 27)
-    await world.text.close_run(RUN)
-    assert (await world.text.reader.page(RUN, after=token, limit=99)).text == lines(73, 27)
+    assert (await world.run_logs.reader.page(RUN, after=token, limit=99)).text == lines(73, 27)
+    await world.run_logs.flusher.flush(RUN)
+    assert (await world.run_logs.reader.page(RUN, after=token, limit=99)).text == lines(73, 27)
+    await world.run_logs.close_run(RUN)
+    assert (await world.run_logs.reader.page(RUN, after=token, limit=99)).text == lines(73, 27)
 
 
 async def test_copies_are_left_out() -> None:
     world = World()
-    await world.text.start()
+    await world.run_logs.start()
     first = world.append(RUN, lines(0, 3))
     world.append(RUN, lines(0, 3), ulid=first)
     await agree(world, RUN, lines(0, 3))
     await world.confirm()
-    await world.text.flusher.flush(RUN)
+    await world.run_logs.flusher.flush(RUN)
     world.append(RUN, lines(0, 3), ulid=first)
     await agree(world, RUN, lines(0, 3))
     await world.confirm()
-    await world.text.flusher.flush(RUN)
+    await world.run_logs.flusher.flush(RUN)
     await agree(world, RUN, lines(0, 3))
-    assert await world.text.find_batch(RUN, first) is not None
-    assert await world.text.last_ulid(RUN) == first
+    assert await world.run_logs.find_batch(RUN, first) is not None
+    assert await world.run_logs.last_ulid(RUN) == first
 
 
 async def test_a_page_costs_the_manifest_and_one_ranged_get() -> None:
@@ -163,11 +163,11 @@ async def test_a_page_costs_the_manifest_and_one_ranged_get() -> None:
     await world.restart(world.store)
     for number in range(200):
         world.append(RUN, lines(number * 100, 100))
-    await world.text.close_run(RUN)
-    await world.text.reader.page(RUN, after="5", limit=10)
+    await world.run_logs.close_run(RUN)
+    await world.run_logs.reader.page(RUN, after="5", limit=10)
     world.store.calls.clear()
     for start in (0, 9_990, 19_980):
-        page = await world.text.reader.page(RUN, after=str(start), limit=10)
+        page = await world.run_logs.reader.page(RUN, after=str(start), limit=10)
         assert page.text == lines(start, 10)
     assert len(world.store.calls) == 6
 
@@ -182,43 +182,43 @@ async def test_a_store_that_is_away_costs_no_lines_and_no_memory() -> None:
         world.append(RUN, lines(number, 1))
         await world.confirm()
         with pytest.raises(StoreUnavailable):
-            await world.text.flusher.flush(RUN)
-    assert len(world.text.flusher.pending) == 1
-    assert world.text.problems()
+            await world.run_logs.flusher.flush(RUN)
+    assert len(world.run_logs.flusher.pending) == 1
+    assert world.run_logs.problems()
     faulty.schedule = Schedule.none()
-    await world.text.drain()
-    assert not world.text.problems()
+    await world.run_logs.drain()
+    assert not world.run_logs.problems()
     await agree(world, RUN, lines(0, count))
 
 
 async def test_what_nobody_closed_is_closed_also_after_a_restart() -> None:
     world = World()
-    await world.text.start()
+    await world.run_logs.start()
     world.append(RUN, lines(0, 3))
     await world.confirm()
-    await world.text.drain()
+    await world.run_logs.drain()
     await world.restart()
-    await world.text.sweeper.sweep()
-    assert (await world.text.reader.size(RUN)).state == "open"
+    await world.run_logs.sweeper.sweep()
+    assert (await world.run_logs.reader.size(RUN)).state == "open"
     world.clock.pass_seconds(86_401)
-    await world.text.sweeper.sweep()
-    assert (await world.text.reader.size(RUN)).state == "closed"
+    await world.run_logs.sweeper.sweep()
+    assert (await world.run_logs.reader.size(RUN)).state == "closed"
     assert world.ended == [RUN]
     await agree(world, RUN, lines(0, 3))
 
 
 async def test_partial_text_is_there_while_open_only() -> None:
     world = World()
-    await world.text.start()
+    await world.run_logs.start()
     world.append(RUN, lines(0, 3))
     await world.confirm()
-    await world.text.drain()
+    await world.run_logs.drain()
     where = keys.partial(keys.PREFIX, RUN)
     info, body = await world.store.get(where)
     assert body == lines(0, 3)
     metadata = (await world.store.head(where)).metadata
     assert metadata["total-bytes"] == str(info.size)
-    await world.text.close_run(RUN)
+    await world.run_logs.close_run(RUN)
     with pytest.raises(NotFound):
         await world.store.get(where)
     assert (await world.store.get(keys.logs(keys.PREFIX, RUN)))[1] == lines(0, 3)
@@ -226,28 +226,28 @@ async def test_partial_text_is_there_while_open_only() -> None:
 
 async def test_a_pipeline_is_deleted_with_all_its_runs() -> None:
     world = World()
-    await world.text.start()
+    await world.run_logs.start()
     world.append(RUN, lines(0, 3))
     await world.confirm()
-    await world.text.drain()
+    await world.run_logs.drain()
     world.append(OTHER, b"hot\n")
-    assert await world.text.delete_pipeline(RUN.fqn) == ["run-1", "run-2"]
-    assert await world.text.listing.runs(RUN.fqn, 5) == []
-    assert await world.text.listing.pipelines() == []
-    assert not await world.text.listing.exists(OTHER)
+    assert await world.run_logs.delete_pipeline(RUN.fqn) == ["run-1", "run-2"]
+    assert await world.run_logs.listing.runs(RUN.fqn, 5) == []
+    assert await world.run_logs.listing.pipelines() == []
+    assert not await world.run_logs.listing.exists(OTHER)
     assert [info.key async for info in world.store.list(keys.PREFIX)] == []
 
 
 async def test_expired_runs_go() -> None:
     world = World(settings=settings_with(SETTINGS, runs={"expiration_days": 30}))
-    await world.text.start()
+    await world.run_logs.start()
     world.append(RUN, lines(0, 3))
-    await world.text.close_run(RUN)
-    last = await world.text.last_ulid(RUN)
+    await world.run_logs.close_run(RUN)
+    last = await world.run_logs.last_ulid(RUN)
     world.clock.pass_seconds(31 * 86_400)
-    await world.text.sweeper.sweep()
-    assert await world.text.listing.runs(RUN.fqn, 5) == []
-    assert (await world.text.reader.size(RUN)).state == "deleted"
+    await world.run_logs.sweeper.sweep()
+    assert await world.run_logs.listing.runs(RUN.fqn, 5) == []
+    assert (await world.run_logs.reader.size(RUN)).state == "deleted"
     # Searches and the compactor learn it from the deletion that the store holds.
     deletions = Deletions(world.store)
     await deletions.load()
@@ -257,12 +257,12 @@ async def test_expired_runs_go() -> None:
 async def test_a_pipeline_may_have_a_retention_of_its_own() -> None:
     kept = {"expiration_days": 30, "expiration_days_of": {RUN.fqn: 7, "*": 0}}
     world = World(settings=settings_with(SETTINGS, runs=kept))
-    await world.text.start()
+    await world.run_logs.start()
     of_others = RunKey("others.pipeline", "run-1")
     for key in (RUN, of_others):
         world.append(key, lines(0, 3))
-        await world.text.close_run(key)
+        await world.run_logs.close_run(key)
     world.clock.pass_seconds(8 * 86_400)
-    await world.text.sweeper.sweep()
-    states = [(await world.text.reader.size(key)).state for key in (RUN, of_others)]
+    await world.run_logs.sweeper.sweep()
+    states = [(await world.run_logs.reader.size(key)).state for key in (RUN, of_others)]
     assert states == ["deleted", "closed"]

@@ -24,40 +24,40 @@ OTHER = "node-B"
 async def abandoned() -> tuple[World, World]:
     """A node that sweeps, and another one; the run was last written to a day ago."""
     world = World()
-    await world.text.start()
+    await world.run_logs.start()
     world.append(RUN, b"one\ntwo\n")
     await world.confirm()
-    await world.text.drain()
+    await world.run_logs.drain()
     world.clock.pass_seconds(DAY + 1)
     other = World(store=world.disk_store, journal=FakeJournal(node=OTHER), seed=2)
     other.clock.ms = world.clock.ms
-    await other.text.start()
+    await other.run_logs.start()
     return world, other
 
 
 async def state(world: World) -> str:
-    return (await world.text.reader.size(RUN)).state
+    return (await world.run_logs.reader.size(RUN)).state
 
 
 async def test_another_sweeper_that_is_about_it() -> None:
     world, other = await abandoned()
-    held = await other.text.leases.acquire(sweep_lease(RUN))
+    held = await other.run_logs.leases.acquire(sweep_lease(RUN))
     assert held is not None
-    await world.text.sweeper.sweep()
+    await world.run_logs.sweeper.sweep()
     assert await state(world) == "open"
-    await other.text.leases.release(held, forget=True)
-    await world.text.sweeper.sweep()
+    await other.run_logs.leases.release(held, forget=True)
+    await world.run_logs.sweeper.sweep()
     assert await state(world) == "closed"
 
 
 async def test_a_live_node_that_says_it_holds_lines() -> None:
     world, other = await abandoned()
-    await other.text.leases.acquire(text_lease(OTHER))
+    await other.run_logs.leases.acquire(text_lease(OTHER))
     await world.store.put(keys.active(keys.PREFIX, RUN, OTHER), b"")
-    await world.text.sweeper.sweep()
+    await world.run_logs.sweeper.sweep()
     assert await state(world) == "open"
     world.clock.pass_seconds(700)  # silent for longer than its lease
-    await world.text.sweeper.sweep()
+    await world.run_logs.sweeper.sweep()
     assert await state(world) == "closed"
 
 
@@ -65,13 +65,13 @@ async def test_lines_of_another_node_that_are_in_a_segment_and_no_chunk() -> Non
     world, other = await abandoned()
     other.append(RUN, b"three\n")
     await other.confirm()
-    await world.text.sweeper.sweep()
+    await world.run_logs.sweeper.sweep()
     assert await state(world) == "open", "whoever flushes them comes first"
-    await other.text.drain()
-    await world.text.sweeper.sweep()
+    await other.run_logs.drain()
+    await world.run_logs.sweeper.sweep()
     assert await state(world) == "open", "it was written to just now"
     world.clock.pass_seconds(DAY + 1)
-    await world.text.sweeper.sweep()
+    await world.run_logs.sweeper.sweep()
     assert await state(world) == "closed"
     assert await world.whole(RUN) == b"one\ntwo\nthree\n"
 
@@ -79,81 +79,81 @@ async def test_lines_of_another_node_that_are_in_a_segment_and_no_chunk() -> Non
 async def test_lines_of_its_own_that_are_only_in_the_journal() -> None:
     world, _ = await abandoned()
     world.append(RUN, b"three\n")
-    await world.text.sweeper.sweep()
+    await world.run_logs.sweeper.sweep()
     assert await state(world) == "open"
 
 
 async def test_a_run_that_was_closed_for_one_writer_only() -> None:
     """A client closed it at one node, another has written to it too and lives."""
     world, other = await abandoned()
-    await other.text.takeover.look()
+    await other.run_logs.takeover.look()
     other.append(RUN, b"three\n")
     await other.confirm()
-    await other.text.drain()
-    assert await world.text.close_run(RUN) == "closed"
+    await other.run_logs.drain()
+    assert await world.run_logs.close_run(RUN) == "closed"
     assert await state(world) == "open", "the other node has not said that it is over"
     world.clock.pass_seconds(61)
-    await world.text.sweeper.sweep()
+    await world.run_logs.sweeper.sweep()
     assert await state(world) == "closed"
     assert await world.whole(RUN) == b"one\ntwo\nthree\n"
 
 
 async def test_a_late_batch_at_another_node_reopens_what_was_swept() -> None:
     world, other = await abandoned()
-    await world.text.sweeper.sweep()
+    await world.run_logs.sweeper.sweep()
     assert await state(world) == "closed"
     other.append(RUN, b"late\n")
     await other.confirm()
-    await other.text.drain()
+    await other.run_logs.drain()
     assert await state(world) == "open"
     assert await world.whole(RUN) == b"one\ntwo\nlate\n"
     other.clock.pass_seconds(61)
-    await other.text.closer.close_idle()
+    await other.run_logs.closer.close_idle()
     assert await state(world) == "closed"
     assert await world.whole(RUN) == b"one\ntwo\nlate\n"
 
 
 async def test_the_lease_of_a_sweeper_that_died_goes() -> None:
     world, other = await abandoned()
-    await other.text.leases.acquire(sweep_lease(RunKey("gone", "long ago")))
+    await other.run_logs.leases.acquire(sweep_lease(RunKey("gone", "long ago")))
     leases = keys.leases_of(SWEEP)
-    await world.text.sweeper.sweep()
+    await world.run_logs.sweeper.sweep()
     assert len([info async for info in world.store.list(leases)]) == 1
     world.clock.pass_seconds(700)
-    await world.text.sweeper.sweep()
+    await world.run_logs.sweeper.sweep()
     assert [info async for info in world.store.list(leases)] == []
 
 
 async def test_a_run_that_cannot_be_swept_holds_back_no_other() -> None:
     world = World(tuning=Tuning(partial_seconds=1e9))
-    await world.text.start()
+    await world.run_logs.start()
     for name in "abc":
         world.append(RunKey("p", name), b"line\n")
     await world.confirm()
-    await world.text.drain()
+    await world.run_logs.drain()
     world.clock.pass_seconds(DAY + 1)
     fails = Schedule({1: Fault.UNAVAILABLE}, applies=lambda call: call == "get runs/p/a.json")
     await world.restart(FaultyStore(world.disk_store, fails))
-    await world.text.sweeper.sweep()
-    states = [(await world.text.reader.size(RunKey("p", name))).state for name in "abc"]
+    await world.run_logs.sweeper.sweep()
+    states = [(await world.run_logs.reader.size(RunKey("p", name))).state for name in "abc"]
     assert states == ["open", "closed", "closed"]
     world.store.schedule = Schedule(dict.fromkeys(range(2, 99), Fault.UNAVAILABLE))  # type: ignore[attr-defined]
     with pytest.raises(StoreUnavailable):
-        await world.text.sweeper.sweep()
+        await world.run_logs.sweeper.sweep()
 
 
 async def test_a_run_that_goes_while_another_is_closed_again() -> None:
     """It took the node down."""
     world = World()
-    await world.text.start()
+    await world.run_logs.start()
     runs = [RunKey("p", name) for name in "ab"]
     for key in runs:
         world.append(key, b"line\n")
-        assert await world.text.close_run(key) == "closed"
+        assert await world.run_logs.close_run(key) == "closed"
         world.append(key, b"late\n")
     await world.confirm()
-    await world.text.drain()
+    await world.run_logs.drain()
     world.clock.pass_seconds(61)
-    await asyncio.gather(world.text.closer.close_idle(), world.text.delete_run(runs[1]))
-    assert (await world.text.reader.size(runs[0])).state == "closed"
-    assert await world.text.listing.runs("p", 5) == await world.text.listing.runs("p", 1)
+    await asyncio.gather(world.run_logs.closer.close_idle(), world.run_logs.delete_run(runs[1]))
+    assert (await world.run_logs.reader.size(runs[0])).state == "closed"
+    assert await world.run_logs.listing.runs("p", 5) == await world.run_logs.listing.runs("p", 1)

@@ -24,16 +24,16 @@ INTENT = f"put {keys.run_manifest(RUN)}"
 async def abandoned() -> tuple[World, World, Interrupted]:
     """A node that sweeps a run of a day ago, and another one that takes lines of it."""
     world = World()
-    await world.text.start()
+    await world.run_logs.start()
     world.append(RUN, b"one\n")
     await world.confirm()
-    await world.text.drain()
+    await world.run_logs.drain()
     world.clock.pass_seconds(DAY + 1)
     store = Interrupted(world.disk_store)
     await world.restart(store)
     other = World(store=world.disk_store, journal=FakeJournal(node="node-B"), seed=2)
     other.clock.ms = world.clock.ms
-    await other.text.start()
+    await other.run_logs.start()
     return world, other, store
 
 
@@ -41,7 +41,7 @@ def flush_of(other: World) -> Callable[[], Awaitable[None]]:
     async def flush() -> None:
         other.append(RUN, b"two\n")
         await other.confirm()
-        await other.text.drain()
+        await other.run_logs.drain()
 
     return flush
 
@@ -51,11 +51,11 @@ async def test_lines_that_are_flushed_while_it_looks_keep_the_run_open(at: str) 
     """Its client lives: to readers the run is not over."""
     world, other, store = await abandoned()
     store.before(at, flush_of(other))
-    await world.text.sweeper.sweep()
+    await world.run_logs.sweeper.sweep()
     assert store.done
     assert world.ended == []
-    assert world.text.sweeper.finalised == 0
-    assert (await world.text.reader.size(RUN)).state == "open"
+    assert world.run_logs.sweeper.finalised == 0
+    assert (await world.run_logs.reader.size(RUN)).state == "open"
     assert await world.whole(RUN) == b"one\ntwo\n"
 
 
@@ -65,12 +65,12 @@ async def test_lines_that_move_from_a_segment_to_a_chunk_while_it_looks_are_seen
     await other.confirm()
 
     async def flush() -> None:
-        await other.text.drain()
+        await other.run_logs.drain()
 
     store.before(f"get {keys.run_manifest(RUN)}", flush, skip=1)
-    await world.text.sweeper.sweep()
+    await world.run_logs.sweeper.sweep()
     assert store.done
-    assert (await world.text.reader.size(RUN)).state == "open"
+    assert (await world.run_logs.reader.size(RUN)).state == "open"
     assert await world.whole(RUN) == b"one\ntwo\n"
 
 
@@ -80,13 +80,13 @@ async def test_one_that_was_held_up_past_its_lease_leaves_the_run_to_its_success
     async def held_up() -> None:
         world.clock.pass_seconds(3600)
         other.clock.ms = world.clock.ms
-        assert await other.text.leases.acquire(sweep_lease(RUN)) is not None
+        assert await other.run_logs.leases.acquire(sweep_lease(RUN)) is not None
 
     store.before(LOOK, held_up)
-    await world.text.sweeper.sweep()
+    await world.run_logs.sweeper.sweep()
     assert store.done
-    assert world.text.sweeper.finalised == 0
-    assert (await world.text.reader.size(RUN)).state == "open"
+    assert world.run_logs.sweeper.finalised == 0
+    assert (await world.run_logs.reader.size(RUN)).state == "open"
 
 
 async def test_a_chunk_that_no_manifest_names_yet_stays() -> None:
@@ -99,13 +99,13 @@ async def test_a_chunk_that_no_manifest_names_yet_stays() -> None:
     await other.restart(store)
 
     async def sweep() -> None:
-        await world.text.sweeper.sweep()
+        await world.run_logs.sweeper.sweep()
 
     other.append(RUN, b"two\n")
     await other.confirm()
     store.before(INTENT, sweep)
-    await other.text.drain()
+    await other.run_logs.drain()
     assert store.done
     assert await world.whole(RUN) == b"one\ntwo\n"
-    assert world.text.sweeper.orphans == 0
-    assert world.text.chunk_repairer.vanished == other.text.chunk_repairer.vanished == 0
+    assert world.run_logs.sweeper.orphans == 0
+    assert world.run_logs.chunk_repairer.vanished == other.run_logs.chunk_repairer.vanished == 0

@@ -45,7 +45,7 @@ async def settled(cluster: Cluster, nodes: list[Node], clock: VirtualClock) -> N
         assert len(set(texts)) == 1
         cluster.shipped(key, texts[0])
         for node in nodes:
-            assert (await node.text.reader.size(key)).state == "closed"
+            assert (await node.run_logs.reader.size(key)).state == "closed"
         assert (await store.get(keys.logs(keys.PREFIX, key)))[1] == texts[0]
         with pytest.raises(NotFound):
             await store.head(keys.partial(keys.PREFIX, key))
@@ -81,7 +81,7 @@ def test_appends_closes_and_sweepers_race(seed: int) -> None:
             assert not node.failed.done()
             assert node.problems() == []
             await node.stop()
-        finalised.append(sum(node.text.sweeper.finalised for node in nodes))
+        finalised.append(sum(node.run_logs.sweeper.finalised for node in nodes))
 
     cluster.play(story)
     assert finalised[0] > 0
@@ -103,7 +103,7 @@ def died_at(step: int, seed: int) -> bool:
             await cluster.clients.send(other, clock, RUN)
         await clock.sleep(60)
         reached.append(len(line.calls) >= line.dies_at)
-        assert (await other.text.reader.size(RUN)).state == "closed"
+        assert (await other.run_logs.reader.size(RUN)).state == "closed"
         cluster.shipped(RUN, await read_whole(other, RUN))
         await other.stop()
 

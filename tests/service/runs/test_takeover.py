@@ -42,11 +42,11 @@ def test_the_lines_of_a_killed_node_are_in_their_run(seed: int) -> None:
         await cluster.clients.send(node, clock, RUN)
         await clock.sleep(LEASE + 30)
         await until_no_news(node.store, names[0], clock)
-        assert node.text.takeover.inherited > 0
+        assert node.run_logs.takeover.inherited > 0
         # A batch sent as `bulk`, and all that came before it, had left the node.
         cluster.shipped(RUN, await read_whole(node, RUN))
         assert await node.close_run(RUN) == "closed"
-        size = await node.text.reader.size(RUN)
+        size = await node.run_logs.reader.size(RUN)
         assert size.state == "closed"
         cluster.shipped(RUN, await read_whole(node, RUN))
         await node.stop()
@@ -59,7 +59,7 @@ def test_the_lines_of_a_killed_node_are_in_their_run(seed: int) -> None:
         await clock.sleep(60)
         for each in (node, back):
             cluster.shipped(RUN, await read_whole(each, RUN))
-            assert (await each.text.reader.size(RUN)).state == "closed", "idle, so closed again"
+            assert (await each.run_logs.reader.size(RUN)).state == "closed", "idle, so closed again"
             await each.stop()
         await cluster.check_store(clock)
 
@@ -123,12 +123,12 @@ def test_a_node_that_was_cut_off_comes_back_while_others_flush_its_lines(seed: i
         )
         for _ in range(int(LEASE) * 20):  # back at the moment when another takes them up
             await clock.sleep(0.1)
-            if any(node.text.takeover.inherited for node in nodes):
+            if any(node.run_logs.takeover.inherited for node in nodes):
                 break
         await clock.sleep(1.5 + 2 * dice.random())
         cluster.lines["a"].cut = False
         with suppress(TailraceError):
-            await away.text.flusher.drain()
+            await away.run_logs.flusher.drain()
         await asyncio.gather(*[cluster.write(node, clock, RUN, 2) for node in nodes])
         await clock.sleep(40)
         for node in nodes:
@@ -139,7 +139,7 @@ def test_a_node_that_was_cut_off_comes_back_while_others_flush_its_lines(seed: i
         for node in nodes:
             texts.append(await read_whole(node, RUN))
             cluster.shipped(RUN, texts[-1])
-            assert (await node.text.reader.size(RUN)).state == "closed"
+            assert (await node.run_logs.reader.size(RUN)).state == "closed"
             assert not node.failed.done()
             assert node.problems() == []
             await node.stop()

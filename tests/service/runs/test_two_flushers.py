@@ -56,7 +56,7 @@ def lines(first: int, count: int) -> bytes:
 async def two(seed: int) -> tuple[World, World]:
     """The node has six segments that no run has; the heir finds its lease expired."""
     away = World(tuning=TUNING, seed=seed)
-    await away.text.start()
+    await away.run_logs.start()
     for number in range(6):
         away.append(RUN, lines(number * 3, 3))
         await away.confirm()
@@ -64,9 +64,9 @@ async def two(seed: int) -> tuple[World, World]:
         store=away.disk_store, tuning=TUNING, journal=FakeJournal(node=HEIR), seed=seed + 1000
     )
     heir.clock.ms = away.clock.ms + 3_600_000
-    await heir.text.start()
-    await heir.text.takeover.look()
-    assert heir.text.takeover.inherited == 6
+    await heir.run_logs.start()
+    await heir.run_logs.takeover.look()
+    assert heir.run_logs.takeover.inherited == 6
     return away, heir
 
 
@@ -84,18 +84,18 @@ async def test_both_flush_at_once(chunk: int) -> None:
         await away.restart(Yielding(away.disk_store, Random(seed), 5 * seed % 40))
         await heir.restart(Yielding(heir.disk_store, Random(seed + 1), 3))
         heir.clock.ms += 3_600_000
-        await heir.text.takeover.look()
-        await asyncio.gather(away.text.flusher.drain(), heir.text.flusher.drain())
+        await heir.run_logs.takeover.look()
+        await asyncio.gather(away.run_logs.flusher.drain(), heir.run_logs.flusher.drain())
         for world in (away, heir):
             await check(world, lines(0, 18))
-            conflicts += world.text.run_flush._manifests.conflicts
+            conflicts += world.run_logs.run_flush._manifests.conflicts
         assert (await read_watermark(away.disk_store, away.journal.node)).seq == 6
-        await heir.text.takeover.look()
-        assert not heir.text.backlog.inherited
-        assert await heir.text.leases.held_by(text_lease("node-A")) is None
+        await heir.run_logs.takeover.look()
+        assert not heir.run_logs.backlog.inherited
+        assert await heir.run_logs.leases.held_by(text_lease("node-A")) is None
         away.append(RUN, lines(18, 2))
         await away.confirm()
-        await away.text.flusher.drain()
+        await away.run_logs.flusher.drain()
         await check(away, lines(0, 20))
         await check(heir, lines(0, 20))
     assert conflicts > 0 or not on_disk(), "they never met"
@@ -108,22 +108,22 @@ async def test_an_heir_that_is_killed_at_any_step_leaves_the_rest_to_the_next() 
         await heir.restart(FaultyStore(heir.disk_store, Schedule.none()))
         heir.store.schedule = schedule  # type: ignore[attr-defined]
         try:
-            await heir.text.takeover.look()
-            await heir.text.flusher.drain()
-            await heir.text.takeover.look()
+            await heir.run_logs.takeover.look()
+            await heir.run_logs.flusher.drain()
+            await heir.run_logs.takeover.look()
         except Crash:
             pass
         if not schedule.fired:
             return
         heir.clock.ms += 3_600_000
         await heir.restart()
-        await heir.text.takeover.look()
-        await heir.text.flusher.drain()
+        await heir.run_logs.takeover.look()
+        await heir.run_logs.flusher.drain()
         await check(heir, lines(0, 18))
-        await heir.text.takeover.look()
+        await heir.run_logs.takeover.look()
         assert (await read_watermark(heir.disk_store, away.journal.node)).seq == 6
         await away.restart()
-        await away.text.flusher.drain()
+        await away.run_logs.flusher.drain()
         await check(away, lines(0, 18))
     pytest.fail("it never got through")
 
@@ -133,51 +133,51 @@ async def test_a_mark_that_is_damaged_while_an_heir_looks_after_its_node(body: b
     away, heir = await two(3)
     await heir.disk_store.put(keys.watermark(away.journal.node), body)
     with pytest.raises(Damaged):
-        await heir.text.flusher.drain()
-    await heir.text.takeover.look()
+        await heir.run_logs.flusher.drain()
+    await heir.run_logs.takeover.look()
     assert len(heir.marks.problems()) == 1
-    await heir.text.flusher.drain()
-    await heir.text.takeover.look()
+    await heir.run_logs.flusher.drain()
+    await heir.run_logs.takeover.look()
     mark = await read_watermark(heir.disk_store, away.journal.node)
     assert (mark.seq, mark.pos) == (6, 18)
-    assert not heir.text.backlog.inherited
-    assert await heir.text.leases.held_by(text_lease(away.journal.node)) is None
+    assert not heir.run_logs.backlog.inherited
+    assert await heir.run_logs.leases.held_by(text_lease(away.journal.node)) is None
     await check(heir, lines(0, 18))
 
 
 async def test_a_long_backlog_is_taken_in_parts() -> None:
     away = World(tuning=TUNING)
-    await away.text.start()
+    await away.run_logs.start()
     for number in range(21):
         away.append(RUN, lines(number, 1))
         await away.confirm()
     heir = World(store=away.disk_store, tuning=TUNING, journal=FakeJournal(node=HEIR), seed=9)
     heir.clock.ms = away.clock.ms + 3_600_000
-    await heir.text.start()
+    await heir.run_logs.start()
     parts = []
     for _ in range(4):
-        await heir.text.takeover.look()
-        parts.append(len(heir.text.backlog.inherited))
-        await heir.text.flusher.drain()
+        await heir.run_logs.takeover.look()
+        parts.append(len(heir.run_logs.backlog.inherited))
+        await heir.run_logs.flusher.drain()
     assert parts == [8, 8, 5, 0]
-    assert await heir.text.leases.held_by(text_lease("node-A")) is None
+    assert await heir.run_logs.leases.held_by(text_lease("node-A")) is None
     await check(heir, lines(0, 21))
 
 
 async def test_what_another_node_deleted_stays_away_though_nobody_told_the_heir() -> None:
     away = World(tuning=TUNING)
-    await away.text.start()
+    await away.run_logs.start()
     heir = World(store=away.disk_store, tuning=TUNING, journal=FakeJournal(node=HEIR), seed=9)
-    await heir.text.start()
+    await heir.run_logs.start()
     away.append(RUN, lines(0, 3))
     await away.confirm()
-    await away.text.delete_pipeline(RUN.fqn)
+    await away.run_logs.delete_pipeline(RUN.fqn)
     heir.clock.ms = away.clock.ms + 3_600_000
-    await heir.text.takeover.look()
-    await heir.text.flusher.drain()
+    await heir.run_logs.takeover.look()
+    await heir.run_logs.flusher.drain()
     with pytest.raises(NotFound):
-        await heir.text.reader.page(RUN, after=None, limit=5)
-    assert await heir.text.listing.runs(RUN.fqn, 5) == []
+        await heir.run_logs.reader.page(RUN, after=None, limit=5)
+    assert await heir.run_logs.listing.runs(RUN.fqn, 5) == []
 
 
 async def test_a_lost_node_costs_a_busy_one_no_watermark() -> None:
@@ -186,25 +186,25 @@ async def test_a_lost_node_costs_a_busy_one_no_watermark() -> None:
     other = RunKey("service.pipeline", "busy")
     heir.append(other, b"news\n")
     await heir.confirm()
-    await heir.text.flusher.flush(RUN)
-    assert len(heir.text.flusher.pending) == 1
-    await heir.text.flusher.raise_marks(force=True)
+    await heir.run_logs.flusher.flush(RUN)
+    assert len(heir.run_logs.flusher.pending) == 1
+    await heir.run_logs.flusher.raise_marks(force=True)
     assert (await read_watermark(heir.disk_store, away.journal.node)).seq == 6
-    assert heir.text.flushed_pos == 0, "its own lines are not flushed by that"
+    assert heir.run_logs.flushed_pos == 0, "its own lines are not flushed by that"
 
 
 async def test_a_run_that_is_being_closed_holds_no_place_among_the_flushes() -> None:
     world = World(tuning=TUNING)
-    await world.text.start()
+    await world.run_logs.start()
     slow = [RunKey("p", f"slow {number}") for number in range(6)]
     for key in [*slow, RUN]:
         world.append(key, b"x\n")
     await world.confirm()
     world.clock.pass_seconds(1000)
-    flusher = world.text.flusher
+    flusher = world.run_logs.flusher
     async with AsyncExitStack() as closes:  # they hold their locks as long as the store takes
         for key in slow:
-            await closes.enter_async_context(world.text.locks.of(key))
+            await closes.enter_async_context(world.run_logs.locks.of(key))
         for _ in range(4):
             flusher._begin_due()
             await asyncio.sleep(0)
@@ -217,11 +217,11 @@ async def test_a_run_that_is_being_closed_holds_no_place_among_the_flushes() -> 
 async def met(seed: int) -> tuple[World, World, dict[str, bytes]]:
     """The heir has lines of its own that readers saw, hot ones too, when it takes the others."""
     away = World(tuning=TUNING, seed=seed)
-    await away.text.start()
+    await away.run_logs.start()
     heir = World(
         store=away.disk_store, tuning=TUNING, journal=FakeJournal(node=HEIR), seed=seed + 1000
     )
-    await heir.text.start()
+    await heir.run_logs.start()
     texts = {"away": lines(0, 7), "heir": b"".join(b"heir %d\n" % n for n in range(9))}
     for part in (texts["away"][:20], texts["away"][20:]):
         away.append(RUN, part)
@@ -231,7 +231,7 @@ async def met(seed: int) -> tuple[World, World, dict[str, bytes]]:
         heir.append(RUN, part)
         if number == 3:
             await heir.confirm()
-            await heir.text.flusher.drain()
+            await heir.run_logs.flusher.drain()
         if number == 5:
             await heir.confirm()
     return away, heir, texts
@@ -245,13 +245,13 @@ async def test_a_reader_gets_what_becomes_text_before_lines_that_it_has_seen(
 ) -> None:
     for by_pages in (True, False) if on_disk() else (bool(seen % 2),):
         _away, heir, texts = await met(seen)
-        page = await heir.text.reader.page(RUN, after=None, limit=seen)
+        page = await heir.run_logs.reader.page(RUN, after=None, limit=seen)
         got = page.text
-        pieces = await heir.text.reader.batches_after(RUN, None, max_bytes=1 << 20)
+        pieces = await heir.run_logs.reader.batches_after(RUN, None, max_bytes=1 << 20)
         token = page.after or pieces[-1].cursor.encode()
-        await heir.text.takeover.look()
+        await heir.run_logs.takeover.look()
         if limit % 2:
-            await heir.text.flusher.drain()
+            await heir.run_logs.flusher.drain()
         got += await rest(heir, token, limit, by_pages)
         expected = sorted((texts["away"] + texts["heir"]).splitlines())
         assert sorted(got.splitlines()) == expected, "each line once"
@@ -266,16 +266,16 @@ async def rest(world: World, token: str, limit: int, by_pages: bool) -> bytes:
     for turn in range(100):
         if turn == 3:
             await world.confirm()
-            await world.text.flusher.drain()
+            await world.run_logs.flusher.drain()
         if by_pages:
-            page = await world.text.reader.page(RUN, after=token, limit=limit)
+            page = await world.run_logs.reader.page(RUN, after=token, limit=limit)
             got += page.text
             if page.after is None:
                 return got
             token = page.after
         else:
             where = parse_token(token)
-            pieces = await world.text.reader.batches_after(RUN, where, max_bytes=10 * limit)
+            pieces = await world.run_logs.reader.batches_after(RUN, where, max_bytes=10 * limit)
             if not pieces:
                 return got
             got += pieces[0].text

@@ -142,7 +142,7 @@ class World:
         self.tuning = tuning or Tuning()
         self.ended: list[RunKey] = []
         self.last: dict[RunKey, int] = {}
-        self.text = self._make()
+        self.run_logs = self._make()
 
     def _make(self) -> RunLogs:
         self.marks = Watermarks(self.store, self.clock, self.random, in_place, lambda _: 0)
@@ -174,8 +174,8 @@ class World:
 
     async def restart(self, store: ObjectStore | None = None) -> None:
         self.store = store or self.disk_store
-        self.text = self._make()
-        await self.text.start()
+        self.run_logs = self._make()
+        await self.run_logs.start()
 
     def mint(self) -> int:
         self.clock.ms += 1
@@ -208,7 +208,7 @@ class World:
                 carry=Carry(),
             )
             await self.disk_store.put(keys.segment(journal.node, journal.seq), segment.body)
-        self.text.confirmed(*journal.segments[-1])
+        self.run_logs.confirmed(*journal.segments[-1])
 
     async def record_close(self, key: RunKey) -> int:
         self.journal.closes[key] = self.journal.end
@@ -230,7 +230,7 @@ class World:
             await self.confirm()
 
     async def whole(self, key: RunKey) -> bytes:
-        pieces = [piece async for piece in self.text.reader.download(key)]
+        pieces = [piece async for piece in self.run_logs.reader.download(key)]
         return b"".join(pieces)
 
     async def paged(self, key: RunKey, limit: int) -> bytes:
@@ -238,7 +238,7 @@ class World:
         limit *= 1 if on_disk() else _WIDER
         text, after = b"", None
         while True:
-            page = await self.text.reader.page(key, after=after, limit=limit)
+            page = await self.run_logs.reader.page(key, after=after, limit=limit)
             text += page.text
             after = page.after
             if after is None:
@@ -250,7 +250,7 @@ class World:
         text = b""
         cursor = None
         while True:
-            pieces = await self.text.reader.batches_after(key, cursor, max_bytes=max_bytes)
+            pieces = await self.run_logs.reader.batches_after(key, cursor, max_bytes=max_bytes)
             if not pieces:
                 return text
             for piece in pieces:

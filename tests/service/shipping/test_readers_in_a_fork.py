@@ -109,7 +109,7 @@ def test_a_download_that_began_before_a_fork_ends() -> None:
         await take_next_number(node)
         for _ in range(4):
             await node.append(IncomingBatch(RUN, part, 500, 500))
-        reading = node.text.reader.download(RUN)
+        reading = node.run_logs.reader.download(RUN)
         first = await anext(reading)
         assert node.forks == 0
         await until_forked(node, clock, 1)

@@ -35,7 +35,7 @@ async def started(key: RunKey = DOTTED, /, **texts: bytes) -> World:
     world = World()
     for name, body in texts.items():
         await upstream(world, key, name, body)
-    await world.text.start()
+    await world.run_logs.start()
     return world
 
 
@@ -51,7 +51,7 @@ async def agree(world: World, key: RunKey, expected: bytes, state: str) -> None:
     assert await world.paged(key, 1) == expected
     assert await world.paged(key, 1000) == expected
     assert await world.caught_up(key) == expected
-    size = await world.text.reader.size(key)
+    size = await world.run_logs.reader.size(key)
     assert (size.total_bytes, size.state) == (len(expected), state)
 
 
@@ -82,10 +82,10 @@ async def test_what_is_read(
     texts = {"partial": partial, "logs": logs}
     world = await started(key, **{name: body for name, body in texts.items() if body is not None})
     await agree(world, key, expected, state)
-    assert world.text.importer.imported == 1
+    assert world.run_logs.importer.imported == 1
     await world.restart()
     await agree(world, key, expected, state)
-    assert world.text.importer.imported == 0
+    assert world.run_logs.importer.imported == 0
 
 
 @pytest.mark.on_servers(body=(b"a\nb",), read_first=(False,))
@@ -101,9 +101,9 @@ async def test_appended_to_and_closed(
         await world.whole(key)
     world.append(key, b"c\n")
     await world.confirm()
-    await world.text.flusher.flush(key)
+    await world.run_logs.flusher.flush(key)
     await agree(world, key, b"a\nb\nc\n", "open")
-    assert await world.text.close_run(key) == "closed"
+    assert await world.run_logs.close_run(key) == "closed"
     await agree(world, key, b"a\nb\nc\n", "closed")
     assert await stored(world, keys.logs("pipeline-logs", key)) == b"a\nb\nc\n"
     assert await stored(world, keys.partial("pipeline-logs", key)) is None
@@ -116,7 +116,7 @@ async def test_appended_to_and_closed(
 @pytest.mark.parametrize("body", [b"a\nb\n", b"a\nb"])
 async def test_closed_at_the_first_touch(name: str, body: bytes) -> None:
     world = await started(**{name: body})
-    assert await world.text.close_run(DOTTED) == "closed"
+    assert await world.run_logs.close_run(DOTTED) == "closed"
     await agree(world, DOTTED, b"a\nb\n", "closed")
     assert await stored(world, keys.logs("pipeline-logs", DOTTED)) == b"a\nb\n"
 
@@ -135,7 +135,7 @@ async def test_a_run_that_never_was_stays_one_and_is_not_looked_for_all_the_time
     await world.restart(faulty)
     for _ in range(3):
         with pytest.raises(NotFound):
-            await world.text.reader.page(DOTTED, after=None, limit=1)
+            await world.run_logs.reader.page(DOTTED, after=None, limit=1)
     assert sum(call.startswith("head ") for call in faulty.calls) == 4
     world.clock.pass_seconds(11)
     await upstream(world, DOTTED, "partial", b"a\n")
@@ -148,7 +148,7 @@ async def test_a_closed_text_at_our_own_key_is_not_copied() -> None:
     await world.restart(faulty)
     await agree(world, PLAIN, b"a\nb\n", "closed")
     assert not [call for call in faulty.calls if call.startswith("compose")]
-    manifest = (await world.text.manifests.get(PLAIN)).manifest
+    manifest = (await world.run_logs.manifests.get(PLAIN)).manifest
     assert manifest.sealed
     assert manifest.settled()
 
@@ -158,7 +158,7 @@ async def test_what_nobody_closes_is_closed_after_a_day_by_a_process_that_never_
     await agree(world, DOTTED, b"a\nb\n", "open")
     await world.restart()
     world.clock.pass_seconds(86_401)
-    await world.text.sweeper.sweep()
+    await world.run_logs.sweeper.sweep()
     await agree(world, DOTTED, b"a\nb\n", "closed")
     assert await stored(world, keys.logs("pipeline-logs", DOTTED)) == b"a\nb\n"
 
@@ -171,13 +171,13 @@ async def test_what_a_server_left_in_progress_is_closed_though_nobody_asks_for_i
     where = FOLDERS[DOTTED].replace("pipeline-logs/", "pipeline-logs/.active/")
     await world.disk_store.put(f"{where}/{DOTTED.run}/om-server-0", b"", metadata=mark)
     world.clock.pass_seconds(86_401)
-    await world.text.sweeper.sweep()
+    await world.run_logs.sweeper.sweep()
     closed = await stored(world, keys.logs("pipeline-logs", DOTTED))
     # Without the name nobody can say whose it is.
     assert closed == (b"a\nb\n" if mark == {"pipeline": DOTTED.fqn} else None)
-    assert world.text.importer.imported == (closed is not None)
-    await world.text.sweeper.sweep()
-    assert world.text.importer.imported == (closed is not None)
+    assert world.run_logs.importer.imported == (closed is not None)
+    await world.run_logs.sweeper.sweep()
+    assert world.run_logs.importer.imported == (closed is not None)
 
 
 async def test_what_a_server_may_still_be_at_is_left_to_it() -> None:
@@ -185,10 +185,10 @@ async def test_what_a_server_may_still_be_at_is_left_to_it() -> None:
     where = FOLDERS[DOTTED].replace("pipeline-logs/", "pipeline-logs/.active/")
     mark = {"pipeline": DOTTED.fqn}
     info = await world.disk_store.put(f"{where}/{DOTTED.run}/om-server-0", b"", metadata=mark)
-    await world.text.importer.import_left(info.modified_ms)
-    assert world.text.importer.imported == 0
-    await world.text.importer.import_left(info.modified_ms + 1)
-    assert world.text.importer.imported == 1
+    await world.run_logs.importer.import_left(info.modified_ms)
+    assert world.run_logs.importer.imported == 0
+    await world.run_logs.importer.import_left(info.modified_ms + 1)
+    assert world.run_logs.importer.imported == 1
 
 
 async def test_what_a_server_left_and_nobody_can_take_in_holds_back_no_sweep() -> None:
@@ -210,12 +210,12 @@ async def test_what_a_server_left_and_nobody_can_take_in_holds_back_no_sweep() -
     await world.restart(Unreadable(world.disk_store, Schedule.none()))
     world.append(PLAIN, b"ours\n")
     await world.confirm()
-    await world.text.drain()
+    await world.run_logs.drain()
     world.clock.pass_seconds(100_000)
-    await world.text.sweeper.sweep()
+    await world.run_logs.sweeper.sweep()
     assert await stored(world, keys.logs("pipeline-logs", other)) == b"z\n"
     assert await stored(world, keys.logs("pipeline-logs", PLAIN)) == b"ours\n"
-    assert "what OpenMetadata left" in (world.text.sweeper.last_error or "")
+    assert "what OpenMetadata left" in (world.run_logs.sweeper.last_error or "")
 
 
 async def test_a_page_is_one_ranged_get_also_far_into_a_large_text() -> None:
@@ -223,9 +223,9 @@ async def test_a_page_is_one_ranged_get_also_far_into_a_large_text() -> None:
     world = await started(partial=text)
     faulty = FaultyStore(world.disk_store, Schedule.none())
     await world.restart(faulty)
-    await world.text.reader.page(DOTTED, after=None, limit=1)
+    await world.run_logs.reader.page(DOTTED, after=None, limit=1)
     faulty.calls.clear()
-    page = await world.text.reader.page(DOTTED, after="41000", limit=100)
+    page = await world.run_logs.reader.page(DOTTED, after="41000", limit=100)
     assert page.text == text[41_000 * 99 : 41_100 * 99]
     reads = [call for call in faulty.calls if "chunks" in call]
     assert len(reads) == 1  # the text; directory and piece are known since the first page
@@ -234,19 +234,19 @@ async def test_a_page_is_one_ranged_get_also_far_into_a_large_text() -> None:
 
 async def test_pages_go_on_with_tokens_from_before_a_close() -> None:
     world = await started(partial=b"a\nb\nc\n")
-    page = await world.text.reader.page(DOTTED, after=None, limit=2)
-    pieces = await world.text.reader.batches_after(DOTTED, None, max_bytes=1)
-    await world.text.close_run(DOTTED)
-    rest = await world.text.reader.page(DOTTED, after=page.after, limit=2)
+    page = await world.run_logs.reader.page(DOTTED, after=None, limit=2)
+    pieces = await world.run_logs.reader.batches_after(DOTTED, None, max_bytes=1)
+    await world.run_logs.close_run(DOTTED)
+    rest = await world.run_logs.reader.page(DOTTED, after=page.after, limit=2)
     assert page.text + rest.text == b"a\nb\nc\n"
-    assert await world.text.reader.batches_after(DOTTED, pieces[-1].cursor, max_bytes=9) == []
+    assert await world.run_logs.reader.batches_after(DOTTED, pieces[-1].cursor, max_bytes=9) == []
 
 
 async def test_the_writers_epoch_goes_on_rising() -> None:
     world = await started(PLAIN, partial=b"a\n")
     world.append(PLAIN, b"b\n")
     await world.confirm()
-    await world.text.flusher.flush(PLAIN)
+    await world.run_logs.flusher.flush(PLAIN)
     info = await world.disk_store.head(keys.partial("pipeline-logs", PLAIN))
     assert info.metadata["writer-epoch"] == "1750000000124"
     assert await stored(world, info.key) == b"a\nb\n"
@@ -255,18 +255,18 @@ async def test_the_writers_epoch_goes_on_rising() -> None:
 async def test_equal_objects_give_equal_ids_and_other_objects_other_ones() -> None:
     world = await started(partial=b"a\n", logs=b"z\n")
     await world.whole(DOTTED)
-    first = (await world.text.manifests.get(DOTTED)).manifest
+    first = (await world.run_logs.manifests.get(DOTTED)).manifest
     await world.disk_store.delete([keys.run_manifest(DOTTED)])
     await world.restart()
     await world.whole(DOTTED)
-    again = (await world.text.manifests.get(DOTTED)).manifest
+    again = (await world.run_logs.manifests.get(DOTTED)).manifest
     assert again.chunks == first.chunks
     assert again.writers == {WRITER: 2}
     await world.disk_store.delete([keys.run_manifest(DOTTED)])
     await upstream(world, DOTTED, "partial", b"b\n")
     await world.restart()
     assert await world.whole(DOTTED) == b"z\nb\n"
-    other = (await world.text.manifests.get(DOTTED)).manifest
+    other = (await world.run_logs.manifests.get(DOTTED)).manifest
     assert other.chunks[0].id != first.chunks[0].id
 
 
@@ -291,25 +291,27 @@ async def test_lists_show_what_nobody_touched_without_taking_it_in() -> None:
     world = await started(partial=b"a\nb\n")
     other = RunKey(DOTTED.fqn, "7f1c0e5e-0d1f-4b7c-8f3a-2a2f3a3b4c5d")
     await world.disk_store.put(f"{FOLDERS[DOTTED]}/{other.run}/logs.txt", b"z\n")
-    found = {run.run: run for run in await world.text.listing.runs(DOTTED.fqn, 10)}
+    found = {run.run: run for run in await world.run_logs.listing.runs(DOTTED.fqn, 10)}
     assert {name: (run.state, run.lines, run.bytes) for name, run in found.items()} == {
         DOTTED.run: ("open", None, 4),
         other.run: ("closed", None, 2),
     }
-    assert world.text.importer.imported == 0
-    assert await world.text.listing.pipelines() == []  # a folder does not tell its pipeline's name
+    assert world.run_logs.importer.imported == 0
+    assert (
+        await world.run_logs.listing.pipelines() == []
+    )  # a folder does not tell its pipeline's name
     await world.whole(DOTTED)
-    found = {run.run: run for run in await world.text.listing.runs(DOTTED.fqn, 10)}
+    found = {run.run: run for run in await world.run_logs.listing.runs(DOTTED.fqn, 10)}
     assert found[DOTTED.run].lines == 2
-    assert await world.text.listing.pipelines() == [DOTTED.fqn]
-    assert len(await world.text.listing.runs(DOTTED.fqn, 1)) == 1
+    assert await world.run_logs.listing.pipelines() == [DOTTED.fqn]
+    assert len(await world.run_logs.listing.runs(DOTTED.fqn, 1)) == 1
 
 
 async def test_lists_of_a_plain_name_have_each_run_once() -> None:
     world = await started(PLAIN, partial=b"a\n", logs=b"a\n")
-    assert [run.run for run in await world.text.listing.runs(PLAIN.fqn, 10)] == [PLAIN.run]
-    await world.text.close_run(PLAIN)
-    assert [run.run for run in await world.text.listing.runs(PLAIN.fqn, 10)] == [PLAIN.run]
+    assert [run.run for run in await world.run_logs.listing.runs(PLAIN.fqn, 10)] == [PLAIN.run]
+    await world.run_logs.close_run(PLAIN)
+    assert [run.run for run in await world.run_logs.listing.runs(PLAIN.fqn, 10)] == [PLAIN.run]
 
 
 # --- names that share a folder -----------------------------------------------------------
@@ -321,9 +323,9 @@ async def test_names_that_share_a_folder_have_copies_of_their_own() -> None:
     assert await world.whole(DOTTED) == await world.whole(other) == b"a\n"
     world.append(other, b"b\n")
     await world.confirm()
-    await world.text.flusher.flush(other)
-    assert await world.text.close_run(other) == "closed"
+    await world.run_logs.flusher.flush(other)
+    assert await world.run_logs.close_run(other) == "closed"
     await agree(world, other, b"a\nb\n", "closed")
     await agree(world, DOTTED, b"a\n", "open")
-    await world.text.delete_run(other)
+    await world.run_logs.delete_run(other)
     await agree(world, DOTTED, b"a\n", "open")

@@ -46,10 +46,10 @@ async def check(world: World, key: RunKey, expected: bytes) -> None:
 async def acts(world: World, key: RunKey) -> list[Act]:
     async def close(world: World) -> None:
         pos = await world.record_close(key)
-        world.text.flusher.hold_at(key, pos)
-        await world.text.closer.finish(key, pos)
+        world.run_logs.flusher.hold_at(key, pos)
+        await world.run_logs.closer.finish(key, pos)
 
-    return [lambda w: w.whole(key), lambda w: w.text.flusher.drain(), close]
+    return [lambda w: w.whole(key), lambda w: w.run_logs.flusher.drain(), close]
 
 
 @pytest.mark.parametrize("fault", AT_EACH_STEP)
@@ -77,12 +77,12 @@ async def test_killed_between_any_two_calls(
             await (await acts(world, key))[act](world)
         except (Crash, TailraceError):
             assert schedule.fired
-        await world.text.stop()
+        await world.run_logs.stop()
         if not schedule.fired:
             return
         await world.restart()
         await check(world, key, whole)
-        assert await world.text.close_run(key) == "closed"
+        assert await world.run_logs.close_run(key) == "closed"
         await check(world, key, whole)
         assert (await world.disk_store.get(keys.logs("pipeline-logs", key)))[1] == whole
     pytest.fail("it never got through")
@@ -95,9 +95,9 @@ async def test_a_deletion_killed_anywhere_is_finished_or_did_not_happen(
 ) -> None:
     async def delete(world: World) -> None:
         if whole_pipeline:
-            await world.text.delete_pipeline(key.fqn)
+            await world.run_logs.delete_pipeline(key.fqn)
         else:
-            await world.text.delete_run(key)
+            await world.run_logs.delete_run(key)
 
     for step in range(1, 400, 1 if on_disk() else 13):
         world = await prepared(key, {"logs": b"a\n"})
@@ -108,13 +108,13 @@ async def test_a_deletion_killed_anywhere_is_finished_or_did_not_happen(
         with suppress(Crash):
             await delete(world)
             done = True  # and killed as what it began in the background went on
-        await world.text.stop()
+        await world.run_logs.stop()
         if not schedule.fired:
             return
         await world.restart()
         if done or world.journal.tombstones:
-            await world.text.deleter.finish_all()
-            assert await world.text.listing.runs(key.fqn, 5) == []
+            await world.run_logs.deleter.finish_all()
+            assert await world.run_logs.listing.runs(key.fqn, 5) == []
             with pytest.raises(NotFound):
                 await world.whole(key)
         else:
@@ -155,8 +155,8 @@ async def test_two_nodes_at_once(seed: int, key: RunKey) -> None:
 
     await asyncio.gather(first(world), first(twin), first(world))
     for one in (world, twin):
-        await one.text.flusher.drain()
-        await one.text.close_run(key)
+        await one.run_logs.flusher.drain()
+        await one.run_logs.close_run(key)
     text = await world.whole(key)
     assert text in (b"a\nb\nours\ntheirs\n", b"a\nb\ntheirs\nours\n")
     for one in (world, twin):
@@ -176,4 +176,4 @@ async def test_many_readers_share_one_scan_and_outlive_the_first() -> None:
     assert set(await asyncio.gather(*readers)) == {b"a\n" * 1000 + b"ours\n"}
     source = f"stream {FOLDERS[RUN]}/partial.txt"
     assert slow.calls.count(source) == 1
-    assert world.text.importer.imported == 1
+    assert world.run_logs.importer.imported == 1

@@ -29,7 +29,7 @@ async def test_a_deleted_run_does_not_come_back(key: RunKey, touched: bool) -> N
     world = await started(key, partial=b"a\n", logs=b"z\n")
     if touched:
         await world.whole(key)
-    await world.text.delete_run(key)
+    await world.run_logs.delete_run(key)
     await gone(world, key)
     for name in ("partial", "logs"):
         assert await stored(world, f"{FOLDERS[key]}/{key.run}/{name}.txt") is None
@@ -42,7 +42,7 @@ async def test_a_deleted_pipelines_runs_do_not_come_back(key: RunKey, touched: b
     world = await started(key, logs=b"z\n")
     if touched:
         await world.whole(key)
-    assert await world.text.delete_pipeline(key.fqn) == [key.run]
+    assert await world.run_logs.delete_pipeline(key.fqn) == [key.run]
     await gone(world, key)
     kept = await stored(world, f"{FOLDERS[key]}/{key.run}/logs.txt")
     # Nobody knows whose it is, if it stands under a name that is not ours.
@@ -52,32 +52,32 @@ async def test_a_deleted_pipelines_runs_do_not_come_back(key: RunKey, touched: b
 async def test_a_deletion_by_another_node_is_heard_of_before_anything_is_taken_in() -> None:
     world = await started(logs=b"z\n")
     twin = World(store=world.disk_store, seed=2)
-    await twin.text.start()
-    await world.text.delete_pipeline(DOTTED.fqn)
+    await twin.run_logs.start()
+    await world.run_logs.delete_pipeline(DOTTED.fqn)
     with pytest.raises(NotFound):
-        await twin.text.reader.page(DOTTED, after=None, limit=5)
-    assert twin.text.importer.imported == 0
+        await twin.run_logs.reader.page(DOTTED, after=None, limit=5)
+    assert twin.run_logs.importer.imported == 0
 
 
 @pytest.mark.parametrize("run", [None, DOTTED.run])
 async def test_what_was_written_after_a_deletion_is_read(run: str | None) -> None:
     world = await started(partial=b"new\n")
-    await world.text.deletions.record(Deletion(DOTTED.fqn, run, 1, "x"))
+    await world.run_logs.deletions.record(Deletion(DOTTED.fqn, run, 1, "x"))
     await world.restart()
     await agree(world, DOTTED, b"new\n", "open")
-    await world.text.close_run(DOTTED)
+    await world.run_logs.close_run(DOTTED)
     await agree(world, DOTTED, b"new\n", "closed")
 
 
 async def gone(world: World, key: RunKey) -> None:
     for _ in range(2):
         with pytest.raises(NotFound):
-            await world.text.reader.page(key, after=None, limit=5)
-        assert await world.text.listing.runs(key.fqn, 5) == []
+            await world.run_logs.reader.page(key, after=None, limit=5)
+        assert await world.run_logs.listing.runs(key.fqn, 5) == []
         # The manifest that says so goes some day; the deletion outlives it.
         await world.disk_store.delete([keys.run_manifest(key)])
         await world.restart()
-    world.append(key, b"new\n", ulid=world.mint_above(world.text.deletions.horizon(key)))
+    world.append(key, b"new\n", ulid=world.mint_above(world.run_logs.deletions.horizon(key)))
     await agree(world, key, b"new\n", "open")
 
 
@@ -87,5 +87,5 @@ async def test_an_expired_run_does_not_come_back() -> None:
     await world.restart()
     await agree(world, DOTTED, b"z\n", "closed")
     world.clock.pass_seconds(31 * 86_400)
-    await world.text.sweeper.sweep()
+    await world.run_logs.sweeper.sweep()
     await gone(world, DOTTED)

@@ -99,12 +99,12 @@ async def test_read_appended_to_and_closed(
     upstream(bucket, key, **{name: text})
     world = await node(store)
     assert await world.whole(key) == text + b"\n"
-    page = await world.text.reader.page(key, after=None, limit=5, tail=2)
+    page = await world.run_logs.reader.page(key, after=None, limit=5, tail=2)
     assert page.text == b"\n".join([*text.split(b"\n")[-2:], b""])
     world.append(key, b"ours\n")
     await world.confirm()
-    await world.text.flusher.drain()
-    assert await world.text.close_run(key) == "closed"
+    await world.run_logs.flusher.drain()
+    assert await world.run_logs.close_run(key) == "closed"
     assert await world.whole(key) == text + b"\nours\n"
     assert await read(store, keys.logs("pipeline-logs", key)) == text + b"\nours\n"
     if key is RUN:
@@ -117,7 +117,7 @@ async def test_a_closed_run_stays_where_it_is(bucket: Bucket, store: ObjectStore
     before = await store.head(keys.logs("pipeline-logs", PLAIN))
     world = await node(store)
     assert await world.whole(PLAIN) == text
-    assert (await world.text.reader.size(PLAIN)).state == "closed"
+    assert (await world.run_logs.reader.size(PLAIN)).state == "closed"
     assert await store.head(before.key) == before
     names = [info.key async for info in store.list("pipeline-logs/")]
     assert [name for name in names if not name.endswith(".idx")] == [before.key]
@@ -134,7 +134,7 @@ async def test_both_of_equal_bytes_in_other_parts_are_one_text(
     assert tags[0] != tags[1]
     world = await node(store)
     assert await world.whole(RUN) == text + b"\n"
-    assert (await world.text.reader.size(RUN)).state == "closed"
+    assert (await world.run_logs.reader.size(RUN)).state == "closed"
 
 
 async def test_two_nodes_at_once(bucket: Bucket, store: ObjectStore) -> None:
@@ -143,7 +143,7 @@ async def test_two_nodes_at_once(bucket: Bucket, store: ObjectStore) -> None:
     one, two = await node(store, 1), await node(store, 2)
     two.append(RUN, b"ours\n")
     await two.confirm()
-    found = await asyncio.gather(one.whole(RUN), two.text.flusher.drain(), one.whole(RUN))
+    found = await asyncio.gather(one.whole(RUN), two.run_logs.flusher.drain(), one.whole(RUN))
     assert {found[0], found[2]} <= {text + b"\n", text + b"\nours\n"}
     for world in (one, two):
         assert await world.whole(RUN) == text + b"\nours\n"
@@ -152,10 +152,10 @@ async def test_two_nodes_at_once(bucket: Bucket, store: ObjectStore) -> None:
 async def test_a_deleted_run_does_not_come_back(bucket: Bucket, store: ObjectStore) -> None:
     upstream(bucket, RUN, logs=b"a\n", partial=b"b\n")
     world = await node(store)
-    assert [run.run for run in await world.text.listing.runs(RUN.fqn, 5)] == [RUN.run]
-    await world.text.delete_run(RUN)
+    assert [run.run for run in await world.run_logs.listing.runs(RUN.fqn, 5)] == [RUN.run]
+    await world.run_logs.delete_run(RUN)
     await world.restart()
     with pytest.raises(NotFound):
         await world.whole(RUN)
-    assert await world.text.listing.runs(RUN.fqn, 5) == []
+    assert await world.run_logs.listing.runs(RUN.fqn, 5) == []
     assert [info.key async for info in store.list("pipeline-logs/")] == []

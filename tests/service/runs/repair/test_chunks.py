@@ -37,7 +37,7 @@ class Reader(World):
     """A node beside which somebody can search."""
 
     async def manifest(self) -> Manifest:
-        return (await self.text.manifests.get(RUN)).manifest
+        return (await self.run_logs.manifests.get(RUN)).manifest
 
 
 @asynccontextmanager
@@ -49,7 +49,7 @@ async def written(
     async with engine_of(lake) as engine:
         world = Reader(store=lake.store, tuning=TUNING)
         world.records = run_records(engine)
-        await world.text.start()
+        await world.run_logs.start()
         expected = b""
         for number in range(batches):
             text = b"".join(b"%d line %d %s\r\n" % (number, i, b"." * number) for i in range(3))
@@ -57,14 +57,14 @@ async def written(
             world.append(OTHER, b"other\n")
             expected += text
             await world.confirm()
-            await world.text.drain()
+            await world.run_logs.drain()
         if closed:
-            assert await world.text.close_run(RUN) == "closed"
+            assert await world.run_logs.close_run(RUN) == "closed"
         await move(lake, world, where)
         world.journal.first = world.journal.end
         await world.restart()
         yield world, expected
-        await world.text.stop()
+        await world.run_logs.stop()
 
 
 async def move(lake: Lake, world: World, where: str) -> None:
@@ -105,9 +105,11 @@ async def test_the_texts_of_chunks_vanished(tmp_path: Path, where: str) -> None:
         await agree(world, expected)
         assert await bodies(world.store, names) == before, "the same bytes at the same keys"
         assert (
-            world.text.chunk_repairer.vanished == world.text.chunk_repairer.repaired == len(names)
+            world.run_logs.chunk_repairer.vanished
+            == world.run_logs.chunk_repairer.repaired
+            == len(names)
         )
-        assert world.text.problems() == []
+        assert world.run_logs.problems() == []
 
 
 @pytest.mark.repairs(reason="chunks or their indexes are taken away")
@@ -122,16 +124,16 @@ async def test_the_texts_of_chunks_were_cut(tmp_path: Path) -> None:
             if act == "page":
                 assert await world.paged(RUN, 4) == expected
             elif act == "close":
-                assert await world.text.close_run(RUN) == "closed"
+                assert await world.run_logs.close_run(RUN) == "closed"
                 assert (await world.store.get(keys.logs(keys.PREFIX, RUN)))[1] == expected
             elif act == "sweep":
-                await world.text.sweeper.sweep()
-                assert world.text.chunk_repairer.repaired == 2
+                await world.run_logs.sweeper.sweep()
+                assert world.run_logs.chunk_repairer.repaired == 2
             for _ in range(6 if act == "fold" else 0):
                 world.append(RUN, b"more\n")
                 expected += b"more\n"
                 await world.confirm()
-                await world.text.drain()
+                await world.run_logs.drain()
             await agree(world, expected)
 
 
@@ -144,8 +146,8 @@ async def test_the_indexes_of_chunks_vanished(tmp_path: Path, where: str) -> Non
         await world.store.delete(names)
         await world.restart()
         await agree(world, expected)
-        assert world.text.chunk_repairer.repaired == len(names)
-        assert await world.text.find_batch(RUN, world.journal.entries[0][1]) is not None
+        assert world.run_logs.chunk_repairer.repaired == len(names)
+        assert await world.run_logs.find_batch(RUN, world.journal.entries[0][1]) is not None
 
 
 @pytest.mark.repairs(reason="chunks or their indexes are taken away")
@@ -155,8 +157,8 @@ async def test_the_indexes_of_chunks_were_cut(tmp_path: Path) -> None:
         for name, body in (await bodies(world.store, names)).items():
             await world.store.put(name, body[:-9])
         await world.restart()
-        await world.text.sweeper.sweep()
-        assert world.text.chunk_repairer.repaired == len(names)
+        await world.run_logs.sweeper.sweep()
+        assert world.run_logs.chunk_repairer.repaired == len(names)
         await agree(world, expected)
 
 
@@ -169,7 +171,7 @@ async def test_a_whole_chunk_vanished(tmp_path: Path, where: str) -> None:
         await world.store.delete([text[1], index[1]])
         await world.restart()
         await agree(world, expected)
-        assert world.text.chunk_repairer.repaired == 1
+        assert world.run_logs.chunk_repairer.repaired == 1
 
 
 @pytest.mark.repairs(reason="chunks or their indexes are taken away")
@@ -187,11 +189,11 @@ async def test_logs_txt_vanished_or_was_written_over(
             await world.store.put(name, b"x" * 2000 if damage == "other bytes" else expected[:50])
         await agree(world, expected)
         assert (await world.store.get(name))[1] == expected
-        assert (await world.text.reader.size(RUN)).state == "closed"
+        assert (await world.run_logs.reader.size(RUN)).state == "closed"
         world.append(RUN, b"late\n")
         await world.confirm()
-        await world.text.drain()
-        assert await world.text.close_run(RUN) == "closed"
+        await world.run_logs.drain()
+        assert await world.run_logs.close_run(RUN) == "closed"
         await agree(world, expected + b"late\n")
 
 
@@ -204,7 +206,7 @@ async def test_a_chunk_of_several_nodes_vanished(tmp_path: Path) -> None:
         for node in ("node-A", "node-B"):
             world = Reader(store=lake.store, tuning=TUNING, journal=FakeJournal(node=node), seed=5)
             world.records = run_records(engine)
-            await world.text.start()
+            await world.run_logs.start()
             worlds.append(world)
         for number in range(12):
             world = worlds[number % 2]
@@ -213,7 +215,7 @@ async def test_a_chunk_of_several_nodes_vanished(tmp_path: Path) -> None:
             world.append(RUN, text)
             expected += text
             await world.confirm()
-            await world.text.drain()
+            await world.run_logs.drain()
         for world in worlds:
             world.journal.first = world.journal.end
             await world.restart()
@@ -240,7 +242,7 @@ async def test_chunks_of_several_nodes_vanished_with_their_indexes(
         for node in ("node-A", "node-B"):
             world = Reader(store=lake.store, tuning=tuning, journal=FakeJournal(node=node), seed=5)
             world.records = run_records(engine)
-            await world.text.start()
+            await world.run_logs.start()
             worlds.append(world)
         for number in range(12):
             world = worlds[number % 2]
@@ -249,10 +251,10 @@ async def test_chunks_of_several_nodes_vanished_with_their_indexes(
             world.append(RUN, expected[-1])
             if number % 4 > 1:
                 await world.confirm()
-                await world.text.drain()
+                await world.run_logs.drain()
         if closed:
             for world in worlds:
-                await world.text.close_run(RUN)
+                await world.run_logs.close_run(RUN)
         names = await chunk_keys(worlds[0], ".txt") + await chunk_keys(worlds[0], ".idx")
         await lake.store.delete([*names, keys.logs(keys.PREFIX, RUN)])
         for world in worlds:
@@ -262,13 +264,13 @@ async def test_chunks_of_several_nodes_vanished_with_their_indexes(
             assert await world.paged(RUN, 5) == b"".join(expected)
         worlds[1].append(RUN, b"more\n")
         await worlds[1].confirm()
-        await worlds[1].text.drain()
+        await worlds[1].run_logs.drain()
         for world in worlds:
             await agree(world, b"".join(expected) + b"more\n")
-            await world.text.close_run(RUN)
+            await world.run_logs.close_run(RUN)
         logs = (await lake.store.get(keys.logs(keys.PREFIX, RUN)))[1]
         assert logs == b"".join(expected) + b"more\n"
-        assert (await worlds[0].text.reader.size(RUN)).state == "closed"
+        assert (await worlds[0].run_logs.reader.size(RUN)).state == "closed"
 
 
 @pytest.mark.repairs(reason="chunks or their indexes are taken away")
@@ -282,14 +284,14 @@ async def test_what_cannot_be_made_again_is_reported_and_the_rest_still_reads(
         with pytest.raises(ChunkLost):
             await world.whole(RUN)
         with pytest.raises(ChunkLost):
-            await world.text.reader.page(RUN, after=None, limit=2)
-        assert any("is gone" in problem for problem in world.text.problems())
+            await world.run_logs.reader.page(RUN, after=None, limit=2)
+        assert any("is gone" in problem for problem in world.run_logs.problems())
         rest = b"".join(expected.splitlines(keepends=True)[first:])
-        assert (await world.text.reader.page(RUN, after=str(first), limit=1000)).text == rest
+        assert (await world.run_logs.reader.page(RUN, after=str(first), limit=1000)).text == rest
         world.append(RUN, b"new\n")
         await world.confirm()
-        await world.text.drain()
-        page = await world.text.reader.page(RUN, after=str(first), limit=1000)
+        await world.run_logs.drain()
+        page = await world.run_logs.reader.page(RUN, after=str(first), limit=1000)
         assert page.text == rest + b"new\n", "the run goes on"
 
 
@@ -311,7 +313,7 @@ async def test_a_flush_that_needs_a_vanished_index_ends(tmp_path: Path) -> None:
         again = world.journal.entries[0]
         world.append(RUN, again[2], ulid=again[1])  # a copy: the index has to say so
         await world.confirm()
-        await asyncio.wait_for(world.text.drain(), 600)
+        await asyncio.wait_for(world.run_logs.drain(), 600)
         await agree(world, expected)
 
 
@@ -338,7 +340,7 @@ async def test_the_search_gives_a_copy_from_elsewhere(tmp_path: Path) -> None:
 async def test_a_close_makes_again_what_it_is_made_of(tmp_path: Path) -> None:
     async with written(tmp_path) as (world, expected):
         await world.store.delete((await chunk_keys(world, ".txt"))[1:3])
-        assert await world.text.close_run(RUN) == "closed"
+        assert await world.run_logs.close_run(RUN) == "closed"
         await agree(world, expected)
         assert (await world.store.get(keys.logs(keys.PREFIX, RUN)))[1] == expected
 
@@ -348,8 +350,8 @@ async def test_the_sweeper_finds_it_before_a_reader_does(tmp_path: Path) -> None
     async with written(tmp_path) as (world, expected):
         names = await chunk_keys(world, ".txt")
         await world.store.delete(names[:1])
-        await world.text.sweeper.sweep()
-        assert world.text.chunk_repairer.repaired == 1
+        await world.run_logs.sweeper.sweep()
+        assert world.run_logs.chunk_repairer.repaired == 1
         assert len(await bodies(world.store, names)) == len(names)
         await agree(world, expected)
 
@@ -360,19 +362,19 @@ async def test_many_readers_make_it_again_once(tmp_path: Path) -> None:
         await world.store.delete(await chunk_keys(world, ".txt"))
         texts = await asyncio.gather(*[world.whole(RUN) for _ in range(10)])
         assert set(texts) == {expected}
-        assert world.text.chunk_repairer.repaired == len(await chunk_keys(world, ".txt"))
+        assert world.run_logs.chunk_repairer.repaired == len(await chunk_keys(world, ".txt"))
 
 
 async def test_a_partial_text_that_vanished_is_published_again(tmp_path: Path) -> None:
     async with written(tmp_path) as (world, expected):
         where = keys.partial(keys.PREFIX, RUN)
         await world.store.delete([where])
-        await world.text.sweeper.sweep()
+        await world.run_logs.sweeper.sweep()
         assert (await world.store.get(where))[1] == expected
-        await world.text.close_run(RUN)
+        await world.run_logs.close_run(RUN)
         await world.store.put(where, b"left behind by a node that was killed")
         await world.restart()
-        await world.text.sweeper.sweep()
+        await world.run_logs.sweeper.sweep()
         assert [i.key async for i in world.store.list(where)] == []
 
 
@@ -385,6 +387,6 @@ async def test_one_that_is_lost_keeps_no_other_from_being_mended(tmp_path: Path)
         await world.store.put(texts[0], b"y" * (await world.store.head(texts[0])).size)
         await world.restart()
         rest = b"".join(expected.splitlines(keepends=True)[first:])
-        assert (await world.text.reader.page(RUN, after=str(first), limit=1000)).text == rest
+        assert (await world.run_logs.reader.page(RUN, after=str(first), limit=1000)).text == rest
         with pytest.raises(ChunkLost):
-            await world.text.reader.page(RUN, after=None, limit=2)
+            await world.run_logs.reader.page(RUN, after=None, limit=2)

@@ -27,9 +27,9 @@ async def test_logs_txt_vanished_with_its_index(tmp_path: Path, where: str, logs
         await world.restart()
         await agree(world, expected)
         world.clock.pass_seconds(3600)
-        await world.text.sweeper.sweep()
+        await world.run_logs.sweeper.sweep()
         assert (await world.store.get(name))[1] == expected, "sealed again"
-        assert (await world.text.reader.size(RUN)).state == "closed"
+        assert (await world.run_logs.reader.size(RUN)).state == "closed"
         await agree(world, expected)
 
 
@@ -43,16 +43,16 @@ async def test_a_close_makes_again_an_index_that_it_needs(tmp_path: Path, act: s
         await world.restart()
         if act == "killed":  # with the intent written, and by one that cannot go on
             with pytest.raises(NotFound):
-                await world.text.closer.finish(RUN, world.journal.end)
+                await world.run_logs.closer.finish(RUN, world.journal.end)
             assert (await world.manifest()).closing is not None
             await agree(world, expected)
         if act == "sweep":
             world.clock.pass_seconds(100_000)
-            await world.text.sweeper.sweep()
-            await world.text.sweeper.sweep()
+            await world.run_logs.sweeper.sweep()
+            await world.run_logs.sweeper.sweep()
         else:
-            assert await world.text.close_run(RUN) == "closed"
-        assert (await world.text.reader.size(RUN)).state == "closed"
+            assert await world.run_logs.close_run(RUN) == "closed"
+        assert (await world.run_logs.reader.size(RUN)).state == "closed"
         await agree(world, expected)
         assert (await world.store.get(keys.logs(keys.PREFIX, RUN)))[1] == expected
 
@@ -69,16 +69,16 @@ async def test_a_reopened_run_is_closed_though_its_logs_txt_vanished(
         name = keys.logs(keys.PREFIX, RUN)
         world.append(RUN, b"late\n")
         await world.confirm()
-        await world.text.drain()
+        await world.run_logs.drain()
         await world.store.delete([name])
         if logs != "gone":
             await world.store.put(name, old[:-5] if logs == "cut" else b"x" * 2000)
         if act == "close":
-            assert await world.text.close_run(RUN) == "closed"
+            assert await world.run_logs.close_run(RUN) == "closed"
         else:
             world.clock.pass_seconds(100_000)
-            await world.text.sweeper.sweep()
-            await world.text.sweeper.sweep()
+            await world.run_logs.sweeper.sweep()
+            await world.run_logs.sweeper.sweep()
         assert (await world.store.get(name))[1] == old + b"late\n"
-        assert (await world.text.reader.size(RUN)).state == "closed"
+        assert (await world.run_logs.reader.size(RUN)).state == "closed"
         await agree(world, old + b"late\n")

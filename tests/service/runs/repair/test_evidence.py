@@ -30,10 +30,10 @@ async def test_new_lines_come_after_the_manifest_is_gone(
         for number in range(2):
             world.append(RUN, b"new %d\n" % number)
             await world.confirm()
-            await world.text.drain()
+            await world.run_logs.drain()
             expected += b"new %d\n" % number
             await agree(world, expected)
-        assert await world.text.close_run(RUN) == "closed"
+        assert await world.run_logs.close_run(RUN) == "closed"
         assert (await world.store.get(keys.logs(keys.PREFIX, RUN)))[1] == expected
 
 
@@ -43,12 +43,12 @@ async def test_an_older_partial_text_of_our_own_is_not_taken_for_all(tmp_path: P
     async with engine_of(lake) as engine:
         world = Reader(store=lake.store, tuning=Tuning(partial_seconds=1e9))
         world.records = run_records(engine)
-        await world.text.start()
+        await world.run_logs.start()
         expected = b""
         for number in range(3):
             world.append(RUN, b"line %d\n" % number)
             await world.confirm()
-            await world.text.drain()
+            await world.run_logs.drain()
             expected += b"line %d\n" % number
         partial = (await world.store.get(keys.partial(keys.PREFIX, RUN)))[1]
         assert partial != expected
@@ -64,16 +64,16 @@ async def test_a_flush_that_died_before_its_first_manifest_is_done_again(tmp_pat
     async with engine_of(lake) as engine:
         world = Reader(store=lake.store, tuning=Tuning(partial_seconds=1e9))
         world.records = run_records(engine)
-        await world.text.start()
+        await world.run_logs.start()
         world.append(RUN, b"one\n")
         await world.confirm()
-        await world.text.drain()
+        await world.run_logs.drain()
         await world.store.delete([keys.run_manifest(RUN), keys.watermark(world.journal.node)])
         await world.store.delete([keys.partial(keys.PREFIX, RUN)])
         await world.restart()
         world.append(RUN, b"two\n")
         await world.confirm()
-        await world.text.drain()
+        await world.run_logs.drain()
         await agree(world, b"one\ntwo\n")
         assert set((await world.manifest()).writers) == {world.journal.node}
-        assert world.text.rebuilder.rebuilt == 0
+        assert world.run_logs.rebuilder.rebuilt == 0

@@ -40,9 +40,9 @@ async def reading(lake: Lake, *, seed: int = 1) -> AsyncIterator[Reader]:
     async with engine_of(lake) as engine:
         reader = Reader(store=lake.store, tuning=TUNING, seed=seed)
         reader.records = run_records(engine)
-        await reader.text.start()
+        await reader.run_logs.start()
         yield reader
-        await reader.text.stop()
+        await reader.run_logs.stop()
 
 
 def entries(count: int, key: RunKey = RUN, *, seed: int = 7, lines: int = 4) -> list[Entry]:
@@ -67,13 +67,13 @@ async def agree(reader: World, expected: bytes, state: str = "open") -> None:
     assert await reader.whole(RUN) == expected
     assert await reader.paged(RUN, 7) == expected
     assert await reader.caught_up(RUN) == expected
-    assert (await reader.text.reader.size(RUN)).state == state
+    assert (await reader.run_logs.reader.size(RUN)).state == state
 
 
 async def gone(reader: World) -> None:
     with pytest.raises(NotFound):
-        await reader.text.reader.page(RUN, after=None, limit=5)
-    assert reader.text.rebuilder.rebuilt == 0
+        await reader.run_logs.reader.page(RUN, after=None, limit=5)
+    assert reader.run_logs.rebuilder.rebuilt == 0
 
 
 @pytest.mark.repairs(reason="all but the records is taken away")
@@ -93,9 +93,9 @@ async def test_only_segments_or_table_are_left(tmp_path: Path, where: str) -> No
     await flushed(lake)
     async with reading(lake) as reader:
         await agree(reader, text_of(*batches))
-        assert reader.text.rebuilder.rebuilt == 1
-        assert [run.run for run in await reader.text.listing.runs(RUN.fqn, 5)] == [RUN.run]
-        assert await reader.text.close_run(RUN) == "closed"
+        assert reader.run_logs.rebuilder.rebuilt == 1
+        assert [run.run for run in await reader.run_logs.listing.runs(RUN.fqn, 5)] == [RUN.run]
+        assert await reader.run_logs.close_run(RUN) == "closed"
         await agree(reader, text_of(*batches), "closed")
         logs = await lake.store.get(keys.logs("pipeline-logs", RUN))
         assert logs[1] == text_of(*batches)
@@ -125,7 +125,7 @@ async def test_a_copy_that_comes_later_is_left_out(tmp_path: Path) -> None:
         reader.append(key, text, ulid=batch)
         reader.append(key, b"new\n", ulid=ulid.lowest_at(NOW_MS) + (1 << 79))
         await reader.confirm()
-        await reader.text.flusher.drain()
+        await reader.run_logs.flusher.drain()
         await agree(reader, text_of(*batches) + b"new\n")
 
 
@@ -144,7 +144,7 @@ async def test_what_was_deleted_stays_away(tmp_path: Path) -> None:
     await flushed(lake)
     async with reading(lake) as reader:
         t = batches[-1][1] | ulid.LINE_MASK
-        await reader.text.deletions.record(Deletion(RUN.fqn, None, t, "x"))
+        await reader.run_logs.deletions.record(Deletion(RUN.fqn, None, t, "x"))
         await gone(reader)
 
 
@@ -156,7 +156,7 @@ async def test_only_what_was_deleted_stays_away(tmp_path: Path) -> None:
     await flushed(lake)
     async with reading(lake) as reader:
         t = batches[2][1] | ulid.LINE_MASK
-        await reader.text.deletions.record(Deletion(RUN.fqn, RUN.run, t, "x"))
+        await reader.run_logs.deletions.record(Deletion(RUN.fqn, RUN.run, t, "x"))
         await agree(reader, text_of(*batches[3:]))
 
 
@@ -166,7 +166,7 @@ async def test_a_run_whose_manifest_says_deleted_is_not_remade(tmp_path: Path) -
     await flushed(lake)
     async with reading(lake) as reader:
         reader.clock.ms = NOW_MS + 3_600_000
-        await reader.text.delete_run(RUN)
+        await reader.run_logs.delete_run(RUN)
         await gone(reader)
         await reader.restart()
         await gone(reader)
@@ -194,10 +194,10 @@ async def test_a_run_that_never_was_costs_no_search(tmp_path: Path) -> None:
     async with engine_of(lake, max_concurrent=1, max_waiting=0) as engine:
         reader = Reader(store=lake.store, tuning=TUNING)
         reader.records = run_records(engine)
-        await reader.text.start()
+        await reader.run_logs.start()
         async with await engine.open(QueryRequest()):  # the only place is taken
             await gone(reader)
-        assert (reader.text.rebuilder.put_off, engine.refused) == (0, 0)
+        assert (reader.run_logs.rebuilder.put_off, engine.refused) == (0, 0)
 
 
 async def test_while_searches_are_busy_it_is_a_run_that_never_was(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ async def test_while_searches_are_busy_it_is_a_run_that_never_was(tmp_path: Path
     async with reading(lake_in(tmp_path)) as reader:
         reader.records = busy
         await gone(reader)
-        assert reader.text.rebuilder.put_off == 1
+        assert reader.run_logs.rebuilder.put_off == 1
 
 
 @pytest.mark.repairs(reason="all but the records is taken away")
@@ -219,7 +219,7 @@ async def test_two_nodes_remake_it_once(tmp_path: Path) -> None:
     async with reading(lake) as one:
         two = Reader(store=lake.store, tuning=TUNING, seed=2)
         two.records = one.records
-        await two.text.start()
+        await two.run_logs.start()
         found = await asyncio.gather(*[reader.whole(RUN) for reader in (one, two, one, two)])
         assert set(found) == {text_of(*batches)}
         await agree(one, text_of(*batches))
