@@ -87,6 +87,7 @@ def test_a_retry_without_an_id_is_known_over_a_kill() -> None:
     simulate(story, start_ms=START_MS)
 
 
+@pytest.mark.repairs(reason="all but the segments is taken away")
 async def test_only_segments_are_left(tmp_path: Path) -> None:
     place = open_place(SystemClock())
     assert place is not None

@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from shutil import rmtree
 
+import pytest
+
 from tests.service.metrics.test_moves import MOVE_BY_MENDING
 from tests.service.test_main import PLAIN, RUN, scrape, service, settings_for
 
 
+@pytest.mark.repairs(reason="a chunk is taken away")
 async def test_the_metrics_of_what_vanished(tmp_path: Path) -> None:
     store = tmp_path / "data" / "store"
     async with service(settings_for(tmp_path)) as (client, _):
