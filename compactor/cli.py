@@ -33,43 +33,12 @@ from compactor.reporting.passes import Passes
 from compactor.runner import once, repeat
 from compactor.settings import CompactorSettings, load_settings
 from compactor.spark.conf import submitted
-from compactor.spark.threads import apart
+from compactor.spark.threads import in_thread
 from compactor.wiring import make_session, open_compactor
 from logstore.clock import SystemClock
 from logstore.disk import Disk
 from logstore.errors import InvalidInput, OutcomeUnknown, TailraceError, Unavailable
 from logstore.privacy import apply_umask
-
-
-def run_until_told(work: Coroutine[Any, Any, None]) -> bool:
-    """Runs the work; whether it came to its end. Raises what it raises."""
-    try:
-        asyncio.run(_until_told(work))
-    except asyncio.CancelledError:
-        return False
-    return True
-
-
-async def _until_told(work: Coroutine[Any, Any, None]) -> None:
-    loop, task = asyncio.get_running_loop(), asyncio.create_task(work)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, task.cancel)
-    if submitted():
-        _at_the_end_of_input(loop, task.cancel)
-    await task
-
-
-def _at_the_end_of_input(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
-    def read() -> None:
-        with suppress(OSError):
-            while os.read(sys.stdin.fileno(), 4096):
-                pass
-        with suppress(RuntimeError):  # the loop is closed: there is nothing to stop
-            loop.call_soon_threadsafe(call)
-
-    threading.Thread(target=read, name="input", daemon=True).start()
-
 
 log = logging.getLogger("tailrace.compactor")
 
@@ -113,7 +82,7 @@ def _run(flags: argparse.Namespace) -> int:
         settings,
         clock,
         Disk(),
-        lambda: apart(session.tasks),
+        lambda: in_thread(session.tasks),
         out=_out(flags),
         errors=sys.stderr,
         every_line=flags.json,
@@ -146,6 +115,36 @@ async def _single(compactor: Compactor, passes: Passes, *, wait: bool) -> None:
         if not (wait and report.held):
             return
         await compactor.clock.sleep(_LOOK_AGAIN_SECONDS)
+
+
+def run_until_told(work: Coroutine[Any, Any, None]) -> bool:
+    """Runs the work; whether it came to its end. Raises what it raises."""
+    try:
+        asyncio.run(_until_told(work))
+    except asyncio.CancelledError:
+        return False
+    return True
+
+
+async def _until_told(work: Coroutine[Any, Any, None]) -> None:
+    loop, task = asyncio.get_running_loop(), asyncio.create_task(work)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, task.cancel)
+    if submitted():
+        _at_the_end_of_input(loop, task.cancel)
+    await task
+
+
+def _at_the_end_of_input(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
+    def read() -> None:
+        with suppress(OSError):
+            while os.read(sys.stdin.fileno(), 4096):
+                pass
+        with suppress(RuntimeError):  # the loop is closed: there is nothing to stop
+            loop.call_soon_threadsafe(call)
+
+    threading.Thread(target=read, name="input", daemon=True).start()
 
 
 def _out(flags: argparse.Namespace) -> TextIO | None:

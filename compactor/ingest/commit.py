@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from compactor.commit.change import make_while
 from compactor.context import Compactor
 from compactor.ingest.prune import BatchRanges
-from compactor.spark.threads import apart
+from compactor.spark.threads import in_thread
 from logstore.table.commit import Advance, Change
 from logstore.table.snapshot import Snapshot
 from logstore.table.stats import NewFile
@@ -62,7 +62,7 @@ async def _holds(compactor: Compactor, planned: Snapshot, newest: Snapshot, merg
     if not came or not merged.files:
         return True
     mine = {f"{newest.uri}/{file.path}": file.size for file in merged.files}
-    return not await apart(compactor.engine.share_batches, mine, came)
+    return not await in_thread(compactor.engine.share_batches, mine, came)
 
 
 def _undisturbed(planned: Snapshot, newest: Snapshot, advances: Sequence[Advance]) -> bool:

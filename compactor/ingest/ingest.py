@@ -39,39 +39,12 @@ from compactor.ingest.time_range import Coverage, hour_of
 from compactor.ingest.verify import Corrupt, Stopped, Verdict, Verified, verify
 from compactor.report import Batch, Lag, Report
 from compactor.spark.engine import MergeInput
-from compactor.spark.threads import apart
+from compactor.spark.threads import in_thread
 from logstore.errors import PreconditionFailed, Unavailable
 from logstore.objects.store import ObjectStore
 from logstore.table.commit import Advance
 from logstore.table.snapshot import Snapshot, TableFile
 from logstore.table.stats import NewFile
-
-
-async def blocked_by(
-    store: ObjectStore, whole: Sequence[Verified], missing: Sequence[TableFile]
-) -> list[tuple[Verified, TableFile]]:
-    """The first segment of each node that may hold copies of lines of such a file, and the file.
-
-    `whole` has each node's segments in sequence. They are read once more, one by one: what a
-    batch has of which run is known of all of it only. If none may, of a batch of so many runs
-    that they were not told apart, it is those of the file's time. Raises `StoreUnavailable`.
-    """
-    near: dict[str, tuple[Verified, TableFile]] = {}
-    found: dict[str, tuple[Verified, TableFile]] = {}
-    for verified in whole:
-        node = verified.segment.node
-        if node in found or not verified.time_ranges:
-            continue
-        covered = Coverage(verified.time_ranges)
-        met = [file for file in missing if covered.may_overlap(file.ulids)]
-        if met:
-            near.setdefault(node, (verified, met[0]))
-            again = await verify(store, [verified.segment], BatchBudget(1))
-            ranges = BatchRanges(verified.time_ranges, again.run_ranges)
-            for file in filter(ranges.may_overlap, met):
-                found.setdefault(node, (verified, file))
-    return list((found or near).values())
-
 
 log = logging.getLogger("tailrace.compactor")
 
@@ -205,14 +178,14 @@ class _IngestPass:
         if not any(verified.time_ranges for verified in whole):
             return 0, []
         with self.report.timed("start", clock):
-            cores = await apart(compactor.engine.cores)
+            cores = await in_thread(compactor.engine.cores)
         segments = {v.segment.key: v.segment.size for v in whole if v.time_ranges}
         folder = staging_folder(compactor.table.uri, job)
         with self.report.timed("merge", clock):
             async with packed(compactor, segments, small) as files_of_lines:
                 work = await self._work(snapshot, whole, files_of_lines, ranges, cores)
                 self.report.planned(_batch(whole, work))
-                written = await apart(compactor.engine.merge, work, folder)
+                written = await in_thread(compactor.engine.merge, work, folder)
         compactor.reached("written")
         with self.report.timed("place", clock):
             files = await place_all(compactor, job, written.rows)
@@ -241,6 +214,32 @@ class _IngestPass:
             low=low,
             high=high,
         )
+
+
+async def blocked_by(
+    store: ObjectStore, whole: Sequence[Verified], missing: Sequence[TableFile]
+) -> list[tuple[Verified, TableFile]]:
+    """The first segment of each node that may hold copies of lines of such a file, and the file.
+
+    `whole` has each node's segments in sequence. They are read once more, one by one: what a
+    batch has of which run is known of all of it only. If none may, of a batch of so many runs
+    that they were not told apart, it is those of the file's time. Raises `StoreUnavailable`.
+    """
+    near: dict[str, tuple[Verified, TableFile]] = {}
+    found: dict[str, tuple[Verified, TableFile]] = {}
+    for verified in whole:
+        node = verified.segment.node
+        if node in found or not verified.time_ranges:
+            continue
+        covered = Coverage(verified.time_ranges)
+        met = [file for file in missing if covered.may_overlap(file.ulids)]
+        if met:
+            near.setdefault(node, (verified, met[0]))
+            again = await verify(store, [verified.segment], BatchBudget(1))
+            ranges = BatchRanges(verified.time_ranges, again.run_ranges)
+            for file in filter(ranges.may_overlap, met):
+                found.setdefault(node, (verified, file))
+    return list((found or near).values())
 
 
 def _batch(whole: Sequence[Verified], work: MergeInput) -> Batch:

@@ -19,7 +19,7 @@ from compactor.commit.placement import staging_folder
 from compactor.context import Compactor
 from compactor.report import Report
 from compactor.spark.engine import RewriteInput
-from compactor.spark.threads import apart
+from compactor.spark.threads import in_thread
 from logstore.runs.deletion import Deletion
 from logstore.table.commit import Change
 from logstore.table.names import level_of
@@ -63,7 +63,7 @@ async def rewrite(
     clock, engine = compactor.clock, compactor.engine
     snapshot.check_writable()
     with report.timed("start", clock):
-        await apart(engine.cores)
+        await in_thread(engine.cores)
     job = compactor.fresh_id()
     folder = staging_folder(snapshot.uri, job)
     work = RewriteInput(
@@ -73,7 +73,7 @@ async def rewrite(
         deletions=deletions,
     )
     with report.timed("rewrite", clock):
-        rows = await apart(engine.rewrite, work, folder)
+        rows = await in_thread(engine.rewrite, work, folder)
     compactor.reached("rewrite written")
     named = min(level_of(file.path) for file in files) if level is None else level
     with report.timed("place", clock):

@@ -1,26 +1,21 @@
-"""A session's JVM: whether it can still work, and ending it, also where it is dead.
-
-A JVM is killed for its memory, and a cluster may end an application. Whoever stays starts
-another one then, and pyspark has to forget the one that is gone.
-
-The words of Spark's JVM, told as our own log is.
+"""Spark's JVM: starting it, what it says, whether it can still work, and ending it.
 
 Spark logs by log4j, which is given a layout of JSON with our names. What comes before that, or
 from Java itself (its launcher, the fetching of jars, a JVM that breaks), is text, on standard
-output or error: so both, of a JVM that this process starts, are a pipe to it, and each line that
+output or error. So both, of a JVM that this process starts, are a pipe to it, and each line that
 is no JSON is the message of a record of ours. For people, a start that succeeds is silent: what
-was said until the layout was set is told only if the JVM ends before.
+was said until the layout was set is logged only if the JVM ends before.
 
 `spark-submit` has started its JVM before us. Where lines of JSON are wanted the layout alone is
 set there, and what it says until then is text unless it is given
 `deploy/spark/json-log.properties`.
 
-What py4j logs of calls that fail is said once, by the error that they raise.
+py4j's own log is silent: what it says of a call that fails is said once, by the error that is
+raised. Whoever tells us to end may tell Spark's JVM as well, and calls that break off then are
+what was asked for.
 
-Whoever tells us to end may tell Spark's JVM as well, and calls that break off then are what was
-asked for.
-
-What Spark said of its failure, in one line.
+A JVM is killed for its memory, and a cluster may end an application. Whoever stays starts
+another one then, and pyspark has to forget the one that is gone.
 """
 
 from __future__ import annotations
@@ -39,38 +34,12 @@ from pyspark.sql import SparkSession
 
 from compactor.spark.conf import submitted
 
-
-def reason(error: Exception) -> str:
-    """Java's own words of a py4j error, of others the first line, of the mute their name.
-
-    py4j puts a line of its own first, and Java's exception is the second.
-    """
-    try:
-        lines = str(error).splitlines()
-    except Exception:  # noqa: BLE001 - with its JVM gone one fails to put itself into words
-        lines = []
-    java = len(lines) > 1 and lines[1].startswith(": ")
-    return (lines[1].removeprefix(": ") if java else "".join(lines[:1])) or type(error).__name__
-
-
-_PY4J: Final = f"{os.sep}py4j{os.sep}"
-
-
-def quiet_py4j() -> None:
-    """Its logger says nothing more, nor does it by the root logger, as it does here and there."""
-    logging.getLogger("py4j").setLevel(logging.CRITICAL + 1)
-    logging.getLogger().addFilter(_not_of_py4j)  # once, however often it is called
-
-
-def _not_of_py4j(record: logging.LogRecord) -> bool:
-    return _PY4J not in record.pathname
-
-
 if TYPE_CHECKING:
     from pyspark import SparkConf
 
 log = logging.getLogger("spark")
 
+_PY4J: Final = f"{os.sep}py4j{os.sep}"
 _TEMPLATE: Final = {
     "time": {
         "$resolver": "timestamp",
@@ -115,7 +84,30 @@ _KEPT_LINES: Final = 1000
 _LAST_WORDS_SECONDS: Final = 5.0
 
 
-def hear(conf: SparkConf, *, all_of_it: bool) -> None:
+def reason(error: Exception) -> str:
+    """Java's own words of a py4j error, of others the first line, of the mute their name.
+
+    py4j puts a line of its own first, and Java's exception is the second.
+    """
+    try:
+        lines = str(error).splitlines()
+    except Exception:  # noqa: BLE001 - with its JVM gone one fails to put itself into words
+        lines = []
+    java = len(lines) > 1 and lines[1].startswith(": ")
+    return (lines[1].removeprefix(": ") if java else "".join(lines[:1])) or type(error).__name__
+
+
+def quiet_py4j() -> None:
+    """Its logger says nothing more, nor does it by the root logger, as it does here and there."""
+    logging.getLogger("py4j").setLevel(logging.CRITICAL + 1)
+    logging.getLogger().addFilter(_not_of_py4j)  # once, however often it is called
+
+
+def _not_of_py4j(record: logging.LogRecord) -> bool:
+    return _PY4J not in record.pathname
+
+
+def launch(conf: SparkConf, *, all_of_it: bool) -> None:
     """Starts the JVM of this configuration, unless there is one, and logs what it says.
 
     Without `all_of_it` the words of a start that succeeds are left out, and a JVM that somebody

@@ -175,13 +175,13 @@ def _start(wishes: SparkWishes, s3a: S3A | None, secrets: Mapping[str, str]) -> 
         from pyspark.errors import PySparkRuntimeError
         from pyspark.sql import SparkSession
 
-        from compactor.spark.jvm import end_dead_jvm, hear, quiet_py4j, reason
+        from compactor.spark.jvm import end_dead_jvm, launch, quiet_py4j, reason
     except ImportError as error:
         raise Unavailable(f"Spark does not start: {error}", hint=_NO_PYSPARK) from error
     quiet_py4j()
     try:
         conf = _conf(wishes, s3a)
-        hear(conf, all_of_it=wishes.json_log)
+        launch(conf, all_of_it=wishes.json_log)
         if s3a is not None:
             _close_files()
         spark = SparkSession.builder.config(conf=conf).getOrCreate()

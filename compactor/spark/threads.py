@@ -17,7 +17,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-async def apart(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+async def in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """What the call gives or raises, from a thread of its own. Cancelling does not end the call."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
