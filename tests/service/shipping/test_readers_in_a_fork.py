@@ -98,7 +98,7 @@ def test_a_download_that_began_before_a_fork_ends() -> None:
     settings = settings_with(
         SMALL,
         journal={"file_bytes": 1 << 20, "max_bytes": 1 << 24, "min_free_bytes": 0},
-        flush={"segment_seconds": 60.0},
+        flush={"segment_seconds": 60.0, "segment_bytes": 64 << 20},
     )
     part = b"".join(b"%03d " % number + b"." * 995 + b"\n" for number in range(500))
 
