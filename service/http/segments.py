@@ -274,7 +274,7 @@ async def page_of(queue: SegmentQueue, after: str | None, limit: int) -> Segment
     return SegmentPage(
         groups=[group_row(group, catalog, queue.now_ms()) for group in groups],
         segments=[
-            segment_row(name, listed, catalog.is_aside(name), groups) for name, listed in page
+            segment_row(name, listed, catalog.is_quarantined(name), groups) for name, listed in page
         ],
         next=page[-1][0].id if more else None,
         waiting=sorted(catalog.waiting.values()),

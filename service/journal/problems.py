@@ -27,5 +27,5 @@ def journal_problems(journal: Journal, recovered: Recovered) -> Iterator[str]:
             yield (
                 f"{tail.file}: {tail.size} bytes at {tail.offset} were cut off from an entry on "
                 "that does not read, though a whole one follows it: damage, or writes under way "
-                f"when the power went; a copy is at {tail.aside or 'no place: no room'}"
+                f"when the power went; a copy is at {tail.copy or 'no place: no room'}"
             )

@@ -38,7 +38,8 @@ from service.journal.scan import (
 )
 from service.journal.state import JournalState
 
-ASIDE = "aside"
+# The folder of what was quarantined; the name is part of the format.
+QUARANTINE = "aside"
 # Of a torn tail no more is copied: behind it may be all the space of a full file.
 _TORN_BYTES = 8 << 20
 
@@ -53,7 +54,7 @@ class Found:
     file: str
     offset: int
     size: int
-    aside: str
+    copy: str
     reason: str
     followed: bool = False
 
@@ -94,7 +95,7 @@ class _Recovery:
         self._result = Recovered(handles=self._handles)
         self._replay = Replay()
         self._gaps: list[tuple[int, Found]] = []
-        self._whole_aside = False
+        self._quarantined_whole = False
 
     def run(self) -> Recovered:
         self._fs.make_folders(self._folder)
@@ -113,15 +114,17 @@ class _Recovery:
         return result
 
     def _lost_behind(self) -> int:
-        """Bytes of files that were set aside whole, now or by a start that went no further,
+        """Bytes of files that were quarantined whole, now or by a start that went no further,
         and that are newer than all that can be read: no file says where they ended.
         """
-        aside = f"{self._folder}/{ASIDE}"
-        if (ASIDE, True) not in list(self._fs.scan(self._folder)):
+        quarantine = f"{self._folder}/{QUARANTINE}"
+        if (QUARANTINE, True) not in list(self._fs.scan(self._folder)):
             return 0
         newest = max([file.ulid for file in self._result.files], default="")
-        names = [name for name, _ in self._fs.scan(aside) if name.endswith(wal.SUFFIX)]
-        stats = [self._fs.stat(f"{aside}/{name}") for name in names if name > newest + wal.SUFFIX]
+        names = [name for name, _ in self._fs.scan(quarantine) if name.endswith(wal.SUFFIX)]
+        stats = [
+            self._fs.stat(f"{quarantine}/{name}") for name in names if name > newest + wal.SUFFIX
+        ]
         return sum([stat.size for stat in stats if stat is not None])
 
     def _remove_leftovers(self, present: list[str]) -> None:
@@ -178,7 +181,7 @@ class _Recovery:
                 self._result.found.append(Found(path, 0, salvaged.size, "", str(error)))
                 return salvaged
             reason = str(error)
-        self._move_aside(name, source.size(), reason)
+        self._move_to_quarantine(name, source.size(), reason)
         return None
 
     def _admit(self, file: JournalFile) -> None:
@@ -189,11 +192,11 @@ class _Recovery:
         elif file.first_pos < files[-1].end_pos:
             # What was lost of the one before is known not to reach so far.
             files[-1].end_pos = file.first_pos
-        elif file.first_pos > files[-1].end_pos and not self._whole_aside:
+        elif file.first_pos > files[-1].end_pos and not self._quarantined_whole:
             missing = file.first_pos - files[-1].end_pos
             reason = f"{missing} lines before this file are gone"
             self._gaps.append((file.first_pos, Found(file.path, 0, 0, "", reason)))
-        self._whole_aside = False
+        self._quarantined_whole = False
 
     def _read(
         self, source: File, header: wal.FileHeader, file: JournalFile, *, newest: bool
@@ -237,9 +240,9 @@ class _Recovery:
 
     def _torn(self, file: JournalFile, tail: TornTail) -> None:
         reason = "do not read, and nothing says that they were synced"
-        aside = self._copy_aside(file, tail.offset, min(tail.size, _TORN_BYTES))
+        quarantine = self._copy_to_quarantine(file, tail.offset, min(tail.size, _TORN_BYTES))
         self._result.torn.append(
-            Found(file.path, tail.offset, tail.size, aside, reason, tail.followed)
+            Found(file.path, tail.offset, tail.size, quarantine, reason, tail.followed)
         )
 
     def _cut(self, file: JournalFile, size: int) -> None:
@@ -251,14 +254,14 @@ class _Recovery:
         file.size = file.space = size
 
     def _damaged(self, file: JournalFile, damage: Damage) -> None:
-        aside = self._copy_aside(file, damage.offset, damage.size)
+        quarantine = self._copy_to_quarantine(file, damage.offset, damage.size)
         self._result.found.append(
-            Found(file.path, damage.offset, damage.size, aside, damage.reason)
+            Found(file.path, damage.offset, damage.size, quarantine, damage.reason)
         )
 
-    def _copy_aside(self, file: JournalFile, offset: int, size: int) -> str:
+    def _copy_to_quarantine(self, file: JournalFile, offset: int, size: int) -> str:
         """Where the bytes are copied to; nowhere if the disk has no room for them."""
-        path = f"{self._folder}/{ASIDE}/{file.ulid}-{offset}.bin"
+        path = f"{self._folder}/{QUARANTINE}/{file.ulid}-{offset}.bin"
         try:
             self._fs.make_folders(os.path.dirname(path))
             if self._fs.stat(path) is not None:
@@ -272,10 +275,10 @@ class _Recovery:
             return ""
         return path
 
-    def _copy(self, path: str, offset: int, size: int, aside: str) -> None:
+    def _copy(self, path: str, offset: int, size: int, quarantine: str) -> None:
         source = self._fs.open(path, "read")
         try:
-            target = self._fs.open(aside, "create")
+            target = self._fs.open(quarantine, "create")
             try:
                 self._fs.copy(source, offset, size, target)
                 target.sync()
@@ -284,15 +287,15 @@ class _Recovery:
         finally:
             source.close()
 
-    def _move_aside(self, name: str, size: int, reason: str) -> None:
-        aside = f"{self._folder}/{ASIDE}"
+    def _move_to_quarantine(self, name: str, size: int, reason: str) -> None:
+        quarantine = f"{self._folder}/{QUARANTINE}"
         path = f"{self._folder}/{name}"
-        self._fs.make_folders(aside)
-        self._fs.rename(path, f"{aside}/{name}")
-        self._fs.sync_folder(aside)
+        self._fs.make_folders(quarantine)
+        self._fs.rename(path, f"{quarantine}/{name}")
+        self._fs.sync_folder(quarantine)
         self._fs.sync_folder(self._folder)
-        self._whole_aside = True
-        self._result.found.append(Found(path, 0, size, f"{aside}/{name}", reason))
+        self._quarantined_whole = True
+        self._result.found.append(Found(path, 0, size, f"{quarantine}/{name}", reason))
 
 
 def _sync(fs: FileSystem, path: str) -> None:

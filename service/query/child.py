@@ -43,7 +43,7 @@ class Child:
             try:
                 self._do(command)
             except Exception as error:  # noqa: BLE001 -- the other side raises it
-                self._send(FAILED + _told(error))
+                self._send(FAILED + _described(error))
             else:
                 self._send(DONE)
 
@@ -93,7 +93,7 @@ class Child:
             os._exit(0)
 
 
-def _told(error: Exception) -> bytes:
+def _described(error: Exception) -> bytes:
     message = str(error).encode("utf-8", "replace").decode()
     status = getattr(error, "status_code", None)
     return orjson.dumps({"type": type(error).__name__, "message": message, "status": status})

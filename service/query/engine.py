@@ -6,10 +6,10 @@ long. Stopping interrupts DuckDB, or ends the process of a search by regular exp
 memory, spill files, the journal's pin and the slot are given back once its thread has come
 to rest.
 
-A slot is for work. A search whose client does not read stands aside as soon as another one
+A slot is for work. A search whose client does not read pauses as soon as another one
 waits: it gives back slot, database and memory, keeps its view, and when its client reads
 on it waits for a slot and goes on behind the last record. So unread results hold up nobody;
-those that stand aside are bounded, and the one that is unread for longest ends first.
+those that pause are bounded, and the one that is unread for longest ends first.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class QueryEngine:
         self._numbers = itertools.count()
         self._slots = asyncio.Semaphore(self.settings.max_concurrent)
         self._unread: dict[RunningSearch, None] = {}
-        self._aside: dict[RunningSearch, None] = {}
+        self._paused: dict[RunningSearch, None] = {}
         self._threads = ThreadPoolExecutor(self.settings.max_concurrent, thread_name_prefix="query")
         # What a killed process spilled is of no use to anybody.
         shutil.rmtree(scratch, ignore_errors=True)
@@ -141,21 +141,21 @@ class QueryEngine:
     def read(self, search: RunningSearch) -> None:
         """Its client reads again, or it is over."""
         self._unread.pop(search, None)
-        self._aside.pop(search, None)
+        self._paused.pop(search, None)
 
     def _make_room(self) -> None:
-        """As many stand aside as wait; too many that do: the first of them ends."""
+        """As many pause as wait; too many that do: the first of them ends."""
         free = self.settings.max_concurrent - self.running
-        moving = sum(search.moving for search in self._aside)
+        moving = sum(search.moving for search in self._paused)
         while self._unread and self.waiting > free + moving:
             search = next(iter(self._unread))
             del self._unread[search]
-            self._aside[search] = None
-            search.step_aside()
+            self._paused[search] = None
+            search.pause()
             moving += 1
-        while len(self._aside) > max(self.settings.max_waiting, self.settings.max_concurrent):
-            search = next(iter(self._aside))
-            del self._aside[search]
+        while len(self._paused) > max(self.settings.max_waiting, self.settings.max_concurrent):
+            search = next(iter(self._paused))
+            del self._paused[search]
             search.let_go()
 
     def leave(self) -> None:
@@ -213,7 +213,7 @@ class RunningSearch:
 
     @property
     def moving(self) -> bool:
-        """Whether it stands aside, and has not given back everything yet."""
+        """Whether it is paused, and has not given back everything yet."""
         return self._moving is not None and not self._moving.done()
 
     async def batches(self) -> AsyncGenerator[pa.RecordBatch]:
@@ -229,7 +229,7 @@ class RunningSearch:
 
     async def _rest(self) -> None:
         """There is nothing more to find: what is left is the client's, who may take his time."""
-        await asyncio.shield(self.step_aside())
+        await asyncio.shield(self.pause())
 
     async def _next(self) -> pa.RecordBatch | None:
         if self._moving is not None:
@@ -239,12 +239,12 @@ class RunningSearch:
         records = self._records
         return await self._step(lambda: next(records, None))
 
-    def step_aside(self) -> asyncio.Future[None]:
+    def pause(self) -> asyncio.Future[None]:
         """Gives back slot and database, between two batches; the next one is waited for."""
-        self._moving = asyncio.ensure_future(self._move_aside())
+        self._moving = asyncio.ensure_future(self._pause())
         return self._moving
 
-    async def _move_aside(self) -> None:
+    async def _pause(self) -> None:
         try:
             await self._engine.in_thread(self._clear)
         finally:
@@ -282,7 +282,7 @@ class RunningSearch:
             "segments": report.segments,
             "files": report.files,
             "bytes": search.bytes,
-            "set_aside": report.aside[:_SHOWN],
+            "set_aside": report.quarantined[:_SHOWN],
             "missing": report.missing[:_SHOWN],
             "unreadable": list(report.unreadable)[:_SHOWN],
             "from": ulid.encode(self.request.low),

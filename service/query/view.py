@@ -43,7 +43,7 @@ class Report:
     nodes: set[str] = field(default_factory=set)
     segments: int = 0
     files: int = 0
-    aside: list[str] = field(default_factory=list)  # keys of markers
+    quarantined: list[str] = field(default_factory=list)  # keys of markers
     missing: list[str] = field(default_factory=list)  # keys
     unreadable: dict[str, str] = field(default_factory=dict)  # key: reason
 
@@ -146,7 +146,7 @@ async def _open(sources: Sources, request: QueryRequest, pin: Pin) -> View:
     nodes = {found[0] for info in listed if (found := keys.parse_segment(info.key))}
     report.nodes |= nodes
     marks, files = await asyncio.to_thread(_snapshot, sources.table, request, sorted(nodes))
-    report.aside = [info.key for info in listed if info.key.startswith(keys.ASIDE)]
+    report.quarantined = [info.key for info in listed if info.key.startswith(keys.ASIDE)]
     fresh = above_marks(listed, marks, report.missing)
     segments = await _segments(sources, fresh, request, report)
     deletions = [d for d in await sources.deletions() if _concerns(d, request)]

@@ -52,7 +52,7 @@ class Catalog:
         self._store = store
         self._clock = clock
         self._nodes: dict[str, dict[int, Listed]] = {}
-        self._aside: dict[str, set[int]] = {}
+        self._quarantined: dict[str, set[int]] = {}
         self._footers: OrderedDict[Name, Segment] = OrderedDict()
         self._listing: asyncio.Task[None] | None = None
         self._began: float | None = None
@@ -79,12 +79,12 @@ class Catalog:
 
     def after(self, node: str, seq: int) -> list[tuple[int, Listed]]:
         """The node's segments above `seq`, as far as they are known; none that is set aside."""
-        aside, segments = self._aside.get(node, ()), self._nodes.get(node, {})
+        quarantined, segments = self._quarantined.get(node, ()), self._nodes.get(node, {})
         found = []
         for number in reversed(segments):  # they are in order, and few are above a cursor
             if number <= seq:
                 break
-            if number not in aside:
+            if number not in quarantined:
                 found.append((number, segments[number]))
         return found[::-1]
 
@@ -92,9 +92,9 @@ class Catalog:
         """What is known of a segment; None if it is not there."""
         return self._nodes.get(name.node, {}).get(name.seq)
 
-    def is_aside(self, name: Name) -> bool:
+    def is_quarantined(self, name: Name) -> bool:
         """Whether it was set aside, and counts as empty."""
-        return name.seq in self._aside.get(name.node, ())
+        return name.seq in self._quarantined.get(name.node, ())
 
     @property
     def nodes(self) -> list[str]:
@@ -184,7 +184,7 @@ class Catalog:
     def _number(self, node: str, seq: int) -> int:
         """The number that follows `seq`; those set aside are passed over."""
         number = seq + 1
-        while self.is_aside(Name(node, number)):
+        while self.is_quarantined(Name(node, number)):
             number += 1
         return number
 
@@ -222,7 +222,7 @@ class Catalog:
                 self._whole = began
             # Taken over at once: nobody may see half a listing.
             nodes = await self._list_nodes({} if whole else self._nodes)
-            self._aside, self._nodes = await self._list_aside(), nodes
+            self._quarantined, self._nodes = await self._list_quarantined(), nodes
             self._began = began
             self.listings += 1
         finally:
@@ -243,7 +243,7 @@ class Catalog:
             nodes[node] = {**old, **news} if news else old
         return nodes
 
-    async def _list_aside(self) -> dict[str, set[int]]:
+    async def _list_quarantined(self) -> dict[str, set[int]]:
         found: dict[str, set[int]] = {}
         async for info in self._store.list(keys.ASIDE):
             component, _, seq = info.key.removeprefix(keys.ASIDE).partition("/")

@@ -23,7 +23,7 @@ _STEP = 10
 _LOWEST = 19
 
 
-def go_behind(task: int) -> None:
+def lower_priority(task: int) -> None:
     """Lowers the priority of a process, which its children inherit, or of one Linux thread.
 
     `task` is the system's number; one that is gone is left alone.
@@ -47,7 +47,7 @@ class Offload(Protocol):
 
 def _begin() -> None:
     if sys.platform == "linux":  # elsewhere a thread has no priority of its own
-        go_behind(threading.get_native_id())
+        lower_priority(threading.get_native_id())
 
 
 _threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="behind", initializer=_begin)

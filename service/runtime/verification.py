@@ -19,7 +19,7 @@ import orjson
 
 from logstore.errors import Conflict, TailraceError, Unavailable
 from service.compaction import dying_with_us, environment_of
-from service.runtime.threads import go_behind
+from service.runtime.threads import lower_priority
 from service.settings import Settings
 
 _LONGEST_LINE: Final = 1 << 20
@@ -136,7 +136,7 @@ class Verification:
             start_new_session=True,
             limit=_LONGEST_LINE,
         )
-        go_behind(child.pid)
+        lower_priority(child.pid)
         return child
 
     async def _said(self, child: asyncio.subprocess.Process) -> AsyncGenerator[bytes, None]:

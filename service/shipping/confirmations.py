@@ -50,8 +50,8 @@ class Confirmations:
 
     def tell(self) -> None:
         """Wakes who waits for `next`."""
-        told, self._news = self._news, asyncio.get_running_loop().create_future()
-        told.set_result(None)
+        waiting, self._news = self._news, asyncio.get_running_loop().create_future()
+        waiting.set_result(None)
 
     def stop(self) -> None:
         """The node stops: whoever waits hears that it cannot say."""

@@ -100,7 +100,7 @@ class Verifier:
             below = check.confirmed()
             if repair:
                 for found in recover(fs, folder).found:
-                    where = found.aside or "its place was noted"
+                    where = found.copy or "its place was noted"
                     self.findings.note(f"{found.file} at {found.offset}: set aside, {where}")
             if below:
                 await self._journal_lines(check, below)

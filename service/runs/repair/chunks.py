@@ -49,7 +49,7 @@ class _Unfound(Exception):
     """A batch of the chunk is nowhere, or is another."""
 
 
-class _Untold(_Unfound):
+class _Ambiguous(_Unfound):
     """Positions do not tell which records are the chunk's."""
 
 
@@ -239,7 +239,7 @@ class ChunkRepairer:
     ) -> None:
         try:
             await self._index_again(manifest, chunk, there)
-        except _Untold:
+        except _Ambiguous:
             if not await self._orphans.make(manifest, chunk):
                 raise
 
@@ -247,13 +247,13 @@ class ChunkRepairer:
         self, manifest: Manifest, chunk: Chunk, there: ObjectInfo | None
     ) -> None:
         if len(chunk.writers) != 1 or chunk.bytes > _MOST_BYTES:
-            raise _Untold("its index too; several nodes' lines stood in it, or too many")
+            raise _Ambiguous("its index too; several nodes' lines stood in it, or too many")
         key = manifest.key
         batches = await self._of_writer(manifest, chunk)
         rows = np.arange(len(batches.rows))
         if int(batches.rows["size"].sum()) != chunk.bytes:
             # Of two copies of a batch a search gives either, and with it that one's position.
-            raise _Untold("its index too; not all of its lines are left, or they are copies")
+            raise _Ambiguous("its index too; not all of its lines are left, or they are copies")
         if there is not None and not _same(manifest, chunk, there):
             there = None
         if there is not None:
@@ -283,7 +283,7 @@ class ChunkRepairer:
         try:
             inside &= ~await self._chunks.listed(others, batches.rows)
         except Moved as error:
-            raise _Untold("its index too, and that of another node's chunk beside it") from error
+            raise _Ambiguous("its index too, and that of another node's chunk beside it") from error
         order = np.argsort(batches.rows["pos"], kind="stable")
         chosen = [found[number] for number in order.tolist() if inside[number]]
         kept = RebuiltBatches(key, chosen, low)

@@ -164,7 +164,7 @@ def test_damage_before_a_mark_loses_the_stretch_up_to_it_and_nothing_else() -> N
         assert lines[40] in lost
         assert lines[99] in texts
         for found in rig.recovered.found:
-            kept = read(rig.fs, found.aside)
+            kept = read(rig.fs, found.copy)
             assert kept == bytes(data[found.offset : found.offset + found.size])
 
     asyncio.run(opened(copy_with(fs, 0, bytes(data)), ask))
@@ -243,7 +243,7 @@ def test_an_entry_that_makes_no_sense_is_set_aside_though_its_checksum_fits(body
     def ask(rig: Rig, journal: Journal) -> None:
         assert [text for _, _, text in held(journal)] == [b"one\n"]
         (found,) = rig.recovered.found
-        assert read(copy, found.aside) == entry
+        assert read(copy, found.copy) == entry
         assert RUN in journal.state.closes
 
     asyncio.run(opened(copy, ask))
@@ -262,7 +262,7 @@ def test_files_that_are_no_journal_are_set_aside_or_removed() -> None:
     def ask(rig: Rig, journal: Journal) -> None:
         assert [text for _, _, text in held(journal)] == [b"one\n"]
         assert len(rig.recovered.found) == 3
-        assert all(fs.stat(found.aside) is not None for found in rig.recovered.found)
+        assert all(fs.stat(found.copy) is not None for found in rig.recovered.found)
         names = [name for name, is_folder in fs.scan(folder) if not is_folder]
         assert not [name for name in names if name.endswith(".new") or name.startswith("01J0")]
 

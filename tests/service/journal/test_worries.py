@@ -21,9 +21,9 @@ def test_behind_the_last_mark_a_whole_entry_that_follows_tells_of_damage() -> No
         assert not rig.recovered.found
         (worry,) = journal_problems(journal, rig.recovered)
         (torn,) = rig.recovered.torn
-        assert torn.aside in worry
+        assert torn.copy in worry
         assert f"{torn.size} bytes at {torn.offset}" in worry
-        assert read(rig.fs, torn.aside) == bytes(data[torn.offset :])
+        assert read(rig.fs, torn.copy) == bytes(data[torn.offset :])
 
     asyncio.run(opened(copy_with(fs, 0, bytes(data)), ask))
 

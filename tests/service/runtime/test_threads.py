@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from service.runtime.threads import go_behind, in_thread
+from service.runtime.threads import in_thread, lower_priority
 
 
 def priority() -> int:
@@ -29,4 +29,4 @@ async def test_its_threads_stand_behind_the_loop() -> None:
 
 
 def test_who_is_gone_is_left_alone() -> None:
-    go_behind(2**22 + 1)  # above the highest number that Linux gives
+    lower_priority(2**22 + 1)  # above the highest number that Linux gives
