@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
+
 from tests.service.test_main import PLAIN, RUN, service, settings_for
 
 FQN = "my_service.pipeline"
@@ -55,6 +57,7 @@ async def test_a_deleted_run_of_openmetadatas_is_gone(tmp_path: Path) -> None:
     assert not text.exists()
 
 
+@pytest.mark.repairs(reason="all but the segments is taken away")
 async def test_only_segments_are_left(tmp_path: Path) -> None:
     settings = settings_for(tmp_path)
     async with service(settings) as (client, _):
