@@ -184,6 +184,8 @@ class Torture:
                 await self._delete(client, gone)
                 for key in gone:
                     self._sent[key] = []
+                    left = await _whole_text(client, key, none=b"")
+                    self._check_same(f"{key} after its deletion", b"", left)
             for writer, key in zip(writers, keys, strict=True):
                 await self._send(writer, key, 200, batches=15)
                 self.faults += writer.faults
@@ -311,14 +313,21 @@ async def _shipped(url: str, key: RunKey) -> None:
             await asyncio.sleep(_RETRY_SECONDS)
 
 
-async def _whole_text(client: httpx.AsyncClient, key: RunKey) -> bytes:
-    """The text of a closed run, from a service that may be killed meanwhile."""
+async def _whole_text(
+    client: httpx.AsyncClient, key: RunKey, *, none: bytes | None = None
+) -> bytes:
+    """The log of a run that nobody writes to, from a service that may be killed meanwhile.
+
+    `none` is what stands for a run that does not exist; without it that is an error.
+    """
     while True:
         try:
             return await download(client, key)
         except httpx.TransportError:
             await asyncio.sleep(_RETRY_SECONDS)
         except httpx.HTTPStatusError as error:
+            if error.response.status_code == 404 and none is not None:
+                return none
             if error.response.status_code != 503:
                 raise
             await asyncio.sleep(_RETRY_SECONDS)
