@@ -42,7 +42,9 @@ def named(clock: VirtualClock, name: str = "node-A") -> NamedLeases:
 
 
 def sources_of(clock: VirtualClock, leases: NamedLeases, *work: Any) -> Sources:
-    node = SimpleNamespace(text=SimpleNamespace(leases=leases), seams=SimpleNamespace(clock=clock))
+    node = SimpleNamespace(
+        run_logs=SimpleNamespace(leases=leases), seams=SimpleNamespace(clock=clock)
+    )
     return Sources(cast("Any", node), cast("Any", None), work=work)
 
 
