@@ -30,9 +30,10 @@ class RunReader(Protocol):
         limit: int,
         tail: int | None = None,
         before: str | None = None,
+        around: int | None = None,
         max_bytes: int = ...,
     ) -> Page:
-        """At most `limit` lines after a cursor, before one, or the last `tail`.
+        """At most `limit` lines after a cursor, before one, the last `tail`, or around a record.
 
         If they take more than about `max_bytes`, `missing` says how many are left behind `after`.
 

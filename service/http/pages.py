@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from functools import partial
+from typing import Annotated, Any, NamedTuple
 
 import orjson
 from fastapi import APIRouter, Query
 from fastapi.responses import Response
 from pydantic import BaseModel
 
+from logstore import ulid
 from logstore.batch import RunKey
 from logstore.errors import InvalidCursor, InvalidInput, NotFound
 from service.http.node import NodeApi
@@ -35,6 +37,10 @@ class LogPage(BaseModel):
     state: str
     before: str | None
     """Pass it as `before` for the page in front of this one; null at the beginning."""
+    line: int | None = None
+    """With `at`: the number of the record's first line, from 0 on."""
+    firstLine: int | None = None  # noqa: N815
+    """With `at`: the number of the page's first line."""
 
 
 def page_routes(node: NodeApi, settings: PageSettings) -> APIRouter:
@@ -49,6 +55,9 @@ def page_routes(node: NodeApi, settings: PageSettings) -> APIRouter:
         offset: Annotated[str | None, Query(description="Alias of after.")] = None,
         before: Annotated[str | None, Query(description="Page backwards from here.")] = None,
         tail: Annotated[int | None, Query(description="The last so many lines.", ge=1)] = None,
+        at: Annotated[
+            str | None, Query(description="The page around the record of this ULID.")
+        ] = None,
         limit: Annotated[int, Query(description="Lines at most.", ge=1)] = settings.default_lines,
         compressed: Annotated[
             bool, Query(description="`logs` as base64 of gzip, as OpenMetadata's client reads it.")
@@ -59,10 +68,12 @@ def page_routes(node: NodeApi, settings: PageSettings) -> APIRouter:
             return _rest(first, last) | ({"compressed": True} if compressed else {})
 
         key = run_key(fqn, runId)
-        start = _only_one(after or offset or None, before or None, tail)
+        start = Start(after or offset or None, before or None, tail, _record(at))
         try:
             found = await _read(node, key, start, min(limit, settings.max_lines), settings)
         except NotFound:
+            if start.at is not None:  # whoever has the id of a record knows that there was one
+                raise
             # As upstream: a reader may come before the first line, but not to no pipeline.
             await must_know(node, key.fqn)
             return _json(_EMPTY)
@@ -72,32 +83,44 @@ def page_routes(node: NodeApi, settings: PageSettings) -> APIRouter:
     return router
 
 
-Start = tuple[str | None, str | None, int | None]
+class Start(NamedTuple):
+    """Where a page begins, in one of these ways; in none, it is the beginning of the run."""
+
+    after: str | None
+    before: str | None
+    tail: int | None
+    at: int | None
 
 
-def _only_one(after: str | None, before: str | None, tail: int | None) -> Start:
-    if sum(value is not None for value in (after, before, tail)) > 1:
+def _record(at: str | None) -> int | None:
+    if not at:
+        return None
+    try:
+        return int(ulid.parse(at.upper()))
+    except InvalidInput as error:
         raise InvalidInput(
-            "a page begins in one place",
-            field="after",
-            hint="Give one of after (or offset), before, and tail.",
-        )
-    return after, before, tail
+            f"at is no ULID: {at[:80]!r}", field="at", hint="Searches give each record's `ulid`."
+        ) from error
 
 
 async def _read(
     node: NodeApi, key: RunKey, start: Start, limit: int, settings: PageSettings
 ) -> Page:
-    after, before, tail = start
+    if sum(value is not None for value in start) > 1:
+        raise InvalidInput(
+            "a page begins in one place",
+            field="after",
+            hint="Give one of after (or offset), before, tail and at.",
+        )
+    after, before, tail, at = start
+    read = partial(node.run_logs.reader.page, key, max_bytes=PIECE_BYTES)
     if tail is not None:
         tail = min(tail, settings.max_lines)
-        return await node.run_logs.reader.page(
-            key, after=None, limit=tail, tail=tail, max_bytes=PIECE_BYTES
-        )
+        return await read(after=None, limit=tail, tail=tail)
     if before is not None:
-        return await node.run_logs.reader.page(
-            key, after=None, limit=limit, before=before, max_bytes=PIECE_BYTES
-        )
+        return await read(after=None, limit=limit, before=before)
+    if at is not None:
+        return await read(after=None, limit=limit, around=at)
     return await page_from_start(node, key, after, limit)
 
 
@@ -139,6 +162,8 @@ def _rest(first: Page, last: Page) -> dict[str, Any]:
     }
     if last.streaming:
         value["streaming"] = True
+    if first.record_line is not None:
+        value |= {"line": first.record_line, "firstLine": first.first_line}
     return value
 
 

@@ -99,20 +99,23 @@ class Chunks:
     async def find(self, manifest: Manifest, ulid: int) -> tuple[int, int] | None:
         """Digest and records of a batch; None if the chunks do not hold it."""
         for chunk in manifest.chunks:
-            if not chunk.first <= ulid <= chunk.last:
-                continue
-            directory = await self.directory(manifest.key, chunk)
-            parts = []
-            for number in directory.overlapping(ulid, ulid):
-                blocks, _ = await self.piece(manifest.key, chunk, number)
-                same = blocks["ulid_hi"] == ulid >> 64
-                same &= blocks["ulid_lo"] == ulid & (1 << 64) - 1
-                parts.append(blocks[same])
-            batch = np.concatenate([np.zeros(0, BLOCK), *parts])
+            batch = await self.blocks_of(manifest.key, chunk, ulid)
             if len(batch):
                 digest = int(batch["digest"][batch["first"] == 1][0])
                 return digest, int(batch["records"].sum(dtype=np.uint64))
         return None
+
+    async def blocks_of(self, key: RunKey, chunk: Chunk, ulid: int) -> Blocks:
+        """The blocks of a batch in the chunk, in order; none if the chunk does not hold it."""
+        found = [np.zeros(0, BLOCK)]
+        if chunk.first <= ulid <= chunk.last:
+            directory = await self.directory(key, chunk)
+            for number in directory.overlapping(ulid, ulid):
+                blocks, _ = await self.piece(key, chunk, number)
+                same = blocks["ulid_hi"] == ulid >> 64
+                same &= blocks["ulid_lo"] == ulid & (1 << 64) - 1
+                found.append(blocks[same])
+        return np.concatenate(found)
 
     # --- texts ---------------------------------------------------------------------
 

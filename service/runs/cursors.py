@@ -1,4 +1,4 @@
-"""Between cursors and line numbers of a snapshot.
+"""Between cursors, or ids of records, and line numbers of a snapshot.
 
 A bare line number is given out for places inside the chunks only, whose order never
 changes. Beyond them a cursor names the last position seen of every writer, and each line
@@ -14,8 +14,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from logstore import ulid as ulids
 from logstore.errors import InvalidCursor
 from logstore.position import Cursor, Position
+from logstore.runs.blocks import Blocks
 from service.runs.chunks import Piece
 from service.runs.large_batch import records_through
 from service.runs.snapshot import Place, Snapshot, Stretch
@@ -63,6 +65,36 @@ async def cursor_at(snapshot: Snapshot, line: int) -> Cursor:
         for node, pos in seen.items()
     }
     return Cursor(positions, complete=True)
+
+
+async def line_of_record(snapshot: Snapshot, ulid: int) -> int | None:
+    """The number of the record's first line, None if the run does not hold it. Raises `Moved`."""
+    batch = ulids.batch_of(ulid)
+    number = ulid - batch
+    for stretch in snapshot.stretches:
+        same = stretch.rows["ulid_hi"] == batch >> 64
+        same &= stretch.rows["ulid_lo"] == batch & (1 << 64) - 1
+        for at in np.flatnonzero(same)[:1].tolist():
+            seen = int(stretch.rows["pos"][at]) + number - 1
+            known = number < int(stretch.rows["records"][at])
+            return _in_stretch(snapshot, stretch, seen, at) if known else None
+    for place in snapshot.places:
+        blocks = await snapshot.chunks.blocks_of(snapshot.manifest.key, place.chunk, batch)
+        if len(blocks):
+            line = _in_blocks(blocks, number)
+            return None if line is None else place.line + line
+    return None
+
+
+def _in_blocks(blocks: Blocks, number: int) -> int | None:
+    """The line of a record within a chunk, by its number within its batch."""
+    behind = np.cumsum(blocks["records"], dtype=np.int64)
+    at = int(np.searchsorted(behind, number, "right"))
+    if at == len(blocks):
+        return None
+    # A block that holds newlines within records is of one record.
+    inside = number - int(behind[at]) + int(blocks["records"][at])
+    return int(blocks["line"][at]) + inside
 
 
 async def unseen(snapshot: Snapshot, where: Cursor | int | None) -> list[tuple[int, int]]:
@@ -186,11 +218,15 @@ async def _line_after(snapshot: Snapshot, node: str, seen: int) -> int:
     return 0
 
 
-def _in_stretch(snapshot: Snapshot, stretch: Stretch, seen: int) -> int:
-    at = int(np.searchsorted(stretch.rows["pos"], seen, "right")) - 1
+def _in_stretch(snapshot: Snapshot, stretch: Stretch, seen: int, at: int | None = None) -> int:
+    """The line behind the record at position `seen`, which is of row `at` or the one before."""
+    if at is None:
+        at = int(np.searchsorted(stretch.rows["pos"], seen, "right")) - 1
     row = stretch.rows[at]
     begin = int(stretch.ends[at]) - int(row["lines"])
     records = seen + 1 - int(row["pos"])
+    if records == 0:
+        return begin
     if records >= int(row["records"]):
         return int(stretch.ends[at])
     if int(row["records"]) == int(row["lines"]):

@@ -26,7 +26,7 @@ from logstore.errors import NotFound, StoreUnavailable
 from logstore.position import Cursor
 from logstore.runs.manifest import Manifest
 from service.runs.chunks import Chunks, Moved
-from service.runs.cursors import cursor_at, line_of, parse_token, token_at, unseen
+from service.runs.cursors import cursor_at, line_of, line_of_record, parse_token, token_at, unseen
 from service.runs.lines import read_lines
 from service.runs.snapshot import Place, Snapshot, Snapshots, Stretch
 
@@ -130,7 +130,8 @@ class Page:
     """Whole lines, each with its newline; totals are of the run as it is now.
 
     `after` is None when there is no more for now, `before` when nothing comes before.
-    `missing` lines of those that were asked for did not fit: they follow `after`.
+    `missing` lines of those that were asked for did not fit: they follow `after`. Numbers of lines
+    count from 0: of the first, and of the record that the page was asked around.
     """
 
     text: bytes
@@ -141,6 +142,8 @@ class Page:
     total_bytes: int
     state: str
     missing: int
+    first_line: int
+    record_line: int | None = None
 
     @property
     def streaming(self) -> bool:
@@ -181,9 +184,10 @@ class RunLogReader:
         limit: int,
         tail: int | None = None,
         before: str | None = None,
+        around: int | None = None,
         max_bytes: int = MAX_PAGE_BYTES,
     ) -> Page:
-        """At most `limit` lines after a token, before one, or the last `tail`.
+        """At most `limit` lines after a token, before one, the last `tail`, or around a record.
 
         Fewer if they take more than about `max_bytes`, but one if there is one.
 
@@ -204,6 +208,8 @@ class RunLogReader:
                 return await _page(snapshot, max(end - limit, 0), end, max_bytes)
             if tail is not None:
                 return await _page(snapshot, max(end - tail, 0), end, max_bytes)
+            if around is not None:
+                return await _page_around(snapshot, around, limit, max_bytes)
             return await _page_after(snapshot, first, limit, max_bytes)
 
         return await self._snapshots.with_one(key, read)
@@ -270,6 +276,25 @@ async def _page_after(
     return page
 
 
+async def _page_around(snapshot: Snapshot, ulid: int, limit: int, max_bytes: int) -> Page:
+    """The record is in the middle, or where an end of the run leaves it.
+
+    It begins the page if the lines before it would take more than `max_bytes`.
+    """
+    line = await line_of_record(snapshot, ulid)
+    if line is None:
+        key = snapshot.manifest.key
+        raise NotFound(
+            f"no record {ulids.encode(ulid)} in the run {key.run!r} of {key.fqn!r}",
+            hint="It was deleted or has expired, or it is of another run.",
+        )
+    start = max(min(line - limit // 2, snapshot.lines - limit), 0)
+    page = await _page(snapshot, start, min(start + limit, snapshot.lines), max_bytes)
+    if start + page.lines <= line:
+        page = await _page(snapshot, line, min(line + limit, snapshot.lines), max_bytes)
+    return replace(page, record_line=line)
+
+
 async def _page(snapshot: Snapshot, start: int, end: int, max_bytes: int) -> Page:
     found = await read_lines(snapshot, start, end, max_bytes)
     more = found.end < snapshot.lines
@@ -282,6 +307,7 @@ async def _page(snapshot: Snapshot, start: int, end: int, max_bytes: int) -> Pag
         total_bytes=snapshot.size,
         state=snapshot.state,
         missing=max(end - found.end, 0),
+        first_line=start,
     )
 
 
