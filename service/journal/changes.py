@@ -1,6 +1,6 @@
-"""What changes the state, as entries: the body that goes into the journal, and what it does.
+"""Changes of the state: the body of the entry in the journal, and its effect on the state.
 
-The same changes are made of the entries when they are read back (`replay`).
+`replay` makes the same changes from the entries that it reads back.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Apply: TypeAlias = Callable[[JournalState], None]
 
 
 class Change(NamedTuple):
-    """The body of an entry, and what is to be done to the state once it is synced."""
+    """The body of an entry, and the change of the state once the entry is synced."""
 
     body: bytes
     apply: Apply
@@ -30,7 +30,7 @@ def cut(node: str, made: Cut) -> Change:
 
 
 def confirm(node: str, made: Cut) -> Change:
-    """A segment is in the store; the state was told before."""
+    """A segment is in the store; the state has this already."""
     return Change(wal.encode_json(wal.CONFIRM, encode_cut_entry(node, made)), nothing)
 
 
@@ -69,4 +69,4 @@ def finished_deletion(fqn: str, run: str | None, t: int) -> Change:
 
 
 def nothing(_: JournalState) -> None:
-    """What an entry does to the state that was changed already."""
+    """The effect of an entry whose change the state has already."""

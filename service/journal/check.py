@@ -1,8 +1,8 @@
-"""Reading entries again before their lines leave the journal for good.
+"""Checks entries before their lines leave the journal for good.
 
-A disk may give back other bytes than were synced. What is shipped gets checksums of its
-own, so a segment would vouch for whatever was read. Each entry is compared with its
-CRC32C and with its row, in one pass over the file's bytes and with no work per line.
+A disk may give back other bytes than were synced. A segment gets checksums of its own, so it
+would certify wrong bytes as right. Each entry is therefore compared with its CRC32C and with
+its row, in one pass over the file's bytes and with no work per line.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Ints = NDArray[np.int64]
 
 
 def damaged(file: JournalFile, rows: Rows) -> Rows:
-    """Those of the file's `rows`, in order, whose entries are not what was written."""
+    """The `rows` of the file, in order, whose entries are not what was written."""
     if len(rows) == 0:
         return rows
     index = file.index

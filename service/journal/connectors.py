@@ -1,18 +1,18 @@
 """Gen-1 connectors: who opened a run with OpenMetadata's empty call, and what each sent last.
 
-OpenMetadata's clients of the first generation (1.10 to 1.12.8) send a batch again when
-its reply was lost, and give it no id. They begin a run with a call that holds no lines;
-who did that, and the last batch of each, is part of the journal's state.
+OpenMetadata's clients of the first generation (1.10 to 1.12.8) send a batch again when its
+reply was lost, and give it no id. They begin a run with a call without lines. The journal's
+state holds which connectors did that, and the last batch of each.
 
 Invariants:
 
-- A batch that may not be in the journal is never written down as a connector's last:
-  its retry would be taken for a copy of what is not there. At the start of a file it is
-  left out, and counts again once its own entry is read.
-- Whatever is forgotten makes a retry a second batch, and never loses a line. So only
-  the connectors used last are kept, and none whose names are long.
+- A batch that may not be in the journal is never recorded as a connector's last: its retry
+  would look like a copy of a batch that is not there. The state at the start of a file leaves
+  it out, and it counts again once its own entry is read.
+- If a connector is forgotten, its retry becomes a second batch; no line is lost. Only the
+  connectors used last are therefore kept, and none whose names are long.
 
-In the state, `connectors`: `[[fqn, run, connector, last], …]`, the one used last at the
+In the state, `connectors` is `[[fqn, run, connector, last], …]`, with the one used last at the
 end; `last` is null or `[ULID, digest, bytes, records, milliseconds of arrival, end]`.
 """
 
@@ -46,7 +46,7 @@ class LastBatch:
 
 @dataclass(slots=True)
 class Connector:
-    """One that opened a run; `last` is what it sent to it since."""
+    """A connector that opened a run; `last` is its last batch since then."""
 
     last: LastBatch | None = None
 
@@ -69,7 +69,7 @@ class Connectors:
         return known
 
     def open(self, key: RunKey, name: str) -> None:
-        """The connector begins the run, maybe anew: what it sent before is no concern."""
+        """The connector begins the run, perhaps again: its earlier batches no longer count."""
         if not is_short(key, name):
             return
         self._known[key, name] = Connector()
@@ -78,7 +78,7 @@ class Connectors:
             self._known.popitem(last=False)
 
     def encoded(self) -> list[list[Any]]:
-        """As it stands in a state that is written now."""
+        """The value for a state that is written now."""
         return [
             [key.fqn, key.run, name, _encode(connector.last)]
             for (key, name), connector in self._known.items()

@@ -2,9 +2,9 @@
 
 | the disk says | the error | what it means |
 | --- | --- | --- |
-| ENOSPC, EDQUOT | `JournalFull` | what was to be written is not; try again when there is room |
+| ENOSPC, EDQUOT | `JournalFull` | nothing was written; try again when there is space |
 | EMFILE, ENFILE | `NodeNotReady` | nothing was opened, so nothing changed; try again |
-| anything else | `JournalFailed` | the disk fails: the node ends, what was synced is kept |
+| anything else | `JournalFailed` | the disk fails: the node ends and keeps what was synced |
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _HINT = "Raise the limit of open files (ulimit -n, fs.file-max), or have fewer c
 
 @contextmanager
 def translated(what: str) -> Iterator[None]:
-    """Lets no `OSError` out. `what` says what was tried, in the past tense, and on what."""
+    """Translates each `OSError`. `what` says what was tried, in the past tense, and on what."""
     try:
         yield
     except OSError as error:
@@ -30,7 +30,7 @@ def translated(what: str) -> Iterator[None]:
 
 
 def journal_error(what: str, error: OSError) -> JournalFull | JournalFailed | NodeNotReady:
-    """The error of the journal that `error` is."""
+    """The journal's error for `error`."""
     if error.errno in FULL:
         return JournalFull(f"{what}: the disk is full: {error}")
     if error.errno in NO_DESCRIPTOR:

@@ -1,10 +1,10 @@
-"""One journal file: its bytes, its rows, and who reads it.
+"""One journal file: its bytes, its rows, and its readers.
 
-Readers pin and unpin from any thread; a file goes when it is released and unpinned. Then
-its space may serve another one (`spares`), so nobody reads a file that he has not pinned.
+Readers pin and unpin a file from any thread. A file is given away when it is released and
+unpinned; another file may then overwrite it (`Spares`). A reader must therefore pin a file.
 
-A folder that is opened again by the same process (a fork) has its files twice: a reader of
-before still holds the one, and the other goes only `after` it.
+If the same process opens a folder again (a fork), each file exists as two objects. An earlier
+reader may still hold the first one, so the second is given away only `after` it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from service.journal.index import FileIndex
 class JournalFile:
     """A file of the journal. `end_pos` is one past its last `pos`.
 
-    `size` is where its entries end, `space` what it takes of the disk: no less.
+    `size` is where its entries end, `space` the bytes that it occupies on the disk: no less.
     """
 
     def __init__(
@@ -65,10 +65,9 @@ class JournalFile:
         return self._handles.read(self.path, size, offset)
 
     def spill_index(self) -> None:
-        """Moves the rows out of memory; for files that will not grow.
+        """Moves the rows out of memory; for files that no longer grow.
 
-        The side file is a cache: on a disk that does not take it the rows stay where
-        they are.
+        The side file is a cache: if the disk refuses it, the rows stay in memory.
         """
         if len(self.index):
             try:
@@ -77,7 +76,7 @@ class JournalFile:
                 discard(self._fs, self._index_path)
 
     def release(self, give: Callable[[str, int], None]) -> None:
-        """Gives path and size away when nobody reads the file any more."""
+        """Gives path and size away once nobody reads the file any more."""
         with self._lock:
             self._give = give
             gone = self.pins == 0
@@ -101,7 +100,7 @@ class JournalFile:
             self.close()
 
     def close(self) -> None:
-        """Gives its read handle back, if there is one."""
+        """Closes its read handle, if there is one."""
         self._closed = True
         self._handles.drop(self.path)
 
@@ -139,7 +138,7 @@ class JournalFile:
 
 
 def discard(fs: FileSystem, path: str) -> None:
-    """Removes a file that nothing depends on: what stays is found and let go at the next start."""
+    """Removes a file that nothing depends on; if that fails, the next start releases it."""
     with contextlib.suppress(OSError):
         if fs.stat(path) is not None:
             fs.unlink(path)

@@ -6,26 +6,26 @@ All numbers are little-endian. A file is named `{ULID}.wal`:
              | node length u16 | node, UTF-8 | crc32c of all before u32
     entry    length u32 | crc32c u32 | body
     body     kind u8 | the kind's own bytes
-    end      length 0 u32 | 0 u32; then bytes that mean nothing, up to the file's size
+    end      length 0 u32 | 0 u32; then bytes without meaning, up to the file's size
 
     kind 1   state      JSON; the first entry of every file, and nowhere else
     kind 2   batch      flags u8 | fqn, run, connector length u16 each | records u32 | lines u32
                         | meta length u32 | pos u64 | digest u64 | ULID 16, big-endian
                         | fqn | run | connector | text | meta
     kind 3   cut        JSON: a segment's node, sequence number and range of positions
-    kind 4   close      JSON: fqn, run, and the position below which all came before it
+    kind 4   close      JSON: fqn, run, and the position below which all lines came before it
     kind 5   tombstone  JSON: fqn, run (or null for all runs), T
     kind 6   mark       secret 8 | own offset u64 | offset synced when it was written u64
     kind 7   confirm    JSON: as a cut; the segment is in the store
     kind 8   open       JSON: fqn, run, connector: a gen-1 client begins the run
     kind 9   finish     JSON: fqn, run, and pos of a close or T of a tombstone: it is done
 
-The length is the body's. The checksum is that of the body and, behind it, the secret;
-that of the state, which says the secret again, is of the body alone.
+The length is that of the body. The checksum covers the body and then the secret; that of the
+state, which contains the secret, covers the body alone.
 
-A file is made under `{ULID}.wal.new` and gets its name when header and state are synced.
-It is made over a spare (`*.spare`) if there is one: a file whose space exists already and
-holds anything, mostly entries of an earlier life. `{ULID}.idx` beside a journal file is
+A file is written as `{ULID}.wal.new` and renamed when header and state are synced. It
+overwrites a spare (`*.spare`) if there is one: a file whose space exists already, with any
+content, mostly entries of an earlier life. `{ULID}.idx` beside a journal file is
 a cache of its rows (`index`).
 
 Invariants:
@@ -34,14 +34,14 @@ Invariants:
   header ends in the checksum of the rest.
 - Entries follow one another without gaps, in the order in which they were appended;
   `pos` never falls and is never reused.
-- No entry of an earlier life of the file fits: its checksum has another secret in it.
+- No entry of an earlier life of the file is valid: its checksum includes another secret.
 - A mark stands before the first entry behind every `MARK_EVERY` bytes. Its secret is
-  random for each file and never leaves the node, so no payload can fake one: whoever
-  finds a bad entry searches for the next mark and goes on there.
+  random for each file and never leaves the node, so no payload can fake one. A reader that
+  finds a bad entry searches for the next mark and continues there.
 - Bytes behind the last offset that any mark or later file claims to be synced may be
   torn by a power cut: nothing there was acknowledged as durable.
 
-The bytes behind a batch entry's text are what structured records carry beside it, as JSON
+The bytes behind a batch entry's text are the metadata of structured records, as JSON
 columns: `[ends, ts, levels, attributes]`, as in `RecordMeta`.
 """
 
@@ -61,7 +61,7 @@ from logstore.errors import Damaged, UnsupportedVersion
 
 
 class MetaColumns:
-    """The columns as they grow: what was added is held encoded, not as objects."""
+    """Columns that grow; they are held encoded, not as objects."""
 
     def __init__(self) -> None:
         self._columns: tuple[list[bytes], ...] = ([], [], [], [])
@@ -69,7 +69,7 @@ class MetaColumns:
         """Bytes of all columns so far."""
 
     def add(self, meta: RecordMeta) -> None:
-        """Further records, at least one; `ends` are offsets in the whole batch's text."""
+        """Adds records, at least one; `ends` are offsets in the whole batch's text."""
         given = (meta.ends, meta.ts, meta.levels, meta.attributes)
         for column, values in zip(self._columns, given, strict=True):
             piece = orjson.dumps(values)[1:-1]
@@ -89,7 +89,7 @@ def encode_meta(meta: RecordMeta | None) -> bytes:
 
 
 def decode_meta(data: bytes) -> RecordMeta:
-    """The columns again."""
+    """Decodes the columns."""
     ends, ts, levels, attributes = orjson.loads(data)
     return RecordMeta(ends, ts, levels, attributes)
 
@@ -122,7 +122,7 @@ _extend = google_crc32c.extend
 
 @dataclass(frozen=True, slots=True)
 class FileHeader:
-    """What a file says of itself; `size` is where its entries begin."""
+    """The header of a file; `size` is where its entries begin."""
 
     file: str
     secret: bytes
@@ -168,7 +168,7 @@ def encode_batch(
     digest: int,
     meta: bytes,
 ) -> tuple[bytes, int]:
-    """What stands before the text in the body of a batch entry, and the body's checksum.
+    """The bytes before the text in the body of a batch entry, and the body's checksum.
 
     `names` are fqn, run, connector.
     """
@@ -201,7 +201,7 @@ def encode_json(kind: int, value: Mapping[str, Any]) -> bytes:
 
 
 def encode_mark(secret: bytes, offset: int, synced: int) -> bytes:
-    """A whole mark entry that stands at `offset`."""
+    """A whole mark entry at `offset`."""
     return sealed(MARK_BODY.pack(MARK, secret, offset, synced), secret)
 
 
@@ -211,10 +211,10 @@ def sealed(body: bytes, secret: bytes) -> bytes:
 
 
 def prefix(size: int, crc: int, secret: bytes) -> bytes:
-    """What stands before a body of `size` bytes with the checksum `crc`.
+    """The bytes before a body of `size` bytes with the checksum `crc`.
 
-    The secret comes last in the sum, so that a batch is summed up before it is known
-    which file it goes to.
+    The secret comes last in the checksum, so that a batch's sum can be computed before its
+    file is known.
     """
     return PREFIX.pack(size, _extend(crc, secret))
 
@@ -225,7 +225,7 @@ def seals(bodies: Iterable[bytes], secret: bytes) -> list[int]:
 
 
 def seal_fits(body: bytes | memoryview, crc: int, secret: bytes) -> bool:
-    """Whether an entry's body is what was written, and to the file with this secret."""
+    """Whether an entry's body is as it was written, into the file with this secret."""
     return bool(_extend(_checksum(bytes(body)), secret) == crc)
 
 

@@ -1,10 +1,10 @@
-"""Handles through which journal files are read: opened when they are wanted, some kept open.
+"""Handles for reading journal files: opened on demand, and some of them kept open.
 
-A journal that holds hundreds of files must not hold as many descriptors, and where none are
-left reading goes on with those of files that nobody reads at the moment.
+A journal of hundreds of files must not hold as many descriptors. When none are left, reading
+continues by closing handles of files that nobody reads at the moment.
 
-Used from any thread. Whoever reads a file has pinned it (`file`), so no path changes its
-meaning while a handle is open.
+Used from any thread. A reader has pinned its file (`file`), so no path changes its meaning
+while a handle is open.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MOST = 32
 
 
 class _Handle:
-    """An open file, and how many read it now; `gone` once it is to be closed after them."""
+    """An open file and its number of readers; `gone`: to be closed after the last of them."""
 
     __slots__ = ("file", "gone", "readers")
 
@@ -31,7 +31,7 @@ class _Handle:
 
 
 class ReadHandles:
-    """At most `most` stay open, those that were used last."""
+    """Keeps at most `most` handles open, those that were used last."""
 
     def __init__(self, fs: FileSystem, most: int = MOST) -> None:
         self._fs = fs
@@ -52,7 +52,7 @@ class ReadHandles:
                 self._give_back(handle)
 
     def drop(self, path: str) -> None:
-        """The file goes, or nobody is to read it any more."""
+        """Closes the file's handle: the file is removed, or must not be read any more."""
         with self._lock:
             handle = self._open.pop(path, None)
             if handle is not None:
@@ -84,7 +84,7 @@ class ReadHandles:
                 handle.file.close()
 
     def _close_idle(self, most: int) -> bool:
-        """Closes those that nobody reads, oldest first, down to `most`; whether there were any."""
+        """Closes unused handles, oldest first, down to `most`; whether there were any."""
         before = len(self._open)
         for path in [path for path, handle in self._open.items() if handle.readers == 0]:
             if len(self._open) <= most:

@@ -1,10 +1,10 @@
-"""What the node keeps of a journal file's batches: one row of `BATCH` each, no texts.
+"""The rows that the node keeps of a journal file: one of `BATCH` for each batch, no texts.
 
 Rows are appended to a small flat array and frozen into immutable blocks, so that a
-reader takes the blocks as they are and copies at most one block's worth. When a file
-is full its rows go to `{ULID}.idx` beside it and are mapped from there: memory stays
-flat however much of the journal is pending. The side file is a cache: it is not
-synced, and made again from the journal at each start.
+reader takes the blocks as they are and copies at most one of them. When a file is full,
+its rows are written to `{ULID}.idx` beside it and mapped from there: memory stays flat
+however much of the journal is pending. The side file is a cache: it is not synced, and
+each start writes it again from the journal.
 
 One thread appends; others may read meanwhile: frozen blocks and the growing tail are
 exchanged together, by one assignment.
@@ -59,7 +59,7 @@ class FileIndex:
         lines: int,
         meta: int,
     ) -> None:
-        """Appends the row of a batch whose text stands at `offset` of the file."""
+        """Appends the row of a batch whose text is at `offset` of the file."""
         run = self._run_numbers.get(key)
         if run is None:
             # Listed before it has a number: a reader that sees the number finds the name.

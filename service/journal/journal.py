@@ -1,7 +1,7 @@
-"""The open journal of a node: what may go in, what is held, what may go.
+"""The open journal of a node.
 
-`append` and the `record_…` calls hand entries to the group writer; `pin` gives a view
-of what is synced; `release` lets files go whose lines are in the store.
+`append` and the `record_…` calls pass entries to the group writer; `pin` gives a view of
+everything that is synced; `release` gives away files whose lines are in the store.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ _NAME_CACHE = 4096
 class Journal:
     """Used from one event loop. Begins a new file when it is made.
 
-    `taken_bytes` counts the text that was appended since then. With `offload`, spares are
-    filled by it when none was let go. Raises `JournalFull`, `NodeNotReady` or `JournalFailed`
-    if the file cannot be made.
+    `taken_bytes` counts the text that was appended since then. `offload` runs the filling of a
+    spare with zeros while no old file is available.
+
+    Raises `JournalFull`, `NodeNotReady` or `JournalFailed` if the file cannot be made.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class Journal:
 
     @property
     def synced_pos(self) -> int:
-        """One past the last line that is on the disk for sure."""
+        """One past the last line that is certainly on the disk."""
         return self._writer.synced_pos
 
     @property
@@ -125,21 +126,21 @@ class Journal:
 
     @property
     def failure(self) -> JournalFailed | None:
-        """Why the journal takes nothing any more."""
+        """Why the journal accepts nothing any more."""
         return self._writer.failure
 
     @property
     def bytes(self) -> int:
-        """What all its files hold; space not used yet, and spares, are not in it."""
+        """Bytes in all its files, without unused space and spares."""
         return self._older_bytes + self.files[-1].size
 
     @property
     def fullness(self) -> float:
-        """Its share of `max_bytes`; at 1 no batch is taken."""
+        """The used share of `max_bytes`; at 1 no batch is accepted."""
         return self.bytes / self._settings.max_bytes
 
     def pin(self) -> JournalPin:
-        """The synced part of now; release it, or use it in a `with`. Raises `NodeNotReady`."""
+        """The part that is synced now; release it, or use it in a `with`. Raises `NodeNotReady`."""
         self.succession.check()
         return JournalPin(
             self.state.node,
@@ -150,11 +151,11 @@ class Journal:
         )
 
     def unsynced(self, key: RunKey) -> list[Appended]:
-        """The run's batches that were taken and are not on the disk for sure, in order."""
+        """The run's batches that may not be on the disk yet, in order."""
         return self._writer.unsynced(key)
 
     def check(self, pin: JournalPin, start: int, end: int) -> None:
-        """Reads what was synced again; what is damaged is reported, and given to nobody."""
+        """Reads synced entries again; damaged ones are reported, and never given out again."""
         reason = "are not what was synced: they were left out when their lines were to be shipped"
         for file, rows in pin.damaged(start, end):
             for row in rows:
@@ -178,7 +179,7 @@ class Journal:
         meta: _Raw = b"",
         fast: bool = False,
     ) -> tuple[int, asyncio.Future[None]]:
-        """Takes a batch: its first position, and a future that is done when it is safe.
+        """Appends a batch: its first position, and a future that is done when it is safe.
 
         Raises `JournalFull`, `JournalFailed`, `NodeNotReady`, `TooLarge`, `InvalidName`; the
         future raises the first two.
@@ -199,13 +200,13 @@ class Journal:
         return pos, done
 
     async def record_cut(self, seq: int, first: int) -> Cut:
-        """Makes the cut of a segment durable: all lines from `first` on that were taken by now."""
+        """Makes the cut of a segment durable: all lines so far from `first` on."""
         cut = Cut(seq, first, self.next_pos)
         await self._record(changes.cut(self.state.node, cut), beyond=True)
         return cut
 
     async def record_close(self, key: RunKey) -> int:
-        """Makes a close durable, giving the position below which all came before it."""
+        """Makes a close durable, giving the position below which all lines came before it."""
         pos = self.next_pos
         await self._record(changes.close(key, pos))
         return pos
@@ -213,7 +214,7 @@ class Journal:
     async def record_tombstone(self, fqn: str, run: str | None, t: int) -> None:
         """Makes a deletion durable: all ULIDs of the run (or of the pipeline) up to `t`.
 
-        It takes with it what was recorded of closes of these runs.
+        It drops recorded closes of these runs.
         """
         await self._record(changes.tombstone(fqn, run, t))
 
@@ -222,32 +223,32 @@ class Journal:
         await self._record(changes.opened(key, connector))
 
     def finish_close(self, key: RunKey, pos: int) -> None:
-        """The close that was recorded at `pos` is done: no start takes it up again."""
+        """The close that was recorded at `pos` is done: no start repeats it."""
         if self.state.closes.get(key, pos + 1) <= pos:
             self._note(changes.finished_close(key, pos))
 
     def finish_deletion(self, fqn: str, run: str | None, t: int) -> None:
-        """The deletion up to `t` is done: the store knows it, no start takes it up again."""
+        """The deletion up to `t` is done: the store knows it, and no start repeats it."""
         self._note(changes.finished_deletion(fqn, run, t))
 
     def _note(self, change: Change) -> None:
-        """Records what nobody waits for. If it is lost the work is done again, to no harm."""
+        """Records a change that nobody waits for. If it is lost, the work is done twice."""
         if self._writer.failure is None and not self._closing:
             self._submit(change, urgent=False).add_done_callback(_heard)
 
     async def synced(self, pos: int) -> None:
         """Returns when all lines below `pos` are on the disk. Raises `JournalFailed`.
 
-        For whoever wants more of a `fast` batch than it asked for itself.
+        For callers that need a `fast` batch to be durable.
         """
         if pos > self.synced_pos:
             self._check_open()
             await self._submit(Change(b"", changes.nothing))
 
     async def _record(self, change: Change, *, beyond: bool = False) -> None:
-        """An entry of the state: small, and taken beyond `max_bytes`, which it helps to leave.
+        """Appends an entry of the state, also when a little more than `max_bytes` is held.
 
-        However far beyond, if without it nothing could be shipped.
+        `beyond` allows any excess, for entries without which nothing could be shipped.
         """
         self._check_open()
         if self.bytes > self._settings.max_bytes + _CONTROL_ROOM and not beyond:
@@ -292,7 +293,7 @@ class Journal:
     # --- files ---------------------------------------------------------------------
 
     def roll(self) -> None:
-        """Begins a new file whose first entry is the state of now, synced.
+        """Begins a new file whose first entry is the present state, synced.
 
         Only when nothing is unsynced: at the start, and behind a sync. Raises `JournalFull`
         or `NodeNotReady`, which leave everything as it was, or `JournalFailed`.
@@ -339,10 +340,10 @@ class Journal:
         done.add_done_callback(lambda done: self._confirmed(cut, done, again=again))
 
     def _confirmed(self, cut: Cut, done: asyncio.Future[None], *, again: bool) -> None:
-        """Lets go what had to stay until the confirmation was on the disk.
+        """Releases what had to stay until the confirmation was on the disk.
 
-        On a full disk it is tried once more, since spares were dropped by then; after that it
-        goes without: if the node dies before the next file begins, it finds a segment that
+        On a full disk it tries once more, because spares are dropped by then. After that it
+        releases without: if the node dies before the next file begins, it finds a segment that
         it cannot encode again, and ships what it holds as a fork.
         """
         if done.cancelled() or isinstance(done.exception(), JournalFailed):
@@ -354,9 +355,9 @@ class Journal:
         self._let_go()
 
     def release(self, pos: int) -> None:
-        """Lets every file go, oldest first, whose lines are all below `pos`.
+        """Gives away every file whose lines are all below `pos`, oldest first.
 
-        Not before a synced entry says that their segments are confirmed.
+        Waits until a synced entry says that their segments are confirmed.
         """
         self._release_pos = max(self._release_pos, pos)
         self._let_go()
@@ -369,7 +370,7 @@ class Journal:
             self.succession.let_go(file, self._spares.give)
 
     async def close(self) -> None:
-        """Syncs what was taken, then takes nothing more. Raises `JournalFailed` if it cannot."""
+        """Syncs everything, then accepts nothing more. Raises `JournalFailed` if it cannot."""
         self._closing = True
         await self._spares.close()
         known = self.failure
@@ -384,6 +385,6 @@ class Journal:
 
 
 def _heard(done: asyncio.Future[None]) -> None:
-    """What nobody waits for may fail: the disk is full, and whoever appends is told so."""
+    """An entry that nobody waits for may fail: the disk is full, and appends report that."""
     if not done.cancelled():
         done.exception()

@@ -1,6 +1,6 @@
 """What is wrong with a journal, as sentences for `/health/ready` and the log.
 
-A sentence stays the same for as long as what it tells of lasts.
+A sentence stays the same for as long as its problem lasts.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from service.journal.recovery import Recovered
 
 
 def journal_problems(journal: Journal, recovered: Recovered) -> Iterator[str]:
-    """What keeps batches out now, and what was not as it should be when the journal was opened."""
+    """Why batches are refused now, and what was damaged when the journal was opened."""
     if journal.failure is not None:
         yield str(journal.failure)
     shortage = journal.room.shortage()

@@ -1,16 +1,15 @@
 """Opens a journal folder after any kind of end: stop, kill -9, power cut, damaged disk.
 
-Every file is read through once. Of the newest, unused space and a torn tail are cut off.
-Damage is copied to `aside/` and reported, a file that cannot be made sense of is moved
-there whole. What comes out is what the journal goes on from; `Journal` begins a new file.
-Recovery may be interrupted anywhere and begun again.
+Recovery reads every file once. It cuts unused space and a torn tail off the newest one. It
+copies damage to `aside/` and reports it, and moves a file that cannot be read there whole.
+The journal continues from the result; `Journal` begins a new file. Recovery may be interrupted
+anywhere and started again.
 
 Invariants:
 
-- Whatever is taken from the newest file is synced before anybody hears of it: kill -9
-  leaves bytes in the page cache that no sync has covered.
-- Positions of lines that were lost are not given out again: a stretch of n bytes holds
-  at most n lines.
+- All entries of the newest file are synced before anybody sees them: kill -9 leaves bytes in
+  the page cache that no sync has covered.
+- Positions of lost lines are not given out again: a range of n bytes holds at most n lines.
 """
 
 from __future__ import annotations
@@ -46,9 +45,9 @@ _TORN_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Something wrong with a file: what it is, where, and where its bytes were put.
+    """A fault in a file: where it is, why, and where its bytes were copied to.
 
-    `followed` is said of a torn tail, see `TornTail`.
+    `followed` belongs to torn tails, see `TornTail`.
     """
 
     file: str
@@ -63,9 +62,9 @@ class Found:
 class Recovered:
     """A journal as it was found. `state` is None for a folder without one.
 
-    `found` is damage: something that was promised is not there. `torn` is what, for all
-    that is known, no sync had covered when the process or the power went. `spares` are
-    paths of files to be written over; `handles` are those that `files` are read through.
+    `found` is damage: bytes that had been synced are lost. `torn` are tails that, as far as is
+    known, no sync had covered when the process or the power went. `spares` are paths of files
+    to be overwritten; `handles` are the handles for reading `files`.
     """
 
     files: list[JournalFile] = field(default_factory=list)
@@ -114,8 +113,9 @@ class _Recovery:
         return result
 
     def _lost_behind(self) -> int:
-        """Bytes of files that were quarantined whole, now or by a start that went no further,
-        and that are newer than all that can be read: no file says where they ended.
+        """Bytes of whole files in quarantine that are newer than all readable files.
+
+        This start or an interrupted one moved them there. No file says where their positions end.
         """
         quarantine = f"{self._folder}/{QUARANTINE}"
         if (QUARANTINE, True) not in list(self._fs.scan(self._folder)):
@@ -128,13 +128,13 @@ class _Recovery:
         return sum([stat.size for stat in stats if stat is not None])
 
     def _remove_leftovers(self, present: list[str]) -> None:
-        """Files whose making was interrupted, and indexes: those are made again."""
+        """Removes files whose creation was interrupted, and indexes, which are written again."""
         for name in present:
             if name.endswith((wal.MAKING_SUFFIX, wal.NEW_SPARE_SUFFIX, indexes.SUFFIX)):
                 discard(self._fs, f"{self._folder}/{name}")
 
     def _find_spares(self, present: list[str], names: list[str]) -> None:
-        """A power cut may have kept both names of a file that was let go: the first counts."""
+        """Finds spares. A power cut may have left two names of one file: the first counts."""
         held = [self._fs.stat(f"{self._folder}/{name}") for name in names]
         inodes = {stat.inode for stat in held if stat is not None}
         for name in sorted(name for name in present if name.endswith(wal.SPARE_SUFFIX)):
@@ -185,7 +185,7 @@ class _Recovery:
         return None
 
     def _admit(self, file: JournalFile) -> None:
-        """Compares where the file begins with where the one before it ended."""
+        """Adds the file; checks that it begins where the one before it ended."""
         files = self._result.files
         if not files:
             self._replay.low_pos = file.first_pos
@@ -260,7 +260,7 @@ class _Recovery:
         )
 
     def _copy_to_quarantine(self, file: JournalFile, offset: int, size: int) -> str:
-        """Where the bytes are copied to; nowhere if the disk has no room for them."""
+        """Copies bytes, and gives the path; empty if the disk has no space for them."""
         path = f"{self._folder}/{QUARANTINE}/{file.ulid}-{offset}.bin"
         try:
             self._fs.make_folders(os.path.dirname(path))

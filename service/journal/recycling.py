@@ -1,37 +1,36 @@
-"""Files whose space exists already, for the journal to write over.
+"""Spares: files whose space exists already, for the journal to overwrite.
 
-An append changes the file's size and takes blocks, so its sync is a commit of the file
-system's journal, and waits for whatever else is being written there. To overwrite needs
-none of it. So a file that was let go is renamed instead of deleted, and the next journal
-file is written over it; while none was let go, one is filled with zeros.
+An append changes the file's size and allocates blocks, so its sync is a commit of the file
+system's journal, and waits for everything else that is written there. Overwriting avoids
+that. A released file is therefore renamed instead of deleted, and the next journal file
+overwrites it. While there is no released file, one is filled with zeros.
 
     {ULID}.spare               was the journal file of that name
-    zeros-{ULID}.spare         was filled beside it
+    zeros-{ULID}.spare         was filled beside that journal file
     zeros-{ULID}.spare.new     is being filled
 
 Invariants:
 
-- Nothing in a spare means anything, whatever it holds.
+- The content of a spare has no meaning.
 - A spare is at least as long as a full journal file, and at most twice as long.
-- What is being filled has another name until nobody writes to it any more.
-- Spares never keep a batch or a file out: they are dropped when the disk is scarce.
+- A file that is being filled has another name until nobody writes to it any more.
+- Spares never cause the refusal of a batch or a file: they are dropped when the disk is scarce.
 
-Files are given from any thread; the rest is used from the loop.
+`Spares.give` may be called from any thread, everything else from the loop only.
 
-A new journal file comes about in this order: header and state, synced, then its name.
-Invariants:
+A new journal file is made in this order: header and state, sync, rename. Invariants:
 
-- It is written over a spare if there is one, which is gone in any case.
+- It overwrites a spare if there is one; the spare is gone in any case.
 - Until it is whole it has another name, so a failure leaves nothing that a later start could
-  take for a journal file.
-- Once it has its name nothing is opened any more: a name that may or may not outlast a power cut
-  could not be taken back. So the folder is held open from the start.
+  mistake for a journal file.
+- After the rename nothing is opened any more: a rename that may or may not survive a power cut
+  could not be undone. The folder is therefore held open from the start.
 
-Whether the disk has room is asked before a batch is taken. While less than
-`JournalSettings.min_free_bytes` is free no batch is taken, so that there is room for the cuts
-without which nothing could be shipped and let go. Spares go first.
+The journal checks the free space of the disk before it accepts a batch. While less than
+`JournalSettings.min_free_bytes` is free, it accepts no batch, so that there is space for the
+cuts without which nothing could be shipped and released. Spares are dropped first.
 
-To ask the disk costs a system call, so batches ask it once a MiB, and each of them while
+Asking the disk costs a system call, so batches do it once per MiB, and every batch does while
 the disk is scarce.
 """
 
@@ -61,7 +60,7 @@ _ZEROS = bytes(_PIECE)
 
 
 class Spares:
-    """At most `most` files of at least `file_bytes`."""
+    """Holds at most `most` spares of at least `file_bytes`."""
 
     def __init__(
         self,
@@ -93,45 +92,45 @@ class Spares:
 
     @property
     def lacking(self) -> bool:
-        """Whether the next file would have to grow, and nothing is done about it."""
+        """Whether the next file would have to grow, and no spare is being filled."""
         if self._offload is None or self._paths or self._closed or self._most == 0:
             return False
         return self._filling is None or self._filling.done()
 
     def give(self, path: str, size: int) -> None:
-        """Takes a journal file that nobody reads any more, or removes it.
+        """Makes a journal file that nobody reads any more a spare, or removes it.
 
-        Not once the journal is closed: the next one to open the folder may hold the file.
+        Does nothing once the journal is closed: the folder's next journal may hold the file.
         """
         if self._closed:
             return
         self._keep(path, path.removesuffix(wal.SUFFIX) + wal.SPARE_SUFFIX, size)
 
     def take(self) -> str | None:
-        """The path of one, which is the caller's from now on."""
+        """The path of a spare, which belongs to the caller from now on."""
         with self._lock:
             return self._paths.pop() if self._paths else None
 
     def drop(self) -> None:
-        """Removes all of them: their room is needed."""
+        """Removes all spares: their space is needed."""
         while (path := self.take()) is not None:
             discard(self._fs, path)
 
     async def close(self) -> None:
-        """Leaves the folder as it is from now on."""
+        """Stops all changes of the folder."""
         self._closed = True
         if self._filling is not None:
             self._filling.cancel()
             await asyncio.wait((self._filling,))
 
     def begin_to_fill(self, ulid: str) -> None:
-        """Fills one with zeros beside the newest file, `ulid`: one try for each."""
+        """Fills a spare with zeros beside the newest file, `ulid`: one try for each."""
         if self._offload is not None and self.lacking and ulid != self._tried_beside:
             self._tried_beside = ulid
             self._filling = asyncio.create_task(self._fill(ulid, self._offload), name="spare")
 
     async def _fill(self, ulid: str, offload: Offload) -> None:
-        """Makes one of zeros, little by little; not on a disk that is scarce or fails."""
+        """Writes a spare of zeros in small steps; gives up if the disk is scarce or fails."""
         path = f"{self._folder}/zeros-{ulid}{wal.SPARE_SUFFIX}"
         making = f"{self._folder}/zeros-{ulid}{wal.NEW_SPARE_SUFFIX}"
         # A file ends with the group that fills it, so a little more is used than its size.
@@ -182,7 +181,7 @@ _FILE_CHAIN = 1000
 
 
 class FileMaker:
-    """Makes the files of one folder, which exists. Raises `JournalFailed`, `NodeNotReady`."""
+    """Makes journal files in one existing folder. Raises `JournalFailed`, `NodeNotReady`."""
 
     def __init__(
         self,
@@ -205,7 +204,7 @@ class FileMaker:
     def make(
         self, state: JournalState, pos: int, older: Sequence[JournalFile]
     ) -> tuple[JournalFile, File]:
-        """A new file behind `older`, the last in `state.files` from now on; `pos` is its first.
+        """Makes the file after `older`, and adds it to `state.files`; `pos` is its first position.
 
         Raises `JournalFull` or `NodeNotReady`, which leave everything as it was, or
         `JournalFailed`.
@@ -224,11 +223,11 @@ class FileMaker:
         return file, out
 
     def close(self) -> None:
-        """Lets the folder go."""
+        """Closes the folder."""
         self._held.close()
 
     def _next_ulid(self, known: Sequence[str]) -> int:
-        """Above every older file's, so that order of names is order of files."""
+        """A ULID above every older file's, so that names have the order of files."""
         fresh = ulids.fresh(self._clock, self._entropy)
         return max([fresh, *[ulids.decode(ulid) + 1 for ulid in known]])
 
@@ -259,15 +258,16 @@ class FileMaker:
         return made, out
 
     def _take_over(self, spare: str, making: str) -> None:
-        """Synced before the first byte changes: the names that the file had in its earlier
-        life must not come back with the bytes of the new one.
+        """Renames a spare, and syncs that before the first byte changes.
+
+        The earlier name of the file must not come back with the bytes of the new one.
         """
         self._fs.rename(spare, making)
         self._held.sync()
 
 
 def _begin(out: File, header: wal.FileHeader, state: bytes) -> tuple[int, int]:
-    """Writes header and state; where they end, and the file."""
+    """Writes header and state; the offset where they end, and the file."""
     head = wal.encode_header(
         file=header.file, secret=header.secret, first_pos=header.first_pos, node=header.node
     )
@@ -280,7 +280,7 @@ _CHECK_BYTES = 1 << 20
 
 
 class DiskRoom:
-    """The room of one folder's disk."""
+    """The free space of one folder's disk."""
 
     def __init__(self, fs: FileSystem, folder: str, spares: Spares, *, min_free_bytes: int) -> None:
         self._fs = fs
@@ -291,7 +291,7 @@ class DiskRoom:
         self._scarce = False
 
     def take(self, size: int) -> None:
-        """Before a batch of `size` bytes is written. Raises `JournalFull` or `JournalFailed`."""
+        """Checks the space for a batch of `size` bytes. Raises `JournalFull` or `JournalFailed`."""
         self._unchecked_bytes += size
         if self._scarce or self._unchecked_bytes >= _CHECK_BYTES:
             self._unchecked_bytes = 0
@@ -301,9 +301,9 @@ class DiskRoom:
                 raise JournalFull(shortage)
 
     def left_bytes(self) -> int:
-        """What is free now beyond what is kept free, or less than 0 if that is not left.
+        """Bytes that are free now beyond those to be kept free; negative if those are not left.
 
-        The room of spares, which batches are written to, is not in it. Raises `JournalFailed`.
+        The space of spares, which batches overwrite, is not counted. Raises `JournalFailed`.
         """
         try:
             return self._fs.free_bytes(self._folder) - self._min_free_bytes
@@ -311,9 +311,9 @@ class DiskRoom:
             raise JournalFailed(f"the disk of the journal does not answer: {error}") from error
 
     def shortage(self) -> str | None:
-        """Why no batch is taken, however small, as a sentence; None if some are.
+        """Why even the smallest batch is refused, as a sentence; None if it is not.
 
-        Asks the disk now, and holds the next batch to the answer.
+        Asks the disk now; the answer holds for the next batch too.
         """
         try:
             found = self._shortage(0)

@@ -1,11 +1,11 @@
 """Entries of a journal, applied one after another to what the node knows.
 
-A file's `state` replaces what was known. If it cannot be read, the older state and all
-that changed it since say no less: what was confirmed meanwhile is found in the store
-again. Where segments are missing between two cuts, or no older state is there, nobody
-can tell any more how the lines were cut: the state then claims no segment at all, and
-the node, finding its own segments in the store, goes on as a fork that ships all it
-holds again. Readers know those lines by their ids.
+A file's `state` replaces the state so far. If it cannot be read, the older state with all
+changes since says as much: the node finds segments that were confirmed meanwhile in the
+store. If segments are missing between two cuts, or there is no older state, it is unknown
+how the lines were cut. The state then claims no segment at all. The node finds its own
+segments in the store, continues as a fork, and ships all that it holds again. Readers know
+those lines by their ids.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _KINDS = (wal.STATE, wal.CUT, wal.CLOSE, wal.TOMBSTONE, wal.CONFIRM, wal.OPEN, w
 
 
 class Replay:
-    """What the files read so far say. `low_pos` is the first position of the oldest."""
+    """The state after the files read so far. `low_pos` is the first position of the oldest."""
 
     def __init__(self) -> None:
         self.state: JournalState | None = None
@@ -40,7 +40,7 @@ class Replay:
         """Applies an entry whose checksum fits.
 
         Raises `Damaged`, `InvalidInput`, `ValueError`, `KeyError` or `TypeError`, having
-        changed nothing, if it makes no sense all the same.
+        changed nothing, if its body makes no sense.
         """
         if entry.kind == wal.BATCH:
             self._batch(entry, file)
@@ -55,7 +55,7 @@ class Replay:
             self._change(entry.kind, value, self.state)
 
     def without_state(self, node: str) -> None:
-        """Goes on in a file of `node` whose `state` cannot be read."""
+        """Continues in a file of `node` whose `state` cannot be read."""
         if self.state is None:
             self.state = JournalState(node, base=self.low_pos)
             self._forget_cuts(self.state)
@@ -139,7 +139,7 @@ def _confirm(cut: Cut, state: JournalState) -> None:
 
 
 def _sent(batch: wal.BatchEntry, state: JournalState) -> None:
-    """When the batch came is not written down; its ULID says it, or a moment after it."""
+    """Replays a connector's batch. Its ULID stands for its time of arrival, which is not stored."""
     if batch.connector is None:
         return
     connector = state.connectors.get(batch.key, batch.connector)

@@ -1,13 +1,12 @@
-"""Reads a journal file back, whatever a crash or a disk did to it.
+"""Reads a journal file back after any crash or disk fault.
 
 Entries are read one after another. At the first bad one:
 
-- if a later mark, or the caller, says that bytes behind it had been synced, the disk lost
-  something that was promised: the stretch up to the next mark (or to the end) is
-  *damage*, and reading goes on;
-- else reading ends there. The file has *unused* space from there on if an end was
-  written there, or nothing ever; anything else is a *torn tail*: writes that no sync had
-  covered.
+- If a later mark, or the caller, says that bytes behind it had been synced, the disk lost
+  synced bytes: the range up to the next mark (or to the end) is *damage*, and reading
+  continues behind it.
+- Otherwise reading ends there. The rest of the file is *unused* space if an end was written
+  there, or nothing ever; anything else is a *torn tail*: writes that no sync had covered.
 
 A file is read in pieces; only one entry has to fit in memory.
 """
@@ -38,7 +37,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A stretch of bytes that cannot be read and had been synced."""
+    """A range of bytes that had been synced and cannot be read."""
 
     offset: int
     size: int
@@ -49,9 +48,9 @@ class Damage:
 class TornTail:
     """Where the whole entries end; no mark says that what follows was ever synced.
 
-    `followed` if a whole entry stands right behind the bad one, by its length: then it is no
-    write that the end of the process broke off, but damage, or writes of which a power cut
-    kept the later one.
+    `followed` if a whole entry stands right behind the bad one, by its length. The end of the
+    process then did not break off a write: it is damage, or a power cut kept only the later of
+    two writes.
     """
 
     offset: int
@@ -87,7 +86,7 @@ class _Window:
 def scan(
     file: File, header: wal.FileHeader, *, synced: int = 0
 ) -> Iterator[Entry | Damage | TornTail | Unused]:
-    """The file's entries without its marks, with what is wrong with it in its place.
+    """The file's entries without its marks, and its faults where they are.
 
     `synced` is the offset up to which the file is known to have been synced.
     """
@@ -131,7 +130,7 @@ def _torn(window: _Window, offset: int, secret: bytes) -> TornTail:
 
 
 def _resume_offset(window: _Window, secret: bytes, bad: int, synced: int) -> int | None:
-    """Where reading goes on behind `bad`, None if nothing there was known to be synced."""
+    """Where reading continues behind `bad`, None if nothing there is known to be synced."""
     first: int | None = None
     for offset, claimed in _marks(window, secret, bad + 1):
         if first is None:
@@ -142,7 +141,7 @@ def _resume_offset(window: _Window, secret: bytes, bad: int, synced: int) -> int
 
 
 def _marks(window: _Window, secret: bytes, start: int) -> Iterator[tuple[int, int]]:
-    """Offsets of whole marks from `start` on, and what each says was synced."""
+    """Offsets of whole marks from `start` on, each with the offset that it says was synced."""
     pattern = bytes((wal.MARK,)) + secret
     at = start
     while at < window.size:
@@ -170,10 +169,10 @@ def read_header(file: File) -> wal.FileHeader:
 
 
 def salvage_header(file: File, ulid: str) -> wal.FileHeader | None:
-    """What a damaged header of file `ulid` must have said, None if nothing tells.
+    """Rebuilds the damaged header of file `ulid`; None if that is impossible.
 
-    The `state` behind it names file, secret, node and position, and stands where a header
-    of that node's length ends.
+    The `state` behind it has file, secret, node and position, and begins where a header with
+    a node name of that length ends.
     """
     window = _Window(file)
     for offset in range(wal.HEADER.size, min(_LONGEST_HEADER, window.size)):

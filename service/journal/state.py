@@ -1,18 +1,13 @@
-"""What the node must know to go on, besides the batches themselves.
+"""The state: what the node must know to continue, besides the batches themselves.
 
-It stands in full at the beginning of every journal file (`state`), and the entries `cut`,
-`close`, `tombstone`, `open` and `finish` change it from there on. So the newest file's state
-and what follows it say everything, and older files hold nothing but batches.
+Every journal file begins with the whole state (`state`), and the entries `cut`, `close`,
+`tombstone`, `open`, `confirm` and `finish` change it from there on. The newest file's state and
+the entries after it therefore say everything; older files matter only for their batches.
 
-Deletions in the journal's state: those to be done, and the latest of those that are done.
-
-A deletion that is done leaves what each start takes up again. It stays known for a while, so
-that a node whose store is away at its start refuses what is deleted; past `MOST` the oldest
-is forgotten here, and the store alone knows it. So the state stays small however many there
-were.
-
-In the state, `tombstones` are those to be done, `deleted` those that are done, the latest at the
-end; both are `[[fqn, run or null, T], …]`.
+The state has two lists of deletions, both `[[fqn, run or null, T], …]`: `tombstones` are still to
+be done, and each start continues them; `deleted` are done, the latest at the end. With the done
+ones a node whose store is away at its start still refuses deleted lines. Past `MOST` the oldest
+is removed from the state, and only the store knows it, so the state stays small.
 """
 
 from __future__ import annotations
@@ -34,7 +29,7 @@ NAME_BYTES = 400
 
 
 class DoneDeletions:
-    """The latest that are done, at most `most`, none with long names."""
+    """The latest deletions that are done, at most `most`, none with long names."""
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
@@ -44,7 +39,7 @@ class DoneDeletions:
         return len(self._known)
 
     def add(self, fqn: str, run: str | None, t: int) -> None:
-        """One more is done; of several of one run the highest T counts."""
+        """Adds a deletion; of several of one run the highest T counts."""
         if len(orjson.dumps([fqn, run])) > NAME_BYTES:
             return
         self._known[fqn, run] = max(self._known.get((fqn, run), 0), t)
@@ -58,17 +53,17 @@ class DoneDeletions:
 
 
 def encode_deletions(deletions: Mapping[tuple[str, str | None], int]) -> list[list[Any]]:
-    """As they stand in a state."""
+    """The value for a state."""
     return [[fqn, run, ulids.encode(t)] for (fqn, run), t in deletions.items()]
 
 
 def decode_deletions(rows: Sequence[Sequence[Any]]) -> dict[tuple[str, str | None], int]:
-    """What a state holds."""
+    """Deletions from the value in a state."""
     return {(fqn, run): ulids.decode(t) for fqn, run, t in rows}
 
 
 def decode_done(rows: Sequence[Sequence[Any]]) -> DoneDeletions:
-    """The done ones that a state holds."""
+    """The done deletions from the value in a state."""
     done = DoneDeletions()
     for (fqn, run), t in decode_deletions(rows).items():
         done.add(fqn, run, t)
@@ -89,8 +84,8 @@ class JournalState:
     """The node's memory.
 
     `base` is the first position that belongs to this incarnation: lines below it were
-    the parent's, and stand in the parent's segments.
-    `closes` are closes that are recorded and not finished: run to the position below
+    the parent's, and are in the parent's segments.
+    `closes` are closes that are recorded and not finished, by run, with the position below
     which everything was received before the close. `tombstones` are deletions that the
     store may not know yet: (fqn, run or None) to T; `deleted` the latest that it knows.
     `connectors` are those of OpenMetadata's first generation, which batches change as well.
@@ -117,32 +112,32 @@ class JournalState:
         self.confirmed = cut
 
     def close(self, key: RunKey, pos: int) -> None:
-        """A close is to be done: all lines of the run below `pos` came before it."""
+        """Records a close that is to be done: all lines of the run below `pos` came before it."""
         self.closes[key] = pos
 
     def finish_close(self, key: RunKey, pos: int) -> None:
-        """It is done; one that was recorded later is not."""
+        """Removes the close at `pos`, but not one that was recorded later."""
         if key in self.closes and self.closes[key] <= pos:
             del self.closes[key]
 
     def delete(self, fqn: str, run: str | None, t: int) -> None:
-        """A deletion is to be done. Closes from before it do not close the run begun anew."""
+        """Records a deletion that is to be done, and drops earlier closes of its runs."""
         self.tombstones[fqn, run] = max(self.tombstones.get((fqn, run), 0), t)
         for key in [key for key in self.closes if key.fqn == fqn and run in (None, key.run)]:
             del self.closes[key]
 
     def finish_deletion(self, fqn: str, run: str | None, t: int) -> None:
-        """It is done. No id that is minted after the next start is one of those deleted."""
+        """Records that it is done. Ids minted after the next start are above the deleted ones."""
         if (fqn, run) in self.tombstones and self.tombstones[fqn, run] <= t:
             del self.tombstones[fqn, run]
         self.deleted.add(fqn, run, t)
         self.last_ulid = max(self.last_ulid, t)
 
     def reincarnate(self, node: str, base: int) -> None:
-        """Becomes another node's state, which has shipped nothing yet.
+        """Becomes the state of another node, which has shipped nothing yet.
 
-        Cuts that nothing confirmed keep their ranges under new numbers: after an outage all
-        of them as one segment could be more than memory holds.
+        Unconfirmed cuts keep their ranges under new numbers: after an outage, one segment of all
+        their lines might not fit into memory.
         """
         kept = [cut for cut in self.cuts if cut.first >= base]
         self.node, self.base, self.confirmed = node, base, Cut(0, base, base)

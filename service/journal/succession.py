@@ -1,7 +1,7 @@
-"""One journal after another on the same folder, in one process: what a fork makes.
+"""One journal after another on the same folder, in one process, which happens at a fork.
 
-Readers of the earlier journal still hold files of it, which the later one has as files of
-its own. It may let them go, and then they would be written over under those who read.
+Readers of the earlier journal still hold its files, which the later journal has as files of
+its own. It must not release them to be overwritten while somebody still reads them.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from service.journal.file import JournalFile
 
 
 class Succession:
-    """Of one journal: which files somebody may hold when it is over, and whether it is."""
+    """Files of one journal that readers may hold when it ends, and whether it has ended."""
 
     def __init__(self) -> None:
         self._leaving: list[JournalFile] = []
         self._over = False
 
     def let_go(self, file: JournalFile, give: Callable[[str, int], None]) -> None:
-        """Releases a file; it is remembered for as long as somebody reads it."""
+        """Releases a file, and remembers it for as long as somebody reads it."""
         self._leaving = [other for other in [*self._leaving, file] if other.pins]
         file.release(give)
 
     def hand_over(self, earlier: Sequence[JournalFile], later: Sequence[JournalFile]) -> None:
-        """The folder of the closed journal, with its files `earlier`, was opened anew."""
+        """The folder of the closed journal, with its files `earlier`, was opened again."""
         held = {file.path: file for file in [*self._leaving, *earlier]}
         for file in later:
             file.after = held.get(file.path)
         self._over = True
 
     def check(self) -> None:
-        """Nobody begins to read a journal that is over. Raises `NodeNotReady`."""
+        """Refuses to begin reading a journal that has ended. Raises `NodeNotReady`."""
         if self._over:
             raise NodeNotReady(
                 "the node goes on under another name since this was begun",

@@ -1,8 +1,8 @@
 """Reading what the journal holds: pins, and batches seen through them.
 
-A `Pin` is the hot part of the node as it was at one moment: everything synced by
-then. Files that it covers are not deleted while it is held, so whoever pins first and
-lists the store afterwards misses nothing.
+A pin is the hot part of the node at one moment: everything that was synced by then. Its
+files are not deleted while it is held. A reader that pins first and lists the store
+afterwards therefore misses nothing.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class JournalBatches:
         return decode_meta(file.read(int(row["meta"]), int(row["offset"]) + int(row["size"])))
 
     def _spans(self, files: NDArray[np.int32], starts: Ints, stops: Ints) -> list[_Span]:
-        """The texts at these places, in stretches that one read of one file serves."""
+        """The texts at these places, in ranges that one read of a file fetches."""
         if len(starts) == 0:
             return []
         apart = starts[1:] - stops[:-1]
@@ -99,7 +99,7 @@ class JournalBatches:
 
 
 class _Span(NamedTuple):
-    """Texts in one file that are read together, and what stands between them along with them."""
+    """Texts in one file that one read fetches, together with the bytes between them."""
 
     file: JournalFile
     starts: Sequence[int]
@@ -118,9 +118,9 @@ class _Span(NamedTuple):
 class JournalPin:
     """The hot part of the node at one moment; a context manager.
 
-    `first_pos` is the lowest position that the journal still holds, all below
-    `confirmed_pos` stands in confirmed segments, `end_pos` is one past the last line
-    that was synced when the pin was taken: nothing beyond is ever shown.
+    `first_pos` is the lowest position that the journal still holds. All lines below
+    `confirmed_pos` are in confirmed segments. `end_pos` is one past the last line that was
+    synced when the pin was taken: nothing beyond is ever shown.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class JournalPin:
         return JournalBatches(self.node, rows, self._files, file_of, names.runs, names.connectors)
 
     def damaged(self, start: int, end: int) -> list[tuple[JournalFile, Rows]]:
-        """Batches that begin in [`start`, `end`) and are not what was written, by file.
+        """Damaged batches that begin in [`start`, `end`), by file.
 
         Reads all of them. Raises `JournalFailed`, `NodeNotReady`.
         """
@@ -184,7 +184,7 @@ class JournalPin:
         return Position(holder, pos)
 
     def release(self) -> None:
-        """Lets the files go."""
+        """Unpins the files."""
         if self._held:
             self._held = False
             for file in self._files:

@@ -1,24 +1,24 @@
-"""The one task that writes: groups of entries, one write and one fdatasync a group.
+"""The one task that writes: groups of entries, with one write and one fdatasync per group.
 
-It takes all that was submitted since it last looked, writes it with one call, and makes
-it durable with one sync, which serves every batch that waited for it. Meanwhile the
-event loop takes further batches for the next group.
+The task takes all entries that were submitted meanwhile, writes them with one call, and makes
+them durable with one sync, which serves every batch of the group. Meanwhile the event loop
+accepts further batches for the next group.
 
 Invariants:
 
 - A `durable` batch's future is done after a sync that covers it; a `fast` one's after
   the write, and its sync follows within `fast_sync_seconds` or `_UNSYNCED_BYTES`.
 - Changes of the state are applied with the sync of their entry, before a file may roll,
-  so the `state` entry of a new file never misses what stands in an older one.
-- A file may have space behind its entries, full of old bytes. Whatever is written there
-  ends in an `END`, so that what follows is not taken for a torn entry; and nothing of the
-  file's present life ever stands behind its last entry.
+  so the `state` entry of a new file never misses a change in an older one.
+- A file may have space behind its entries, full of old bytes. Every write there ends in an
+  `END`, so that the bytes behind it do not look like a torn entry; and nothing of the file's
+  present life ever stands behind its last entry.
 - A failed write is undone: the file is cut back to its last whole entry, nothing of the
   group is acknowledged, and its positions are given out again. Overwriting its beginning
   would not do: later groups may end where a refused entry begins.
 - A failed sync is never retried (the kernel may have dropped the pages).
-- However the task ends, everybody who waits is told; what fails in a listener is
-  reported to the loop and touches nobody's batch.
+- However the task ends, every waiting future gets a result or an error. An error in a
+  listener is reported to the loop and affects no batch.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from service.journal.state import JournalState
 
 
 class Appended(NamedTuple):
-    """A batch on its way into the file; what the tail publishes once it is synced.
+    """A batch on its way into the file; the tail publishes it once it is synced.
 
     `crc` is the checksum of head, text and meta, without the file's secret.
     """
@@ -59,10 +59,10 @@ class Appended(NamedTuple):
 
 
 class Control(NamedTuple):
-    """An entry without lines, and what is to be done once it is synced.
+    """An entry without lines, and the change to be made once it is synced.
 
-    With an empty body it waits for the sync of all that was submitted before it. One that
-    nobody waits for is not `urgent`: it is synced with what comes next, as a `fast` batch is.
+    With an empty body it only waits for the sync of all earlier entries. An entry that nobody
+    waits for is not `urgent`: it is synced with the next ones, as a `fast` batch is.
     """
 
     body: bytes
@@ -119,7 +119,7 @@ class GroupWriter:
         self._task: asyncio.Task[None] | None = None
 
     def begin(self, file: JournalFile, out: File) -> None:
-        """Goes on in `file`, whose first `file.size` bytes are synced; starts the task."""
+        """Continues in `file`, whose first `file.size` bytes are synced; starts the task."""
         if self._out is not None:
             self._out.close()
         self._file, self._out = file, out
@@ -129,7 +129,7 @@ class GroupWriter:
             self._task = self._loop.create_task(self._work(), name="journal")
 
     def trim(self) -> None:
-        """Gives unused space of the file back, synced; call it when nothing is unsynced.
+        """Cuts unused space off the file, and syncs; call it when nothing is unsynced.
 
         Raises `OSError`.
         """
@@ -146,7 +146,7 @@ class GroupWriter:
     def unsynced(self, key: RunKey) -> list[Appended]:
         """The run's batches that no sync has covered, in order. A refused one is not among them.
 
-        Seen from a task each batch is here or in the synced part: between them nothing is awaited.
+        A task sees each batch either here or in the synced part: nothing is awaited in between.
         """
         items = (*self._unsynced, *self._submitted)
         return [item for item in items if isinstance(item, Appended) and item.key == key]
@@ -188,7 +188,7 @@ class GroupWriter:
             raise
 
     async def _gather(self) -> None:
-        """Lets the loop turn while each turn brings another entry: they share the sync."""
+        """Yields to the loop while each turn brings another entry, so that they share the sync."""
         seen = 0
         while seen < len(self._submitted) <= _GATHERED:
             seen = len(self._submitted)
