@@ -51,7 +51,7 @@ from service.status.settings import REPORTED_VERSION
 
 log = logging.getLogger(__name__)
 
-LONG = frozenset(
+LONG_REPLIES = frozenset(
     [
         BASE,
         *(f"{BASE}{path}" for path in ("/{fqn}", "/{fqn}/last", "/{fqn}/last/download")),
@@ -148,7 +148,7 @@ def _framework(node: NodeApi, api: HttpApi, fresh_id: Callable[[], str]) -> Fast
     )
     routers = all_routers(node, api)
     errors.install(app, fresh_id, routers)
-    place = Depends(places(Replies(api.settings.server.reply_bytes), LONG))
+    place = Depends(places(Replies(api.settings.server.reply_bytes), LONG_REPLIES))
     for router in routers:
         answer_head(router)
         app.include_router(router, dependencies=[place])
