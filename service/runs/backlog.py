@@ -1,9 +1,9 @@
-"""Segments whose lines are not all in chunks yet: what the journal may hold no more.
+"""Segments whose lines are not all in chunks yet, and may no longer be in the journal.
 
-Those of this node come as they are confirmed and go with the watermark. Inherited ones
-are those of a parent incarnation, found in the store at the start, and of nodes that are
-lost. A run's news stand in this order, which is also the order in which they become chunks:
-inherited segments, segments of this node that the journal has let go, the journal.
+Segments of this node are added when they are confirmed, and removed with the watermark.
+Inherited segments are those of a parent incarnation, found in the store at the start, and
+those of lost nodes. The new lines of a run are read, and become chunks, in this order:
+inherited segments, segments of this node that the journal has released, the journal.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from service.runtime.threads import Offload
 class StoredSegment:
     """A confirmed segment; `runs` is known once its footer was read, empty if it is unreadable.
 
-    `waiting` are the runs of an inherited one that were not flushed since it came.
+    `waiting` are the runs of an inherited segment that were not flushed since it came.
     """
 
     node: str
@@ -41,7 +41,7 @@ class StoredSegment:
 
 
 class Backlog:
-    """Of this node, its parents, and lost nodes that it looks after."""
+    """Segments of this node, its parents, and lost nodes that it looks after."""
 
     def __init__(self, store: ObjectStore, node: str, offload: Offload) -> None:
         self._store = store
@@ -55,7 +55,7 @@ class Backlog:
     async def find(self, node: str, *, most: int | None = None) -> list[StoredSegment]:
         """Segments of `node` above its watermark, in order, at most so many.
 
-        Of another node those before a gap: what is behind it waits, and is reported.
+        For another node only those before a gap: later ones wait, and are reported.
         """
         mark = await read_watermark(self._store, node)
         found: list[StoredSegment] = []
@@ -78,7 +78,7 @@ class Backlog:
         return found
 
     async def inherit(self, segments: Sequence[StoredSegment]) -> None:
-        """Takes segments of another node, whose runs are flushed from now on.
+        """Adds segments of another node, whose runs this node flushes from now on.
 
         Raises `StoreUnavailable`, `UnsupportedVersion`.
         """
@@ -87,11 +87,11 @@ class Backlog:
         self.inherited += segments
 
     def disown(self, node: str) -> None:
-        """Somebody else looks after the node."""
+        """Drops the segments of a node that another node looks after."""
         self.inherited = [segment for segment in self.inherited if segment.node != node]
 
     def done(self) -> list[StoredSegment]:
-        """Of each such node the last segment before one with a run that waits."""
+        """For each inherited node, the last segment before one with a run that waits."""
         last: dict[str, StoredSegment] = {}
         blocked: set[str] = set()
         for segment in self.inherited:
@@ -102,13 +102,13 @@ class Backlog:
         return list(last.values())
 
     def drop(self, through: StoredSegment) -> None:
-        """Forgets an inherited segment and those of its node before it: the mark is past them."""
+        """Removes an inherited segment and earlier ones of its node: the watermark is past them."""
         self.inherited = [
             s for s in self.inherited if s.node != through.node or s.seq > through.seq
         ]
 
     def now(self) -> list[StoredSegment]:
-        """The segments of this moment; taken before the manifest is read."""
+        """The present segments; call it before the manifest is read."""
         return [*self.inherited, *self.own]
 
     async def sources(
@@ -120,10 +120,10 @@ class Backlog:
         low: int,
         end: int,
     ) -> list[Source]:
-        """Where news of the run stand, in order: of this node positions from `low` to `end`.
+        """Where new lines of the run are, in order: of this node positions from `low` to `end`.
 
-        `low` and `segments` are of before the manifest was read: what was dealt with by
-        then is in the manifest.
+        `low` and `segments` were taken before the manifest was read: the manifest has all lines
+        that were flushed by then.
         """
         found: list[Source] = []
         for segment in segments:
@@ -137,7 +137,7 @@ class Backlog:
         return found
 
     async def runs_of(self, segment: StoredSegment) -> Sequence[SegmentRun]:
-        """The runs of which the segment holds lines."""
+        """The runs that have lines in the segment."""
         if segment.runs is None:
             await self._describe(segment)
         return list((segment.runs or {}).values())

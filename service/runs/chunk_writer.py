@@ -1,4 +1,4 @@
-"""Chunks into the store: a text, its index, and their entry for the manifest."""
+"""Writes chunks into the store: text, index, and their entry for the manifest."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from service.runtime.threads import Offload
 
 
 class ChunkWriter:
-    """Writes chunks of one run after another; nothing names them yet."""
+    """Writes chunks of one run; no manifest names them yet."""
 
     def __init__(self, store: ObjectStore, chunks: Chunks, offload: Offload) -> None:
         self._store = store
@@ -28,7 +28,7 @@ class ChunkWriter:
         return chunk
 
     async def _put(self, key: str, body: Body) -> None:
-        """A key that is used once: putting the same bytes again does no harm."""
+        """Puts an object whose key is used once: putting the same bytes again does no harm."""
         await write_until_known(lambda: self._store.put(key, body))
 
 

@@ -1,7 +1,7 @@
 """Chunks in the store: their indexes, cached, and ranges of their texts.
 
-A chunk that is gone, or a `logs.txt` that is another, means that the manifest at hand is
-old: `Moved`. Whoever gets it reads the manifest again; line numbers stay as they are.
+If a chunk is gone, or `logs.txt` is another one, the caller's manifest is old: `Moved`. The
+caller then reads the manifest again; line numbers stay as they are.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ PUT = "tailrace-put"
 
 
 class Moved(NotFound):
-    """The manifest at hand is old: read it again and go on at the same line."""
+    """The caller's manifest is old: read it again and continue at the same line."""
 
 
 class Chunks:
-    """Reads chunks; one for all runs."""
+    """Reads the chunks of all runs."""
 
     def __init__(self, store: ObjectStore, prefix: str, *, cache_bytes: int = 32 << 20) -> None:
         self._store = store
@@ -41,19 +41,19 @@ class Chunks:
         self._pieces: Cache[Piece] = Cache(cache_bytes)
 
     def text_key(self, key: RunKey, chunk: Chunk) -> str:
-        """Where the chunk's text stands."""
+        """The key of the chunk's text."""
         if chunk.kind == "logs":
             return keys.logs(self._prefix, key)
         return keys.chunk_text(self._prefix, key, chunk.id)
 
     def index_key(self, key: RunKey, chunk: Chunk) -> str:
-        """Where the chunk's index stands."""
+        """The key of the chunk's index."""
         return keys.chunk_index(self._prefix, key, chunk.id)
 
     # --- indexes -------------------------------------------------------------------
 
     async def directory(self, key: RunKey, chunk: Chunk) -> Directory:
-        """The directory of the chunk's index, in one ranged get or none."""
+        """The directory of the chunk's index, in at most one ranged get."""
         found = self._directories.get(chunk.id)
         if found is None:
             tail = await self._index(
@@ -65,7 +65,7 @@ class Chunks:
         return found
 
     async def piece(self, key: RunKey, chunk: Chunk, number: int) -> Piece:
-        """A piece of the chunk's index, in one ranged get or none."""
+        """A piece of the chunk's index, in at most one ranged get."""
         found = self._pieces.get((chunk.id, number))
         if found is None:
             entry = (await self.directory(key, chunk)).entries[number]
@@ -84,7 +84,7 @@ class Chunks:
     # --- what is listed ------------------------------------------------------------
 
     async def listed(self, manifest: Manifest, rows: Rows) -> NDArray[np.bool_]:
-        """Which of the batches stand in the chunks: same ULID and same digest."""
+        """Which of the batches are in the chunks: same ULID and same digest."""
         found = np.zeros(len(rows), np.bool_)
         low, high = extremes(rows)
         for chunk in manifest.chunks:
@@ -158,7 +158,7 @@ class Chunks:
     async def _extended(self, manifest: Manifest, chunk: Chunk) -> str:
         """The ETag of a `logs.txt` that a close has extended, but not yet named.
 
-        Its beginning is the text that the manifest names. Raises `Moved` if it is not that.
+        Its beginning is the log that the manifest names. Raises `Moved` if it is not that.
         """
         if chunk.kind != "logs" or manifest.closing is None:
             raise Moved(f"chunk {chunk.id} is gone")
@@ -169,15 +169,15 @@ class Chunks:
 
 
 def goes_on(chunk: Chunk, logs: ObjectInfo) -> bool:
-    """Whether `logs.txt` begins with the closed text: it is that, or a close extended it.
+    """Whether `logs.txt` begins with the closed log: it is that, or a close extended it.
 
-    Somebody else's object does not carry the mark of a close.
+    An object of another writer does not have the metadata of a close.
     """
     return logs.etag == chunk.etag or (logs.size >= chunk.bytes and PUT in logs.metadata)
 
 
 async def stored_directory(store: ObjectStore, index: ObjectInfo) -> Directory | None:
-    """The directory of an index that was listed; None if it cannot be read: it tells nothing.
+    """The directory of an index that was listed; None if it cannot be read.
 
     Raises `StoreUnavailable`, `UnsupportedVersion`.
     """

@@ -2,8 +2,8 @@
 
     record (synced) ──► segments confirmed through it ──► run flushed ──► sealed ──► done
 
-A close that takes longer than `wait_seconds`, or whose store is away, goes on behind
-the answer, and after a restart. A batch received after the close reopens the run; a
+A close that takes longer than `wait_seconds`, or whose store is away, continues after the
+answer, and after a restart. A batch received after the close reopens the run; a
 reopened run that is idle for `reopened_seconds` is closed again.
 """
 
@@ -88,7 +88,7 @@ class Closer:
         return len(self._wanted)
 
     async def close(self, key: RunKey) -> str:
-        """`closed`, or `closing` if it goes on behind. Raises what recording it raises."""
+        """`closed`, or `closing` if it continues later. Raises what recording it raises."""
         pos = await self._record_close(key)
         task = self.resume(key, pos)
         await asyncio.wait([task], timeout=self._settings.close_wait_seconds)
@@ -97,7 +97,7 @@ class Closer:
         return "closing"
 
     def resume(self, key: RunKey, pos: int) -> asyncio.Task[str]:
-        """Goes on with a close that is recorded."""
+        """Continues a close that is recorded."""
         self._wanted[key] = max(self._wanted.get(key, 0), pos)
         self._flusher.hold_at(key, pos)
         task = self._tasks.get(key)
@@ -144,10 +144,10 @@ class Closer:
     async def finish(
         self, key: RunKey, pos: int, wanted: Callable[[], bool] = lambda: True
     ) -> Manifest | None:
-        """All steps after the record, once; what the manifest says then.
+        """Does all steps after the record, once; gives the resulting manifest.
 
-        None, and the run is as it was, if the close is not wanted any more when its turn
-        comes. Raises `TailraceError`; may be called again.
+        None, and the run is unchanged, if the close was abandoned before its turn. Raises
+        `TailraceError`; may be called again.
         """
         await self._flushed_through(pos)
         await self._flusher.flush(key, end=pos)
@@ -158,9 +158,9 @@ class Closer:
             return await self._sealer.seal(key, partial(_before, self._node, pos, ended))
 
     def abandon(self, fqn: str, run: str | None) -> None:
-        """A deletion of the run, or of all runs of the pipeline, was recorded.
+        """Drops closes from before a deletion of the run, or of all runs of the pipeline.
 
-        A close from before it is not finished: it would close the run that begins anew.
+        Such a close would close the run that begins again.
         """
         for key in [key for key in self._wanted if key.fqn == fqn and run in (None, key.run)]:
             del self._wanted[key]
@@ -175,7 +175,7 @@ class Closer:
     async def finalise(self, key: RunKey, seen: Manifest) -> bool:
         """Closes a run for all who wrote to it, if nothing was flushed since `seen`.
 
-        Nothing is recorded: what is not finished is found by the next sweep. Whether it
+        Nothing is recorded: the next sweep finds an unfinished close. Gives whether the run
         is closed now. Raises `TailraceError`.
         """
 
@@ -192,7 +192,7 @@ class Closer:
         return True
 
     def _finished(self, key: RunKey, pos: int, manifest: Manifest) -> None:
-        """Readers hear of the end unless lines follow it: then the run is open again."""
+        """Tells readers of the end, unless lines follow it: then the run is open again."""
         del self._wanted[key]
         self._flusher.let_go(key)
         reopened = manifest.state == "open" and bool(manifest.chunks)
@@ -215,7 +215,7 @@ class Closer:
     # --- reopened runs -------------------------------------------------------------
 
     def noticed(self) -> None:
-        """Tells that segments were confirmed: a closed run may have news."""
+        """Call it when segments were confirmed: a closed run may have new lines."""
         if not self._closed:
             return
         for key in self._flusher.pending.waiting():
@@ -248,7 +248,7 @@ class Closer:
             await self._clock.sleep(_LOOK_SECONDS)
 
     async def close_idle(self) -> None:
-        """Closes the reopened runs that had no news for long enough."""
+        """Closes the reopened runs that had no new line for long enough."""
         now = self._clock.monotonic()
         for key, since in list(self._reopened.items()):
             if self._reopened.get(key) != since:
@@ -262,17 +262,17 @@ class Closer:
                     self._reopened.setdefault(key, since)
 
     def stop(self) -> None:
-        """Ends what is under way; the journal knows what is unfinished."""
+        """Ends running work; the journal knows which closes are unfinished."""
         self._stopping = True
         for task in list(self._tasks.values()):
             task.cancel()
 
 
 def _before(node: str, pos: int, ended: Sequence[str], manifest: Manifest) -> Mapping[str, int]:
-    """Up to where each writer's lines came before this close: of this node up to `pos`.
+    """For each writer, up to which position its lines came before this close; here up to `pos`.
 
-    So did all lines of those that write no more: of its parents, of lost nodes, of
-    OpenMetadata. Without that a run which they began would stay open for ever, since nobody
+    All lines of writers that no longer write came before it: of parents, of lost nodes, of
+    OpenMetadata. Otherwise a run that they began would stay open for ever, because nobody
     closes for them any more.
     """
     dealt = {who: manifest.dealt_with(who) for who in ended if manifest.dealt_with(who)}

@@ -1,11 +1,11 @@
-"""Between cursors, or ids of records, and line numbers of a snapshot.
+"""Translates between cursors, or ids of records, and line numbers of a snapshot.
 
-A bare line number is given out for places inside the chunks only, whose order never
-changes. Beyond them a cursor names the last position seen of every writer, and each line
-is found again wherever it stands by then: lines of a lost node may become text before
-lines that somebody has seen already, and are given to that reader afterwards (`unseen`).
-A cursor of the live end may not name every writer. Then what the text holds up to the
-last position that it has seen, of any writer, is seen.
+A client gets a bare line number only for places inside the chunks, whose order never changes.
+Beyond them a cursor has the last position seen of every writer, and each line is found again
+wherever it is by then. Lines of a lost node may enter the log before lines that a reader has
+seen already; that reader gets them afterwards (`unseen`). A cursor of the live end may not
+name every writer. Everything in the log up to the last position that it has seen, of any
+writer, then counts as seen.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from service.runs.snapshot import Place, Snapshot, Stretch
 
 
 def parse_token(token: str) -> Cursor | int:
-    """What a client passed back: a line number or a cursor. Raises `InvalidCursor`."""
+    """Parses what a client passed back: a line number or a cursor. Raises `InvalidCursor`."""
     if token.isascii() and token.isdigit() and len(token) < 19:
         return int(token)
     return Cursor.decode(token)
@@ -41,7 +41,7 @@ async def line_of(snapshot: Snapshot, where: Cursor | int) -> int:
 
 
 async def token_at(snapshot: Snapshot, line: int) -> str:
-    """What a client passes back to go on at `line`."""
+    """The token with which a client continues at `line`."""
     if line <= snapshot.chunk_lines:
         return str(line)
     return (await cursor_at(snapshot, line)).encode()
@@ -112,7 +112,7 @@ async def unseen(snapshot: Snapshot, where: Cursor | int | None) -> list[tuple[i
 
 
 def _merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Without empty ones, and neighbours as one."""
+    """The ranges without empty ones, with neighbours joined."""
     found: list[tuple[int, int]] = []
     for low, high in ranges:
         if found and found[-1][1] == low < high:
@@ -128,7 +128,7 @@ def _raise(seen: dict[str, int], positions: Mapping[str, int]) -> None:
 
 
 async def _seen_in_chunk(snapshot: Snapshot, place: Place, line: int, seen: dict[str, int]) -> None:
-    """Raises `seen` to what stands before `line` of the chunk."""
+    """Raises `seen` by the lines before `line` of the chunk."""
     key, chunk = snapshot.manifest.key, place.chunk
     directory = await snapshot.chunks.directory(key, chunk)
     number = directory.piece_of_line(line - 1)
@@ -179,7 +179,7 @@ async def _unseen_in_chunk(
 def _unseen_of_ranges(
     ranges: Iterable[tuple[str, tuple[int, int]]], cursor: Cursor, low: int, high: int
 ) -> list[tuple[int, int]] | None:
-    """All of the lines or none, if the writers' spans say so."""
+    """All of the lines or none, if the writers' ranges decide it."""
     pairs = [(span, cursor.seen(node)) for node, span in ranges]
     if all(end - 1 <= seen for (_, end), seen in pairs):
         return []

@@ -1,13 +1,13 @@
-"""Deleting runs and pipelines: from then on nothing up to T exists, wherever it stands.
+"""Deletes runs and pipelines: from then on no line up to T exists, wherever it is stored.
 
-    journal ──► T in memory ──► coordination/deleted ──► manifest (T) ──► objects go
+    journal ──► T in memory ──► coordination/deleted ──► manifest (T) ──► objects are removed
 
-T is the highest of now, every ULID of the run that is known, and an earlier T. What the journal
-refuses did not happen. Once it knows, what fails is tried again until it is done, by the
-next start too.
+T is the highest of now, every known ULID of the run, and an earlier T. If the journal refuses a
+deletion, it did not happen. Once the journal has it, steps that fail are tried again until they
+succeed, also by the next start.
 
-Lines above T stay, also those that another node brings into the manifest meanwhile: what was
-written for them is removed by nobody.
+Lines above T stay, also those that another node brings into the manifest meanwhile: nobody
+removes the objects that were written for them.
 """
 
 from __future__ import annotations
@@ -120,22 +120,22 @@ class Deleter:
         return sorted(gone | {key.run for key in [*hot, *untaken]})
 
     async def _begin(self, fqn: str, run: str | None, t: int) -> None:
-        """The journal first: what it refuses did not happen, so nobody may have seen it."""
+        """Records it in the journal first: nobody may see a deletion that the journal refuses."""
         await self._record_tombstone(fqn, run, t)
         self._deletions.note(fqn, run, t)
 
     def resume(self, fqn: str, run: str | None, t: int) -> None:
-        """Takes up a deletion that the journal knows."""
+        """Continues a deletion that the journal knows."""
         self._unfinished.append((fqn, run, t))
         self._wake.set()
 
     @property
     def unfinished(self) -> int:
-        """Deletions that the journal knows and the store does not have entirely."""
+        """Deletions that the journal knows and that are not finished in the store."""
         return len(self._unfinished)
 
     async def run(self) -> None:
-        """Finishes what was taken up, until stopped."""
+        """Finishes started deletions, until stopped."""
         while not self._stopping:
             self._wake.clear()
             try:
@@ -147,7 +147,7 @@ class Deleter:
                 await self._wake.wait()
 
     async def finish_all(self) -> None:
-        """Does the steps after the journal for what was taken up. Raises `TailraceError`."""
+        """Does the steps after the journal for started deletions. Raises `TailraceError`."""
         while self._unfinished and not self._stopping:
             fqn, run, t = self._unfinished[0]
             await self._record(fqn, run, t)
@@ -166,19 +166,19 @@ class Deleter:
         self._wake.set()
 
     async def _remove_run(self, key: RunKey, t: int) -> None:
-        """Swaps the run's manifest, then removes what that leaves; the run's lock is held."""
+        """Swaps the run's manifest, then removes its old objects; the run's lock is held."""
         newest, replaced = await self._trimmer.swap(key, t)
         if newest.manifest.generation == t:  # else a later deletion's, which does it
             await self.remove_objects(newest.manifest, replaced)
 
     async def remove_objects(self, newest: Manifest, replaced: Manifest | None) -> None:
-        """Removes what a deletion leaves in the store; the run's lock is held.
+        """Removes the objects of a deleted run from the store; the run's lock is held.
 
-        Of chunks those that the manifest in whose place `newest` came named, and any other with a
-        line that is deleted: no manifest will name it, for who writes one leaves such lines
-        out. The others belong to flushes of other nodes that are about to name them. So do
+        It removes the chunks that the manifest before `newest` named, and any other chunk with a
+        deleted line: every writer leaves such lines out, so no manifest will name that chunk.
+        Other chunks belong to flushes of other nodes that are about to name them. It also removes
         `partial.txt`, what OpenMetadata wrote of the run, and `logs.txt` unless the run was
-        closed anew.
+        closed again.
         """
         key = newest.key
         self._forget(key)
@@ -206,10 +206,11 @@ class Deleter:
         return [info.key for name, info in infos.items() if name.partition(".")[0] in gone]
 
     async def _clear_logs(self, key: RunKey, where: str) -> bool:
-        """Whether `logs.txt` is to be removed, which holds nothing any more.
+        """Empties `logs.txt`; whether it is to be removed then.
 
-        A removal cannot have a condition, and another node may be closing what came after the
-        deletion: so it is emptied under one. It stays, to be closed over, if lines came.
+        A removal cannot have a condition, and another node may be closing lines that came after
+        the deletion. The object is therefore emptied under a condition. If lines came, it stays
+        and the close overwrites it.
         """
         try:
             there = await self._store.head(where)
@@ -223,7 +224,7 @@ class Deleter:
         return (await self._manifests.get(key)).manifest.state == "deleted"
 
     async def _stale_marks(self, key: RunKey) -> list[str]:
-        """Of nodes that live no more, and of OpenMetadata. The others take back their own."""
+        """Active markers of dead nodes and of OpenMetadata. Living nodes remove their own."""
         prefix = keys.active_nodes(self._prefix, key)
         marks = [info.key async for info in self._store.list(prefix)]
         return [mark for mark in marks if await self._is_stale(mark.removeprefix(prefix))]
@@ -233,9 +234,9 @@ class Deleter:
         return node is None or (node != self._node and await self._gone(node))
 
     async def _untaken(self, fqn: str, *, deleted: bool = False) -> dict[RunKey, int]:
-        """Runs that OpenMetadata wrote and nobody touched, and when their last text was written.
+        """Runs that OpenMetadata wrote and nobody imported, and when each was written last.
 
-        Those that a deletion hides already only if `deleted`.
+        With `deleted` also those that a deletion hides already.
         """
         found: dict[RunKey, int] = {}
         async for run in self._upstream.runs(fqn):
@@ -245,7 +246,7 @@ class Deleter:
         return found
 
     async def _remove_untaken(self, untaken: Mapping[RunKey, int], t: int) -> None:
-        """Removes those in our own folder. Another's may be another pipeline's: T hides them."""
+        """Removes those in the pipeline's own folder. T hides others, which may be another's."""
         for key, born in untaken.items():
             async with self._locks.of(key):
                 if born <= t and (await self._manifests.get(key)).etag is None:
@@ -253,10 +254,10 @@ class Deleter:
                     await self._store.delete([f"{texts}partial.txt", f"{texts}logs.txt"])
 
     def _horizon(self, manifests: Sequence[Manifest], born: Iterable[int] = ()) -> int:
-        """T, from what is known at this very moment.
+        """T, from what is known at this moment.
 
-        What is acknowledged from here to `note` came while the deletion was under way: it goes
-        if it is not above T, as if it had come before.
+        Lines that are acknowledged from here to `note` came during the deletion. They are deleted
+        if they are not above T, as if they had come before.
         """
         known = [ulids.highest_at(self._clock.now_ms()), *born]
         with self._pin() as pin:

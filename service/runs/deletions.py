@@ -1,6 +1,6 @@
-"""What is deleted, as this node knows it: held in memory, loaded from the store at start.
+"""The deletions that this node knows, in memory; loaded from the store at the start.
 
-Loading is listing, see `logstore.runs.deletions`.
+Loading means listing, see `logstore.runs.deletions`.
 """
 
 from __future__ import annotations

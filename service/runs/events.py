@@ -1,7 +1,7 @@
-"""What one part of run logs tells the others.
+"""Events by which one part of run logs notifies the others.
 
-Parts are made in an order in which each has what it uses. A part that must hear of an earlier one
-subscribes here, so that none holds one that is made later.
+Each part is made after the parts that it uses. A part that must hear of an earlier one
+subscribes here, so that no part holds one that is made later.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from logstore.runs.manifest import Manifest
 
 
 class RunEvents:
-    """Those who subscribed first hear first; what they raise reaches who tells it."""
+    """Subscribers are called in order; their errors reach the publisher."""
 
     def __init__(self) -> None:
         self._flushed: list[Callable[[Manifest], Awaitable[None]]] = []
@@ -43,6 +43,6 @@ class RunEvents:
             hear(key)
 
     def deleted(self, key: RunKey) -> None:
-        """The run was deleted: what is remembered of it goes."""
+        """The run was deleted: subscribers forget it."""
         for hear in self._deleted:
             hear(key)

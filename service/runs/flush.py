@@ -2,9 +2,9 @@
 
     select ──► chunk's text ──► chunk's index ──► manifest (chunk and writer's position)
 
-Killed anywhere, it is done again from the manifest: what was swapped in is left out, a
-chunk that nothing names is swept after a day. Of two flushers one swap wins; the other
-selects anew.
+A flush that is killed is repeated from the manifest: lines that were swapped in are left out,
+and a chunk that no manifest names is swept after a day. Of two flushers one swap wins; the
+other selects again.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ which S3 would not copy into longer texts but have sent again (its limit is 5 Mi
 
 @dataclass(slots=True)
 class _Made:
-    """A chunk that was written, and of which rows."""
+    """A chunk that was written, and its rows."""
 
     rows: Indexes
     chunk: Chunk
 
 
 class RunFlush:
-    """Brings the news of one run into its chunks, about `chunk_bytes` in each."""
+    """Brings the new lines of one run into chunks of about `chunk_bytes` each."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class RunFlush:
         self.left_out = 0
 
     async def flush(self, key: RunKey, pin: Pin, low: int, end: int) -> Manifest:
-        """All news of the run below position `end`; there are none below `low`.
+        """Flushes all new lines of the run below position `end`; there are none below `low`.
 
         Raises `Unavailable`, `OutcomeUnknown`, `Damaged`.
         """
@@ -148,7 +148,7 @@ class RunFlush:
     def _with(
         self, manifest: Manifest, source: Source, part: Indexes, made: _Made | None
     ) -> Manifest:
-        """The manifest after the rows of `part` are dealt with."""
+        """The manifest after the rows of `part` are flushed."""
         last = source.batches.rows[part[-1]]
         position = int(last["pos"]) + int(last["records"])
         writers = {**manifest.writers, source.node: position}

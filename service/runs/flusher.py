@@ -1,12 +1,12 @@
-"""The flusher: confirmed lines into their runs' chunks, in the background.
+"""The flusher: brings confirmed lines into their runs' chunks, in the background.
 
     confirmed(segment) ──► pending (per run: position, bytes, since)
                               │  5 MiB, 2 minutes, or a close
                               ▼
                     at most `parallel` flushes at once ──► watermark
 
-A run that fails waits its back-off without holding a place, and holds back no other run;
-it does hold back the watermark, so that nothing is forgotten.
+A run that fails waits for its back-off without occupying one of the `parallel` places, and
+delays no other run. It does hold back the watermark, so that no line is forgotten.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _UNKNOWN_BYTES_PER_ROW = 100
 
 
 class Flusher:
-    """Of one node. `events` hear of every manifest that a flush left behind."""
+    """The flusher of one node; publishes the manifest after each flush to `events`."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Flusher:
         return self._pending
 
     def lacks(self, key: RunKey, end: int) -> bool:
-        """Whether lines of the run, of which there are some below `end`, are in no chunk yet."""
+        """Whether some of the run's lines below `end` are in no chunk yet; it has lines there."""
         return end > self._progress.confirmed_pos or self._pending.get(key) is not None
 
     def follows(self, key: RunKey, pos: int) -> bool:
@@ -101,7 +101,7 @@ class Flusher:
             return len(pin.batches(run=key, start=pos).rows) > 0
 
     def lacking(self) -> list[tuple[RunKey, int]]:
-        """Runs of whose lines here some are in no chunk yet, and one past the last of them."""
+        """Runs with lines here that are in no chunk yet, and one past the last of those lines."""
         with self._pin() as pin:
             batches = pin.batches(start=self._progress.confirmed_pos)
             ends = np.zeros(len(batches.runs), np.int64)
@@ -136,7 +136,7 @@ class Flusher:
         self._progress.started()
 
     async def inherit(self, segments: list[StoredSegment]) -> None:
-        """Takes care of segments of another node. Raises `StoreUnavailable`."""
+        """Flushes segments of another node too. Raises `StoreUnavailable`."""
         await self._backlog.inherit(segments)
         for segment in segments:
             await self._add_segment(segment, self._clock.monotonic())
@@ -171,7 +171,7 @@ class Flusher:
     # --- what goes out -------------------------------------------------------------
 
     async def run(self) -> None:
-        """Flushes what is due until stopped."""
+        """Flushes runs that are due, until stopped."""
         while not self._stopping:
             self.heartbeat.turn()
             self._begin_due()
@@ -207,7 +207,7 @@ class Flusher:
             self._trying.discard(key)
 
     async def flush(self, key: RunKey, *, end: int | None = None) -> Manifest | None:
-        """Everything confirmed of the run, below `end` if given. Raises `TailraceError`."""
+        """Flushes everything confirmed of the run, below `end` if given. Raises `TailraceError`."""
         await self._progress.until_started()
         async with self._locks.of(key):
             confirmed = self._progress.confirmed_pos
@@ -237,7 +237,7 @@ class Flusher:
         return manifest
 
     async def _flush_through(self, key: RunKey, limit: int) -> Manifest:
-        """In two chunks if a close stands between."""
+        """Flushes in two chunks if a close lies between."""
         with self._pin() as pin:
             low = self._progress.flushed_pos
             barrier = self._barriers.get(key)
@@ -246,7 +246,7 @@ class Flusher:
             return await self._run_flush.flush(key, pin, low, limit)
 
     def _news_above(self, key: RunKey, limit: int) -> bool:
-        """Whether there may be more; yes if the journal has let go what would tell."""
+        """Whether there may be more lines; True if the journal has released some of them."""
         with self._pin() as pin:
             if pin.first_pos > limit:
                 return True
@@ -276,7 +276,7 @@ class Flusher:
             raise failures[0]
 
     async def stop(self) -> None:
-        """Ends what is under way; it is done again after the next start."""
+        """Ends running flushes; the next start repeats them."""
         self._stopping = True
         self._wake.set()
         tasks = list(self._tasks)
@@ -287,7 +287,7 @@ class Flusher:
     # --- watermarks ----------------------------------------------------------------
 
     async def raise_marks(self, *, force: bool = False) -> None:
-        """Writes down how far the segments are in chunks, every `mark_seconds`."""
+        """Raises the watermarks in the store, every `mark_seconds`."""
         now = self._clock.monotonic()
         low = self._progress.flushed_pos
         if now < self._mark_due and not force:

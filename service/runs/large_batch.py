@@ -1,13 +1,13 @@
-"""Parts of a batch of which a reader takes less than all, and which is not in a chunk yet.
+"""Reads parts of a large batch that is not in a chunk yet.
 
-A batch may have 64 MiB of text, a piece of a page half a MiB. Chunks have an index of their
-lines, a journal and a segment have none. So the first read within such a batch looks through
-it step by step and keeps where its lines are: of a batch whose records are lines 8 bytes for
-64 KiB of text, of one whose records hold newlines 16 bytes a record. What comes after reads
-only what it gives.
+A batch may have 64 MiB of text, while a piece of a page has half a MiB. Chunks have an index of
+their lines; journal and segments have none. The first read within such a batch therefore scans
+it in steps and remembers where its lines are: 8 bytes per 64 KiB of text for a batch whose
+records are lines, 16 bytes per record for one whose records hold newlines. Later reads fetch
+only the bytes that they return.
 
-Lines are given up to the end of a record, for a cursor names records. Batches never change,
-so what is kept of them holds.
+A read ends at the end of a record, because a cursor names records. Batches never change, so an
+index stays valid.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class LineIndexes:
         self._bytes = 0
 
     def of(self, batches: Batches, at: int) -> LineIndex:
-        """Of one row; reads all of its text the first time."""
+        """The index of one row; reads all of its text the first time."""
         row = batches.rows[at]
         key = (batches.node, int(row["pos"]), int(row["digest"]))
         index = self._kept.get(key)
@@ -115,7 +115,7 @@ def read_records_of(
 
 
 def records_through(batches: Batches, at: int, indexes: LineIndexes, lines: int) -> int:
-    """How many of the row's records the first `lines` of its lines are of."""
+    """How many of the row's records its first `lines` lines belong to."""
     row = batches.rows[at]
     if lines == int(row["lines"]):
         return int(row["records"])
@@ -133,12 +133,12 @@ def has_plain_records(batches: Batches, at: int) -> bool:
 
 
 def line_ends(text: bytes) -> Ints:
-    """Where each line ends, behind its newline."""
+    """The offset behind the newline of each line."""
     return np.flatnonzero(np.frombuffer(text, np.uint8) == _NEWLINE) + 1
 
 
 def _begin_of_line(batches: Batches, at: int, indexes: LineIndexes, line: int) -> int:
-    """Behind the newline number `line` of the text."""
+    """The offset behind the newline number `line` of the text."""
     if int(batches.rows["size"][at]) <= _STEP_BYTES:
         steps, before = _ONE_STEP
     else:

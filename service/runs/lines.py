@@ -1,4 +1,4 @@
-"""Lines and bytes of a snapshot by number, with one ranged get for what is in a chunk."""
+"""Reads lines and bytes of a snapshot by number, with one ranged get per chunk."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ async def read_lines(
 ) -> Lines:
     """Lines from `start` to before `end`, fewer if they take more than `max_bytes`.
 
-    At least one line is given if there is one. With `whole_blocks` it ends where a block
-    does. At the hot end it ends where a record does, be the first one longer. Raises `Moved`,
-    `Unavailable`.
+    Gives at least one line if there is one. With `whole_blocks` it ends where a block
+    ends. At the hot end it ends where a record ends, even if the first one is longer. Raises
+    `Moved`, `Unavailable`.
     """
     end = min(end, snapshot.lines)
     pieces: list[bytes] = []
@@ -59,7 +59,7 @@ def place_of_line(snapshot: Snapshot, line: int) -> Place:
 async def _from_chunk(
     snapshot: Snapshot, start: int, end: int, room: int, whole_blocks: bool
 ) -> Lines:
-    """From one piece of one chunk's index: one ranged get of text."""
+    """Lines of one piece of a chunk's index: one ranged get of text."""
     place = place_of_line(snapshot, start)
     key, chunk = snapshot.manifest.key, place.chunk
     low, high = start - place.line, min(end - place.line, chunk.lines)
@@ -88,7 +88,7 @@ def _trim(text: bytes, skip: int, count: int) -> bytes:
 
 
 def _from_stretch(snapshot: Snapshot, start: int, end: int, room: int, some: bool) -> Lines:
-    """Whole batches, or a part of the first if not all of it is wanted or fits."""
+    """Whole batches, or a part of the first if not all of it is requested or fits."""
     stretch = next(s for s in snapshot.stretches if start < s.end_line)
     first = int(np.searchsorted(stretch.ends, start, "right"))
     begin = int(stretch.byte_ends[first]) - int(stretch.rows["size"][first])

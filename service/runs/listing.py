@@ -1,8 +1,8 @@
-"""Lists: the runs of a pipeline, and the pipelines, with what is only hot so far.
+"""Lists the runs of a pipeline, and the pipelines, with runs that are only in the journal.
 
-Runs that OpenMetadata wrote and nobody has touched are among a pipeline's runs. They make no
-pipeline by themselves: their folder does not tell its name, and a name that nobody
-used may be one that the caller may not see.
+A pipeline's runs include those that OpenMetadata wrote and nobody has imported. Such runs alone
+do not make a pipeline: their folder does not give its name back, and the caller may not be
+allowed to see a name that nobody used.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _READERS = 16
 class RunSummary:
     """A run in a list; times in milliseconds since the epoch, of its first and last batch.
 
-    `lines` None is not counted yet: OpenMetadata wrote it, and nobody has touched it.
+    `lines` is None while they are not counted: OpenMetadata wrote the run, nobody imported it.
     """
 
     run: str

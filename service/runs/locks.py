@@ -1,11 +1,11 @@
-"""One lock per run, made when it is wanted and forgotten when nobody wants it.
+"""One lock per run, made on demand and dropped when nobody holds it.
 
-It saves this process from racing with itself. Exactness comes from the swap of the
-manifest, since other processes do not see it.
+The lock keeps this process from racing with itself. Other processes do not see it: exactness
+comes from the swap of the manifest.
 
-`Once` is work on a run that everybody who touches it waits for, and nobody does twice at once.
-It goes on when those who wait go away: the next one may be as impatient. That there was
-nothing to do is remembered for a while.
+`OncePerRun` is work on a run for which every caller waits, and which never runs twice at once.
+It continues when its callers go away, because the next one may be as impatient. It remembers
+for a while that there was nothing to do.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _REMEMBERED = 10_000
 
 
 class OncePerRun:
-    """`work` tells whether it did anything."""
+    """`work` returns whether it did anything."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class OncePerRun:
         return self._nothing.get(key, float("-inf")) > self._clock.monotonic()
 
     async def do(self, key: RunKey) -> bool:
-        """What the work says. Raises what it raises, and `NodeNotReady` if it is stopped."""
+        """The result of the work. Raises what it raises, and `NodeNotReady` if it is stopped."""
         if self.idle(key):
             return False
         task = self._under_way.get(key)
@@ -59,7 +59,7 @@ class OncePerRun:
         return task.result()
 
     def stop(self) -> None:
-        """Ends what is under way; the next touch begins again."""
+        """Ends running work; the next call begins again."""
         for task in list(self._under_way.values()):
             task.cancel()
 

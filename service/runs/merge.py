@@ -1,9 +1,9 @@
 """Merging: neighbouring chunks become one, so that a manifest stays small.
 
-Texts are composed by the store. Of the indexes, whole pieces are composed too; small ones
-that stand side by side are read and packed together. When a manifest names more than
-`merge_above` chunks, the `merge_width` neighbours with the fewest bytes are merged: small ones
-often, large ones rarely, so that a byte is copied about log(run) times.
+The store composes the texts, and whole pieces of the indexes; small neighbouring pieces are
+read and packed together. When a manifest names more than `merge_above` chunks, the `merge_width`
+neighbours with the fewest bytes are merged: small ones often, large ones rarely, so that a byte
+is copied about log(run) times.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class ChunkMerger:
     async def joined(
         self, key: RunKey, group: Sequence[Chunk], chunk_id: str, *, etag: str = ""
     ) -> Chunk:
-        """The entry of a chunk that is `group` in one, whose index is stored."""
+        """The entry of the chunk that joins `group`; stores its index."""
         directories = [await self._chunks.directory(key, chunk) for chunk in group]
         whole = joined(directories)
         parts, directory = await self._packed(key, group, directories, whole)
@@ -177,7 +177,7 @@ def _spans_by_piece(directory: Directory) -> dict[int, list[tuple[str, int, int]
 
 
 def _coalesced(parts: Sequence[Part | bytes]) -> list[Part | bytes]:
-    """Ranges of one object that follow one another as one range."""
+    """Joins adjacent ranges of one object."""
     found: list[Part | bytes] = []
     for part in parts:
         last = found[-1] if found else None
@@ -214,7 +214,7 @@ def _entry(
 
 
 def _replaced(manifest: Manifest, ids: list[str], merged: Chunk) -> Manifest | None:
-    """The manifest with the chunks `ids` as one; None if they do not stand there any more."""
+    """The manifest with the chunks `ids` as one; None if it no longer has them."""
     names = [chunk.id for chunk in manifest.chunks]
     if ids[0] not in names or manifest.closing is not None:
         return None

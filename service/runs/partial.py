@@ -1,7 +1,7 @@
-"""`partial.txt`: the text so far of an open run, for people and OpenMetadata's readers.
+"""`partial.txt`: the log so far of an open run, for people and OpenMetadata's readers.
 
-Composed by the store from the chunks, at most every `seconds`, and only while copying
-stays linear: the text has doubled since, or is small. Nothing of ours reads it.
+The store composes it from the chunks, at most every `seconds`, and only while copying stays
+linear: the log has doubled since, or is small. Tailrace never reads it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class PartialPublisher:
         )
 
     async def publish(self, key: RunKey, *, due: bool = False) -> None:
-        """Writes it if the run is open and, with `due`, if it is worth it.
+        """Writes it if the run is open and, with `due`, if it is worth publishing.
 
         Raises `Unavailable`, `OutcomeUnknown`.
         """
@@ -73,7 +73,7 @@ class PartialPublisher:
                 await self._store.delete([keys.partial(self._prefix, key)])
 
     async def _write(self, manifest: Manifest) -> None:
-        """From a manifest that is the newest."""
+        """Writes it from the newest manifest."""
         key = manifest.key
         parts = [
             Part(self._chunks.text_key(key, chunk), 0, chunk.bytes) for chunk in manifest.chunks

@@ -1,6 +1,6 @@
-"""What waits to be flushed: per run a position, a count of bytes, a time. Nothing else.
+"""Lines that wait to be flushed: per run a position, a count of bytes and a time.
 
-So a store that is away for hours costs about 200 bytes of memory per run with news.
+A store that is away for hours therefore costs about 200 bytes of memory per run with new lines.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _START_SECONDS = 5.0
 
 @dataclass(slots=True)
 class PendingRun:
-    """News of a run from position `first` on; times are monotonic seconds."""
+    """New lines of a run from position `first` on; times are monotonic seconds."""
 
     first: int
     bytes: int
@@ -40,7 +40,7 @@ class FlushRules:
 
 
 class Pending:
-    """All runs with confirmed lines that their chunks have not."""
+    """All runs with confirmed lines that are not in their chunks."""
 
     def __init__(self, rules: FlushRules) -> None:
         self._rules = rules
@@ -77,7 +77,7 @@ class Pending:
         return self._runs.get(key)
 
     def add_batches(self, batches: Batches, now: float) -> None:
-        """Takes the news of a range of the journal, grouped by run."""
+        """Adds the new lines of a range of the journal, grouped by run."""
         rows = batches.rows
         if len(rows) == 0:
             return
@@ -88,7 +88,7 @@ class Pending:
             self.add(batches.runs[number], int(firsts[number]), int(sizes[number]), now)
 
     def add(self, key: RunKey, first: int, size: int, now: float) -> None:
-        """Takes news of one run."""
+        """Adds new lines of one run."""
         run = self._runs.get(key)
         if run is None:
             self._runs[key] = PendingRun(first, size, now)
@@ -130,7 +130,7 @@ class Pending:
         run.not_before = now + min(pause, self._rules.max_backoff_seconds)
 
     def low(self, confirmed: int) -> int:
-        """Everything below is in chunks; `confirmed` if nothing waits."""
+        """All lines below are in chunks; `confirmed` if nothing waits."""
         return min([confirmed, *self._firsts()])
 
     def _firsts(self) -> Iterator[int]:
@@ -139,7 +139,7 @@ class Pending:
 
 
 class FlushProgress:
-    """How far this node's lines are: below `confirmed_pos` all are in segments."""
+    """How far this node's lines are flushed; all below `confirmed_pos` are in segments."""
 
     def __init__(self, pending: Pending) -> None:
         self.pending = pending
@@ -152,11 +152,11 @@ class FlushProgress:
         return self.pending.low(self.confirmed_pos) if self._started.is_set() else 0
 
     def started(self) -> None:
-        """It is known from now on what is flushed."""
+        """Marks the progress as known."""
         self._started.set()
 
     async def until_started(self) -> None:
-        """Waits until it is known what is flushed. Raises `NodeNotReady`."""
+        """Waits until the progress is known. Raises `NodeNotReady`."""
         if self._started.is_set():
             return
         try:

@@ -1,4 +1,4 @@
-"""What run logs need of the journal: its hot part at one moment, and a record of what is asked."""
+"""What run logs need of the journal: its hot part at one moment, and records of requests."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ class Recorded(Protocol):
 
     @property
     def closes(self) -> Mapping[RunKey, int]:
-        """Of each run the position that ends it."""
+        """The position that ends each run."""
         ...
 
     @property
     def tombstones(self) -> Mapping[tuple[str, str | None], int]:
-        """Of each pipeline and run, or None for all its runs, the ULID through which it goes."""
+        """By pipeline and run (None for all its runs), the ULID through which lines are deleted."""
         ...
 
 
 class RunJournal(Protocol):
-    """The journal, as run logs see it: what they promise is recorded before it is answered."""
+    """The journal, as run logs see it: they record a request before they answer it."""
 
     @property
     def state(self) -> Recorded: ...
