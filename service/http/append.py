@@ -35,10 +35,10 @@ from service.http.body import (
     drain,
     read_rest,
 )
+from service.http.bounds import Bounds
 from service.http.decode import KINDS, Decoded, decode, kind_of, prefixed
 from service.http.errors import HttpError, Problem, problem
 from service.http.ids import echoed, parse_batch_id, request_id, run_tag, session_cookie
-from service.http.limits import Bounds
 from service.http.receipt import JSON, QuickReply, echo_cookie, receipt_reply
 from service.http.targets import PREFIX, append_target
 from service.http.text import count_lines

@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 
 from logstore.errors import InvalidInput, TooLarge
 from logstore.ulid import MAX_LINES
+from service.http.bounds import Bounds
 from service.http.envelope import Document, LongString, NotJson, load, parse
 from service.http.errors import HttpError
 from service.http.inflate import INFLATERS, gunzip, windows
-from service.http.limits import Bounds
 from service.http.records import parse_records
 from service.http.text import as_lines, count_lines, encode_text
 

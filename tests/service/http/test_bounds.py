@@ -18,8 +18,8 @@ import pytest
 import zstandard
 
 from logstore import errors
+from service.http.bounds import Bounds
 from service.http.decode import decode
-from service.http.limits import Bounds
 from service.journal.format import decode_meta
 from tests.gzipped import gzipped
 from tests.seeds import seeds
