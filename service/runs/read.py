@@ -1,12 +1,12 @@
 """Reading run logs: pages, catching up, downloads, sizes, lists.
 
-Every call takes a snapshot; nothing is held between calls but caches of immutable
-things. So a page costs the manifest, a piece of an index, and one ranged get.
+Every call takes a snapshot; between calls only caches of immutable objects are kept. A page
+therefore costs the manifest, a piece of an index, and one ranged get.
 
-A download is the whole log of a run as a stream of bytes, in constant memory. The end is fixed
-with the first piece. What is in chunks is streamed from the store; what is behind them is read
-in steps, each on a snapshot of its own, so that a slow reader does not keep the journal's
-files. Bytes keep their place while lines move.
+A download is the whole log of a run as a stream of bytes, in constant memory. Its end is fixed
+with the first piece. Chunks are streamed from the store. The lines behind them are read in
+steps, each on a snapshot of its own, so that a slow reader does not hold the journal's files.
+Bytes keep their offset while lines move.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TRIES = 8
 
 @dataclass(slots=True)
 class _Progress:
-    """Where the download stands; `end` and `generation` are fixed by the first snapshot."""
+    """The progress of a download; the first snapshot fixes `end` and `generation`."""
 
     offset: int
     end: int | None
@@ -45,7 +45,7 @@ class _Progress:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What comes next: bytes, or the rest of a chunk, or nothing."""
+    """The next step: bytes, or the rest of a chunk, or nothing."""
 
     piece: bytes
     manifest: Manifest
@@ -96,7 +96,7 @@ async def _next(at: _Progress, snapshot: Snapshot) -> _Step:
 
 
 async def _chunk(step: _Step, place: Place, at: _Progress) -> AsyncIterator[bytes]:
-    """The rest of one chunk; ends early if it moves meanwhile."""
+    """Streams the rest of one chunk; ends early if it moves meanwhile."""
     low = at.offset - place.byte
     high = min((at.end or 0) - place.byte, place.chunk.bytes)
     with suppress(Moved):
@@ -110,7 +110,7 @@ def place_of_byte(snapshot: Snapshot, byte: int) -> Place:
 
 
 def _hot(snapshot: Snapshot, offset: int, size: int) -> bytes:
-    """Up to `size` bytes behind the chunks: of whole batches, or of one that is larger."""
+    """Up to `size` bytes behind the chunks: whole batches, or a part of one that is larger."""
     stretch: Stretch = next(s for s in snapshot.stretches if offset < s.end_byte)
     first = int(np.searchsorted(stretch.byte_ends, offset, "right"))
     last = int(np.searchsorted(stretch.byte_ends, offset + size, "right"))
@@ -130,8 +130,8 @@ class Page:
     """Whole lines, each with its newline; totals are of the run as it is now.
 
     `after` is None when there is no more for now, `before` when nothing comes before.
-    `missing` lines of those that were asked for did not fit: they follow `after`. Numbers of lines
-    count from 0: of the first, and of the record that the page was asked around.
+    `missing` of the requested lines did not fit: they follow `after`. Line numbers count from 0:
+    that of the first line, and that of the record around which the page was requested.
     """
 
     text: bytes
@@ -147,7 +147,7 @@ class Page:
 
     @property
     def streaming(self) -> bool:
-        """Whether more may come."""
+        """Whether more lines may come."""
         return self.state == "open"
 
 
@@ -161,7 +161,7 @@ class LogPiece:
 
 @dataclass(frozen=True, slots=True)
 class LogSize:
-    """How long the text is, and how much of it is in the store under which ETag."""
+    """The size of a run's log, and how much of it is in the store under which ETag."""
 
     stored_bytes: int
     total_bytes: int
@@ -217,7 +217,7 @@ class RunLogReader:
     async def batches_after(
         self, key: RunKey, cursor: Cursor | int | None, *, max_bytes: int
     ) -> list[LogPiece]:
-        """What follows a cursor, up to about `max_bytes`; nothing when level with the hot end."""
+        """Lines after a cursor, up to about `max_bytes`; nothing at the hot end."""
 
         async def read(snapshot: Snapshot) -> list[LogPiece]:
             ranges = await unseen(snapshot, cursor)
@@ -233,7 +233,7 @@ class RunLogReader:
         return await self._snapshots.with_one(key, read)
 
     async def tail_start(self, key: RunKey, lines: int) -> Cursor | int | None:
-        """The place that the last `lines` lines follow; None for the beginning."""
+        """The cursor before the last `lines` lines; None for the beginning."""
 
         async def find(snapshot: Snapshot) -> Cursor | int | None:
             start = max(snapshot.lines - lines, 0)
@@ -246,7 +246,7 @@ class RunLogReader:
     def download(
         self, key: RunKey, *, offset: int = 0, size: int | None = None
     ) -> AsyncIterator[bytes]:
-        """The text as it is at the first piece, from byte `offset`, in constant memory.
+        """Streams the log as it is at the first piece, from byte `offset`, in constant memory.
 
         Raises `NotFound`, `StoreUnavailable` with the first piece or later.
         """
@@ -266,7 +266,7 @@ class RunLogReader:
 async def _page_after(
     snapshot: Snapshot, first: Cursor | int | None, limit: int, max_bytes: int
 ) -> Page:
-    """The first lines that were not seen; only some of them if what follows was seen."""
+    """The first lines that were not seen, up to lines that were seen."""
     ranges = await unseen(snapshot, first)
     start, end = ranges[0] if ranges else (snapshot.lines, snapshot.lines)
     page = await _page(snapshot, start, min(start + limit, end), max_bytes)
@@ -277,7 +277,7 @@ async def _page_after(
 
 
 async def _page_around(snapshot: Snapshot, ulid: int, limit: int, max_bytes: int) -> Page:
-    """The record is in the middle, or where an end of the run leaves it.
+    """The record is in the middle, or nearer to an edge at an end of the run.
 
     It begins the page if the lines before it would take more than `max_bytes`.
     """
@@ -312,7 +312,7 @@ async def _page(snapshot: Snapshot, start: int, end: int, max_bytes: int) -> Pag
 
 
 def _etag(snapshot: Snapshot) -> str:
-    """Of the text in the chunks: it only grows within a generation, so its length tells."""
+    """The ETag of the log in the chunks, by its size: within a generation it only grows."""
     manifest = snapshot.manifest
     name = "\0".join([*manifest.key, ulids.encode(manifest.generation), str(manifest.bytes)])
     return xxhash.xxh3_128_hexdigest(name.encode())

@@ -1,8 +1,8 @@
-"""Lines of a run that other nodes hold and its chunks have not, as the store tells of them.
+"""Finds lines of a run that other nodes hold and that are not in its chunks, from the store.
 
-Looked at along the movement: the `active` objects of nodes that live, then segments above
-watermarks. The manifest is read after that. An append of the last moments may not be told
-of yet; it is merged after a close like any late batch.
+It looks in the order in which lines move: at the `active` objects of living nodes, then at
+segments above watermarks. The manifest is read after that. The store may not show an append of
+the last moments yet; such a batch is added after a close like any late batch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Ends = Mapping[RunKey, int]
 
 
 class RemoteState:
-    """Of one node. `gone` tells whether a node has given up its text lease."""
+    """The view of one node. `gone` returns whether a node has given up its text lease."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class RemoteState:
         self._segments: dict[tuple[str, int], Ends] = {}
 
     async def held(self, key: RunKey) -> Callable[[Manifest], bool]:
-        """What, asked of a manifest that is read later, says whether there are such lines.
+        """A function that says of a manifest that is read later whether there are such lines.
 
         Raises `StoreUnavailable`, `Damaged`.
         """
@@ -53,7 +53,7 @@ class RemoteState:
         return beyond
 
     async def _active(self, key: RunKey) -> bool:
-        """Whether another node that lives says that it holds lines."""
+        """Whether another living node says that it holds lines."""
         prefix = keys.active_nodes(self._prefix, key)
         async for info in self._store.list(prefix):
             node = decode(info.key.removeprefix(prefix))
@@ -62,7 +62,7 @@ class RemoteState:
         return False
 
     async def _in_segments(self, key: RunKey) -> dict[str, int]:
-        """Of each node one past the run's last position in segments above its watermark."""
+        """For each node, one past the run's last position in segments above its watermark."""
         found: dict[str, int] = {}
         listed: dict[tuple[str, int], Ends] = {}
         async for folder in self._store.folders(keys.SEGMENTS):

@@ -1,6 +1,6 @@
-"""The run logs of a node, as one thing: flushing, closing, deleting, reading.
+"""The run logs of a node as one object: flushing, closing, deleting, reading.
 
-`service/runs/wiring.py` makes it from its parts.
+`service/runs/wiring.py` composes it.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _TRIES = 8
 
 @dataclass(frozen=True)
 class RunLogs:
-    """Of one node and its `parents`. `start` before anything else; `run` until `stop`.
+    """The run logs of one node and its `parents`. Call `start` first; `run` works until `stop`.
 
-    `recorded` is what an earlier process left to be carried out.
+    `recorded` are closes and deletions that an earlier process left unfinished.
     """
 
     node: str
@@ -78,7 +78,7 @@ class RunLogs:
         self.events.on_flushed(self._after_flush)
 
     async def start(self) -> None:
-        """Finds out what waits. Raises `StoreUnavailable`: try again later."""
+        """Finds out which lines wait. Raises `StoreUnavailable`: try again later."""
         await self.deletions.load()
         await self.flusher.start()
         await self.active.find([self.node, *self.parents])
@@ -101,12 +101,12 @@ class RunLogs:
             group.create_task(self.active.run())
 
     async def drain(self) -> None:
-        """Brings all that is confirmed into the runs. Raises `TailraceError`."""
+        """Flushes all confirmed lines into their runs. Raises `TailraceError`."""
         await self.flusher.drain()
         await self.active.clear()
 
     async def stop(self) -> None:
-        """Ends what is under way; all of it is done again after the next start."""
+        """Ends running work; the next start repeats it."""
         self.importer.stop()
         self.rebuilder.stop()
         self.chunk_repairer.stop()
@@ -152,7 +152,7 @@ class RunLogs:
         return (await self.manifests.get(key)).manifest.last
 
     async def close_run(self, key: RunKey) -> str:
-        """`closed`, or `closing` if that takes longer. Raises what recording it raises."""
+        """Closes a run: `closed`, or `closing` if it takes longer. Raises what recording it raises."""
         return await self.closer.close(key)
 
     async def delete_run(self, key: RunKey) -> None:
@@ -164,7 +164,7 @@ class RunLogs:
         return await self.deleter.delete_pipeline(fqn)
 
     def problems(self) -> list[str]:
-        """What is wrong with it, as sentences."""
+        """Present problems, as sentences."""
         found = []
         worst = self.flusher.pending.worst
         if worst >= self.alert_after_failures:

@@ -3,10 +3,10 @@
     intent (manifest) ──► logs.txt composed under a condition ──► index ──► manifest ──► read back
 
 The intent carries a ULID that `logs.txt` gets as metadata, so an answer that was lost is
-resolved by looking. Whatever stands at `logs.txt` within a generation begins with the text
-that the manifest names, because it was composed from a longer beginning of the same run:
-a reader between composing and swapping still reads right. The chunks stay; the sweeper
-takes them after a day.
+resolved by looking. Within a generation, `logs.txt` always begins with the log that the
+manifest names, because it was composed from a longer beginning of the same run. A reader
+between composing and swapping therefore reads the right bytes. The chunks stay; the sweeper
+removes them after a day.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class Sealer:
         self._prefix = prefix
 
     async def seal(self, key: RunKey, closes: Closes) -> Manifest:
-        """Records up to where each writer's lines came before a close, and seals those.
+        """Records up to which position each writer's lines came before a close, and seals those.
 
-        Raises `StoreUnavailable`, `OutcomeUnknown`, `Damaged`; calling it again goes on.
+        Raises `StoreUnavailable`, `OutcomeUnknown`, `Damaged`; a second call continues.
         """
         while True:
             put = self._manifests.fresh_id()
@@ -159,7 +159,7 @@ def _settled_count(manifest: Manifest) -> int:
 
 
 def _sealed(manifest: Manifest, closing: Closing, sealed: Chunk) -> Manifest | None:
-    """The manifest with `logs.txt` in the place of what it was made from."""
+    """The manifest with `logs.txt` in place of its chunks."""
     if manifest.closing != closing:
         return None
     rest = manifest.chunks[len(closing.chunks) :]

@@ -1,7 +1,7 @@
-"""Which batches of a run are text that nobody has given yet.
+"""Selects the batches of a run that are not in its chunks yet.
 
-Left out is what the manifest has dealt with, what is deleted, what stands in the chunks
-already under another position (another node's copy, a retry), and what came twice.
+It leaves out batches that the manifest says are flushed, deleted ones, those that the chunks
+have under another position (another node's copy, a retry), and those that came twice.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from service.runs.chunks import Chunks, extremes, repeated
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Batches of one node that may hold news of a run: positions below `end`."""
+    """Batches of one node that may have new lines of a run, at positions below `end`."""
 
     batches: Batches
     end: int
@@ -52,7 +52,7 @@ async def news(
     chunks: Chunks,
     horizon: int,
 ) -> list[Indexes]:
-    """What remains of the `chosen` rows of each source. Raises `Moved`, `StoreUnavailable`."""
+    """The `chosen` rows without those to be left out. Raises `Moved`, `StoreUnavailable`."""
     kept = []
     for source, indexes in zip(sources, chosen, strict=True):
         rows = source.batches.rows[indexes]
@@ -68,7 +68,7 @@ async def news(
 
 
 def _rising(parts: Sequence[Rows]) -> bool:
-    """Whether every ULID is above the one before it, so that none can be twice."""
+    """Whether every ULID is above the one before it, so that none occurs twice."""
     last = 0
     for rows in parts:
         if len(rows) == 0:

@@ -1,10 +1,10 @@
-"""The text of a run at one moment: its chunks, then what only segments and journal hold.
+"""The log of a run at one moment: its chunks, then lines that only segments and journal hold.
 
-Taken along the movement of lines (pin hot, then segments, then manifest, then chunks), so
-that a line which moves meanwhile is found at its new place and left out at its old one.
-Line numbers count from the beginning of the text and never change while a line moves.
+A snapshot is taken in the order in which lines move (journal pin, segments, manifest, chunks).
+A line that moves meanwhile is found at its new place and left out at its old one. Line numbers
+count from the beginning of the log and never change while a line moves.
 
-A snapshot is taken again when what it names has moved.
+A snapshot is taken again when an object that it names has moved.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Snapshot:
 
     @property
     def state(self) -> str:
-        """Of the run as it is with the lines that are on their way."""
+        """The state of the run, including lines that are not in chunks yet."""
         if not self.exists:
             return "deleted" if self.manifest.state == "deleted" else "none"
         if self.manifest.state == "open" or not self.stretches:
@@ -192,9 +192,9 @@ class Snapshots:
             yield Snapshot(manifest, self._chunks, pin, tail, self._line_indexes)
 
     async def with_one(self, key: RunKey, work: Callable[[Snapshot], Awaitable[T]]) -> T:
-        """What `work` makes of a snapshot, done anew on a newer one if something moved.
+        """The result of `work` on a snapshot, repeated on a newer one if something moved.
 
-        A run of which nothing is to be found is rebuilt, if that can be, before it is said
+        If nothing of a run is found, it is rebuilt, where that is possible, before it is said
         not to exist.
         """
         hopeless = False

@@ -1,16 +1,16 @@
-"""Sweeping: what nobody did. Run by every node; doing it twice does no harm.
+"""The sweeper: does what nobody else did. Every node runs it; sweeping twice does no harm.
 
-- A run that nobody closed is closed after `stream_timeout_seconds` without a line, also
-  one that this process has never seen: runs are found from their manifests, and those that
-  an OpenMetadata server left in progress from its marks. One that was closed and then had
-  a late batch, after `reopened_seconds`. Whoever does it holds the run's lease, and looks
-  once more for lines at every node just before.
-- A `partial.txt` that vanished is made again, one that a closed run left behind goes.
-- Chunks that no manifest names go when they are older than `orphan_seconds`: merged away,
-  sealed, or written by a flush that did not live to swap its manifest. So do the texts that a
-  deletion left which did not live to remove them.
-- Runs whose last line is older than their pipeline's retention go; their manifest says
-  deleted, and goes too after as long again.
+- It closes a run that nobody closed after `stream_timeout_seconds` without a line, also one
+  that this process has never seen: it finds runs from their manifests, and those that an
+  OpenMetadata server left in progress from its active markers. It closes a closed run with a
+  late batch after `reopened_seconds`. The sweeper holds the run's lease, and looks once more
+  for lines at every node just before.
+- It publishes a `partial.txt` that vanished again, and removes one that a closed run left.
+- It removes chunks that no manifest names when they are older than `orphan_seconds`: they were
+  merged, sealed, or written by a flush that was killed before its swap. It also removes logs
+  that a killed deletion left.
+- It deletes runs whose last line is older than their pipeline's retention; their manifest says
+  deleted, and is removed after the same time again.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class Sweeper:
         self.heartbeat.success()
 
     async def _sweep_store(self, before_ms: int) -> None:
-        """What is no run's: writes that never ended, leases of sweepers that died."""
+        """Removes what belongs to no run: unfinished writes, leases of sweepers that died."""
         self.uploads += await self._store.sweep(before_ms)
         await self._leases.clear(SWEEP)
 
@@ -177,7 +177,7 @@ class Sweeper:
             return len(pin.batches(run=manifest.key, start=start).rows) > 0
 
     async def _finalise(self, key: RunKey) -> None:
-        """Closes it under its lease, unless somebody appended since we looked."""
+        """Closes the run under its lease, unless somebody appended since the look."""
         held = await self._leases.acquire(sweep_lease(key))
         if held is None:
             return  # another node is about it
@@ -194,7 +194,7 @@ class Sweeper:
             await self._leases.release(held, forget=True)
 
     async def _sweep_texts(self, manifest: Manifest) -> bool:
-        """Whether nothing is left to sweep until the manifest changes."""
+        """Sweeps a run's objects; whether nothing is left to sweep until the manifest changes."""
         key = manifest.key
         found = [info async for info in self._store.list(keys.run_texts(self._prefix, key))]
         # Read after the list: what a newer manifest names must not go.
@@ -228,7 +228,7 @@ class Sweeper:
             await self._store.delete([where])
 
     async def _expire(self, info: ObjectInfo, manifest: Manifest, days: int) -> None:
-        """Deletes what has expired, unless somebody appended since; its lock is held."""
+        """Deletes an expired run, unless somebody appended since; its lock is held."""
         key = manifest.key
         if manifest.state == "deleted":
             await self._record(manifest)
@@ -254,13 +254,13 @@ class Sweeper:
             self.expired += 1
 
     async def _forget(self, info: ObjectInfo, manifest: Manifest) -> None:
-        """Takes the manifest of a run away that is long gone, if it is still that one."""
+        """Removes the manifest of a run that was deleted long ago, if it has not changed."""
         newest = (await self._manifests.get(manifest.key)).manifest
         if newest.version == manifest.version:
             await self._store.delete([info.key])
 
     async def _record(self, manifest: Manifest) -> None:
-        """Lets searches and the compactor know, who do not read manifests."""
+        """Records the deletion for searches and the compactor, which do not read manifests."""
         key, t = manifest.key, manifest.generation
         if self._deletions.horizon(key) < t:
             self._deletions.note(key.fqn, key.run, t)

@@ -1,15 +1,15 @@
-"""Lost nodes: what they brought into the store comes into the runs without them.
+"""Takeover of lost nodes: their segments are flushed into the runs without them.
 
     segments above a node's watermark, and its text lease is free
-        ──► the lease ──► its segments in this node's backlog ──► flushed ──► mark ──► let go
+        ──► the lease ──► its segments in this node's backlog ──► flushed ──► watermark ──► release
 
-A node holds its own text lease while it lives. What stands only in its journal waits for
-it. If it lives after all, and flushes the same lines, the manifest's position of the
-writer decides: nothing is lost or doubled, the lease only saves work.
+A node holds its own text lease while it lives. Lines that are only in its journal wait for it.
+If it lives after all, and flushes the same lines, the writer's position in the manifest decides:
+nothing is lost or doubled, the lease only saves work.
 
-A segment that is missing between two others is waited for, never skipped. A watermark that is
-damaged is taken again (`service/shipping/watermarks.py`): nobody else would, where its node does
-not come back.
+If a segment between two others is missing, the takeover waits for it and never skips it. It
+derives a damaged watermark again (`service/shipping/watermarks.py`), because its lost node may
+never do so.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _BUSY_SECONDS = 5.0
 
 
 async def gone(leases: NamedLeases, node: str) -> bool:
-    """Whether the node does not look after its lines itself. Raises `StoreUnavailable`."""
+    """Whether the node has stopped looking after its own lines. Raises `StoreUnavailable`."""
     return await leases.held_by(text_lease(node)) != node
 
 
 class Takeover:
-    """Those that this node looks after. `_AT_ONCE` segments of each are taken at a time."""
+    """The lost nodes that this node looks after, `_AT_ONCE` segments of each at a time."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Takeover:
         load_deletions: Callable[[], Awaitable[None]],
         interval_seconds: float,
     ) -> None:
-        """`watermark` gives a node's, taken again if it is damaged."""
+        """`watermark` reads a node's watermark, and derives a damaged one again."""
         self._node = node
         self._store = store
         self._leases = leases
@@ -70,7 +70,7 @@ class Takeover:
         self.last_error: str | None = None
 
     async def run(self) -> None:
-        """Looks every interval until stopped."""
+        """Calls `look` every interval until stopped."""
         while not self._stopping:
             try:
                 await self.look()
@@ -85,9 +85,9 @@ class Takeover:
         self._stopping = True
 
     async def look(self) -> None:
-        """Keeps the own lease, lets go what is done, takes what nobody has.
+        """Keeps the own lease, releases finished nodes, and takes over nodes that nobody has.
 
-        One node that cannot be looked after holds back no other. Raises the last
+        A node that cannot be looked after delays no other. Raises the last
         `TailraceError` after trying all.
         """
         if self._own is None or not self._own.valid():
@@ -126,7 +126,7 @@ class Takeover:
             await self._take(node)
 
     async def _take(self, node: str) -> int:
-        """Takes the node's next segments, and tells how many."""
+        """Adds the node's next segments to the backlog; gives their number."""
         segments = await self._backlog.find(node, most=_AT_ONCE)
         if segments:
             # Another node may have deleted, what this one has not heard of, meanwhile.

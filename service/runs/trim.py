@@ -1,10 +1,10 @@
-"""Trimming: a chunk with lines from both sides of a deletion becomes one without those below it.
+"""Trimming: replaces a chunk with lines from both sides of a deletion by one without deleted lines.
 
-A node that has not heard of a deletion yet flushes lines from before it and after it into one
-chunk, merges such chunks, or closes the run. What came after the deletion must stay, so
-whoever brings the deletion into the manifest writes that part of the chunk again: its
-text is composed by the store, its index is built from the blocks that stay. Nothing names the
-new chunk until the manifest is swapped.
+A node that does not know of a deletion yet flushes lines from before and after it into one
+chunk, merges such chunks, or closes the run. The lines after the deletion must stay, so the
+node that brings the deletion into the manifest writes that part of the chunk again: the store
+composes its text, and its index is built from the blocks that stay. No manifest names the new
+chunk until the swap.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Trimmer:
         self._chunks = chunks
 
     async def swap(self, key: RunKey, t: int) -> tuple[Versioned, Manifest | None]:
-        """The newest manifest, which knows of the deletion, and the one that it replaced here.
+        """Brings the deletion into the manifest: the newest manifest, and the one that it replaced.
 
-        The latter is None if somebody else was first. Raises `Unavailable`, `OutcomeUnknown`.
+        The second is None if another node was first. Raises `Unavailable`, `OutcomeUnknown`.
         """
         replaced: Manifest | None = None
 
@@ -58,7 +58,7 @@ class Trimmer:
         raise StoreUnavailable(f"the chunks of {key.fqn}/{key.run} move all the time: {moved}")
 
     async def through(self, manifest: Manifest, t: int) -> Manifest:
-        """`manifest.deleted_through(t)`, with what lies above `t` in chunks that straddle it.
+        """`manifest.deleted_through(t)`, with the lines above `t` of chunks that straddle it.
 
         Raises `Moved`, `StoreUnavailable`, `OutcomeUnknown`.
         """
@@ -120,7 +120,7 @@ class Trimmer:
         return np.concatenate(parts), writers
 
     async def _part(self, manifest: Manifest, chunk: Chunk) -> Part:
-        """The chunk's text, as it stands in the store now. Raises `Moved`."""
+        """The chunk's text, as it is in the store now. Raises `Moved`."""
         where = self._chunks.text_key(manifest.key, chunk)
         if chunk.kind == "chunk":
             return Part(where)
@@ -134,7 +134,7 @@ class Trimmer:
 
 
 def _stretches(blocks: Blocks) -> Iterator[tuple[int, int]]:
-    """Where blocks that follow one another begin and end in the text."""
+    """The byte ranges of adjacent blocks in the text."""
     starts = blocks["offset"].astype(np.int64)
     ends = starts + blocks["size"].astype(np.int64)
     breaks = np.flatnonzero(starts[1:] != ends[:-1]) + 1

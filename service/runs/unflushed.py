@@ -1,15 +1,15 @@
-"""Which runs this node holds lines of that their chunks have not: objects for people.
+"""Active markers: objects that say which runs have lines on this node that are not in chunks yet.
 
-`{prefix}/.active/{fqn}/{run}/{node}`, empty, with OpenMetadata's user metadata: `server-id`
-(the node), `timestamp` (milliseconds since the epoch), `pipeline` (the fqn as a key has it,
-for metadata is ASCII). Sweepers of other nodes read them too. They come behind the ack and cost it
-nothing:
+`{prefix}/.active/{fqn}/{run}/{node}` is empty and has OpenMetadata's user metadata: `server-id`
+(the node), `timestamp` (milliseconds since the epoch), `pipeline` (the fqn as in keys, because
+metadata is ASCII). They are for people, and for sweepers of other nodes. They are written after
+the acknowledgement and cost it nothing:
 
     appended ──► noted in memory ──every few seconds──► put, once per run
     flushed or closed, and nothing came for a while ──► deleted, many at a time
 
-So a chatty run costs one put, not one per append or per flush. At most `_PUTS` are made in
-one round; the others wait. What a killed process left is found by the next start.
+A busy run therefore costs one put, not one per append or per flush. One round makes at most
+`_PUTS`; the others wait. The next start finds the markers that a killed process left.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _DELETES = 500
 
 @dataclass(slots=True)
 class _Run:
-    """One past its last position here, when that came; its object may be there, or surely is."""
+    """One past its last position here and its time; whether its object may or does exist."""
 
     end: int
     at: float
@@ -43,7 +43,7 @@ class _Run:
 
 
 class ActiveMarkers:
-    """Of one node. `held` says whether the chunks lack lines of a run below a position."""
+    """The markers of one node. `held`: whether chunks lack lines of a run below a position."""
 
     def __init__(
         self,
@@ -80,15 +80,15 @@ class ActiveMarkers:
             run.end, run.at = end, self._clock.monotonic()
 
     def closed(self, key: RunKey) -> None:
-        """The run was closed or deleted: its object goes with the next round."""
+        """The run was closed or deleted: the next round removes its object."""
         run = self._runs.get(key)
         if run is not None:
             run.at = float("-inf")
 
     async def find(self, nodes: Iterable[str]) -> None:
-        """Looks for what earlier lives of these nodes left. Raises `StoreUnavailable`.
+        """Finds markers that earlier lives of these nodes left. Raises `StoreUnavailable`.
 
-        Runs that it finds and that are noted meanwhile keep theirs.
+        Runs that it finds and that get lines meanwhile keep their marker.
         """
         names = {encode(node) for node in nodes}
         prefix = keys.all_active(self._prefix)
@@ -99,7 +99,7 @@ class ActiveMarkers:
         ]
 
     async def run(self) -> None:
-        """Brings the store up to date every interval, until stopped."""
+        """Updates the markers in the store every interval, until stopped."""
         while not self._stopping:
             self.heartbeat.turn()
             await self._clock.sleep(_INTERVAL_SECONDS)
@@ -114,7 +114,7 @@ class ActiveMarkers:
         self._stopping = True
 
     async def round(self) -> None:
-        """Puts what is new, deletes what is over. Raises `StoreUnavailable`, `OutcomeUnknown`."""
+        """Puts new markers, deletes old ones. Raises `StoreUnavailable`, `OutcomeUnknown`."""
         await self._delete(self._over(self._linger))
         new = [k for k, run in self._runs.items() if not run.there and self._held(k, run.end)]
         waiting = iter(new[:_PUTS])
@@ -131,7 +131,7 @@ class ActiveMarkers:
         self.heartbeat.success()
 
     async def clear(self) -> None:
-        """Deletes those of all runs whose lines are in chunks. Raises as `round`."""
+        """Deletes the markers of all runs whose lines are in chunks. Raises as `round`."""
         await self._delete(self._over(0.0))
 
     def _over(self, linger: float) -> list[RunKey]:

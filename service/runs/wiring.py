@@ -1,4 +1,4 @@
-"""From a node's seams, settings and journal to its run logs."""
+"""Composes the run logs of a node from its seams, settings and journal."""
 
 from __future__ import annotations
 
@@ -52,9 +52,10 @@ from service.settings import Settings
 class Surroundings:
     """What run logs ask of the rest of their node.
 
-    `confirmed_through` waits until all lines below a position are in segments; `last_ulid` is the
-    highest of a run here; `watermark` reads a node's and replaces a damaged one; `records` is how
-    all stored lines are searched, None as long as nobody can. `ended` hears of ends of runs.
+    `confirmed_through` waits until all lines below a position are in segments; `last_ulid` gives
+    the highest ULID of a run here; `watermark` reads a node's and replaces a damaged one; `records`
+    searches all stored lines, None as long as that is impossible; `ended` is called when a run
+    ends.
     """
 
     journal: RunJournal
@@ -189,7 +190,7 @@ def open_run_logs(
     )
 
     async def record_tombstone(fqn: str, run: str | None, t: int) -> None:
-        """Once it is recorded, no close from before it is anybody's concern."""
+        """Records a deletion, and drops earlier closes of its runs."""
         await journal.record_tombstone(fqn, run, t)
         closer.abandon(fqn, run)
 
@@ -278,7 +279,7 @@ def open_run_logs(
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
-    """As it was at the start."""
+    """Closes and deletions as they were recorded at the start."""
 
     closes: dict[RunKey, int]
     tombstones: dict[tuple[str, str | None], int]
