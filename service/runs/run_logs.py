@@ -152,7 +152,7 @@ class RunLogs:
         return (await self.manifests.get(key)).manifest.last
 
     async def close_run(self, key: RunKey) -> str:
-        """Closes a run: `closed`, or `closing` if it takes longer. Raises what recording it raises."""
+        """Closes a run: `closed`, or `closing` if it takes longer. Raises what recording raises."""
         return await self.closer.close(key)
 
     async def delete_run(self, key: RunKey) -> None:
