@@ -1,1 +1,1 @@
-"""Taking flushed segments into the table: planned, verified, merged, committed, batch by batch."""
+"""Ingests flushed segments into the table: plan, verify, merge, commit, batch by batch."""

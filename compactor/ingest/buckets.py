@@ -1,11 +1,12 @@
 """Time buckets: how the lines of a merge are spread over Spark's tasks and files.
 
-A bucket is a range of ULIDs inside one hour (UTC) and becomes one file of the table, so
-records with the same identity always meet in one bucket. Bounds come from the segments'
-own footers: a sampling pass over the data would read it twice.
+A bucket is a range of ULIDs inside one hour (UTC) and becomes one file of the table. Records
+with the same identity are therefore always in the same bucket. The bounds come from the
+segments' footers; a sampling pass would read the data twice.
 
-A task has one bucket, unless there are many hours with few rows: then it has as many as
-are worth a task, one file after another. An hour that is cut has no bucket beside others.
+A task has one bucket, unless there are many hours with few rows: then it has as many buckets as
+are worth a task, and writes one file after another. The buckets of an hour that is cut into
+several have tasks of their own.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _HOURS_A_TASK: Final = 256  # files that one task writes, at most
 class Buckets:
     """`bounds` has the lowest ULID of each bucket, rising: bucket i ends where i + 1 begins.
 
-    `tasks` has the task of each, from 0 on and rising, too.
+    `tasks` has the task of each, from 0 on, rising too.
     """
 
     bounds: tuple[int, ...]
@@ -61,7 +62,7 @@ def _target(total: int, bucket_bytes: int, cores: int) -> int:
 
 
 def _tasks(weights: Sequence[int], counts: Sequence[int], target: int) -> Iterator[int]:
-    """The task of each bucket: those of hours that were cut alone, the others as many as fit."""
+    """The task of each bucket: one for each bucket of a cut hour, else as many as fit."""
     task, weight, held = -1, 0, _HOURS_A_TASK
     for of_hour, count in zip(weights, counts, strict=True):
         weight, held = weight + of_hour, held + 1
@@ -74,7 +75,7 @@ def _tasks(weights: Sequence[int], counts: Sequence[int], target: int) -> Iterat
 
 
 def _cut(hour: int, time_ranges: Sequence[TimeRange], target: int) -> list[int]:
-    """The hour's start, and where its text is to be cut into equal parts of about `target`."""
+    """The hour's start, and where to cut its text into equal parts of about `target`."""
     start = ulid.lowest_at(hour * HOUR_MS)
     total = sum(time_range.size for time_range in time_ranges)
     parts = round(total / target)
@@ -93,7 +94,7 @@ def _cuts(start: int, time_ranges: Iterable[TimeRange], parts: int, target: int)
 
 
 def _points(time_range: TimeRange, target: int) -> list[tuple[int, float]]:
-    """Where its text lies, fine enough for the target and no finer."""
+    """Where the hour's text lies, just fine enough for the target."""
     steps = min(max(time_range.size * _FINENESS // target, 1), _STEPS)
     width = time_range.high - time_range.low
     return [

@@ -1,11 +1,11 @@
-"""How much one batch may hold, by what the footers of its segments say.
+"""The budget of one batch, by the footers of its segments.
 
-The bytes of segments bound what is read. What is sorted, and what the driver keeps of it, is
-bounded here: the text (`most_tasks` buckets of it), the time ranges that say where the text
-lies, and the hours, each of which is a file and an action of the commit. A first segment fits
-whatever it holds, and one that brings no hour that is not there already is never one hour too
-many: if all segments hold lines of all hours, taking one at a time would write each hour again
-and again.
+The limit on the bytes of segments bounds how much is read. The budget bounds how much is sorted,
+and how much of that the driver keeps: the text (`most_tasks` buckets of it), the time ranges that
+say where the text lies, and the hours, each of which is a file and an action of the commit.
+
+A first segment always fits. A segment that adds no hour is never refused for its hours: if all
+segments had lines of all hours, ingesting one at a time would write each hour again and again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class BatchBudget:
     _hours: set[int] = field(default_factory=set)
 
     def takes(self, time_ranges: Sequence[TimeRange]) -> bool:
-        """Whether one more segment, with these time ranges, fits; then it counts from now on."""
+        """Whether one more segment, with these time ranges, fits; if so, it is counted."""
         text = self._text + sum(time_range.size for time_range in time_ranges)
         hours = self._hours.union(hour_of(time_range.low) for time_range in time_ranges)
         if self._segments and not self._fits(

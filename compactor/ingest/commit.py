@@ -1,18 +1,17 @@
-"""Committing a batch though others have committed since it was planned, where that is as exact.
+"""Commits a batch on a newer version than it was planned on, where the result is as exact.
 
-What a merge found out is: these are the batch's lines, each once, without what the table held
-and without what was deleted. It still holds on a newer version if, since then,
+The result of a merge is: these are the batch's lines, each once, without lines that the table
+had and without deleted ones. It still holds on a newer version if, since then,
 
-- no node of the batch was ingested further: nobody else took these segments;
-- deletions were not noted as done, nor hours as expired: those who did have not seen the files
-  of this batch, so a merge has to look at deletions that are newer than its own;
-- no file came that holds a batch of lines which the new files hold as well. A file
-  that cannot by its bounds (`prune.py`) does not; of others the keys are read, a small part of a
-  merge.
+- no node of the batch was ingested further: no other driver ingested these segments;
+- no deletions were recorded as done, and no hours as expired: whoever recorded it has not seen
+  the files of this batch, so a new merge must apply deletions that are newer than its own;
+- no file came that has a batch of lines which the new files have as well. A file whose bounds
+  exclude that (`prune.py`) has none; of others only the keys are read, a small part of a merge.
 
-Files that went do not matter: what was left out because one of them held it is either in a file
-that came (a rewriting), or gone with the rest of it (deleted, expired). Lines of another node
-that came meanwhile are the usual case of several drivers at work, and cost no second merge.
+Files that were removed do not matter. A line that was left out because such a file had it is
+either in a new file (a rewriting), or gone with the rest of the file (deleted, expired). Several
+drivers usually just add lines of other nodes meanwhile, which costs no second merge.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from logstore.table.stats import NewFile
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """What a merge came to: `files` with all lines of `advances`, all within `ranges`."""
+    """The result of a merge: `files` with all lines of `advances`, all within `ranges`."""
 
     files: Sequence[NewFile]
     advances: Sequence[Advance]
@@ -41,9 +40,9 @@ class Merged:
 
 
 async def commit_merged(compactor: Compactor, snapshot: Snapshot, merged: Merged) -> Snapshot:
-    """A snapshot that has it, made on `snapshot` or on a later one where it is as right.
+    """Commits on `snapshot`, or on a later one where the result still holds; gives the new one.
 
-    Raises `PreconditionFailed` where it is to be planned anew, `OutcomeUnknown`,
+    Raises `PreconditionFailed` if the batch must be planned again, `OutcomeUnknown`,
     `StoreUnavailable`, `Unavailable`.
     """
 
@@ -55,7 +54,7 @@ async def commit_merged(compactor: Compactor, snapshot: Snapshot, merged: Merged
 
 
 async def _holds(compactor: Compactor, planned: Snapshot, newest: Snapshot, merged: Merged) -> bool:
-    """Whether what the merge found out on `planned` is so on `newest`."""
+    """Whether the merge's result on `planned` still holds on `newest`."""
     if not await asyncio.to_thread(_undisturbed, planned, newest, merged.advances):
         return False
     came = await asyncio.to_thread(_came, planned, newest, merged.ranges)
@@ -74,7 +73,7 @@ def _undisturbed(planned: Snapshot, newest: Snapshot, advances: Sequence[Advance
 
 
 def _came(planned: Snapshot, newest: Snapshot, ranges: BatchRanges) -> dict[str, int]:
-    """Bytes by address of files that `planned` has not, and that may hold lines of the batch."""
+    """Bytes by address of files that are not in `planned` and may hold lines of the batch."""
     known = {file.path for file in planned.files}
     return {
         file.uri: file.size

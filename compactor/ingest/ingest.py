@@ -1,18 +1,17 @@
-"""Ingests the segments that are there into the table, batch by batch.
+"""Ingests the present segments into the table, batch by batch.
 
 A batch is planned from one snapshot and committed on it, or on a later one that changes nothing
 for it (`commit.py`), or not at all:
 
     plan ─► verify ─► pack small ones ─► merge (Spark) ─► place ─► commit
-      ▲                                                              │ somebody else was first:
-      └──────────────────────────────────────────────────────────────┘ plan anew
+      ▲                                                              │ another driver was first:
+      └──────────────────────────────────────────────────────────────┘ plan again
 
-Which are next is said by `planner.py`; where several drivers work at once, each plans for the
-nodes that it leases (`compactor/assignment.py`).
-Nothing is remembered between passes, so a crash at any point leaves at most files that
-no version names.
+`planner.py` says which segments are next. If several drivers work at once, each plans for the
+nodes that it leases (`compactor/assignment.py`). Nothing is remembered between passes, so a
+crash at any point leaves at most files that no version names.
 
-Segments that would have to be compared with table files that are missing are blocked by them.
+A table file that is missing blocks the segments that would have to be compared with it.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ log = logging.getLogger("tailrace.compactor")
 async def ingest_all(compactor: Compactor, report: Report, *, gather: bool = False) -> bool:
     """Ingests all segments that are ready now, of nodes that no other driver works on.
 
-    With `gather` a little is left for a later pass; whether it was is what comes back. Raises
+    With `gather` it may leave a few small ones to a later pass; returns whether it did. Raises
     `StoreUnavailable`, `OutcomeUnknown`, `Unavailable`.
     """
     async with compactor.assigner.joined() as assignment:
@@ -134,7 +133,7 @@ class _IngestPass:
     async def _wait_for_files(
         self, snapshot: Snapshot, whole: Sequence[Verified], ranges: BatchRanges
     ) -> bool:
-        """Stops nodes at segments that need a file that is gone; False if none does."""
+        """Stops nodes at segments that are blocked by a missing file; False if none is."""
         store, files = self.compactor.store, filter(ranges.may_overlap, snapshot.files)
         waiting = await blocked_by(store, whole, await missing_files(store, files))
         for verified, file in waiting:
@@ -219,11 +218,11 @@ class _IngestPass:
 async def blocked_by(
     store: ObjectStore, whole: Sequence[Verified], missing: Sequence[TableFile]
 ) -> list[tuple[Verified, TableFile]]:
-    """The first segment of each node that may hold copies of lines of such a file, and the file.
+    """The first segment of each node that may hold copies of a missing file's lines, and the file.
 
-    `whole` has each node's segments in sequence. They are read once more, one by one: what a
-    batch has of which run is known of all of it only. If none may, of a batch of so many runs
-    that they were not told apart, it is those of the file's time. Raises `StoreUnavailable`.
+    `whole` has each node's segments in sequence. They are read once more, one by one, because the
+    runs are known only for the batch as a whole. If no segment may hold copies by its runs (the
+    batch had too many to distinguish), those of the file's time count. Raises `StoreUnavailable`.
     """
     near: dict[str, tuple[Verified, TableFile]] = {}
     found: dict[str, tuple[Verified, TableFile]] = {}

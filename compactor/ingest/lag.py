@@ -1,10 +1,10 @@
-"""Whether so much waits that the next pass should not wait for its time.
+"""Whether so many segments wait that the next pass should begin early.
 
-Looking costs a list per node of what came since the last pass began, and no Spark. Only that
-is counted: what the pass saw and left has a reason (another driver has the node, a segment of a
-newer version, a gap), and would start pass after pass for nothing. Only what a pass left so that
-more may come to it is counted again, and is due when its time is over. The table is read only
-when the count says that a pass is due: some of it may be ingested by now.
+A check costs a list per node of the segments since the last pass began, and no Spark. Only these
+segments are counted. A pass had a reason to leave others (another driver has the node, a segment
+of a newer version, a gap), and they would start pass after pass for nothing. Segments that a
+pass left to gather more are counted again, and are due when their time is over. The table is
+read only when the count says that a pass is due, because some may be ingested by now.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from compactor.settings import Compaction
 
 
 def is_much(lag: Lag, limits: Compaction) -> bool:
-    """Whether so much waits, or for so long, that a pass begins before its time."""
+    """Whether so much waits, or for so long, that a pass begins early."""
     return (
         lag.bytes >= limits.lag_bytes
         or lag.segments >= limits.lag_segments
@@ -27,7 +27,7 @@ def is_much(lag: Lag, limits: Compaction) -> bool:
 
 
 class Backlog:
-    """What waits since the last pass began."""
+    """Segments that wait since the last pass began."""
 
     def __init__(self, compactor: Compactor) -> None:
         self._compactor = compactor
@@ -36,7 +36,7 @@ class Backlog:
         self._left_at: float | None = None
 
     async def seen(self) -> None:
-        """A pass begins, and will see what is there now. Raises `StoreUnavailable`."""
+        """A pass begins, which will see the present segments. Raises `StoreUnavailable`."""
         listed = await self._listed()
         self._before = dict(self._seen)
         for segment in listed:
@@ -44,11 +44,11 @@ class Backlog:
 
     @property
     def gathers(self) -> bool:
-        """Whether a pass may leave a little to a later one: for so long, by whatever clock."""
+        """Whether a pass may still leave segments to a later one; independent of wall clocks."""
         return not self._gathered
 
     def note(self, *, left: bool) -> None:
-        """The pass that began last has left what was ready to a later one, or taken it in."""
+        """Notes whether the last pass left ready segments to a later one, or ingested them."""
         if not left:
             self._left_at = None
             return

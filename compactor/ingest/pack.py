@@ -1,10 +1,10 @@
 """The lines of many small segments, given to Spark as one file.
 
-Spark reads a segment by four requests, however small it is, and as many segments at a time as it
-has cores. On S3 it waits for most of that time. The driver has read each segment anyway, to check
-it (`verify.py`), several at once. So the bytes of small ones are kept, up to a bound, and their
-lines are written as one object below `table/_staging/`, which is removed after the merge. What a
-killed driver leaves is an orphan like what Spark staged.
+Spark reads a segment with four requests, however small it is, and as many segments at a time as
+it has cores. On S3 it mostly waits. The driver has read each segment anyway to check it
+(`verify.py`), several at once. It therefore keeps the bytes of small ones, up to a bound, and
+writes their lines as one object below `table/_staging/`, which is removed after the merge. An
+object that a killed driver leaves is an orphan like Spark's staged files.
 
 Large segments are read by Spark itself: decoding and encoding them costs more than requests do.
 """
@@ -36,13 +36,13 @@ _SCHEMA: Final = pa.schema([column for column in COLUMNS if column.name not in P
 
 @dataclass(slots=True)
 class SmallSegments:
-    """Bytes of checked segments by key, as far as they are small and few enough for memory."""
+    """Bytes of checked small segments by key, as many as memory allows."""
 
     bodies: dict[str, bytes] = field(default_factory=dict)
     _bytes: int = 0
 
     def add(self, key: str, body: bytes) -> None:
-        """Keeps the bytes if there is room for them."""
+        """Keeps the bytes if memory allows."""
         if len(body) <= SMALL_BYTES and self._bytes + len(body) <= _MOST_BYTES:
             self.bodies[key] = body
             self._bytes += len(body)
@@ -52,9 +52,9 @@ class SmallSegments:
 async def packed(
     compactor: Compactor, segments: Mapping[str, int], small: Mapping[str, bytes]
 ) -> AsyncIterator[dict[str, int]]:
-    """Addresses with bytes for Spark, of the same lines as `segments` (bytes by key).
+    """Addresses and their bytes for Spark, with the same lines as `segments` (bytes by key).
 
-    They last as long as the block. Raises `StoreUnavailable`, `OutcomeUnknown`.
+    They are valid within the block. Raises `StoreUnavailable`, `OutcomeUnknown`.
     """
     store = compactor.store
     chosen = {key: body for key, body in small.items() if key in segments}
@@ -95,7 +95,7 @@ def _groups(bodies: Iterable[bytes]) -> Iterator[pa.Table]:
 
 
 def _gathered(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """The same rows in row groups that are worth a group."""
+    """The same rows in row groups of a useful size."""
     some: list[pa.Table] = []
     size = 0
     for rows in tables:

@@ -1,12 +1,11 @@
 """Which segments are next: those above the table's marks, each node's in sequence.
 
-A missing number ends a node's turn: what is behind it waits. If what is behind it has
-waited for long, that is an alarm, and still never skipped. Segments are taken in order
-of their upload over all nodes, so that copies of a batch mostly meet in one merge, and
-only as many at once as the limit allows.
+If a number is missing, later segments of that node wait. After a long time this is an alarm,
+but the number is never skipped. Segments are chosen in order of their upload over all nodes, so
+that copies of a batch are mostly in one merge, and at most as many as the limit allows.
 
-A node is listed from its mark on, and no further than one batch can reach: a backlog of any
-size needs no more memory, and each of its batches no more requests, than a small one.
+A node is listed from its mark on, and no further than one batch can reach. A large backlog
+therefore needs no more memory than a small one, and each of its batches no more requests.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _AT_ONCE: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class StoredSegment:
-    """A segment as it stands in the listing; `size` in bytes."""
+    """A segment in the listing; `size` in bytes."""
 
     node: str
     seq: int
@@ -42,7 +41,7 @@ class StoredSegment:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A node's first segments above its mark; `more` are behind them."""
+    """A node's first segments above its mark; `more` if there are others behind them."""
 
     segments: tuple[StoredSegment, ...]
     more: bool = False
@@ -63,7 +62,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """All that waits, and each node's last segment of it."""
+    """The sum of all waiting segments, and each node's last one."""
 
     lag: Lag
     ends: Mapping[str, int]
@@ -85,7 +84,7 @@ async def segments_of(
 async def waiting_above(
     store: ObjectStore, marks: Mapping[str, int], *, batch_bytes: int
 ) -> dict[str, Waiting]:
-    """What the nodes have above their marks, as far as a batch may reach.
+    """The nodes' segments above their marks, as far as a batch may reach.
 
     Raises `StoreUnavailable`, `UnsupportedVersion`.
     """
@@ -101,7 +100,7 @@ async def waiting_above(
 
 
 async def tally(store: ObjectStore, listed: Mapping[str, Waiting], now_ms: int) -> Tally:
-    """All that waits, listed on from where `listed` ends. Raises `StoreUnavailable`."""
+    """Counts all waiting segments, listing from the end of `listed`. Raises `StoreUnavailable`."""
     count, size, oldest_ms = 0, 0, now_ms
     ends: dict[str, int] = {}
     for node, known in listed.items():
@@ -113,7 +112,7 @@ async def tally(store: ObjectStore, listed: Mapping[str, Waiting], now_ms: int) 
 
 
 def lag_of(segments: Sequence[StoredSegment], now_ms: int) -> Lag:
-    """What it is that these wait."""
+    """The lag of these segments."""
     oldest_ms = min([now_ms, *(one.modified_ms for one in segments)])
     return Lag(len(segments), sum(one.size for one in segments), (now_ms - oldest_ms) / 1000)
 
@@ -156,7 +155,7 @@ async def _all_of(store: ObjectStore, node: str, known: Waiting) -> AsyncIterato
 async def _first(
     store: ObjectStore, node: str, mark: int, batch_bytes: int, marked: Collection[str]
 ) -> Waiting:
-    """So many of the node's segments that a batch cannot ingest all, or all there are."""
+    """All of the node's segments, or more of them than one batch can ingest."""
     found: list[StoredSegment] = []
     size = 0
     async for segment in _listed(store, node, mark, markers=node in marked):
@@ -182,7 +181,7 @@ async def _listed(
 
 
 def _unbroken(waiting: Sequence[StoredSegment], mark: int) -> list[StoredSegment]:
-    """The first of them that follow the mark one by one."""
+    """The first segments, as far as they follow the mark without a gap."""
     return [s for index, s in enumerate(waiting) if s.seq == mark + index + 1]
 
 
@@ -198,7 +197,7 @@ def _within(ready: list[StoredSegment], batch_bytes: int) -> list[StoredSegment]
 
 
 def _upload_order(ready: Sequence[StoredSegment]) -> Order:
-    """By time of upload, yet never a node's segment before the one below it."""
+    """Order by time of upload, but each node's segments in sequence."""
     latest: dict[str, int] = {}
     place: dict[tuple[str, int], int] = {}
     for segment in ready:

@@ -1,17 +1,17 @@
-"""What one pass ingests next, within what was there when it began.
+"""What one pass ingests next, of the segments that existed when it began.
 
-**A pass ends**: its first look lists all that waits, and what comes later is the next pass's. Else
-a client that writes steadily would have the pass take its segments one by one, each with a
-commit, and whatever else a pass does would never have its turn.
+**A pass ends**: its first look lists all waiting segments, and later ones belong to the next pass.
+Otherwise a client that writes steadily would make the pass ingest its segments one by one, each
+with a commit, and the maintenance would never have its turn.
 
-**Small segments wait for one another** (`gather`, where passes are repeated): what is ready is left
-to a later pass as long as all of it is little by the limits of what may wait (`lag.py`) and none
-of it has waited for `compaction.gather_seconds`.
+**Small segments wait for one another** (`gather`, where passes are repeated): ready segments are
+left to a later pass as long as all of them are below the limits of what may wait (`lag.py`), and
+none has waited for `compaction.gather_seconds`.
 
-**Other drivers' commits disturb nobody.** A plan is of the snapshot that was opened after segments
-were listed, so it is right whatever was committed in between. Only where one of this driver's
-own nodes went so far meanwhile that nothing of what was listed is left of it, and there is
-more, it is listed again.
+**Commits of other drivers do no harm.** A plan belongs to the snapshot that was opened after the
+segments were listed, so it is right whatever was committed in between. A node is listed again
+only if it belongs to this driver, all of its listed segments were ingested meanwhile, and there
+are more.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from logstore.table.snapshot import Snapshot
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """A plan, what it was made of, and nodes of which there is more, but nothing was listed."""
+    """A plan, its input, and nodes that have more segments but none that is listed."""
 
     plan: Plan
     listed: Mapping[str, Waiting]
@@ -52,9 +52,9 @@ class _Look:
 
 @dataclass(slots=True)
 class Planner:
-    """Of one pass. `newest` is the last snapshot seen: where listing begins.
+    """The planner of one pass. Listing begins at `newest`, the last snapshot seen.
 
-    `left` says, at the end, that what is ready was left to a later pass.
+    `left` says, at the end, that ready segments were left to a later pass.
     """
 
     compactor: Compactor
@@ -72,7 +72,7 @@ class Planner:
         self.report.alarm(f"{node} waits at segment {seq}: {why}")
 
     def is_stopped(self, segment: StoredSegment) -> bool:
-        """Whether its node waits at it or before it."""
+        """Whether the segment's node waits at it or before it."""
         stop = self._stopped.get(segment.node)
         return stop is not None and segment.seq >= stop
 
@@ -106,14 +106,14 @@ class Planner:
         return look.plan
 
     def _is_little(self, plan: Plan) -> bool:
-        """Whether what is ready had better wait for more. Nothing is not little."""
+        """Whether the ready segments, if any, should wait for more."""
         limits = self.compactor.limits
         lag = lag_of(plan.segments, self.compactor.clock.now_ms())
         much = plan.more or is_much(lag, limits) or lag.seconds >= limits.gather_seconds
         return bool(plan.segments) and not much
 
     async def _measure(self, plan: Plan, listed: Mapping[str, Waiting]) -> None:
-        """Notes what waits for whomsoever; all of it is listed at the first and last look only."""
+        """Records what waits for any driver; lists all of it at the first and last look only."""
         partly = any(of_node.more for of_node in listed.values())
         if self._ends is None or not plan.segments or not partly:
             now = self.compactor.clock.now_ms()
@@ -147,7 +147,7 @@ class Planner:
         return [one for one in segments if self._goes(node, one.seq)]
 
     def _goes(self, node: str, seq: int) -> bool:
-        """Whether this pass would take the segment in."""
+        """Whether this pass would ingest the segment."""
         stop = self._stopped.get(node)
         began = self._ends is None or seq <= self._ends.get(node, 0)
         return began and (stop is None or seq < stop)

@@ -1,17 +1,17 @@
-"""Which files of the table may hold a line of a batch, and which deletions may take one.
+"""Which files of the table may hold a line of a batch, and which deletions may remove one.
 
-That is said without reading a line of either.
+Both are decided without reading any line.
 
-A copy of a line has its ULID, its fqn and its run. So a file is met only if its bounds of the
-ULID meet the time of some text (`Coverage`), and if one run that has lines in the file's hour
-is within its bounds of all three. The first keeps fresh files apart, which have all runs of a
-short time; the second those of an hour that was written anew, which have all of the hour and few
-runs each. Where a batch brings one late line, one or two of them are read, however many there are.
+A copy of a line has the same ULID, fqn and run. A file can therefore overlap only if its ULID
+bounds overlap the time of some text (`Coverage`), and if a run with lines in the file's hour is
+within its bounds of all three. The first condition excludes fresh files, which have all runs of a
+short time; the second excludes files of a rewritten hour, which have the whole hour and few runs
+each. If a batch has one late line, one or two files are read, however many there are.
 
-A deletion takes lines of its run, or of its pipeline, up to a ULID. There may be thousands, as
-runs expire all the time, and few are of runs that the batch still has lines of.
+A deletion removes lines of its run, or of its pipeline, up to a ULID. There may be thousands,
+because runs expire all the time, but few of them are of runs with lines in the batch.
 
-Bounds may be wider than what is in the file, as shortened ones are, never narrower.
+Bounds may be wider than the content of the file, as shortened ones are, but never narrower.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ Row: TypeAlias = tuple[str, str, str, str]  # fqn, run, lowest and highest ULID
 class RunRanges:
     """Each run's lines in each hour, from the lowest ULID to the highest.
 
-    Of an hour with too many runs for `most` in all it is forgotten which they are: then it has
-    all that may be, and more files are read.
+    An hour with too many runs for `most` in all no longer distinguishes them: it then counts as
+    having every run, and more files are read.
     """
 
     most: int = MOST_RUN_RANGES
@@ -58,7 +58,7 @@ class RunRanges:
     _count: int = 0
 
     def add(self, run_ranges: Iterable[RunRange]) -> None:
-        """Notes that the lines are there, too."""
+        """Adds the ranges of further lines."""
         for run_range in run_ranges:
             runs = self._hours.setdefault(run_range.hour, {})
             if runs is None:
@@ -74,12 +74,12 @@ class RunRanges:
                 self._count -= len(runs)
 
     def of(self, hour: int) -> Sequence[Row] | None:
-        """Those of the hour, sorted; None if they may be any."""
+        """The ranges of the hour, sorted; None if any run may be there."""
         runs = self._hours.get(hour, {})
         return None if runs is None else sorted((*run, *bounds) for run, bounds in runs.items())
 
     def lowest(self) -> Mapping[Owner, str]:
-        """The lowest ULID of each run and of each pipeline, of those that are known."""
+        """The lowest ULID of each known run and of each pipeline."""
         found: dict[Owner, str] = {}
         for runs in self._hours.values():
             for run, (low, _) in (runs or {}).items():
@@ -88,13 +88,13 @@ class RunRanges:
         return found
 
     def lowest_of_any(self) -> int | None:
-        """No ULID of the hours that may have any run is below it; None if there are none."""
+        """A lower bound of ULIDs in hours that may have any run; None if there are none."""
         hours = [hour for hour, runs in self._hours.items() if runs is None]
         return ulid.lowest_at(min(hours) * HOUR_MS) if hours else None
 
 
 class BatchRanges:
-    """Where the lines of a batch lie: `time_ranges` of its text, `run_ranges` of each run."""
+    """Where the lines of a batch are: `time_ranges` of its text, `run_ranges` of each run."""
 
     def __init__(self, time_ranges: Iterable[TimeRange], run_ranges: RunRanges) -> None:
         self._covered = Coverage(time_ranges)
@@ -106,7 +106,7 @@ class BatchRanges:
         return self._covered.may_overlap(file.ulids) and self._has_run_of(file)
 
     def relevant_deletions(self, deletions: Sequence[Deletion]) -> list[Deletion]:
-        """Those that may take a line of the batch."""
+        """The deletions that may remove a line of the batch."""
         if not deletions:
             return []
         lowest, of_any = self._run_ranges.lowest(), self._run_ranges.lowest_of_any()

@@ -1,4 +1,4 @@
-"""Segments that cannot be read, marked so that every reader takes them as empty.
+"""Quarantine: marks segments that cannot be read, so that every reader treats them as empty.
 
 `segments/.aside/{node}/{seq}`: JSON with `reason` and the ULID `version`. The segment stays
 at its key: `verify --repair` brings it back by removing the marker.

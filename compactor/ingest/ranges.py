@@ -1,8 +1,8 @@
-"""Where the lines of a whole segment lie: their text in time, and each run's in each hour.
+"""Where the lines of an intact segment are: their text in time, and each run's in each hour.
 
-The footer says it for each row group. A group that crosses an hour is looked into, so that
-no hour is planned that holds nothing; and so is one of more than a minute: where some lines are
-late, most of the others are nowhere near them, and not of the same runs.
+The footer says it for each row group. The rows of a group are read only if it crosses an hour, so
+that no empty hour is planned, or if it spans more than a minute: if some lines are late, most
+others are far from them in time, and of other runs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class SegmentRanges:
 
 
 def ranges_of(opened: SegmentFile) -> SegmentRanges:
-    """Of a segment all of whose bytes are there. Raises `Damaged`."""
+    """The ranges of a segment in memory. Raises `Damaged`."""
     time_ranges: list[TimeRange] = []
     run_ranges: list[RunRange] = []
     runs = _runs_by_group(opened.footer)
@@ -62,7 +62,7 @@ def ranges_of(opened: SegmentFile) -> SegmentRanges:
 
 
 def text_of(rows: int, message: Any) -> int:
-    """Bytes that a row group counts for, by its column chunk of messages."""
+    """The bytes that count for a row group, by its column chunk of messages."""
     return max(int(message.total_uncompressed_size), rows * _SHORTEST)
 
 

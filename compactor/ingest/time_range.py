@@ -1,6 +1,6 @@
-"""Where text lies in time, as the footers of segments say, and whether a file may have some of it.
+"""Time ranges: where text lies in time, by the footers of segments, and which files may overlap.
 
-A time range is of one hour (UTC), since a table file is. Planning knows nothing else of the input.
+A time range is within one hour (UTC), as a table file is. Planning knows only these of the input.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def hour_of(value: int) -> int:
 
 
 class Coverage:
-    """All ULIDs of thousands of time ranges, as ranges that are apart, to be asked of each file."""
+    """The union of thousands of time ranges, as disjoint ranges of ULIDs, to compare with files."""
 
     def __init__(self, time_ranges: Iterable[TimeRange]) -> None:
         self._lows: list[str] = []
@@ -43,7 +43,7 @@ class Coverage:
                 self._highs.append(high)
 
     def may_overlap(self, bounds: tuple[str, str] | None) -> bool:
-        """Whether lines between the two ULIDs, inclusive, may be in it; None is unknown bounds."""
+        """Whether lines between two ULIDs, inclusive, may be in it; None: bounds are unknown."""
         if bounds is None:
             return True
         below = bisect_right(self._lows, bounds[1]) - 1  # the last that begins at or below the end

@@ -1,15 +1,16 @@
-"""Which segments are whole, and where their lines lie.
+"""Checks which segments are intact, and finds where their lines are.
 
-Every byte of a segment is checked against its seal before Spark sees it: a hash runs at
-gigabytes per second, so this costs a few percent of a merge, where decoding the rows
-again would halve its speed. Three things can come of it:
+Every byte of a segment is checked against its seal before Spark sees it. A hash runs at
+gigabytes per second, so this costs a few percent of a merge; decoding the rows again would
+halve its speed. There are three results:
 
 - **Verified**: its rows may be merged;
 - **Corrupt**: its complete bytes fail checksum or schema, so it is quarantined;
 - **Stopped**: it could not be read, or is of a newer format. The node waits.
 
-Beside the check, it is said where the lines lie (`ranges.py`). That also ends a batch
-(`BatchBudget`): before it only the segments' bytes are known, and a byte may be a hundred of text.
+The check also finds where the lines are (`ranges.py`), and ends a batch that is full
+(`BatchBudget`): before it only the compressed sizes are known, and a byte may stand for a
+hundred of text.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _BYTES_AT_ONCE: Final = 128 << 20
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """A whole segment with its rows and where they lie."""
+    """An intact segment with its number of rows and where its lines are."""
 
     segment: StoredSegment
     rows: int
@@ -69,7 +70,7 @@ Looked: TypeAlias = tuple[Verdict, Sequence[RunRange], bytes]
 class Verification:
     """Verdicts on the first segments of a batch, in their order.
 
-    `run_ranges` has the lines of those that are whole, `small` the bytes of those that are small.
+    `run_ranges` has the lines of intact segments, `small` the bytes of small ones.
     """
 
     run_ranges: RunRanges = field(default_factory=RunRanges)
@@ -80,7 +81,7 @@ class Verification:
 async def verify(
     store: ObjectStore, segments: Sequence[StoredSegment], budget: BatchBudget
 ) -> Verification:
-    """Goes through them as far as the budget allows; it always allows a first one."""
+    """Checks segments in order as far as the budget allows, at least one."""
     found = Verification()
     async with aclosing(_looked_at(store, segments)) as looked:
         async for verdict, of_segment, body in looked:
@@ -97,7 +98,7 @@ async def verify(
 async def _looked_at(
     store: ObjectStore, segments: Sequence[StoredSegment]
 ) -> AsyncGenerator[Looked, None]:
-    """In their order. Some are read at a time, fewer of large ones, so memory is bounded."""
+    """Results in order. Reads several at a time, fewer of large ones, so memory is bounded."""
     behind = deque(segments)
     ahead: deque[tuple[int, asyncio.Task[Looked]]] = deque()
     try:
