@@ -28,8 +28,8 @@ _ISO: Final = re.compile(
 _SHORT: Final = re.compile(r"(?P<number>[0-9]+)(?P<unit>ms|[smhd])")
 _UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _TTL: Final = (
-    "COMPLETED partitions are removed so long after their last change, as `7d` or `P7D`; empty:"
-    " `tailrace leases purge` does"
+    "COMPLETED partitions are removed this long after their last change, as"
+    " `7d` or `P7D`; empty: only `tailrace leases purge` removes them"
 )
 
 
@@ -84,8 +84,9 @@ class ObjectStoreSettings(_Kept):
         default=64,
         ge=1,
         le=4096,
-        description="Objects that the partitions of a new source are kept in: several times as "
-        "many as workers, and one for each 5,000 partitions; what exists stays as it is",
+        description="Number of objects for the partitions of a new source: several times the"
+        " number of workers, and one for each 5,000 partitions; existing sources"
+        " keep theirs",
     )
 
 
@@ -95,7 +96,7 @@ class DynamoDbSettings(_Kept):
     table_name: str = Field(
         default="",
         pattern=r"^([A-Za-z0-9_.-]{3,255})?$",
-        description="Table of DynamoDB that partitions are kept in",
+        description="DynamoDB table for partitions",
     )
     region: str = Field(
         default="", pattern=r"^[A-Za-z0-9-]*$", description="Region of the table; needed with it"
@@ -106,13 +107,13 @@ class DynamoDbSettings(_Kept):
     sts_external_id: str = Field(default="", description="External id that the role demands")
     skip_table_creation: bool = Field(
         default=False,
-        description="The table is there: it is looked at, and what it lacks is said, at start-up",
+        description="The table exists: the start checks it and reports what it lacks",
     )
     provisioned_read_capacity_units: int = Field(
-        default=10, ge=1, description="Of a table that is made, and of its index"
+        default=10, ge=1, description="Capacity of a table that is created, and of its index"
     )
     provisioned_write_capacity_units: int = Field(
-        default=10, ge=1, description="Of a table that is made, and of its index"
+        default=10, ge=1, description="Capacity of a table that is created, and of its index"
     )
     endpoint_url: str = Field(
         default="",
@@ -164,19 +165,20 @@ class SourceCoordination(_Section):
         default="",
         max_length=200,
         pattern=r"^[^|]*$",
-        description="Before the name of each source, for clusters that share a store",
+        description="Prefix of each source's name, for clusters that share a store",
     )
     store: StoreChoice = StoreChoice()
     lease_seconds: float = Field(
         default=_LIMITS.lease_seconds,
         ge=15,
-        description="How long a partition is its owner's without a renewal, which comes three "
-        "times as often",
+        description="How long an owner holds a partition without a renewal; it renews three"
+        " times as often",
     )
     max_attempts: int = Field(
         default=_LIMITS.max_attempts,
         ge=0,
-        description="Given out so often without progress a partition becomes FAILED; 0 is never",
+        description="A partition that was acquired this often without progress becomes"
+        " FAILED; 0: never",
     )
     retry_seconds: float = Field(
         default=_LIMITS.retry_seconds,
@@ -190,7 +192,7 @@ class SourceCoordination(_Section):
         default=_LIMITS.ageing_ms / 1000,
         ge=0,
         le=86_400,
-        description="What one step of priority is worth in waiting; the same on all nodes",
+        description="Waiting time that equals one step of priority; the same on all nodes",
     )
     supplier_seconds: float = Field(
         default=_LIMITS.supplier_seconds,
@@ -200,33 +202,33 @@ class SourceCoordination(_Section):
     supplier_pause_seconds: float = Field(
         default=_LIMITS.supplier_pause_seconds,
         ge=0,
-        description="All nodes together ask the supplier no more often, however idle they are",
+        description="The shortest pause between two calls of the supplier, over all nodes",
     )
     supplier_batch: int = Field(
         default=_LIMITS.supplier_batch,
         ge=1,
         le=100_000,
-        description="New partitions that are made at a time, and held in memory",
+        description="New partitions that are created at a time, and held in memory",
     )
     supplier_batch_seconds: float = Field(
         default=_LIMITS.supplier_batch_seconds,
         gt=0,
-        description="Those of a slow supplier are made after so long, however few",
+        description="Partitions of a slow supplier are created after this long, however few",
     )
     worker_seconds: float = Field(
         default=_LIMITS.worker_seconds,
         gt=0,
-        description="A worker that is silent for so long counts in nobody's fair share",
+        description="A worker that is silent for this long no longer counts in the fair share",
     )
     rotate_seconds: float = Field(
         default=_LIMITS.rotate_seconds,
         gt=0,
-        description="A partition that is held for so long is asked back while others wait",
+        description="A partition that is held for this long is asked back while others wait",
     )
     poll_seconds: float = Field(
         default=_LIMITS.poll_seconds,
         gt=0,
-        description="How often one who waits for the end of all work looks",
+        description="How often a caller that waits for the end of all work checks",
     )
 
     @property

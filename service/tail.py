@@ -42,8 +42,8 @@ class SseSettings(Section):
     max_readers: int = Field(
         default=2000,
         ge=1,
-        description="Live readers at once, the next one gets an error event; at most three "
-        "quarters of all connections",
+        description="Live readers at once; the next one gets an error event. At most three"
+        " quarters of all connections",
     )
     heartbeat_seconds: float = Field(
         default=25, gt=0, description="A silent stream sends a comment this often"

@@ -28,35 +28,36 @@ class RunningSettings(BaseModel):
 
     master: str = Field(
         default="",
-        description="Spark's master, as `spark://host:7077`; empty: what spark-submit says, or "
-        "`local[*, 4]`",
+        description="Spark's master, as `spark://host:7077`; empty: that of spark-submit, or"
+        " `local[*, 4]`",
     )
     spark: dict[str, str] = Field(
         default={},
-        description="More of Spark's configuration, as `spark.executor.memory: 4g`; in the "
-        "environment as JSON. Flags of spark-submit win. No place for secrets: Spark shows it",
+        description="More of Spark's configuration, as `spark.executor.memory: 4g`; in the"
+        " environment as JSON. Flags of spark-submit take precedence. Do not put"
+        " secrets here: Spark shows them",
     )
     lag_bytes: Bytes = Field(
         default=256 * _MIB,
-        description="With --every: a pass starts before its time when so many bytes of segments "
-        "wait",
+        description="With --every: a pass starts early when this many bytes of segments wait",
     )
     lag_segments: int = Field(
-        default=1000, ge=1, description="The same, when so many segments wait"
+        default=1000, ge=1, description="The same, when this many segments wait"
     )
     lag_seconds: float | None = Field(
         default=None,
         ge=1,
-        description="The same, when one of them has waited so long; null: however long it waits",
+        description="The same, when one segment has waited this long; null: never",
     )
     gather_seconds: float = Field(
         default=30,
         ge=0,
-        description="With --every: what waits is left for a later pass while it is less than "
-        "these limits and none of it has waited so long, so that small segments become one commit",
+        description="With --every: segments below these limits are left for a later pass"
+        " until one of them has waited this long, so that small segments become"
+        " one commit",
     )
     poll_seconds: float = Field(
-        default=15, ge=1, description="With --every: how often it is looked at what waits"
+        default=15, ge=1, description="With --every: how often the compactor checks what waits"
     )
 
 
@@ -99,8 +100,9 @@ class StoreSettings(BaseSettings):
     umask: str = Field(
         default="077",
         pattern=r"^0?[0-7]{3}$",
-        description="Which rights others have not on what is written to a store in a folder, in "
-        "quotes: `027` lets the group read it, `007` write too. The journal is its owner's only",
+        description="Permissions that others do not get on files of a store in a folder, in"
+        " quotes: `027` lets the group read them, `007` also write. Only its owner"
+        " can read the journal",
     )
     s3: S3Settings = S3Settings()
 
@@ -167,24 +169,26 @@ class CompactionSettings(RunningSettings):
     retention_days: int | None = Field(
         default=None,
         ge=0,
-        description="Hours of the table go when they ended so many days ago, 0 keeps them; null: "
-        "as long as any run is kept by `runs.expiration_days` and `runs.expiration_days_of`",
+        description="Hours of the table are removed this many days after their end; 0 keeps"
+        " them; null: as long as any run is kept by `runs.expiration_days` and"
+        " `runs.expiration_days_of`",
     )
     retention_bytes: Bytes | None = Field(
         default=None,
-        description="The table's oldest hours go while its files are larger than this in all, "
-        "but never the newest; null: it may grow",
+        description="The table's oldest hours, but never the newest, are removed while all"
+        " its files are larger than this; null: it may grow",
     )
     purge_seconds: float = Field(
         default=3600,
         ge=0,
-        description="Deleted lines are taken out of the table's files after this long, which "
-        "rewrites the files; sooner where that is `compaction.purge_bytes` in all or less",
+        description="Deleted lines are removed from the table's files after this long, which"
+        " rewrites the files; sooner if the files have at most"
+        " `compaction.purge_bytes` in all",
     )
     purge_bytes: Bytes = Field(
         default=128 * MIB,
-        description="Files that one pass rewrites for deletions that are younger than "
-        "`compaction.purge_seconds`",
+        description="Bytes of files that one pass rewrites for deletions younger than"
+        " `compaction.purge_seconds`",
     )
     away_days: float = Field(
         default=30,
@@ -193,19 +197,20 @@ class CompactionSettings(RunningSettings):
         "deletions are remembered for so long beyond the retention",
     )
     batch_bytes: Bytes = Field(
-        default=256 * MIB, description="Segments that are taken into the table by one commit"
+        default=256 * MIB, description="Bytes of segments that one commit ingests"
     )
     bucket_bytes: Bytes = Field(
-        default=128 * MIB, description="Text that one Spark task sorts; about one table file"
+        default=128 * MIB,
+        description="Bytes of text that one Spark task sorts; about one table file",
     )
     file_bytes: Bytes = Field(
         default=128 * MIB,
-        description="An hour that is over is written anew as Parquet files of about this size",
+        description="An hour that is over is rewritten as Parquet files of about this size",
     )
     settle_seconds: float = Field(
         default=900,
         ge=0,
-        description="An hour is over so long after its end: until then late lines are expected",
+        description="An hour is over this long after its end: until then late lines are expected",
     )
     gap_alarm_seconds: float = Field(
         default=600, ge=0, description="A missing segment is an alarm after this long"
@@ -222,17 +227,18 @@ class CompactionSettings(RunningSettings):
     lease_seconds: float = Field(
         default=600,
         ge=15,
-        description="A compactor that is silent for so long has lost its nodes to others; one "
-        "that starts again on the same data folder takes them back at once",
+        description="A compactor that is silent for this long loses its nodes to others; one"
+        " that starts again on the same data folder takes them back at once",
     )
     idle_seconds: float = Field(
-        default=900, ge=0, description="With --every: Spark is stopped after so long without work"
+        default=900, ge=0, description="With --every: Spark is stopped after this long without work"
     )
     metrics_file: str = Field(
         default="compactor.prom",
-        description="The compactor's metrics in Prometheus' text format, written anew every ten "
-        "seconds of a pass and at its end; shown by the service's `/metrics` too. A relative one "
-        "is in the data folder, if there is one; empty: none",
+        description="File with the compactor's metrics in Prometheus' text format, written"
+        " every ten seconds of a pass and at its end; the service's `/metrics`"
+        " shows them too. A relative path is in the data folder, if there is one;"
+        " empty: none",
     )
     push_gateway: str = Field(
         default="",
@@ -257,6 +263,6 @@ class QueueRetention(BaseModel):
     evict_after_hours: float = Field(
         default=24.0,
         gt=0,
-        description="A consumer group that keeps a segment for so long, which nobody else needs, "
-        "loses its place; a failed segment that nobody decides on is given up",
+        description="A consumer group that alone keeps a segment for this long loses its"
+        " place; a failed segment that nobody retries for this long is given up",
     )

@@ -41,8 +41,8 @@ class ServerSettings(Section):
     max_connections: int = Field(
         default=4096,
         ge=1,
-        description="Connections at once, the next one gets 503; fewer where the process may "
-        "open few files",
+        description="Connections at once; the next one gets 503. Fewer if the process may"
+        " open few files",
     )
     max_connections_per_peer: int = Field(
         default=3072,
@@ -51,39 +51,45 @@ class ServerSettings(Section):
         "of all",
     )
     max_header_bytes: Bytes = Field(
-        default=64 * KIB, ge=KIB, description="A request's line and headers; past it 431"
+        default=64 * KIB,
+        ge=KIB,
+        description="Size of a request's line and headers; a larger one gets 431",
     )
     max_url_bytes: Bytes = Field(
-        default=8 * KIB, ge=KIB, description="A request's URL; past it 414"
+        default=8 * KIB, ge=KIB, description="Size of a request's URL; a larger one gets 414"
     )
     header_timeout_seconds: float = Field(
-        default=30, gt=0, description="From the first byte of a request to the end of its headers"
+        default=30,
+        gt=0,
+        description="Time from the first byte of a request to the end of its headers",
     )
     idle_timeout_seconds: float = Field(
         default=75,
         gt=0,
-        description="A connection without a request for so long is closed, a new one too",
+        description="A connection without a request for this long is closed, also a new one",
     )
     reply_bytes: Bytes = Field(
         default=256 * MIB,
         ge=MIB,
-        description="Pages, downloads, segments and lists under way, 1 MiB each; past it requests "
-        "wait up to 10 s, and what nobody reads meanwhile is cut off",
+        description="Memory of pages, downloads, segments and lists in progress, 1 MiB each;"
+        " further requests wait up to 10 s, and replies that nobody reads"
+        " meanwhile are cut off",
     )
     write_timeout_seconds: float = Field(
         default=60,
         gt=0,
-        description="A client that reads nothing of its reply for so long is let go",
+        description="A client that reads nothing of its reply for this long is disconnected",
     )
     allowed_hosts: Listed = Field(
         default="",
-        description="Names that clients and proxies use for the service, beside `localhost`, IP "
-        "addresses, and this host's: with commas; `.example.com` is all below it too, `*` any",
+        description="Names that clients and proxies use for the service, besides `localhost`,"
+        " IP addresses and this host's name, separated by commas; `.example.com`"
+        " includes all names below it, `*` is any name",
     )
     allowed_origins: Listed = Field(
         default="",
-        description="Origins (`https://logs.example.com`), with commas, whose pages may change "
-        "things; needed where a proxy changes `Host`",
+        description="Origins (`https://logs.example.com`), separated by commas, whose pages"
+        " may change data; needed if a proxy changes `Host`",
     )
 
     @field_validator("allowed_hosts")
@@ -104,7 +110,7 @@ class PageSettings(Section):
         default=1000, ge=1, description="Lines of a page when `limit` is not given"
     )
     max_lines: int = Field(
-        default=100_000, ge=1, description="Lines of a page at most, whatever `limit` says"
+        default=100_000, ge=1, description="The most lines of a page, for any `limit`"
     )
     run_list: int = Field(default=10, ge=1, description="Runs listed when `limit` is not given")
 

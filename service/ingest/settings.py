@@ -21,23 +21,22 @@ class IngestSettings(Section):
         default=600, ge=0, description="A client's batch id further ahead of the clock is refused"
     )
     max_body_bytes: Bytes = Field(
-        default=64 * MIB, description="A request body as it is sent, compressed or not"
+        default=64 * MIB, description="Size of a request body as it is sent, compressed or not"
     )
     max_text_bytes: Bytes = Field(
-        default=64 * MIB, description="The text of one batch after decompression and decoding"
+        default=64 * MIB, description="Size of one batch's text after decompression and decoding"
     )
     max_meta_bytes: Bytes = Field(
         default=16 * MIB,
-        description="What the records of one batch carry beside their messages: times, levels, "
-        "attributes",
+        description="Size of the metadata of one batch's records: times, levels, attributes",
     )
     in_flight_bytes: Bytes = Field(
         default=128 * MIB,
-        description="What arrived of all bodies, and their texts; past it they wait, and one that "
-        "stands still meanwhile gets 503",
+        description="Memory of all bodies, as far as they have arrived, and of their texts;"
+        " beyond it bodies wait, and one that stalls meanwhile gets 503",
     )
     body_timeout_seconds: float = Field(
-        default=60, gt=0, description="From the end of a request's headers to its last byte"
+        default=60, gt=0, description="Time from the end of a request's headers to its last byte"
     )
     offload_bytes: Bytes = Field(
         default=256 * KIB, description="Bodies from this size on are decoded in a thread"

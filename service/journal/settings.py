@@ -15,16 +15,16 @@ class JournalSettings(Section):
     file_bytes: Bytes = Field(
         default=64 * MIB,
         ge=MIB,
-        description="A journal file is ended at this size and a new one begun",
+        description="Size at which a journal file ends and a new one begins",
     )
     max_bytes: Bytes = Field(
         default=8 * GIB,
         ge=4 * MIB,
-        description="All journal files together; past it appends get 507",
+        description="Size of all journal files together; beyond it appends get 507",
     )
     min_free_bytes: Bytes = Field(
         default=64 * MIB,
-        description="Below this much free disk no batch is taken; cuts and closes still are",
+        description="With less free disk space no batch is accepted; cuts and closes still are",
     )
     fast_sync_seconds: float = Field(
         default=1, gt=0, description="A batch sent as `fast` is synced after at most this time"

@@ -20,10 +20,10 @@ class QuerySettings(Section):
     time_limit_seconds: float = Field(
         default=60,
         gt=0,
-        description="Work of one search; waiting for the client to read is not work",
+        description="Working time of one search, without waiting for the client to read",
     )
     stall_seconds: float = Field(
-        default=60, gt=0, description="A client that takes nothing for so long is let go"
+        default=60, gt=0, description="A search whose client reads nothing for this long is ended"
     )
     max_concurrent: int = Field(default=4, ge=1, description="Searches at once")
     max_waiting: int = Field(default=32, ge=0, description="Searches in the queue behind them")

@@ -16,12 +16,12 @@ class RunSettings(RunRetention):
     prefix: str = Field(
         default="pipeline-logs",
         pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$",
-        description="Key prefix of run texts",
+        description="Key prefix of run logs",
     )
     stream_timeout_minutes: float = Field(
         default=1440,
         gt=0,
-        description="A run that nobody closed is closed after so long without a line",
+        description="A run that nobody closed is closed after this long without a line",
     )
     cleanup_interval_minutes: float = Field(
         default=60, gt=0, description="How often abandoned and expired runs are looked for"
@@ -29,18 +29,18 @@ class RunSettings(RunRetention):
     partial_flush_interval_minutes: float = Field(
         default=2,
         gt=0,
-        description="A run's news becomes a chunk and its partial text after this time",
+        description="New lines of a run are flushed to a chunk and `partial.txt` after this time",
     )
     early_flush_watermark_bytes: Bytes = Field(
         default=5 * MIB,
-        description="A run with so much news becomes a chunk without waiting for the time",
+        description="A run with this much new text is flushed without waiting for the time",
     )
     pending_flush_alert_after_failures: int = Field(
         default=10,
         ge=1,
         description=(
-            "A flush that failed so often in a row is a problem: in the log, in `/health/ready` "
-            "and for the alert rules"
+            "A flush that failed this often in a row is reported: in the log, in"
+            " `/health/ready` and to the alert rules"
         ),
     )
     max_concurrent_streams: int = Field(
@@ -56,7 +56,7 @@ class RunSettings(RunRetention):
     reopen_idle_seconds: float = Field(
         default=60,
         gt=0,
-        description="A run that a late batch reopened is closed again after so long without one",
+        description="A run that a late batch reopened is closed again after this long without one",
     )
 
     @property
@@ -81,6 +81,6 @@ class CoordinationSettings(Section):
     lease_seconds: float = Field(
         default=600,
         ge=15,
-        description="A node that is silent for so long is taken for lost: others bring what it "
-        "had in the store into the runs",
+        description="A node that is silent for this long counts as lost: other nodes flush"
+        " its segments into the runs",
     )

@@ -27,8 +27,7 @@ class FlushSettings(Section):
         default=3,
         ge=1,
         le=64,
-        description="Runs whose news become chunks at the same time, those that waited longest "
-        "first",
+        description="Runs that are flushed at the same time, those that waited longest first",
     )
 
     @property

@@ -23,14 +23,14 @@ class OpenMetadataSettings(Section):
     finish_grace_seconds: float = Field(
         default=10,
         ge=0,
-        description="Live streams of a run end so long after its terminal pipelineStatus, "
-        "or after the last line that comes behind it",
+        description="Live streams of a run end this long after its terminal pipelineStatus,"
+        " or after the last line that follows it",
     )
     report_cache_bytes: Bytes = Field(
         default=16 * MIB,
-        description="Statuses and metrics that are kept in memory, and as much of progress",
+        description="Memory for statuses and metrics, and the same again for progress",
     )
     report_reply_bytes: Bytes = Field(
         default=8 * MIB,
-        description="Statuses or metrics in one reply; `paging.next` gets what follows",
+        description="Size of statuses or metrics in one reply; `paging.next` leads to the rest",
     )

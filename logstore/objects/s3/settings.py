@@ -62,8 +62,8 @@ class S3Settings(BaseModel):
     encryption: Literal["", "AES256", "aws:kms"] = Field(
         default="",
         description=(
-            "Asked for with every object; empty: the bucket's own (AWS encrypts with AES256). "
-            "OpenMetadata's section asks for AES256 unless it says otherwise"
+            "Encryption of every object; empty: the bucket's own (AWS encrypts with"
+            " AES256). With OpenMetadata's section the default is AES256"
         ),
     )
     kms_key_id: str = Field(
@@ -73,22 +73,24 @@ class S3Settings(BaseModel):
         default="",
         pattern=r"^[A-Z_]*$",
         description=(
-            "Of `logs.txt` and of table files once their hour was written anew; empty: STANDARD_IA "
-            "on AWS, STANDARD with `s3.endpoint_url`. GLACIER and DEEP_ARCHIVE are refused: nobody "
-            "could read the text"
+            "Storage class of `logs.txt`, and of table files once their hour was"
+            " rewritten; empty: STANDARD_IA on AWS, STANDARD with `s3.endpoint_url`."
+            " GLACIER and DEEP_ARCHIVE are refused, because logs there could not be"
+            " read"
         ),
     )
     connect_timeout_seconds: float = Field(
         default=5, gt=0, description="Time to reach the server, for one try"
     )
     read_timeout_seconds: float = Field(
-        default=60, gt=0, description="Silence of the server after which a try is given up"
+        default=60, gt=0, description="Time without an answer after which a try fails"
     )
     attempts: int = Field(default=4, ge=1, le=20, description="Tries of one request")
     backoff_milliseconds: int = Field(
         default=100,
         ge=1,
-        description="Pause before the second try; doubled for each further, to 5 s, and jittered",
+        description="Pause before the second try; doubled for each further one up to 5 s, and"
+        " jittered",
     )
     max_connections: int = Field(
         default=64, ge=1, le=4096, description="Connections to the server at once"
