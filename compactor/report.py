@@ -45,7 +45,7 @@ def counted(text: str) -> Any:
 class Lag:
     """What waits for the table: segments, their bytes as stored, the oldest one's age."""
 
-    segments: int = counted("Segments taken into the table.")
+    segments: int = counted("Segments ingested into the table.")
     bytes: int = 0
     seconds: float = 0.0
 
@@ -83,31 +83,33 @@ class Report:
     began: str = ""
     took_seconds: float = 0.0
     error: str | None = None
-    segments: int = counted("Segments taken into the table.")
+    segments: int = counted("Segments ingested into the table.")
     set_aside: int = counted("Segments quarantined because their bytes are damaged.")
-    commits: int = counted("Commits that took segments in.")
+    commits: int = counted("Commits that ingested segments.")
     rows_in: int = counted("Rows of the segments that were ingested.")
-    rows_out: int = counted("Rows that the table got of them.")
+    rows_out: int = counted("Rows of these that were added to the table.")
     duplicates: int = counted("Rows left out because the table, or the same batch, had them.")
     deleted: int = counted("Rows left out because their run or pipeline was deleted.")
     segment_bytes: int = counted("Bytes of the segments that were ingested, as stored.")
-    table_bytes: int = counted("Bytes of table files that segments became.")
-    files: int = counted("Table files that segments became.")
+    table_bytes: int = counted("Bytes of table files written from segments.")
+    files: int = counted("Table files written from segments.")
     hours: int = counted("Hours that commits added files to.")
     files_rewritten: int = counted("Table files that were replaced when an hour was rewritten.")
     bytes_rewritten: int = counted("Bytes of table files written in their place.")
     hours_rewritten: int = counted("Rewrites of an hour.")
     hours_held_elsewhere: int = 0
-    hours_expired: int = counted("Hours that the retention took out of the table.")
-    rows_expired: int = counted("Rows of the hours that the retention took.")
-    bytes_expired: int = counted("Bytes of table files of the hours that the retention took.")
-    rows_purged: int = counted("Rows taken out of table files because they were deleted.")
-    files_purged: int = counted("Table files that held deleted rows, and went or were rewritten.")
+    hours_expired: int = counted("Hours that the retention removed from the table.")
+    rows_expired: int = counted("Rows of the hours that the retention removed.")
+    bytes_expired: int = counted("Bytes of table files of the hours that the retention removed.")
+    rows_purged: int = counted("Deleted rows removed from table files.")
+    files_purged: int = counted("Table files with deleted rows that were removed or rewritten.")
     deletions_waiting: int = 0
-    deletions_removed: int = counted("Records of deletions removed, that nothing needs any more.")
+    deletions_removed: int = counted(
+        "Records of deletions removed because nothing needs them any more."
+    )
     segments_removed: int = counted("Segments removed that nobody needs any more.")
     orphans_removed: int = counted(
-        "Files removed that no version of the table names, and what killed jobs left."
+        "Files removed that no version of the table names, or that killed jobs left."
     )
     writes_swept: int = counted("Uploads that were begun, never completed, and aborted.")
     held_elsewhere: int = 0

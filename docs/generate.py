@@ -88,16 +88,17 @@ def _codes(texts: Iterable[str]) -> str:
 
 def _settings() -> str:
     text = (
-        "Flags of `tailrace serve` go over the environment, that over `tailrace.yaml` (or what "
-        "`--config` or `TAILRACE_CONFIG` names), that over the defaults. A dot is a section of "
-        "the file and `__` in the environment: `TAILRACE_FLUSH__SEGMENT_SECONDS=5`. Bytes may be "
-        "written as `64MiB`. A key that is not listed refuses to start.\n"
+        "Flags of `tailrace serve` take precedence over the environment, the environment over "
+        "`tailrace.yaml` (or the file that `--config` or `TAILRACE_CONFIG` names), and the file "
+        "over the defaults. A dot is a section of the file, and `__` in the environment: "
+        "`TAILRACE_FLUSH__SEGMENT_SECONDS=5`. Bytes may be written as `64MiB`. The service refuses "
+        "to start with a key that is not listed.\n"
         "`${NAME:-default}` in the file is replaced from the environment, as OpenMetadata's server "
-        "does it: the default stands only for a variable that is not set, and `$${NAME}` is kept.\n"
+        "does it: the default is used only if the variable is not set, and `$${NAME}` is kept.\n"
         "OpenMetadata's section `logStorageConfiguration` (also `logStorage`) is accepted in the "
         "file, on its own or nested in `pipelineServiceClientConfiguration`; the settings under "
         "`runs.` are its names in this project's spelling. The file may be OpenMetadata's own "
-        "`openmetadata.yaml`: of that only this section is read, and all else is told by flags and "
+        "`openmetadata.yaml`: only this section of it is read, so set everything else by flags and "
         "environment."
     )
     rows = (

@@ -38,8 +38,8 @@ _COUNTED: Final = {
 PASSES: Final = Metric(
     f"{_OWN}passes",
     "counter",
-    "Passes: `done`, `alarmed` (done as far as possible), `failed` (broken off by an error), "
-    "`stopped` (told to end).",
+    "Passes: `done`, `alarmed` (done as far as possible), `failed` (broken"
+    " off by an error), `stopped` (by a signal).",
     ("outcome",),
 )
 PHASE_SECONDS: Final = Metric(
@@ -53,15 +53,15 @@ COUNTERS: Final = (
 _GAUGES: Final = {
     "lag_segments": "Segments that are not yet in the table, as of the last look.",
     "lag_bytes": "Bytes of these segments, as stored.",
-    "lag_seconds": "For how long the oldest of them had been stored by then.",
+    "lag_seconds": "Age of the oldest of these segments at that time.",
     "nodes_held_elsewhere": "Nodes with segments to ingest that another compactor works on.",
     "hours_held_elsewhere": "Hours to be rewritten that another compactor works on.",
     "deletions_waiting": "Deletions whose rows may still be in files of the table.",
-    "alarms": "Alarms of the last pass: what needs a person, as its log says.",
+    "alarms": "Alarms of the last pass, which need a person; its log has them.",
     "running": "1 while a pass is under way.",
     "pass_seconds": "Time that the last pass took.",
-    "failures_in_a_row": "Passes that failed since the last that did not.",
-    "success_timestamp_seconds": "When the last pass ended that did not fail, in Unix time.",
+    "failures_in_a_row": "Passes that failed since the last success.",
+    "success_timestamp_seconds": "When the last successful pass ended, in Unix time.",
     "told_timestamp_seconds": "When these metrics were written, in Unix time.",
 }
 GAUGES: Final = tuple(Metric(f"{_OWN}{name}", "gauge", text) for name, text in _GAUGES.items())

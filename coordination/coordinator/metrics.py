@@ -32,13 +32,13 @@ class Measure(NamedTuple):
 
 _HELP: Final = {
     "supplied": "Runs of the supplier of new partitions.",
-    "none_acquired": "Acquires that brought nothing.",
-    "created": "Partitions made.",
+    "none_acquired": "Acquires that found no partition.",
+    "created": "Partitions created.",
     "acquired": "Leases acquired.",
     "completed": "Partitions done for good.",
     "closed": "Partitions done until they are due again.",
-    "deleted": "Partitions and named leases removed by who held them.",
-    "given_up": "Leases let go before the end of the work.",
+    "deleted": "Partitions and named leases removed by their owner.",
+    "given_up": "Leases given up before the end of the work.",
     "saved": "Saves of progress.",
     "not_found": "Leases lost because somebody deleted the item.",
     "not_owned": "Leases lost to another owner, or to time.",
@@ -63,7 +63,11 @@ OURS: Final = (
         "partition_supplies_lost",
         "Runs of the supplier that outlived their lease, and were broken off.",
     ),
-    Count("held_back", "partitions_held_back", "Acquires refused as we hold our fair share."),
+    Count(
+        "held_back",
+        "partitions_held_back",
+        "Acquires refused because this process holds its fair share.",
+    ),
     Count("asked_back", "partitions_asked_back", "Partitions that were asked back for others."),
     Count(
         "renewal_errors",

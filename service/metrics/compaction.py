@@ -92,10 +92,15 @@ def _unreadable(sources: Sources) -> float:
 COMPACTION: tuple[Declared, ...] = (
     gauge("compaction_running", "1 while the compactor beside this service runs.", _running),
     counter("compaction_starts", "Starts of the compactor beside this service.", _starts),
-    counter("compaction_failures", "Its ends that nobody asked for.", _failures),
+    counter(
+        "compaction_failures",
+        "Ends of the compactor beside this service that nobody asked for.",
+        _failures,
+    ),
     gauge(
         "compaction_file_unreadable",
-        "1 if the compactor's metrics file is there and does not read, so that its metrics miss.",
+        "1 if the compactor's metrics file exists and cannot be read, so that its"
+        " metrics are missing.",
         _unreadable,
     ),
 )

@@ -18,12 +18,12 @@ REPORTS: tuple[Declared, ...] = (
     ),
     counter(
         "report_sweep_failures",
-        "Sweeps of reports that the store cut short.",
+        "Sweeps of reports that failed because of the store.",
         lambda s: s.node.status.sweep_failures,
     ),
     counter(
         "status_look_failures",
-        "Looks for a watched run's status that failed; it counts as running meanwhile.",
+        "Failed reads of a watched run's status; the run counts as running meanwhile.",
         lambda s: s.node.status.endings.failures,
     ),
 )
@@ -33,12 +33,12 @@ HTTP: tuple[Declared, ...] = (
     gauge("connections", "HTTP connections that are open.", lambda s: s.http.connections),
     counter(
         "connections_refused",
-        "Connections answered by a refusal before any route: no room, malformed, a head too large.",
+        "Connections refused before any route: too many, malformed, or a head that is too large.",
         lambda s: s.http.connections_refused,
     ),
     counter(
         "connections_timed_out",
-        "Connections ended because their client stood still in a head, a body or a reply.",
+        "Connections ended because their client stalled in a head, a body or a reply.",
         lambda s: s.http.connections_timed_out,
     ),
     counter("append_requests", "Append requests.", lambda s: s.http.append_requests),

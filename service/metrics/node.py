@@ -28,7 +28,7 @@ STORE: tuple[Declared, ...] = (
     ),
     histogram(
         "store_seconds",
-        "Time of calls of the object store, whatever came of them.",
+        "Time of calls of the object store, with any outcome.",
         lambda s: s.store.seconds,
         "operation",
     ),
@@ -84,16 +84,16 @@ def _left_bytes(sources: Sources) -> float:
 
 
 NODE: tuple[Declared, ...] = (
-    gauge("ready", "1 if batches are taken.", lambda s: s.node.ready),
+    gauge("ready", "1 if batches are accepted.", lambda s: s.node.ready),
     counter("batches", "Batches stored.", lambda s: s.node.appender.batches),
     counter("lines", "Records stored.", lambda s: s.node.appender.lines),
     counter(
-        "text_bytes", "Bytes of text taken into the journal.", lambda s: s.node.journal.taken_bytes
+        "text_bytes", "Bytes of text appended to the journal.", lambda s: s.node.journal.taken_bytes
     ),
     counter("duplicates", "Batches that were known already.", lambda s: s.node.appender.duplicates),
     counter(
         "batches_slowed",
-        "Batches that waited because the store takes less than comes.",
+        "Batches that waited because the store accepts less than comes.",
         lambda s: s.node.appender.slowed,
     ),
     counter(
@@ -101,12 +101,12 @@ NODE: tuple[Declared, ...] = (
         "Cookies with a ULID too far ahead.",
         lambda s: s.node.appender.echoes_ignored,
     ),
-    counter("forks", "Times that the folder was found to be a copy.", lambda s: s.node.forks),
+    counter("forks", "Times that the node found its folder to be a copy.", lambda s: s.node.forks),
     gauge("journal_bytes", "Bytes of all journal files.", lambda s: s.node.journal.bytes),
     gauge("journal_files", "Journal files.", lambda s: len(s.node.journal.files)),
     gauge(
         "journal_fullness",
-        "Share of `journal.max_bytes` that is used; at 1 no batch is taken.",
+        "Share of `journal.max_bytes` that is used; at 1 no batch is accepted.",
         lambda s: s.node.journal.fullness,
     ),
     gauge(
@@ -116,14 +116,14 @@ NODE: tuple[Declared, ...] = (
     ),
     gauge(
         "journal_cut_off_bytes",
-        "Bytes behind the last mark of the journal that did not read at the last start: mostly a"
-        " write that a crash broke off; it may be damage.",
+        "Bytes behind the last mark of the journal that the last start could not"
+        " read: mostly a write that a crash broke off, but perhaps damage.",
         lambda s: sum(tail.size for tail in s.node.recovered.torn),
     ),
     gauge(
         "journal_disk_left_bytes",
-        "What is free on the journal's disk beyond `journal.min_free_bytes`; without any no batch"
-        " is taken. NaN while the disk does not say.",
+        "Free bytes on the journal's disk beyond `journal.min_free_bytes`; at 0"
+        " no batch is accepted. NaN while the disk does not answer.",
         _left_bytes,
     ),
     counter("journal_syncs", "Group syncs of the journal.", lambda s: s.node.journal.syncs),
@@ -165,18 +165,18 @@ NODE: tuple[Declared, ...] = (
     ),
     gauge(
         "segment_consecutive_failures",
-        "Uploads of segments that failed since the last that did not.",
+        "Uploads of segments that failed since the last success.",
         lambda s: s.node.shipper.consecutive_failures,
     ),
     gauge(
         "heartbeat_age_seconds",
-        "Since the loop last turned; 0 while it waits for work.",
+        "Time since the loop last turned; 0 while it waits for work.",
         lambda s: {name: heart.age_seconds for name, heart in loops(s).items()},
         "loop",
     ),
     gauge(
         "success_age_seconds",
-        "Since the loop last did what it is for, or since the start.",
+        "Time since the loop last did its work, or since the start.",
         lambda s: {name: heart.success_age_seconds for name, heart in loops(s).items()},
         "loop",
     ),

@@ -27,12 +27,12 @@ QUEUE: tuple[Declared, ...] = (
     ),
     counter(
         "queue_conflicts",
-        "Changes of a group that another node was faster with, and that were made again.",
+        "Changes of a group that were repeated because another node was faster.",
         lambda s: s.queue.conflicts,
     ),
     counter(
         "queue_report_failures",
-        "Looks at all groups that the store cut short.",
+        "Reports on all groups that failed because of the store.",
         lambda s: s.queue.report_failures,
     ),
     gauge("queue_waiting", "Consumers that wait at this node.", lambda s: s.queue.waiting),
@@ -50,7 +50,7 @@ QUEUE: tuple[Declared, ...] = (
     ),
     gauge(
         "queue_lag_seconds",
-        "Since the oldest segment that the group has not committed was stored.",
+        "Age of the oldest stored segment that the group has not committed.",
         lambda s: {name: lag.seconds for name, lag in s.queue.lags.items()},
         "group",
     ),

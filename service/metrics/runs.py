@@ -19,8 +19,8 @@ def lag_seconds(sources: Sources) -> float:
 TEXTS: tuple[Declared, ...] = (
     gauge(
         "text_marks_taken_again",
-        "Watermarks, of this node and of lost ones, that were damaged and taken again since the"
-        " start.",
+        "Watermarks, of this node and of lost ones, that were damaged and derived"
+        " again since the start.",
         lambda s: s.node.marks.taken_again,
     ),
     gauge(
@@ -56,7 +56,7 @@ TEXTS: tuple[Declared, ...] = (
     ),
     counter(
         "run_flushes",
-        "Flushes of a run's news into a chunk.",
+        "Flushes of a run's new lines into a chunk.",
         lambda s: s.node.run_logs.flusher.flushes,
     ),
     counter(
@@ -64,12 +64,10 @@ TEXTS: tuple[Declared, ...] = (
         "Flushes that failed and are tried again.",
         lambda s: s.node.run_logs.flusher.failures,
     ),
-    counter(
-        "chunks", "Chunks of run text written.", lambda s: s.node.run_logs.run_flush.chunks_written
-    ),
+    counter("chunks", "Chunks written.", lambda s: s.node.run_logs.run_flush.chunks_written),
     counter(
         "chunk_bytes",
-        "Bytes of run text written in chunks.",
+        "Bytes of run logs written in chunks.",
         lambda s: s.node.run_logs.run_flush.bytes_written,
     ),
     counter(
@@ -78,7 +76,11 @@ TEXTS: tuple[Declared, ...] = (
         lambda s: s.node.run_logs.run_flush.left_out,
     ),
     counter("folds", "Merges of chunks into larger ones.", lambda s: s.node.run_logs.merger.merges),
-    counter("partials", "Partial texts published.", lambda s: s.node.run_logs.partials.published),
+    counter(
+        "partials",
+        "Partial logs (`partial.txt`) published.",
+        lambda s: s.node.run_logs.partials.published,
+    ),
     gauge(
         "unreadable_segments",
         "Segments whose bytes are not what was written.",
@@ -99,7 +101,7 @@ TEXTS: tuple[Declared, ...] = (
     ),
     counter(
         "runs_reopened",
-        "Closed runs that late batches came to.",
+        "Closed runs that late batches reopened.",
         lambda s: s.node.run_logs.closer.reopened,
     ),
     counter(
@@ -120,22 +122,22 @@ TEXTS: tuple[Declared, ...] = (
     ),
     counter(
         "chunks_vanished",
-        "Chunks that a manifest names and somebody took away or wrote over.",
+        "Chunks that a manifest names and somebody removed or overwrote.",
         lambda s: s.node.run_logs.chunk_repairer.vanished,
     ),
     counter(
         "chunks_mended",
-        "Such chunks made again from segments or table.",
+        "Such chunks rebuilt from segments or table.",
         lambda s: s.node.run_logs.chunk_repairer.repaired,
     ),
     gauge(
         "chunks_lost",
-        "Runs with such a chunk that could not be made again.",
+        "Runs with such a chunk that could not be rebuilt.",
         lambda s: len(s.node.run_logs.chunk_repairer.problems()),
     ),
     counter(
         "runs_remade",
-        "Runs whose every text was gone, made again from segments or table.",
+        "Runs that had lost their whole log, rebuilt from segments or table.",
         lambda s: s.node.run_logs.rebuilder.rebuilt,
     ),
     gauge(

@@ -23,7 +23,7 @@ from service.metrics.scrape import family
 
 MOVE_WITH_COMPACTION = {metric.name for metric in COMPACTION}
 FILE = """\
-# HELP tailrace_compactor_segments_total Segments taken into the table.
+# HELP tailrace_compactor_segments_total Segments ingested into the table.
 # TYPE tailrace_compactor_segments_total counter
 tailrace_compactor_segments_total 7.0
 # HELP tailrace_compactor_lag_seconds For how long.
