@@ -28,14 +28,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--wait",
         action="store_true",
-        help="while other compactors have the work: wait for them, and do what they leave",
+        help="wait for other compactors that have the work, then do what they leave",
     )
     lines = parser.add_mutually_exclusive_group()
     lines.add_argument(
         "--json",
         action="store_true",
-        help="each pass is a line of JSON on stdout, also one that had nothing to do and on a "
-        "terminal; with --dry-run: what a pass would do",
+        help="print a line of JSON on stdout for each pass, also for one without work"
+        " and on a terminal; with --dry-run: what a pass would do",
     )
     lines.add_argument("--quiet", action="store_true", help="no lines of JSON, no progress bar")
     parser.add_argument(

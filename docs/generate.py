@@ -110,11 +110,10 @@ def _settings() -> str:
 
 def _cli() -> str:
     text = (
-        "Exit status: 0 done, 1 an error that was said on stderr as `error:` and `hint:` "
-        "(`verify`: also faults, on stdout), 2 a "
-        "command line that cannot be (`query`: a partial result), 130 interrupted. `compact` exits "
-        "as the compactor does: 1 done with alarms, 3 nothing could be done, 4 something stored "
-        "is damaged."
+        "Exit status: 0 done, 1 an error, printed on stderr as `error:` and `hint:` (`verify`: "
+        "also faults, on stdout), 2 a wrong command line (`query`: a partial result), 130 "
+        "interrupted. `compact` exits as the compactor does: 1 done with alarms, 3 nothing could "
+        "be done, 4 something stored is damaged."
     )
     lines = [_head("Command line", text)]
     for name, verb in VERBS.items():

@@ -36,7 +36,7 @@ from __future__ import annotations
 
 
 class TailraceError(Exception):
-    """The base of all: `str(error)` says what happened, `hint` what to do."""
+    """The base of all errors: `str(error)` says what happened, `hint` what to do."""
 
     hint = ""
 
@@ -59,13 +59,13 @@ class InvalidName(InvalidInput):
 
 
 class InvalidCursor(InvalidInput):
-    """A cursor that does not decode."""
+    """A cursor that cannot be decoded."""
 
     hint = "Pass a cursor back exactly as it was given, or leave it out to start over."
 
 
 class BatchTooOld(InvalidInput):
-    """The batch ULID's time is before the oldest that is accepted."""
+    """The time of the batch's ULID is older than what is accepted."""
 
     hint = "Send the lines under a new batch id, or without one."
 
@@ -83,7 +83,7 @@ class TooLarge(InvalidInput):
 
 
 class Conflict(TailraceError):
-    """The state of the thing forbids the operation."""
+    """The state of the resource forbids the operation."""
 
 
 class BatchConflict(Conflict):
@@ -95,13 +95,13 @@ class BatchConflict(Conflict):
 class RunDeleted(Conflict):
     """The batch's ULID is at or below the run's deletion."""
 
-    hint = "Send the lines under a new batch id, or without one, to start the run anew."
+    hint = "Send the lines under a new batch id, or without one, to start the run again."
 
 
 class LeaseLost(Conflict):
-    """The lease ran out, or somebody else has it by now."""
+    """The lease ran out, or another owner has it by now."""
 
-    hint = "Drop the work, and ask for the next."
+    hint = "Drop the work, and ask for the next one."
 
 
 class GroupEvicted(Conflict):
@@ -117,7 +117,7 @@ class FolderLocked(Conflict):
 
 
 class NotFound(TailraceError):
-    """There is no such thing."""
+    """There is no such resource."""
 
 
 class PreconditionFailed(TailraceError):
@@ -135,11 +135,11 @@ class StoreUnavailable(Unavailable):
 
 
 class NodeNotReady(Unavailable):
-    """The node does not take writes now."""
+    """The node does not accept writes now."""
 
 
 class OverQuota(Unavailable):
-    """One client wants more than its part: it goes on later, others go on now."""
+    """One client wants more than its share: it must wait, others need not."""
 
     hint = "Try again after the time in Retry-After, or use what you have."
 
@@ -151,7 +151,7 @@ class OverQuota(Unavailable):
 
 
 class JournalFull(Unavailable):
-    """No room to make another batch durable."""
+    """No space to make another batch durable."""
 
     retry_after_seconds = 30
     hint = "Free disk space or restore the object store; reads go on meanwhile."
@@ -170,9 +170,9 @@ class Damaged(TailraceError):
 
 
 class ChunkLost(Damaged):
-    """A chunk vanished from the store, and its lines are in no segment and no table."""
+    """A chunk vanished from the store, and its lines are neither in a segment nor in the table."""
 
-    hint = "Restore the object from a copy of the bucket, or read what comes behind it."
+    hint = "Restore the object from a copy of the bucket, or read the lines behind it."
 
 
 class UnsupportedVersion(Damaged):

@@ -36,11 +36,11 @@ class Verb:
 
 VERBS = {
     "serve": Verb("tailrace.serve", "Run the service."),
-    "compact": Verb("tailrace.compact", "Bring flushed segments into the table."),
+    "compact": Verb("tailrace.compact", "Ingest flushed segments into the table."),
     "query": Verb("tailrace.query", "Search across all runs."),
     "tail": Verb("tailrace.tail", "Follow a run, or the newest of a pipeline."),
-    "leases": Verb("tailrace.leases", "See who works on what, and change it."),
-    "verify": Verb("tailrace.verify", "Compare all that is stored, line for line."),
+    "leases": Verb("tailrace.leases", "Show which process works on what, and change it."),
+    "verify": Verb("tailrace.verify", "Compare everything that is stored, line by line."),
 }
 
 

@@ -39,26 +39,32 @@ def configure(parser: argparse.ArgumentParser) -> None:
         dest="act", metavar="ACT", help="what to do (default: list)", required=False
     )
     _filters(_verb(verbs, "list", "List leases."), argparse.SUPPRESS)
-    _named(_verb(verbs, "show", "All that is known of one, with its progress."))
-    reset = _named(_verb(verbs, "reset", "Free it at once, whatever it was."))
+    _named(_verb(verbs, "show", "Show one lease, with its progress."))
+    reset = _named(_verb(verbs, "reset", "Free a lease at once, from any state."))
     reset.add_argument("--forget", action="store_true", help="drop its progress too")
     _force(reset)
-    _named(_verb(verbs, "reopen", "Have work that had ended done again, from its progress on."))
-    fail = _named(_verb(verbs, "fail", "Let nobody try it until it is reset or reopened."))
-    fail.add_argument("--reason", metavar="TEXT", required=True, help="why, for whoever looks")
+    _named(_verb(verbs, "reopen", "Have finished work done again, from its progress on."))
+    fail = _named(_verb(verbs, "fail", "Keep all workers from it until it is reset or reopened."))
+    fail.add_argument("--reason", metavar="TEXT", required=True, help="the reason, shown in lists")
     _force(fail)
     purge = _verb(verbs, "purge", "Remove partitions that were completed long ago.")
     purge.add_argument("source", metavar="SOURCE", help="of this source, as the list has it")
     purge.add_argument(
-        "--before", metavar="TIME", type=seconds, required=True, help="completed so long ago, as 7d"
+        "--before",
+        metavar="TIME",
+        type=seconds,
+        required=True,
+        help="completed at least this long ago, as 7d",
     )
     _verb(verbs, "groups", "List consumer groups of the segment queue.")
-    shown = _verb(verbs, "show-group", "A consumer group, with its leases and failed segments.")
+    shown = _verb(
+        verbs, "show-group", "Show a consumer group, with its leases and failed segments."
+    )
     shown.add_argument("group", metavar="GROUP", help="its name")
-    retry = _verb(verbs, "retry-group", "Let failed segments of a consumer group be tried again.")
+    retry = _verb(verbs, "retry-group", "Free failed segments of a consumer group for another try.")
     retry.add_argument("group", metavar="GROUP", help="its name")
     retry.add_argument("segment", metavar="SEGMENT", nargs="?", help="only this one; else all")
-    again = _verb(verbs, "reset-group", "Let a consumer group begin again; its leases are lost.")
+    again = _verb(verbs, "reset-group", "Start a consumer group again; its leases are lost.")
     again.add_argument("group", metavar="GROUP", help="its name")
     again.add_argument(
         "--to",
@@ -66,7 +72,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         required=True,
         help="from the oldest segment that is kept, or from now",
     )
-    forget = _verb(verbs, "forget-group", "Remove a consumer group: it holds back nothing.")
+    forget = _verb(
+        verbs, "forget-group", "Remove a consumer group; no segment is kept for it any more."
+    )
     forget.add_argument("group", metavar="GROUP", help="its name")
 
 
@@ -87,7 +95,7 @@ def _where(parser: argparse.ArgumentParser, default: Any) -> None:
         "--config", metavar="FILE", default=default, help="settings file (default: ./tailrace.yaml)"
     )
     where.add_argument(
-        "--url", metavar="U", default=default, help="address of a service, to ask it instead"
+        "--url", metavar="U", default=default, help="address of a service to ask instead"
     )
     parser.add_argument(
         "--json",
@@ -98,7 +106,7 @@ def _where(parser: argparse.ArgumentParser, default: Any) -> None:
 
 
 def _filters(parser: argparse.ArgumentParser, default: Any) -> None:
-    parser.add_argument("--source", metavar="S", default=default, help="only of this source")
+    parser.add_argument("--source", metavar="S", default=default, help="only leases of this source")
     parser.add_argument(
         "--status",
         metavar="S",
@@ -108,15 +116,18 @@ def _filters(parser: argparse.ArgumentParser, default: Any) -> None:
         help=f"only in this status: {', '.join(status.value for status in Status)}",
     )
     parser.add_argument(
-        "--owner", metavar="O", default=default, help="only of this owner, or of its identity"
+        "--owner",
+        metavar="O",
+        default=default,
+        help="only leases of this owner, or of its identity",
     )
-    parser.add_argument("--key", metavar="K", default=default, help="only keys that begin so")
+    parser.add_argument("--key", metavar="K", default=default, help="only keys with this prefix")
     parser.add_argument(
         "--older-than",
         metavar="TIME",
         type=seconds,
         default=default,
-        help="only of that age and more, as in 10m",
+        help="only this old and older, as in 10m",
     )
 
 
@@ -127,7 +138,9 @@ def _named(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 
 def _force(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--force", action="store_true", help="also take it from whoever holds it")
+    parser.add_argument(
+        "--force", action="store_true", help="also take it from an owner that holds it"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -33,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--repair",
         action="store_true",
-        help="set damage aside, bring back what reads well again; nothing is deleted",
+        help="quarantine damage, bring back what is intact again; nothing is deleted",
     )
 
 

@@ -30,7 +30,7 @@ def verify_routes(verification: Verifier) -> APIRouter:
 
     @router.post(
         "/verify",
-        summary="Compare all that is stored, line for line",
+        summary="Compare everything that is stored, line by line",
         description=_DESCRIPTION,
         response_class=StreamingResponse,
         responses={200: {"content": {_MEDIA_TYPE: {}}, "description": "Faults, then a summary"}},
