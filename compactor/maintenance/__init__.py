@@ -1,1 +1,1 @@
-"""What is removed, and when nobody needs it any more."""
+"""Maintenance: removes objects that nobody needs any more."""

@@ -1,16 +1,17 @@
-"""Removing what nobody needs any more: consumed segments, orphans, what crashed jobs left.
+"""Clean-up: removes consumed segments, orphans, and what crashed jobs left.
 
-A segment goes when the table has held it for the grace, which is longer than any query,
-its lines are in their runs' logs, and no consumer group needs it (`consumers.py`).
-`low` in the node's watermark is raised first, so that whoever comes late sees that it is late,
-and groups are looked at again after that. Lowest first, many in a request: all are below `low`,
-so one that a crash leaves between others is a hole to nobody, and goes next time. A segment
-that is quarantined stays, since it may be repaired, until the retention would take all it can hold.
+A segment is removed when the table has held it for the grace, which is longer than any query,
+its lines are in their runs' logs, and no consumer group needs it (`consumers.py`). `low` in the
+node's watermark is raised first, so that a late reader sees that it is late; groups are checked
+again after that. Segments are removed lowest first, many in a request. All are below `low`, so
+one that a crash leaves between others looks like a gap to nobody, and is removed next time. A
+quarantined segment stays, because it may be repaired, until the retention would remove every
+line that it can hold.
 
-Files of the table go when they are 24 h old and no version of the last 24 h has them; no
-job commits files half as old. Uploads that began 24 h ago and were not completed, Spark's of
-jobs that were killed and anybody's else below the store, are aborted; and what a commit that was
-killed left beside the table's log goes.
+Files of the table are removed when they are 24 h old and no version of the last 24 h has them; no
+job commits files half as old. Uploads below the store that began 24 h ago and were not completed
+are aborted, those of killed Spark jobs and all others. Files that a killed commit left beside the
+table's log are removed.
 
 All ages are by the earlier of this machine's clock and the store's (`compactor/context.py`).
 """
@@ -43,7 +44,7 @@ _UNFINISHED = re.compile(r"(#[0-9]+|\.tmp)$")
 
 
 async def clean_up(compactor: Compactor, report: Report) -> None:
-    """All of it. Raises `StoreUnavailable`, `Damaged`."""
+    """Does the whole clean-up. Raises `StoreUnavailable`, `Damaged`."""
     with report.timed("cleanup", compactor.clock):
         report.segments_removed += await remove_segments(compactor)
         report.orphans_removed += await remove_orphans(compactor)
@@ -53,7 +54,7 @@ async def clean_up(compactor: Compactor, report: Report) -> None:
 
 
 async def remove_segments(compactor: Compactor) -> int:
-    """Removes segments that table, texts and consumers have, and gives their number."""
+    """Removes segments that table, run logs and consumers have, and gives their number."""
     since = now_ms(compactor) - int(compactor.limits.grace_seconds * 1000)
     nodes = await nodes_of(compactor.store)
     settled = await asyncio.to_thread(compactor.table.marks_at, since, nodes)
@@ -79,7 +80,7 @@ async def remove_segments(compactor: Compactor) -> int:
 
 
 async def _remove(compactor: Compactor, segments: Sequence[StoredSegment]) -> None:
-    """Many in a request: what is left of them, if it is, is below `low`."""
+    """Removes many in a request; any that are left are below `low`."""
     markers = [keys.aside(one.node, one.seq) for one in segments if one.quarantined]
     if markers:  # first: without it a segment is like any other
         await compactor.store.delete(markers)
@@ -100,9 +101,9 @@ async def _raise_low(compactor: Compactor, node: str, low: int) -> None:
 
 
 async def remove_orphans(compactor: Compactor, hours: int = ORPHAN_HOURS) -> int:
-    """Removes files of no version and of jobs that are long dead, and gives their number.
+    """Removes files of no version and of long dead jobs, and gives their number.
 
-    `hours` below `ORPHAN_HOURS` are for who knows that nobody writes and nobody reads.
+    `hours` below `ORPHAN_HOURS` are for callers that know that nobody writes or reads.
     """
     now = now_ms(compactor)
     ahead = round((compactor.clock.now_ms() - now) / _HOUR_MS)  # delta-rs has our clock only
@@ -121,7 +122,7 @@ async def remove_orphans(compactor: Compactor, hours: int = ORPHAN_HOURS) -> int
 
 
 def _time_ms(job: str) -> int:
-    """When the job began; a folder that no job made is as old as time."""
+    """When the job began; 0 for a folder that no job made."""
     try:
         return ulid.time_ms(ulid.decode(job))
     except InvalidInput:

@@ -1,10 +1,10 @@
-"""What consumer groups say to the deletion of segments, and what happens to those that are late.
+"""Which segments consumer groups still need, and the eviction of groups that are late.
 
-A segment that table and texts have stays as long as a group needs it: it was not handed out,
-is leased, or has failed and nobody has decided. A group that keeps it for `evict_after_hours`
-is evicted, and a failed segment that old is given up: one dead consumer cannot fill the
-store. Time counts from when the segment was stored, the group made or reset, the segment
-failed, whichever was last. A group that is only behind, while nothing could be deleted
+A segment that table and run logs have stays as long as a group needs it: it was not handed out,
+is leased, or has failed and nobody has retried it. A group that keeps it for `evict_after_hours`
+is evicted, and a failed segment that old is given up, so that one dead consumer cannot fill the
+store. Time counts from when the segment was stored, the group was created or reset, or the
+segment failed, whichever was last. A group that is only behind, while nothing could be deleted
 without it either, is left alone.
 """
 
@@ -22,14 +22,14 @@ _HOUR_MS = 3_600_000
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """What could go of a node's segments, lowest first; and which are quarantined."""
+    """Segments of a node that could be removed, lowest first; and the quarantined ones."""
 
     segments: Sequence[StoredSegment]
     quarantined: frozenset[int]
 
 
 async def settle(compactor: Compactor, candidates: Mapping[str, Candidates]) -> int:
-    """Evicts the groups that are late, and gives their number.
+    """Evicts groups that are late, and gives their number.
 
     Raises `StoreUnavailable`, `OutcomeUnknown`, `Damaged`.
     """
@@ -54,7 +54,7 @@ async def settle(compactor: Compactor, candidates: Mapping[str, Candidates]) -> 
 async def free(
     compactor: Compactor, candidates: Mapping[str, Candidates]
 ) -> Mapping[str, Sequence[StoredSegment]]:
-    """Of each node the segments that no group needs now, as far as all below them are free.
+    """For each node, the segments that no group needs, as far as all below them are free.
 
     Raises `StoreUnavailable`, `Damaged`.
     """
@@ -74,7 +74,7 @@ def _free(groups: Sequence[Group], node: str, candidates: Candidates) -> list[St
 def _settled(
     group: Group, candidates: Mapping[str, Candidates], oldest_ms: int, now_ms: int
 ) -> Group:
-    """The group without failed segments that nobody decides on; evicted, if it is late."""
+    """The group without old failed segments; evicted, if it is late."""
     if group.state is State.EVICTED or group.since_ms > oldest_ms:
         return group
     for node, of_node in candidates.items():
@@ -93,6 +93,6 @@ def _settled(
 
 
 def _undecided(group: Group, node: str, seq: int) -> bool:
-    """Whether the segment itself waits for the group, not only for one below it that failed."""
+    """Whether the group needs the segment itself, not only a failed one below it."""
     cursor = group.cursor(node)
     return group.state is State.STARTING or seq in cursor.pending or seq > cursor.seq

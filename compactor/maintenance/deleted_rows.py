@@ -1,9 +1,9 @@
-"""How many lines of a table file deletions take: found in its keys, and little of those.
+"""Counts the deleted lines of a table file by reading a small part of its keys.
 
-The log's statistics say which files may hold such lines. Of these the footer is read, whose
-row groups have bounds as well, and since files are sorted by (fqn, run_id, ulid) few groups
-are within them; of those fqn and run_id, which are as good as nothing, being sorted; and only
-where a deleted run is there its ULIDs.
+The log's statistics say which files may hold such lines. The footers of these files are read;
+their row groups have bounds too, and few groups match, because files are sorted by
+(fqn, run_id, ulid). Of the matching groups fqn and run_id are read, which are tiny, being sorted;
+ULIDs only if a deleted run is there.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ Bounds = tuple[str, str] | None
 
 @dataclass(frozen=True, slots=True)
 class Horizons:
-    """Deletions, to be asked whether they take something."""
+    """The highest deleted ULIDs, of runs and of pipelines."""
 
     by_fqn: Sequence[tuple[str, str | None, str]]  # fqn, run, highest ULID that is gone; sorted
     runs: dict[tuple[str, str | None], str]
 
     @classmethod
     def of(cls, deletions: Iterable[Deletion]) -> Horizons:
-        """Of one run or pipeline there may be several: the highest counts."""
+        """The horizons of deletions; of several of one run or pipeline the highest counts."""
         runs: dict[tuple[str, str | None], str] = {}
         for one in deletions:
             key = (one.fqn, one.run)
@@ -51,7 +51,7 @@ class Horizons:
         return cls(rows, runs)
 
     def horizon(self, fqn: str, run: str) -> str:
-        """ULIDs of the run at or below it are gone; "" if none is."""
+        """The highest deleted ULID of the run; "" if there is none."""
         return max(self.runs.get((fqn, run), ""), self.runs.get((fqn, None), ""))
 
     def may_take(self, fqns: Bounds, runs: Bounds, ulids: Bounds) -> bool:
@@ -59,7 +59,7 @@ class Horizons:
         return next(self.meeting(fqns, runs, ulids), None) is not None
 
     def meeting(self, fqns: Bounds, runs: Bounds, ulids: Bounds) -> Iterator[Any]:
-        """Those that may take a line within the bounds, as (fqn, run, highest ULID)."""
+        """Deletions that may remove a line within the bounds, as (fqn, run, highest ULID)."""
         start, end = 0, len(self.by_fqn)
         if fqns is not None:
             start = bisect_left(self.by_fqn, fqns[0], key=lambda row: row[0])
@@ -71,7 +71,7 @@ class Horizons:
                 yield self.by_fqn[index]
 
     def may_take_of(self, file: TableFile) -> bool:
-        """`may_take`, by what the log says of the file."""
+        """`may_take`, by the log's statistics of the file."""
         low = ulid.encode(ulid.lowest_at(file.start_ms))
         ulids = file.ulids or (low, ulid.encode(ulid.highest_at(file.end_ms)))
         return self.may_take(file.fqns, file.runs, ulids)
@@ -79,7 +79,7 @@ class Horizons:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """How many lines of a file are deleted, and of which runs (fqn, run) they are."""
+    """The number of deleted lines of a file, and their runs (fqn, run)."""
 
     rows: int
     runs: frozenset[tuple[str, str]]
@@ -89,9 +89,9 @@ NOTHING: Final = Taken(0, frozenset())
 
 
 async def taken(store: ObjectStore, file: TableFile, horizons: Horizons) -> Taken:
-    """What deletions take of the file.
+    """Counts the deleted lines of the file.
 
-    Raises `NotFound` and `Damaged` for a file that is not as the log says, `StoreUnavailable`.
+    Raises `NotFound` and `Damaged` if the file is not as the log says, `StoreUnavailable`.
     """
     key = f"{keys.TABLE}/{file.path}"
     sparse = await fetch_tail(store, key, file.size)
@@ -162,7 +162,7 @@ def _bounds(chunk: Any) -> Bounds:
 
 
 async def _fetch(store: ObjectStore, key: str, sparse: SparseFile, chunks: Sequence[Any]) -> None:
-    """All from the first to the last of them, in one piece: pyarrow reads across neighbours."""
+    """Fetches all from the first to the last, in one piece: pyarrow reads across neighbours."""
     starts = [chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks]
     ends = [s + c.total_compressed_size for s, c in zip(starts, chunks, strict=True)]
     start, size = min(starts), max(ends) - min(starts)

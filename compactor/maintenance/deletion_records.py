@@ -1,15 +1,19 @@
-"""Records of deletions that nothing needs any more go; else there were one per run for ever.
+"""Removes records of deletions that nothing needs any more; else one per run would stay for ever.
 
-A record keeps deleted lines away that are still on their way: in segments, and in the journal
-of a node that is away. It goes when its newest deleted line is so old that the retention would
-take it, wherever it came from, and older still by `compaction.away_days`, the longest that a
-node may be away; when it is done in the table; and when the service has removed the run's
-manifest, which says the same, or a later record of the run says more. Where anything is kept
-for ever, records are as well, and those of whole pipelines always: they are few.
+A record excludes deleted lines that are still in segments, or in the journal of a node that is
+away. It is removed when all of this holds:
 
-No store deletes under a condition, and a run may be deleted anew at any moment. That makes a
-record under a key of its own: whatever becomes of ours, and whenever the store does it, no
-later deletion is lost.
+- its newest deleted line is older than the retention by `compaction.away_days`, the longest that
+  a node may be away, so that the line cannot come back from anywhere;
+- the deletion is done in the table;
+- the service has removed the run's manifest, which says the same, or a later record of the run
+  says more.
+
+If anything is kept for ever, records are too. Those of whole pipelines always stay: they are few.
+
+No store deletes under a condition, and a run may be deleted again at any moment. The new
+deletion has a record under a key of its own, so whenever the store removes this one, no later
+deletion is lost.
 """
 
 from __future__ import annotations
@@ -52,7 +56,7 @@ async def remove_deletion_records(compactor: Compactor, report: Report) -> None:
 
 
 def _oldest_ms(compactor: Compactor) -> int:
-    """Lines older than that are nowhere, and do not come back; 0 if that is never so."""
+    """Older lines are nowhere, and do not come back; 0 if there is no such time."""
     limits, runs = compactor.limits, compactor.runs.longest_days
     table = runs if limits.retention_days is None else limits.retention_days
     if not (runs and table):
@@ -61,7 +65,7 @@ def _oldest_ms(compactor: Compactor) -> int:
 
 
 def _is_old(stored: StoredDeletion, purged_ms: int, oldest_ms: int) -> bool:
-    """Whether it is a run's, done in the table, and its lines are nowhere else."""
+    """Whether it is of a run, done in the table, and its lines are nowhere else."""
     done = stored.modified_ms <= purged_ms
     return stored.deletion.run is not None and done and ulid.time_ms(stored.deletion.t) < oldest_ms
 
@@ -79,7 +83,7 @@ def _highest(deletions: Iterable[Deletion]) -> dict[tuple[str, str | None], int]
 
 
 async def _without_manifest(compactor: Compactor, some: Sequence[StoredDeletion]) -> list[str]:
-    """Keys of those whose run has none."""
+    """Keys of records whose run has no manifest."""
     there = await asyncio.gather(*(_has_manifest(compactor, one.deletion) for one in some))
     return [one.key for one, known in zip(some, there, strict=True) if not known]
 

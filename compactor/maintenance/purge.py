@@ -1,18 +1,18 @@
-"""Deletions done in the table: lines that are deleted leave its files.
+"""Purge: removes deleted lines from the files of the table.
 
-Readers of ours leave out deleted lines at once. Here they leave the Parquet files, where other
-engines would see them: files that hold such lines (`deleted_rows.py`) are rewritten without
-them, an hour at a time, or just removed if nothing else is in them.
+Tailrace's own readers leave out deleted lines at once. The purge removes them from the Parquet
+files, where other engines would see them: files that hold such lines (`deleted_rows.py`) are
+rewritten without them, an hour at a time, or just removed if they hold nothing else.
 
-**Once done, done**: the table's transaction `deletions` is a time up to which all deletions
-that the store had by then are done in all files, so each is looked at once. It is committed
-on exactly the snapshot whose files were all looked at, and is at most 60 s before the deletions
-were listed, by the store's clock, which may tell whole seconds. A file that comes later holds
-no such line: what brings it was planned on a later snapshot, and lists the deletions after that.
+**Each deletion is applied once**: the table's transaction `deletions` is a time. All deletions
+that the store had by then are done in all files. It is committed on exactly the snapshot whose
+files were all examined, and is at least 60 s before the deletions were listed, by the store's
+clock, which may tell whole seconds. A later file holds no such line: its commit was planned on a
+later snapshot, and lists the deletions after that.
 
-What it costs is bounded: files are rewritten when a deletion has waited `compaction.purge_seconds`,
-or at once if they have `compaction.purge_bytes` in all. Files of hours that expire within
-two hours are left to the retention, which costs nothing: that is where runs are that expire.
+The cost is bounded: files are rewritten when a deletion has waited `compaction.purge_seconds`, or
+at once if the files have at most `compaction.purge_bytes` in all. Files of hours that expire
+within two hours are left to the retention, which costs nothing: there are the expiring runs.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ _TRIES: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """Deletions that are not done in all files, and the time that can be said once they are."""
+    """Deletions that are not done in all files, and the time to commit once they are."""
 
     deletions: Sequence[StoredDeletion]
     until_ms: int
 
 
 async def purge(compactor: Compactor, report: Report) -> None:
-    """Does deletions in the table's files.
+    """Applies deletions to the table's files.
 
     Raises `StoreUnavailable`, `OutcomeUnknown`, `Unavailable`, `Damaged`.
     """
@@ -76,7 +76,7 @@ def pending(
     before_ms: int,
     most: int = MOST_DELETIONS,
 ) -> Pending:
-    """What is to be done of deletions listed a minute after `before_ms`: the oldest `most`."""
+    """The oldest `most` deletions to be done, listed a minute after `before_ms`."""
     done = snapshot.purged_ms
     left = sorted((d for d in deletions if d.modified_ms > done), key=lambda d: d.modified_ms)
     if not left:
@@ -92,7 +92,7 @@ def pending(
 
 @dataclass(slots=True)
 class _Purge:
-    """Of one pass. What was found in a file is remembered: files never change."""
+    """The purge of one pass. Its findings in a file are cached, because files never change."""
 
     compactor: Compactor
     report: Report
@@ -116,7 +116,7 @@ class _Purge:
                 return
 
     async def _holding(self, snapshot: Snapshot) -> list[TableFile]:
-        """Files that hold deleted lines, but for those that expire soon."""
+        """Files that hold deleted lines, except those that expire soon."""
         met = await asyncio.to_thread(
             lambda: [file for file in snapshot.files if self._horizons.may_take_of(file)]
         )
@@ -144,7 +144,7 @@ class _Purge:
         self._found[file.path] = found
 
     def _wait_for(self, runs: Collection[tuple[str, str]]) -> None:
-        """Deletions of these runs are not done before the file is gone."""
+        """Postpones deletions of these runs until the file is gone."""
         fqns = {fqn for fqn, _ in runs}
         for one in self.pending.deletions:
             deletion = one.deletion
@@ -159,7 +159,7 @@ class _Purge:
         return size <= limits.purge_bytes or waited >= limits.purge_seconds * 1000
 
     async def _take_out(self, holding: Sequence[TableFile]) -> bool:
-        """Whether all of it was this driver's to do."""
+        """Rewrites files; whether this driver could do all of them."""
         hours: dict[str, list[TableFile]] = defaultdict(list)
         for file in holding:
             hours[hour_of(file)].append(file)
@@ -174,7 +174,7 @@ class _Purge:
     async def _take_out_of(
         self, snapshot: Snapshot, assignment: Assignment, hour: str, files: Sequence[TableFile]
     ) -> Snapshot:
-        """A version in which that is done, or a newer one if it has to be done anew."""
+        """A version in which that is done, or a newer one if it must be repeated."""
         compactor = self.compactor
         there = {file.path for file in snapshot.files}
         files = [file for file in files if file.path in there]
@@ -200,7 +200,7 @@ class _Purge:
         return after
 
     async def _leave_out(self, hour: str, files: Sequence[TableFile]) -> bool:
-        """Goes on without those of the files that are gone since they were looked at, if any is."""
+        """Continues without files that were removed since they were examined, if there are any."""
         missed = await missing_files(self.compactor.store, files)
         for file in missed:
             self.report.alarm(f"hour {hour} is not purged: {describe(file)}")
@@ -209,7 +209,7 @@ class _Purge:
         return bool(missed)
 
     async def _note(self, snapshot: Snapshot) -> bool:
-        """Says that it is done, unless the table has moved on: then there are more files."""
+        """Commits that it is done, unless the table has changed: then there are more files."""
         if self._until_ms > snapshot.purged_ms:
             try:
                 await make(self.compactor, snapshot, Change(purged_ms=self._until_ms))

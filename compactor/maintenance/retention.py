@@ -1,13 +1,13 @@
-"""Retention: hours of the table that are too old, or for which there is no room, go.
+"""Retention: removes hours of the table that are too old, or beyond its size limit.
 
-A commit with nothing but remove actions, planned from the snapshot's statistics: no file is
-read and no Spark started. The files themselves stay until the vacuum, for queries that run.
+The commit has nothing but remove actions, planned from the snapshot's statistics: it reads no
+file and starts no Spark. The files themselves stay until the vacuum, for running queries.
 
-By age an hour goes when it ended `compaction.retention_days` ago; if that is not set, when no
-run of any pipeline is kept so long. (Pipelines whose runs are kept for less lose them by
-deletions, `purge.py`.) By size the oldest go until the rest is within
-`compaction.retention_bytes`, never the newest. The table says up to when its hours are gone:
-late lines of such an hour, ingested after it went, go with the next pass, and whoever compares
+By age, an hour is removed when it ended `compaction.retention_days` ago; if that is not set, when
+no run of any pipeline is kept that long. (Pipelines whose runs are kept for less lose them by
+deletions, `purge.py`.) By size, the oldest hours, but never the newest, are removed until the
+rest is within `compaction.retention_bytes`. The table records up to when its hours are gone. Late
+lines of such an hour are removed by the next pass after their ingest, and a comparison of
 segments with the table does not miss them.
 """
 
@@ -35,19 +35,19 @@ _TRIES: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Expiry:
-    """`files` go; the table has no hour then that ended by `until_ms`."""
+    """`files` are removed; the table then has no hour that ended by `until_ms`."""
 
     until_ms: int
     files: tuple[TableFile, ...]
 
     @property
     def hours(self) -> int:
-        """How many hours go."""
+        """The number of removed hours."""
         return len({file.end_ms for file in self.files})
 
 
 async def expire(compactor: Compactor, report: Report) -> None:
-    """Removes what is beyond the retention. Raises `StoreUnavailable`, `OutcomeUnknown`."""
+    """Removes hours that are beyond the retention. Raises `StoreUnavailable`, `OutcomeUnknown`."""
     with report.timed("expire", compactor.clock):
         for _ in range(_TRIES):
             snapshot = await compactor.newest()
@@ -68,7 +68,7 @@ async def expire(compactor: Compactor, report: Report) -> None:
 
 
 def expiring(compactor: Compactor, snapshot: Snapshot) -> Expiry:
-    """What the retention takes from the snapshot now. Raises `StoreUnavailable`."""
+    """What the retention removes from the snapshot now. Raises `StoreUnavailable`."""
     room = _beyond(snapshot.files, compactor.limits.retention_bytes)
     until = max(snapshot.expired_ms, oldest_ms(compactor), room)
     gone = tuple(file for file in snapshot.files if file.end_ms <= until)
@@ -84,7 +84,7 @@ def oldest_ms(compactor: Compactor) -> int:
 
 
 def _beyond(files: Sequence[TableFile], most: int | None) -> int:
-    """The end of the newest hour for which there is no room; 0 if there is for all."""
+    """The end of the newest hour beyond the size limit; 0 if there is none."""
     if most is None:
         return 0
     sizes = Counter[int]()
