@@ -1,16 +1,16 @@
-"""Taking in: a run without a manifest that OpenMetadata wrote gets one at the first touch.
+"""Import: a run that OpenMetadata wrote gets a manifest at its first use.
 
     look ──► scan (stream the text once) ──► copy in the store ──► index ──► manifest, if absent
 
-The text becomes the run's first chunk. A `logs.txt` that stands at our own key and ends with
-a line is not even copied: it is the closed run's `logs.txt` as it is. What OpenMetadata wrote
-under a key that is not ours is never changed.
+The log becomes the run's first chunk. A `logs.txt` at the run's own key that ends with a newline
+is not copied: it becomes the closed run's `logs.txt` as it is. Objects of OpenMetadata under
+other keys are never changed.
 
-Chunk id and line ids are made from the objects' keys, ETags and times alone. So two nodes
-that do it at once, or one that was killed anywhere and does it again, write the same bytes
-to the same keys, and of their manifests one wins. Objects that change meanwhile fail the
-copy's condition, and it is begun again. All line ids have the time at which OpenMetadata
-last wrote; the lines' writer is `taken-in`, which no node can be called.
+Chunk id and line ids depend only on the objects' keys, ETags and times. Two nodes that import
+at once, or one that repeats a killed import, therefore write the same bytes to the same keys,
+and one of their manifests wins. If an object changes meanwhile, the copy's condition fails and
+the import begins again. All line ids have the time at which OpenMetadata last wrote. The writer
+of the lines is `taken-in`, which no node can be called.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Importer:
         prefix: str,
         rebuild: Callable[[RunKey], Awaitable[bool]],
     ) -> None:
-        """`rebuild` is asked first: the run may be ours, and its manifest be lost."""
+        """`rebuild` is called first: it may be Tailrace's own run whose manifest is lost."""
         self._store = store
         self._upstream = upstream
         self._rebuild = rebuild
@@ -81,17 +81,17 @@ class Importer:
         self.imported = 0
 
     async def import_run(self, key: RunKey) -> bool:
-        """Whether the run, which had no manifest, has one now.
+        """Imports a run without a manifest; whether it has one now.
 
         Raises `StoreUnavailable`, `OutcomeUnknown`, `Damaged`.
         """
         return await self._touch.do(key)
 
     async def import_left(self, before_ms: int) -> None:
-        """Imports what OpenMetadata left in progress and nobody touched since then.
+        """Imports runs that OpenMetadata left in progress and nobody has used since.
 
-        Their manifests tell the sweeper of them. One that cannot be imported holds back no
-        other. Raises `StoreUnavailable`, `OutcomeUnknown`, `Damaged`, after trying all.
+        The sweeper then finds their manifests. A run that cannot be imported delays no other.
+        Raises `StoreUnavailable`, `OutcomeUnknown`, `Damaged`, after trying all.
         """
         found = [key async for key in self._upstream.left(before_ms) if key not in self._left]
         failure: TailraceError | None = None
@@ -106,7 +106,7 @@ class Importer:
             raise failure
 
     def stop(self) -> None:
-        """Ends what is under way; the next touch begins again."""
+        """Ends running work; the next access begins again."""
         self._touch.stop()
 
     async def _import(self, key: RunKey) -> bool:
@@ -164,7 +164,7 @@ class Importer:
 
 
 class ImportingManifests(Manifests):
-    """Manifests of which `get`, and all that begins with it, imports what it does not find."""
+    """Manifests whose `get`, and all calls that begin with it, import a missing run."""
 
     def __init__(
         self, store: ObjectStore, clock: Clock, entropy: Entropy, importer: Importer
@@ -181,10 +181,10 @@ class ImportingManifests(Manifests):
 
 @dataclass(frozen=True)
 class _ImportedDocument(Document[Manifest]):
-    """A manifest that, where there is none, is made from what OpenMetadata wrote.
+    """A manifest that, if it does not exist, is made from what OpenMetadata wrote.
 
-    `imported` makes it, and says whether there is one now. `read` raises as `Importer.import_run`
-    does, too.
+    `imported` makes it, and returns whether there is one now. `read` also raises as
+    `Importer.import_run` does.
     """
 
     imported: Callable[[], Awaitable[bool]]
@@ -198,14 +198,14 @@ class _ImportedDocument(Document[Manifest]):
 
 @dataclass(frozen=True, slots=True)
 class _Name:
-    """What ids a text's chunk and batches have."""
+    """The ids of a log's chunk and batches."""
 
     chunk_id: str
     first_batch: int
 
     @staticmethod
     def of(text: UpstreamLog) -> _Name:
-        """Always the same of the same objects."""
+        """The ids for these objects; always the same for the same objects."""
         parts = [f"{info.key}\0{info.etag}\0{info.size}" for info in text.objects]
         digest = hashlib.blake2b("\0".join(parts).encode(), digest_size=16).digest()
         base = ulids.lowest_at(text.modified_ms)
@@ -235,6 +235,6 @@ def _manifest(key: RunKey, text: UpstreamLog, chunk: Chunk, generation: int) -> 
 
 
 def _epoch(text: UpstreamLog) -> int:
-    """OpenMetadata's, so that ours goes on rising."""
+    """OpenMetadata's epoch, so that that of the run keeps rising."""
     epoch = text.objects[-1].metadata.get("writer-epoch", "")
     return int(epoch) if epoch.isascii() and epoch.isdigit() and len(epoch) < 16 else 0

@@ -1,8 +1,8 @@
-"""Texts that OpenMetadata itself wrote: where they stand, and which of them are the run's log.
+"""Logs that OpenMetadata itself wrote: their keys, and which objects are the run's log.
 
 OpenMetadata keeps a run in progress in `partial.txt`, and at its close copies that to
 `logs.txt` and deletes it. Its folder has the pipeline's name with every character but
-letters, digits, `_` and `-` turned into `_`; ours is looked at first. What stands there:
+letters, digits, `_` and `-` turned into `_`; Tailrace looks at its own folder first. Objects there:
 
     only logs.txt       that; the run is closed
     only partial.txt    that; the run is open
@@ -11,8 +11,8 @@ letters, digits, `_` and `-` turned into `_`; ours is looked at first. What stan
     both, and neither does (a late batch, which OpenMetadata would throw away at the next close)
                         logs.txt, then partial.txt; the run is open again
 
-An empty object is none. Names that share a folder share what stands in it: whoever asks under
-one of them takes a copy. Whether a caller may use a name is decided before this is asked.
+An empty object counts as missing. Names that share a folder share its objects: a request under
+one of them imports a copy. Whether a caller may use a name is decided before.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _NAMES = ("partial.txt", "logs.txt")
 class UpstreamLog:
     """The objects whose bytes, one after another, are the run's log.
 
-    `closed` tells whether the text ends where OpenMetadata closed the run, `reopened` whether
-    it goes on after that. An object may lack its last newline.
+    `closed` says whether the log ends where OpenMetadata closed the run, `reopened` whether
+    it continues after that. An object may lack its last newline.
     """
 
     objects: tuple[ObjectInfo, ...]
@@ -49,13 +49,13 @@ class UpstreamLog:
 
     @property
     def modified_ms(self) -> int:
-        """When the last of it was written, in milliseconds since the epoch."""
+        """When its last object was written, in milliseconds since the epoch."""
         return max([info.modified_ms for info in self.objects])
 
 
 @dataclass(frozen=True, slots=True)
 class UpstreamRun:
-    """What a listing shows of a run that nobody has imported yet."""
+    """A run in a listing that nobody has imported yet."""
 
     key: RunKey
     bytes: int
@@ -71,14 +71,14 @@ class Upstream:
         self._prefix = prefix
 
     async def objects(self, key: RunKey) -> list[str]:
-        """The keys at which something of the run stands. Raises `StoreUnavailable`."""
+        """The keys of the run's objects. Raises `StoreUnavailable`."""
         folders = await asyncio.gather(*[self._look(folder) for folder in self._folders(key)])
         return [info.key for both in folders for info in both if info is not None]
 
     async def find(self, key: RunKey, deleted_through: int) -> UpstreamLog | None:
-        """The run's text; None if there is none that was written after the deletion.
+        """The run's log; None if there is none that was written after the deletion.
 
-        Raises `NotFound`, `PreconditionFailed` (somebody changes it: look again),
+        Raises `NotFound`, `PreconditionFailed` (somebody is changing it: look again),
         `StoreUnavailable`.
         """
         folders = await asyncio.gather(*[self._look(folder) for folder in self._folders(key)])
@@ -90,7 +90,7 @@ class Upstream:
         return None
 
     async def runs(self, fqn: str) -> AsyncIterator[UpstreamRun]:
-        """All runs in the pipeline's folders that hold a text, in no order; some come twice."""
+        """All runs in the pipeline's folders that have a log, in no order; some come twice."""
         ours = keys.pipeline_texts(self._prefix, fqn)
         theirs = keys.upstream_pipeline(self._prefix, fqn)
         if theirs != ours:  # nothing but texts stands there: one list has them all
@@ -102,9 +102,9 @@ class Upstream:
                 yield run
 
     async def left(self, before_ms: int) -> AsyncIterator[RunKey]:
-        """Runs that OpenMetadata marked as in progress, and not since then.
+        """Runs that OpenMetadata marked as in progress, last before `before_ms`.
 
-        A mark tells the pipeline's name, which the folder does not.
+        A marker has the pipeline's name, which the folder does not.
         """
         prefix = keys.all_active(self._prefix)
         async for info in self._store.list(prefix):
@@ -185,7 +185,7 @@ class Upstream:
 
 
 def _alive(info: ObjectInfo | None, deleted_through: int) -> ObjectInfo | None:
-    """The object, if it holds anything and was written after the deletion."""
+    """The object, if it is not empty and was written after the deletion."""
     if info is None or not info.size:
         return None
     return info if ulids.highest_at(info.modified_ms) > deleted_through else None

@@ -1,1 +1,1 @@
-"""A run's log made again from segments and table where objects vanished."""
+"""Repair: rebuilds a run's log from segments and table where objects vanished."""

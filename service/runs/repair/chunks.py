@@ -1,17 +1,18 @@
-"""Repair of chunks: a chunk that vanished from the store is made again from its records.
+"""Repair of chunks: rebuilds a chunk that vanished from the store from its records.
 
-Only somebody outside takes away what a manifest names. Then a reader's 404 brings it here:
+Only somebody outside Tailrace removes an object that a manifest names. A reader that gets 404
+then calls the repair:
 
     text gone, index there    each batch by its ULID, from segments or table, in the order and
-                              with the checksums that the index has: the same bytes
+                              with the checksums of the index: the same bytes
     index gone                the records of the chunk's writer and positions, if all lines of
                               the chunk are one node's: the same text, under a new id;
-                              else the same lines in order of ULID (`anew`)
+                              else the same lines in order of ULID (`orphan_chunks`)
 
-`logs.txt` that is gone or that somebody wrote over is a chunk like the others; with its index
-gone too it becomes an ordinary chunk, of which the run is sealed again. What was made
-is compared with the manifest before it counts. A chunk that cannot be made again is
-reported; the other lines of its run are read as before.
+`logs.txt` that is gone or was overwritten is a chunk like the others; if its index is gone too,
+it becomes an ordinary chunk, from which the run is sealed again. A rebuilt chunk is compared
+with the manifest before it counts. A chunk that cannot be rebuilt is reported; the other lines
+of its run can be read as before.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _SHOWN_SECONDS = 7200.0
 
 
 class _Unfound(Exception):
-    """A batch of the chunk is nowhere, or is another."""
+    """A batch of the chunk is nowhere, or has other bytes."""
 
 
 class _Ambiguous(_Unfound):
@@ -55,14 +56,14 @@ class _Ambiguous(_Unfound):
 
 @dataclass(slots=True)
 class _Open:
-    """The batch of which the next piece may hold more, and how much was given."""
+    """The batch that the next piece may continue, and how much of it was read."""
 
     text: bytes = b""
     given: int = 0
 
 
 class ChunkRepairer:
-    """Of one node; `records` None: nobody can search here."""
+    """The repair of one node; `records` is None if searching is impossible."""
 
     def __init__(
         self,
@@ -93,7 +94,7 @@ class ChunkRepairer:
         return [why for why, _ in self._lost.values()]
 
     async def repair(self, key: RunKey) -> bool:
-        """Whether something that the run's manifest names was gone and is there again.
+        """Rebuilds missing objects that the run's manifest names; whether there were any.
 
         Raises `ChunkLost` if it cannot be, `StoreUnavailable`, `OutcomeUnknown`, `Damaged`.
         """
@@ -103,11 +104,11 @@ class ChunkRepairer:
         return await self._once.do(key)
 
     def stop(self) -> None:
-        """Ends what is under way; the next reader begins again."""
+        """Ends running work; the next reader begins again."""
         self._once.stop()
 
     async def _run(self, key: RunKey) -> bool:
-        """Tries every chunk: one that is gone for good keeps no other from being repaired."""
+        """Tries every chunk: one that is lost for good prevents no other repair."""
         repaired = False
         lost: dict[str, ChunkLost] = {}
         for _ in range(_ROUNDS):
@@ -138,9 +139,9 @@ class ChunkRepairer:
     async def _first(
         self, manifest: Manifest, lost: Container[str]
     ) -> tuple[Chunk, ObjectInfo | None, bool] | None:
-        """A chunk that is not as it was: what stands at its text, and whether it has its index.
+        """The first damaged chunk: the object at its text's key, and whether its index is there.
 
-        Those that are known to be `lost` are left out.
+        Chunks that are known to be `lost` are left out.
         """
         key = manifest.key
         for chunk in manifest.chunks:
@@ -268,7 +269,7 @@ class ChunkRepairer:
         await self._name(key, chunk, made)  # without its `logs.txt` the run is sealed again
 
     async def _of_writer(self, manifest: Manifest, chunk: Chunk) -> RebuiltBatches:
-        """The chunk's batches in order of position, as the records tell of them."""
+        """The chunk's batches in order of position, from the records."""
         key = manifest.key
         ((writer, (low, high)),) = chunk.writers.items()
         found = list((await self._batches(key, chunk.first, chunk.last)).values())
@@ -292,7 +293,7 @@ class ChunkRepairer:
         return kept
 
     async def _name(self, key: RunKey, old: Chunk, new: Chunk) -> None:
-        """A close whose intent names the old chunk finds another intent, and begins again."""
+        """Names the rebuilt chunk. A close that intended the old one must begin again."""
 
         def change(newest: Manifest) -> Manifest | None:
             if old not in newest.chunks:
@@ -309,7 +310,7 @@ class ChunkRepairer:
 
 
 def _same(manifest: Manifest, chunk: Chunk, there: ObjectInfo) -> bool:
-    """Whether what stands there is the chunk's text, perhaps with more behind it."""
+    """Whether the object begins with the chunk's text."""
     if chunk.kind == "chunk":
         return there.size == chunk.bytes
     return there.etag == chunk.etag or (manifest.closing is not None and goes_on(chunk, there))

@@ -1,10 +1,10 @@
-"""Chunks without indexes whose lines no position tells apart: rebuilt together, by ULID.
+"""Rebuilds neighbouring chunks without indexes together, in order of ULID.
 
-A record does not say which node wrote it. So where lines of several nodes stood in a chunk,
-or in neighbours that lack their indexes too, the neighbours are rebuilt as one stretch, in
-order of ULID, by nobody in particular (`WRITER`), about `chunk_bytes` to a chunk. It counts
-only if it has as many bytes, lines and records as the manifest says, so the numbers of all
-other lines stay. A live reader may get these lines a second time.
+A record does not say which node wrote it. If a chunk had lines of several nodes, or its
+neighbours lack their indexes too, these neighbours are rebuilt as one range, in order of ULID,
+with the writer `WRITER` and about `chunk_bytes` per chunk. The result counts only if it has as
+many bytes, lines and records as the manifest says, so that the numbers of all other lines stay.
+A live reader may get these lines a second time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CHUNK_BYTES = 8 << 20
 
 
 class OrphanChunks:
-    """Of one node; `records` None: nobody can search here."""
+    """The orphan chunks of one node; `records` is None if searching is impossible."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class OrphanChunks:
         self._chunk_bytes = chunk_bytes
 
     async def make(self, manifest: Manifest, first: Chunk) -> bool:
-        """Whether `first` and its neighbours are there again; False: not all lines are left.
+        """Rebuilds `first` and its neighbours; False if some of their lines are lost.
 
         Raises as a search, `StoreUnavailable`, `OutcomeUnknown`.
         """
@@ -67,7 +67,7 @@ class OrphanChunks:
         return True
 
     async def _lost(self, manifest: Manifest, first: Chunk) -> list[Chunk]:
-        """`first` and those behind it that lack their indexes as well, up to one that does not."""
+        """`first` and the following chunks that lack their indexes too."""
         found = [first]
         for chunk in manifest.chunks[manifest.chunks.index(first) + 1 :]:
             try:

@@ -1,19 +1,18 @@
-"""Remaking: the text of a run from its records in segments and table.
+"""Rebuilds the log of a run from its records in segments and table.
 
-Only for a run of which nothing else is left: no manifest, no text, no line that a node still
-holds or has yet to flush (that would come by itself, in its order). The records come in
-order of ULID, and so does the text; a line's id tells its batch, so the batches have their
-ids and checksums again, and a copy that turns up later is left out as always.
+This is only for a run of which nothing else is left: no manifest, no log, no line that a node
+still holds or has yet to flush (those lines would come by themselves, in their order). The
+rebuilt log has the order of ULID. A line's id contains its batch's id, so the batches get their
+ids and checksums again, and a copy that appears later is left out as always. Deleted and expired
+lines are not among the records, and stay away.
 
-What was deleted or has expired is not among the records, and stays away.
-
-A run without a manifest may once have had one, which somebody outside took away. The indexes
-of chunks tell positions of writers. A chunk that was written by a flush that did not live to
-name it holds lines that its node has yet to flush; one with lines below what its node has
-flushed was named. A run of that kind is rebuilt from its records, before a flush gives it a
-manifest without its older lines, and before an older `partial.txt` of our own is taken for all
-of its text. One that also holds lines of OpenMetadata, which are in no record, is left as it
-is.
+A run without a manifest may once have had one that somebody outside removed. Chunks that are
+left are evidence of it. Their indexes have positions of writers: a chunk of a flush that was
+killed before its swap holds lines that its node has yet to flush, while a chunk with lines below
+what its node has flushed was named by a manifest. Such a run is rebuilt from its records before
+a flush gives it a manifest without its older lines, and before an older `partial.txt` of
+Tailrace counts as its whole log. A run that also has lines of OpenMetadata, which are in no
+record, is left as it is.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ log = logging.getLogger(__name__)
 
 
 class OrphanEvidence:
-    """Of one node; `progress` says which of its own lines are in chunks."""
+    """The evidence for one node; `progress` says which of its own lines are in chunks."""
 
     def __init__(
         self,
@@ -68,7 +67,7 @@ class OrphanEvidence:
         self._foreign = foreign
 
     async def found(self, key: RunKey) -> bool:
-        """Whether chunks are left that a manifest named. Raises `StoreUnavailable`."""
+        """Whether chunks are left that a manifest has named. Raises `StoreUnavailable`."""
         low: dict[str, int] = {}
         async for info in self._store.list(keys.chunks_of(self._prefix, key)):
             if not info.key.endswith(".idx"):
@@ -103,7 +102,7 @@ _CHUNK_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class RebuiltBatch:
-    """A batch as its records tell of it."""
+    """A batch, from its records."""
 
     ulid: int
     text: bytes
@@ -139,7 +138,7 @@ class RebuiltBatches:
         return self._batches[index].text[low:high]
 
     def meta(self, index: int) -> RecordMeta | None:
-        """Where the records end, if that is not where the lines do."""
+        """The ends of records, if they are not the ends of lines."""
         ends = self._batches[index].ends
         if int(self.rows["lines"][index]) == len(ends):
             return None
@@ -147,7 +146,7 @@ class RebuiltBatches:
 
 
 async def batches_of(records: AsyncIterator[pa.RecordBatch]) -> AsyncIterator[RebuiltBatch]:
-    """Records in order of ULID as the batches that they came in."""
+    """Groups records in order of ULID into their batches."""
     current, messages, first = "", list[str](), None
     async for part in records:
         columns = [part.column(name).to_pylist() for name in ("ulid", "message")]
@@ -172,7 +171,7 @@ def _rebuilt(batch: str, messages: Sequence[str], pos: int | None) -> RebuiltBat
 
 
 class RunRebuilder:
-    """Of one node. `held` tells of lines that other nodes bring; `records` None: no search."""
+    """The rebuilder of one node. `held` finds lines of other nodes; `records` None: no search."""
 
     def __init__(
         self,
@@ -200,25 +199,25 @@ class RunRebuilder:
         self.put_off = 0
 
     def hopeless(self, key: RunKey) -> bool:
-        """Whether it was found lately that nothing can be rebuilt."""
+        """Whether a recent try found that nothing can be rebuilt."""
         return self._records() is None or self._once.idle(key)
 
     async def run(self, key: RunKey) -> bool:
-        """Whether the run, which was nowhere, has a manifest now.
+        """Rebuilds a run of which nothing is left; whether it has a manifest now.
 
         Raises `StoreUnavailable`, `OutcomeUnknown`, `Damaged`.
         """
         return await self._once.do(key)
 
     def stop(self) -> None:
-        """Ends what is under way; the next touch begins again."""
+        """Ends running work; the next access begins again."""
         self._once.stop()
 
     async def without_manifest(self, key: RunKey) -> bool:
-        """The same for a run whose manifest somebody took away, if that can be told.
+        """The same for a run whose manifest somebody removed, if there is evidence.
 
-        Lines that have yet to be flushed may be among what is rebuilt; the flush leaves them
-        out by their ids. It may hold the run's lock, so nothing is merged here. Raises
+        Rebuilt lines may include some that are yet to be flushed; the flush leaves them out by
+        their ids. It may hold the run's lock, so nothing is merged here. Raises
         `StoreUnavailable` while the records cannot be read.
         """
         records = self._records()
