@@ -60,9 +60,9 @@ MUTATIONS = [
     ),
     Mutation(
         "a flush tells that it is further than it is",
-        "service/runs/flusher.py",
-        "        return self._pending.low(self._confirmed_pos) if self._started.is_set() else 0\n",
-        "        return self._confirmed_pos if self._started.is_set() else 0\n",
+        "service/runs/pending.py",
+        "        return self.pending.low(self.confirmed_pos) if self._started.is_set() else 0\n",
+        "        return self.confirmed_pos if self._started.is_set() else 0\n",
     ),
     Mutation(
         "a chunk takes in copies of what is in others",
