@@ -1,1 +1,1 @@
-"""Writing hours anew: many files that overlap become a few that are sorted over all."""
+"""Rewrites hours: many overlapping files become a few that are sorted over all."""

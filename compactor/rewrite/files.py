@@ -1,12 +1,12 @@
 """Rewriting files of one hour: read, sorted over all, named. Nothing is committed here.
 
-Files are replaced whatever others have committed since they were read. A rewriting takes long
-and others commit often, and it need not be the next version after its snapshot: files never
-change, and the new ones have the lines of those they replace. So it is right on any later
-version that **still has all of them**, and is made on the newest one. Lines that came
-meanwhile are in files of their own. Deletions done meanwhile are done in the replaced files,
-so in the new ones as well. Once one of the files is gone (another rewriting, a purge, the
-retention), the new ones are of no use: plan anew.
+Other drivers may commit between reading and replacing. A rewriting takes long and others commit
+often, so it need not be the next version after its snapshot: files never change, and the new
+ones have the lines of those they replace. The replacement is right on any later version that
+**still has all of them**, and is made on the newest one. Lines that came meanwhile are in files
+of their own. Deletions that were done meanwhile were done in the replaced files, so they are done
+in the new ones too. Once one of the files is gone (another rewriting, a purge, the retention),
+the new ones are useless, and the rewriting must be planned again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from logstore.table.stats import NewFile
 
 
 async def replace(compactor: Compactor, snapshot: Snapshot, change: Change) -> Snapshot:
-    """A snapshot that has the change, which only puts files in the place of files.
+    """Commits a change that only replaces files by files; gives the new snapshot.
 
     Raises `PreconditionFailed` if one of `change.removed` is gone or the new files are too
     old, `OutcomeUnknown`, `StoreUnavailable`.
@@ -53,12 +53,12 @@ async def rewrite(
     """New files with the lines of `files`, each once, without those that `deletions` name.
 
     `files` are of one hour and of `snapshot`; the new ones may be committed in their place,
-    under any job's ULID but once. They are about `compaction.file_bytes` each, none if no line
-    is left, and of `level` (`logstore.table.names`), else of the lowest of `files`: what
-    is taken out of them is no rewriting that an hour's next one has to reckon with.
+    once, under any job's ULID. They are about `compaction.file_bytes` each, none if no line
+    is left, and of `level` (`logstore.table.names`), else of the lowest of `files`:
+    removing lines does not count as a rewriting of the hour.
 
-    Raises `Unavailable`, `OutcomeUnknown`, `Damaged`; files that came to be are then orphans.
-    Of that `UnsupportedVersion`, before anything is done, for a table of another shape.
+    Raises `Unavailable`, `OutcomeUnknown`, `Damaged`; files that were written are then orphans.
+    Raises `UnsupportedVersion`, before anything is done, for a table of another shape.
     """
     clock, engine = compactor.clock, compactor.engine
     snapshot.check_writable()

@@ -1,14 +1,16 @@
-"""Rewrites hours that are over: files that came one by one become few, each line once.
+"""Rewrites hours that are over: many small files become few, each line once.
 
     plan (statistics) ─► leases (`hour/…`) ─► plan one hour ─► rewrite (Spark) ─► replace
                                                    ▲                                │
                                                    └─ a file that it read is gone ──┘
 
-An hour is over `compaction.settle_seconds` after its end, and after what waits above the table's
-marks was uploaded: such segments may be full of it. Nobody waits for segments older than a day:
-their node stands still, or a backlog is ingested, and what comes of them comes late.
+An hour is over `compaction.settle_seconds` after its end, but not before the segments that wait
+above the table's marks were uploaded, because they may have many lines of it. Segments older than
+a day do not delay it: their node stands still, or a backlog is being ingested, and their lines
+come late.
 
-What is read is one snapshot's files; the new ones replace them in one version, or are orphans.
+The files that are read belong to one snapshot; the new ones replace them in one version, or are
+orphans.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ async def rewrite_hours(
 ) -> None:
     """Rewrites the hours that need it and that no other driver works on.
 
-    After each it asks `hurry`: where that says yes, the rest is left to the next pass.
+    After each hour it calls `hurry`; if that returns True, the rest is left to the next pass.
     Raises `StoreUnavailable`, `OutcomeUnknown`, `Unavailable`, `Damaged`.
     """
     with report.timed("plan", compactor.clock):
@@ -62,7 +64,7 @@ async def rewrite_hours(
 
 
 async def plan_hours(compactor: Compactor) -> list[Rewriting]:
-    """What would be rewritten now, the oldest hour first. Raises `StoreUnavailable`."""
+    """The hours to be rewritten now, the oldest first. Raises `StoreUnavailable`."""
     snapshot = await compactor.newest()
     over_ms = await _over(compactor, snapshot)
     return await asyncio.to_thread(
@@ -76,7 +78,7 @@ async def plan_hours(compactor: Compactor) -> list[Rewriting]:
 
 
 async def _over(compactor: Compactor, snapshot: Snapshot) -> int:
-    """Hours that ended by then are over."""
+    """The time by which hours must have ended to be over."""
     now = compactor.clock.now_ms()
     marks = await asyncio.to_thread(snapshot.marks, await nodes_of(compactor.store))
     waiting = await waiting_above(compactor.store, marks, batch_bytes=0)
@@ -114,10 +116,10 @@ class _Hours:
                 return
 
     async def _settle(self, hour: str) -> None:
-        """Rewrites the hour, as it is by now: another driver may have done so before.
+        """Rewrites the hour in its present state: another driver may have done so before.
 
-        Of a table of very many hours it takes a while to open a version. So each is planned on
-        what the one before it came to.
+        Opening a version of a table with very many hours takes a while. Each hour is therefore
+        planned on the snapshot that the one before it produced.
         """
         for _ in range(_TRIES):
             snapshot = await self._newest()
@@ -165,7 +167,7 @@ class _Hours:
         return after
 
     async def _deletions(self, snapshot: Snapshot, files: Collection[TableFile]) -> list[Deletion]:
-        """Deletions of lines in the files, unless there are very many: nobody counts on them."""
+        """At most `MOST_DELETIONS` that delete lines of the files: applying them is optional."""
         if self.deletions is None:
             self.deletions = await self.compactor.deletions.all(self.compactor.store)
         found = (one.deletion for one in self.deletions if one.modified_ms > snapshot.purged_ms)

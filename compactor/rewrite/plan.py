@@ -1,23 +1,23 @@
-"""Which files of which hours are written anew, from the snapshot's statistics alone.
+"""Which files of which hours are rewritten, from the snapshot's statistics alone.
 
 A file that holds lines as they were ingested is **fresh** (level 0), any other is **old**.
-Of an hour that is over, these are written anew:
+Of an hour that is over, these files are rewritten:
 
-1. The fresh files, and the old ones whose range of keys (fqn, run_id, ulid) one of them
-   meets, if these old ones have **at most half as many bytes**. So the first time an hour is
-   written anew whole, and stragglers wait until they are worth it; old files that they do not
-   touch stay as they are. What comes out is of level 1, or of the old files' highest.
-2. Else those of one level that are smaller than a quarter of a file, alone, once there are
-   sixteen of them; what comes out is one level up. So stragglers that are never worth it, small as
-   they are beside their hour, cost readers fifteen files and not thousands.
+1. The fresh files, and the old ones whose range of keys (fqn, run_id, ulid) overlaps one of them,
+   if these old ones have **at most half as many bytes**. The first rewriting therefore covers the
+   whole hour. Late files wait until they are worth it, and old files that they do not overlap
+   stay. The new files have level 1, or the old files' highest.
+2. Otherwise the files of one level that are smaller than a quarter of a file, alone, once there
+   are sixteen of them; the new files are one level up. Late files that never become worth it,
+   because they are small beside their hour, cost readers fifteen files and not thousands.
 
-Nothing is done for fewer than four files, unless they are together a quarter of a file or
-more; and a large file that is fresh but meets no other is as good as old.
+Fewer than four files are not rewritten, unless they have together at least a quarter of a file.
+A large fresh file that overlaps no other counts as old.
 
-**Bound**: the ingest writes a byte once. The job by which it leaves level 0 writes at most half a
-byte more for it, by 1: 2.5 bytes in all, and 2 where nothing comes late. Only an hour that
-was added to some sixty times after it was over pays one more for those late bytes, by 2. That
-leaves half a byte per byte of the table for the log and its checkpoints, below 3.
+**Bound**: the ingest writes a byte once. The job in which the byte leaves level 0 writes it again,
+and by rule 1 at most half a byte of old files with it: 2.5 bytes in all, and 2 if nothing comes
+late. Only in an hour that got late files some sixty times do late bytes cost one more, by rule 2.
+That leaves half a byte per byte of the table for the log and its checkpoints, below 3.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class Rewriting:
 def rewritings(
     files: Iterable[TableFile], *, over_ms: int, after_ms: int, file_bytes: int
 ) -> list[Rewriting]:
-    """What is to be written anew of hours that ended after `after_ms`, up to `over_ms`.
+    """The rewritings of hours that ended after `after_ms`, up to `over_ms`.
 
-    The oldest first; files of about `file_bytes` come of it.
+    The oldest first; the new files have about `file_bytes`.
     """
     hours: dict[int, list[TableFile]] = defaultdict(list)
     for file in files:
@@ -72,7 +72,7 @@ def rewritings(
 
 
 def rewriting(files: Sequence[TableFile], *, file_bytes: int) -> Rewriting | None:
-    """What is to be written anew of an hour with these files, if anything."""
+    """The rewriting of an hour with these files, if it needs one."""
     levels: dict[int, list[TableFile]] = defaultdict(list)
     for file in files:
         levels[level_of(file.path)].append(file)
@@ -102,7 +102,7 @@ def _known(bounds: tuple[str, str] | None) -> tuple[str, str]:
 def _unsettled(
     fresh: Sequence[TableFile], files: Sequence[TableFile], file_bytes: int
 ) -> list[TableFile]:
-    """Of the fresh ones those that are small, or meet another file of the hour."""
+    """The fresh files that are small, or overlap another file of the hour."""
     return [
         one
         for one in fresh
@@ -143,7 +143,7 @@ def _meet(one: TableFile, other: TableFile) -> bool:
 
 
 def _joined(ranges: list[tuple[Key, Key]]) -> list[tuple[Key, Key]]:
-    """The ranges in order, those that meet as one."""
+    """The ranges in order, with overlapping ones joined."""
     joined: list[tuple[Key, Key]] = []
     for low, high in sorted(ranges):
         if joined and low <= joined[-1][1]:
