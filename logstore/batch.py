@@ -37,6 +37,8 @@ BATCH = np.dtype(
 )
 Rows = NDArray[np.void]
 Indexes = NDArray[np.int64]
+_LOW_BITS = (1 << 64) - 1
+_NEWLINE = 10
 
 
 class RunKey(NamedTuple):
@@ -109,7 +111,31 @@ def ulid_of(row: np.void) -> int:
     return int(row["ulid_hi"]) << 64 | int(row["ulid_lo"])
 
 
+def of_batch(rows: Rows, ulid: int) -> NDArray[np.bool_]:
+    """Which of the rows, or of a chunk's blocks, have this batch ULID."""
+    same: NDArray[np.bool_] = rows["ulid_hi"] == ulid >> 64
+    same &= rows["ulid_lo"] == ulid & _LOW_BITS
+    return same
+
+
+def lowest_and_highest(rows: Rows) -> tuple[int, int]:
+    """The lowest and the highest batch ULID of rows or blocks; 0 and 0 of none."""
+    if len(rows) == 0:
+        return 0, 0
+    high, low = rows["ulid_hi"], rows["ulid_lo"]
+    least, most = int(high.min()), int(high.max())
+    return (
+        least << 64 | int(low[high == least].min()),
+        most << 64 | int(low[high == most].max()),
+    )
+
+
 def of_run(batches: Batches, key: RunKey) -> Indexes:
     """Indexes of the rows that belong to the run, in order."""
     wanted = [i for i, run in enumerate(batches.runs) if run == key]
     return np.flatnonzero(np.isin(batches.rows["run"], wanted))
+
+
+def line_ends(text: bytes | memoryview) -> Indexes:
+    """The offset behind the newline of each line."""
+    return np.flatnonzero(np.frombuffer(text, np.uint8) == _NEWLINE) + 1

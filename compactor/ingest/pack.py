@@ -25,6 +25,7 @@ from compactor.context import Compactor
 from logstore import keys
 from logstore.segments.reader import open_segment
 from logstore.segments.schema import DICTIONARIES
+from logstore.swap import write_until_known
 from logstore.table.schema import COLUMNS, PARTITIONS
 
 SMALL_BYTES: Final = 128 << 10
@@ -63,12 +64,13 @@ async def packed(
         return
     body = await asyncio.to_thread(pack, chosen.values())
     key = f"{staging_folder(keys.TABLE, compactor.fresh_id())}/segments.parquet"
-    await store.put(key, body)
+    # The key is this merge's alone: a second put or delete does no harm.
+    await write_until_known(lambda: store.put(key, body))
     try:
         others = {store.uri(k): size for k, size in segments.items() if k not in chosen}
         yield others | {store.uri(key): len(body)}
     finally:
-        await store.delete([key])
+        await write_until_known(lambda: store.delete([key]))
 
 
 def pack(bodies: Iterable[bytes]) -> bytes:

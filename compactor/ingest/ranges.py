@@ -34,7 +34,7 @@ Batch: TypeAlias = tuple[str, RunKey, int]
 
 @dataclass(frozen=True, slots=True)
 class SegmentRanges:
-    """Time ranges with all of the text, and shares with all of the lines."""
+    """Time ranges with all of a segment's text, and run ranges with all of its lines."""
 
     time_ranges: tuple[TimeRange, ...] = ()
     run_ranges: tuple[RunRange, ...] = ()

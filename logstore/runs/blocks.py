@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from logstore.batch import Batches, Indexes, RecordMeta
+from logstore.batch import Batches, Indexes, RecordMeta, line_ends
 
 BLOCK = np.dtype(
     [
@@ -34,7 +34,6 @@ BLOCK = np.dtype(
 )
 Blocks = NDArray[np.void]
 BLOCK_BYTES = 64 << 10
-_NEWLINE = 10
 
 
 def blocks_of(batches: Batches, indexes: Indexes, text: bytes) -> Blocks:
@@ -72,8 +71,7 @@ def _with_split(
 def _split(whole: np.void, text: bytes, meta: RecordMeta | None) -> Blocks:
     """One batch as several blocks."""
     offset, size = int(whole["offset"]), int(whole["size"])
-    data = np.frombuffer(text, np.uint8, size, offset)
-    ends = np.flatnonzero(data == _NEWLINE) + 1
+    ends = line_ends(memoryview(text)[offset : offset + size])
     if int(whole["records"]) == int(whole["lines"]):
         cuts = _cuts(ends, size)
         lines = np.searchsorted(ends, cuts, "right")
@@ -115,18 +113,6 @@ def _parts(
     parts["digest"][1:] = 0
     parts["first"][1:] = 0
     return parts
-
-
-def lowest_and_highest(blocks: Blocks) -> tuple[int, int]:
-    """The lowest and the highest batch ULID, 0 and 0 of no blocks."""
-    if len(blocks) == 0:
-        return 0, 0
-    high, low = blocks["ulid_hi"], blocks["ulid_lo"]
-    least, most = int(high.min()), int(high.max())
-    return (
-        least << 64 | int(low[high == least].min()),
-        most << 64 | int(low[high == most].max()),
-    )
 
 
 def positions(blocks: Blocks, writers: Sequence[str]) -> dict[str, tuple[int, int]]:

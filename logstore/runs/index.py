@@ -22,8 +22,9 @@ import xxhash
 import zstandard
 from numpy.typing import NDArray
 
+from logstore.batch import lowest_and_highest
 from logstore.errors import Damaged, UnsupportedVersion
-from logstore.runs.blocks import Blocks, lowest_and_highest, positions
+from logstore.runs.blocks import Blocks, positions
 from logstore.runs.piece import PIECE_BLOCKS, decode_piece, encode_piece
 
 ENTRY = np.dtype(

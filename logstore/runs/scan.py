@@ -16,7 +16,7 @@ import numpy as np
 import xxhash
 
 from logstore import ulid as ulids
-from logstore.batch import Indexes
+from logstore.batch import Indexes, line_ends
 from logstore.runs.blocks import BLOCK, Blocks
 from logstore.runs.index import ENTRY, Directory, Entries, PositionRange, encode_tail, entry_of
 from logstore.runs.manifest import Chunk
@@ -63,7 +63,7 @@ class TextScan:
         if not piece:
             return
         self._last_byte = piece[-1]
-        ends = np.flatnonzero(np.frombuffer(piece, np.uint8) == _NEWLINE) + 1
+        ends = line_ends(piece)
         at = line = 0
         while (cut := self._cut(ends, at, line)) is not None:
             end = int(ends[cut])

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from logstore.errors import InvalidInput, TooLarge
 from logstore.ulid import MAX_LINES
 from service.http.bounds import Bounds
-from service.http.envelope import Document, LongString, NotJson, load, parse
+from service.http.envelope import LongString, NotJson, ParsedBody, load, parse
 from service.http.errors import HttpError
 from service.http.inflate import INFLATERS, gunzip, windows
 from service.http.records import parse_records
@@ -128,9 +128,9 @@ def _decode_json(body: bytes, bounds: Bounds, *, announced: bool) -> Decoded:
     return _decode_text(document.long.get(None, value), document.replaced, bounds, None)
 
 
-def _load(body: bytes, bounds: Bounds, *, announced: bool) -> Document:
+def _load(body: bytes, bounds: Bounds, *, announced: bool) -> ParsedBody:
     if not body:
-        return Document("", {}, 0)
+        return ParsedBody("", {}, 0)
     try:
         return load(body, bounds)
     except NotJson as error:
@@ -139,7 +139,7 @@ def _load(body: bytes, bounds: Bounds, *, announced: bool) -> Document:
         raise
 
 
-def _decode_object(value: dict[str, Any], document: Document, bounds: Bounds) -> Decoded:
+def _decode_object(value: dict[str, Any], document: ParsedBody, bounds: Bounds) -> Decoded:
     replaced = document.replaced
     connector = _connector(document.long.get("connectorId") or value.get("connectorId"))
     logs = document.long.get("logs") or value.get("logs")

@@ -75,7 +75,7 @@ class LongString(NamedTuple):
         return b"".join(found), replaced
 
 
-class Document(NamedTuple):
+class ParsedBody(NamedTuple):
     """A JSON value, with "" for strings that were cut out, and those by their key.
 
     A document that is nothing but a long string has it under None. `replaced` counts
@@ -87,11 +87,11 @@ class Document(NamedTuple):
     replaced: int
 
 
-def load(body: bytes, bounds: Bounds) -> Document:
+def load(body: bytes, bounds: Bounds) -> ParsedBody:
     """The document in `body`. Raises `NotJson`, `InvalidInput`, `TooLarge`."""
     if len(body) <= SMALL or (len(body) <= _MIDDLE and _structure(body) <= _STRUCTURE):
         value, replaced = parse(body)
-        return Document(value, {}, replaced)
+        return ParsedBody(value, {}, replaced)
     strings: list[LongString] = []
     pieces: list[bytes] = []
     for piece in _cut_up(body, bounds):
@@ -102,7 +102,7 @@ def load(body: bytes, bounds: Bounds) -> Document:
             pieces.append(piece)
     value, replaced = parse(b"".join(pieces))
     if not strings:
-        return Document(value, {}, replaced)
+        return ParsedBody(value, {}, replaced)
     # Where a string was cut out, the same document has another value with its number there.
     numbers = iter(range(len(strings)))
     marked, _ = parse(b"".join(p or b"%d" % next(numbers) for p in pieces))
@@ -110,7 +110,7 @@ def load(body: bytes, bounds: Bounds) -> Document:
     for name, string in long.items():
         if name is not None and name not in ("logs", "message"):
             string.text(bounds, name)  # read past, as if it were short: but it must be a string
-    return Document(value, long, replaced)
+    return ParsedBody(value, long, replaced)
 
 
 def parse(body: bytes) -> tuple[Any, int]:

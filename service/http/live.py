@@ -35,20 +35,20 @@ _DIGITS = 19
 _CLOSED = ("closed", "deleted")
 
 
-class Start(NamedTuple):
+class LiveStart(NamedTuple):
     """Where a stream begins: `cursor`, then so many lines to leave out."""
 
     cursor: Cursor | int | None
     skip: int = 0
 
 
-def parse_start(text: str) -> Start:
+def parse_start(text: str) -> LiveStart:
     """The place an event's `id` names. Raises `InvalidCursor`."""
     stem, plus, count = text.partition("+")
     if plus and not _is_number(count):
         raise InvalidCursor(f"not a cursor: {text[:80]!r}", field="after")
     skip = int(count) if plus else 0
-    return Start(int(stem) if _is_number(stem) else Cursor.decode(stem), skip)
+    return LiveStart(int(stem) if _is_number(stem) else Cursor.decode(stem), skip)
 
 
 def _is_number(text: str) -> bool:

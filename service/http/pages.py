@@ -68,7 +68,7 @@ def page_routes(node: NodeApi, settings: PageSettings) -> APIRouter:
             return _rest(first, last) | ({"compressed": True} if compressed else {})
 
         key = run_key(fqn, runId)
-        start = Start(after or offset or None, before or None, tail, _record(at))
+        start = PageStart(after or offset or None, before or None, tail, _record(at))
         try:
             found = await _read(node, key, start, min(limit, settings.max_lines), settings)
         except NotFound:
@@ -83,7 +83,7 @@ def page_routes(node: NodeApi, settings: PageSettings) -> APIRouter:
     return router
 
 
-class Start(NamedTuple):
+class PageStart(NamedTuple):
     """Where a page begins, in one of these ways; in none, it is the beginning of the run."""
 
     after: str | None
@@ -104,7 +104,7 @@ def _record(at: str | None) -> int | None:
 
 
 async def _read(
-    node: NodeApi, key: RunKey, start: Start, limit: int, settings: PageSettings
+    node: NodeApi, key: RunKey, start: PageStart, limit: int, settings: PageSettings
 ) -> Page:
     if sum(value is not None for value in start) > 1:
         raise InvalidInput(

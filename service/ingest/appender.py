@@ -35,7 +35,7 @@ from contextlib import suppress
 import numpy as np
 
 from logstore import ulid as ulids
-from logstore.batch import RunKey, digest
+from logstore.batch import RunKey, digest, of_batch, ulid_of
 from logstore.clock import Clock
 from logstore.errors import (
     BatchConflict,
@@ -319,10 +319,8 @@ class Appender:
         if not run.complete:
             order = np.lexsort((rows["ulid_lo"], rows["ulid_hi"]))
             top = rows[order[-1]]
-            high = int(top["ulid_hi"]) << 64 | int(top["ulid_lo"])
-            run.last = max(run.last, high + int(top["records"]) - 1)
-        same = (rows["ulid_hi"] == ulid >> 64) & (rows["ulid_lo"] == ulid & (1 << 64) - 1)
-        hits = np.flatnonzero(same)
+            run.last = max(run.last, ulid_of(top) + int(top["records"]) - 1)
+        hits = np.flatnonzero(of_batch(rows, ulid))
         if len(hits) == 0:
             return None
         row = rows[hits[0]]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from logstore.batch import Batches, Indexes, RunKey
+from logstore.batch import Batches, Indexes, RunKey, lowest_and_highest
 from logstore.objects.store import Body, ObjectStore
-from logstore.runs.blocks import blocks_of, lowest_and_highest, positions
+from logstore.runs.blocks import blocks_of, positions
 from logstore.runs.index import build_index, encode_tail
 from logstore.runs.manifest import Chunk
 from logstore.swap import write_until_known

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from logstore import keys
-from logstore.batch import Rows, RunKey
+from logstore.batch import Rows, RunKey, lowest_and_highest, of_batch
 from logstore.errors import Damaged, NotFound, PreconditionFailed, UnsupportedVersion
 from logstore.objects.store import ObjectInfo, ObjectStore
 from logstore.runs.blocks import BLOCK, Blocks
@@ -86,7 +86,7 @@ class Chunks:
     async def listed(self, manifest: Manifest, rows: Rows) -> NDArray[np.bool_]:
         """Which of the batches are in the chunks: same ULID and same digest."""
         found = np.zeros(len(rows), np.bool_)
-        low, high = extremes(rows)
+        low, high = lowest_and_highest(rows)
         for chunk in manifest.chunks:
             if len(rows) == 0 or chunk.last < low or chunk.first > high:
                 continue
@@ -112,9 +112,7 @@ class Chunks:
             directory = await self.directory(key, chunk)
             for number in directory.overlapping(ulid, ulid):
                 blocks, _ = await self.piece(key, chunk, number)
-                same = blocks["ulid_hi"] == ulid >> 64
-                same &= blocks["ulid_lo"] == ulid & (1 << 64) - 1
-                found.append(blocks[same])
+                found.append(blocks[of_batch(blocks, ulid)])
         return np.concatenate(found)
 
     # --- texts ---------------------------------------------------------------------
@@ -193,18 +191,6 @@ async def stored_directory(store: ObjectStore, index: ObjectInfo) -> Directory |
         raise
     except (NotFound, Damaged):
         return None
-
-
-def extremes(rows: Rows) -> tuple[int, int]:
-    """The lowest and the highest batch ULID; 0 and 0 of no rows."""
-    if len(rows) == 0:
-        return 0, 0
-    high, low = rows["ulid_hi"], rows["ulid_lo"]
-    least, most = int(high.min()), int(high.max())
-    return (
-        least << 64 | int(low[high == least].min()),
-        most << 64 | int(low[high == most].max()),
-    )
 
 
 def _same(rows: Rows, blocks: Blocks) -> NDArray[np.bool_]:

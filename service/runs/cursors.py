@@ -15,11 +15,12 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from logstore import ulid as ulids
+from logstore.batch import of_batch
 from logstore.errors import InvalidCursor
 from logstore.position import Cursor, Position
 from logstore.runs.blocks import Blocks
 from service.runs.chunks import Piece
-from service.runs.large_batch import records_through
+from service.runs.large_batch import lines_through, records_through
 from service.runs.snapshot import Place, Snapshot, Stretch
 
 
@@ -72,12 +73,9 @@ async def line_of_record(snapshot: Snapshot, ulid: int) -> int | None:
     batch = ulids.batch_of(ulid)
     number = ulid - batch
     for stretch in snapshot.stretches:
-        same = stretch.rows["ulid_hi"] == batch >> 64
-        same &= stretch.rows["ulid_lo"] == batch & (1 << 64) - 1
-        for at in np.flatnonzero(same)[:1].tolist():
-            seen = int(stretch.rows["pos"][at]) + number - 1
+        for at in np.flatnonzero(of_batch(stretch.rows, batch))[:1].tolist():
             known = number < int(stretch.rows["records"][at])
-            return _in_stretch(snapshot, stretch, seen, at) if known else None
+            return _line_behind(snapshot, stretch, at, number) if known else None
     for place in snapshot.places:
         blocks = await snapshot.chunks.blocks_of(snapshot.manifest.key, place.chunk, batch)
         if len(blocks):
@@ -218,21 +216,17 @@ async def _line_after(snapshot: Snapshot, node: str, seen: int) -> int:
     return 0
 
 
-def _in_stretch(snapshot: Snapshot, stretch: Stretch, seen: int, at: int | None = None) -> int:
-    """The line behind the record at position `seen`, which is of row `at` or the one before."""
-    if at is None:
-        at = int(np.searchsorted(stretch.rows["pos"], seen, "right")) - 1
-    row = stretch.rows[at]
-    begin = int(stretch.ends[at]) - int(row["lines"])
-    records = seen + 1 - int(row["pos"])
-    if records == 0:
-        return begin
-    if records >= int(row["records"]):
-        return int(stretch.ends[at])
-    if int(row["records"]) == int(row["lines"]):
-        return begin + records
-    index = snapshot.line_indexes.of(stretch.batches, int(stretch.indexes[at]))
-    return begin + int(index.lines[records - 1])
+def _in_stretch(snapshot: Snapshot, stretch: Stretch, seen: int) -> int:
+    """The line behind the record at position `seen`, or behind the last one before it."""
+    at = int(np.searchsorted(stretch.rows["pos"], seen, "right")) - 1
+    return _line_behind(snapshot, stretch, at, seen + 1 - int(stretch.rows["pos"][at]))
+
+
+def _line_behind(snapshot: Snapshot, stretch: Stretch, at: int, records: int) -> int:
+    """The line behind the first `records` records of the row, or behind all that it has."""
+    begin = int(stretch.ends[at]) - int(stretch.rows["lines"][at])
+    index = int(stretch.indexes[at])
+    return begin + lines_through(stretch.batches, index, snapshot.line_indexes, records)
 
 
 async def _in_chunk(snapshot: Snapshot, place: Place, node: str, seen: int) -> int:

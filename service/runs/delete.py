@@ -19,7 +19,7 @@ import numpy as np
 
 from logstore import keys
 from logstore import ulid as ulids
-from logstore.batch import RunKey
+from logstore.batch import RunKey, lowest_and_highest
 from logstore.clock import Clock
 from logstore.errors import Damaged, NotFound, PreconditionFailed, TailraceError
 from logstore.names import decode
@@ -27,7 +27,7 @@ from logstore.objects.store import ObjectStore
 from logstore.runs.deletion import Deletion
 from logstore.runs.manifest import Manifest, decode_manifest
 from logstore.runs.manifests import Manifests
-from service.runs.chunks import extremes, stored_directory
+from service.runs.chunks import stored_directory
 from service.runs.deletions import Deletions
 from service.runs.locks import RunLocks
 from service.runs.openmetadata.layout import Upstream
@@ -265,7 +265,7 @@ class Deleter:
                 key = manifest.key
                 known += [manifest.last | ulids.LINE_MASK if manifest.chunks else 0]
                 known += [manifest.generation, self._deletions.horizon(key), self._last_ulid(key)]
-                highest = extremes(pin.batches(run=key).rows)[1]
+                highest = lowest_and_highest(pin.batches(run=key).rows)[1]
                 known.append(highest | ulids.LINE_MASK if highest else 0)
         return max(known)
 
@@ -294,5 +294,5 @@ class Deleter:
                 key
                 for key in keys_
                 if key.fqn == fqn
-                and extremes(pin.batches(run=key).rows)[1] > self._deletions.horizon(key)
+                and lowest_and_highest(pin.batches(run=key).rows)[1] > self._deletions.horizon(key)
             ]

@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from logstore import ulid as ulids
-from logstore.batch import Indexes, Rows, RunKey
+from logstore.batch import Indexes, Rows, RunKey, lowest_and_highest
 from logstore.clock import Clock
 from logstore.errors import StoreUnavailable
 from logstore.runs.manifest import Chunk, Manifest
 from logstore.runs.manifests import Manifests, Versioned
 from service.runs.backlog import Backlog
 from service.runs.chunk_writer import ChunkWriter
-from service.runs.chunks import Chunks, Moved, extremes
+from service.runs.chunks import Chunks, Moved
 from service.runs.deletions import Deletions
 from service.runs.pin import Pin
 from service.runs.selection import Source, in_range, news
@@ -154,7 +154,7 @@ class RunFlush:
         writers = {**manifest.writers, source.node: position}
         if made is None:
             return replace(manifest, writers=writers)
-        least, most = extremes(source.batches.rows[made.rows])
+        least, most = lowest_and_highest(source.batches.rows[made.rows])
         first_ms = ulids.time_ms(least)
         changed = replace(
             manifest,

@@ -18,18 +18,17 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from logstore.batch import Batches
+from logstore.batch import Batches, line_ends
 from logstore.errors import Unavailable
 
 _STEP_BYTES = 64 << 10
 _KEPT_BYTES = 16 << 20
 _ENTRY_BYTES = 512  # of Python's own, for each
-_NEWLINE = 10
 
 Ints = NDArray[np.int64]
 
 
-class Part(NamedTuple):
+class BatchLines(NamedTuple):
     """Whole lines of a batch, and how many there are."""
 
     text: bytes
@@ -72,7 +71,7 @@ class LineIndexes:
 
 def read_lines_of(
     batches: Batches, at: int, indexes: LineIndexes, skip: int, most: int, max_bytes: int
-) -> Part:
+) -> BatchLines:
     """Up to `most` lines after the first `skip` of a row whose records are lines, one at least.
 
     Fewer if they take more than `max_bytes`. Raises `Unavailable` if the text is cut short.
@@ -88,12 +87,12 @@ def read_lines_of(
     if not len(ends):
         raise _cut(batches, at)
     lines = 1 if size > max_bytes else min(most, len(ends))
-    return Part(text[: int(ends[lines - 1])], lines)
+    return BatchLines(text[: int(ends[lines - 1])], lines)
 
 
 def read_records_of(
     batches: Batches, at: int, indexes: LineIndexes, skip: int, most: int, max_bytes: int
-) -> Part:
+) -> BatchLines:
     """Lines after the first `skip` of a row whose records hold newlines, to the end of a record.
 
     Up to `most` lines and `max_bytes`, but what is left of one record at least. Raises
@@ -111,7 +110,7 @@ def read_records_of(
     if begin + len(text) < int(ends[last]):
         raise _cut(batches, at)
     skipped = int(line_ends(text)[skip - line - 1]) if skip > line else 0
-    return Part(text[skipped:], int(lines[last]) - skip)
+    return BatchLines(text[skipped:], int(lines[last]) - skip)
 
 
 def records_through(batches: Batches, at: int, indexes: LineIndexes, lines: int) -> int:
@@ -126,15 +125,20 @@ def records_through(batches: Batches, at: int, indexes: LineIndexes, lines: int)
     return known if known < len(ends) else int(row["records"])
 
 
+def lines_through(batches: Batches, at: int, indexes: LineIndexes, records: int) -> int:
+    """How many of the row's lines its first `records` records have; all lines, if it has fewer."""
+    row = batches.rows[at]
+    if records >= int(row["records"]):
+        return int(row["lines"])
+    if records == 0 or has_plain_records(batches, at):
+        return records
+    return int(indexes.of(batches, at).lines[records - 1])
+
+
 def has_plain_records(batches: Batches, at: int) -> bool:
     """Whether each record of the row is a line."""
     row = batches.rows[at]
     return int(row["records"]) == int(row["lines"])
-
-
-def line_ends(text: bytes) -> Ints:
-    """The offset behind the newline of each line."""
-    return np.flatnonzero(np.frombuffer(text, np.uint8) == _NEWLINE) + 1
 
 
 def _begin_of_line(batches: Batches, at: int, indexes: LineIndexes, line: int) -> int:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from logstore.batch import line_ends
 from service.runs.large_batch import (
-    Part,
+    BatchLines,
     has_plain_records,
-    line_ends,
     read_lines_of,
     read_records_of,
 )
@@ -109,7 +109,7 @@ def _from_stretch(snapshot: Snapshot, start: int, end: int, room: int, some: boo
 
 def _from_batch(
     snapshot: Snapshot, stretch: Stretch, at: int, skip: int, most: int, room: int
-) -> Part:
+) -> BatchLines:
     batches, index = stretch.batches, int(stretch.indexes[at])
     read = read_lines_of if has_plain_records(batches, index) else read_records_of
     most = min(most, int(stretch.rows["lines"][at]) - skip)

@@ -16,12 +16,11 @@ import numpy as np
 
 from logstore import keys
 from logstore import ulid as ulids
-from logstore.batch import RunKey
+from logstore.batch import RunKey, lowest_and_highest
 from logstore.errors import NotFound
 from logstore.names import decode
 from logstore.objects.store import ObjectStore
 from logstore.runs.manifest import Manifest, decode_manifest
-from service.runs.chunks import extremes
 from service.runs.deletions import Deletions
 from service.runs.openmetadata.layout import Upstream
 from service.runs.pending import FlushProgress
@@ -148,7 +147,7 @@ class Listing:
             for number in np.unique(rows["run"]).tolist():
                 key = batches.runs[number]
                 horizon = self._deleted(key)
-                if not horizon or extremes(rows[rows["run"] == number])[1] > horizon:
+                if not horizon or lowest_and_highest(rows[rows["run"] == number])[1] > horizon:
                     found.append(key)
             return found
 
@@ -170,7 +169,7 @@ async def _of_snapshot(snapshot: Snapshot) -> RunSummary | None:
     manifest = snapshot.manifest
     times = [time for time in (manifest.first_ms, manifest.last_ms) if time]
     for stretch in snapshot.stretches:
-        times += [ulid >> 80 for ulid in extremes(stretch.rows)]
+        times += [ulid >> 80 for ulid in lowest_and_highest(stretch.rows)]
     return RunSummary(
         manifest.key.run,
         snapshot.state,

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from logstore.batch import Batches, Indexes, Rows, RunKey, of_run
+from logstore.batch import Batches, Indexes, Rows, RunKey, lowest_and_highest, of_run
 from logstore.runs.manifest import Manifest
-from service.runs.chunks import Chunks, extremes, repeated
+from service.runs.chunks import Chunks, repeated
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def _rising(parts: Sequence[Rows]) -> bool:
             continue
         high, low = rows["ulid_hi"], rows["ulid_lo"]
         up = (high[1:] > high[:-1]) | ((high[1:] == high[:-1]) & (low[1:] > low[:-1]))
-        least, most = extremes(rows)
+        least, most = lowest_and_highest(rows)
         if not up.all() or least <= last:
             return False
         last = most

@@ -14,10 +14,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from logstore.batch import RunKey
+from logstore.batch import RunKey, lowest_and_highest
 from logstore.errors import NotFound, PreconditionFailed, StoreUnavailable
 from logstore.objects.store import ObjectStore, Part
-from logstore.runs.blocks import Blocks, lowest_and_highest, positions
+from logstore.runs.blocks import Blocks, positions
 from logstore.runs.index import build_index, encode_tail
 from logstore.runs.manifest import Chunk, Manifest
 from logstore.runs.manifests import Manifests, Versioned

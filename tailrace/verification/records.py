@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from logstore.batch import line_ends
 from logstore.errors import Damaged
 from logstore.runs.blocks import Blocks
 from logstore.segments.ulids import line_ulids
 
 Ints = NDArray[np.int64]
-_NEWLINE = 10
 
 
 def records(blocks: Blocks, text: bytes, starts: Ints) -> pa.Table:
@@ -29,7 +29,7 @@ def records(blocks: Blocks, text: bytes, starts: Ints) -> pa.Table:
     """
     sizes = blocks["size"].astype(np.int64)
     bounds = np.cumsum(sizes)
-    ends = np.flatnonzero(np.frombuffer(text, np.uint8) == _NEWLINE) + 1
+    ends = line_ends(text)
     owner = np.searchsorted(bounds, ends, "left")
     lines = np.bincount(owner, minlength=len(blocks)) if len(ends) else np.zeros(len(blocks), int)
     if len(text) != int(sizes.sum()) or not np.array_equal(lines, blocks["lines"]):

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from logstore import ulid as ulids
-from logstore.batch import RunKey, digest
+from logstore.batch import RunKey, digest, lowest_and_highest
 from logstore.clock import Clock
 from logstore.errors import ChunkLost, LimitReached, NotFound, PreconditionFailed, StoreUnavailable
 from logstore.objects.store import ObjectInfo, ObjectStore, Part
@@ -32,7 +32,7 @@ from logstore.runs.blocks import Blocks
 from logstore.runs.manifest import Chunk, Manifest
 from logstore.runs.manifests import Manifests
 from service.runs.chunk_writer import ChunkWriter
-from service.runs.chunks import Chunks, Moved, extremes, goes_on
+from service.runs.chunks import Chunks, Moved, goes_on
 from service.runs.locks import OncePerRun
 from service.runs.repair.orphan_chunks import OrphanChunks
 from service.runs.repair.rebuild import RebuiltBatch, RebuiltBatches, Records, batches_of
@@ -212,7 +212,7 @@ class ChunkRepairer:
     async def _piece(self, key: RunKey, blocks: Blocks, opened: _Open) -> bytes:
         """The text of the blocks, each batch checked as a whole."""
         firsts = blocks[blocks["first"] == 1]
-        found = await self._batches(key, *extremes(firsts)) if len(firsts) else {}
+        found = await self._batches(key, *lowest_and_highest(firsts)) if len(firsts) else {}
         pieces: list[bytes] = []
         for high, low, size, first, check in blocks[
             ["ulid_hi", "ulid_lo", "size", "first", "digest"]

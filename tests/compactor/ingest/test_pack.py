@@ -17,6 +17,7 @@ from logstore.errors import Unavailable
 from logstore.segments.reader import open_segment
 from tests.compactor.lake import NOON, Lake, batch
 from tests.compactor.plain_engine import PlainEngine
+from tests.simulation.faulty_store import Fault, FaultyStore, Schedule
 
 STAGING = f"{keys.TABLE}/_staging/"
 
@@ -78,6 +79,21 @@ def test_nothing_is_left_of_a_merge_that_failed(lake: Lake, engine: Watched) -> 
     engine.fails = True
     with pytest.raises(Unavailable):
         lake.compact()
+    assert len(engine.given) == 1
+    assert lake.keys(STAGING) == []
+
+
+@pytest.mark.parametrize("verb", ["put", "delete"])
+@pytest.mark.parametrize("lost", [Fault.UNKNOWN_DONE, Fault.UNKNOWN_NOT_DONE])
+def test_a_lost_answer_does_not_end_the_pass(
+    lake: Lake, engine: Watched, verb: str, lost: Fault
+) -> None:
+    put_small(lake, 10)
+    schedule = Schedule({1: lost}, applies=lambda call: call.startswith(f"{verb} {STAGING}"))
+    lake.store = FaultyStore(lake.store, schedule)
+    lake.compact()
+    lake.holds(lake.taken)
+    assert schedule.fired == 1
     assert len(engine.given) == 1
     assert lake.keys(STAGING) == []
 

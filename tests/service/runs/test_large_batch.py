@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logstore.batch import Batches, RecordMeta, RunKey
+from logstore.batch import Batches, RecordMeta, RunKey, line_ends
 from logstore.errors import Unavailable
 from logstore.position import Cursor
 from logstore.runs.manifest import Manifest
@@ -52,7 +52,7 @@ def longest_record(batches: MemoryBatches) -> tuple[int, int]:
     texts = [b""]
     for index in range(len(batches.rows)):
         text, meta = batches.text(np.array([index])), batches.meta(index)
-        ends = meta.ends if meta else large_batch.line_ends(text).tolist()
+        ends = meta.ends if meta else line_ends(text).tolist()
         texts += [text[low:high] for low, high in zip([0, *ends], ends, strict=False)]
     return max(map(len, texts)), max(text.count(b"\n") for text in texts)
 
@@ -99,7 +99,7 @@ def _ends_a_record(batches: MemoryBatches, line: int) -> bool:
     at = 0
     for index in range(len(batches.rows)):
         text, meta = batches.text(np.array([index])), batches.meta(index)
-        ends = meta.ends if meta else large_batch.line_ends(text).tolist()
+        ends = meta.ends if meta else line_ends(text).tolist()
         if line in [at + text[:stop].count(b"\n") for stop in ends]:
             return True
         at += text.count(b"\n")
