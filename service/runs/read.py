@@ -110,16 +110,14 @@ def place_of_byte(snapshot: Snapshot, byte: int) -> Place:
 
 
 def _hot(snapshot: Snapshot, offset: int, size: int) -> bytes:
-    """Up to `size` bytes behind the chunks: whole batches, or a part of one that is larger."""
+    """Up to `size` bytes behind the chunks: whole batches, or a part of one."""
     stretch: Stretch = next(s for s in snapshot.stretches if offset < s.end_byte)
     first = int(np.searchsorted(stretch.byte_ends, offset, "right"))
     last = int(np.searchsorted(stretch.byte_ends, offset + size, "right"))
-    begin = int(stretch.byte_ends[first]) - int(stretch.rows["size"][first])
-    if last <= first:
-        low = offset - begin
+    low = offset - int(stretch.byte_ends[first]) + int(stretch.rows["size"][first])
+    if low or last <= first:
         return stretch.batches.slice(int(stretch.indexes[first]), low, low + size)
-    text = snapshot.stretch_text(stretch, first, last)
-    return text[offset - begin :]
+    return snapshot.stretch_text(stretch, first, last)
 
 
 MAX_PAGE_BYTES = 16 << 20

@@ -40,6 +40,12 @@ def test_only_what_was_given_is_asked() -> None:
     }
 
 
+def test_words_need_no_quotes_around_all_of_them() -> None:
+    assert parameters(parsed("level>=WARN", "connection refused", "NOT", "retry"))["q"] == (
+        "level>=WARN connection refused NOT retry"
+    )
+
+
 @pytest.mark.parametrize(
     ("whole", "named", "printed"),
     [

@@ -134,6 +134,15 @@ def test_all_parameters() -> None:
     assert parse(q="a b", regex="false").condition == All((Contains("a"), Contains("b")))
 
 
+def test_a_run_that_the_search_names_is_the_one_that_is_read() -> None:
+    asked = parse(q="fqn:svc.p run:7 timeout")
+    assert (asked.fqn, asked.run) == ("svc.p", "7")
+    asked = parse(q="fqn:svc.p OR run:7")
+    assert (asked.fqn, asked.run) == (None, None)
+    asked = parse(q="fqn:svc.p run:7", fqn="svc.q", run="8")
+    assert (asked.fqn, asked.run) == ("svc.q", "8")
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [("level", "LOUD"), ("level", "INFO,"), ("limit", "0"), ("limit", "-1"), ("limit", "x"),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import TypeVar, cast
 
 import numpy as np
 import pytest
@@ -20,13 +20,15 @@ from service.runs.chunks import Chunks
 from service.runs.cursors import cursor_at, line_of, unseen
 from service.runs.large_batch import LineIndexes
 from service.runs.lines import read_lines
-from service.runs.snapshot import Snapshot
+from service.runs.read import download
+from service.runs.snapshot import Snapshot, Snapshots
 from tests.batches import Entry, MemoryBatches, make_batches
 from tests.logstore.segments.corpora import many_batches
 from tests.service.runs.world import FakePin
 
 KEY = RunKey("svc.a", "1")
 MIB = 1 << 20
+T = TypeVar("T")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -163,6 +165,52 @@ async def test_pages_of_a_large_batch_do_not_read_it_again_and_again(
     assert pieces > size >> 17
     assert batches.read < 3 * size
     assert batches.metas <= 1
+
+
+@dataclass
+class OneSnapshot:
+    """Gives every reader the same snapshot."""
+
+    snapshot: Snapshot
+
+    async def with_one(self, _key: RunKey, read: Callable[[Snapshot], Awaitable[T]]) -> T:
+        return await read(self.snapshot)
+
+
+async def test_a_download_of_a_large_batch_reads_each_byte_once() -> None:
+    entry = _large(b"x" * 99 + b"\n", 40_000, meta=False)
+    batches = Counting(make_batches("node-1", [entry]))
+    snapshots = cast("Snapshots", OneSnapshot(snapshot_of(batches, 1 << 40)))
+    assert [piece async for piece in download(snapshots, KEY, 2_000_098, 3)] == [b"x\nx"]
+    assert batches.read == 3
+    pieces = [piece async for piece in download(snapshots, KEY, 0, None)]
+    assert b"".join(pieces) == entry[2]
+    assert len(pieces) > 1
+    assert batches.read == 3 + len(entry[2])
+
+
+@pytest.mark.parametrize(
+    ("fitting", "made"),
+    [(3.0, (True, True, True, False, True, False, False, True)),
+     (2.9, (True, True, True, True, True, False, False, True)),
+     (0.1, (True, True, True, True, True, False, True, True))],
+)  # fmt: skip
+def test_the_indexes_that_were_used_last_are_kept(
+    monkeypatch: pytest.MonkeyPatch, fitting: float, made: tuple[bool, ...]
+) -> None:
+    rows = [(KEY, at + 1 << 80, b"%d\n" % at * 1000) for at in range(4)]
+    batches = Counting(make_batches("node-1", rows))
+    one = LineIndexes().of(batches, 0)
+    size = one.bytes.nbytes + one.lines.nbytes + large_batch._ENTRY_BYTES
+    monkeypatch.setattr(large_batch, "_KEPT_BYTES", int(fitting * size))
+    indexes = LineIndexes()
+
+    def is_made(at: int) -> bool:
+        before = batches.read
+        indexes.of(batches, at)
+        return batches.read > before
+
+    assert tuple(is_made(at) for at in (0, 1, 2, 0, 3, 3, 0, 1)) == made
 
 
 async def test_a_line_longer_than_a_piece_comes_alone_and_whole() -> None:
