@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from logstore.table.layout import ROW_GROUP_BYTES, ROW_GROUP_ROWS
+
 NEEDED: Final = {
     # Hours are UTC, times are microseconds (Spark's own default, INT96, is read by few), and
     # a conversion that fails is an error, not a null.
@@ -25,6 +27,12 @@ NEEDED: Final = {
     # Which hour a file is of, and which files a batch is compared with, is said by their bounds.
     "spark.hadoop.parquet.column.statistics.enabled": "true",
     "spark.hadoop.parquet.statistics.truncate.length": "2147483647",
+    # Readers skip row groups, and an index of words is by row group. How large a group has
+    # become is checked after ten lines, then at the latest every thousand: lines may have 8 MiB.
+    "spark.hadoop.parquet.block.row.count.limit": str(ROW_GROUP_ROWS),
+    "spark.hadoop.parquet.block.size": str(ROW_GROUP_BYTES),
+    "spark.hadoop.parquet.page.size.row.check.min": "10",
+    "spark.hadoop.parquet.page.size.row.check.max": "1000",
     # One attempt of a task commits, whatever is tried again or speculated upon; what an attempt
     # wrote is nowhere to be seen before.
     "spark.hadoop.outputCommitCoordination.enabled": "true",

@@ -7,6 +7,7 @@ options.py    where it is by the settings, and delta-rs's options there
 names.py      how its files are called
 stats.py      what a written Parquet file says of itself
 schema.py     columns and partitions
+layout.py     row groups
 log.py        what its log says beside files, in one read
 log_folder.py, log_bucket.py  where the files of the log are
 shape.py      whether it still is as we made it

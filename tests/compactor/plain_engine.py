@@ -20,6 +20,7 @@ from compactor.spark.engine import MergeInput, RewriteInput, Written
 from logstore import ulid
 from logstore.errors import Unavailable
 from logstore.runs.deletion import Deletion
+from logstore.table.layout import ROW_GROUP_ROWS
 from logstore.table.schema import COLUMNS, PARTITIONS
 
 Row: TypeAlias = "dict[str, Any]"
@@ -86,7 +87,8 @@ def _there() -> Iterator[None]:
 
 def write_part(rows: Sequence[Row], path: str) -> None:
     """The rows as a Parquet file."""
-    pq.write_table(pa.Table.from_pylist(list(rows), _SCHEMA), path, compression="zstd")
+    table = pa.Table.from_pylist(list(rows), _SCHEMA)
+    pq.write_table(table, path, compression="zstd", row_group_size=ROW_GROUP_ROWS)
 
 
 def key_of(row: Row) -> Key:

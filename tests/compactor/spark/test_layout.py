@@ -1,0 +1,96 @@
+"""Table files as Spark writes them: row groups that readers can skip."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from compactor.settings import Compaction
+from compactor.spark.engine import RewriteInput
+from compactor.spark.session import Session
+from logstore import ulid
+from logstore.batch import RunKey
+from logstore.table.layout import ROW_GROUP_BYTES, ROW_GROUP_ROWS
+from tests.compactor.lake import NOON, Batch, Lake, batch
+
+pytestmark = pytest.mark.spark
+
+_MORE = 5  # lines of the last group
+_LONG = 1 << 20  # characters of a long line
+
+
+@pytest.fixture
+def short(warm: Lake) -> Lake:
+    """A table file of more than two row groups of short lines, and another of its hour."""
+    half = ROW_GROUP_ROWS + _MORE // 2
+    warm.put("a", [batch("f", "r1", NOON, half), batch("f", "r2", NOON + 1, half + _MORE % 2)])
+    warm.compact()
+    return warm
+
+
+def test_each_group_but_the_last_has_the_same_number_of_short_lines(short: Lake) -> None:
+    (footer,) = _footers(short)
+    assert _rows(footer) == [ROW_GROUP_ROWS, ROW_GROUP_ROWS, _MORE]
+
+
+def test_what_is_written_again_has_the_same_groups(
+    short: Lake, session: Session, tmp_path: Path
+) -> None:
+    (file,) = short.snapshot().files
+    work = RewriteInput({file.uri: file.size}, file.rows, 1, [])
+    assert session.rewrite(work, str(tmp_path / "out")) == file.rows
+    (part,) = (tmp_path / "out").glob("part-*")
+    assert _rows(pq.read_metadata(part)) == [ROW_GROUP_ROWS, ROW_GROUP_ROWS, _MORE]
+
+
+def test_what_a_purge_leaves_has_the_same_groups(short: Lake) -> None:
+    short.limits = Compaction(purge_seconds=0)
+    short.delete("f", "r1", (NOON + 1) << 80)
+    short.compact()
+    (footer,) = _footers(short)
+    left = ROW_GROUP_ROWS + _MORE // 2 + _MORE % 2
+    assert _rows(footer) == [ROW_GROUP_ROWS, left - ROW_GROUP_ROWS]
+
+
+def test_bounds_of_a_group_are_those_of_its_lines(short: Lake) -> None:
+    (file,) = short.snapshot().files
+    parquet = pq.ParquetFile(file.uri)
+    for index in range(parquet.num_row_groups):
+        rows = parquet.read_row_group(index, columns=["ulid", "fqn", "run_id"])
+        for name in rows.column_names:
+            values, bounds = rows[name].to_pylist(), _statistics(parquet.metadata, index)[name]
+            assert (bounds.min, bounds.max) == (min(values), max(values))
+
+
+def test_a_group_of_long_lines_ends_by_its_bytes(warm: Lake) -> None:
+    dice = random.Random(1)
+    warm.put("a", [_long_line(dice, number) for number in range(100)])
+    warm.compact()
+    (footer,) = _footers(warm)
+    sizes = [footer.row_group(index).total_byte_size for index in range(footer.num_row_groups)]
+    assert sum(_rows(footer)) == 100
+    assert len(sizes) > 3
+    assert max(sizes) < 2 * ROW_GROUP_BYTES
+
+
+def _long_line(dice: random.Random, number: int) -> Batch:
+    text = dice.randbytes(_LONG // 2).hex()
+    return RunKey("f", "r"), ulid.lowest_at(NOON + number), text.encode() + b"\n"
+
+
+def _footers(lake: Lake) -> list[Any]:
+    return [pq.read_metadata(file.uri) for file in lake.snapshot().files]
+
+
+def _rows(footer: Any) -> list[int]:
+    return [footer.row_group(index).num_rows for index in range(footer.num_row_groups)]
+
+
+def _statistics(footer: Any, index: int) -> dict[str, Any]:
+    group = footer.row_group(index)
+    columns = [group.column(number) for number in range(group.num_columns)]
+    return {column.path_in_schema: column.statistics for column in columns}
