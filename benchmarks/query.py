@@ -30,6 +30,7 @@ from logstore.batch import Batches, RunKey
 from logstore.clock import SystemClock
 from logstore.disk import Disk
 from logstore.objects.local import LocalStore
+from logstore.table.followed import FollowedTable
 from logstore.table.schema import COLUMNS
 from logstore.table.table import Table
 from service.query.conditions import Contains, Matches
@@ -190,7 +191,7 @@ async def measure(root: str, arguments: argparse.Namespace) -> None:
     stored = sum(file.size for file in table.snapshot().files)
     print(f"{size / 1e9:.2f} GB of text ({source()}), {stored / 1e6:.0f} MB in {len(files)} files")
     sources = Sources(
-        store=store, table=table, pin=EmptyPin, encode=no_records,
+        store=store, table=FollowedTable(table), pin=EmptyPin, encode=no_records,
         deletions=no_deletions, catalog=SegmentCatalog(),
     )  # fmt: skip
     engine = QueryEngine(

@@ -24,6 +24,7 @@ from logstore.objects.store import ObjectStore
 from logstore.segments.columns import record_batches
 from logstore.settings import items
 from logstore.syncer import QuickSyncer, Syncer, syncer_for
+from logstore.table.followed import FollowedTable
 from logstore.table.options import open_table
 from service.compaction import CompactionChild
 from service.http.app import Application, HttpApi, build_app
@@ -107,7 +108,7 @@ def make_engine(settings: Settings, machine: Machine, node: Node) -> QueryEngine
 
     sources = QuerySources(
         store=node.store,
-        table=open_table(settings),
+        table=FollowedTable(open_table(settings)),
         pin=node.pin,
         encode=lambda batches: record_batches(batches, node.shipper.carry),
         deletions=deletions_of(node),

@@ -10,5 +10,8 @@ schema.py     columns and partitions
 layout.py     row groups
 log.py        what its log says beside files, in one read
 log_folder.py, log_bucket.py  where the files of the log are
+file_index.py   files of a version by hour
+replay.py       what a commit changes
+followed.py     the newest version, followed by the log: for who asks often
 shape.py      whether it still is as we made it
 """

@@ -32,7 +32,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from logstore.errors import NotFound, StoreUnavailable
-from logstore.table.log_folder import LogFile, LogFolder
+from logstore.table.log_folder import LogFile, LogFolder, commit_name
 
 _COMMIT: Final = re.compile(r"([0-9]{20})\.json")
 _CHECKPOINT: Final = re.compile(r"([0-9]{20})\.checkpoint(?:\.[0-9]{10}\.([0-9]{10}))?\.parquet")
@@ -70,7 +70,7 @@ class Log:
         None if delta-rs has to be asked. Raises `StoreUnavailable`.
         """
         for start in _starts(version):
-            listed = self._listed(start, version)
+            listed = self.listed(start, version)
             base = listed.base(version)
             if base is not None or start == 0:
                 break
@@ -93,7 +93,7 @@ class Log:
         """
         for start in _starts(newest):
             found: int | None = None
-            for version, written_ms in self._listed(start).times():
+            for version, written_ms in self.listed(start).times():
                 if written_ms > then_ms:
                     break
                 found = version
@@ -106,12 +106,20 @@ class Log:
 
         Raises `StoreUnavailable`, also if one of them is gone.
         """
-        names = [f"{number:020}.json" for number in range(after + 1, up_to + 1)]
+        names = _commits(after, up_to)
         every = (action for some in self._actions(names, b'"commitInfo"') for action in some)
         infos = (action.get("commitInfo") or {} for action in every)
         return {info[key] for info in infos if isinstance(info.get(key), str)}
 
-    def _listed(self, start: int, end: int | None = None) -> Listed:
+    def actions(self, after: int, up_to: int) -> Iterator[list[dict[str, Any]]]:
+        """All that commits `after` some version and up to another say, each a list of actions.
+
+        Raises `StoreUnavailable`, also if one of them is gone.
+        """
+        return self._actions(_commits(after, up_to), b"")
+
+    def listed(self, start: int, end: int | None = None) -> Listed:
+        """Files from the version `start` on, up to `end`. Raises `StoreUnavailable`."""
         commits: dict[int, LogFile] = {}
         parts: dict[tuple[int, int], list[LogFile]] = {}
         for file in self.folder.list(f"{start:020}"):
@@ -156,6 +164,10 @@ class Log:
             return self.folder.get(name)
         except NotFound as error:
             raise StoreUnavailable(f"{name} of the table's log is gone") from error
+
+
+def _commits(after: int, up_to: int) -> list[str]:
+    return [commit_name(number) for number in range(after + 1, up_to + 1)]
 
 
 def _starts(version: int) -> Iterator[int]:

@@ -23,7 +23,7 @@ from logstore.objects.s3.client import loader
 from logstore.objects.s3.credentials import Credentials
 from logstore.objects.s3.errors import failure_of
 from logstore.objects.s3.settings import S3Settings
-from logstore.table.log_folder import LogFile
+from logstore.table.log_folder import LogFile, Look, commit_name
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ class BucketLogFolder:
             for entry in page.get("Contents", []):
                 name = entry["Key"][len(self.prefix) :]
                 modified_ms = int(entry["LastModified"].timestamp() * 1000)
-                yield LogFile(name, int(entry["Size"]), modified_ms)
+                yield LogFile(name, int(entry["Size"]), modified_ms, entry.get("ETag", ""))
             if not page.get("IsTruncated"):
                 return
             more = {"ContinuationToken": page["NextContinuationToken"]}
@@ -70,6 +70,17 @@ class BucketLogFolder:
                 answer["Body"].close()
 
         return self._ask(f"get {name} of the table's log", once)
+
+    def look(self, version: int) -> Look:
+        """As `LogFolder.look`, by one listing."""
+        current, name, newer, rest = None, commit_name(version), False, []
+        for file in self.list(f"{version:020}"):
+            if file.name == name:
+                current = file
+            elif file.name[0].isdigit():
+                newer = newer or file.name.endswith(".json")
+                rest.append(file)
+        return Look(current, newer, tuple(rest))
 
     def _page(self, more: dict[str, Any]) -> dict[str, Any]:
         found: dict[str, Any] = self._made().list_objects_v2(

@@ -11,11 +11,33 @@ from logstore.errors import NotFound, StoreUnavailable
 
 
 class LogFile(NamedTuple):
-    """A file of the log; `modified_ms` by the store's clock, perhaps of whole seconds."""
+    """A file of the log; `modified_ms` by the store's clock, perhaps of whole seconds.
+
+    `tag` differs between two files that had the same name one after the other.
+    """
 
     name: str
     size: int
     modified_ms: int
+    tag: str = ""
+
+
+class Look(NamedTuple):
+    """What a glance at the log tells: whether a version is still the newest.
+
+    `current` is the version's commit, None if it is not there. `newer` is whether there is a
+    commit behind it. `rest` changes whenever other files of the log come or go; a clean-up
+    that took the next commit away shows in it.
+    """
+
+    current: LogFile | None
+    newer: bool
+    rest: object
+
+
+def commit_name(version: int) -> str:
+    """The name of a version's commit."""
+    return f"{version:020}.json"
 
 
 class LogFolder(Protocol):
@@ -27,6 +49,10 @@ class LogFolder(Protocol):
 
     def get(self, name: str, offset: int = 0, size: int | None = None) -> bytes:
         """The file from `offset`, at most `size` bytes. Raises `NotFound`, `StoreUnavailable`."""
+        ...
+
+    def look(self, version: int) -> Look:
+        """A glance behind the version, as cheap as the store allows. Raises `StoreUnavailable`."""
         ...
 
 
@@ -45,13 +71,9 @@ class LocalLogFolder:
         except OSError as error:
             raise StoreUnavailable(f"{self.path} cannot be listed: {error}") from error
         for name in names:
-            try:
-                found = os.stat(os.path.join(self.path, name))
-            except FileNotFoundError:  # cleaned up meanwhile
-                continue
-            except OSError as error:
-                raise StoreUnavailable(f"{self.path}/{name}: {error}") from error
-            yield LogFile(name, found.st_size, found.st_mtime_ns // 1_000_000)
+            found = self._stat(name)
+            if found is not None:  # else cleaned up meanwhile
+                yield _file(name, found)
 
     def get(self, name: str, offset: int = 0, size: int | None = None) -> bytes:
         """As `LogFolder.get`."""
@@ -63,3 +85,27 @@ class LocalLogFolder:
             raise NotFound(f"there is no {self.path}/{name}") from error
         except OSError as error:
             raise StoreUnavailable(f"{self.path}/{name} cannot be read: {error}") from error
+
+    def look(self, version: int) -> Look:
+        """As `LogFolder.look`, without a listing: three files are looked at, however many are."""
+        folder = self._stat("")
+        name = commit_name(version)
+        current, following = self._stat(name), self._stat(commit_name(version + 1))
+        return Look(
+            None if current is None else _file(name, current),
+            following is not None,
+            None if folder is None else (folder.st_ino, folder.st_mtime_ns),
+        )
+
+    def _stat(self, name: str) -> os.stat_result | None:
+        try:
+            return os.stat(os.path.join(self.path, name))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StoreUnavailable(f"{self.path}/{name}: {error}") from error
+
+
+def _file(name: str, found: os.stat_result) -> LogFile:
+    tag = f"{found.st_ino}-{found.st_mtime_ns}"
+    return LogFile(name, found.st_size, found.st_mtime_ns // 1_000_000, tag)

@@ -15,14 +15,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date
 from typing import Final, TypeAlias
 
 from logstore import keys
 from logstore.errors import Damaged, NotFound
 from logstore.objects.store import ObjectInfo, ObjectStore
-from logstore.table.snapshot import TableFile
-from logstore.table.table import Table
+from logstore.table.file_index import FileIndex
+from logstore.table.followed import FollowedTable
 from service.query.hot import Encode, HotRecords, Pin
 from service.query.request import QueryRequest
 from service.query.segments import Segment, SegmentCatalog, above_marks
@@ -31,9 +30,7 @@ from service.query.tiles import Tile, hour_of
 Deletion: TypeAlias = "tuple[str, str | None, int]"
 """(fqn, run or None for the whole pipeline, highest deleted ULID)."""
 
-_DAY_HOURS: Final = 24
 _AT_ONCE: Final = 16  # footers
-_EPOCH_DAY: Final = date(1970, 1, 1).toordinal()
 
 
 @dataclass
@@ -58,7 +55,7 @@ class Sources:
     """Where a node's searches look: its journal, the store, the table, deletions."""
 
     store: ObjectStore
-    table: Table
+    table: FollowedTable
     pin: Callable[[], Pin]
     encode: Encode
     deletions: Callable[[], Awaitable[Sequence[Deletion]]]
@@ -73,7 +70,7 @@ class View:
         pin: Pin,
         hot: HotRecords,
         segments: Iterable[Segment],
-        files: Sequence[TableFile],
+        files: FileIndex,
         deletions: Sequence[Deletion],
         report: Report,
     ) -> None:
@@ -82,13 +79,11 @@ class View:
         self.report = report
         self._pin = pin
         self._segments = {segment.uri: segment for segment in segments}
-        self._files: dict[int, list[TableFile]] = {}
-        for file in files:
-            self._files.setdefault(_hour(file), []).append(file)
+        self._files = files
 
     def weights(self, bounds: Tile) -> Mapping[int, int]:
         """Stored bytes by hour: where tiles are cut."""
-        weights = {hour: _size(files) for hour, files in self._files.items()}
+        weights = dict(self._files.sizes())
         for hour, size in self.hot.weights(bounds).items():
             weights[hour] = weights.get(hour, 0) + size
         for segment in self._segments.values():
@@ -99,7 +94,7 @@ class View:
 
     def table_files(self, tile: Tile) -> list[str]:
         """Files of the table that may hold records of the tile."""
-        return [file.uri for file in self._table_files(tile)]
+        return [file.uri for file in self._files.within(tile.low, tile.high)]
 
     def segment_files(self, tile: Tile) -> list[str]:
         """Segments that may hold records of the tile."""
@@ -108,7 +103,8 @@ class View:
     def size(self, tile: Tile) -> int:
         """Stored bytes that the tile may have to read."""
         segments = sum(s.size for s in self._segments.values() if s.meets(tile))
-        return _size(self._table_files(tile)) + segments + self.hot.size(tile)
+        files = sum(file.size for file in self._files.within(tile.low, tile.high))
+        return files + segments + self.hot.size(tile)
 
     def leave_out(self, uri: str, reason: str) -> None:
         """Goes on without a segment, and says so in the report."""
@@ -118,16 +114,6 @@ class View:
     def release(self) -> None:
         """Lets the journal's files go."""
         self._pin.release()
-
-    def _table_files(self, tile: Tile) -> list[TableFile]:
-        first, last = hour_of(tile.low), hour_of(tile.high)
-        return [
-            file
-            for hour, files in self._files.items()
-            if first <= hour <= last
-            for file in files
-            if file.may_hold(tile.low, tile.high)
-        ]
 
 
 async def open_view(sources: Sources, request: QueryRequest) -> View:
@@ -145,22 +131,22 @@ async def _open(sources: Sources, request: QueryRequest, pin: Pin) -> View:
     listed = [info async for info in sources.store.list(keys.SEGMENTS)]
     nodes = {found[0] for info in listed if (found := keys.parse_segment(info.key))}
     report.nodes |= nodes
-    marks, files = await asyncio.to_thread(_snapshot, sources.table, request, sorted(nodes))
+    marks, files = await asyncio.to_thread(_newest, sources.table, request, sorted(nodes))
     report.quarantined = [info.key for info in listed if info.key.startswith(keys.ASIDE)]
     fresh = above_marks(listed, marks, report.missing)
     segments = await _segments(sources, fresh, request, report)
     deletions = [d for d in await sources.deletions() if _concerns(d, request)]
     hot = await asyncio.to_thread(HotRecords, pin, sources.encode, request.fqn, request.run)
-    report.segments, report.files = len(segments), len(files)
+    report.segments, report.files = len(segments), files.count
     return View(pin, hot, segments, files, deletions, report)
 
 
-def _snapshot(
-    table: Table, request: QueryRequest, nodes: Sequence[str]
-) -> tuple[Mapping[str, int], list[TableFile]]:
-    snapshot = table.snapshot()
-    files = snapshot.files_for(request.low, request.high, request.fqn, request.run)
-    return snapshot.marks(nodes), files
+def _newest(
+    table: FollowedTable, request: QueryRequest, nodes: Sequence[str]
+) -> tuple[Mapping[str, int], FileIndex]:
+    version = table.newest()
+    files = version.files.select(request.low, request.high, request.fqn, request.run)
+    return version.marks(nodes), files
 
 
 async def _segments(
@@ -192,11 +178,3 @@ def _concerns(deletion: Deletion, request: QueryRequest) -> bool:
         and request.fqn in (None, fqn)
         and (run is None or request.run in (None, run))
     )
-
-
-def _hour(file: TableFile) -> int:
-    return (file.date.toordinal() - _EPOCH_DAY) * _DAY_HOURS + file.hour
-
-
-def _size(files: Iterable[TableFile]) -> int:
-    return sum(file.size for file in files)

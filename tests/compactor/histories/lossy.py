@@ -18,7 +18,7 @@ from deltalake.exceptions import CommitFailedError
 
 from logstore.clock import SystemClock
 from logstore.table.log import Log
-from logstore.table.log_folder import LocalLogFolder, LogFile
+from logstore.table.log_folder import LocalLogFolder, LogFile, Look
 from logstore.table.snapshot import EMPTY, Snapshot
 from logstore.table.table import LOG, Table
 from tests.compactor.histories.dated import HOUR_MS, MovedClock
@@ -137,6 +137,9 @@ class _DatedLog:
 
     def get(self, name: str, offset: int = 0, size: int | None = None) -> bytes:
         return self.inner.get(name, offset, size)
+
+    def look(self, version: int) -> Look:
+        return self.inner.look(version)
 
 
 @dataclass(frozen=True)

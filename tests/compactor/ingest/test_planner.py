@@ -21,7 +21,7 @@ from logstore.disk import Disk
 from logstore.objects.local import LocalStore
 from logstore.objects.store import ObjectInfo
 from logstore.table.commit import Advance, commit_segments
-from logstore.table.log_folder import LocalLogFolder, LogFile
+from logstore.table.log_folder import LocalLogFolder, LogFile, Look
 from tests.compactor.another_driver import elsewhere
 from tests.compactor.files import add_files
 from tests.compactor.ingest.test_rebase import Only
@@ -183,6 +183,10 @@ class OffTheLoop:
     def get(self, name: str, offset: int = 0, size: int | None = None) -> bytes:
         self._check()
         return self.inner.get(name, offset, size)
+
+    def look(self, version: int) -> Look:
+        self._check()
+        return self.inner.look(version)
 
     @staticmethod
     def _check() -> None:

@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 from logstore.errors import NotFound, StoreUnavailable
 from logstore.table.commit import Advance, Change, commit
 from logstore.table.log import Log
-from logstore.table.log_folder import LocalLogFolder, LogFile
+from logstore.table.log_folder import LocalLogFolder, LogFile, Look
 from logstore.table.schema import JOB
 from logstore.table.snapshot import Snapshot
 from logstore.table.table import LOG, Table
@@ -41,6 +41,10 @@ class Counted:
     def get(self, name: str, offset: int = 0, size: int | None = None) -> bytes:
         self.got[name] += 1
         return self.inner.get(name, offset, size)
+
+    def look(self, version: int) -> Look:
+        self.got["look"] += 1
+        return self.inner.look(version)
 
 
 def folder_of(table: Table) -> Path:

@@ -28,6 +28,7 @@ from logstore.objects.store import ObjectStore
 from logstore.segments.carry import Carry
 from logstore.segments.columns import record_batches
 from logstore.segments.writer import encode_segment
+from logstore.table.followed import FollowedTable
 from logstore.table.options import open_table
 from logstore.table.schema import COLUMNS
 from logstore.table.table import Table
@@ -176,7 +177,7 @@ class World:
     def sources(self) -> Sources:
         return Sources(
             store=self.store,
-            table=self.table,
+            table=FollowedTable(self.table),
             pin=self.pin,
             encode=self.encode,
             deletions=self.deleted,

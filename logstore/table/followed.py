@@ -1,0 +1,163 @@
+"""The newest version of the table, followed by its log: unchanged, it costs a glance.
+
+    look      is the version that is known still the newest?  (three stats, or one listing)
+    apply     the commits behind it, one after the other       (`replay.py`)
+    open      by delta-rs, where that does not do: at first, behind a gap in the log, after
+              a change of shape, after the known commit was replaced or taken away
+
+A version that is given out is at least as new as the moment at which it was asked for: the
+look begins after that. What is remembered of a commit is how its file looked *before* its
+bytes were read, so a file that comes in its place is always seen. A table of which delta-rs
+alone reads the log is opened each time.
+
+All calls block on the store, and may come from several threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from threading import Lock
+from typing import Final, Protocol
+
+from logstore.errors import StoreUnavailable
+from logstore.table.file_index import FileIndex
+from logstore.table.log import Listed
+from logstore.table.log_folder import Look
+from logstore.table.replay import Changes, NotReplayable
+from logstore.table.schema import application
+from logstore.table.snapshot import EMPTY, Snapshot
+from logstore.table.table import Table
+
+_MOST_COMMITS: Final = 100  # that are applied one by one; a checkpoint is quicker for more
+_TRIES: Final = 3
+
+
+class _Marks(Protocol):
+    def mark(self, node: str) -> int:
+        """The last sequence of the node's segments that is in."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Transactions:
+    """What the log says under names, as marks of nodes."""
+
+    said: Mapping[str, int]
+
+    def mark(self, node: str) -> int:
+        """The last sequence of the node's segments that is in."""
+        return self.said.get(application(node), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class TableVersion:
+    """A version of the table for reading: its files, and the marks that belong to them."""
+
+    number: int
+    files: FileIndex
+    source: _Marks
+
+    def marks(self, nodes: Iterable[str]) -> Mapping[str, int]:
+        """Of each node the last sequence that is in this version, 0 if none is."""
+        return {node: self.source.mark(node) for node in nodes}
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A version that can be followed; `look` is of before its commit was read."""
+
+    look: Look
+    version: TableVersion
+    said: Mapping[str, int]
+
+
+class FollowedTable:
+    """Gives the newest version of `table`."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        self._known: _Known | None = None
+        self._changing = Lock()
+
+    @property
+    def uri(self) -> str:
+        """Where the table is."""
+        return self.table.uri
+
+    def newest(self) -> TableVersion:
+        """The newest version, an empty one if there is no table.
+
+        Raises `StoreUnavailable`, and `UnsupportedVersion` for a table of another shape.
+        """
+        seen = self._known
+        look = None if seen is None else self._look(seen)
+        if seen is not None and look == seen.look:
+            return seen.version
+        with self._changing:
+            known = self._known
+            self._known = None  # what fails below is not remembered
+            if known is not None:
+                if look is None or known is not seen:  # another thread was quicker
+                    look = self._look(known)
+                followed = known if look == known.look else self._followed(known, look)
+                if followed is not None:
+                    self._known = followed
+                    return followed.version
+            return self._opened()
+
+    def _look(self, known: _Known) -> Look:
+        return self.table.log.folder.look(known.version.number)
+
+    def _followed(self, known: _Known, look: Look) -> _Known | None:
+        """The newest version by the commits behind the known one; None if that does not do."""
+        if look.current != known.look.current:
+            return None
+        log, start = self.table.log, known.version.number
+        newest = _newest(log.listed(start))
+        if newest == start:  # another file came or went
+            return replace(known, look=look._replace(newer=False))
+        if not start < newest <= start + _MOST_COMMITS:
+            return None
+        look, changes = log.folder.look(newest), Changes(self.uri)
+        try:
+            for actions in log.actions(start, newest):
+                changes.take(actions)
+        except (NotReplayable, StoreUnavailable):
+            return None  # the opening judges it
+        if look.current is None or self._look(known).current != known.look.current:
+            return None  # what was read may be of a table that was made anew
+        said = {**known.said, **changes.transactions}
+        files = known.version.files.changed(changes.added.values(), changes.removed)
+        return _known(look, newest, files, said)
+
+    def _opened(self) -> TableVersion:
+        """The newest version by delta-rs, which is remembered if it can be followed."""
+        log = self.table.log
+        for _ in range(_TRIES):
+            listed = log.listed(0)
+            newest = _newest(listed)
+            look = log.folder.look(newest)
+            snapshot = Snapshot(self.uri) if newest == EMPTY else self.table.snapshot()
+            if snapshot.version == newest:
+                break
+        version = TableVersion(snapshot.version, FileIndex.of(snapshot.files), snapshot)
+        # A folder that several machines share may show a commit before its bytes.
+        whole = all(file.size for file in listed.commits.values())
+        if snapshot.version != newest or look.current is None or not whole:
+            return version
+        said = log.transactions(newest)
+        if said is None:
+            return version
+        self._known = _known(look, newest, version.files, said)
+        return self._known.version
+
+
+def _known(look: Look, number: int, files: FileIndex, said: Mapping[str, int]) -> _Known:
+    # A commit that came before the look is not in this version: the next look finds it.
+    version = TableVersion(number, files, Transactions(said))
+    return _Known(look._replace(newer=False), version, said)
+
+
+def _newest(listed: Listed) -> int:
+    return max((*listed.commits, *listed.checkpoints), default=EMPTY)
