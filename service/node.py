@@ -30,6 +30,7 @@ from service.journal.recovery import Recovered, recover
 from service.journal.state import JournalState
 from service.journal.view import JournalPin
 from service.journal.writer import Appended
+from service.runs.records import Details
 from service.runs.repair.rebuild import Records
 from service.runs.run_logs import RunLogs
 from service.runs.tuning import Tuning
@@ -80,6 +81,7 @@ class Node:
         self._waiting: str | None = None
         self.status = open_status(self, seams, settings)
         self.records: Records | None = None
+        self.details: Details | None = None
         self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self.forks = 0
         self._confirmations = Confirmations()
@@ -159,6 +161,7 @@ class Node:
                 ended=self.tail.ended,
                 newest_date=seams.newest_date,
                 records=lambda: self.records,
+                details=lambda: self.details,
             ),
         )
         for (fqn, run), t in state.deleted.all().items():
@@ -350,7 +353,7 @@ class Node:
         for batch in batches:
             if batch.key in watched:
                 last = Position(file, batch.pos + batch.records - 1)
-                self.tail.publish(batch.key, batch.text, batch.records, batch.lines, last)
+                self.tail.publish(batch.key, batch, last)
 
     def _release(self) -> None:
         """Lets journal files go that neither the segments nor the run logs need."""

@@ -1,7 +1,7 @@
 """The live end of runs: what was just synced, for whoever is watching.
 
 The node publishes each synced batch of a watched run. What is published within a few
-milliseconds becomes one `Tick`: joined once, framed once, shared by all readers. A
+milliseconds becomes one `Tick`: framed once, shared by all readers. A
 `Channel` keeps the newest ticks of a run in a bounded ring; readers pull, so a slow
 one holds nobody up and costs no memory: when the ring has moved on it reads storage
 until it is level again.
@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Hashable
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Hashable, Sequence
+from typing import Literal, NamedTuple, Protocol
 
 from pydantic import Field
 
@@ -62,17 +62,46 @@ class SseSettings(Section):
         return self.coalesce_milliseconds / 1000
 
 
+class Published(Protocol):
+    """A batch that is synced; `pos` is its first record's, `meta` as the journal keeps it."""
+
+    @property
+    def ulid(self) -> int: ...
+    @property
+    def pos(self) -> int: ...
+    @property
+    def records(self) -> int: ...
+    @property
+    def lines(self) -> int: ...
+    @property
+    def text(self) -> bytes: ...
+    @property
+    def meta(self) -> bytes: ...
+    @property
+    def connector(self) -> str | None: ...
+
+
 class Tick:
     """What was published of a run within one interval. `frames` is a cache of its readers'."""
 
-    __slots__ = ("first_pos", "frames", "last", "node", "text")
+    __slots__ = ("batches", "frames", "last", "node", "size")
 
-    def __init__(self, node: str, first_pos: int, last: Position, text: bytes) -> None:
+    def __init__(self, node: str, batches: Sequence[Published], last: Position) -> None:
         self.node = node
-        self.first_pos = first_pos
+        self.batches = batches
         self.last = last
-        self.text = text
+        self.size = sum([len(batch.text) + len(batch.meta) for batch in batches])
         self.frames: dict[Hashable, bytes] = {}
+
+    @property
+    def first_pos(self) -> int:
+        """The position of its first record."""
+        return self.batches[0].pos
+
+    @property
+    def text(self) -> bytes:
+        """The lines of all batches."""
+        return b"".join([batch.text for batch in self.batches])
 
 
 class Taken(NamedTuple):
@@ -131,8 +160,7 @@ class Channel:
         self._ticks: deque[Tick] = deque()
         self._first = 0
         self._bytes = 0
-        self._pending: list[bytes] = []
-        self._pending_from = 0
+        self._pending: list[Published] = []
         self._pending_last: tuple[str, Position] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._last_tick = float("-inf")
@@ -160,13 +188,11 @@ class Channel:
             ticks.append(tick)
         return Taken(ticks, end, behind=False)
 
-    def publish(self, node: str, text: bytes, records: int, position: Position) -> None:
-        """Adds a batch to the tick that is gathering."""
+    def publish(self, node: str, batch: Published, position: Position) -> None:
+        """Adds a batch to the tick that is gathering; `position` is its last record's."""
         if self._pending_last is not None and self._pending_last[0] != node:
             self._tick()
-        if self._pending_last is None:
-            self._pending_from = position.pos - records + 1
-        self._pending.append(text)
+        self._pending.append(batch)
         self._pending_last = (node, position)
         if self._timer is None:
             wait = self._last_tick + self._interval() - self._loop.time()
@@ -213,7 +239,7 @@ class Channel:
         if self._pending_last is None:
             return
         node, last = self._pending_last
-        self._keep(Tick(node, self._pending_from, last, b"".join(self._pending)))
+        self._keep(Tick(node, self._pending, last))
         self._pending = []
         self._pending_last = None
         self._last_tick = self._loop.time()
@@ -221,9 +247,9 @@ class Channel:
 
     def _keep(self, tick: Tick) -> None:
         self._ticks.append(tick)
-        self._bytes += len(tick.text)
+        self._bytes += tick.size
         while self._bytes > self._settings.ring_bytes and self._ticks:
-            self._bytes -= len(self._ticks.popleft().text)
+            self._bytes -= self._ticks.popleft().size
             self._first += 1
 
     def _wake_all(self, why: Woken) -> None:
@@ -273,14 +299,11 @@ class Tail:
             self._heartbeat.cancel()
             self._heartbeat = None
 
-    def publish(
-        self, key: RunKey, text: bytes, records: int, lines: int, position: Position
-    ) -> None:
+    def publish(self, key: RunKey, batch: Published, position: Position) -> None:
         """A batch is synced; `position` is its last record's. For `key in watched` only."""
-        del lines  # readers need only bytes and positions
         channel = self.watched.get(key)
         if channel is not None:
-            channel.publish(self.node, text, records, position)
+            channel.publish(self.node, batch, position)
 
     def ended(self, key: RunKey, reason: EndReason = "runFinished") -> None:
         """The run was closed, abandoned or deleted: its streams complete.

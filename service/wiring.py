@@ -35,7 +35,7 @@ from service.metrics.declared import Sources
 from service.metrics.scrape import scraper
 from service.node import Node
 from service.query.engine import QueryEngine
-from service.query.records import run_records
+from service.query.records import run_details, run_records
 from service.query.segments import SegmentCatalog
 from service.query.view import Deletion
 from service.query.view import Sources as QuerySources
@@ -123,6 +123,7 @@ def make_engine(settings: Settings, machine: Machine, node: Node) -> QueryEngine
         bucket=query_bucket(settings),
     )
     node.records = run_records(engine)
+    node.details = run_details(engine)
     return engine
 
 

@@ -13,7 +13,7 @@ import numpy.ma
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from logstore.batch import Batches
+from logstore.batch import Batches, Indexes
 from logstore.errors import TooLarge
 from logstore.segments.carry import Carry
 from logstore.segments.detection import Detection
@@ -29,15 +29,21 @@ _LARGEST = (1 << 31) - 1
 
 
 def record_batches(
-    batches: Batches, carry: Carry, *, save: bool = False, limits: Limits | None = None
+    batches: Batches,
+    carry: Carry,
+    *,
+    save: bool = False,
+    limits: Limits | None = None,
+    order: Indexes | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The rows of the batches, in order of (ULID, fqn, run), exact duplicates once.
 
-    `carry` is what the writer's runs ended with before these batches. It is moved on only if
-    `save` is set, and only once the last row was taken. Raises `Damaged` if a text is not
+    With `order`, the rows at these indexes in this order; batches that share an id stand together
+    in it. `carry` is what the writer's runs ended with before these batches. It is moved on only
+    if `save` is set, and only once the last row was taken. Raises `Damaged` if a text is not
     what its batch says.
     """
-    order = by_ulid(batches.rows, batches.runs)
+    order = by_ulid(batches.rows, batches.runs) if order is None else order
     detection = Detection(batches, order, carry)
     for piece in slices(batches, order, limits):
         yield _record_batch(batches, piece, detection)

@@ -3,6 +3,8 @@
 Bytes that are in the store have a strong ETag and can be had by ranges; an open run's
 total is not known, so its Content-Range ends in `*`. A text that breaks off on the way
 ends the connection, so nobody takes a part for the whole.
+
+`format=ndjson` and `order=ulid` are made of the text as it is sent, without ranges and ETags.
 """
 
 from __future__ import annotations
@@ -10,9 +12,9 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Mapping
-from typing import NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response, StreamingResponse
 from isal import isal_zlib
 
@@ -20,12 +22,21 @@ from logstore.batch import RunKey
 from logstore.errors import NotFound
 from service.http.node import NodeApi
 from service.http.ranges import Span, accepts_gzip, matches, parse_range
+from service.http.record_pages import (
+    NDJSON,
+    ORDER_HELP,
+    Order,
+    wants_ndjson,
+    whole_run,
+    whole_text,
+)
 from service.http.targets import BASE, run_key
 from service.runs.read import LogSize
 
 _GZIP = 16 + isal_zlib.MAX_WBITS
 _TYPE = "text/plain; charset=utf-8"
-_BYTES = {"content": {"text/plain": {"schema": {"type": "string"}}}}
+_STRING = {"schema": {"type": "string"}}
+_BYTES = {"content": {"text/plain": _STRING, NDJSON: _STRING}}
 
 
 class _Validators(NamedTuple):
@@ -51,15 +62,58 @@ def download_routes(node: NodeApi) -> APIRouter:
         },
     )
     @router.head("/{fqn}/{runId}/download", include_in_schema=False)
-    async def download(fqn: str, runId: str, request: Request) -> Response:  # noqa: N803
+    async def download(
+        fqn: str,
+        runId: str,  # noqa: N803
+        request: Request,
+        order: Annotated[Order, Query(description=ORDER_HELP)] = "arrival",
+        format: Annotated[  # noqa: A002
+            Literal["text", "ndjson"] | None,
+            Query(description="`ndjson`: an object per record. Without it, by `Accept`."),
+        ] = None,
+    ) -> Response:
         key = run_key(fqn, runId)
         size = await node.run_logs.reader.size(key)
         if size.state in ("none", "deleted"):
             raise NotFound(f"no run {key.run!r} of {key.fqn!r}")
-        response = answer(node, key, size, request.headers)
+        if wants_ndjson(format, request.headers.get("accept")):
+            response = await _records(node, key, order == "ulid", request)
+        elif order == "ulid":
+            response = _streamed(whole_text(node, key), key, _TYPE, request.headers)
+        else:
+            response = answer(node, key, size, request.headers)
         return without_body(response) if request.method == "HEAD" else response
 
     return router
+
+
+async def _records(node: NodeApi, key: RunKey, by_ulid: bool, request: Request) -> Response:
+    if request.method == "HEAD":
+        return _streamed(_nothing(), key, NDJSON, request.headers)
+    status, lines = await whole_run(node, key, by_ulid=by_ulid)
+    return _streamed(lines, key, NDJSON, request.headers, status)
+
+
+async def _nothing() -> AsyncIterator[bytes]:
+    for piece in list[bytes]():
+        yield piece
+
+
+def _streamed(
+    pieces: AsyncIterator[bytes],
+    key: RunKey,
+    media_type: str,
+    headers: Mapping[str, str],
+    status: int = 200,
+) -> Response:
+    """What has no ranges and no validators: its bytes are made for this reply."""
+    common = {"vary": "Accept-Encoding", "cache-control": "no-cache"}
+    suffix = "ndjson" if media_type == NDJSON else "txt"
+    common["content-disposition"] = f'attachment; filename="{_file_name(key, suffix)}"'
+    if accepts_gzip(headers.get("accept-encoding")):
+        common["content-encoding"] = "gzip"
+        pieces = _compressed(pieces)
+    return StreamingResponse(pieces, status_code=status, headers=common, media_type=media_type)
 
 
 def answer(node: NodeApi, key: RunKey, size: LogSize, headers: Mapping[str, str]) -> Response:
@@ -76,7 +130,7 @@ def answer(node: NodeApi, key: RunKey, size: LogSize, headers: Mapping[str, str]
         total = str(size.total_bytes) if whole else "*"
         common["etag"] = tags.plain
         return _part(node, key, span, total, common)
-    common["content-disposition"] = f'attachment; filename="{_file_name(key)}"'
+    common["content-disposition"] = f'attachment; filename="{_file_name(key, "txt")}"'
     text = node.run_logs.reader.download(key)
     if accepts_gzip(headers.get("accept-encoding")):
         if "etag" in common and tags.gzip:
@@ -136,5 +190,5 @@ async def _compressed(text: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     yield stream.flush()
 
 
-def _file_name(key: RunKey) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]", "_", f"{key.fqn}_{key.run}")[:150] + ".txt"
+def _file_name(key: RunKey, suffix: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]", "_", f"{key.fqn}_{key.run}")[:150] + f".{suffix}"

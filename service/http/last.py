@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any, Final
 from urllib.parse import quote
 
@@ -25,11 +26,11 @@ from logstore.errors import NotFound
 from logstore.runs.report import Report
 from service.http.download import answer, without_body
 from service.http.node import NodeApi
-from service.http.pages import page_from_start, total_of
+from service.http.pages import more_lines, page_from_start, total_of
 from service.http.paging import Plain, page_response
 from service.http.settings import PageSettings
 from service.http.targets import BASE, name
-from service.runs.read import Page
+from service.runs.pages import Page
 from service.status.last import last_run
 
 DEFAULT: Final = "ingestion_task"
@@ -115,7 +116,8 @@ def last_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRoute
         except NotFound:  # a status came, and no line yet
             return _flat(key, {task: "", "total": "0"})
         headers = {"tailrace-run": _header(key.run)}
-        return page_response(node, key, page, task, _rest, encoder=Plain(), headers=headers)
+        more = partial(more_lines, node, key)
+        return page_response(more, page, task, _rest, encoder=Plain(), headers=headers)
 
     @router.get(
         "/{fqn}/last/download",

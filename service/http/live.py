@@ -16,15 +16,18 @@ from fastapi import APIRouter, Header, Query
 from starlette.responses import Response
 
 from logstore.batch import RunKey
-from logstore.errors import InvalidCursor, TailraceError, Unavailable
+from logstore.errors import InvalidCursor, InvalidInput, TailraceError, Unavailable
 from logstore.position import Cursor
 from service.http import sse
 from service.http.body import Receive, Scope, Send
 from service.http.node import NodeApi
+from service.http.record_pages import Order
 from service.http.targets import BASE, name, run_key
+from service.journal.format import decode_meta
+from service.runs.parts import RecordPart, as_records
 from service.runtime.counters import HttpCounters
 from service.status.last import last_run
-from service.tail import Tick, Watcher
+from service.tail import Published, Tick, Watcher
 
 # Lines that a stream begins with when it is given no cursor.
 _REPLAY_LINES = 100
@@ -33,6 +36,8 @@ _RETRY_SECONDS = 1.0
 # A line number has fewer.
 _DIGITS = 19
 _CLOSED = ("closed", "deleted")
+
+Form = Literal["json", "text", "ndjson"]
 
 
 class LiveStart(NamedTuple):
@@ -64,7 +69,7 @@ class EventStream(Response):
         key: RunKey,
         *,
         after: str | None,
-        as_text: bool,
+        form: Form,
         max_readers: int,
         counters: HttpCounters,
     ) -> None:
@@ -72,7 +77,7 @@ class EventStream(Response):
         self._node = node
         self._key = key
         self._after = after
-        self._as_text = as_text
+        self._form = form
         self._max_readers = max_readers
         self._counters = counters
         self._cursor: Cursor | int | None = None
@@ -148,6 +153,8 @@ class EventStream(Response):
 
     async def _catch_up(self, send: Send) -> bool:
         """Sends a piece of what storage has beyond the cursor; False when there is none."""
+        if self._form == "ndjson":
+            return await self._catch_up_with_records(send)
         pieces = await self._node.run_logs.reader.batches_after(
             self._key, self._cursor, max_bytes=_CATCH_UP_BYTES
         )
@@ -157,6 +164,20 @@ class EventStream(Response):
                 await self._send(send, self._frame(text, piece.cursor, skipped))
             self._cursor = piece.cursor
         return bool(pieces)
+
+    async def _catch_up_with_records(self, send: Send) -> bool:
+        records = self._node.run_logs.records
+        piece = await records.after(self._key, self._cursor, max_bytes=_CATCH_UP_BYTES)
+        if piece is None:
+            return False
+        found = await records.records(self._key, piece.parts)
+        skip = self._skip + piece.seen if self._skip else 0
+        self._skip = max(skip - sum([part.lines for part in piece.parts]), 0)
+        frame = sse.records(found.batch, self._before(), piece.cursor.encode(), skip)
+        if frame:
+            await self._send(send, frame)
+        self._cursor = piece.cursor
+        return True
 
     async def _follow(self, watcher: Watcher, next_tick: int, send: Send) -> None:
         """Sends ticks as they come; returns when storage has to be read again, or at the end."""
@@ -183,18 +204,24 @@ class EventStream(Response):
         if self._cursor is None:
             before = Cursor(complete=True)  # nothing was there, and nothing was left out
         others = tuple(sorted(p for p in before.positions.items() if p[0] != tick.node))
-        which: Hashable = (others, before.complete, self._before() if self._as_text else None)
+        ids = None if self._form == "json" else self._before()
+        which: Hashable = (self._form, others, before.complete, ids)
         after = before.advanced(tick.node, tick.last)
         frame = tick.frames.get(which)
         if frame is None:
-            frame = tick.frames[which] = self._frame(tick.text, after)
+            made = self._frame_of_records(tick, after) if self._form == "ndjson" else None
+            frame = tick.frames[which] = made or self._frame(tick.text, after)
         self._cursor = after
         return frame
 
     def _frame(self, text: bytes, after: Cursor, skipped: int = 0) -> bytes:
-        if self._as_text:
+        if self._form == "text":
             return sse.text_lines(text, self._before(), after.encode(), skipped)
         return sse.logs(self._key.run, text, after.encode())
+
+    def _frame_of_records(self, tick: Tick, after: Cursor) -> bytes:
+        batch = as_records(self._key, [_part(batch) for batch in tick.batches])
+        return sse.records(batch, self._before(), after.encode())
 
     def _before(self) -> str:
         cursor = self._cursor
@@ -210,7 +237,7 @@ class EventStream(Response):
         return text[start:], skipped
 
     def _complete(self, reason: str) -> bytes:
-        if self._as_text:
+        if self._form != "json":
             return sse.text_complete()
         return sse.event("complete", self._key.run, self._at(), reason=reason)
 
@@ -218,12 +245,12 @@ class EventStream(Response):
         return None if self._cursor is None else self._before()
 
     def _start_over(self) -> bytes:
-        if self._as_text:
+        if self._form != "json":
             return b""
         return sse.event("logs", self._key.run, None, logs="", replay=True, truncated=True)
 
     def _error(self, message: str) -> bytes:
-        if self._as_text:
+        if self._form != "json":
             return b"event: error\ndata: " + " ".join(message.split()).encode() + b"\n\n"
         return sse.event("error", self._key.run, None, message=message)
 
@@ -251,6 +278,20 @@ async def _leaving_with_its_client(watcher: Watcher, receive: Receive) -> AsyncI
             await gone
 
 
+def _part(batch: Published) -> RecordPart:
+    meta = decode_meta(batch.meta) if batch.meta else None
+    return RecordPart(
+        batch.ulid,
+        0,
+        batch.pos,
+        batch.records,
+        batch.lines,
+        batch.text,
+        meta,
+        batch.connector,
+    )
+
+
 _EVENTS = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
 
 
@@ -269,8 +310,19 @@ def live_routes(node: NodeApi, max_readers: int, counters: HttpCounters) -> APIR
         runId: str,  # noqa: N803
         after: Annotated[str | None, Query(description="Cursor; all beyond it is sent.")] = None,
         last_event_id: Annotated[str | None, Header(description="The same, by clients.")] = None,
-        format: Annotated[Literal["json", "text"], Query()] = "json",  # noqa: A002
+        format: Annotated[  # noqa: A002
+            Form, Query(description="`text`: a line per event; `ndjson`: a record per event.")
+        ] = "json",
+        order: Annotated[
+            Order, Query(description="`arrival`: a live view has no other order.")
+        ] = "arrival",
     ) -> Response:
+        if order == "ulid":
+            raise InvalidInput(
+                "a live view cannot be in the order of ULIDs: a lower one may come at any time",
+                field="order",
+                hint="Leave it out, or read pages or the download with order=ulid.",
+            )
         if runId == "last":
             key, _ = await last_run(node.status, node.run_logs.listing, name(fqn.encode(), "fqn"))
         else:
@@ -280,7 +332,7 @@ def live_routes(node: NodeApi, max_readers: int, counters: HttpCounters) -> APIR
             key,
             # A client that reconnects keeps its first URL and adds the header.
             after=last_event_id or after or None,
-            as_text=format == "text",
+            form=format,
             max_readers=max_readers,
             counters=counters,
         )

@@ -14,7 +14,10 @@ from logstore.batch import RunKey
 from logstore.position import Cursor
 from service.ingest.batch import IncomingBatch, Receipt, Submitted
 from service.runs.listing import RunSummary
-from service.runs.read import LogPiece, LogSize, Page
+from service.runs.pages import Page
+from service.runs.parts import RecordPart
+from service.runs.read import LogPiece, LogSize
+from service.runs.records import ArrowRecords, RecordPage, RecordPiece
 from service.status.status import RunStatus
 from service.tail import Tail
 
@@ -62,6 +65,41 @@ class RunReader(Protocol):
         ...
 
 
+class RecordsReader(Protocol):
+    """Reading runs as records, in order of arrival or of ULID."""
+
+    async def page(
+        self,
+        key: RunKey,
+        *,
+        after: str | None = None,
+        limit: int,
+        tail: int | None = None,
+        before: str | None = None,
+        around: int | None = None,
+        by_ulid: bool = False,
+        max_bytes: int = ...,
+    ) -> RecordPage:
+        """Records of about `limit` lines. Raises `NotFound`, `InvalidCursor`, `Unavailable`."""
+        ...
+
+    async def after(
+        self, key: RunKey, cursor: Cursor | int | None, *, max_bytes: int
+    ) -> RecordPiece | None:
+        """What follows a cursor, up to about `max_bytes`; None when level with the hot end."""
+        ...
+
+    def whole(
+        self, key: RunKey, *, by_ulid: bool, max_bytes: int
+    ) -> AsyncIterator[Sequence[RecordPart]]:
+        """All records, piece by piece."""
+        ...
+
+    async def records(self, key: RunKey, parts: Sequence[RecordPart]) -> ArrowRecords:
+        """The records of parts, with all that is known of them."""
+        ...
+
+
 class RunListing(Protocol):
     """Which runs there are."""
 
@@ -79,6 +117,8 @@ class RunLogsApi(Protocol):
 
     @property
     def reader(self) -> RunReader: ...
+    @property
+    def records(self) -> RecordsReader: ...
     @property
     def listing(self) -> RunListing: ...
 

@@ -1,12 +1,17 @@
-"""`GET /logs/{fqn}/{runId}`: a page of a run's lines, in OpenMetadata's shape with extra keys."""
+"""`GET /logs/{fqn}/{runId}`: a page of a run's lines, in OpenMetadata's shape with extra keys.
+
+With `format=ndjson` it is the page's records. With `order=ulid` lines, or records, are in the
+order of their producers. A cursor that nobody gave out is the beginning, as upstream, but for
+these two, which upstream does not have: there it is refused.
+"""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import orjson
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Header, Query
 from fastapi.responses import Response
 from pydantic import BaseModel
 
@@ -15,9 +20,18 @@ from logstore.batch import RunKey
 from logstore.errors import InvalidCursor, InvalidInput, NotFound
 from service.http.node import NodeApi
 from service.http.paging import PIECE_BYTES, Packed, Plain, page_response
+from service.http.record_pages import (
+    NDJSON,
+    ORDER_HELP,
+    Order,
+    record_page,
+    wants_ndjson,
+)
+from service.http.record_pages import PIECE_BYTES as RECORD_BYTES
 from service.http.settings import PageSettings
 from service.http.targets import BASE, run_key
-from service.runs.read import Page
+from service.runs.pages import Page
+from service.runs.records import RecordPage
 
 
 class LogPage(BaseModel):
@@ -40,14 +54,32 @@ class LogPage(BaseModel):
     line: int | None = None
     """With `at`: the number of the record's first line, from 0 on."""
     firstLine: int | None = None  # noqa: N815
-    """With `at`: the number of the page's first line."""
+    """With `at`: the number of the page's first line. Neither is there with `order=ulid`."""
+
+
+_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "Lines; or an object per record, and at the end `stats` with the keys of a"
+        " page without `logs`.",
+        "content": {NDJSON: {"schema": {"type": "string"}}},
+    },
+    206: {
+        "description": "All records, but not all that is known of them could be read.",
+        "content": {NDJSON: {"schema": {"type": "string"}}},
+    },
+}
 
 
 def page_routes(node: NodeApi, settings: PageSettings) -> APIRouter:
     """The page route."""
     router = APIRouter(prefix=BASE, tags=["runs"])
 
-    @router.get("/{fqn}/{runId}", summary="Lines of a run, page by page", response_model=LogPage)
+    @router.get(
+        "/{fqn}/{runId}",
+        summary="Lines of a run, page by page",
+        response_model=LogPage,
+        responses=_RESPONSES,
+    )
     async def page(
         fqn: str,
         runId: str,  # noqa: N803
@@ -62,6 +94,12 @@ def page_routes(node: NodeApi, settings: PageSettings) -> APIRouter:
         compressed: Annotated[
             bool, Query(description="`logs` as base64 of gzip, as OpenMetadata's client reads it.")
         ] = False,
+        order: Annotated[Order, Query(description=ORDER_HELP)] = "arrival",
+        format: Annotated[  # noqa: A002
+            Literal["json", "ndjson"] | None,
+            Query(description="`ndjson`: an object per record. Without it, by `Accept`."),
+        ] = None,
+        accept: Annotated[str | None, Header(include_in_schema=False)] = None,
     ) -> Response:
 
         def rest(first: Page, last: Page) -> dict[str, Any]:
@@ -69,16 +107,31 @@ def page_routes(node: NodeApi, settings: PageSettings) -> APIRouter:
 
         key = run_key(fqn, runId)
         start = PageStart(after or offset or None, before or None, tail, _record(at))
+        most = min(limit, settings.max_lines)
+        by_ulid, ndjson = order == "ulid", wants_ndjson(format, accept)
+        if ndjson and compressed:
+            raise InvalidInput(
+                "compressed is of JSON pages",
+                field="compressed",
+                hint="Leave it out with format=ndjson.",
+            )
         try:
-            found = await _read(node, key, start, min(limit, settings.max_lines), settings)
+            if ndjson:
+                records = await _records(node, key, start, most, settings, by_ulid)
+                return await record_page(node, key, records, _rest, by_ulid=by_ulid)
+            if by_ulid:
+                found = (await _records(node, key, start, most, settings, True)).as_text()
+            else:
+                found = await _read(node, key, start, most, settings)
         except NotFound:
             if start.at is not None:  # whoever has the id of a record knows that there was one
                 raise
             # As upstream: a reader may come before the first line, but not to no pipeline.
             await must_know(node, key.fqn)
-            return _json(_EMPTY)
+            return _nothing() if ndjson else _json(_EMPTY)
         encoder = Packed() if compressed else Plain()
-        return page_response(node, key, found, "logs", rest, encoder=encoder)
+        more = partial(_more_by_ulid, node, key) if by_ulid else partial(more_lines, node, key)
+        return page_response(more, found, "logs", rest, encoder=encoder)
 
     return router
 
@@ -103,15 +156,54 @@ def _record(at: str | None) -> int | None:
         ) from error
 
 
-async def _read(
-    node: NodeApi, key: RunKey, start: PageStart, limit: int, settings: PageSettings
-) -> Page:
+def _check_one(start: PageStart) -> None:
     if sum(value is not None for value in start) > 1:
         raise InvalidInput(
             "a page begins in one place",
             field="after",
             hint="Give one of after (or offset), before, tail and at.",
         )
+
+
+async def _records(
+    node: NodeApi, key: RunKey, start: PageStart, limit: int, settings: PageSettings, by_ulid: bool
+) -> RecordPage:
+    """The first piece of a page as records."""
+    _check_one(start)
+    after, before, tail, at = start
+    tail = None if tail is None else min(tail, settings.max_lines)
+    return await node.run_logs.records.page(
+        key,
+        after=after,
+        limit=limit if tail is None else tail,
+        tail=tail,
+        before=before,
+        around=at,
+        by_ulid=by_ulid,
+        max_bytes=RECORD_BYTES,
+    )
+
+
+async def _more_by_ulid(
+    node: NodeApi, key: RunKey, after: str | None, limit: int, max_bytes: int
+) -> Page:
+    found = await node.run_logs.records.page(
+        key, after=after, limit=limit, by_ulid=True, max_bytes=max_bytes
+    )
+    return found.as_text()
+
+
+async def more_lines(
+    node: NodeApi, key: RunKey, after: str | None, limit: int, max_bytes: int
+) -> Page:
+    """The next piece of a page. Raises what reading raises."""
+    return await node.run_logs.reader.page(key, after=after, limit=limit, max_bytes=max_bytes)
+
+
+async def _read(
+    node: NodeApi, key: RunKey, start: PageStart, limit: int, settings: PageSettings
+) -> Page:
+    _check_one(start)
     after, before, tail, at = start
     read = partial(node.run_logs.reader.page, key, max_bytes=PIECE_BYTES)
     if tail is not None:
@@ -165,6 +257,12 @@ def _rest(first: Page, last: Page) -> dict[str, Any]:
     if first.record_line is not None:
         value |= {"line": first.record_line, "firstLine": first.first_line}
     return value
+
+
+def _nothing() -> Response:
+    stats = {"complete": True, "records": 0, "missing": []}
+    stats |= {name: value for name, value in _EMPTY.items() if name != "logs"}
+    return Response(orjson.dumps({"stats": stats}) + b"\n", media_type=NDJSON)
 
 
 def _json(value: dict[str, Any]) -> Response:

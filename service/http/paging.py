@@ -12,23 +12,24 @@ run's cursors. A page that breaks off ends the connection within the object.
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Final, Protocol
 
 import orjson
 from fastapi.responses import Response, StreamingResponse
 from isal import isal_zlib
 
-from logstore.batch import RunKey
-from service.http.node import NodeApi
 from service.http.text import shown
-from service.runs.read import Page
+from service.runs.pages import Page
 
 PIECE_BYTES: Final = 512 << 10
 MAX_BYTES: Final = 16 << 20
 """Of the text of a page, whatever it has of lines."""
 _JSON: Final = "application/json"
 _GZIP: Final = 16 + isal_zlib.MAX_WBITS
+
+More = Callable[[str | None, int, int], Awaitable[Page]]
+"""What follows a cursor: at most so many lines and so many bytes."""
 
 Rest = Callable[[Page, Page], Mapping[str, Any]]
 """What stands behind the text, of the page's first piece and its last."""
@@ -82,8 +83,7 @@ class Packed:
 
 
 def page_response(
-    node: NodeApi,
-    key: RunKey,
+    more: More,
     first: Page,
     name: str,
     rest: Rest,
@@ -96,21 +96,19 @@ def page_response(
     if not first.missing:
         body = begun + encoder.end() + _behind(rest(first, first))
         return Response(body, media_type=_JSON, headers=headers)
-    pieces = _pieces(node, key, first, begun, rest, encoder)
+    pieces = _pieces(more, first, begun, rest, encoder)
     return StreamingResponse(pieces, media_type=_JSON, headers=headers)
 
 
 async def _pieces(
-    node: NodeApi, key: RunKey, first: Page, begun: bytes, rest: Rest, encoder: Encoder
+    more: More, first: Page, begun: bytes, rest: Rest, encoder: Encoder
 ) -> AsyncIterator[bytes]:
     size, last = len(first.text), first
     yield begun
     del begun
     while last.missing and size < MAX_BYTES:
         most = min(PIECE_BYTES, MAX_BYTES - size)
-        last = await node.run_logs.reader.page(
-            key, after=last.after, limit=last.missing, max_bytes=most
-        )
+        last = await more(last.after, last.missing, most)
         size += len(last.text)
         yield encoder.add(last.text)
     yield encoder.end() + _behind(rest(first, last))

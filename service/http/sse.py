@@ -9,6 +9,9 @@ With `format=text` each line is an event of its own, without a name:
     id: <cursor before the group>+<lines of the group so far>, or <cursor>
     data: <the line>
 
+With `format=ndjson` each record is an event of its own, an object as `/query` has it; ids
+count lines here as well, so that each is a place in every format.
+
 No line of a log can begin or end a frame. In JSON everything that any client takes
 for a line end is escaped (Python's `splitlines` takes more than the standard does). In
 text they are shown as escapes (`\r`, `\u2028`), but for a `\r` at the end, which goes.
@@ -22,10 +25,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from logstore.batch import RunKey
 from service.http.text import shown
+from service.query.output import lines
 from service.runtime.counters import HttpCounters
 from service.tail import Tail, Watcher
 
@@ -102,12 +109,32 @@ def text_lines(text: bytes, before: str, cursor: str, skipped: int = 0) -> bytes
     for separator, escape in _TEXT_ESCAPES:
         if separator in body:
             body = body.replace(separator, escape)
-    lines = body[:-1].split(b"\n")
+    shown_lines = body[:-1].split(b"\n")
     stem = before.encode()
     frames = [
-        b"id: %b+%d\ndata: %b\n\n" % (stem, i, line) for i, line in enumerate(lines, skipped + 1)
+        b"id: %b+%d\ndata: %b\n\n" % (stem, i, line)
+        for i, line in enumerate(shown_lines, skipped + 1)
     ]
-    frames[-1] = b"id: %b\ndata: %b\n\n" % (cursor.encode(), lines[-1])
+    frames[-1] = b"id: %b\ndata: %b\n\n" % (cursor.encode(), shown_lines[-1])
+    return b"".join(frames)
+
+
+def records(batch: pa.RecordBatch, before: str, cursor: str, skipped: int = 0) -> bytes:
+    """Records as one event each; ids count lines, and those of the first `skipped` are left out."""
+    objects = lines(batch)
+    for separator, escape in _JSON_ESCAPES:
+        if separator in objects:
+            objects = objects.replace(separator, escape)
+    ends = np.cumsum(pc.count_substring(batch.column("message"), "\n").to_numpy() + 1)
+    stem = before.encode()
+    frames = [
+        b"id: %b+%d\ndata: %b\n\n" % (stem, end, text)
+        for end, text in zip(ends.tolist(), objects.split(b"\n"), strict=False)
+        if end > skipped
+    ]
+    if frames:
+        last = objects[objects.rfind(b"\n", 0, -1) + 1 : -1]
+        frames[-1] = b"id: %b\ndata: %b\n\n" % (cursor.encode(), last)
     return b"".join(frames)
 
 

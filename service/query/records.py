@@ -1,15 +1,21 @@
-"""All records of one run, for whoever makes its text again."""
+"""Records of one run, for whoever makes its text again, or has it and wants to know more."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from logstore.batch import RunKey
 from logstore.errors import StoreUnavailable
 from service.query.engine import QueryEngine
+from service.query.hot import SCHEMA
 from service.query.request import QueryRequest
+from service.runs.records import DETAILS, Details, Known
+
+_DETAILS: Final = pa.schema([SCHEMA.field(name) for name in DETAILS])
 
 
 def run_records(engine: QueryEngine) -> Callable[[RunKey, int, int], AsyncIterator[pa.RecordBatch]]:
@@ -32,3 +38,20 @@ def run_records(engine: QueryEngine) -> Callable[[RunKey, int, int], AsyncIterat
                 )
 
     return records
+
+
+def run_details(engine: QueryEngine) -> Details:
+    """What gives all but the text of a run's records; they lie between two ULIDs."""
+
+    async def details(key: RunKey, low: int, high: int, wanted: pa.Array) -> Known:
+        request = QueryRequest(low=low, high=high, fqn=key.fqn, run=key.run, descending=False)
+        found: list[pa.RecordBatch] = []
+        async with await engine.open(request) as search:
+            async for batch in search.batches():
+                chosen = pc.is_in(batch.column("ulid"), value_set=wanted)
+                found.append(batch.select(list(DETAILS)).filter(chosen).cast(_DETAILS))
+            report = search.report
+            missing = [*report.missing, *report.unreadable]
+        return Known(pa.Table.from_batches(found, _DETAILS), missing)
+
+    return details

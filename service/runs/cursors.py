@@ -75,7 +75,7 @@ async def line_of_record(snapshot: Snapshot, ulid: int) -> int | None:
     for stretch in snapshot.stretches:
         for at in np.flatnonzero(of_batch(stretch.rows, batch))[:1].tolist():
             known = number < int(stretch.rows["records"][at])
-            return _line_behind(snapshot, stretch, at, number) if known else None
+            return line_behind(snapshot, stretch, at, number) if known else None
     for place in snapshot.places:
         blocks = await snapshot.chunks.blocks_of(snapshot.manifest.key, place.chunk, batch)
         if len(blocks):
@@ -219,10 +219,10 @@ async def _line_after(snapshot: Snapshot, node: str, seen: int) -> int:
 def _in_stretch(snapshot: Snapshot, stretch: Stretch, seen: int) -> int:
     """The line behind the record at position `seen`, or behind the last one before it."""
     at = int(np.searchsorted(stretch.rows["pos"], seen, "right")) - 1
-    return _line_behind(snapshot, stretch, at, seen + 1 - int(stretch.rows["pos"][at]))
+    return line_behind(snapshot, stretch, at, seen + 1 - int(stretch.rows["pos"][at]))
 
 
-def _line_behind(snapshot: Snapshot, stretch: Stretch, at: int, records: int) -> int:
+def line_behind(snapshot: Snapshot, stretch: Stretch, at: int, records: int) -> int:
     """The line behind the first `records` records of the row, or behind all that it has."""
     begin = int(stretch.ends[at]) - int(stretch.rows["lines"][at])
     index = int(stretch.indexes[at])

@@ -1,4 +1,4 @@
-"""Reading run logs: pages, catching up, downloads, sizes, lists.
+"""Reading run logs as text: pages, catching up, downloads, sizes.
 
 Every call takes a snapshot; between calls only caches of immutable objects are kept. A page
 therefore costs the manifest, a piece of an index, and one ranged get.
@@ -14,7 +14,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -26,8 +26,9 @@ from logstore.errors import NotFound, StoreUnavailable
 from logstore.position import Cursor
 from logstore.runs.manifest import Manifest
 from service.runs.chunks import Chunks, Moved
-from service.runs.cursors import cursor_at, line_of, line_of_record, parse_token, token_at, unseen
+from service.runs.cursors import cursor_at, unseen
 from service.runs.lines import read_lines
+from service.runs.pages import MAX_PAGE_BYTES, Page, TextLines, Wanted, read_page
 from service.runs.snapshot import Place, Snapshot, Snapshots, Stretch
 
 _STEP_BYTES = 1 << 20
@@ -120,35 +121,6 @@ def _hot(snapshot: Snapshot, offset: int, size: int) -> bytes:
     return snapshot.stretch_text(stretch, first, last)
 
 
-MAX_PAGE_BYTES = 16 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """Whole lines, each with its newline; totals are of the run as it is now.
-
-    `after` is None when there is no more for now, `before` when nothing comes before.
-    `missing` of the requested lines did not fit: they follow `after`. Line numbers count from 0:
-    that of the first line, and that of the record around which the page was requested.
-    """
-
-    text: bytes
-    lines: int
-    after: str | None
-    before: str | None
-    total_lines: int
-    total_bytes: int
-    state: str
-    missing: int
-    first_line: int
-    record_line: int | None = None
-
-    @property
-    def streaming(self) -> bool:
-        """Whether more lines may come."""
-        return self.state == "open"
-
-
 @dataclass(frozen=True, slots=True)
 class LogPiece:
     """Whole lines, and the cursor after the last of them."""
@@ -191,24 +163,14 @@ class RunLogReader:
 
         Raises `NotFound`, `InvalidCursor`, `StoreUnavailable`.
         """
-        first = None if after is None else parse_token(after)
-        last = None if before is None else parse_token(before)
+        wanted = Wanted.parsed(limit, after=after, before=before, tail=tail, around=around)
 
         async def read(snapshot: Snapshot) -> Page:
-            if not snapshot.exists:
-                raise NotFound(
-                    f"no run {key.run!r} of {key.fqn!r}",
-                    hint="Its first batch makes a run; look at the list of the pipeline's runs.",
-                )
-            end = snapshot.lines
-            if last is not None:
-                end = await line_of(snapshot, last)
-                return await _page(snapshot, max(end - limit, 0), end, max_bytes)
-            if tail is not None:
-                return await _page(snapshot, max(end - tail, 0), end, max_bytes)
-            if around is not None:
-                return await _page_around(snapshot, around, limit, max_bytes)
-            return await _page_after(snapshot, first, limit, max_bytes)
+            async def lines(start: int, end: int) -> TextLines:
+                found = await read_lines(snapshot, start, end, max_bytes)
+                return TextLines(found.text, start, found.end)
+
+            return (await read_page(snapshot, wanted, lines))[1]
 
         return await self._snapshots.with_one(key, read)
 
@@ -259,54 +221,6 @@ class RunLogReader:
             return LogSize(stored, snapshot.size, snapshot.lines, etag, snapshot.state)
 
         return await self._snapshots.with_one(key, measure)
-
-
-async def _page_after(
-    snapshot: Snapshot, first: Cursor | int | None, limit: int, max_bytes: int
-) -> Page:
-    """The first lines that were not seen, up to lines that were seen."""
-    ranges = await unseen(snapshot, first)
-    start, end = ranges[0] if ranges else (snapshot.lines, snapshot.lines)
-    page = await _page(snapshot, start, min(start + limit, end), max_bytes)
-    if end < snapshot.lines and isinstance(first, Cursor):
-        after = first.joined(await cursor_at(snapshot, start + page.lines))
-        return replace(page, after=after.encode())
-    return page
-
-
-async def _page_around(snapshot: Snapshot, ulid: int, limit: int, max_bytes: int) -> Page:
-    """The record is in the middle, or nearer to an edge at an end of the run.
-
-    It begins the page if the lines before it would take more than `max_bytes`.
-    """
-    line = await line_of_record(snapshot, ulid)
-    if line is None:
-        key = snapshot.manifest.key
-        raise NotFound(
-            f"no record {ulids.encode(ulid)} in the run {key.run!r} of {key.fqn!r}",
-            hint="It was deleted or has expired, or it is of another run.",
-        )
-    start = max(min(line - limit // 2, snapshot.lines - limit), 0)
-    page = await _page(snapshot, start, min(start + limit, snapshot.lines), max_bytes)
-    if start + page.lines <= line:
-        page = await _page(snapshot, line, min(line + limit, snapshot.lines), max_bytes)
-    return replace(page, record_line=line)
-
-
-async def _page(snapshot: Snapshot, start: int, end: int, max_bytes: int) -> Page:
-    found = await read_lines(snapshot, start, end, max_bytes)
-    more = found.end < snapshot.lines
-    return Page(
-        text=found.text,
-        lines=found.end - start,
-        after=await token_at(snapshot, found.end) if more else None,
-        before=await token_at(snapshot, start) if start else None,
-        total_lines=snapshot.lines,
-        total_bytes=snapshot.size,
-        state=snapshot.state,
-        missing=max(end - found.end, 0),
-        first_line=start,
-    )
 
 
 def _etag(snapshot: Snapshot) -> str:

@@ -30,6 +30,7 @@ from service.runs.partial import PartialPublisher
 from service.runs.pending import FlushProgress
 from service.runs.pin import Recorded
 from service.runs.read import RunLogReader
+from service.runs.records import RecordReader
 from service.runs.repair.chunks import ChunkRepairer
 from service.runs.repair.rebuild import RunRebuilder
 from service.runs.sweep import Sweeper
@@ -60,6 +61,7 @@ class RunLogs:
     backlog: Backlog
     leases: NamedLeases
     reader: RunLogReader
+    records: RecordReader
     listing: Listing
     run_flush: RunFlush
     flusher: Flusher

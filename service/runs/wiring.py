@@ -33,6 +33,7 @@ from service.runs.partial import PartialPublisher
 from service.runs.pending import FlushProgress, FlushRules, Pending
 from service.runs.pin import RunJournal
 from service.runs.read import RunLogReader
+from service.runs.records import Details, RecordReader
 from service.runs.remote_state import RemoteState
 from service.runs.repair.chunks import ChunkRepairer
 from service.runs.repair.rebuild import OrphanEvidence, Records, RunRebuilder
@@ -66,6 +67,7 @@ class Surroundings:
     ended: Callable[[RunKey], None]
     newest_date: Callable[[], DateSample | None] | None = None
     records: Callable[[], Records | None] = lambda: None
+    details: Callable[[], Details | None] = lambda: None
 
 
 def open_run_logs(
@@ -261,6 +263,7 @@ def open_run_logs(
         backlog=backlog,
         leases=leases,
         reader=RunLogReader(snapshots),
+        records=RecordReader(snapshots, around.details),
         listing=Listing(store, progress, journal.pin, deletions, snapshots, upstream),
         run_flush=run_flush,
         flusher=flusher,

@@ -6,6 +6,7 @@ import asyncio
 
 from logstore.batch import RunKey
 from logstore.position import Cursor, Position
+from service.journal.writer import Appended
 from service.tail import Channel, SseSettings, Tail
 from tests.settings import changed
 
@@ -17,11 +18,19 @@ def seen(pos: int, node: str = "n") -> Cursor:
     return Cursor({node: Position("f", pos)})
 
 
+def published(text: bytes, last: int) -> Appended:
+    """A batch whose last record has this position."""
+    records = max(text.count(b"\n"), 1)
+    done = asyncio.get_running_loop().create_future()
+    pos = last - records + 1
+    return Appended(b"", 0, text, b"", KEY, None, 1 << 80, pos, records, records, 0, False, done)
+
+
 def channel_with(*batches: tuple[int, int]) -> Channel:
     """A channel with one tick for each (last position, records)."""
     channel = Channel(KEY, QUICK)
     for last, records in batches:
-        channel.publish("n", b"x\n" * records, records, Position("f", last))
+        channel.publish("n", published(b"x\n" * records, last), Position("f", last))
         channel.mark()
     return channel
 
@@ -45,9 +54,9 @@ async def test_what_gathers_when_the_run_ends_is_given_before_the_end() -> None:
     channel = Channel(
         KEY, changed(SseSettings(), coalesce_milliseconds=1e6), max_coalesce_seconds=1000.0
     )
-    channel.publish("n", b"x\n", 1, Position("f", 0))
+    channel.publish("n", published(b"x\n", 0), Position("f", 0))
     channel.mark()
-    channel.publish("n", b"y\n", 1, Position("f", 1))
+    channel.publish("n", published(b"y\n", 1), Position("f", 1))
     channel.end("runFinished")
     assert [tick.text for tick in channel.take(0, None).ticks] == [b"x\n", b"y\n"]
 
@@ -61,11 +70,11 @@ async def test_another_nodes_positions_say_nothing() -> None:
 async def test_the_ring_forgets_the_oldest_and_says_so() -> None:
     channel = Channel(KEY, changed(SseSettings(), ring_bytes=10))
     for last in range(5):
-        channel.publish("n", b"xxx\n", 1, Position("f", last))
+        channel.publish("n", published(b"xxx\n", last), Position("f", last))
         channel.mark()
     assert channel.take(0, None).behind
     assert [tick.last.pos for tick in channel.take(3, None).ticks] == [3, 4]
-    channel.publish("n", b"x" * 50, 1, Position("f", 5))
+    channel.publish("n", published(b"x" * 50, 5), Position("f", 5))
     mark = channel.mark()
     assert channel.take(mark - 1, None).behind
     assert not channel.take(mark, None).behind
@@ -75,7 +84,7 @@ async def test_what_comes_within_one_interval_is_one_tick() -> None:
     tail = Tail("n", changed(SseSettings(), coalesce_milliseconds=10))
     watcher = tail.watch(KEY)
     for last in range(50):
-        tail.publish(KEY, b"x\n", 1, 1, Position("f", last))
+        tail.publish(KEY, published(b"x\n", last), Position("f", last))
     assert await watcher.wait() == "news"
     [tick] = watcher.channel.take(0, None).ticks
     assert (tick.text, tick.first_pos, tick.last.pos) == (b"x\n" * 50, 0, 49)
@@ -84,8 +93,8 @@ async def test_what_comes_within_one_interval_is_one_tick() -> None:
 
 async def test_a_node_that_starts_anew_begins_a_new_tick() -> None:
     channel = Channel(KEY, QUICK)
-    channel.publish("a", b"x\n", 1, Position("f", 9))
-    channel.publish("b", b"y\n", 1, Position("g", 3))
+    channel.publish("a", published(b"x\n", 9), Position("f", 9))
+    channel.publish("b", published(b"y\n", 3), Position("g", 3))
     channel.mark()
     ticks = channel.take(0, None).ticks
     assert [(tick.node, tick.first_pos) for tick in ticks] == [("a", 9), ("b", 3)]

@@ -18,8 +18,13 @@ from logstore.objects.local import LocalStore, inline
 from logstore.position import Cursor, Position
 from logstore.ulid import Minter
 from service.ingest.batch import IncomingBatch, Receipt, Submitted
+from service.journal.format import decode_meta
+from service.journal.writer import Appended
 from service.runs.listing import RunSummary
-from service.runs.read import LogPiece, LogSize, Page
+from service.runs.pages import Page
+from service.runs.parts import RecordPart, as_records
+from service.runs.read import LogPiece, LogSize
+from service.runs.records import ArrowRecords, RecordPage, RecordPiece
 from service.runs.settings import RunSettings
 from service.status.expiry import Expiry
 from service.status.reports import Reports
@@ -38,9 +43,55 @@ class Held:
     pos: int
     batch: IncomingBatch
 
+    @property
+    def published(self) -> Appended:
+        batch, done = self.batch, asyncio.get_running_loop().create_future()
+        return Appended(
+            *(b"", 0, batch.text, batch.meta, batch.key, batch.connector, self.ulid, self.pos),
+            *(batch.records, batch.lines, 0, False, done),
+        )
+
+    @property
+    def part(self) -> RecordPart:
+        batch = self.batch
+        meta = decode_meta(batch.meta) if batch.meta else None
+        return RecordPart(
+            *(self.ulid, 0, self.pos, batch.records, batch.lines, batch.text, meta),
+            batch.connector,
+        )
+
 
 def after_record(pos: int) -> Cursor:
     return Cursor({NODE: Position(FILE, pos)})
+
+
+class MemoryRecords:
+    """Records after a cursor; pages and whole runs are the real node's."""
+
+    def __init__(self, run_logs: MemoryRunLogs) -> None:
+        self._run_logs = run_logs
+
+    async def after(
+        self, key: RunKey, cursor: Cursor | int | None, *, max_bytes: int
+    ) -> RecordPiece | None:
+        assert max_bytes > 0
+        seen = cursor.seen(NODE) if isinstance(cursor, Cursor) else -1
+        held = [h for h in self._run_logs.held.get(key, []) if h.pos > seen]
+        if not held:
+            return None
+        last = held[-1].pos + held[-1].batch.records - 1
+        return RecordPiece([h.part for h in held], after_record(last), 0)
+
+    async def records(self, key: RunKey, parts: Sequence[RecordPart]) -> ArrowRecords:
+        return ArrowRecords(as_records(key, parts), ())
+
+    async def page(self, *_: object, **__: object) -> RecordPage:
+        raise NotImplementedError
+
+    def whole(
+        self, key: RunKey, *, by_ulid: bool, max_bytes: int
+    ) -> AsyncIterator[Sequence[RecordPart]]:
+        raise NotImplementedError
 
 
 class MemoryRunLogs:
@@ -143,6 +194,10 @@ class MemoryRunLogs:
                 return [LogPiece(text, after_record(entry.pos + entry.batch.records - 1))]
             at += len(lines)
         return []
+
+    @property
+    def records(self) -> MemoryRecords:
+        return MemoryRecords(self)
 
     async def tail_start(self, key: RunKey, lines: int) -> Cursor | int | None:
         return max(0, self.whole(key).count(b"\n") - lines)
@@ -272,7 +327,7 @@ class MemoryNode:
         self.run_logs.held.setdefault(batch.key, []).append(held)
         if batch.key in self.tail.watched:
             last = Position(FILE, self.next_pos - 1)
-            self.tail.publish(batch.key, batch.text, batch.records, batch.lines, last)
+            self.tail.publish(batch.key, held.published, last)
 
     async def open_run(self, key: RunKey, connector: str) -> int:
         if not self.ready:

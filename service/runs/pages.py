@@ -1,0 +1,194 @@
+"""Pages of a run's log: which lines a page has, and what it says of its place in the log.
+
+A page begins in one of several ways (`Wanted`). What it holds, text or records, is read by
+the caller of `read_page`; it may hold fewer lines than were wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol, TypeVar
+
+from logstore import ulid as ulids
+from logstore.batch import RunKey
+from logstore.errors import NotFound
+from logstore.position import Cursor
+from service.runs.cursors import cursor_at, line_of, line_of_record, parse_token, token_at, unseen
+from service.runs.snapshot import Snapshot
+
+MAX_PAGE_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Whole lines, each with its newline; totals are of the run as it is now.
+
+    `after` is None when there is no more for now, `before` when nothing comes before.
+    `missing` of the requested lines did not fit: they follow `after`. Line numbers count from 0:
+    that of the first line, and that of the record around which the page was requested.
+    """
+
+    text: bytes
+    lines: int
+    after: str | None
+    before: str | None
+    total_lines: int
+    total_bytes: int
+    state: str
+    missing: int
+    first_line: int
+    record_line: int | None = None
+
+    @property
+    def streaming(self) -> bool:
+        """Whether more lines may come."""
+        return self.state == "open"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """At most `limit` lines, from one of these places on; without any, from the beginning.
+
+    Behind `after`, before `before`, the last `tail`, or around the record with the ULID `around`.
+    """
+
+    limit: int
+    after: Cursor | int | None = None
+    before: Cursor | int | None = None
+    tail: int | None = None
+    around: int | None = None
+
+    @staticmethod
+    def parsed(
+        limit: int,
+        *,
+        after: str | None = None,
+        before: str | None = None,
+        tail: int | None = None,
+        around: int | None = None,
+    ) -> Wanted:
+        """With places as clients pass them back. Raises `InvalidCursor`."""
+        first = None if after is None else parse_token(after)
+        last = None if before is None else parse_token(before)
+        return Wanted(limit, first, last, tail, around)
+
+
+class FoundLines(Protocol):
+    """What was read: from line `start`, up to line `end`."""
+
+    @property
+    def text(self) -> bytes: ...
+    @property
+    def start(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+
+
+class TextLines(NamedTuple):
+    """Whole lines as text."""
+
+    text: bytes
+    start: int
+    end: int
+
+
+Found = TypeVar("Found", bound=FoundLines)
+
+
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    """Which lines a page has if they all fit.
+
+    `line` is that of the record in the middle. `seen` is set if the lines behind `end` were seen.
+    """
+
+    start: int
+    end: int
+    line: int | None = None
+    seen: Cursor | None = None
+
+
+async def read_page(
+    snapshot: Snapshot, wanted: Wanted, read: Callable[[int, int], Awaitable[Found]]
+) -> tuple[Found, Page]:
+    """What `read` gives of the lines between two numbers, and the page that it makes.
+
+    A page around a record begins with it if the lines before it leave no room for it. Raises
+    `NotFound`, `InvalidCursor`, `Moved`.
+    """
+    must_exist(snapshot)
+    place = await _bounds(snapshot, wanted)
+    found = await read(place.start, place.end)
+    if place.line is not None and found.end <= place.line:
+        end = min(place.line + wanted.limit, snapshot.lines)
+        place = replace(place, start=place.line, end=end)
+        found = await read(place.start, place.end)
+    return found, await _page(snapshot, place, found)
+
+
+def must_exist(snapshot: Snapshot) -> None:
+    """Raises `NotFound` if the run has no lines."""
+    if not snapshot.exists:
+        key = snapshot.manifest.key
+        raise NotFound(
+            f"no run {key.run!r} of {key.fqn!r}",
+            hint="Its first batch makes a run; look at the list of the pipeline's runs.",
+        )
+
+
+def no_record(key: RunKey, ulid: int) -> NotFound:
+    """The error for a record that the run does not hold."""
+    return NotFound(
+        f"no record {ulids.encode(ulid)} in the run {key.run!r} of {key.fqn!r}",
+        hint="It was deleted or has expired, or it is of another run.",
+    )
+
+
+async def _bounds(snapshot: Snapshot, wanted: Wanted) -> _Bounds:
+    end, limit = snapshot.lines, wanted.limit
+    if wanted.before is not None:
+        end = await line_of(snapshot, wanted.before)
+        return _Bounds(max(end - limit, 0), end)
+    if wanted.tail is not None:
+        return _Bounds(max(end - wanted.tail, 0), end)
+    if wanted.around is not None:
+        return await _around(snapshot, wanted.around, limit)
+    return await _behind(snapshot, wanted.after, limit)
+
+
+async def _around(snapshot: Snapshot, ulid: int, limit: int) -> _Bounds:
+    """The record is in the middle, or nearer to an edge at an end of the run."""
+    line = await line_of_record(snapshot, ulid)
+    if line is None:
+        raise no_record(snapshot.manifest.key, ulid)
+    start = max(min(line - limit // 2, snapshot.lines - limit), 0)
+    return _Bounds(start, min(start + limit, snapshot.lines), line=line)
+
+
+async def _behind(snapshot: Snapshot, where: Cursor | int | None, limit: int) -> _Bounds:
+    """The first lines that were not seen, up to lines that were seen."""
+    ranges = await unseen(snapshot, where)
+    start, end = ranges[0] if ranges else (snapshot.lines, snapshot.lines)
+    jumps = end < snapshot.lines and isinstance(where, Cursor)
+    return _Bounds(
+        start, min(start + limit, end), seen=where if jumps and isinstance(where, Cursor) else None
+    )
+
+
+async def _page(snapshot: Snapshot, place: _Bounds, found: FoundLines) -> Page:
+    after = await token_at(snapshot, found.end) if found.end < snapshot.lines else None
+    if place.seen is not None:
+        after = place.seen.joined(await cursor_at(snapshot, found.end)).encode()
+    return Page(
+        text=found.text,
+        lines=found.end - found.start,
+        after=after,
+        before=await token_at(snapshot, found.start) if found.start else None,
+        total_lines=snapshot.lines,
+        total_bytes=snapshot.size,
+        state=snapshot.state,
+        missing=max(place.end - found.end, 0),
+        first_line=found.start,
+        record_line=place.line,
+    )

@@ -1,0 +1,159 @@
+"""Runs as records: each once with its ULID and text, in both orders, at every stage."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from logstore import ulid as ulids
+from logstore.batch import RunKey
+from logstore.errors import InvalidCursor, NotFound
+from logstore.position import Cursor
+from service.runs.parts import RecordPart
+from service.runs.ulid_order import encode_place
+from tests.service.runs.world import World
+
+KEY = RunKey("service.pipeline", "run-1")
+
+
+def shown(parts: list[RecordPart]) -> list[tuple[int, bytes]]:
+    """ULID and line of each record."""
+    found = []
+    for part in parts:
+        lines = part.text.splitlines(keepends=True)
+        assert (part.records, part.lines) == (len(lines), len(lines))
+        found += [(part.low + n, line) for n, line in enumerate(lines)]
+    return found
+
+
+def expected(world: World) -> list[tuple[int, bytes]]:
+    return [
+        (ulid + n, line)
+        for _, ulid, text in world.journal.entries
+        for n, line in enumerate(text.splitlines(keepends=True))
+    ]
+
+
+async def paged(world: World, limit: int, *, by_ulid: bool) -> list[RecordPart]:
+    parts: list[RecordPart] = []
+    after = None
+    while True:
+        found = await world.run_logs.records.page(
+            KEY, after=after, limit=limit, by_ulid=by_ulid, max_bytes=97
+        )
+        parts += found.parts
+        assert sum(part.lines for part in found.parts) == found.page.lines <= limit
+        after = found.page.after
+        if after is None:
+            return parts
+
+
+async def paged_back(world: World, limit: int, *, by_ulid: bool) -> list[RecordPart]:
+    found = await world.run_logs.records.page(KEY, tail=limit, limit=limit, by_ulid=by_ulid)
+    parts = list(found.parts)
+    while (before := found.page.before) is not None:
+        found = await world.run_logs.records.page(KEY, before=before, limit=limit, by_ulid=by_ulid)
+        parts = [*found.parts, *parts]
+    return parts
+
+
+async def caught_up(world: World) -> list[RecordPart]:
+    parts: list[RecordPart] = []
+    cursor: Cursor | None = None
+    while (piece := await world.run_logs.records.after(KEY, cursor, max_bytes=61)) is not None:
+        parts += piece.parts
+        cursor = piece.cursor
+    return parts
+
+
+async def downloaded(world: World, *, by_ulid: bool) -> list[RecordPart]:
+    parts: list[RecordPart] = []
+    async for some in world.run_logs.records.whole(KEY, by_ulid=by_ulid, max_bytes=83):
+        parts += some
+    return parts
+
+
+async def every_reading_agrees(world: World, limit: int) -> None:
+    arrival = expected(world)
+    assert shown(await paged(world, limit, by_ulid=False)) == arrival
+    assert shown(await paged_back(world, limit, by_ulid=False)) == arrival
+    assert shown(await caught_up(world)) == arrival
+    assert shown(await downloaded(world, by_ulid=False)) == arrival
+    by_ulid = sorted(arrival)
+    assert shown(await paged(world, limit, by_ulid=True)) == by_ulid
+    assert shown(await paged_back(world, limit, by_ulid=True)) == by_ulid
+    assert shown(await downloaded(world, by_ulid=True)) == by_ulid
+    ulid, line = by_ulid[len(by_ulid) // 2]
+    around = await world.run_logs.records.page(KEY, around=ulid, limit=limit, by_ulid=True)
+    assert (ulid, line) in shown(list(around.parts))
+    assert around.page.lines == min(limit, len(arrival))
+
+
+@pytest.mark.usefixtures("every_store")
+@pytest.mark.parametrize("seed", range(2))
+async def test_each_record_is_there_once_in_both_orders_at_every_stage(seed: int) -> None:
+    world, dice = World(seed=seed), Random(seed)
+    await world.run_logs.start()
+    for number in range(15):
+        clock = -3_600_000 if dice.random() < 0.4 else 0  # of another producer
+        ulid = (world.clock.ms + clock + number) << 80 | dice.getrandbits(55) << 25
+        lines = dice.choice([1, 1, 2, 7])
+        world.append(KEY, b"".join(b"%d of %d\n" % (n, number) for n in range(lines)), ulid)
+        if number % 5 == 4:
+            limit = dice.choice([1, 3, 10, 1000])
+            await every_reading_agrees(world, limit)
+            await world.confirm()
+            await every_reading_agrees(world, limit)
+            await world.run_logs.flusher.flush(KEY)
+            await every_reading_agrees(world, limit)
+    assert await world.run_logs.close_run(KEY) == "closed"
+    await every_reading_agrees(world, 4)
+    world.append(KEY, b"late\n")
+    await every_reading_agrees(world, 1000)
+
+
+async def test_a_long_batch_is_read_in_parts_with_the_numbers_of_its_records() -> None:
+    world = World()
+    await world.run_logs.start()
+    lines = b"".join(b"%05d %s\n" % (n, b"x" * 40) for n in range(5000))
+    world.append(KEY, b"first\n")
+    world.append(KEY, lines)
+    world.append(KEY, b"last\n")
+    for _ in range(2):
+        parts: list[RecordPart] = []
+        async for some in world.run_logs.records.whole(KEY, by_ulid=False, max_bytes=30_000):
+            assert sum(len(part.text) for part in some) < 100_000
+            parts += some
+        assert shown(parts) == expected(world)
+        middle = await world.run_logs.records.page(KEY, after="2500", limit=3)
+        assert shown(list(middle.parts)) == expected(world)[2500:2503]
+        await world.confirm()
+        await world.run_logs.flusher.flush(KEY)
+
+
+async def test_places_of_one_order_are_refused_by_the_other() -> None:
+    world = World()
+    await world.run_logs.start()
+    ulid = world.append(KEY, b"a\nb\n")
+    records = world.run_logs.records
+    with pytest.raises(InvalidCursor, match="not a place"):
+        await records.page(KEY, after="1", limit=3, by_ulid=True)
+    with pytest.raises(InvalidCursor):
+        await records.page(KEY, after=encode_place(ulid), limit=3)
+    with pytest.raises(NotFound, match="no record"):
+        await records.page(KEY, around=ulid + 2, limit=3, by_ulid=True)
+    with pytest.raises(NotFound, match="no run"):
+        await records.page(RunKey("service.pipeline", "other"), limit=3, by_ulid=True)
+
+
+async def test_a_deletion_ends_the_reading_of_a_whole_run() -> None:
+    world = World()
+    await world.run_logs.start()
+    world.append(KEY, b"a\nb\nc\n")
+    pieces = world.run_logs.records.whole(KEY, by_ulid=True, max_bytes=1)
+    assert shown(list(await anext(pieces))) == expected(world)[:1]
+    await world.run_logs.delete_run(KEY)
+    world.append(KEY, b"again\n", world.mint_above(ulids.highest_at(world.clock.ms)))
+    with pytest.raises(NotFound, match="deleted meanwhile"):
+        await anext(pieces)
