@@ -5,7 +5,8 @@
 Builds a table of at least that much text (lines of `benchmarks.corpus`), as the
 compactor leaves it: by hour, sorted by fqn, run, ULID, zstd. Then each search runs
 through the engine to ndjson bytes, as over HTTP, and as bare SQL through DuckDB to
-Arrow. Prints the medians in ms and engine/bare. Both are warm.
+Arrow. Prints the medians in ms and engine/bare. Both are warm. Then the fixed cost of a
+search through a running service (`query_fixed.py`).
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 import duckdb
 import pyarrow as pa
 from deltalake import WriterProperties, write_deltalake
 
+from benchmarks import query_fixed
 from benchmarks.corpus import lines_of, source
 from logstore import keys, ulid
 from logstore.batch import Batches, RunKey
@@ -225,6 +228,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as root:
         asyncio.run(measure(root, arguments))
+        query_fixed.report(Path(root) / "data", Path(root) / "store")
 
 
 if __name__ == "__main__":

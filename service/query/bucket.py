@@ -2,16 +2,19 @@
 
 Nothing is downloaded: `duckdb-extension-httpfs` carries the signed extension of exactly the
 pinned DuckDB. Names are taken as they stand: patterns, and options behind a `?` that would
-send a request and its signature to another server, are switched off.
+send a request and its signature to another server, are switched off. So is what the environment
+says of S3. All settings are of the database, for a session has none of the others.
 
 The secret holds the keys of the moment at which the database is opened, and signs requests
-for the store's prefix only; a search is over long before they are renewed.
+for the store's prefix only; a search is over long before they are renewed, and the next one
+does not get a database of other keys than those of its own moment (`pool`).
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -23,6 +26,10 @@ from logstore.objects.s3.settings import S3Settings
 from service.query.process import ProcessConnection
 
 _PACKAGE: Final = "duckdb_extension_httpfs"
+_OF_THE_ENVIRONMENT: Final = (
+    *("access_key_id", "secret_access_key", "session_token", "kms_key_id"),
+    *("region", "endpoint", "use_ssl", "requester_pays"),
+)
 
 
 def extension_path() -> str:
@@ -45,18 +52,23 @@ class Bucket:
     settings: S3Settings
     credentials: Credentials
 
+    def key(self) -> Hashable:
+        """The keys of now. Raises `StoreUnavailable`, `InvalidInput`."""
+        return self.credentials.frozen()
+
     def attach(self, connection: duckdb.DuckDBPyConnection | ProcessConnection) -> None:
         """Before the connection is locked. Raises `StoreUnavailable`, `InvalidInput`."""
         path = extension_path().replace("'", "''")
         connection.execute(f"LOAD '{path}'")
-        connection.execute("SET s3_url_compatibility_mode = true")
-        connection.execute("SET enable_global_s3_configuration = false")
+        for name in _OF_THE_ENVIRONMENT:  # which the secret leaves open if it is empty there
+            connection.execute(f"RESET GLOBAL s3_{name}")
+        connection.execute("SET GLOBAL s3_url_compatibility_mode = true")
         timeout, retries = self.settings.read_timeout_seconds, self.settings.attempts - 1
-        connection.execute("SET http_timeout = $value", {"value": max(round(timeout), 1)})
-        connection.execute("SET http_retries = $value", {"value": retries})
+        connection.execute("SET GLOBAL http_timeout = $value", {"value": max(round(timeout), 1)})
+        connection.execute("SET GLOBAL http_retries = $value", {"value": retries})
         pause = self.settings.backoff_milliseconds
-        connection.execute("SET http_retry_wait_ms = $value", {"value": pause})
-        connection.execute("SET http_retry_backoff = 2")
+        connection.execute("SET GLOBAL http_retry_wait_ms = $value", {"value": pause})
+        connection.execute("SET GLOBAL http_retry_backoff = 2")
         wanted = self._secret()
         options = ", ".join(f"{name} ${name}" for name in wanted)
         connection.execute(f"CREATE SECRET store (TYPE s3, PROVIDER config, {options})", wanted)

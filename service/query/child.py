@@ -1,6 +1,7 @@
 """The child of `process`: one DuckDB connection, told by messages on standard input.
 
     {"connect": {configuration}}
+    {"begin": true}, {"end": true}  a session: what is told between them goes with it
     {"execute": statement, "parameters": {…}}
     {"fetch": rows}                 the result of the statement: s, then b for each batch
     {"hold": name}                  a table, which the next message is
@@ -33,6 +34,7 @@ class Child:
         self._messages = messages
         self._inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._sending = threading.Lock()
+        self._database: duckdb.DuckDBPyConnection | None = None
         self._connection: duckdb.DuckDBPyConnection | None = None
 
     def run(self) -> None:
@@ -49,11 +51,18 @@ class Child:
 
     def _do(self, command: dict[str, Any]) -> None:
         if "connect" in command:
-            self._connection = duckdb.connect(":memory:", config=command["connect"])
+            self._database = duckdb.connect(":memory:", config=command["connect"])
+            self._connection = self._database
             return
-        connection = self._connection
+        database, connection = self._database, self._connection
+        assert database is not None, "connect comes first"
         assert connection is not None, "connect comes first"
-        if "execute" in command:
+        if "begin" in command:
+            self._connection = database.cursor()
+        elif "end" in command:
+            connection.close()
+            self._connection = database
+        elif "execute" in command:
             connection.execute(command["execute"], command["parameters"])
         elif "fetch" in command:
             self._fetch(connection.to_arrow_reader(command["fetch"]))

@@ -1,18 +1,13 @@
-"""DuckDB with limits: one in-memory database for one search.
+"""The statements of one search, in a session of a locked database.
 
-It reads below the given folders (on S3: prefixes of the store's bucket) and nothing else: no
-other files, no other address of the network, no extensions but the one that reads S3, and
-no setting can be changed afterwards. What it cannot hold within its memory goes to a spill
-folder of limited size, which goes when the database is closed. All calls block; only
-`interrupt` may come from another thread. `connect` is DuckDB's own, or that of a process
-which an interrupt ends at once (`process`).
+All calls block; only `interrupt` may come from another thread.
 """
 
 from __future__ import annotations
 
 import re
-import shutil
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
+from threading import Lock
 from typing import Any, Final, TypeAlias
 
 import duckdb
@@ -25,10 +20,8 @@ from logstore.errors import (
     StoreUnavailable,
     TailraceError,
 )
-from service.query.bucket import Bucket
-from service.query.process import ProcessConnection, ProcessEnded
-from service.query.settings import QuerySettings
-from service.query.sql import literal
+from service.query.locked import LockedDatabase
+from service.query.process import ProcessEnded
 
 PIECE_ROWS: Final = 8_192
 _VENDOR: Final = (duckdb.Error, OSError, pa.ArrowException)
@@ -37,60 +30,27 @@ _NO_ANSWER: Final = re.compile(r"error for HTTP [A-Z]+ to ")
 _GONE: Final = 404
 _NARROW: Final = "Narrow the search: a shorter time, one fqn or run, a limit."
 
-Connection: TypeAlias = duckdb.DuckDBPyConnection | ProcessConnection
-Connect: TypeAlias = Callable[[Mapping[str, Any]], Connection]
+GiveBack: TypeAlias = Callable[[LockedDatabase, bool], None]
+"""Takes a database back, and whether all that was asked of it came to its end."""
 
 
-def in_this_process(config: Mapping[str, Any]) -> Connection:
-    """A database of this process: quick to open, and stopped between two vectors only."""
-    return duckdb.connect(":memory:", config=dict(config))
+def _closed(locked: LockedDatabase, _: bool) -> None:
+    locked.close()
 
 
 class Database:
-    """Statements over Parquet files below `folders` and over registered Arrow data."""
+    """Statements over Parquet files and over registered Arrow data."""
 
-    def __init__(
-        self,
-        settings: QuerySettings,
-        folders: Sequence[str],
-        spill_folder: str,
-        bucket: Bucket | None = None,
-        connect: Connect = in_this_process,
-    ) -> None:
-        self._settings = settings
-        self._spill_folder = spill_folder
-        self._folders = [f"{folder}/" for folder in folders]
+    def __init__(self, locked: LockedDatabase, give_back: GiveBack = _closed) -> None:
+        """Raises `ProcessEnded` if it is one of a process that has ended."""
+        self._locked = locked
+        self._give_back = give_back
         self._stopped: TailraceError | None = None
         self._feed_failure: TailraceError | None = None
-        self._connection = connect(
-            {
-                "threads": settings.threads,
-                "memory_limit": f"{settings.memory_bytes}B",
-                "temp_directory": spill_folder,
-                "max_temp_directory_size": f"{settings.spill_bytes}B",
-                "autoinstall_known_extensions": "false",
-                "autoload_known_extensions": "false",
-                "python_enable_replacements": "false",
-                "allow_persistent_secrets": "false",
-            }
-        )
-        try:
-            self._lock(bucket)
-        except BaseException:
-            self.close()
-            raise
-
-    def _lock(self, bucket: Bucket | None) -> None:
-        """Leaves it the given folders."""
-        run = self._connection.execute
-        run("SET TimeZone = 'UTC'")
-        if bucket is not None:
-            bucket.attach(self._connection)
-        # A name is checked both as it is given and as the file that it stands for.
-        allowed = [*self._folders, *map(literal, self._folders)]
-        run("SET allowed_directories = $folders", {"folders": allowed})
-        run("SET enable_external_access = false")
-        run("SET lock_configuration = true")
+        self._clean = True
+        self._open = True
+        self._closing = Lock()
+        self._connection = locked.session()
 
     def check_regex(self, pattern: str) -> None:
         """Raises `InvalidInput` if RE2 does not take the pattern."""
@@ -125,11 +85,13 @@ class Database:
         what was written), `StoreUnavailable` (the bucket does not answer) or what a feed raised.
         """
         self._check()
+        self._clean = False
         try:
             result = self._connection.execute(statement, dict(parameters))
             for batch in result.to_arrow_reader(PIECE_ROWS):
                 yield batch
                 self._check()
+            self._clean = True
         except _VENDOR as error:
             raise self._translated(error) from error
 
@@ -146,13 +108,23 @@ class Database:
         An interrupt that meets DuckDB between two statements is forgotten by it: call
         again until the work has ended.
         """
-        self._stopped = self._stopped or reason
-        self._connection.interrupt()
+        with self._closing:  # once it is given back, it may be another search's
+            if self._open:
+                self._stopped = self._stopped or reason
+                self._connection.interrupt()
 
     def close(self) -> None:
-        """Gives back memory and spill folder."""
-        self._connection.close()
-        shutil.rmtree(self._spill_folder, ignore_errors=True)  # what a process left that was ended
+        """Gives the database back. May be repeated."""
+        with self._closing:
+            if not self._open:
+                return
+            self._open = False
+        clean = self._clean and self._stopped is None
+        try:
+            self._connection.close()
+        except _VENDOR:
+            clean = False
+        self._give_back(self._locked, clean)
 
     def _check(self) -> None:
         if self._stopped is not None:
@@ -176,8 +148,8 @@ class Database:
         if isinstance(error, ProcessEnded):
             return LimitReached(str(error), hint=_NARROW)
         if isinstance(error, duckdb.OutOfMemoryException) or "Out of Memory" in str(error):
-            mib = self._settings.memory_bytes >> 20
-            spill = self._settings.spill_bytes >> 20
+            mib = self._locked.settings.memory_bytes >> 20
+            spill = self._locked.settings.spill_bytes >> 20
             return LimitReached(
                 f"the search needs more than {mib} MiB of memory and {spill} MiB of disk",
                 hint=_NARROW,
@@ -185,7 +157,7 @@ class Database:
         reason = str(error)
         if _is_silent(error):
             return StoreUnavailable(f"the store cannot be read: {reason[:500]}")
-        for folder in self._folders:
+        for folder in self._locked.folders:
             reason = reason.replace(folder, "")
         return Damaged(f"what is stored cannot be read: {reason[:500]}")
 

@@ -29,6 +29,7 @@ from logstore import keys, ulid
 from logstore.clock import Clock
 from logstore.errors import LimitReached, TailraceError, Unavailable
 from service.query.conditions import patterns
+from service.query.pool import DatabasePool
 from service.query.request import QueryRequest
 from service.query.search import Search
 from service.query.settings import QuerySettings
@@ -38,6 +39,7 @@ from service.query.view import Sources, View, open_view
 if TYPE_CHECKING:
     from service.query.bucket import Bucket
     from service.query.database import Database
+    from service.query.locked import LockedDatabase
 
 _NUDGE_SECONDS: Final = 0.05
 # A client that takes nothing for so long makes room for others.
@@ -74,6 +76,13 @@ class QueryEngine:
         self._bucket = bucket
         self._scratch = scratch
         self._numbers = itertools.count()
+        self._databases = DatabasePool(
+            self._open_database,
+            lambda: None if bucket is None else bucket.key(),
+            clock,
+            most=settings.max_concurrent,
+            idle_seconds=settings.idle_seconds,
+        )
         self._slots = asyncio.Semaphore(self.settings.max_concurrent)
         self._unread: dict[RunningSearch, None] = {}
         self._paused: dict[RunningSearch, None] = {}
@@ -120,7 +129,8 @@ class QueryEngine:
         return bool(report.segments or report.files) or not report.complete
 
     def close(self) -> None:
-        """Lets the threads go; searches that still run fail."""
+        """Lets the threads and databases go; searches that still run fail."""
+        self._databases.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def enter(self) -> None:
@@ -160,22 +170,22 @@ class QueryEngine:
 
     def leave(self) -> None:
         """Gives a slot back."""
+        self._databases.watch()
         self.running -= 1
         self._slots.release()
 
     def _database(self, request: QueryRequest) -> Callable[[], Database]:
+        return lambda: self._databases.take(separate=bool(patterns(request.condition)))
+
+    def _open_database(self, separate: bool) -> LockedDatabase:
+        # Here, in the search's thread: a node that nobody searches does without DuckDB.
+        from service.query.locked import LockedDatabase, in_this_process
+        from service.query.process import ProcessConnection
+
         folders = [self._sources.store.uri(keys.SEGMENTS.rstrip("/")), self._sources.table.uri]
         spill = str(Path(self._scratch) / str(next(self._numbers)))
-
-        def opened() -> Database:
-            # Here, in the search's thread: a node that nobody searches does without DuckDB.
-            from service.query.database import Database, in_this_process
-            from service.query.process import ProcessConnection
-
-            connect = ProcessConnection if patterns(request.condition) else in_this_process
-            return Database(self.settings, folders, spill, self._bucket, connect)
-
-        return opened
+        connect = ProcessConnection if separate else in_this_process
+        return LockedDatabase(self.settings, folders, spill, self._bucket, connect)
 
     async def in_thread(self, call: Callable[[], T]) -> T:
         """`call` in one of the searches' threads."""

@@ -16,7 +16,8 @@ in messages of one byte for the kind and a payload:
                      e JSON                    failed: {"type", "message", "status"}
 
 Invariants: the child dies with this process, since its input ends then; nothing that it says
-is run here. Not for several threads, but for `interrupt`.
+is run here. Not for several threads, but for `interrupt`. A session whose result was not read
+to its end ends the process, for the rest of it would be the next one's.
 """
 
 from __future__ import annotations
@@ -58,15 +59,17 @@ class Result:
 
     def to_arrow_reader(self, rows: int) -> Iterator[pa.RecordBatch]:
         """Its rows, so many at a time. Raises as `execute`."""
-        self._process.send({"fetch": rows})
-        schema = pa.schema([])
+        process, schema = self._process, pa.schema([])
+        process.unread = True
+        process.send({"fetch": rows})
         while True:
-            kind, payload = self._process.receive()
+            kind, payload = process.receive()
             if kind == SCHEMA:
                 schema = pa.ipc.read_schema(pa.py_buffer(payload))
             elif kind == BATCH:
                 yield pa.ipc.read_record_batch(pa.py_buffer(payload), schema)
             else:
+                process.unread = False
                 return
 
 
@@ -75,6 +78,7 @@ class ProcessConnection:
 
     def __init__(self, config: Mapping[str, str | int]) -> None:
         """Raises `Unavailable` if no process can be started."""
+        self.unread = False
         self._feeds: dict[str, pa.RecordBatchReader] = {}
         try:
             ours, theirs = socket.socketpair()
@@ -88,11 +92,21 @@ class ProcessConnection:
                 )
         except OSError as error:
             raise Unavailable(f"a search cannot be started: {error}") from error
-        self._ask({"connect": dict(config)})
+        self.ask({"connect": dict(config)})
+
+    @property
+    def pid(self) -> int:
+        """The child's number."""
+        return self._child.pid
+
+    def cursor(self) -> ProcessSession:
+        """A connection of its own to the database. Raises `ProcessEnded`."""
+        self.ask({"begin": True})
+        return ProcessSession(self)
 
     def execute(self, statement: str, parameters: Mapping[str, Any] | None = None) -> Result:
         """Raises what DuckDB raises, what a feed raises, or `ProcessEnded`."""
-        self._ask({"execute": statement, "parameters": dict(parameters or {})})
+        self.ask({"execute": statement, "parameters": dict(parameters or {})})
         return Result(self)
 
     def register(self, name: str, data: pa.Table | pa.RecordBatchReader) -> None:
@@ -101,10 +115,17 @@ class ProcessConnection:
             sink = pa.BufferOutputStream()
             with pa.ipc.new_stream(sink, data.schema) as writer:
                 writer.write_table(data)
-            self._ask({"hold": name}, TABLE + bytes(sink.getvalue()))
+            self.ask({"hold": name}, TABLE + bytes(sink.getvalue()))
         else:
             self._feeds[name] = data
-            self._ask({"feed": name}, SCHEMA + bytes(data.schema.serialize()))
+            self.ask({"feed": name}, SCHEMA + bytes(data.schema.serialize()))
+
+    def end_session(self) -> None:
+        """Nothing of the session stays. Raises `ProcessEnded`."""
+        self._feeds.clear()
+        if self.unread:
+            raise self._ended()
+        self.ask({"end": True})
 
     def interrupt(self) -> None:
         """Ends the process, whatever it does; what waits for it raises `ProcessEnded`."""
@@ -135,7 +156,8 @@ class ProcessConnection:
                 return kind, payload
             self._send(self._next(payload.decode()))
 
-    def _ask(self, command: Mapping[str, Any], *more: bytes) -> None:
+    def ask(self, command: Mapping[str, Any], *more: bytes) -> None:
+        """A command that is done once this returns. Raises as `execute`."""
         self.send(command, *more)
         self.receive()
 
@@ -157,6 +179,29 @@ class ProcessConnection:
     def _ended(self) -> ProcessEnded:
         self._child.kill()
         return ProcessEnded(f"the search's process ended with status {self._child.wait()}")
+
+
+class ProcessSession:
+    """Work for one search in the process; `interrupt` ends both."""
+
+    def __init__(self, process: ProcessConnection) -> None:
+        self._process = process
+
+    def execute(self, statement: str, parameters: Mapping[str, Any] | None = None) -> Result:
+        """As `ProcessConnection.execute`."""
+        return self._process.execute(statement, parameters)
+
+    def register(self, name: str, data: pa.Table | pa.RecordBatchReader) -> None:
+        """As `ProcessConnection.register`."""
+        self._process.register(name, data)
+
+    def interrupt(self) -> None:
+        """As `ProcessConnection.interrupt`."""
+        self._process.interrupt()
+
+    def close(self) -> None:
+        """The child lets go of what the search had. Raises `ProcessEnded`."""
+        self._process.end_session()
 
 
 def _rebuilt(failure: Mapping[str, Any]) -> Exception:

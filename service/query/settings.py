@@ -27,3 +27,8 @@ class QuerySettings(Section):
     )
     max_concurrent: int = Field(default=4, ge=1, description="Searches at once")
     max_waiting: int = Field(default=32, ge=0, description="Searches in the queue behind them")
+    idle_seconds: float = Field(
+        default=300,
+        ge=0,
+        description="A database that no search has used for this long is closed",
+    )

@@ -15,6 +15,7 @@ from logstore.entropy import system_entropy
 from logstore.objects.open import open_store
 from logstore.table.options import open_table
 from service.query.database import Database
+from service.query.locked import LockedDatabase
 from service.settings import Settings
 from service.wiring import query_bucket
 from tailrace.verification.catalog import SegmentRepair, nothing
@@ -64,4 +65,4 @@ async def verify(settings: Settings, findings: Findings, spill: str, *, repair: 
 
 def _database(settings: Settings, folders: list[str], spill: str) -> Database:
     query = settings.query.model_copy(update={"spill_bytes": _SPILL_BYTES})
-    return Database(query, folders, spill, query_bucket(settings))
+    return Database(LockedDatabase(query, folders, spill, query_bucket(settings)))

@@ -17,6 +17,8 @@ from logstore import keys
 from logstore.errors import Damaged, LimitReached, StoreUnavailable
 from logstore.table.options import open_table
 from service.query.database import Database
+from service.query.locked import Connect, LockedDatabase, in_this_process
+from service.query.process import ProcessConnection
 from service.query.settings import QuerySettings
 from tests.faults.kinds import Kind
 from tests.faults.schedule import Schedule, evenly
@@ -133,10 +135,30 @@ async def test_a_server_that_says_nothing_does_not_hold_a_search_past_its_time(
                 connection.close()
 
 
+@pytest.mark.parametrize("connect", [in_this_process, ProcessConnection])
+async def test_the_environment_says_nothing_of_s3(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, connect: Connect
+) -> None:
+    for name in ("AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID", "AWS_REGION", "DUCKDB_S3_ENDPOINT"):
+        monkeypatch.setenv(name, "of-somebody-else")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of-somebody-else")
+    monkeypatch.setenv("DUCKDB_S3_REQUESTER_PAYS", "true")
+    locked = LockedDatabase(
+        QuerySettings(), [], str(tmp_path / "spill"), bucket_of(bucket), connect
+    )
+    database = Database(locked)
+    told = "SELECT count(*) FROM duckdb_settings() WHERE name LIKE 's3%' AND value = $value"
+    assert database.number(told, {"value": "of-somebody-else"}) == 0
+    assert database.number(told.replace("s3%", "s3_requester_pays"), {"value": "true"}) == 0
+    database.close()
+
+
 @pytest.fixture
 def database(bucket: Bucket, tmp_path: Path) -> Iterator[Database]:
     folder = f"s3://{bucket.name}/{bucket.prefix}/{keys.SEGMENTS.rstrip('/')}"
-    made = Database(QuerySettings(), [folder], str(tmp_path / "spill"), bucket_of(bucket))
+    made = Database(
+        LockedDatabase(QuerySettings(), [folder], str(tmp_path / "spill"), bucket_of(bucket))
+    )
     yield made
     made.close()
 

@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from logstore.errors import Damaged, LimitReached, StoreUnavailable, TailraceError
-from service.query.database import Database, in_this_process
+from service.query.database import Database
+from service.query.locked import LockedDatabase, in_this_process
 from service.query.process import ProcessConnection
 from service.query.settings import QuerySettings
 from service.query.sql import literal
@@ -21,7 +22,7 @@ from service.query.sql import literal
 @pytest.fixture(params=[in_this_process, ProcessConnection])
 def database(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Database]:
     folders, spill = [str(tmp_path / "store")], str(tmp_path / "spill")
-    made = Database(QuerySettings(), folders, spill, connect=request.param)
+    made = Database(LockedDatabase(QuerySettings(), folders, spill, connect=request.param))
     yield made
     made.close()
 
@@ -92,7 +93,9 @@ def test_a_process_that_ends_by_itself_ends_its_search(tmp_path: Path) -> None:
         processes.append(ProcessConnection(config))
         return processes[-1]
 
-    database = Database(QuerySettings(), [], str(tmp_path / "spill"), connect=connect)
+    database = Database(
+        LockedDatabase(QuerySettings(), [], str(tmp_path / "spill"), connect=connect)
+    )
     processes[0].interrupt()  # not by way of the database, which knows of nothing
     with pytest.raises(LimitReached, match="ended with status -9"):
         database.check_regex("a")

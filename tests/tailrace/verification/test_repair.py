@@ -18,6 +18,7 @@ from logstore.objects.local import LocalStore
 from logstore.objects.store import ObjectInfo
 from logstore.table.table import Table
 from service.query.database import Database
+from service.query.locked import LockedDatabase
 from service.query.settings import QuerySettings
 from tailrace.verification.repair import Repair
 from tests.tailrace.verification.world import World
@@ -138,7 +139,7 @@ def test_killed_at_any_call_it_is_done_again(world: World, calls: int) -> None:
     store.calls = count
     place = world.table.uri
     spill = str(world.folder / "spill")
-    database = Database(QuerySettings(), [place], spill)
+    database = Database(LockedDatabase(QuerySettings(), [place], spill))
     repair = Repair(
         store, Table(place, count.one), FolderPlacement(disk, place), database, clock, dice
     )
