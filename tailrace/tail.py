@@ -20,6 +20,7 @@ from logstore.clock import Clock, SystemClock
 from logstore.errors import NotFound, TailraceError, Unavailable
 from tailrace.api import RUNS, add_url, check, component, errors_as_ours
 
+_LOOKED_AT = 16  # runs that changed last: the newest is first among them
 _READ_SECONDS = 60  # several heartbeats: silence beyond it is a dead connection
 _PATIENCE_SECONDS = 60
 _LONGEST_PAUSE_SECONDS = 5.0
@@ -56,7 +57,7 @@ async def _run(arguments: argparse.Namespace, write: Callable[[str], None]) -> i
 
 async def newest_run(client: httpx.AsyncClient, fqn: str) -> str:
     """The pipeline's newest run. Raises `NotFound` if it has none."""
-    response = await client.get(f"{RUNS}/{component(fqn)}", params={"limit": 1})
+    response = await client.get(f"{RUNS}/{component(fqn)}", params={"limit": _LOOKED_AT})
     check(response)
     runs = response.json().get("runs") or []
     if not runs:

@@ -166,7 +166,7 @@ def all_routers(node: NodeApi, api: HttpApi) -> list[APIRouter]:
         live_routes(node, most, api.counters),
         download_routes(node),
         page_routes(node, pages),
-        listing_routes(node, pages),
+        listing_routes(node, pages, api.clock),
         health_routes(node, api.scrape),
         docs_routes(),
         version_routes(api.reported_version, version("tailrace")),

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel
 
+from logstore.clock import Clock
 from service.http.node import NodeApi
 from service.http.pages import must_know
+from service.http.parameters import one_of_each, refuse_unknown
 from service.http.settings import PageSettings
-from service.http.targets import BASE, name, run_key
-from service.runs.listing import RunSummary
+from service.http.targets import BASE, run_key
+from service.http.targets import name as component_name
+from service.query.moments import parse_moment
+from service.runs.run_list import ListedRun, RunFilter, name_pattern
+from service.status.endings import STATES
 
 _MAX_RUNS = 10_000
+_STATES: Final = ("open", "closing", "closed")
+_UNSAID: Final = "none"
+_OUTCOMES: Final = (*sorted(STATES), _UNSAID)
+_RUN_PARAMETERS: Final = ("limit", "after", "state", "outcome", "name", "from", "to")
+_PIPELINE_PARAMETERS: Final = ("limit", "after", "name")
+_AFTER: Final = "`after` of the page before."
+_NAME: Final = "`*` is any text, `?` one character; without either, what the name begins with."
+_TIME: Final = "RFC 3339, epoch seconds or milliseconds, `now-1h`, or a ULID; inclusive."
 
 
 class RunDetails(BaseModel):
@@ -21,6 +35,10 @@ class RunDetails(BaseModel):
 
     runId: str  # noqa: N815 -- the wire's spelling
     state: str
+    outcome: str | None
+    """The `pipelineState` of the run's status; null if its client has sent none."""
+    attempt: int | None
+    """`attempt` of the run's status, or of its `metadata`; null if it does not say."""
     lines: int | None
     """Null for a run that OpenMetadata wrote and that nobody has read or written since."""
     bytes: int
@@ -33,12 +51,16 @@ class RunList(BaseModel):
 
     runs: list[str]
     details: list[RunDetails]
+    after: str | None
+    """Where the next page begins; null at the end. A page with few runs may have one too."""
 
 
 class PipelineList(BaseModel):
-    """Names of the pipelines that have runs."""
+    """Names of pipelines that have runs."""
 
     pipelines: list[str]
+    after: str | None
+    """Where the next page begins; null at the end."""
 
 
 class Deleted(BaseModel):
@@ -48,24 +70,72 @@ class Deleted(BaseModel):
     runs: list[str]
 
 
-def listing_routes(node: NodeApi, settings: PageSettings) -> APIRouter:
+def listing_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRouter:
     """Lists and deletions."""
     router = APIRouter(prefix=BASE, tags=["runs"])
 
     @router.get("", summary="Pipelines that have runs", response_model=PipelineList)
-    async def pipelines() -> dict[str, Any]:
-        return {"pipelines": list(await node.run_logs.listing.pipelines())}
+    async def pipelines(
+        request: Request,
+        limit: Annotated[int, Query(ge=1, description="Pipelines at most.")] = _MAX_RUNS,
+        after: Annotated[str | None, Query(description=_AFTER)] = None,
+        name: Annotated[str | None, Query(description=_NAME)] = None,
+    ) -> dict[str, Any]:
+        refuse_unknown(request, _PIPELINE_PARAMETERS)
+        found = await node.run_logs.listing.pipeline_page(
+            name_pattern(name) if name else None, min(limit, _MAX_RUNS), after or None
+        )
+        return {"pipelines": sorted(found.names), "after": found.after}
 
-    @router.get("/{fqn}", summary="Runs of a pipeline, newest first", response_model=RunList)
+    @router.get(
+        "/{fqn}",
+        summary="Runs of a pipeline, those that changed last first",
+        response_model=RunList,
+    )
     async def runs(
         fqn: str,
+        request: Request,
         limit: Annotated[int, Query(ge=1, description="Runs at most.")] = settings.run_list,
+        after: Annotated[str | None, Query(description=_AFTER)] = None,
+        state: Annotated[
+            str | None, Query(description=f"{', '.join(_STATES)}; several with commas.")
+        ] = None,
+        outcome: Annotated[
+            str | None, Query(description=f"{', '.join(_OUTCOMES)}; several with commas.")
+        ] = None,
+        name: Annotated[str | None, Query(description=_NAME)] = None,
+        start: Annotated[
+            str | None, Query(alias="from", description=f"With lines at or after: {_TIME}")
+        ] = None,
+        end: Annotated[
+            str | None, Query(alias="to", description=f"With lines at or before: {_TIME}")
+        ] = None,
     ) -> dict[str, Any]:
-        pipeline = name(fqn.encode(), "fqn")
-        found = await node.run_logs.listing.runs(pipeline, min(limit, _MAX_RUNS))
-        if not found:
+        refuse_unknown(request, _RUN_PARAMETERS)
+        pipeline, now_ms = component_name(fqn.encode(), "fqn"), clock.now_ms()
+        wanted = RunFilter(
+            states=one_of_each(state, "state", _STATES, f"States are {', '.join(_STATES)}."),
+            outcomes=_outcomes(outcome),
+            low_ms=parse_moment(start, now_ms=now_ms, field="from") if start else None,
+            high_ms=parse_moment(end, now_ms=now_ms, field="to") if end else None,
+            name=name_pattern(name) if name else None,
+        )
+        found = await node.run_logs.listing.run_page(
+            pipeline,
+            wanted,
+            min(limit, _MAX_RUNS),
+            after or None,
+            now_ms=now_ms,
+            report=node.status.get,
+        )
+        if not found.runs and not after:
             await must_know(node, pipeline)
-        return {"runs": [run.run for run in found], "details": [_details(run) for run in found]}
+        details = [_details(run) for run in sorted(found.runs, key=_newest, reverse=True)]
+        return {
+            "runs": [run["runId"] for run in details],
+            "details": details,
+            "after": found.after,
+        }
 
     @router.delete("/{fqn}/{runId}", summary="Delete a run", response_model=Deleted)
     async def delete_run(fqn: str, runId: str) -> dict[str, Any]:  # noqa: N803
@@ -75,18 +145,36 @@ def listing_routes(node: NodeApi, settings: PageSettings) -> APIRouter:
 
     @router.delete("/{fqn}", summary="Delete all runs of a pipeline", response_model=Deleted)
     async def delete_pipeline(fqn: str) -> dict[str, Any]:
-        deleted = await node.delete_pipeline(name(fqn.encode(), "fqn"))
+        deleted = await node.delete_pipeline(component_name(fqn.encode(), "fqn"))
         return {"message": "Pipeline deleted", "runs": list(deleted)}
 
     return router
 
 
-def _details(run: RunSummary) -> dict[str, Any]:
+def _outcomes(text: str | None) -> frozenset[str | None]:
+    words = one_of_each(text, "outcome", _OUTCOMES, f"Outcomes are {', '.join(_OUTCOMES)}.")
+    return frozenset(None if word == _UNSAID else word for word in words)
+
+
+def _newest(listed: ListedRun) -> tuple[int, str]:
+    return listed.run.first_ms or 0, listed.run.run
+
+
+def _details(listed: ListedRun) -> dict[str, Any]:
+    run, report = listed
     return {
         "runId": run.run,
         "state": run.state,
+        "outcome": None if report is None else report.said.state,
+        "attempt": None if report is None else _attempt(report.value),
         "lines": run.lines,
         "bytes": run.bytes,
         "first": run.first_ms,
         "last": run.last_ms,
     }
+
+
+def _attempt(status: Mapping[str, Any]) -> int | None:
+    metadata = status.get("metadata")
+    said = [status.get("attempt"), metadata.get("attempt") if isinstance(metadata, dict) else None]
+    return next((attempt for attempt in said if type(attempt) is int), None)

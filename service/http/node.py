@@ -7,17 +7,20 @@ Cursors towards clients are text: a decimal line offset, or `Cursor.encode()`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Protocol
 
 from logstore.batch import RunKey
 from logstore.position import Cursor
+from logstore.runs.report import Report
 from service.ingest.batch import IncomingBatch, Receipt, Submitted
-from service.runs.listing import RunSummary
 from service.runs.pages import Page
 from service.runs.parts import RecordPart
 from service.runs.read import LogPiece, LogSize
 from service.runs.records import ArrowRecords, RecordPage, RecordPiece
+from service.runs.run_list import NamePage, RunFilter, RunPage
+from service.runs.summary import RunSummary
 from service.status.status import RunStatus
 from service.tail import Tail
 
@@ -107,8 +110,23 @@ class RunListing(Protocol):
         """Runs of a pipeline, newest first."""
         ...
 
-    async def pipelines(self) -> Sequence[str]:
-        """Names of all pipelines that have runs."""
+    async def run_page(
+        self,
+        fqn: str,
+        wanted: RunFilter,
+        limit: int,
+        after: str | None,
+        *,
+        now_ms: int,
+        report: Callable[[RunKey], Awaitable[Report | None]],
+    ) -> RunPage:
+        """Some runs of a pipeline, those that changed last first. Raises `InvalidCursor`."""
+        ...
+
+    async def pipeline_page(
+        self, wanted: re.Pattern[str] | None, limit: int, after: str | None
+    ) -> NamePage:
+        """Names of pipelines that have runs. Raises `InvalidCursor`."""
         ...
 
 

@@ -8,41 +8,39 @@ allowed to see a name that nobody used.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import re
+from collections.abc import Awaitable, Callable
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 
 import numpy as np
 
 from logstore import keys
 from logstore import ulid as ulids
 from logstore.batch import RunKey, lowest_and_highest
-from logstore.errors import NotFound
-from logstore.names import decode
+from logstore.errors import InvalidCursor, NotFound
+from logstore.names import decode, encode
 from logstore.objects.store import ObjectStore
 from logstore.runs.manifest import Manifest, decode_manifest
+from logstore.runs.report import Report
 from service.runs.deletions import Deletions
 from service.runs.openmetadata.layout import Upstream
 from service.runs.pending import FlushProgress
 from service.runs.pin import Pin
+from service.runs.run_list import (
+    Entry,
+    NamePage,
+    RunFilter,
+    RunList,
+    RunNames,
+    RunPage,
+    may_match,
+)
 from service.runs.snapshot import Snapshot, Snapshots
+from service.runs.summary import RunSummary
 
 _READERS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class RunSummary:
-    """A run in a list; times in milliseconds since the epoch, of its first and last batch.
-
-    `lines` is None while they are not counted: OpenMetadata wrote the run, nobody imported it.
-    """
-
-    run: str
-    state: str
-    lines: int | None
-    bytes: int
-    first_ms: int | None
-    last_ms: int | None
+_READ_PIPELINES = 10_000  # for one page
+_AFTER_NAME = "n1."
 
 
 class Listing:
@@ -63,6 +61,20 @@ class Listing:
         self._deletions = deletions
         self._snapshots = snapshots
         self._upstream = upstream
+        self._list = RunList(self._names, self._summary)
+
+    async def run_page(
+        self,
+        fqn: str,
+        wanted: RunFilter,
+        limit: int,
+        after: str | None,
+        *,
+        now_ms: int,
+        report: Callable[[RunKey], Awaitable[Report | None]],
+    ) -> RunPage:
+        """See `RunList.page`."""
+        return await self._list.page(fqn, wanted, limit, after, now_ms=now_ms, report=report)
 
     async def runs(self, fqn: str, limit: int) -> list[RunSummary]:
         """The runs of a pipeline, newest first. Raises `StoreUnavailable`, `Damaged`."""
@@ -86,6 +98,44 @@ class Listing:
         newest = sorted(found.values(), key=lambda s: (s.first_ms or 0, s.run), reverse=True)
         return newest[:limit]
 
+    async def _names(self, fqn: str) -> RunNames:
+        """All runs of a pipeline, none of them read."""
+        hot = self._hot_times(fqn)
+        prefix = keys.manifests_of(fqn)
+        found: dict[str, int] = {}
+        async for info in self._store.list(prefix):
+            found[info.key.removeprefix(prefix).removesuffix(".json")] = info.modified_ms
+        upstream = await self._untaken(fqn, {f"{prefix}{name}.json" for name in found})
+        others = {encode(run): summary for run, summary in upstream.items()}
+        found |= {name: summary.last_ms or 0 for name, summary in others.items()}
+        for key, moment in hot.items():
+            name = encode(key.run)
+            found[name] = max(found.get(name, 0), moment)
+        entries = [Entry(moment, name) for name, moment in found.items()]
+        return RunNames(fqn, entries, {encode(key.run): key for key in hot}, others)
+
+    async def _summary(self, names: RunNames, component: str) -> RunSummary | None:
+        """A run as it is now; None if it is gone."""
+        if component in names.hot:
+            return await self._snapshots.with_one(names.hot[component], _of_snapshot)
+        manifest = await self._manifest(f"{keys.manifests_of(names.fqn)}{component}.json")
+        if manifest is None:
+            return names.upstream.get(component)
+        return _of_manifest(manifest) if self._shown(manifest) else None
+
+    def _hot_times(self, fqn: str) -> dict[RunKey, int]:
+        """Runs with lines in the journal that are not flushed, and the time of the newest id."""
+        with self._pin() as pin:
+            batches = pin.batches(start=self._progress.flushed_pos)
+            rows = batches.rows
+            times = np.zeros(len(batches.runs), np.int64)
+            np.maximum.at(times, rows["run"], (rows["ulid_hi"] >> np.uint64(16)).astype(np.int64))
+            return {
+                key: int(times[number])
+                for number, key in enumerate(batches.runs)
+                if key.fqn == fqn and times[number]
+            }
+
     async def pipelines(self) -> list[str]:
         """Names of all pipelines that have runs, in order."""
         found = {key.fqn for key in self._hot()}
@@ -94,6 +144,28 @@ class Listing:
             if name is not None:
                 found.add(name)
         return sorted(found)
+
+    async def pipeline_page(
+        self, wanted: re.Pattern[str] | None, limit: int, after: str | None
+    ) -> NamePage:
+        """At most `limit` names of pipelines that have runs, in the order of their keys.
+
+        Fewer if many folders of pipelines have none. Raises `StoreUnavailable`.
+        """
+        hot = {encode(key.fqn): key.fqn for key in self._hot()}
+        behind = _behind_name(after)
+        found = set(hot)
+        async for folder in self._store.folders(keys.RUNS):
+            found.add(folder.removeprefix(keys.RUNS).strip("/"))
+        names: list[str] = []
+        left = [c for c in sorted(found) if c > behind and may_match(c, wanted)]
+        for number, component in enumerate(left):
+            if len(names) == limit or number == _READ_PIPELINES:
+                return NamePage(names, _AFTER_NAME + left[number - 1])
+            name = hot.get(component) or await self._pipeline(f"{keys.RUNS}{component}/")
+            if name is not None and (wanted is None or wanted.fullmatch(name)):
+                names.append(name)
+        return NamePage(names, None)
 
     async def exists(self, key: RunKey) -> bool:
         """Whether the run has lines."""
@@ -106,7 +178,7 @@ class Listing:
     async def _untaken(self, fqn: str, manifests: AbstractSet[str]) -> dict[str, RunSummary]:
         """Runs that OpenMetadata wrote and that have no manifest."""
         found: dict[str, RunSummary] = {}
-        async for run in self._upstream.runs(fqn):
+        async for run in self._upstream.runs(fqn, manifests):
             born = ulids.highest_at(run.modified_ms)
             if keys.run_manifest(run.key) in manifests or born <= self._deleted(run.key):
                 continue
@@ -150,6 +222,13 @@ class Listing:
                 if not horizon or lowest_and_highest(rows[rows["run"] == number])[1] > horizon:
                     found.append(key)
             return found
+
+
+def _behind_name(after: str | None) -> str:
+    """The component of keys behind which a page of names begins."""
+    if after is not None and not after.startswith(_AFTER_NAME):
+        raise InvalidCursor(f"not a place in a list of pipelines: {after[:80]!r}", field="after")
+    return "" if after is None else after.removeprefix(_AFTER_NAME)
 
 
 def _of_manifest(manifest: Manifest) -> RunSummary:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Container
 from dataclasses import dataclass
 
 from logstore import keys
@@ -89,8 +89,11 @@ class Upstream:
                 return found
         return None
 
-    async def runs(self, fqn: str) -> AsyncIterator[UpstreamRun]:
-        """All runs in the pipeline's folders that have a log, in no order; some come twice."""
+    async def runs(self, fqn: str, manifests: Container[str] = ()) -> AsyncIterator[UpstreamRun]:
+        """Runs in the pipeline's folders that have a log, in no order; some come twice.
+
+        The folders of runs that have one of these manifests are not looked into.
+        """
         ours = keys.pipeline_texts(self._prefix, fqn)
         theirs = keys.upstream_pipeline(self._prefix, fqn)
         if theirs != ours:  # nothing but texts stands there: one list has them all
@@ -98,6 +101,8 @@ class Upstream:
                 yield run
         async for folder in self._store.folders(ours):
             component = folder.removeprefix(ours).strip("/")
+            if f"{keys.manifests_of(fqn)}{component}.json" in manifests:
+                continue
             async for run in self._listed(fqn, ours, f"{ours}{component}/"):
                 yield run
 

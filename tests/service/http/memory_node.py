@@ -7,7 +7,8 @@ cursors name the last record seen, as the real node's do.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from logstore.batch import RunKey
@@ -16,16 +17,18 @@ from logstore.entropy import system_entropy
 from logstore.errors import BatchConflict, InvalidCursor, NodeNotReady, NotFound
 from logstore.objects.local import LocalStore, inline
 from logstore.position import Cursor, Position
+from logstore.runs.report import Report
 from logstore.ulid import Minter
 from service.ingest.batch import IncomingBatch, Receipt, Submitted
 from service.journal.format import decode_meta
 from service.journal.writer import Appended
-from service.runs.listing import RunSummary
 from service.runs.pages import Page
 from service.runs.parts import RecordPart, as_records
 from service.runs.read import LogPiece, LogSize
 from service.runs.records import ArrowRecords, RecordPage, RecordPiece
+from service.runs.run_list import ListedRun, NamePage, RunFilter, RunPage
 from service.runs.settings import RunSettings
+from service.runs.summary import RunSummary
 from service.status.expiry import Expiry
 from service.status.reports import Reports
 from service.status.settings import OpenMetadataSettings
@@ -228,8 +231,26 @@ class MemoryRunLogs:
         first = self.first_ms.get(key.run, 1)
         return RunSummary(key.run, self.state(key), text.count(b"\n"), len(text), first, 2)
 
-    async def pipelines(self) -> Sequence[str]:
-        return sorted({key.fqn for key in self.held})
+    async def run_page(
+        self,
+        fqn: str,
+        wanted: RunFilter,
+        limit: int,
+        after: str | None,
+        *,
+        now_ms: int,
+        report: Callable[[RunKey], Awaitable[Report | None]],
+    ) -> RunPage:
+        assert after is None
+        assert now_ms > 0
+        runs = [run for run in await self.runs(fqn, limit) if wanted.admits(run)]
+        return RunPage([ListedRun(run, await report(RunKey(fqn, run.run))) for run in runs], None)
+
+    async def pipeline_page(
+        self, wanted: re.Pattern[str] | None, limit: int, after: str | None
+    ) -> NamePage:
+        assert (wanted, after) == (None, None)
+        return NamePage(sorted({key.fqn for key in self.held})[:limit], None)
 
 
 @dataclass

@@ -222,12 +222,14 @@ async def test_lists_of_runs_and_pipelines(direct: Serve) -> None:
     assert found["details"][0] == {
         "runId": "3",
         "state": "open",
+        "outcome": None,
+        "attempt": None,
         "lines": 1,
         "bytes": 2,
         "first": 1,
         "last": 2,
     }
-    assert (await served.get("")).json() == {"pipelines": ["a/b c", "other"]}
+    assert (await served.get("")).json() == {"pipelines": ["a/b c", "other"], "after": None}
 
 
 @pytest.mark.parametrize("path", ["/a/b/r", "/a%2Fb/r"])

@@ -1,0 +1,272 @@
+"""Pages of a pipeline's runs, those first that changed last, filtered.
+
+A first page lists the names of all runs; a run's manifest, or its hot lines, are read only for
+those that may be on the page, at most `_READ`. A page may therefore be short, even empty,
+and still have a cursor.
+
+What was listed is kept for the pages that follow, so a run that stays is on one of them once, and
+new ones are on none. If it is not kept any more, or another node is asked, names are listed again:
+a run that was written to since the first page is then given at the end, maybe a second time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import re
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import orjson
+
+from logstore.batch import RunKey
+from logstore.errors import InvalidCursor
+from logstore.names import decode
+from logstore.runs.report import Report
+from service.runs.summary import RunSummary
+
+_READERS = 16
+# Of a page: runs that are read, and names that are looked at.
+_READ = 1000
+_NAMES = 20_000
+_KEPT_RUNS = 200_000
+# Between clocks of node and store; and how far ids may lie ahead.
+_SKEW_MS = 60_000
+_AHEAD_MS = 15 * 60_000
+_PREFIX: Final = "l1."
+
+
+@dataclass(frozen=True, slots=True)
+class RunFilter:
+    """Which runs are wanted; an empty set means all. Times are milliseconds, inclusive.
+
+    A run is within a time if any of its lines may be; `name` is matched with the whole of its id.
+    An `outcome` of None is that of a run whose client has said nothing.
+    """
+
+    states: frozenset[str] = frozenset()
+    outcomes: frozenset[str | None] = frozenset()
+    low_ms: int | None = None
+    high_ms: int | None = None
+    name: re.Pattern[str] | None = None
+
+    def admits(self, run: RunSummary) -> bool:
+        """Whether the run is wanted, as far as its log says."""
+        if self.states and run.state not in self.states:
+            return False
+        if self.name is not None and self.name.fullmatch(run.run) is None:
+            return False
+        if self.low_ms is not None and (run.last_ms is None or run.last_ms < self.low_ms):
+            return False
+        return self.high_ms is None or (run.first_ms is not None and run.first_ms <= self.high_ms)
+
+
+def name_pattern(text: str) -> re.Pattern[str]:
+    """What `text` matches: `*` is any text, `?` one character; without them it is a beginning."""
+    if not set(text) & set("*?"):
+        text += "*"
+    wild = {"*": ".*", "?": "."}
+    return re.compile("".join([wild.get(c) or re.escape(c) for c in text]), re.DOTALL)
+
+
+class ListedRun(NamedTuple):
+    """A run, and what its client said of it last."""
+
+    run: RunSummary
+    report: Report | None
+
+
+class NamePage(NamedTuple):
+    """Names of pipelines, in order, and what to go on behind; None at the end."""
+
+    names: list[str]
+    after: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunPage:
+    """Some runs, and where the next ones begin; None at the end."""
+
+    runs: list[ListedRun]
+    after: str | None
+
+
+class Entry(NamedTuple):
+    """A run in a list: when it changed last, in milliseconds, and its component of keys."""
+
+    moment: int
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunNames:
+    """All runs of a pipeline: what changed when; those that are hot or that nobody imported."""
+
+    fqn: str
+    entries: list[Entry]
+    hot: Mapping[str, RunKey] = field(default_factory=dict)
+    upstream: Mapping[str, RunSummary] = field(default_factory=dict)
+
+
+class _Place(NamedTuple):
+    """Behind which entry a page begins; `since` is the time of the first page.
+
+    `again` says that it is among those that changed since, which are in order of their keys.
+    """
+
+    since: int
+    again: bool
+    entry: Entry
+
+
+class _Order(NamedTuple):
+    """Entries in the order of pages: the first `settled` by moment, the others by key."""
+
+    entries: list[Entry]
+    settled: int
+    names: RunNames
+
+
+class RunList:
+    """Of one node. `names` lists a pipeline's runs, `summary` reads one, None if it is gone."""
+
+    def __init__(
+        self,
+        names: Callable[[str], Awaitable[RunNames]],
+        summary: Callable[[RunNames, str], Awaitable[RunSummary | None]],
+    ) -> None:
+        self._names = names
+        self._summary = summary
+        self._kept: OrderedDict[tuple[str, int], _Order] = OrderedDict()
+
+    async def page(
+        self,
+        fqn: str,
+        wanted: RunFilter,
+        limit: int,
+        after: str | None,
+        *,
+        now_ms: int,
+        report: Callable[[RunKey], Awaitable[Report | None]],
+    ) -> RunPage:
+        """At most `limit` runs. Raises `InvalidCursor`, `StoreUnavailable`, `Damaged`."""
+        place = None if after is None else _decode(after)
+        since = now_ms if place is None else place.since
+        order = await self._order(fqn, since, place)
+        at = 0 if place is None else _behind(order, place)
+        found: list[ListedRun] = []
+        read, most = 0, at + _NAMES
+        while at < min(len(order.entries), most) and len(found) < limit and read < _READ:
+            some = _next(order, at, min(len(order.entries), most), wanted)
+            listing = [self._listed(fqn, order, number, wanted, since, report) for number in some]
+            read += len(some)
+            if not some:
+                at = min(len(order.entries), most)
+                break
+            for number, run in zip(some, await asyncio.gather(*listing), strict=True):
+                at = number + 1
+                if run is not None:
+                    found.append(run)
+                if len(found) == limit:
+                    break
+        if at >= len(order.entries):
+            return RunPage(found, None)
+        last = order.entries[at - 1]
+        return RunPage(found, _encode(_Place(since, at > order.settled, last)))
+
+    async def _listed(
+        self,
+        fqn: str,
+        order: _Order,
+        number: int,
+        wanted: RunFilter,
+        since: int,
+        report: Callable[[RunKey], Awaitable[Report | None]],
+    ) -> ListedRun | None:
+        run = await self._summary(order.names, order.entries[number].key)
+        if run is None or not wanted.admits(run):
+            return None
+        if number >= order.settled and (run.first_ms or 0) > since:
+            return None  # it is younger than the first page
+        said = await report(RunKey(fqn, run.run))
+        outcome = None if said is None else said.said.state
+        if wanted.outcomes and outcome not in wanted.outcomes:
+            return None
+        return ListedRun(run, said)
+
+    async def _order(self, fqn: str, since: int, place: _Place | None) -> _Order:
+        kept = self._kept.get((fqn, since))
+        if kept is not None and place is not None:
+            self._kept.move_to_end((fqn, since))
+            return kept
+        names = await self._names(fqn)
+        if place is None:
+            entries = sorted([Entry(min(e.moment, since), e.key) for e in names.entries])
+            order = _Order(entries[::-1], len(entries), names)
+            self._keep((fqn, since), order)
+            return order
+        settled = sorted([e for e in names.entries if e.moment <= since - _SKEW_MS], reverse=True)
+        others = sorted([e for e in names.entries if e.moment > since - _SKEW_MS], key=_by_key)
+        return _Order([*settled, *others], len(settled), names)
+
+    def _keep(self, name: tuple[str, int], order: _Order) -> None:
+        self._kept[name] = order
+        while sum([len(kept.entries) for kept in self._kept.values()]) > _KEPT_RUNS:
+            self._kept.popitem(last=False)
+
+
+def _by_key(entry: Entry) -> str:
+    return entry.key
+
+
+def _behind(order: _Order, place: _Place) -> int:
+    """The number of the first entry behind the place."""
+    if place.again:
+        others = order.entries[order.settled :]
+        return order.settled + bisect_right(others, place.entry.key, key=_by_key)
+    return sum([entry >= place.entry for entry in order.entries[: order.settled]])
+
+
+def _next(order: _Order, at: int, end: int, wanted: RunFilter) -> list[int]:
+    """The next few entries that may be wanted, by their numbers."""
+    found: list[int] = []
+    low = None if wanted.low_ms is None else wanted.low_ms - _AHEAD_MS
+    while at < end and len(found) < _READERS:
+        entry = order.entries[at]
+        if low is not None and entry.moment < low and at < order.settled:
+            at = order.settled  # what follows changed earlier still
+            continue
+        if may_match(entry.key, wanted.name):
+            found.append(at)
+        at += 1
+    return found
+
+
+def may_match(component: str, name: re.Pattern[str] | None) -> bool:
+    """False only if the component of keys says the run's name, and it is not wanted."""
+    if name is None:
+        return True
+    run = decode(component)
+    return run is None or name.fullmatch(run) is not None
+
+
+def _encode(place: _Place) -> str:
+    value = [place.since, place.again, place.entry.moment, place.entry.key]
+    return _PREFIX + base64.urlsafe_b64encode(orjson.dumps(value)).decode().rstrip("=")
+
+
+def _decode(text: str) -> _Place:
+    try:
+        if not text.startswith(_PREFIX):
+            raise ValueError(text)
+        body = text[len(_PREFIX) :]
+        value = orjson.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
+        since, again, moment, key = value
+        return _Place(int(since), bool(again), Entry(int(moment), str(key)))
+    except (ValueError, TypeError) as error:
+        raise InvalidCursor(
+            f"not a place in a list of runs: {text[:80]!r}", field="after"
+        ) from error
