@@ -14,6 +14,9 @@ BENCH ?=
 PROCESSES ?= 2
 ARGS ?=
 
+# Tests start hundreds of processes, each of which would compile all modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
 help: ## This list
 	@awk 'BEGIN {FS = ":.*## "} \
 		/^##@ / {printf "\n%s\n", substr($$0, 5); next} \

@@ -10,10 +10,8 @@ import time
 from pathlib import Path
 from random import Random
 
-import orjson
 import pytest
 
-from logstore import keys
 from tests.compactor.drivers import leases_of
 from tests.compactor.lake import HOUR, NOON, Lake, batch
 from tests.seeds import seeds
@@ -31,6 +29,7 @@ def start(lake: Lake, *flags: str, submit: bool = False, **settings: str) -> sub
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "TAILRACE_COMPACTION__DRIVER_MEMORY": "1g",
+        "TAILRACE_COMPACTION__GATHER_SECONDS": "0",
     }
     environment.pop("PYTHONPATH", None)
     submitter = [str(Path(sys.executable).parent / "spark-submit"), JOB]
@@ -45,67 +44,27 @@ def start(lake: Lake, *flags: str, submit: bool = False, **settings: str) -> sub
     )
 
 
-def finish(process: subprocess.Popen[str]) -> dict[str, object]:
-    out, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors
-    report: dict[str, object] = orjson.loads(out.splitlines()[-1])
-    return report
-
-
 def kill_at(lake: Lake, step: str) -> None:
     process = start(lake, "--kill-at", step)
     process.communicate(timeout=300)
     assert process.returncode == -signal.SIGKILL
 
 
-def test_killed_between_any_two_steps_the_lines_are_there_once(warm: Lake) -> None:
+def test_killed_before_what_spark_wrote_is_placed_the_lines_are_there_once(warm: Lake) -> None:
+    """Later a pass leaves the same whoever merged: `histories/test_kills.py` has every step."""
     first = [batch("f", f"r{i}", NOON + i * HOUR, 30) for i in range(3)]
     warm.put("a", first)
     warm.put("b", first[:2])
     kill_at(warm, "written")
     assert warm.snapshot().mark("a") == 0
-    kill_at(warm, "placed")
     assert warm.table() == []
-    assert len([key for key in warm.keys("table/date") if key.endswith(".parquet")]) == 3
-    kill_at(warm, "committed")
+    assert any("/part-" in key for key in warm.keys("table/_staging/"))
+    assert warm.compact().commits == 1
     warm.holds(first)
-    report = warm.compact()
-    assert (report.commits, report.segments_removed) == (0, 0)
     second = [batch("f", "r0", NOON + 5, 30), first[2]]
     warm.put("b", second)
     warm.compact()
     warm.holds([*first, *second])
-
-
-def test_killed_while_it_cleans_up_it_goes_on(warm: Lake) -> None:
-    sent = [batch("f", "r", NOON + i, 10) for i in range(3)]
-    for one in sent:
-        warm.put("a", [one])
-    warm.watermark("a", 3)
-    warm.compact()
-    os.environ["TAILRACE_COMPACTION__GRACE_SECONDS"] = "0"
-    try:
-        kill_at(warm, "low raised")
-        assert len(warm.keys(keys.segments_of("a"))) == 3
-        # A removal of many that was cut off has taken any of them.
-        warm.run(warm.store.delete([keys.segment("a", 2)]))
-        kill_at(warm, "segment removed")
-        assert warm.keys(keys.segments_of("a")) == []
-        assert finish(start(warm))["segments_removed"] == 0
-    finally:
-        del os.environ["TAILRACE_COMPACTION__GRACE_SECONDS"]
-    warm.holds(sent)
-    assert warm.compact().alarms == []
-
-
-def test_two_drivers_at_once_one_of_them_submitted(warm: Lake) -> None:
-    sent = [batch("f", f"r{i % 3}", NOON + i * 1_000, 40) for i in range(8)]
-    for i, one in enumerate(sent):
-        warm.put("ab"[i % 2], [one, sent[0]])
-    reports = [finish(p) for p in (start(warm, submit=True), start(warm))]
-    warm.holds(sent)
-    assert warm.snapshot().marks("ab") == {"a": 4, "b": 4}
-    assert sum(int(str(report["rows_out"])) for report in reports) == 320
 
 
 @pytest.mark.slow

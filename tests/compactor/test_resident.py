@@ -13,6 +13,7 @@ import pytest
 
 from tests.compactor.lake import HOUR, NOON, Lake, batch
 from tests.compactor.spark.executors import executors_below, until
+from tests.servers.quick_java import quick_executors
 
 JOB = str(Path(__file__).parents[2] / "compactor" / "job.py")
 SPARK = {
@@ -30,7 +31,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 def resident(lake: Lake) -> Iterator[subprocess.Popen[str]]:
     settings = {
         "MASTER": "local-cluster[2,1,1024]",
-        "SPARK": orjson.dumps(SPARK).decode(),
+        "SPARK": orjson.dumps(SPARK | quick_executors()).decode(),
         "DRIVER_MEMORY": "1g",
         "POLL_SECONDS": "1",
         "LAG_SEGMENTS": "2",

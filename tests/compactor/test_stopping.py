@@ -17,6 +17,7 @@ from tests.compactor.spark.executors import commands_below, until
 
 JOB = str(Path(__file__).parents[2] / "compactor" / "job.py")
 SUBMIT = str(Path(sys.executable).parent / "spark-submit")
+LINES = 2_000  # a JVM that has merged nothing yet takes a second for any
 JVM = b"org.apache.spark.deploy.SparkSubmit"
 
 pytestmark = pytest.mark.spark
@@ -25,13 +26,14 @@ pytestmark = pytest.mark.spark
 def start(lake: Lake, *command: str) -> subprocess.Popen[str]:
     """A compactor that stays, the first of a process group."""
     python = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
-    memory = {"TAILRACE_COMPACTION__DRIVER_MEMORY": "1g"}
+    settings = {"DRIVER_MEMORY": "1g", "GATHER_SECONDS": "0"}
+    ours = {f"TAILRACE_COMPACTION__{name}": value for name, value in settings.items()}
     return subprocess.Popen(
         [*command, JOB, "--data", str(lake.data), "--every", "1h"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, **python, **memory, "TEST_FOLDER": str(lake.data)},
+        env={**os.environ, **python, **ours, "TEST_FOLDER": str(lake.data)},
         start_new_session=True,
     )
 
@@ -42,7 +44,7 @@ def starting(lake: Lake) -> bool:
 
 @pytest.fixture
 def sent(lake: Lake) -> list[Batch]:
-    batches = [batch("f", f"r{i}", NOON + i * HOUR, 20_000) for i in range(4)]
+    batches = [batch("f", f"r{i}", NOON + i * HOUR, LINES) for i in range(4)]
     lake.put("a", batches)
     return batches
 

@@ -17,8 +17,7 @@ import pytest
 from tests.e2e.service_process import BASE, ServiceProcess
 
 RUN = f"{BASE}/p/r"
-_DICE = random.Random(1)
-LINE = bytes(_DICE.choice(b"ab") for _ in range(8 << 20)) + b"\n"
+A_OR_B = bytes(b"ab"[value % 2] for value in range(256))
 SLOW = {"q": "(a|b)*a(a|b){900}c", "regex": "true", "fqn": "p"}
 PATIENCE_SECONDS = 120.0
 
@@ -27,8 +26,9 @@ PATIENCE_SECONDS = 120.0
 def service(tmp_path: Path) -> Iterator[ServiceProcess]:
     running = ServiceProcess(tmp_path / "node", TAILRACE_QUERY__TIME_LIMIT_SECONDS="6")
     running.start()
+    line = random.Random(1).randbytes(8 << 20).translate(A_OR_B) + b"\n"
     headers = {"content-type": "text/plain"}
-    assert httpx.post(f"{running.url}{RUN}", content=LINE, headers=headers).status_code == 200
+    assert httpx.post(f"{running.url}{RUN}", content=line, headers=headers).status_code == 200
     yield running
     if running.running:
         running.kill()

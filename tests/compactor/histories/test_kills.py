@@ -1,7 +1,7 @@
 """Real processes, killed with -9 at every step that a pass has; then one more that is not.
 
 The engine is the plain one: what is killed is the driver, and what it leaves is on a real disk.
-`tests/compactor/test_crashes.py` kills Spark's.
+`tests/compactor/test_crashes.py` kills one whose Spark has written.
 """
 
 from __future__ import annotations

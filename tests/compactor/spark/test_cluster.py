@@ -25,6 +25,7 @@ from logstore.errors import Unavailable
 from tests.compactor.lake import HOUR, NOON, Lake, batch
 from tests.compactor.spark.executors import Executor, executors_of, halted_while_writing, until
 from tests.compactor.spark.standalone import standalone
+from tests.servers.quick_java import quick_executors
 
 HOURS, LINES, TRIES = 6, 10_000, 12
 COMMON = {
@@ -61,10 +62,10 @@ def cluster(
         patch.setenv("PYSPARK_PYTHON", "/nowhere/python")
         patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
         if request.param == "local":
-            wishes = SparkWishes("1g", "local-cluster[2,1,1024]", COMMON)
+            wishes = SparkWishes("1g", "local-cluster[2,1,1024]", COMMON | quick_executors())
         else:
             address = running.enter_context(standalone(2, tmp_path_factory.mktemp("workers")))
-            wishes = SparkWishes("1g", address, COMMON | SPECULATION)
+            wishes = SparkWishes("1g", address, COMMON | SPECULATION | quick_executors())
         made = Session(wishes)
         until(lambda: len(executors_of(application(made))) == 2)
         yield made

@@ -20,14 +20,20 @@ from typing import Any
 import orjson
 
 from tests.compactor.spark.executors import commands_below, executors_below, first_of, until
+from tests.servers.quick_java import quick_executors
 
 JOB = str(Path(__file__).parents[3] / "compactor" / "job.py")
 _JVM = b"org.apache.spark.deploy.SparkSubmit"
-_CLUSTER = {
-    "TAILRACE_COMPACTION__MASTER": "local-cluster[2,1,1024]",
-    "TAILRACE_COMPACTION__SPARK": '{"spark.executor.memory": "512m"}',
-}
 _PATIENCE_SECONDS = 400.0
+
+
+def _cluster() -> dict[str, str]:
+    """Settings of two executors on this machine."""
+    spark = {"spark.executor.memory": "512m", **quick_executors()}
+    return {
+        "TAILRACE_COMPACTION__MASTER": "local-cluster[2,1,1024]",
+        "TAILRACE_COMPACTION__SPARK": orjson.dumps(spark).decode(),
+    }
 
 
 class Way(StrEnum):
@@ -61,7 +67,7 @@ class Place:
         """One that makes a pass and ends. `name` is not used twice."""
         mark = self.scratch / name
         mark.mkdir(parents=True)
-        more = _CLUSTER if way is Way.CLUSTER else {}
+        more = _cluster() if way is Way.CLUSTER else {}
         python = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
         known = {name: it for name, it in os.environ.items() if name != "PYTHONPATH"}
         with (mark / "out").open("wb") as out, (mark / "errors").open("wb") as errors:
