@@ -25,6 +25,7 @@ from service.http import errors, schema
 from service.http.append import AppendRoutes
 from service.http.body import Receive, Scope, Send
 from service.http.browsers import BrowserGuard
+from service.http.cdap import cdap_routes
 from service.http.docs import docs_routes
 from service.http.download import download_routes
 from service.http.last import last_routes
@@ -56,6 +57,7 @@ LONG_REPLIES = frozenset(
         BASE,
         *(f"{BASE}{path}" for path in ("/{fqn}", "/{fqn}/last", "/{fqn}/last/download")),
         *(f"{BASE}{path}" for path in ("/{fqn}/{runId}", "/{fqn}/{runId}/download")),
+        *(f"{BASE}/{{fqn}}/{{runId}}/{verb}" for verb in ("logs", "next", "prev")),
         *("/segments", "/segments/groups", "/segments/{id}"),
     ]
 )
@@ -165,6 +167,7 @@ def all_routers(node: NodeApi, api: HttpApi) -> list[APIRouter]:
         status_routes(node),
         live_routes(node, most, api.counters),
         download_routes(node),
+        cdap_routes(node, pages, api.clock),
         page_routes(node, pages),
         listing_routes(node, pages, api.clock),
         health_routes(node, api.scrape),

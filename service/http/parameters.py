@@ -9,7 +9,9 @@ from fastapi import Request
 from logstore.errors import InvalidInput
 
 
-def refuse_unknown(request: Request, known: Iterable[str]) -> None:
+def refuse_unknown(
+    request: Request, known: Iterable[str], *, repeatable: Container[str] = ()
+) -> None:
     """Raises `InvalidInput` for a parameter that is none of `known`, or that is given twice."""
     names = frozenset(known)
     seen: set[str] = set()
@@ -20,7 +22,7 @@ def refuse_unknown(request: Request, known: Iterable[str]) -> None:
                 field=name[:80],
                 hint=f"Parameters are {', '.join(sorted(names))}.",
             )
-        if name in seen:
+        if name in seen and name not in repeatable:
             raise InvalidInput(f"{name} is given twice", field=name, hint="Give it once.")
         seen.add(name)
 

@@ -8,7 +8,9 @@ last segment before the verb, and all that stands before it is the name:
 
 A component is decoded only after the split, so a quoted `/` never splits. A run may be
 called as a verb is (`close`, `last`): then its name is quoted, `%63lose`. Unquoted it is
-refused, everywhere alike, for half of the routes would take it for the verb.
+refused, everywhere alike, for half of the routes would take it for the verb. Only `logs` is
+a verb for who reads, behind a name and a run: the run `logs` of a pipeline with a `/` in its
+name is read with that `/` quoted.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ BASE = ROOT + "/logs"
 PREFIX = BASE.encode() + b"/"
 _ROOT = ROOT.encode() + b"/"
 _VERBS = (b"download", b"next", b"prev")
+_READING = ("GET", "HEAD")
 RESERVED = frozenset({"close", "download", "last", "next", "prev", "stream"})
 
 
@@ -107,7 +110,7 @@ def canonical(raw_path: bytes, method: str) -> str:
         return _joined(parts[:-1], [last])
     if len(parts) > 2 and last == b"download" and parts[-2] == b"last":
         return _joined(parts[:-2], parts[-2:])
-    if len(parts) > 2 and last in _VERBS:
+    if len(parts) > 2 and (last in _VERBS or (last == b"logs" and method in _READING)):
         return _joined(parts[:-2], parts[-2:])
     return _joined(parts[:-1], [last])
 
