@@ -14,7 +14,7 @@ from logstore.errors import Damaged
 from logstore.objects.store import ObjectStore
 from logstore.segments.sparse import SparseFile
 
-_TAIL: Final = 64 << 10  # bytes; nearly every footer is smaller
+_TAIL: Final = 256 << 10  # bytes; nearly every footer is smaller: a row group has one KB of it
 _MAGIC: Final = b"PAR1"
 
 

@@ -2,7 +2,7 @@
 
     table/_staging/{job}/part-{bucket:05d}-….parquet       Spark's; no reader looks there
     table/_staging/{job}/bucket={bucket}/part-….parquet    where a task has several buckets
-    table/date=YYYY-MM-DD/hour=HH/{job}-{bucket:05d}.parquet     (`logstore.table.names`)
+    table/date=YYYY-MM-DD/hour=HH/{job}-{bucket:05d}-….parquet   (`logstore.table.names`)
 
 Spark writes into a folder of the job's own: its committer removes the whole working
 folder of a target when it is done, and two drivers with one target would remove each

@@ -11,13 +11,20 @@ Of an hour that is over, these files are rewritten:
    are sixteen of them; the new files are one level up. Late files that never become worth it,
    because they are small beside their hour, cost readers fifteen files and not thousands.
 
-Fewer than four files are not rewritten, unless they have together at least a quarter of a file.
-A large fresh file that overlaps no other counts as old.
+3. Otherwise the files that an older version laid out, together. The new files have level 1, or
+   the old files' highest. An upgrade would make all hours of the table need that at once, so a
+   pass rewrites for this reason alone about 1 GiB, the newest hours first: they are read most,
+   and the oldest ones expire before their turn.
+
+Fewer than four files are not rewritten by the first rule, unless they have together at least a
+quarter of a file. A large fresh file that overlaps no other counts as old.
 
 **Bound**: the ingest writes a byte once. The job in which the byte leaves level 0 writes it again,
 and by rule 1 at most half a byte of old files with it: 2.5 bytes in all, and 2 if nothing comes
 late. Only in an hour that got late files some sixty times do late bytes cost one more, by rule 2.
-That leaves half a byte per byte of the table for the log and its checkpoints, below 3.
+That leaves half a byte per byte of the table for the log and its checkpoints, below 3. A new
+layout costs one byte more for each that is in the table then: a file that was rewritten says so in
+its name, whatever it looks like.
 """
 
 from __future__ import annotations
@@ -25,6 +32,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final, TypeAlias
 
 from logstore.table.names import level_of
@@ -33,6 +41,7 @@ from logstore.table.snapshot import TableFile
 _WORTH: Final = 2  # fresh bytes for each old one that is written again with them
 _FEWEST: Final = 4
 _MANY: Final = 16
+_LAYOUT_BYTES: Final = 1 << 30  # in a pass: a day of passes each five minutes is 288 GiB
 _LAST: Final = "\U0010ffff"  # above every fqn and run in the order of their UTF-8
 
 Key: TypeAlias = tuple[str, str, str]
@@ -44,6 +53,7 @@ class Rewriting:
 
     files: tuple[TableFile, ...]
     level: int
+    layout_only: bool = False
 
     @property
     def hour(self) -> str:
@@ -57,18 +67,28 @@ class Rewriting:
 
 
 def rewritings(
-    files: Iterable[TableFile], *, over_ms: int, after_ms: int, file_bytes: int
+    files: Iterable[TableFile],
+    *,
+    over_ms: int,
+    after_ms: int,
+    file_bytes: int,
+    layout_bytes: int = _LAYOUT_BYTES,
 ) -> list[Rewriting]:
     """The rewritings of hours that ended after `after_ms`, up to `over_ms`.
 
-    The oldest first; the new files have about `file_bytes`.
+    The oldest first, then those for their layout only, the newest of them first, of about
+    `layout_bytes` in all and at least one. The new files have about `file_bytes`.
     """
     hours: dict[int, list[TableFile]] = defaultdict(list)
     for file in files:
         if after_ms < file.end_ms <= over_ms:
             hours[file.end_ms].append(file)
     planned = (rewriting(hours[end], file_bytes=file_bytes) for end in sorted(hours))
-    return [found for found in planned if found is not None]
+    found = [one for one in planned if one is not None]
+    outdated = [one for one in reversed(found) if one.layout_only]
+    before = accumulate((one.size for one in outdated), initial=0)
+    chosen = [one for one, size in zip(outdated, before, strict=False) if size < layout_bytes]
+    return [one for one in found if not one.layout_only] + chosen
 
 
 def rewriting(files: Sequence[TableFile], *, file_bytes: int) -> Rewriting | None:
@@ -77,7 +97,11 @@ def rewriting(files: Sequence[TableFile], *, file_bytes: int) -> Rewriting | Non
     for file in files:
         levels[level_of(file.path)].append(file)
     fresh = _unsettled(levels.pop(0, []), files, file_bytes)
-    return _merged_in(fresh, levels, file_bytes) or _piled_up({0: fresh, **levels}, file_bytes)
+    return (
+        _merged_in(fresh, levels, file_bytes)
+        or _piled_up({0: fresh, **levels}, file_bytes)
+        or _outdated(files)
+    )
 
 
 def hour_of(file: TableFile) -> str:
@@ -135,6 +159,13 @@ def _piled_up(levels: dict[int, list[TableFile]], file_bytes: int) -> Rewriting 
         if len(small) >= _MANY:
             return Rewriting(tuple(small), level + 1)
     return None
+
+
+def _outdated(files: Sequence[TableFile]) -> Rewriting | None:
+    some = tuple(file for file in files if file.outdated)
+    if not some:
+        return None
+    return Rewriting(some, max(1, *(level_of(file.path) for file in some)), layout_only=True)
 
 
 def _meet(one: TableFile, other: TableFile) -> bool:

@@ -54,10 +54,17 @@ DEFAULTS: Final = {
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
     # Rows of a batch and its copies that a window holds before it goes by way of a sorter.
     "spark.sql.windowExec.buffer.in.memory.threshold": "65536",
-    # A dictionary of messages or ULIDs never pays; level 1 is as small on sorted logs.
+    # A dictionary of messages, ULIDs, times or positions never pays: they hardly repeat within a
+    # row group. Level 1 is as small on sorted logs.
     "spark.hadoop.parquet.compression.codec.zstd.level": "1",
     "spark.hadoop.parquet.enable.dictionary#message": "false",
     "spark.hadoop.parquet.enable.dictionary#ulid": "false",
+    "spark.hadoop.parquet.enable.dictionary#ts": "false",
+    "spark.hadoop.parquet.enable.dictionary#pos": "false",
+    # Bounds of messages and attributes let nobody skip anything, and are copied into each footer.
+    "spark.hadoop.parquet.column.statistics.enabled#message": "false",
+    "spark.hadoop.parquet.column.statistics.enabled#attributes.key_value.key": "false",
+    "spark.hadoop.parquet.column.statistics.enabled#attributes.key_value.value": "false",
 }
 
 

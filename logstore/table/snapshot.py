@@ -20,7 +20,9 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from logstore import ulid
+from logstore.table.layout import LAYOUT, ROW_GROUP_ROWS
 from logstore.table.log import Log
+from logstore.table.names import layout_of
 from logstore.table.schema import EXPIRED, PURGED, application
 from logstore.table.shape import check_readable, check_writable
 from logstore.table.vendor import read
@@ -52,6 +54,11 @@ class TableFile:
     def end_ms(self) -> int:
         """When its hour was over: none of its lines is of that time or later."""
         return self.start_ms + HOUR_MS
+
+    @property
+    def outdated(self) -> bool:
+        """Whether it is in the layout of an older program, and large enough to tell them apart."""
+        return layout_of(self.path) < LAYOUT and self.rows > ROW_GROUP_ROWS
 
     def may_hold(
         self,

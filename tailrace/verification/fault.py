@@ -78,7 +78,7 @@ class Findings:
         self.progress(what, self.compared[what])
 
     def note(self, sentence: str) -> None:
-        """Says what was not looked at, and why."""
+        """Says what was not looked at, and why, or what is no fault and yet worth knowing."""
         self.notes.append(sentence)
 
     @property

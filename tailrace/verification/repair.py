@@ -30,6 +30,8 @@ from logstore.objects.store import ObjectStore
 from logstore.runs.deletions import deletions_above
 from logstore.segments.reader import open_segment
 from logstore.table.commit import commit_segments
+from logstore.table.layout import ROW_GROUP_ROWS
+from logstore.table.names import file_name
 from logstore.table.schema import COLUMNS
 from logstore.table.snapshot import Snapshot
 from logstore.table.stats import NewFile, describe
@@ -92,7 +94,7 @@ class Repair:
             for day, hour, part in _hours(rows):
                 news = self._news(snapshot, part)
                 if news.num_rows:
-                    name = f"date={day.isoformat()}/hour={hour:02}/{job}-{number:05}.parquet"
+                    name = f"date={day.isoformat()}/hour={hour:02}/{_name(job, number)}"
                     files.append(await self._write(name, news))
         if not files:
             return 0
@@ -125,6 +127,7 @@ class Repair:
             version="1.0",
             coerce_timestamps="us",
             allow_truncated_timestamps=False,
+            row_group_size=ROW_GROUP_ROWS,
         )
         body = sink.getvalue()
         info = await self.store.put(f"{keys.TABLE}/{path}", memoryview(body), if_absent=True)
@@ -133,6 +136,10 @@ class Repair:
 
     def _fresh(self) -> str:
         return ulids.encode(ulids.fresh(self.clock, self.entropy))
+
+
+def _name(job: str, number: int) -> str:
+    return file_name(job, f"{number:05d}", level=0)
 
 
 def _hours(rows: pa.Table) -> Iterator[tuple[date, int, pa.Table]]:

@@ -225,7 +225,17 @@ class Verifier:
                 if tries == _TRIES - 1:
                     raise
             else:
+                self._note_outdated(snapshot)
                 return
+
+    def _note_outdated(self, snapshot: Snapshot) -> None:
+        outdated = [file.size for file in snapshot.files if file.outdated]
+        if outdated:
+            self.findings.note(
+                f"{len(outdated)} of {len(snapshot.files)} table files, {sum(outdated)} bytes, are"
+                " in the layout of an older version: readers cannot skip parts of them. The"
+                " compactor rewrites them, some in each pass"
+            )
 
     def _oldest(self) -> str:
         """The lowest ULID of which the run's text is surely kept."""

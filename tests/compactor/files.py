@@ -20,8 +20,8 @@ _SCHEMA = pa.schema([field for field in COLUMNS if field.name not in PARTITIONS]
 _GROUP_ROWS = 16
 
 
-def write_file(lake: Lake, batches: Iterable[Batch]) -> NewFile:
-    """A file with the batches' lines, all of one hour, that no version has."""
+def write_file(lake: Lake, batches: Iterable[Batch], *, group_rows: int = _GROUP_ROWS) -> NewFile:
+    """A file with the batches' lines, all of one hour, of layout 0, that no version has."""
     rows = sorted(records(batches))
     time_ms = ulid.time_ms(ulid.decode(rows[0][2]))
     columns = {
@@ -35,7 +35,7 @@ def write_file(lake: Lake, batches: Iterable[Batch]) -> NewFile:
     columns |= {field.name: pa.nulls(len(rows), field.type) for field in missing}
     table = pa.table(columns).select(_SCHEMA.names).cast(_SCHEMA)
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, row_group_size=_GROUP_ROWS)
+    pq.write_table(table, sink, row_group_size=group_rows)
     body = sink.getvalue().to_pybytes()
     name = hashlib.sha256(body).hexdigest()[:26]
     moment = datetime.fromtimestamp(time_ms / 1000, UTC)

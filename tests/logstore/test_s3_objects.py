@@ -208,7 +208,7 @@ async def test_every_way_of_writing_encrypts_and_only_logs_have_a_class(
         for key in ("logs.txt", "run/logs.txt", "run/partial.txt"):
             await store.compose(key, [Part("chunks/2.txt"), Part("chunks/1.txt")])
         await store.put("small/logs.txt", b"x")
-        for name in ("J-00000.parquet", "J-00000-L1.parquet"):  # fresh, and written anew
+        for name in ("J-00000-R1.parquet", "J-00000-R1-L1.parquet"):  # fresh, and written anew
             await store.compose(f"table/date=2026-11-22/hour=01/{name}", [Part("chunks/1.txt")])
         keys = [info.key async for info in store.list("")]
     client = bucket.client()

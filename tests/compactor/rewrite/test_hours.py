@@ -28,9 +28,10 @@ from logstore.disk import Disk
 from logstore.entropy import system_entropy
 from logstore.errors import PreconditionFailed
 from logstore.table.commit import Advance, Change, commit
+from logstore.table.layout import ROW_GROUP_ROWS
 from logstore.table.names import level_of
 from tests.compactor.another_driver import elsewhere
-from tests.compactor.files import add_files, write_file
+from tests.compactor.files import add_files, commit_files, write_file
 from tests.compactor.lake import HOUR, NOON, Batch, Lake, batch
 from tests.compactor.plain_engine import PlainEngine
 
@@ -104,6 +105,20 @@ def test_an_hour_that_is_over_becomes_one_sorted_file_with_the_same_lines(plain:
     assert changes == [False] * 6
     again = rewritten(plain)
     assert (again.hours_rewritten, again.files_rewritten) == (0, 0)
+
+
+def test_a_file_of_an_older_layout_is_rewritten_once_with_the_same_lines(plain: Lake) -> None:
+    sent = [batch("f", "r1", NOON, ROW_GROUP_ROWS), batch("f", "r2", NOON + 1, 7)]
+    snapshot = commit_files(plain, [write_file(plain, sent, group_rows=1 << 20)])
+    assert [file.outdated for file in snapshot.files] == [True]
+    report = rewritten(plain)
+    plain.holds(sent)
+    (file,) = plain.snapshot().files
+    footer = pq.read_metadata(file.uri)
+    rows = [footer.row_group(index).num_rows for index in range(footer.num_row_groups)]
+    assert (rows, file.outdated, levels(plain)) == ([ROW_GROUP_ROWS, 7], False, [1])
+    assert (report.hours_rewritten, report.files_rewritten) == (1, 1)
+    assert rewritten(plain).hours_rewritten == 0
 
 
 def test_a_query_that_began_before_reads_each_line_once(plain: Lake) -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from compactor.rewrite.plan import Rewriting, key_range, rewriting, rewritings
 from logstore import ulid
-from logstore.table.names import file_name, level_of
+from logstore.table.layout import LAYOUT, ROW_GROUP_ROWS
+from logstore.table.names import file_name, layout_of, level_of
 from logstore.table.snapshot import TableFile
 from tests.seeds import seeds
 
@@ -27,12 +28,18 @@ ALL: Bounds = ("a", "z")
 def file(
     name: str, size: int, *, fqns: Bounds | None = ALL, level: int = 0, hour: int = 12
 ) -> TableFile:
-    """A file with lines of the whole hour."""
+    """A file with lines of the whole hour, in today's layout."""
     at = NOON + (hour - 12) * HOUR
     low, high = ulid.encode(ulid.lowest_at(at)), ulid.encode(ulid.highest_at(at + HOUR - 1))
     path = f"date=2026-11-21/hour={hour}/{file_name(name, '00000', level)}"
     day = date(2026, 11, 21)
     return TableFile(path, path, size, size // 100, day, hour, (low, high), fqns, ("r", "s"))
+
+
+def old(name: str, size: int, *, level: int = 1, hour: int = 12) -> TableFile:
+    """The same in the layout of older programs. A row has 100 bytes."""
+    made = file(name, size, level=level, hour=hour)
+    return replace(made, path=made.path.replace("-R1", ""))
 
 
 def many(count: int, size: int, *, level: int = 0, fqns: Bounds = ALL) -> list[TableFile]:
@@ -67,9 +74,9 @@ def test_large_files_of_several_runs_that_overlap_are_sorted_over_all() -> None:
     apart = [file(f, 100 * MIB, fqns=(f, f)) for f in "abc"]
     assert of(*apart) is None
     assert names(of(*apart, file("d", MIB, fqns=("a", "b")))) == {
-        "date=2026-11-21/hour=12/a-00000.parquet",
-        "date=2026-11-21/hour=12/b-00000.parquet",
-        "date=2026-11-21/hour=12/d-00000.parquet",
+        "date=2026-11-21/hour=12/a-00000-R1.parquet",
+        "date=2026-11-21/hour=12/b-00000-R1.parquet",
+        "date=2026-11-21/hour=12/d-00000-R1.parquet",
     }
 
 
@@ -125,6 +132,82 @@ def test_only_hours_that_are_over_and_not_expired_the_oldest_first() -> None:
     assert [one.hour for one in planned] == ["2026-11-21T13", "2026-11-21T14"]
 
 
+def test_files_of_an_older_layout_are_rewritten_once_and_keep_their_level() -> None:
+    files = [old("a", 100 * MIB, level=0), old("b", 5 * MIB, level=3), file("c", FILE, level=1)]
+    planned = of(*files)
+    assert planned == Rewriting(tuple(files[:2]), 3, layout_only=True)
+    assert of(old("a", 100 * MIB, level=0)) == Rewriting(
+        (old("a", 100 * MIB, level=0),), 1, layout_only=True
+    )
+    assert of(*apply(files, planned, 1)) is None
+
+
+def test_a_file_of_one_row_group_has_any_layout() -> None:
+    made = old("a", 100 * MIB)
+    assert of(replace(made, rows=ROW_GROUP_ROWS)) is None
+    assert of(replace(made, rows=ROW_GROUP_ROWS + 1)) is not None
+
+
+def test_what_is_rewritten_anyway_gets_the_layout_with_it() -> None:
+    fresh = many(5, 4 * MIB)
+    planned = of(*fresh, old("a", 10 * MIB))
+    assert planned is not None
+    assert (len(planned.files), planned.layout_only) == (6, False)
+
+
+def test_a_pass_brings_over_some_hours_the_newest_first() -> None:
+    hours = [old("a", 100 * MIB, hour=hour) for hour in range(1, 9)]
+    fresh = [replace(one, hour=3) for one in many(5, 200 * MIB)]
+
+    def planned(layout_bytes: int) -> list[int]:
+        found = rewritings(
+            [*hours, *fresh],
+            over_ms=NOON,
+            after_ms=0,
+            file_bytes=FILE,
+            layout_bytes=layout_bytes,
+        )
+        return [one.files[0].hour for one in found]
+
+    assert planned(1) == [3, 8]
+    assert planned(200 * MIB) == [3, 8, 7]
+    assert planned(200 * MIB + 1) == [3, 8, 7, 6]
+    assert planned(1 << 40) == [3, 8, 7, 6, 5, 4, 2, 1]
+
+
+@pytest.mark.parametrize("seed", seeds(30))
+def test_an_upgrade_writes_each_byte_of_the_old_layout_once_more(seed: int) -> None:
+    dice = random.Random(seed)
+    files = [
+        old(f"o{number}", dice.randrange(10_000, dice.choice([1, 30, 120]) * MIB),
+            level=dice.randrange(4))
+        for number in range(dice.randrange(1, 20))
+    ]  # fmt: skip
+    there = sum(one.size for one in files if one.outdated)
+    written = 0
+    for number in range(100):
+        if number < 40:
+            files.append(file(f"i{number}", dice.randrange(10_000, 3 * MIB)))
+        planned = of(*files)
+        if planned is None:
+            continue
+        files = apply(files, planned, number)
+        written += planned.size if planned.layout_only else 0
+    assert of(*files) is None
+    assert not any(one.outdated for one in files)
+    assert written <= there
+
+
+def test_the_layout_is_in_the_name_and_nowhere_else() -> None:
+    assert layout_of("date=2026-11-21/hour=12/01J-00003.parquet") == 0
+    assert layout_of("date=2026-11-21/hour=12/01J-00003-L2.parquet") == 0
+    assert layout_of("date=2026-11-21/hour=12/01J-00003-R12.parquet") == 12
+    assert layout_of("date=2026-11-21/hour=12/01J-00003-R1-L2.parquet") == 1
+    for level in (0, 2):
+        name = file_name("01J", "00003", level)
+        assert (level_of(name), layout_of(name)) == (level, LAYOUT)
+
+
 def test_the_level_is_in_the_name_and_nowhere_else() -> None:
     assert level_of("date=2026-11-21/hour=12/01J-00003.parquet") == 0
     assert level_of("date=2026-11-21/hour=12/01J-00003-L12.parquet") == 12
@@ -133,7 +216,7 @@ def test_the_level_is_in_the_name_and_nowhere_else() -> None:
 
 def apply(files: list[TableFile], planned: Rewriting, number: int) -> list[TableFile]:
     """What comes of it: files of about one size, each with a range of fqns to itself."""
-    assert len(set(planned.files)) == len(planned.files) >= 2
+    assert len(set(planned.files)) == len(planned.files) >= (1 if planned.layout_only else 2)
     low = min(one.fqns[0] for one in planned.files if one.fqns)
     high = max(one.fqns[1] for one in planned.files if one.fqns)
     parts = max(round(planned.size / FILE), 1)

@@ -66,6 +66,24 @@ def test_bounds_of_a_group_are_those_of_its_lines(short: Lake) -> None:
             assert (bounds.min, bounds.max) == (min(values), max(values))
 
 
+def test_readers_find_bounds_pages_and_dictionaries_where_they_help(warm: Lake) -> None:
+    fqn, run = "service." + "f" * 100, "run " + "é" * 100
+    warm.put("a", [batch(fqn, run, NOON, 20), batch(fqn + "g", run + "0", NOON, 20)])
+    warm.compact()
+    (footer,) = _footers(warm)
+    found = _statistics(footer, 0)
+    bounded = {name for name, bounds in found.items() if bounds is not None and bounds.has_min_max}
+    assert {"ulid", "fqn", "run_id", "ts", "pos"} <= bounded
+    assert found["level"] is not None  # of lines without a level there are only nulls to count
+    assert not {"message", "attributes.key_value.key", "attributes.key_value.value"} & bounded
+    assert (found["fqn"].min, found["fqn"].max) == (fqn, fqn + "g")
+    assert (found["run_id"].min, found["run_id"].max) == (run, run + "0")
+    for name, chunk in _chunks(footer, 0).items():
+        assert chunk.has_offset_index
+        assert chunk.has_column_index == (found[name] is not None)
+        assert chunk.has_dictionary_page == (name in {"fqn", "run_id"})
+
+
 def test_a_group_of_long_lines_ends_by_its_bytes(warm: Lake) -> None:
     dice = random.Random(1)
     warm.put("a", [_long_line(dice, number) for number in range(100)])
@@ -90,7 +108,11 @@ def _rows(footer: Any) -> list[int]:
     return [footer.row_group(index).num_rows for index in range(footer.num_row_groups)]
 
 
-def _statistics(footer: Any, index: int) -> dict[str, Any]:
+def _chunks(footer: Any, index: int) -> dict[str, Any]:
     group = footer.row_group(index)
     columns = [group.column(number) for number in range(group.num_columns)]
-    return {column.path_in_schema: column.statistics for column in columns}
+    return {column.path_in_schema: column for column in columns}
+
+
+def _statistics(footer: Any, index: int) -> dict[str, Any]:
+    return {name: chunk.statistics for name, chunk in _chunks(footer, index).items()}

@@ -12,12 +12,21 @@ from logstore.clock import SystemClock
 from logstore.disk import Disk
 from logstore.entropy import system_entropy
 from logstore.objects.open import open_store
+from logstore.table.layout import ROW_GROUP_ROWS
 from logstore.table.options import open_table
 from service.runtime.identity import DataFolder
 from tailrace.cli import main
 from tests.reshaped import Reshape, with_column_mapping, with_deletion_vector
 from tests.servers.minio import Bucket
-from tests.tailrace.verification.world import World, ingest, live, live_on, look, settings_for
+from tests.tailrace.verification.world import (
+    World,
+    ingest,
+    live,
+    live_large,
+    live_on,
+    look,
+    settings_for,
+)
 
 
 def test_a_sound_store(world: World, capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,6 +71,21 @@ def test_while_a_service_runs_the_store_alone_is_compared(world: World) -> None:
     assert "journal files" not in found.findings.compared
     holder.release()
     assert world.look().findings.notes == []
+
+
+def test_files_of_an_older_layout_are_no_fault_and_are_told(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asyncio.run(live_large(world.settings))
+    asyncio.run(ingest(world.store, world.table))
+    (large,) = [file for file in world.table.snapshot().files if file.rows > ROW_GROUP_ROWS]
+    count = len(world.table.snapshot().files)
+    assert main(["verify", "--data", world.settings.data]) == 0
+    note, *_, verdict = capsys.readouterr().out.splitlines()
+    assert note.startswith(
+        f"note: 1 of {count} table files, {large.size} bytes, are in the layout of an older version"
+    )
+    assert verdict == "no fault"
 
 
 @pytest.mark.minio

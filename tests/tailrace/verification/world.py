@@ -31,6 +31,7 @@ from logstore.objects.store import ObjectStore
 from logstore.runs.deletion import Deletion, encode_deletion
 from logstore.segments.reader import open_segment
 from logstore.table.commit import Advance, commit_segments
+from logstore.table.layout import ROW_GROUP_ROWS
 from logstore.table.options import open_table
 from logstore.table.schema import COLUMNS
 from logstore.table.stats import NewFile, describe
@@ -80,6 +81,13 @@ async def live_on(settings: Settings) -> None:
     """Another life, whose lines are not in the table yet."""
     async with service(settings) as (client, _):
         await _post(client, "q/late", b"late 1\nlate 2\n", BULK)
+
+
+async def live_large(settings: Settings) -> None:
+    """A third life, in which a batch has more lines than a row group of the table."""
+    async with service(settings) as (client, _):
+        text = "".join(f"{n}\n" for n in range(ROW_GROUP_ROWS + 1))
+        await _post(client, "q/large", text.encode(), BULK)
 
 
 def as_it_is(rows: pa.Table) -> pa.Table:
