@@ -5,6 +5,7 @@ view.py      what is searched, pinned in the one right order
 hot.py       the journal's part as Arrow        tiles.py   time, cut into pieces of work
 locked.py    DuckDB with its limits             pool.py    those that are open already
 database.py  the statements of one search       sql.py     how they are spelled
+deleted.py   what is left out of them           where.py   what is asked for in them
 bucket.py    DuckDB on S3
 process.py   DuckDB in a process that can be ended    child.py   that process
 search.py    one search: ordered, deduplicated, cut at the limit

@@ -12,7 +12,7 @@ tile is read on from the last record: the rest is still given, and said to be pa
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,11 +23,12 @@ from logstore import ulid
 from logstore.errors import Damaged
 from service.query.conditions import patterns
 from service.query.cursor import RecordKey
+from service.query.deleted import Live, live
 from service.query.hot import SCHEMA
 from service.query.request import QueryRequest
 from service.query.sql import READABLE, Statement, literal
 from service.query.tiles import Tile, Tiles, TileSizes
-from service.query.view import Deletion, View
+from service.query.view import View
 
 if TYPE_CHECKING:
     from service.query.database import Database
@@ -46,7 +47,7 @@ class Search:
         self._view = view
         self._database = database
         self._sizes = sizes
-        self._statement = Statement(request, deletions=bool(view.deletions))
+        self._statement = Statement(request)
         self.matches = 0
         self.bytes = 0
         self.last: RecordKey | None = None
@@ -57,8 +58,6 @@ class Search:
     def go_on(self, database: Database) -> None:
         """Works in this database from now on; `batches` begins behind the last record."""
         self._database = database
-        if self._view.deletions:
-            _hold(database, self._view.deletions)
 
     @property
     def next(self) -> str | None:
@@ -135,19 +134,20 @@ class Search:
         sources = self._sources(tile)
         if not sources:
             return _nothing()
-        statement = self._statement.records(list(sources), after, limit)
-        return self._database.run(statement, self._bound(sources, tile, after))
+        live = self._live(tile)
+        statement = self._statement.records(list(sources), after, limit, live.terms)
+        return self._database.run(statement, self._bound(sources, tile, after, live))
 
     def _count(self, tile: Tile) -> int:
         while True:
             sources = self._sources(tile)
             if not sources:
                 return 0
-            after = self._request.after
+            after, live = self._request.after, self._live(tile)
             try:
                 return self._database.number(
-                    self._statement.count(list(sources), after),
-                    self._bound(sources, tile, after),
+                    self._statement.count(list(sources), after, live.terms),
+                    self._bound(sources, tile, after, live),
                 )
             except Damaged:
                 if not self._leave_out_unreadable(tile):
@@ -162,13 +162,20 @@ class Search:
             sources["hot"] = []
         return sources
 
+    def _live(self, tile: Tile) -> Live:
+        """What leaves out deleted records of the tile; the tables it needs are there."""
+        found = live(self._view.deletions, tile)
+        for name, table in found.tables.items():
+            self._database.hold(name, table)
+        return found
+
     def _bound(
-        self, sources: dict[str, list[str]], tile: Tile, after: RecordKey | None
+        self, sources: dict[str, list[str]], tile: Tile, after: RecordKey | None, live: Live
     ) -> dict[str, Any]:
         if "hot" in sources:
             self._database.feed("hot", SCHEMA, self._view.hot.records(tile))
         files = {name: [literal(n) for n in names] for name, names in sources.items() if names}
-        return self._statement.parameters(tile, after) | files
+        return self._statement.parameters(tile, after) | live.parameters | files
 
     def _leave_out_unreadable(self, tile: Tile) -> bool:
         """Finds segments of the tile that cannot be read and goes on without them."""
@@ -194,25 +201,6 @@ class Search:
         fresh = batch if pc.all(keep).as_py() else batch.filter(keep)
         self.matches += fresh.num_rows
         return fresh
-
-
-def _hold(database: Database, deletions: Sequence[Deletion]) -> None:
-    runs = [(fqn, run, ulid.encode(t)) for fqn, run, t in deletions if run is not None]
-    pipelines = [(fqn, ulid.encode(t)) for fqn, run, t in deletions if run is None]
-    text = pa.string()
-    database.hold(
-        "deleted_runs",
-        pa.table(
-            [pa.array([row[i] for row in runs], text) for i in range(3)],
-            names=["fqn", "run_id", "t"],
-        ),
-    )
-    database.hold(
-        "deleted_pipelines",
-        pa.table(
-            [pa.array([row[i] for row in pipelines], text) for i in range(2)], names=["fqn", "t"]
-        ),
-    )
 
 
 def _nothing() -> Generator[pa.RecordBatch]:

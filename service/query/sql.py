@@ -35,11 +35,6 @@ _SOURCES: Final = {
     "segments": "read_parquet($segments, hive_partitioning = false)",
     "hot": "hot",
 }
-_LIVE: Final = (
-    " AND NOT EXISTS (SELECT 1 FROM deleted_runs d"
-    " WHERE d.fqn = r.fqn AND d.run_id = r.run_id AND r.ulid <= d.t)"
-    " AND NOT EXISTS (SELECT 1 FROM deleted_pipelines d WHERE d.fqn = r.fqn AND r.ulid <= d.t)"
-)
 
 
 READABLE: Final = (
@@ -50,18 +45,22 @@ READABLE: Final = (
 
 
 class Statement:
-    """Builds the statements of one request; `parameters` are what they bind."""
+    """Builds the statements of one request; `parameters` are what they bind.
 
-    def __init__(self, request: QueryRequest, *, deletions: bool) -> None:
+    `live` is more terms that each record must meet, as they follow others.
+    """
+
+    def __init__(self, request: QueryRequest) -> None:
         self._request = request
-        self._live = _LIVE if deletions else ""
         self._conditions = Where()
         condition = request.condition
         self._term = None if condition is None else self._conditions.term(condition)
 
-    def records(self, sources: Sequence[str], after: RecordKey | None, limit: int | None) -> str:
+    def records(
+        self, sources: Sequence[str], after: RecordKey | None, limit: int | None, live: str = ""
+    ) -> str:
         """Records of the sources behind `after`, in order."""
-        where = self._where(after)
+        where = self._where(after) + live
         cut = "" if limit is None else f" LIMIT {limit:d}"
         each = self._order("ulid", "fqn", "run_id") + cut if limit is not None else ""
         parts = [
@@ -73,9 +72,9 @@ class Statement:
         order = self._order("ulid", "fqn", "run_id") + (", source" if len(parts) > 1 else "")
         return f"SELECT {COLUMNS} FROM ({union}){order}{cut}"  # noqa: S608
 
-    def count(self, sources: Sequence[str], after: RecordKey | None) -> str:
+    def count(self, sources: Sequence[str], after: RecordKey | None, live: str = "") -> str:
         """How many different records match."""
-        where = self._where(after)
+        where = self._where(after) + live
         parts = [
             f"SELECT {KEY} FROM {source} r{where}"  # noqa: S608
             for name, source in _SOURCES.items()
@@ -116,7 +115,7 @@ class Statement:
         if after is not None:
             sign = "<" if request.descending else ">"
             terms.append(f"(r.ulid, r.fqn, r.run_id) {sign} ($after_ulid, $after_fqn, $after_run)")
-        return " WHERE " + " AND ".join(terms) + self._live
+        return " WHERE " + " AND ".join(terms)
 
     def _order(self, *columns: str) -> str:
         direction = " DESC" if self._request.descending else ""

@@ -14,6 +14,7 @@ from logstore.errors import InvalidInput, StoreUnavailable
 from service.query.conditions import Matches
 from service.query.request import QueryRequest
 from service.query.tiles import TileSizes
+from service.query.view import Deletion
 from tests.batches import Entry
 from tests.service.query.scattered import ALL, scattered, some_requests
 from tests.service.query.world import HOUR_MS, NODE, NOW_MS, RUNS, World, engine_of, entry, search
@@ -84,6 +85,24 @@ async def test_deleted_records_are_left_out(tmp_path: Path) -> None:
             found, _ = await search(engine, request)
             assert found == world.expected(request)
         assert len(world.expected(ALL)) < len(world.records)
+
+
+@pytest.mark.parametrize("others", [0, 63, 200])
+async def test_deleted_records_are_left_out_however_many_deletions_there_are(
+    tmp_path: Path, others: int
+) -> None:
+    """Few are terms of the statement, many a join."""
+    world = await scattered(World(tmp_path), 4)
+    middle = ulid.lowest_at(NOW_MS - 2 * HOUR_MS)
+    deletions: list[Deletion] = [(RUNS[0].fqn, RUNS[0].run, middle), (RUNS[5].fqn, None, middle)]
+    world.deletions = deletions + [("svc.pipe1", f"other {i}", middle) for i in range(others)]
+    async with engine_of(world, sizes=TileSizes(first_bytes=1, largest_bytes=1)) as engine:
+        for request in (ALL, replace(ALL, limit=40), replace(ALL, fqn=RUNS[0].fqn, limit=3)):
+            for asked in (request, replace(request, descending=False)):
+                found, _ = await search(engine, asked)
+                assert found == world.expected(asked)
+                async with await engine.open(replace(asked, limit=None)) as running:
+                    assert await running.count() == len(world.expected(replace(asked, limit=None)))
 
 
 async def test_a_level_is_found_where_it_stands(tmp_path: Path) -> None:

@@ -1,0 +1,36 @@
+"""What is left out as deleted, at the edges of a tile."""
+
+from __future__ import annotations
+
+import duckdb
+import pytest
+
+from logstore import ulid
+from service.query.deleted import live
+from service.query.tiles import Tile
+from service.query.view import Deletion
+
+LOW, HIGH = ulid.lowest_at(1_000), ulid.highest_at(2_000)
+TILE = Tile(LOW, HIGH)
+
+
+@pytest.mark.parametrize("count", [1, 64, 65])
+def test_a_deletion_ends_with_its_last_line(count: int) -> None:
+    middle = ulid.lowest_at(1_500)
+    deletions: list[Deletion] = [("f", "r", middle), *[("g", "x", HIGH)] * (count - 1)]
+    found = live(deletions, TILE)
+    assert bool(found.tables) == (count > 64)
+    with duckdb.connect() as connection:
+        for name, table in found.tables.items():
+            connection.register(name, table)
+        for at, run, kept in ((middle, "r", 0), (middle + 1, "r", 1), (middle, "other", 1)):
+            row = "SELECT 'f' AS fqn, $run AS run_id, $ulid AS ulid"
+            statement = f"SELECT count(*) FROM ({row}) r WHERE true{found.terms}"
+            bound = {"run": run, "ulid": ulid.encode(at)} | found.parameters
+            assert connection.execute(statement, bound).fetchone() == (kept,)
+
+
+def test_what_ends_before_the_tile_needs_no_term() -> None:
+    assert live([("f", "r", LOW - 1), ("f", None, LOW - 1)] * 100, TILE).terms == ""
+    assert live([("f", "r", LOW)], TILE).terms != ""
+    assert live([], TILE).terms == ""
