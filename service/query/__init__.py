@@ -3,6 +3,7 @@
 request.py   what is asked, validated          cursor.py   where a search stopped
 view.py      what is searched, pinned in the one right order
 hot.py       the journal's part as Arrow        tiles.py   time, cut into pieces of work
+slices.py    pieces of a tile, where a few records of it do
 locked.py    DuckDB with its limits             pool.py    those that are open already
 database.py  the statements of one search       sql.py     how they are spelled
 deleted.py   what is left out of them           where.py   what is asked for in them

@@ -48,6 +48,11 @@ class QueryRequest:
     after: RecordKey | None = None
     stats_only: bool = False
 
+    @property
+    def unconditional(self) -> bool:
+        """Whether it asks for no more than records of some time."""
+        return (self.condition, self.fqn, self.run, self.levels) == (None, None, None, ())
+
     @staticmethod
     def parse(parameters: Mapping[str, str], *, now_ms: int) -> QueryRequest:
         """The request that the parameters make. Raises `InvalidInput` with the field."""

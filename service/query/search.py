@@ -26,6 +26,7 @@ from service.query.cursor import RecordKey
 from service.query.deleted import Live, live
 from service.query.hot import SCHEMA
 from service.query.request import QueryRequest
+from service.query.slices import slices
 from service.query.sql import READABLE, Statement, literal
 from service.query.tiles import Tile, Tiles, TileSizes
 from service.query.view import View
@@ -72,7 +73,9 @@ class Search:
         tiles = self._tiles()
         while not self._done() and (tile := tiles.take(budget)) is not None:
             before = self.matches
-            yield from self._tile(tile, after)
+            self.bytes += self._view.size(tile)
+            for part in self._slices(tile):
+                yield from self._tile(part, after)
             quiet = self.matches - before < self._sizes.busy_rows
             budget = self._grown(budget) if quiet else self._sizes.first_bytes
 
@@ -107,9 +110,21 @@ class Search:
     def _done(self) -> bool:
         return self._request.limit is not None and self.matches >= self._request.limit
 
+    def _slices(self, tile: Tile) -> Iterator[Tile]:
+        """The tile, in pieces if most of it is not needed."""
+        request = self._request
+        if request.limit is None or not request.unconditional:
+            return iter([tile])
+        return slices(
+            tile,
+            self._view.table_files(tile),
+            request.limit - self.matches,
+            self._sizes.sliced_rows,
+            descending=request.descending,
+        )
+
     def _tile(self, tile: Tile, after: RecordKey | None) -> Iterator[pa.RecordBatch]:
         """The tile's matches, however many statements they take."""
-        self.bytes += self._view.size(tile)
         while not self._done():
             limit = None if self._request.limit is None else self._request.limit - self.matches
             given = 0
@@ -156,7 +171,8 @@ class Search:
     def _sources(self, tile: Tile) -> dict[str, list[str]]:
         """What lies in the tile, by source, as names of files."""
         view = self._view
-        found = {"table": view.table_files(tile), "segments": view.segment_files(tile)}
+        files = [file.uri for file in view.table_files(tile)]
+        found = {"table": files, "segments": view.segment_files(tile)}
         sources = {name: files for name, files in found.items() if files}
         if view.hot.size(tile):
             sources["hot"] = []

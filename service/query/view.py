@@ -22,6 +22,7 @@ from logstore.errors import Damaged, NotFound
 from logstore.objects.store import ObjectInfo, ObjectStore
 from logstore.table.file_index import FileIndex
 from logstore.table.followed import FollowedTable
+from logstore.table.snapshot import TableFile
 from service.query.hot import Encode, HotRecords, Pin
 from service.query.request import QueryRequest
 from service.query.segments import Segment, SegmentCatalog, above_marks
@@ -92,9 +93,9 @@ class View:
                 weights[hour] = weights.get(hour, 0) + segment.size // 2
         return weights
 
-    def table_files(self, tile: Tile) -> list[str]:
+    def table_files(self, tile: Tile) -> list[TableFile]:
         """Files of the table that may hold records of the tile."""
-        return [file.uri for file in self._files.within(tile.low, tile.high)]
+        return list(self._files.within(tile.low, tile.high))
 
     def segment_files(self, tile: Tile) -> list[str]:
         """Segments that may hold records of the tile."""
@@ -103,7 +104,7 @@ class View:
     def size(self, tile: Tile) -> int:
         """Stored bytes that the tile may have to read."""
         segments = sum(s.size for s in self._segments.values() if s.meets(tile))
-        files = sum(file.size for file in self._files.within(tile.low, tile.high))
+        files = sum(file.size for file in self.table_files(tile))
         return files + segments + self.hot.size(tile)
 
     def leave_out(self, uri: str, reason: str) -> None:

@@ -35,6 +35,18 @@ async def test_a_search_gives_what_the_model_gives(tmp_path: Path, seed: int) ->
 
 
 @pytest.mark.parametrize("seed", range(2))
+async def test_in_slices_it_is_the_same(tmp_path: Path, seed: int) -> None:
+    """Of all ways to fill a limit: by the first slice, by some, by none."""
+    world = await scattered(World(tmp_path), seed)
+    async with engine_of(world, sizes=TileSizes(sliced_rows=1)) as engine:
+        for limit in (1, 2, 3, 5, 9, 17, 40, 10_000):
+            for asked in (replace(ALL, limit=limit), replace(ALL, limit=limit, descending=False)):
+                found, stats = await search(engine, asked)
+                assert found == world.expected(asked)
+                assert stats["matches"] == len(found)
+
+
+@pytest.mark.parametrize("seed", range(2))
 async def test_pages_are_the_unlimited_search_in_pieces(tmp_path: Path, seed: int) -> None:
     world = await scattered(World(tmp_path), seed)
     async with engine_of(world) as engine:
