@@ -133,8 +133,18 @@ def _verdict(stats: dict[str, Any] | None) -> int:
     if stats.get("complete"):
         return 0
     unread = [*stats.get("missing", []), *stats.get("unreadable", [])]
-    print(f"warning: partial: could not read {_names(unread)}", file=sys.stderr)
+    print(f"warning: partial: could not read {_names(unread)}{_count(stats)}", file=sys.stderr)
     return PARTIAL
+
+
+def _count(stats: dict[str, Any]) -> str:
+    """How much is missing, of how much; the names above are the first ones."""
+    said = [
+        f"{stats[f'{kind}_failed']} {kind} failed, {stats[kind]} were to be read"
+        for kind in ("segments", "files")
+        if stats.get(f"{kind}_failed")
+    ]
+    return f" ({'; '.join(said)})" if said else ""
 
 
 def _names(keys: list[str]) -> str:

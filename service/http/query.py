@@ -62,7 +62,9 @@ _RESULT: Final = {
 _DESCRIPTION: Final = (
     "Each record once, in ULID order, streamed: hot lines, segments and the table. The last "
     'ndjson record is `{"stats": {…}}` and says whether the result is complete and where the '
-    "next page begins; a result without it is partial. HEAD gives the stats as headers."
+    "next page begins; a result without it is partial. It counts the segments and the table's "
+    "files that were to be read, those that failed and those that were skipped, and names what is "
+    "missing. HEAD gives the counts as headers."
 )
 
 OPENAPI: Final[dict[str, Any]] = {

@@ -70,6 +70,9 @@ class SearchResponse(Response):
             headers={
                 "tailrace-node-count": str(stats["nodes"]),
                 "tailrace-segment-count": str(stats["segments"]),
+                "tailrace-file-count": str(stats["files"]),
+                "tailrace-failed-count": str(stats["segments_failed"] + stats["files_failed"]),
+                "tailrace-skipped-count": str(stats["segments_skipped"] + stats["files_skipped"]),
                 "tailrace-complete": str(stats["complete"]).lower(),
             },
         )

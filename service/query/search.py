@@ -6,8 +6,9 @@ record (a batch that was sent to two nodes, a segment that is still listed and a
 hot) come out side by side, so nothing has to be remembered, and only matches are
 compared. If a cut tile turns out to have held copies, it is read on from the last record.
 
-A segment that turns out unreadable midway is left out, named in the report, and the
-tile is read on from the last record: the rest is still given, and said to be partial.
+A segment, or a file of the table, that turns out unreadable midway is left out, named in the
+report, and the tile is read on from the last record: the rest is still given, and said to be
+partial.
 """
 
 from __future__ import annotations
@@ -194,9 +195,10 @@ class Search:
         return self._statement.parameters(tile, after) | live.parameters | files
 
     def _leave_out_unreadable(self, tile: Tile) -> bool:
-        """Finds segments of the tile that cannot be read and goes on without them."""
+        """Finds segments and files of the tile that cannot be read and goes on without them."""
         found = False
-        for file in self._view.segment_files(tile):
+        stored = [file.uri for file in self._view.table_files(tile)]
+        for file in [*self._view.segment_files(tile), *stored]:
             try:
                 self._database.number(READABLE, {"segments": [literal(file)]})
             except Damaged as error:

@@ -41,7 +41,7 @@ READABLE: Final = (
     f"SELECT count(*) FROM (SELECT hash({COLUMNS}) AS h FROM {_SOURCES['segments']})"  # noqa: S608
     " WHERE h IS NOT NULL"
 )
-"""Reads every byte of `$segments`."""
+"""Reads every byte of `$segments`, which may be files of the table."""
 
 
 class Statement:

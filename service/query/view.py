@@ -36,11 +36,17 @@ _AT_ONCE: Final = 16  # footers
 
 @dataclass
 class Report:
-    """What a search covers; what is `missing` or `unreadable` makes it partial."""
+    """What a search covers; what is `missing` or `unreadable` makes it partial.
+
+    `segments` and `files` of the table may hold something that is wanted, the skipped ones cannot.
+    """
 
     nodes: set[str] = field(default_factory=set)
     segments: int = 0
+    segments_skipped: int = 0
     files: int = 0
+    files_failed: int = 0
+    files_skipped: int = 0
     quarantined: list[str] = field(default_factory=list)  # keys of markers
     missing: list[str] = field(default_factory=list)  # keys
     unreadable: dict[str, str] = field(default_factory=dict)  # key: reason
@@ -49,6 +55,18 @@ class Report:
     def complete(self) -> bool:
         """Whether all was read. What somebody set aside counts as empty."""
         return not (self.missing or self.unreadable)
+
+    def counts(self) -> dict[str, int]:
+        """How much was asked, could not be read, and needed not to be asked."""
+        return {
+            "nodes": len(self.nodes),
+            "segments": self.segments,
+            "segments_failed": len(self.missing) + len(self.unreadable) - self.files_failed,
+            "segments_skipped": self.segments_skipped,
+            "files": self.files,
+            "files_failed": self.files_failed,
+            "files_skipped": self.files_skipped,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +99,7 @@ class View:
         self._pin = pin
         self._segments = {segment.uri: segment for segment in segments}
         self._files = files
+        self._left_out: set[str] = set()
 
     def weights(self, bounds: Tile) -> Mapping[int, int]:
         """Stored bytes by hour: where tiles are cut."""
@@ -95,7 +114,8 @@ class View:
 
     def table_files(self, tile: Tile) -> list[TableFile]:
         """Files of the table that may hold records of the tile."""
-        return list(self._files.within(tile.low, tile.high))
+        files = self._files.within(tile.low, tile.high)
+        return [file for file in files if file.uri not in self._left_out]
 
     def segment_files(self, tile: Tile) -> list[str]:
         """Segments that may hold records of the tile."""
@@ -108,9 +128,14 @@ class View:
         return files + segments + self.hot.size(tile)
 
     def leave_out(self, uri: str, reason: str) -> None:
-        """Goes on without a segment, and says so in the report."""
-        segment = self._segments.pop(uri)
-        self.report.unreadable[segment.key] = reason
+        """Goes on without a segment or a file of the table, and says so in the report."""
+        segment = self._segments.pop(uri, None)
+        if segment is not None:
+            self.report.unreadable[segment.key] = reason
+        elif uri not in self._left_out:
+            self._left_out.add(uri)
+            self.report.files_failed += 1
+            self.report.unreadable[uri[uri.rindex(f"/{keys.TABLE}/") + 1 :]] = reason
 
     def release(self) -> None:
         """Lets the journal's files go."""
@@ -132,22 +157,23 @@ async def _open(sources: Sources, request: QueryRequest, pin: Pin) -> View:
     listed = [info async for info in sources.store.list(keys.SEGMENTS)]
     nodes = {found[0] for info in listed if (found := keys.parse_segment(info.key))}
     report.nodes |= nodes
-    marks, files = await asyncio.to_thread(_newest, sources.table, request, sorted(nodes))
+    marks, files, skipped = await asyncio.to_thread(_newest, sources.table, request, sorted(nodes))
     report.quarantined = [info.key for info in listed if info.key.startswith(keys.ASIDE)]
     fresh = above_marks(listed, marks, report.missing)
     segments = await _segments(sources, fresh, request, report)
     deletions = [d for d in await sources.deletions() if _concerns(d, request)]
     hot = await asyncio.to_thread(HotRecords, pin, sources.encode, request.fqn, request.run)
-    report.segments, report.files = len(segments), files.count
+    report.segments, report.files, report.files_skipped = len(segments), files.count, skipped
     return View(pin, hot, segments, files, deletions, report)
 
 
 def _newest(
     table: FollowedTable, request: QueryRequest, nodes: Sequence[str]
-) -> tuple[Mapping[str, int], FileIndex]:
+) -> tuple[Mapping[str, int], FileIndex, int]:
+    """The table's marks, the files that may hold something, and how many cannot."""
     version = table.newest()
     files = version.files.select(request.low, request.high, request.fqn, request.run)
-    return version.marks(nodes), files
+    return version.marks(nodes), files, version.files.count - files.count
 
 
 async def _segments(
@@ -159,7 +185,9 @@ async def _segments(
     for few in (fresh[i : i + _AT_ONCE] for i in range(0, len(fresh), _AT_ONCE)):
         segments = await asyncio.gather(*(_segment(sources, info, report) for info in few))
         found += [segment for segment in segments if segment is not None]
-    return [s for s in found if s.meets(bounds) and s.may_hold(request.fqn, request.run)]
+    kept = [s for s in found if s.meets(bounds) and s.may_hold(request.fqn, request.run)]
+    report.segments_skipped = len(found) - len(kept)
+    return kept
 
 
 async def _segment(sources: Sources, info: ObjectInfo, report: Report) -> Segment | None:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import io
+from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 
+from logstore import keys
+from logstore.clock import SystemClock
+from logstore.disk import Disk
+from logstore.entropy import system_entropy
 from logstore.errors import TailraceError
-from tailrace.query import PARTIAL, Printer, _lines, _verdict, configure, parameters
+from logstore.objects.local import LocalStore
+from tailrace.query import PARTIAL, Printer, _lines, _verdict, configure, parameters, run
+from tests.service.test_main import PLAIN, RUN, service, settings_for
 
 RECORD = {"ulid": "0" * 26, "fqn": "svc.p", "run_id": "r1", "message": "hello"}
 COMPLETE = {"complete": True, "set_aside": [], "missing": [], "unreadable": []}
@@ -85,3 +93,25 @@ def test_a_partial_result_warns_and_exits_with_2(capsys: pytest.CaptureFixture[s
     assert "segments/n/7" in capsys.readouterr().err
     assert _verdict(COMPLETE | {"set_aside": ["segments/.aside/n/3"]}) == 0
     assert "segments/.aside/n/3" in capsys.readouterr().err
+
+
+def test_how_much_is_missing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    counts = {"segments": 9, "segments_failed": 2, "files": 3, "files_failed": 1}
+    assert _verdict(COMPLETE | {"complete": False, "missing": ["segments/n/7"]} | counts) == PARTIAL
+    said = capsys.readouterr().err
+    assert "2 segments failed, 9 were to be read; 1 files failed, 3 were to be read" in said
+
+
+async def test_the_command_says_what_a_running_service_could_not_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = str(tmp_path / "data" / "store")
+    bad = keys.segment("other-node", 1)
+    await LocalStore(root, Disk(), SystemClock(), system_entropy()).put(bad, b"no segment" * 99)
+    async with service(settings_for(tmp_path)) as (client, _):
+        await client.post(RUN, content=b"found\n", headers=PLAIN)
+        arguments = parsed("--url", str(client.base_url), "--from", "0", "found")
+        assert await asyncio.to_thread(run, arguments) == PARTIAL
+    out = capsys.readouterr()
+    assert out.out == "p/r: found\n"
+    assert bad in out.err

@@ -120,7 +120,15 @@ async def test_a_partial_result_is_206(tmp_path: Path) -> None:
     async with engine_of(world) as engine, client_of(engine) as client:
         response = await client.get("/query", params={"from": "0"})
         assert response.status_code == 206
-        assert records(response)[1]["stats"]["unreadable"] == [bad]
+        stats = records(response)[1]["stats"]
+        assert stats["unreadable"] == [bad]
+        assert (stats["segments"], stats["segments_failed"]) == (1, 1)
+        head = await client.head("/query", params={"from": "0"})
+        assert (head.status_code, head.headers["tailrace-complete"]) == (206, "false")
+        assert head.headers["tailrace-failed-count"] == "1"
+        counted = await client.get("/query", params={"from": "0", "stats_only": "true"})
+        assert counted.status_code == 206
+        assert records(counted)[1]["stats"]["segments_failed"] == 1
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from logstore import keys
 from logstore.clock import SystemClock
 from logstore.disk import Disk
 from logstore.entropy import system_entropy
@@ -213,3 +214,18 @@ async def test_accept_asks_for_records(tmp_path: Path, path: str) -> None:
         head = await client.head(path, headers={"accept": "application/x-ndjson"})
         assert (head.status_code, head.content) == (200, b"")
         assert head.headers["content-type"] == "application/x-ndjson"
+
+
+async def test_what_cannot_be_read_is_said_and_no_record_is_left_out(tmp_path: Path) -> None:
+    bad = keys.segment("other-node", 1)
+    root = str(tmp_path / "data" / "store")
+    store = LocalStore(root, Disk(), SystemClock(), system_entropy())
+    await store.put(bad, b"no segment" * 99)
+    async with service(settings_for(tmp_path)) as (client, _):
+        await send(client, {"message": "a", "level": "ERROR"}, {"message": "b"})
+        for path in (RUN, f"{RUN}/download"):
+            reply = await client.get(path, params={"format": "ndjson"})
+            found, stats = parsed(reply.text)
+            assert reply.status_code == 206
+            assert [record["message"] for record in found] == ["a", "b"]
+            assert (stats["complete"], stats["missing"]) == (False, [bad])

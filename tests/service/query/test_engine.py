@@ -186,6 +186,49 @@ async def test_an_unreadable_segment_is_named_and_the_rest_given(tmp_path: Path,
             assert not running.stats()["complete"]
 
 
+@pytest.mark.parametrize("harm", ["page", "vanished"])
+async def test_an_unreadable_file_of_the_table_is_named_and_the_rest_given(
+    tmp_path: Path, harm: str
+) -> None:
+    world = World(tmp_path)
+    rng = random.Random(3)
+    world.hot([entry(rng)])
+    await world.segment([entry(rng)])
+    kept = world.expected(ALL)
+    world.merge([entry(rng, lines=400)], {})
+    async with engine_of(world) as engine:
+        async with await engine.open(ALL) as running:
+            (path,) = (tmp_path / "store" / keys.TABLE).rglob("*.parquet")
+            body = path.read_bytes()
+            path.write_bytes(bytes(len(body) // 2) + body[len(body) // 2 :])
+            if harm == "vanished":
+                path.unlink()
+            rows = [batch.num_rows async for batch in running.batches()]
+            stats = running.stats()
+        async with await engine.open(ALL) as counting:
+            assert await counting.count() == len(kept)
+            counted = counting.stats()
+    assert sum(rows) == len(kept)
+    for said in (stats, counted):
+        assert said["unreadable"] == [str(path.relative_to(tmp_path / "store"))]
+        assert (said["files"], said["files_failed"], said["files_skipped"]) == (1, 1, 0)
+        assert (said["segments"], said["segments_failed"]) == (1, 0)
+        assert not said["complete"]
+
+
+async def test_what_cannot_hold_anything_is_skipped_and_counted(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    rng = random.Random(4)
+    for _ in range(3):
+        await world.segment([entry(rng)])
+    world.merge([entry(rng)], {})
+    async with engine_of(world) as engine:
+        _, stats = await search(engine, replace(ALL, run="no such run"))
+    assert (stats["segments"], stats["segments_skipped"]) == (0, 3)
+    assert (stats["files"], stats["files_skipped"]) == (0, 1)
+    assert stats["complete"]
+
+
 async def test_a_regex_that_explodes_elsewhere_is_linear(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.hot([(RUNS[0], ulid.lowest_at(NOW_MS), b"a" * 200_000 + b"!\nERROR 42\n")])
