@@ -39,7 +39,7 @@ class TileSizes:
     largest_bytes: int = 1 << 30
     busy_rows: int = 50_000
     """A tile with as many matches is not followed by a larger one."""
-    sliced_rows: int = 100_000
+    sliced_rows: int = 20_000
     """A tile of the table with as many is not asked for at once where a few records do."""
 
 
