@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -100,13 +101,13 @@ class ServiceProcess:
     def _wait_ready(self) -> None:
         assert self._process is not None
         deadline = time.monotonic() + _READY_SECONDS
-        while time.monotonic() < deadline:
-            if self._process.poll() is not None:
-                raise RuntimeError(f"the service ended:\n{self.output()[-4000:]}")
-            try:
-                if httpx.get(f"{self.url}/health/ready", timeout=10).status_code == 200:
-                    return
-            except httpx.TransportError:
-                pass
-            time.sleep(0.05)
+        # One for all looks: making a client costs 30 ms of the cores that the service starts on.
+        with httpx.Client(base_url=self.url, timeout=10) as client:
+            while time.monotonic() < deadline:
+                if self._process.poll() is not None:
+                    raise RuntimeError(f"the service ended:\n{self.output()[-4000:]}")
+                with suppress(httpx.TransportError):
+                    if client.get("/health/ready").status_code == 200:
+                        return
+                time.sleep(0.02)
         raise RuntimeError(f"the service was not ready in time:\n{self.output()[-4000:]}")
