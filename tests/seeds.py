@@ -11,11 +11,8 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Sequence
 from random import Random
-from typing import TypeVar
 
-T = TypeVar("T")
 # Not with the prefix of settings: a service refuses to start with one that it does not know.
 CHOICE = "SIM_CHOICE"
 
@@ -30,11 +27,6 @@ def choose() -> str:
     """Settles the choice of this run, for its processes too; how to make the same one again."""
     os.environ.setdefault(CHOICE, str(secrets.randbelow(10**6)))
     return f"{CHOICE}={os.environ[CHOICE]}"
-
-
-def each(stride: int, cases: Sequence[T], seed: int = 0) -> Sequence[T]:
-    """Every `stride`th of the cases, others in each run."""
-    return cases[first_of(stride, seed) :: stride]
 
 
 def first_of(stride: int, seed: int) -> int:

@@ -40,7 +40,6 @@ from tests.faults.kinds import Kind
 from tests.faults.requests import Request
 from tests.faults.schedule import Schedule
 from tests.faults.thread import fault_proxy
-from tests.seeds import each
 from tests.servers.jars import jars_folder
 from tests.servers.minio import Bucket, Minio
 
@@ -163,17 +162,17 @@ def test_sparks_event_log_in_a_bucket_is_whole(lake: Lake) -> None:
     assert b"SparkListenerTaskEnd" in body
 
 
-@pytest.mark.parametrize(("step", "placed"), each(2, [("written", 0), ("placed", 2)]))
-def test_killed_between_steps_the_lines_are_there_once(lake: Lake, step: str, placed: int) -> None:
+def test_killed_between_steps_the_lines_are_there_once(lake: Lake) -> None:
     sent = [batch("f", f"r{i}", NOON + i * HOUR, 30) for i in range(2)]
     lake.put("a", sent)
     lake.data.mkdir(exist_ok=True)  # by which the second knows that the first is gone
-    data = ["--data", str(lake.data)]
-    process = start(lake, [sys.executable, JOB, *data, "--kill-at", step])
-    errors = process.communicate(timeout=300)[1]
-    assert process.returncode == -signal.SIGKILL, errors
-    assert lake.table() == []
-    assert len(lake.keys(f"{keys.TABLE}/date")) == placed
+    for step, placed in (("written", 0), ("placed", 2)):
+        data = ["--data", str(lake.data)]
+        process = start(lake, [sys.executable, JOB, *data, "--kill-at", step])
+        errors = process.communicate(timeout=300)[1]
+        assert process.returncode == -signal.SIGKILL, errors
+        assert lake.table() == []
+        assert len(lake.keys(f"{keys.TABLE}/date")) == placed
     lake.compact()
     lake.holds(sent)
 
