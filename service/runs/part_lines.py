@@ -50,14 +50,13 @@ async def read_parts(
     Gives at least one record if there is one. Texts of chunks are read by `text`. Raises `Moved`,
     `Unavailable`.
     """
-    text = text or snapshot.chunks.text
     end = min(end, snapshot.lines)
     parts: list[RecordPart] = []
     first, size = start, 0
     while start < end and (size < max_bytes or not parts):
         room = max_bytes - size
         if start < snapshot.chunk_lines:
-            found = await _from_chunk(snapshot, start, end, room, text)
+            found = await _from_chunk(snapshot, start, end, room, text or snapshot.chunks.text)
         else:
             found = _from_stretch(snapshot, start, end, room, bool(parts))
         if not found.parts:
@@ -196,18 +195,12 @@ def rows_as_parts(snapshot: Snapshot, stretch: Stretch, first: int, last: int) -
     parts, at = [], 0
     for number in range(first, last):
         row, index = stretch.rows[number], int(stretch.indexes[number])
-        size = int(row["size"])
+        size, some = int(row["size"]), RecordRange(0, int(row["records"]))
         meta = stretch.batches.meta(index) if row["meta"] else None
-        parts.append(
-            _of_row(
-                stretch,
-                number,
-                RecordRange(0, int(row["records"])),
-                bytes(text[at : at + size]),
-                int(row["lines"]),
-                meta,
-            )
-        )
+        if meta is None and not has_plain_records(stretch.batches, index):
+            some, meta = _whole(size)
+        part = bytes(text[at : at + size])
+        parts.append(_of_row(stretch, number, some, part, int(row["lines"]), meta))
         at += size
     return parts
 
@@ -259,8 +252,8 @@ def part_of_row(
     ends, lines = snapshot.line_indexes.of(batches, index)
     if len(ends) != int(stretch.rows["records"][number]):  # nobody knows where records end
         text = batches.slice(index, 0, int(stretch.rows["size"][number]))
-        one = RecordMeta([len(text)], [None], [None], [None])
-        return _of_row(stretch, number, RecordRange(0, 1), text, int(lines[-1]), one), 0
+        one, carried = _whole(len(text))
+        return _of_row(stretch, number, one, text, int(lines[-1]), carried), 0
     begin = int(ends[some.first - 1]) if some.first else 0
     skipped = int(lines[some.first - 1]) if some.first else 0
     fitting = int(np.searchsorted(ends, begin + room, "right"))
@@ -272,6 +265,11 @@ def part_of_row(
     return _of_row(
         stretch, number, kept, text, int(lines[kept.end - 1]) - skipped, carried
     ), skipped
+
+
+def _whole(size: int) -> tuple[RecordRange, RecordMeta]:
+    """All of a batch as one record, where nobody knows where its records end."""
+    return RecordRange(0, 1), RecordMeta([size], [None], [None], [None])
 
 
 def _cut(meta: RecordMeta, some: RecordRange, ends: list[int]) -> RecordMeta:

@@ -131,6 +131,16 @@ def test_pages(service: ServiceProcess, more: str) -> None:
         assert (page["after"], page["totalLines"]) == (None, LINES)
 
 
+def test_records(service: ServiceProcess) -> None:
+    path = f"{RUN}/download?format=ndjson"
+    with costs_at_most(service, 150 * MIB), unread(service, path, 25) as replies:
+        others_are_answered(service)
+        *records, last = replies[0].body().splitlines()
+        messages = [orjson.loads(line)["message"] for line in records]
+        assert "\n".join(messages).encode() + b"\n" == TEXT
+        assert orjson.loads(last)["stats"]["complete"] is True
+
+
 def segment_of(service: ServiceProcess) -> dict[str, Any]:
     """The one that holds the run, once it is there."""
     deadline = time.monotonic() + _PATIENCE_SECONDS

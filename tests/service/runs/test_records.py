@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from random import Random
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from logstore import ulid as ulids
-from logstore.batch import RunKey
+from logstore.batch import RunKey, line_ends
 from logstore.errors import InvalidCursor, NotFound
 from logstore.position import Cursor
-from service.runs.parts import RecordPart
+from service.runs.part_lines import read_parts
+from service.runs.parts import RecordPart, as_records
 from service.runs.ulid_order import encode_place
+from tests.batches import MemoryBatches
+from tests.logstore.segments.corpora import many_batches
+from tests.service.runs.test_large_batch import snapshot_of
 from tests.service.runs.world import World
 
 KEY = RunKey("service.pipeline", "run-1")
@@ -157,3 +165,47 @@ async def test_a_deletion_ends_the_reading_of_a_whole_run() -> None:
     world.append(KEY, b"again\n", world.mint_above(ulids.highest_at(world.clock.ms)))
     with pytest.raises(NotFound, match="deleted meanwhile"):
         await anext(pieces)
+
+
+@settings(deadline=None, max_examples=25)
+@given(many_batches(repeat=False), st.integers(1, 9), st.integers(1, 90))
+async def test_records_with_newlines_are_whole_whatever_the_pieces(
+    batches: MemoryBatches, lines: int, room: int
+) -> None:
+    snapshot, at, parts = snapshot_of(batches, 1 << 40), 0, list[RecordPart]()
+    while at < snapshot.lines:
+        found = await read_parts(snapshot, at, at + lines, room)
+        assert found.start == at < found.end
+        parts += found.parts
+        at = found.end
+    expected = []
+    for index, row in enumerate(batches.rows):
+        text, meta = batches.text(np.array([index])), batches.meta(index)
+        ends = list(meta.ends) if meta else line_ends(text).tolist()
+        ulid = int(row["ulid_hi"]) << 64 | int(row["ulid_lo"])
+        for number, (low, high) in enumerate(zip([0, *ends], ends, strict=False)):
+            carried = meta.attributes[number] if meta else None
+            message = text[low : high - 1].decode()
+            pos = int(row["pos"]) + number
+            expected.append((ulids.encode(ulid + number), pos, message, carried or None))
+    batch = as_records(KEY, parts)
+    columns = [batch.column(name).to_pylist() for name in ("ulid", "pos", "message")]
+    attributes = [dict(a) if a else None for a in batch.column("attributes").to_pylist()]
+    assert [*zip(*columns, attributes, strict=True)] == expected
+
+
+@settings(deadline=None, max_examples=25)
+@given(many_batches(repeat=False), st.data())
+async def test_a_read_that_begins_within_a_record_begins_with_it(
+    batches: MemoryBatches, data: st.DataObject
+) -> None:
+    snapshot = snapshot_of(batches, 1 << 40)
+    if not snapshot.lines:
+        return
+    line = data.draw(st.integers(0, snapshot.lines - 1))
+    found = await read_parts(snapshot, line, line + 1, 1 << 20)
+    whole = re.findall(rb"[^\n]*\n", batches.text(np.arange(len(batches.rows))))
+    text = b"".join([part.text for part in found.parts])
+    assert found.start <= line < found.end
+    assert text == b"".join(whole[found.start : found.end])
+    assert sum([part.records for part in found.parts]) == 1
