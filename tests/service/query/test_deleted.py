@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from logstore import ulid
 from service.query.deleted import live
+from service.query.hot import SCHEMA
+from service.query.request import QueryRequest
+from service.query.sql import Statement
 from service.query.tiles import Tile
 from service.query.view import Deletion
 
@@ -34,3 +41,17 @@ def test_what_ends_before_the_tile_needs_no_term() -> None:
     assert live([("f", "r", LOW - 1), ("f", None, LOW - 1)] * 100, TILE).terms == ""
     assert live([("f", "r", LOW)], TILE).terms != ""
     assert live([], TILE).terms == ""
+
+
+@pytest.mark.parametrize("count", [0, 1, 64])
+def test_only_keys_are_read_of_what_is_not_given(tmp_path: Path, count: int) -> None:
+    """DuckDB sorts keys, and fetches the other columns of the rows that are left."""
+    path = str(tmp_path / "a.parquet")
+    pq.write_table(pa.Table.from_pylist([], SCHEMA), path)
+    deletions: list[Deletion] = [("f", f"r{number}", HIGH) for number in range(count)]
+    found, statement = live(deletions, TILE), Statement(QueryRequest(limit=9))
+    text = statement.records(["table"], None, 9, found.terms)
+    bound = statement.parameters(TILE, None) | found.parameters | {"table": [path]}
+    with duckdb.connect() as connection:
+        ((_, plan),) = connection.execute(f"EXPLAIN {text}", bound).fetchall()
+    assert "file_row_number" in plan
