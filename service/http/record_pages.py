@@ -9,6 +9,7 @@ Records are read, encoded and sent in pieces, the next when the connection has t
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Final, Literal
 
@@ -63,7 +64,8 @@ class _Lines:
         found = await self._node.run_logs.records.records(self._key, parts)
         self._missing |= dict.fromkeys(found.missing)
         self._records += found.batch.num_rows
-        return b"".join(self._output.records(found.batch))
+        # Off the event loop: 20 ms for half a MiB.
+        return await asyncio.to_thread(lambda: b"".join(self._output.records(found.batch)))
 
     @property
     def complete(self) -> bool:

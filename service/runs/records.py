@@ -9,6 +9,7 @@ that are found in its text (decision 080).
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -164,7 +165,8 @@ class RecordReader:
 
         Raises `Unavailable`, `LimitReached`, `Damaged`.
         """
-        batch = as_records(key, parts)
+        # Off the event loop: 20 ms for half a MiB.
+        batch = await asyncio.to_thread(as_records, key, parts)
         details = self._details()
         if details is None or not parts:
             return ArrowRecords(batch, ())
