@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
+from service.http import replies
 from service.http.app import LONG_REPLIES, documented
 from service.http.replies import PLACE_BYTES
 from service.http.targets import ROOT
@@ -98,10 +99,11 @@ async def test_while_nobody_waits_nobody_is_cut_off(served: Served) -> None:
 
 
 async def test_who_reads_slowly_keeps_the_place_and_others_are_told_to_try_again(
-    served: Served,
+    served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(replies, "_PATIENCE_SECONDS", 2.5)  # that of who waits; 10 in a service
     async with download(served) as reader, download(served) as other:
-        readers = [asyncio.create_task(each.taken(60, 0.2)) for each in (reader, other)]
+        readers = [asyncio.create_task(each.taken(20, 0.2)) for each in (reader, other)]
         await asyncio.sleep(0.5)
         refused = await served.get("/p/r?limit=1")
         assert refused.status_code == 503
