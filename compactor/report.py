@@ -97,6 +97,7 @@ class Report:
     files_rewritten: int = counted("Table files that were replaced when an hour was rewritten.")
     bytes_rewritten: int = counted("Bytes of table files written in their place.")
     hours_rewritten: int = counted("Rewrites of an hour.")
+    files_indexed: int = counted("Skip indexes made for files of the table.")
     hours_held_elsewhere: int = 0
     hours_expired: int = counted("Hours that the retention removed from the table.")
     rows_expired: int = counted("Rows of the hours that the retention removed.")

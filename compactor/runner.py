@@ -23,6 +23,7 @@ from compactor.ingest.lag import Backlog
 from compactor.maintenance.cleanup import clean_up
 from compactor.maintenance.purge import purge
 from compactor.maintenance.retention import expire
+from compactor.maintenance.skip_index import index_files
 from compactor.report import Report
 from compactor.rewrite.hours import rewrite_hours
 from logstore.errors import (
@@ -61,6 +62,8 @@ async def once(
         await purge(compactor, report)
     with turns.turn("rewriting hours"):
         await rewrite_hours(compactor, report, *([backlog.due] if backlog else []))
+    with turns.turn("indexing"):
+        await index_files(compactor, report, *([backlog.due] if backlog else []))
     with turns.turn("clean-up"):
         await clean_up(compactor, report)
     turns.end(report)

@@ -19,6 +19,7 @@ RUNS = "runs/"
 SEGMENTS = "segments/"
 ASIDE = "segments/.aside/"
 TABLE = "table"
+SKIP_INDEXES = "table/_index/"
 COORDINATION = "coordination/"
 NODES = "coordination/nodes/"
 WATERMARKS = "coordination/text/"
@@ -123,6 +124,16 @@ def aside(node: str, seq: int) -> str:
 def watermark(node: str) -> str:
     """Up to which segment a node's lines are in their runs' chunks."""
     return f"{WATERMARKS}{encode(node)}"
+
+
+def skip_index(path: str) -> str:
+    """The skip index of the table file at `path`, below the table."""
+    return f"{SKIP_INDEXES}{path}.skip"
+
+
+def indexed_file(key: str) -> str:
+    """The table file that the skip index is of."""
+    return f"{TABLE}/{key.removeprefix(SKIP_INDEXES).removesuffix('.skip')}"
 
 
 def lease(source: str, parts: Sequence[str]) -> str:

@@ -5,7 +5,7 @@ Rows of it may be read once their bytes are added to what was fetched.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -43,3 +43,17 @@ def opened(tail: SparseFile, key: str) -> pq.ParquetFile:
         return pq.ParquetFile(tail, page_checksum_verification=True)
     except (OSError, pa.ArrowException) as error:
         raise Damaged(f"{key} is not a Parquet file: {error}") from error
+
+
+def chunks_of(footer: Any, index: int) -> dict[str, Any]:
+    """What the footer says of each column of a row group, by the column's path."""
+    group = footer.row_group(index)
+    every = [group.column(number) for number in range(group.num_columns)]
+    return {chunk.path_in_schema: chunk for chunk in every}
+
+
+def extent(first: Any, last: Any) -> tuple[int, int]:
+    """Where the bytes of two columns, and all between them, begin and end in the file."""
+    start = first.dictionary_page_offset or first.data_page_offset
+    begin = last.dictionary_page_offset or last.data_page_offset
+    return int(start), int(begin + last.total_compressed_size)

@@ -117,7 +117,8 @@ async def remove_orphans(compactor: Compactor, hours: int = ORPHAN_HOURS) -> int
     async for info in compactor.store.list(_LOG):
         if info.modified_ms < oldest and _UNFINISHED.search(info.key):
             gone.append(info.key)
-    await compactor.store.delete(gone)
+    # Indexes first: a file without its own is read all the same.
+    await compactor.store.delete([*map(keys.skip_index, paths), *gone])
     return len(gone)
 
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from compactor.commit.footer import fetch_tail, opened
+from compactor.commit.footer import chunks_of, extent, fetch_tail, opened
 from logstore import keys, ulid
 from logstore.errors import Damaged
 from logstore.objects.store import ObjectStore
@@ -98,7 +98,7 @@ async def taken(store: ObjectStore, file: TableFile, horizons: Horizons) -> Take
     parquet = await asyncio.to_thread(opened, sparse, key)
     found = NOTHING
     for index in range(parquet.num_row_groups):
-        chunks = _chunks(parquet, index)
+        chunks = chunks_of(parquet.metadata, index)
         if not horizons.may_take(*(_bounds(chunks[name]) for name in _KEYS)):
             continue
         await _fetch(store, key, sparse, [chunks["fqn"], chunks["run_id"]])
@@ -150,12 +150,6 @@ def _read(parquet: pq.ParquetFile, index: int, columns: list[str]) -> pa.Table:
         raise Damaged(f"row group {index} does not read: {error}") from error
 
 
-def _chunks(parquet: pq.ParquetFile, index: int) -> dict[str, Any]:
-    group = parquet.metadata.row_group(index)
-    every = [group.column(number) for number in range(group.num_columns)]
-    return {chunk.path_in_schema: chunk for chunk in every}
-
-
 def _bounds(chunk: Any) -> Bounds:
     found = chunk.statistics
     return (found.min, found.max) if found is not None and found.has_min_max else None
@@ -163,10 +157,9 @@ def _bounds(chunk: Any) -> Bounds:
 
 async def _fetch(store: ObjectStore, key: str, sparse: SparseFile, chunks: Sequence[Any]) -> None:
     """Fetches all from the first to the last, in one piece: pyarrow reads across neighbours."""
-    starts = [chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks]
-    ends = [s + c.total_compressed_size for s, c in zip(starts, chunks, strict=True)]
-    start, size = min(starts), max(ends) - min(starts)
-    sparse.add(start, (await store.get(key, offset=start, size=size))[1])
+    extents = [extent(chunk, chunk) for chunk in chunks]
+    start, end = min(low for low, _ in extents), max(high for _, high in extents)
+    sparse.add(start, (await store.get(key, offset=start, size=end - start))[1])
 
 
 def _encoded(column: pa.ChunkedArray) -> Any:

@@ -207,6 +207,11 @@ class CompactionSettings(RunningSettings):
         default=128 * MIB,
         description="An hour that is over is rewritten as Parquet files of about this size",
     )
+    index_min_bytes: Bytes | None = Field(
+        default=MIB,
+        description="Files of the table of at least this size get a skip index, which lets a"
+        " search leave out what cannot match; null: none does",
+    )
     settle_seconds: float = Field(
         default=900,
         ge=0,

@@ -24,7 +24,7 @@ from tests.compactor.histories.dated import MovedClock
 from tests.compactor.histories.troubles import Troubles
 from tests.compactor.histories.world import World
 
-LIMITS: Final = Compaction(batch_bytes=1, retention_days=30, away_days=0)
+LIMITS: Final = Compaction(batch_bytes=1, retention_days=30, away_days=0, index_min_bytes=1)
 RUNS: Final = RunRetention(expiration_days=20)
 FIRST: Final = "a"
 """The node that it is at when another driver ingests all the others, if that is asked for."""

@@ -94,6 +94,7 @@ def limits(dice: Random) -> Compaction:
         retention_bytes=dice.choice([None, None, None, 60_000]),
         away_days=dice.choice([0, 0, 1, 30]),
         grace_seconds=dice.choice([60, 3600]),
+        index_min_bytes=dice.choice([1, 1, None]),
     )
 
 

@@ -26,7 +26,7 @@ from tests.compactor.lake import batch
 from tests.service.queue.world import taken
 
 ROOT: Final = Path(__file__).parents[3]
-TAKING_IN: Final = ("written", "placed", "committed", "rebased")
+TAKING_IN: Final = ("written", "placed", "committed", "rebased", "file indexed")
 LATER: Final = ("hour purged", "purged", "rewrite written", "rewrite placed", "hour committed")
 NEXT_DAY: Final = ("group settled", "low raised", "segment removed")
 NEXT_MONTH: Final = ("expired", "deletion removed")

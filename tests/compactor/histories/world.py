@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from compactor.commit.folder import FolderPlacement
 from compactor.context import Compactor
+from compactor.maintenance.skip_index import build
 from compactor.report import Report
 from compactor.runner import once
 from compactor.settings import Compaction
@@ -240,14 +241,28 @@ class World:
         assert dict(said.marks) == self.model.readable()
         assert not [record for record in found if end_of_hour(record) <= self._oldest_ms()]
         there = {p.relative_to(self.table.uri) for p in Path(self.table.uri).rglob("*.*")}
-        data = {str(path) for path in there if path.parts[0] != "_delta_log"}
+        data = {str(path) for path in there if path.parts[0] not in ("_delta_log", "_index")}
         assert data <= self.readers.needed(), "orphans are left"
+        self._check_indexes(snapshot, data)
         waiting = {
             (node, seq)
             for node, first in self.model.newer.items()
             for seq in range(first, len(self.model.segments[node]) + 1)
         }
         assert self.left_segments() == self.kept_aside() | waiting
+
+    def _check_indexes(self, snapshot: Snapshot, data: set[str]) -> None:
+        """Each file of the newest version has its own skip index; no index is without a file."""
+        indexes = self.run(self._listed(keys.SKIP_INDEXES))
+        assert {keys.indexed_file(key).removeprefix(f"{keys.TABLE}/") for key in indexes} <= data
+        for file in snapshot.files:
+            key = keys.skip_index(file.path)
+            assert key in indexes or self.limits.index_min_bytes != 1
+            if key in indexes:
+                assert self.run(self.store.get(key))[1] == self.run(build(self.store, file))
+
+    async def _listed(self, prefix: str) -> set[str]:
+        return {info.key async for info in self.store.list(prefix)}
 
     def taken_in(self) -> int:
         """Segments that the table has."""

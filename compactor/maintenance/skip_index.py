@@ -1,0 +1,151 @@
+"""Skip indexes of table files (`logstore.table.skip_index`), made behind the commits.
+
+Each pass looks which files of the newest version have none, and makes them, the newest hour
+first. So a file that was written without one, by an older release, by a driver that was killed,
+or whose index somebody removed, gets one as a new file does. Segments that wait go first: the
+rest is left to the next pass then.
+
+The driver's machine does it, from the file as it is stored. Executors have no Python, and a merge
+does not wait for an index, which costs a third of its processor time (decision 083). Files below
+`compaction.index_min_bytes` have none: to read all of such a file costs no more than its index.
+
+Two drivers that make the same index write the same bytes. An index is removed with its file
+(`cleanup.py`), or here if its file went in another way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from compactor.commit.footer import chunks_of, extent, fetch_tail, opened
+from compactor.commit.missing_files import describe, missing_files
+from compactor.context import Compactor
+from compactor.report import Report
+from logstore import keys
+from logstore.errors import Damaged, NotFound
+from logstore.objects.store import ObjectStore
+from logstore.segments.sparse import SparseFile
+from logstore.table.skip_index import Builder
+from logstore.table.snapshot import TableFile
+
+log = logging.getLogger("tailrace.compactor")
+_FETCHED_BYTES: Final = 32 << 20  # of row groups, in a request
+_MESSAGE: Final = "message"
+
+
+async def _never() -> bool:
+    return False
+
+
+async def index_files(
+    compactor: Compactor, report: Report, hurry: Callable[[], Awaitable[bool]] = _never
+) -> None:
+    """Makes the skip indexes that are missing, and removes those without a file.
+
+    After each file it calls `hurry`; if that returns True, the rest is left to the next pass.
+    Raises `StoreUnavailable`, `OutcomeUnknown`.
+    """
+    with report.timed("index", compactor.clock):
+        files = {keys.skip_index(file.path): file for file in (await compactor.newest()).files}
+        there = {info.key async for info in compactor.store.list(keys.SKIP_INDEXES)}
+        await _remove_lone(compactor.store, there - files.keys())
+        wanted = _wanted(compactor, {key: files[key] for key in files.keys() - there})
+        for number, (key, file) in enumerate(wanted, 1):
+            await _index(compactor, report, key, file)
+            if number < len(wanted) and await hurry():
+                log.info("%d skip indexes are left to the next pass", len(wanted) - number)
+                return
+
+
+def _wanted(compactor: Compactor, files: Mapping[str, TableFile]) -> list[tuple[str, TableFile]]:
+    """Those large enough, the newest hour first."""
+    least = compactor.limits.index_min_bytes
+    if least is None:
+        return []
+    large = [(key, file) for key, file in files.items() if file.size >= least]
+    return sorted(large, key=lambda one: (-one[1].start_ms, one[0]))
+
+
+async def _index(compactor: Compactor, report: Report, key: str, file: TableFile) -> None:
+    try:
+        body = await build(compactor.store, file)
+    except NotFound:
+        for gone in await missing_files(compactor.store, [file]):
+            report.alarm(describe(gone))
+    except Damaged as error:
+        report.alarm(f"{file.path} of the table gets no skip index, it does not read: {error}")
+    else:
+        await compactor.store.put(key, body)
+        compactor.reached("file indexed")
+        report.files_indexed += 1
+
+
+async def _remove_lone(store: ObjectStore, lone: set[str]) -> None:
+    """Removes indexes whose file is gone, of those whose file the newest version has not."""
+    gone = []
+    for key in sorted(lone):
+        try:
+            await store.head(keys.indexed_file(key))
+        except NotFound:
+            gone.append(key)
+    await store.delete(gone)
+
+
+async def build(store: ObjectStore, file: TableFile) -> bytes:
+    """The skip index of a table file, as it is stored.
+
+    Raises `NotFound`, `Damaged`, `StoreUnavailable`.
+    """
+    key = f"{keys.TABLE}/{file.path}"
+    start, tail = (await fetch_tail(store, key, file.size)).first()
+    footer = await asyncio.to_thread(opened, SparseFile(file.size, start, tail), key)
+    builder = Builder(file.size, footer.num_row_groups)
+    for groups in _together(footer.metadata):
+        low, high = _extent(footer.metadata, groups)
+        sparse = SparseFile(file.size, start, tail)
+        sparse.add(low, (await store.get(key, offset=low, size=high - low))[1])
+        await asyncio.to_thread(_add, builder, opened(sparse, key), groups)
+    return await asyncio.to_thread(builder.finish)
+
+
+def _add(builder: Builder, parquet: pq.ParquetFile, groups: range) -> None:
+    for index in groups:
+        try:
+            read = parquet.read_row_group(index, columns=[_MESSAGE], use_threads=False)
+        except (OSError, pa.ArrowException) as error:
+            raise Damaged(f"row group {index} does not read: {error}") from error
+        text = b"".join(_text(chunk) for chunk in read.column(_MESSAGE).chunks)
+        builder.add(read.num_rows, text)
+
+
+def _text(strings: pa.StringArray) -> bytes:
+    """All of them, one behind the other."""
+    _, offsets, data = strings.buffers()
+    if data is None:
+        return b""
+    bounds = np.frombuffer(offsets, np.int32)
+    return bytes(memoryview(data)[bounds[strings.offset] : bounds[strings.offset + len(strings)]])
+
+
+def _together(footer: Any) -> Iterator[range]:
+    """Row groups in order, so many at a time as one request fetches."""
+    first = 0
+    for index in range(footer.num_row_groups):
+        low, high = _extent(footer, range(first, index + 1))
+        if high - low > _FETCHED_BYTES and index > first:
+            yield range(first, index)
+            first = index
+    if first < footer.num_row_groups:
+        yield range(first, footer.num_row_groups)
+
+
+def _extent(footer: Any, groups: range) -> tuple[int, int]:
+    """Where the messages of these row groups begin and end in the file."""
+    return extent(*(chunks_of(footer, index)[_MESSAGE] for index in (groups[0], groups[-1])))
