@@ -78,4 +78,9 @@ HTTP: tuple[Declared, ...] = (
         "Searches stopped by a limit or by their client.",
         lambda s: s.query.stopped,
     ),
+    counter(
+        "skip_indexes_damaged",
+        "Skip indexes that were found damaged, so that their files were read whole.",
+        lambda s: s.query.indexes.damaged,
+    ),
 )

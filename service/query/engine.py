@@ -1,15 +1,14 @@
 """Many searches at once: slots, a queue, time limits, and cancelling.
 
-A search works in a thread, a piece at a time, and is stopped from the event loop: when
-its time is over, when its client goes away, or when its client takes nothing for too
-long. Stopping interrupts DuckDB, or ends the process of a search by regular expression;
-memory, spill files, the journal's pin and the slot are given back once its thread has come
-to rest.
+A search works in a thread, a piece at a time, and is stopped from the event loop: when its time is
+over, when its client goes away, or when its client takes nothing for too long. Stopping interrupts
+DuckDB, or ends the process of a search by regular expression; memory, spill files, the journal's
+pin and the slot are given back once its thread has come to rest.
 
-A slot is for work. A search whose client does not read pauses as soon as another one
-waits: it gives back slot, database and memory, keeps its view, and when its client reads
-on it waits for a slot and goes on behind the last record. So unread results hold up nobody;
-those that pause are bounded, and the one that is unread for longest ends first.
+A slot is for work. A search whose client does not read pauses as soon as another one waits: it
+gives back slot, database and memory, keeps its view, and when its client reads on it waits for a
+slot and goes on behind the last record. So unread results hold up nobody; those that pause are
+bounded, and the one that is unread for longest ends first.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ from service.query.pool import DatabasePool
 from service.query.request import QueryRequest
 from service.query.search import Search
 from service.query.settings import QuerySettings
+from service.query.skip_indexes import SkipIndexes
 from service.query.tiles import TileSizes
 from service.query.view import Sources, View, open_view
 
@@ -68,12 +68,11 @@ class QueryEngine:
         self.settings = settings
         self.tile_sizes = tile_sizes or TileSizes()
         self.clock = clock
-        self.running = 0
-        self.waiting = 0
-        self.refused = 0
-        self.stopped = 0
+        self.running = self.waiting = 0
+        self.refused = self.stopped = 0
         self._sources = sources
         self._bucket = bucket
+        self.indexes = SkipIndexes(sources.store, clock, settings.index_bytes)
         self._scratch = scratch
         self._numbers = itertools.count()
         self._databases = DatabasePool(
@@ -311,7 +310,8 @@ class RunningSearch:
 
     def _prepare(self) -> None:
         self._database = self._make_database()
-        self._search = Search(self.request, self._view, self._database, self._engine.tile_sizes)
+        sizes, indexes = self._engine.tile_sizes, self._engine.indexes
+        self._search = Search(self.request, self._view, self._database, sizes, indexes.in_thread)
 
     def _resume(self) -> None:
         self._database = self._make_database()

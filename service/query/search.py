@@ -13,7 +13,7 @@ partial.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,9 +26,12 @@ from service.query.conditions import patterns
 from service.query.cursor import RecordKey
 from service.query.deleted import Live, live
 from service.query.hot import SCHEMA
+from service.query.needs import needs_of
 from service.query.request import QueryRequest
+from service.query.skip_indexes import Indexes
 from service.query.slices import slices
-from service.query.sql import READABLE, Statement, literal
+from service.query.sql import READABLE, Scans, Statement, literal
+from service.query.table_reads import TableReads, table_reads
 from service.query.tiles import Tile, Tiles, TileSizes
 from service.query.view import View
 
@@ -43,12 +46,19 @@ class Search:
     """The records of `request` in `view`. `matches` and `last` follow what was given out."""
 
     def __init__(
-        self, request: QueryRequest, view: View, database: Database, sizes: TileSizes
+        self,
+        request: QueryRequest,
+        view: View,
+        database: Database,
+        sizes: TileSizes,
+        indexes: Indexes,
     ) -> None:
         self._request = request
         self._view = view
         self._database = database
         self._sizes = sizes
+        self._indexes = indexes
+        self._needs = needs_of(request.condition)
         self._statement = Statement(request)
         self.matches = 0
         self.bytes = 0
@@ -74,7 +84,7 @@ class Search:
         tiles = self._tiles()
         while not self._done() and (tile := tiles.take(budget)) is not None:
             before = self.matches
-            self.bytes += self._view.size(tile)
+            self.bytes += self._reads(tile).bytes + self._view.size_beside_table(tile)
             for part in self._slices(tile):
                 yield from self._tile(part, after)
             quiet = self.matches - before < self._sizes.busy_rows
@@ -89,7 +99,7 @@ class Search:
         """How many records match, whatever the limit; sets `matches`."""
         tiles = self._tiles()
         while (tile := tiles.take(self._sizes.largest_bytes)) is not None:
-            self.bytes += self._view.size(tile)
+            self.bytes += self._reads(tile).bytes + self._view.size_beside_table(tile)
             self.matches += self._count(tile)
         return self.matches
 
@@ -147,33 +157,41 @@ class Search:
     def _select(
         self, tile: Tile, after: RecordKey | None, limit: int | None
     ) -> Generator[pa.RecordBatch]:
-        sources = self._sources(tile)
-        if not sources:
+        reads = self._reads(tile)
+        sources = self._sources(reads, tile)
+        if not sources and not reads.ranges:
             return _nothing()
-        live = self._live(tile)
-        statement = self._statement.records(list(sources), after, limit, live.terms)
-        return self._database.run(statement, self._bound(sources, tile, after, live))
+        live, scans = self._live(tile), Scans(sources, len(reads.ranges))
+        statement = self._statement.records(scans, after, limit, live.terms)
+        return self._database.run(statement, self._bound(sources, reads, tile, after, live))
 
     def _count(self, tile: Tile) -> int:
         while True:
-            sources = self._sources(tile)
-            if not sources:
+            reads = self._reads(tile)
+            sources = self._sources(reads, tile)
+            if not sources and not reads.ranges:
                 return 0
             after, live = self._request.after, self._live(tile)
+            scans = Scans(sources, len(reads.ranges))
             try:
                 return self._database.number(
-                    self._statement.count(list(sources), after, live.terms),
-                    self._bound(sources, tile, after, live),
+                    self._statement.count(scans, after, live.terms),
+                    self._bound(sources, reads, tile, after, live),
                 )
             except Damaged:
                 if not self._leave_out_unreadable(tile):
                     raise
 
-    def _sources(self, tile: Tile) -> dict[str, list[str]]:
-        """What lies in the tile, by source, as names of files."""
+    def _reads(self, tile: Tile) -> TableReads:
+        """What the tile needs of the table."""
+        files = self._view.table_files(tile)
+        indexes = self._indexes(files) if files and self._needs is not None else {}
+        return table_reads(files, self._needs, indexes)
+
+    def _sources(self, reads: TableReads, tile: Tile) -> dict[str, Sequence[str]]:
+        """What is read whole, by source, as names of files."""
         view = self._view
-        files = [file.uri for file in view.table_files(tile)]
-        found = {"table": files, "segments": view.segment_files(tile)}
+        found = {"table": reads.files, "segments": view.segment_files(tile)}
         sources = {name: files for name, files in found.items() if files}
         if view.hot.size(tile):
             sources["hot"] = []
@@ -187,12 +205,20 @@ class Search:
         return found
 
     def _bound(
-        self, sources: dict[str, list[str]], tile: Tile, after: RecordKey | None, live: Live
+        self,
+        sources: Mapping[str, Sequence[str]],
+        reads: TableReads,
+        tile: Tile,
+        after: RecordKey | None,
+        live: Live,
     ) -> dict[str, Any]:
         if "hot" in sources:
             self._database.feed("hot", SCHEMA, self._view.hot.records(tile))
         files = {name: [literal(n) for n in names] for name, names in sources.items() if names}
-        return self._statement.parameters(tile, after) | live.parameters | files
+        rows: dict[str, Any] = {}
+        for n, (uri, first, last) in enumerate(reads.ranges):
+            rows |= {f"part{n}": literal(uri), f"first{n}": first, f"last{n}": last}
+        return self._statement.parameters(tile, after) | live.parameters | files | rows
 
     def _leave_out_unreadable(self, tile: Tile) -> bool:
         """Finds segments and files of the tile that cannot be read and goes on without them."""

@@ -17,6 +17,11 @@ class QuerySettings(Section):
     spill_bytes: Bytes = Field(
         default=4 * GIB, description="Disk that one search may use beyond its memory"
     )
+    index_bytes: Bytes = Field(
+        default=64 * MIB,
+        description="Memory of a node for skip indexes of table files, which say what a search"
+        " may leave out",
+    )
     time_limit_seconds: float = Field(
         default=60,
         gt=0,

@@ -16,7 +16,8 @@ the one that is stored longest first.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 from logstore import ulid
@@ -44,6 +45,31 @@ READABLE: Final = (
 """Reads every byte of `$segments`, which may be files of the table."""
 
 
+@dataclass(frozen=True, slots=True)
+class Scans:
+    """What a statement reads: whole sources by name, and of so many table files `ranges` of rows.
+
+    Parameters of a range are `part`, `first` and `last` with its number.
+    """
+
+    names: Collection[str]
+    ranges: int = 0
+
+    @property
+    def copies(self) -> bool:
+        """Whether a record may be there twice. Only the table is free of copies by itself."""
+        return "segments" in self.names or "hot" in self.names
+
+    def scans(self, where: str) -> Iterator[tuple[int, str]]:
+        """What stands behind FROM for each, as `r`, with the source's number."""
+        for number, (name, source) in enumerate(_SOURCES.items()):
+            if name in self.names:
+                yield number, f"{source} r{where}"
+        for n in range(self.ranges):
+            rows = f" AND r.file_row_number BETWEEN $first{n} AND $last{n}"
+            yield 0, f"read_parquet($part{n}, hive_partitioning = false) r{where}{rows}"
+
+
 class Statement:
     """Builds the statements of one request; `parameters` are what they bind.
 
@@ -57,32 +83,26 @@ class Statement:
         self._term = None if condition is None else self._conditions.term(condition)
 
     def records(
-        self, sources: Sequence[str], after: RecordKey | None, limit: int | None, live: str = ""
+        self, sources: Scans, after: RecordKey | None, limit: int | None, live: str = ""
     ) -> str:
         """Records of the sources behind `after`, in order."""
         where = self._where(after) + live
         cut = "" if limit is None else f" LIMIT {limit:d}"
         each = self._order("ulid", "fqn", "run_id") + cut if limit is not None else ""
         parts = [
-            f"(SELECT {COLUMNS}, {number} AS source FROM {_SOURCES[source]} r{where}{each})"  # noqa: S608
-            for number, source in enumerate(_SOURCES)
-            if source in sources
+            f"(SELECT {COLUMNS}, {number} AS source FROM {scan}{each})"  # noqa: S608
+            for number, scan in sources.scans(where)
         ]
         union = " UNION ALL ".join(parts)
         order = self._order("ulid", "fqn", "run_id") + (", source" if len(parts) > 1 else "")
         return f"SELECT {COLUMNS} FROM ({union}){order}{cut}"  # noqa: S608
 
-    def count(self, sources: Sequence[str], after: RecordKey | None, live: str = "") -> str:
+    def count(self, sources: Scans, after: RecordKey | None, live: str = "") -> str:
         """How many different records match."""
         where = self._where(after) + live
-        parts = [
-            f"SELECT {KEY} FROM {source} r{where}"  # noqa: S608
-            for name, source in _SOURCES.items()
-            if name in sources
-        ]
-        # Only the table is free of copies by itself.
-        union = " UNION ALL ".join(parts) if list(sources) == ["table"] else " UNION ".join(parts)
-        if list(sources) in (["segments"], ["hot"]):
+        parts = [f"SELECT {KEY} FROM {scan}" for _, scan in sources.scans(where)]  # noqa: S608
+        union = " UNION ALL ".join(parts)
+        if sources.copies:
             union = f"SELECT DISTINCT {KEY} FROM ({union})"  # noqa: S608
         return f"SELECT count(*) FROM ({union})"  # noqa: S608
 

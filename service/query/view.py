@@ -121,11 +121,10 @@ class View:
         """Segments that may hold records of the tile."""
         return [s.uri for s in self._segments.values() if s.meets(tile)]
 
-    def size(self, tile: Tile) -> int:
-        """Stored bytes that the tile may have to read."""
+    def size_beside_table(self, tile: Tile) -> int:
+        """Bytes that the tile may have to read of segments and journal."""
         segments = sum(s.size for s in self._segments.values() if s.meets(tile))
-        files = sum(file.size for file in self.table_files(tile))
-        return files + segments + self.hot.size(tile)
+        return segments + self.hot.size(tile)
 
     def leave_out(self, uri: str, reason: str) -> None:
         """Goes on without a segment or a file of the table, and says so in the report."""

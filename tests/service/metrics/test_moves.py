@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,6 +15,7 @@ from logstore import keys
 from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.errors import LimitReached, Unavailable
+from logstore.table.snapshot import TableFile
 from service.ingest.batch import IncomingBatch
 from service.journal.scan import Unused, read_header, scan
 from service.metrics.declared import Sources
@@ -41,7 +43,10 @@ RUN = RunKey("service.pipeline", "run-1")
 OTHER = RunKey("service.pipeline", "run-2")
 DAY_MS = 86_400_000
 
-MOVE_IN_SEARCHES = {f"tailrace_queries_{n}" for n in ("running", "waiting", "refused", "stopped")}
+MOVE_IN_SEARCHES = {
+    *("tailrace_queries_running", "tailrace_queries_waiting", "tailrace_queries_refused"),
+    *("tailrace_queries_stopped", "tailrace_skip_indexes_damaged"),
+}
 MOVE_IN_OUTAGES = {
     *("tailrace_batches_slowed", "tailrace_segment_failures"),
     *("tailrace_segment_consecutive_failures", "tailrace_run_flush_failures"),
@@ -234,5 +239,8 @@ async def test_the_metrics_of_searches(tmp_path: Path) -> None:
         with pytest.raises(LimitReached):
             await counting
         await (await second).close()
+        file = TableFile("x.parquet", "", 1, 1, date(2026, 11, 21), 12, None, None, None)
+        await world.store.put(keys.skip_index(file.path), b"harmed")
+        assert await engine.indexes.of([file]) == {}
         look()
     assert {name for name in MOVE_IN_SEARCHES if len(shown[name]) < 2} == set()

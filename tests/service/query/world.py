@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from deltalake import CommitProperties, Transaction, write_deltalake
+from deltalake import CommitProperties, Transaction, WriterProperties, write_deltalake
 
+from compactor.maintenance.skip_index import build
 from logstore import keys, ulid
 from logstore.batch import Batches, RunKey
 from logstore.clock import SystemClock
@@ -31,6 +32,7 @@ from logstore.segments.writer import encode_segment
 from logstore.table.followed import FollowedTable
 from logstore.table.options import open_table
 from logstore.table.schema import COLUMNS
+from logstore.table.snapshot import TableFile
 from logstore.table.table import Table
 from service.query.bucket import Bucket
 from service.query.cursor import RecordKey
@@ -139,8 +141,10 @@ class World:
         rows = pa.Table.from_batches(record_batches(batches, Carry()))
         self.write_table(rows, marks)
 
-    def write_table(self, rows: pa.Table, marks: dict[str, int]) -> None:
-        """Appends rows of a segment's schema to the table."""
+    def write_table(
+        self, rows: pa.Table, marks: dict[str, int], *, group_rows: int | None = None
+    ) -> None:
+        """Appends rows of a segment's schema to the table, in row groups of so many."""
         times = [
             datetime.fromtimestamp(ulid.time_ms(ulid.decode(text)) / 1000, UTC)
             for text in rows.column("ulid").to_pylist()
@@ -156,10 +160,18 @@ class World:
             rows.cast(COLUMNS).sort_by(order),
             mode="append",
             partition_by=["date", "hour"],
+            writer_properties=WriterProperties(max_row_group_size=group_rows),
             commit_properties=CommitProperties(
                 app_transactions=[Transaction(f"segments/{n}", s) for n, s in marks.items()]
             ),
         )
+
+    async def index(self) -> list[TableFile]:
+        """Gives all files of the table a skip index."""
+        files = list(self.table.snapshot().files)
+        for file in files:
+            await self.store.put(keys.skip_index(file.path), await build(self.store, file))
+        return files
 
     def know(self, entry: Entry) -> None:
         """Adds a batch's records to the model."""

@@ -1,0 +1,135 @@
+"""What a message must hold for a condition to be true, as far as a skip index can tell.
+
+A condition becomes pieces of text that are there in every message for which it holds. What says
+nothing for certain (a negation, a comparison of numbers, JSON, which may be escaped) is left out.
+So a row group that lacks what is needed has no match, and one that has it may have none either.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from logstore.table.skip_index import Grams, SkipIndex, grams_of
+from service.query.conditions import (
+    MESSAGE,
+    All,
+    AnyOf,
+    Compares,
+    Condition,
+    Contains,
+    Exists,
+    Is,
+    Logfmt,
+    Matches,
+    Not,
+    StartsWith,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AllNeeded:
+    """Each of the parts is needed."""
+
+    parts: Sequence[Needs]
+
+
+@dataclass(frozen=True, slots=True)
+class AnyNeeded:
+    """One of the parts is needed."""
+
+    parts: Sequence[Needs]
+
+
+Needs: TypeAlias = Grams | AllNeeded | AnyNeeded
+
+
+def may_hold(needs: Needs, index: SkipIndex) -> NDArray[np.bool_]:
+    """For each row group of the index, False only if none of its messages has what is needed."""
+    match needs:
+        case AllNeeded(parts):
+            return reduce(np.logical_and, (may_hold(part, index) for part in parts))
+        case AnyNeeded(parts):
+            return reduce(np.logical_or, (may_hold(part, index) for part in parts))
+        case _:
+            return index.may_hold(needs)
+
+
+def needs_of(condition: Condition | None) -> Needs | None:
+    """What the condition needs of a message; None if that is nothing for certain."""
+    match condition:
+        case All(parts):
+            return _all(*map(needs_of, parts))
+        case AnyOf(parts):
+            known = [needs for part in parts if (needs := needs_of(part)) is not None]
+            return AnyNeeded(known) if len(known) == len(parts) > 0 else None
+        case Matches(pattern, field, ignore_case) if field == MESSAGE:
+            return _all(*(_text(text, ignore_case) for text in literals(pattern)))
+        case Contains() | Is() | StartsWith() if condition.field == MESSAGE:
+            return _text(condition.text, condition.ignore_case)
+        case None | Not():
+            return None
+    return _logfmt(condition) if isinstance(condition.field, Logfmt) else None
+
+
+def _all(*parts: Needs | None) -> Needs | None:
+    known = [part for part in parts if part is not None]
+    return AllNeeded(known) if known else None
+
+
+def _text(text: str, ignore_case: bool) -> Needs | None:
+    grams = grams_of(text, ignore_case=ignore_case)
+    return None if grams.empty else grams
+
+
+def _logfmt(leaf: Contains | Is | StartsWith | Matches | Compares | Exists) -> Needs | None:
+    """The key, and its value unless that may be written with escapes."""
+    assert isinstance(leaf.field, Logfmt)
+    key = _text(f"{leaf.field.key}=", ignore_case=False)
+    if isinstance(leaf, Matches | Compares | Exists) or '"' in leaf.text or "\\" in leaf.text:
+        return key
+    return _all(key, _text(leaf.text, leaf.ignore_case))
+
+
+_TOKEN: Final = re.compile(
+    r"""
+      (?P<open>  \( (?: \?: | \?P?<[A-Za-z_][A-Za-z0-9_]*> | (?!\?) ) )
+    | (?P<close> \) )
+    | (?P<or>    \| )
+    | (?P<zero>  [*?] | \{0+(?:,[0-9]*)?\} )
+    | (?P<more>  \+ | \{[0-9]+(?:,[0-9]*)?\} )
+    | (?P<any>   [.^$] | \\[dDwWsSbBAzntrfva] | \[\^?\]?(?:\[:\^?[a-z]+:\]|\\.|[^\]\\])*\] )
+    | \\(?P<escaped> [^A-Za-z0-9\x80-\U0010ffff] )
+    | (?P<plain> [^\\()\[\]{}*+?|.^$] )
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+
+
+def literals(pattern: str) -> list[str]:
+    """Texts that every match of the regular expression (RE2) has, none if that is not certain.
+
+    Those that stand outside of groups and classes, and are not optional. Flags, characters by
+    number and classes by name are not understood, and then nothing is certain.
+    """
+    parts, at, depth = [""], 0, 0
+    while at < len(pattern):
+        token = _TOKEN.match(pattern, at)
+        if token is None or (token["or"] and not depth):
+            return []
+        depth += bool(token["open"]) - bool(token["close"])
+        character = token["escaped"] or token["plain"]
+        if token["zero"]:
+            parts[-1] = parts[-1][:-1]
+        if character is None:
+            parts.append("")
+        elif not depth:
+            parts[-1] += character
+        at = token.end()
+    return [part for part in parts if part]

@@ -1,0 +1,99 @@
+"""Skip indexes of the table's files, in memory within a budget, for all searches of a node.
+
+An index is optional: what cannot be read, or does not come in time, leaves its file to be read
+whole. So none of its errors reaches a search. A file without one is asked for again after a
+while, since a compactor makes indexes behind its commits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping
+from typing import Final, TypeAlias
+
+from logstore import keys
+from logstore.clock import Clock
+from logstore.errors import Damaged, NotFound, TailraceError
+from logstore.objects.store import ObjectStore
+from logstore.table.skip_index import SkipIndex, parse
+from logstore.table.snapshot import TableFile
+
+Indexes: TypeAlias = Callable[[Collection[TableFile]], Mapping[str, SkipIndex]]
+"""Gives the skip indexes that there are of files, by path."""
+
+log = logging.getLogger(__name__)
+_AT_ONCE: Final = 16
+_WAIT_SECONDS: Final = 2.0
+_AGAIN_SECONDS: Final = 60.0
+_ENTRY_BYTES: Final = 512  # what an entry takes beside its index
+
+
+class SkipIndexes:
+    """The indexes of a store, at most `budget` bytes of them. Made in their event loop."""
+
+    def __init__(self, store: ObjectStore, clock: Clock, budget: int) -> None:
+        self.damaged = 0
+        self._loop = asyncio.get_running_loop()
+        self._store = store
+        self._clock = clock
+        self._budget = budget
+        self._kept: OrderedDict[str, SkipIndex] = OrderedDict()
+        self._bytes = 0
+        self._missing: OrderedDict[str, float] = OrderedDict()
+        self._turns = asyncio.Semaphore(_AT_ONCE)
+
+    async def of(self, files: Collection[TableFile]) -> Mapping[str, SkipIndex]:
+        """Those that there are, by the file's path; within two seconds."""
+        asked = {file.path: self._kept.get(file.path) for file in files}
+        for path in asked.keys() & self._kept.keys():
+            self._kept.move_to_end(path)
+        since = self._clock.monotonic() - _AGAIN_SECONDS
+        wanted = [
+            asyncio.ensure_future(self._fetch(file))
+            for file in files
+            if asked[file.path] is None and self._missing.get(file.path, since) <= since
+        ]
+        if wanted:
+            done, late = await asyncio.wait(wanted, timeout=_WAIT_SECONDS)
+            for one in late:
+                one.cancel()
+            asked |= dict(one.result() for one in done)
+        return {path: index for path, index in asked.items() if index is not None}
+
+    def in_thread(self, files: Collection[TableFile]) -> Mapping[str, SkipIndex]:
+        """`of`, for a thread that waits until the event loop has fetched them."""
+        return asyncio.run_coroutine_threadsafe(self.of(files), self._loop).result()
+
+    async def _fetch(self, file: TableFile) -> tuple[str, SkipIndex | None]:
+        try:
+            async with self._turns:
+                _, body = await self._store.get(keys.skip_index(file.path))
+            index = parse(body, size=file.size)
+        except (NotFound, Damaged) as error:
+            if isinstance(error, Damaged):
+                self.damaged += 1
+                log.warning("%s is read whole: %s", file.path, error)
+            self._note_missing(file.path)
+        except TailraceError as error:  # the search itself meets the store, and says what it met
+            log.info("the skip index of %s is not read: %s", file.path, error)
+        else:
+            self._keep(file.path, index)
+            return file.path, index
+        return file.path, None
+
+    def _keep(self, path: str, index: SkipIndex) -> None:
+        if path in self._kept:
+            return
+        self._kept[path] = index
+        self._bytes += index.nbytes + _ENTRY_BYTES
+        while self._bytes > self._budget:
+            _, dropped = self._kept.popitem(last=False)
+            self._bytes -= dropped.nbytes + _ENTRY_BYTES
+
+    def _note_missing(self, path: str) -> None:
+        self._missing[path] = self._clock.monotonic()
+        self._missing.move_to_end(path)
+        if len(self._missing) * _ENTRY_BYTES > self._budget:
+            self._missing.popitem(last=False)
