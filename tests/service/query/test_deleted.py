@@ -13,7 +13,7 @@ from logstore import ulid
 from service.query.deleted import live
 from service.query.hot import SCHEMA
 from service.query.request import QueryRequest
-from service.query.sql import Statement
+from service.query.sql import Scans, Statement
 from service.query.tiles import Tile
 from service.query.view import Deletion
 
@@ -50,7 +50,7 @@ def test_only_keys_are_read_of_what_is_not_given(tmp_path: Path, count: int) -> 
     pq.write_table(pa.Table.from_pylist([], SCHEMA), path)
     deletions: list[Deletion] = [("f", f"r{number}", HIGH) for number in range(count)]
     found, statement = live(deletions, TILE), Statement(QueryRequest(limit=9))
-    text = statement.records(["table"], None, 9, found.terms)
+    text = statement.records(Scans(["table"]), None, 9, found.terms)
     bound = statement.parameters(TILE, None) | found.parameters | {"table": [path]}
     with duckdb.connect() as connection:
         ((_, plan),) = connection.execute(f"EXPLAIN {text}", bound).fetchall()
