@@ -6,7 +6,8 @@ Builds a table of at least that much text (lines of `benchmarks.corpus`), as the
 compactor leaves it: by hour, sorted by fqn, run, ULID, zstd, in its row groups. Then each
 search runs through the engine to ndjson bytes, as over HTTP, and as bare SQL through DuckDB to
 Arrow. Prints the medians in ms and engine/bare. Both are warm. Then the fixed cost of a
-search through a running service (`query_fixed.py`).
+search through a running service (`query_fixed.py`), and searches beside VictoriaLogs
+(`query_peer.py`).
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ import duckdb
 import pyarrow as pa
 from deltalake import WriterProperties, write_deltalake
 
-from benchmarks import query_fixed
+from benchmarks import query_fixed, query_peer
 from benchmarks.corpus import lines_of, source
+from compactor.maintenance.skip_index import build as build_index
 from logstore import keys, ulid
 from logstore.batch import Batches, RunKey
 from logstore.clock import SystemClock
@@ -183,7 +185,8 @@ async def timed(rounds: int, work: Callable[[], Awaitable[int]]) -> tuple[float,
     return statistics.median(taken), found
 
 
-async def measure(root: str, arguments: argparse.Namespace) -> None:
+async def measure(root: str, arguments: argparse.Namespace) -> list[str]:
+    """Prints the searches through the engine; the table's files."""
     store = LocalStore(f"{root}/store", Disk(), SystemClock(), random.Random(1))
     table = Table(store.uri(keys.TABLE))
     lines = [line.decode(errors="replace").rstrip("\n") for line in lines_of(_DISTINCT_LINES)]
@@ -193,9 +196,16 @@ async def measure(root: str, arguments: argparse.Namespace) -> None:
         arguments.hours,
         lines,
     )
+    indexed = 0
+    for file in table.snapshot().files:
+        index = await build_index(store, file)
+        indexed += (await store.put(keys.skip_index(file.path), index)).size
     files = [file.uri for file in table.snapshot().files]
     stored = sum(file.size for file in table.snapshot().files)
-    print(f"{size / 1e9:.2f} GB of text ({source()}), {stored / 1e6:.0f} MB in {len(files)} files")
+    print(
+        f"{size / 1e9:.2f} GB of text ({source()}), {stored / 1e6:.0f} MB in {len(files)} files,"
+        f" {indexed / 1e6:.1f} MB of skip indexes"
+    )
     sources = Sources(
         store=store, table=FollowedTable(table), pin=EmptyPin, encode=no_records,
         deletions=no_deletions, catalog=SegmentCatalog(),
@@ -221,6 +231,7 @@ async def measure(root: str, arguments: argparse.Namespace) -> None:
         print(f"{search.name:<18} {ours:>10.0f} {theirs:>9.0f} {ours / theirs:>6.2f} {found:>9,}")
     engine.close()
     connection.close()
+    return files
 
 
 def main() -> None:
@@ -230,8 +241,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="measured rounds of each search")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as root:
-        asyncio.run(measure(root, arguments))
-        query_fixed.report(Path(root) / "data", Path(root) / "store")
+        files = asyncio.run(measure(root, arguments))
+        data, store = Path(root) / "data", Path(root) / "store"
+        query_fixed.report(data, store)
+        query_peer.report(data, store, files, RUNS[7].fqn, NEEDLE, arguments.rounds)
 
 
 if __name__ == "__main__":

@@ -71,6 +71,7 @@ class LockedDatabase:
         """Leaves it the given folders."""
         run = self._connection.execute
         run("SET GLOBAL TimeZone = 'UTC'")
+        run("SET GLOBAL parquet_metadata_cache = true")  # a file's footer is parsed once
         if bucket is not None:
             bucket.attach(self._connection)
         # A name is checked both as it is given and as the file that it stands for.
