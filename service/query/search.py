@@ -161,7 +161,7 @@ class Search:
         sources = self._sources(reads, tile)
         if not sources and not reads.ranges:
             return _nothing()
-        live, scans = self._live(tile), Scans(sources, len(reads.ranges))
+        live, scans = self._live(tile), _scans(sources, reads)
         statement = self._statement.records(scans, after, limit, live.terms)
         return self._database.run(statement, self._bound(sources, reads, tile, after, live))
 
@@ -172,7 +172,7 @@ class Search:
             if not sources and not reads.ranges:
                 return 0
             after, live = self._request.after, self._live(tile)
-            scans = Scans(sources, len(reads.ranges))
+            scans = _scans(sources, reads)
             try:
                 return self._database.number(
                     self._statement.count(scans, after, live.terms),
@@ -186,7 +186,7 @@ class Search:
         """What the tile needs of the table."""
         files = self._view.table_files(tile)
         indexes = self._indexes(files) if files and self._needs is not None else {}
-        return table_reads(files, self._needs, indexes)
+        return table_reads(tile, files, self._needs, indexes)
 
     def _sources(self, reads: TableReads, tile: Tile) -> dict[str, Sequence[str]]:
         """What is read whole, by source, as names of files."""
@@ -218,7 +218,9 @@ class Search:
         rows: dict[str, Any] = {}
         for n, (uri, first, last) in enumerate(reads.ranges):
             rows |= {f"part{n}": literal(uri), f"first{n}": first, f"last{n}": last}
-        return self._statement.parameters(tile, after) | live.parameters | files | rows
+        bounded = _scans(sources, reads).bounded
+        values = self._statement.parameters(tile, after, bounded=bounded)
+        return values | live.parameters | files | rows
 
     def _leave_out_unreadable(self, tile: Tile) -> bool:
         """Finds segments and files of the tile that cannot be read and goes on without them."""
@@ -245,6 +247,10 @@ class Search:
         fresh = batch if pc.all(keep).as_py() else batch.filter(keep)
         self.matches += fresh.num_rows
         return fresh
+
+
+def _scans(sources: Mapping[str, Sequence[str]], reads: TableReads) -> Scans:
+    return Scans(sources, len(reads.ranges), reads.inside)
 
 
 def _nothing() -> Generator[pa.RecordBatch]:

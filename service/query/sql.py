@@ -38,6 +38,8 @@ _SOURCES: Final = {
 }
 
 
+_BOUNDS: Final = " AND r.ulid >= $low AND r.ulid <= $high"
+
 READABLE: Final = (
     f"SELECT count(*) FROM (SELECT hash({COLUMNS}) AS h FROM {_SOURCES['segments']})"  # noqa: S608
     " WHERE h IS NOT NULL"
@@ -49,25 +51,35 @@ READABLE: Final = (
 class Scans:
     """What a statement reads: whole sources by name, and of so many table files `ranges` of rows.
 
-    Parameters of a range are `part`, `first` and `last` with its number.
+    Parameters of a range are `part`, `first` and `last` with its number. Where all files of the
+    table lie `inside` the tile, nobody compares their ULIDs with its bounds, which would read
+    that column for every row.
     """
 
     names: Collection[str]
     ranges: int = 0
+    inside: bool = False
 
     @property
     def copies(self) -> bool:
         """Whether a record may be there twice. Only the table is free of copies by itself."""
         return "segments" in self.names or "hot" in self.names
 
+    @property
+    def bounded(self) -> bool:
+        """Whether the tile's bounds are compared with."""
+        return self.copies or not self.inside
+
     def scans(self, where: str) -> Iterator[tuple[int, str]]:
         """What stands behind FROM for each, as `r`, with the source's number."""
         for number, (name, source) in enumerate(_SOURCES.items()):
             if name in self.names:
-                yield number, f"{source} r{where}"
+                bounds = "" if name == "table" and self.inside else _BOUNDS
+                yield number, f"{source} r{where}{bounds}"
         for n in range(self.ranges):
             rows = f" AND r.file_row_number BETWEEN $first{n} AND $last{n}"
-            yield 0, f"read_parquet($part{n}, hive_partitioning = false) r{where}{rows}"
+            bounds = "" if self.inside else _BOUNDS
+            yield 0, f"read_parquet($part{n}, hive_partitioning = false) r{where}{bounds}{rows}"
 
 
 class Statement:
@@ -106,11 +118,14 @@ class Statement:
             union = f"SELECT DISTINCT {KEY} FROM ({union})"  # noqa: S608
         return f"SELECT count(*) FROM ({union})"  # noqa: S608
 
-    def parameters(self, tile: Tile, after: RecordKey | None) -> dict[str, Any]:
-        """Values for all but the names of files."""
+    def parameters(
+        self, tile: Tile, after: RecordKey | None, *, bounded: bool = True
+    ) -> dict[str, Any]:
+        """Values for all but the names of files; `bounded` as in `Scans`."""
         request = self._request
-        values = {"low": ulid.encode(tile.low), "high": ulid.encode(tile.high)}
-        values |= self._conditions.parameters
+        values = dict(self._conditions.parameters)
+        if bounded:
+            values |= {"low": ulid.encode(tile.low), "high": ulid.encode(tile.high)}
         if request.fqn is not None:
             values["fqn"] = request.fqn
         if request.run is not None:
@@ -122,7 +137,7 @@ class Statement:
 
     def _where(self, after: RecordKey | None) -> str:
         request = self._request
-        terms = ["r.ulid >= $low", "r.ulid <= $high"]
+        terms = ["true"]
         if request.fqn is not None:
             terms.append("r.fqn = $fqn")
         if request.run is not None:

@@ -11,9 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from logstore import ulid
 from logstore.table.skip_index import SkipIndex, ranges
 from logstore.table.snapshot import TableFile
 from service.query.needs import Needs, may_hold
+from service.query.tiles import Tile
 
 _MOST_RANGES: Final = 64
 """In a statement. Each takes DuckDB about 0.5 ms to plan."""
@@ -31,15 +33,22 @@ class RowRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TableReads:
-    """Files to be read whole, and ranges of others; `bytes` are about what that is as stored."""
+    """Files to be read whole, and ranges of others; `bytes` are about what that is as stored.
 
-    files: Sequence[str] = ()
-    ranges: Sequence[RowRange] = ()
-    bytes: int = 0
+    `inside`: none of their lines has a ULID outside of the tile.
+    """
+
+    files: Sequence[str]
+    ranges: Sequence[RowRange]
+    bytes: int
+    inside: bool
 
 
 def table_reads(
-    files: Sequence[TableFile], needs: Needs | None, indexes: Mapping[str, SkipIndex]
+    tile: Tile,
+    files: Sequence[TableFile],
+    needs: Needs | None,
+    indexes: Mapping[str, SkipIndex],
 ) -> TableReads:
     """What may hold a match, by the indexes that there are, by path."""
     whole: list[TableFile] = []
@@ -61,4 +70,6 @@ def table_reads(
         whole.append(parts.pop()[0])
     size = sum(file.size for file in whole) + sum(file.size * share for file, _, share in parts)
     found = [one for _, some, _ in parts for one in some]
-    return TableReads([file.uri for file in whole], found, round(size))
+    low, high = ulid.encode(tile.low), ulid.encode(tile.high)
+    inside = all(f.ulids is not None and low <= f.ulids[0] and f.ulids[1] <= high for f in files)
+    return TableReads([file.uri for file in whole], found, round(size), inside)
