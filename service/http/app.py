@@ -28,6 +28,7 @@ from service.http.browsers import BrowserGuard
 from service.http.cdap import cdap_routes
 from service.http.docs import docs_routes
 from service.http.download import download_routes
+from service.http.histogram import histogram_routes
 from service.http.last import last_routes
 from service.http.leases import Open, lease_routes
 from service.http.listing import listing_routes
@@ -173,7 +174,7 @@ def all_routers(node: NodeApi, api: HttpApi) -> list[APIRouter]:
         health_routes(node, api.scrape),
         docs_routes(),
         version_routes(api.reported_version, version("tailrace")),
-        *([query_routes(api.query)] if api.query is not None else []),
+        *([query_routes(api.query), histogram_routes(api.query)] if api.query is not None else []),
         *([group_routes(api.queue), queue_routes(api.queue)] if api.queue is not None else []),
         *([reading_routes(api.contents)] if api.contents is not None else []),
         *([lease_routes(api.leases)] if api.leases is not None else []),

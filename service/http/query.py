@@ -25,7 +25,7 @@ _EXPRESSION: Final = (
     'Words, `"phrases"`, `/regular expressions/`, fields (`level>=WARN`, `json.status=500`), '
     "`AND`, `OR`, `NOT`; several words mean all of them."
 )
-_PARAMETERS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
+PARAMETERS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "q": (_EXPRESSION, {"type": "string"}),
     "regex": ("All of `q` is one regular expression (RE2).", {"type": "boolean", "default": False}),
     "from": (f"Lowest time of the ULID: {_TIME}.", {"type": "string", "default": "now-1h"}),
@@ -54,6 +54,16 @@ _PARAMETERS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
         {"type": "boolean", "default": False},
     ),
 }
+
+
+def described(parameters: Mapping[str, tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Parameters of a URL as OpenAPI has them, of their texts and schemas."""
+    return [
+        {"name": name, "in": "query", "required": False, "description": text, "schema": schema}
+        for name, (text, schema) in parameters.items()
+    ]
+
+
 _RESULT: Final = {
     "application/x-ndjson": {"schema": {"type": "string"}},
     "text/plain": {"schema": {"type": "string"}},
@@ -69,10 +79,7 @@ _DESCRIPTION: Final = (
 
 OPENAPI: Final[dict[str, Any]] = {
     "description": _DESCRIPTION,
-    "parameters": [
-        {"name": name, "in": "query", "required": False, "description": text, "schema": schema}
-        for name, (text, schema) in _PARAMETERS.items()
-    ],
+    "parameters": described(PARAMETERS),
     "responses": {
         "200": {"description": "What was found.", "content": _RESULT},
         "206": {"description": "What was found; something could not be read.", "content": _RESULT},
@@ -100,7 +107,7 @@ def router(engine: Callable[[], QueryEngine]) -> APIRouter:
     routes = APIRouter(tags=["query"])
 
     async def query(request: Request) -> Response:
-        parameters = _parameters(request)
+        parameters = parameters_of(request)
         output = _output(parameters.get("format"), request.headers.get("accept", ""))
         current = engine()
         asked = QueryRequest.parse(parameters, now_ms=current.clock.now_ms())
@@ -119,7 +126,8 @@ def router(engine: Callable[[], QueryEngine]) -> APIRouter:
     return routes
 
 
-def _parameters(request: Request) -> dict[str, str]:
+def parameters_of(request: Request) -> dict[str, str]:
+    """The URL's parameters. Raises `InvalidInput` for one that is given twice."""
     found: dict[str, str] = {}
     for name, value in request.query_params.multi_items():
         if name in found:

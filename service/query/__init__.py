@@ -10,6 +10,7 @@ deleted.py   what is left out of them           where.py   what is asked for in 
 bucket.py    DuckDB on S3
 process.py   DuckDB in a process that can be ended    child.py   that process
 search.py    one search: ordered, deduplicated, cut at the limit
+histogram.py counts by time and level           service/http/histogram.py
 engine.py    many searches: slots, time limits, cancelling
 output.py    ndjson, text, Parquet              service/http/query.py   `GET /query`
 """

@@ -68,8 +68,7 @@ class QueryEngine:
         self.settings = settings
         self.tile_sizes = tile_sizes or TileSizes()
         self.clock = clock
-        self.running = self.waiting = 0
-        self.refused = self.stopped = 0
+        self.running = self.waiting = self.refused = self.stopped = 0
         self._sources = sources
         self._bucket = bucket
         self.indexes = SkipIndexes(sources.store, clock, settings.index_bytes)
@@ -234,10 +233,7 @@ class RunningSearch:
             finally:
                 waiting.cancel()
                 self._engine.read(self)
-        await self._rest()
-
-    async def _rest(self) -> None:
-        """There is nothing more to find: what is left is the client's, who may take his time."""
+        # There is nothing more to find: what is left is the client's, who may take his time.
         await asyncio.shield(self.pause())
 
     async def _next(self) -> pa.RecordBatch | None:
@@ -276,8 +272,12 @@ class RunningSearch:
 
     async def count(self) -> int:
         """How many records match, whatever the limit. Raises as `batches`."""
-        found = await self._step(self._running().count)
-        await self._rest()
+        return await self.totals(Search.count)
+
+    async def totals(self, work: Callable[[Search], T]) -> T:
+        """What `work` makes of all matches, in the search's thread. Raises as `batches`."""
+        found = await self._step(lambda: work(self._running()))
+        await asyncio.shield(self.pause())
         return found
 
     def stats(self) -> dict[str, Any]:

@@ -27,6 +27,7 @@ _HINT: Final = (
 _NUMBER: Final = re.compile(r"[0-9]{1,16}(?:\.[0-9]{1,9})?")
 _RELATIVE: Final = re.compile(r"now((?:[-+ ][0-9]{1,12}(?:ms|s|m|h|d|w))*)")
 _STEP: Final = re.compile(r"([-+ ])([0-9]+)(ms|s|m|h|d|w)")
+_LENGTH: Final = re.compile(r"([0-9]{1,12})(ms|s|m|h|d|w)")
 _RFC3339: Final = re.compile(
     r"([0-9]{4})-([0-9]{2})-([0-9]{2})"
     r"(?:[Tt ]([0-9]{2}):([0-9]{2}):([0-9]{2})(?:\.([0-9]{1,9}))?([Zz]|[-+ ][0-9]{2}:[0-9]{2}))?"
@@ -49,6 +50,18 @@ def parse_moment(text: str, *, now_ms: int, field: str) -> int:
     if found is None:
         raise InvalidInput(f"{field} is not a time: {text[:80]!r}", field=field, hint=_HINT)
     return min(max(found, 0), ulid.MAX_TIME_MS)
+
+
+def parse_step(text: str, *, field: str) -> int:
+    """A length of time with its unit (`5m`), in milliseconds. Raises `InvalidInput` on `field`."""
+    found = _LENGTH.fullmatch(text.strip())
+    if found is None or int(found[1]) == 0:
+        raise InvalidInput(
+            f"{field} is not a length of time: {text[:80]!r}",
+            field=field,
+            hint=f"Write a whole number above zero and a unit: {', '.join(_UNITS_MS)}.",
+        )
+    return int(found[1]) * _UNITS_MS[found[2]]
 
 
 def _milliseconds(text: str, now_ms: int) -> int | None:

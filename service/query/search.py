@@ -13,9 +13,9 @@ partial.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
 _KEYS: Final = ("ulid", "fqn", "run_id")
 _GROWTH: Final = 4
+
+Summary: TypeAlias = Callable[[Statement, Tile, Scans, str], str]
+"""Makes a statement that sums a tile up in few rows, of what is scanned and what is not deleted."""
 
 
 class Search:
@@ -97,11 +100,17 @@ class Search:
 
     def count(self) -> int:
         """How many records match, whatever the limit; sets `matches`."""
+        after = self._request.after
+        for batch in self.totals(lambda made, _, scans, live: made.count(scans, after, live)):
+            self.matches += batch.column(0)[0].as_py()
+        return self.matches
+
+    def totals(self, summary: Summary) -> Generator[pa.RecordBatch]:
+        """The rows of the summary, tile by tile. Raises as `batches`."""
         tiles = self._tiles()
         while (tile := tiles.take(self._sizes.largest_bytes)) is not None:
             self.bytes += self._reads(tile).bytes + self._view.size_beside_table(tile)
-            self.matches += self._count(tile)
-        return self.matches
+            yield from self._totals(tile, summary)
 
     def _tiles(self) -> Tiles:
         request, after = self._request, self._after
@@ -165,19 +174,17 @@ class Search:
         statement = self._statement.records(scans, after, limit, live.terms)
         return self._database.run(statement, self._bound(sources, reads, tile, after, live))
 
-    def _count(self, tile: Tile) -> int:
+    def _totals(self, tile: Tile, summary: Summary) -> list[pa.RecordBatch]:
         while True:
             reads = self._reads(tile)
             sources = self._sources(reads, tile)
             if not sources and not reads.ranges:
-                return 0
+                return []
             after, live = self._request.after, self._live(tile)
-            scans = _scans(sources, reads)
+            statement = summary(self._statement, tile, _scans(sources, reads), live.terms)
+            bound = self._bound(sources, reads, tile, after, live)
             try:
-                return self._database.number(
-                    self._statement.count(scans, after, live.terms),
-                    self._bound(sources, reads, tile, after, live),
-                )
+                return list(self._database.run(statement, bound))
             except Damaged:
                 if not self._leave_out_unreadable(tile):
                     raise

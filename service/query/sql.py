@@ -118,6 +118,24 @@ class Statement:
             union = f"SELECT DISTINCT {KEY} FROM ({union})"  # noqa: S608
         return f"SELECT count(*) FROM ({union})"  # noqa: S608
 
+    def levels(self, sources: Scans, live: str = "") -> str:
+        """Time and level of each different record that matches, as its oldest copy has it.
+
+        The time is the text of its ULID; a level of its own is '', if there is none.
+        """
+        where = self._where(None) + live
+        level = "coalesce(r.level, '') AS level"
+        if not sources.copies:
+            parts = [f"SELECT ulid, {level} FROM {scan}" for _, scan in sources.scans(where)]  # noqa: S608
+            return " UNION ALL ".join(parts)
+        parts = [
+            f"SELECT {KEY}, {level}, {number} AS source FROM {scan}"  # noqa: S608
+            for number, scan in sources.scans(where)
+        ]
+        union = " UNION ALL ".join(parts)
+        oldest = "arg_min(level, source) AS level"
+        return f"SELECT ulid, {oldest} FROM ({union}) GROUP BY {KEY}"  # noqa: S608
+
     def parameters(
         self, tile: Tile, after: RecordKey | None, *, bounded: bool = True
     ) -> dict[str, Any]:

@@ -132,7 +132,7 @@ def test_each_route_that_is_read_is_long_or_known_to_be_short() -> None:
     read = {path.removeprefix(ROOT) for path in paths if "get" in paths[path]}
     long = {path.removeprefix(ROOT) for path in LONG_REPLIES}
     streams = {"/logs/{fqn}/stream/{runId}", "/progress/{fqn}/stream/{runId}"}  # `sse.max_readers`
-    searches = {"/query"}  # `query.max_concurrent`
+    searches = {"/query", "/query/histogram"}  # `query.max_concurrent`
     reports = {  # at most `openmetadata.report_reply_bytes`
         "/metrics/{fqn}/{runId}", "/progress/{fqn}/{runId}",
         "/{fqn}/pipelineStatus", "/{fqn}/pipelineStatus/{runId}",

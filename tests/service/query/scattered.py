@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 
 from logstore import ulid
@@ -14,12 +15,18 @@ from tests.service.query.world import HOUR_MS, NODE, NOW_MS, RUNS, World, entry
 ALL = QueryRequest()
 
 
-async def scattered(world: World, seed: int) -> World:
-    """Batches in the table, in segments of two nodes and hot, many of them in several."""
+async def scattered(
+    world: World, seed: int, written: Callable[[Entry], Entry] = lambda given: given
+) -> World:
+    """Batches in the table, in segments of two nodes and hot, many of them in several.
+
+    What `written` makes of each is put there.
+    """
     rng = random.Random(seed)
     entries: list[Entry] = [entry(rng) for _ in range(90)]
     # The same batch id in two runs: nobody hides another run's lines.
     entries += [(RUNS[0], entries[0][1], b"mine\n"), (RUNS[5], entries[0][1], b"yours\n")]
+    entries = [written(given) for given in entries]
 
     def some(share: float) -> list[Entry]:
         return sorted((e for e in entries if rng.random() < share), key=lambda e: e[1])

@@ -1,0 +1,123 @@
+"""`GET /query/histogram`: how many records match, by time and level, as one JSON object.
+
+It takes a slot, and has the limits of a search; one whose client goes away ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import orjson
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from service.http.query import PARAMETERS, described, parameters_of
+from service.http.search_response import unless_gone
+from service.http.segment_bodies import rfc3339
+from service.query.engine import QueryEngine
+from service.query.histogram import (
+    DEFAULT_BUCKETS,
+    MAX_BUCKETS,
+    SEARCH_PARAMETERS,
+    Bucket,
+    HistogramRequest,
+    histogram,
+)
+
+_TO: Final = f"{PARAMETERS['to'][0].partition(' Without')[0]} Without it, now."
+_OWN: Final[dict[str, tuple[str, dict[str, Any]]]] = {
+    "to": (_TO, {"type": "string", "default": "now"}),
+    "buckets": (
+        "About so many: the shortest round step that needs no more, beside a cut one, is taken.",
+        {"type": "integer", "minimum": 1, "maximum": MAX_BUCKETS, "default": DEFAULT_BUCKETS},
+    ),
+    "step": (
+        "Length of a bucket, for example `30s`, `5m` or `1d`; instead of `buckets`.",
+        {"type": "string"},
+    ),
+}
+_BUCKET: Final = {
+    "type": "object",
+    "required": ["at", "count", "levels"],
+    "properties": {
+        "at": {"type": "string", "format": "date-time"},
+        "count": {"type": "integer"},
+        "levels": {
+            "type": "object",
+            "description": "Counts by level, `null` for records without one; zeros are left out.",
+            "additionalProperties": {"type": "integer"},
+        },
+    },
+}
+_RESULT: Final = {
+    "application/json": {
+        "schema": {
+            "type": "object",
+            "required": ["from", "to", "step_ms", "buckets", "stats"],
+            "properties": {
+                "from": {"type": "string", "format": "date-time"},
+                "to": {"type": "string", "format": "date-time"},
+                "step_ms": {"type": "integer"},
+                "buckets": {"type": "array", "items": _BUCKET},
+                "stats": {"type": "object", "description": "As at the end of `GET /query`."},
+            },
+        }
+    }
+}
+OPENAPI: Final[dict[str, Any]] = {
+    "description": (
+        "Each record is counted once, by the time of its ULID. Buckets begin at multiples of the "
+        "step since the epoch (UTC), the empty ones are there, and `from` and `to` may cut the "
+        "first and the last one."
+    ),
+    "parameters": described({name: PARAMETERS[name] for name in SEARCH_PARAMETERS} | _OWN),
+    "responses": {
+        "200": {"description": "All counts.", "content": _RESULT},
+        "206": {"description": "Counts of what could be read.", "content": _RESULT},
+        "400": {"description": "A parameter is wrong; the problem names its field."},
+        "422": {"description": "The search needs more time or memory than its limit."},
+        "503": {"description": "Too many searches, or the store does not answer."},
+    },
+}
+
+
+def histogram_routes(engine: Callable[[], QueryEngine]) -> APIRouter:
+    """The route; `engine` is asked at each request, since a node may start after its app."""
+    routes = APIRouter(tags=["query"])
+
+    async def counts(request: Request) -> Response:
+        current = engine()
+        asked = HistogramRequest.parse(parameters_of(request), now_ms=current.clock.now_ms())
+        found = await unless_gone(_counted(current, asked), request.receive)
+        if found is None:
+            return Response(status_code=204)
+        status = 200 if found["stats"]["complete"] else 206
+        return Response(orjson.dumps(found), status, media_type="application/json")
+
+    routes.add_api_route(
+        "/query/histogram",
+        counts,
+        methods=["GET"],
+        summary="Count records by time and level",
+        response_class=Response,
+        openapi_extra=OPENAPI,
+    )
+    return routes
+
+
+async def _counted(engine: QueryEngine, asked: HistogramRequest) -> dict[str, Any]:
+    async with await engine.open(asked.search) as running:
+        buckets = await running.totals(lambda search: histogram(search, asked))
+        return {
+            "from": rfc3339(asked.start_ms),
+            "to": rfc3339(asked.end_ms),
+            "step_ms": asked.step_ms,
+            "buckets": [_described(bucket) for bucket in buckets],
+            "stats": running.stats(),
+        }
+
+
+def _described(bucket: Bucket) -> dict[str, Any]:
+    levels = {level or "null": count for level, count in bucket.levels.items()}
+    return {"at": rfc3339(bucket.at_ms), "count": bucket.count, "levels": levels}

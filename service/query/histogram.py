@@ -1,0 +1,168 @@
+"""How many records match, by time and level: what a chart above a list of hits shows.
+
+Buckets begin at multiples of the step since the epoch, so a chart that is asked for again has
+the same edges, and the first and the last bucket may be cut by `from` and `to`. Time is that of
+the ULID, which `from` and `to` bound, too. Without `to` the chart ends now, by the node's clock:
+the newest record's time would stretch it to whatever one wrong clock wrote.
+
+Each tile is summed up by DuckDB, so at most a row per bucket and level comes out of it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from logstore import ulid
+from logstore.errors import InvalidInput
+from logstore.segments.schema import LEVELS
+from service.query.moments import parse_step
+from service.query.request import QueryRequest
+from service.query.search import Search
+from service.query.sql import Scans, Statement
+from service.query.tiles import Tile
+
+SEARCH_PARAMETERS: Final = ("q", "regex", "from", "to", "fqn", "run", "level")
+PARAMETERS: Final = frozenset((*SEARCH_PARAMETERS, "buckets", "step"))
+DEFAULT_BUCKETS: Final = 60
+MAX_BUCKETS: Final = 1_000
+
+_TIME_CHARS: Final = 10
+_CHAR_BITS: Final = 5
+_DIGITS: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+_LAST_MS: Final = 253_402_300_799_999  # of the year 9999: what RFC 3339 can write
+_DAY_MS: Final = 86_400_000
+_ROUND_MS: Final[tuple[int, ...]] = (
+    *(n * 10**power for power in range(3) for n in (1, 2, 5)),
+    *(n * 1_000 for n in (1, 2, 5, 10, 15, 30)),
+    *(n * 60_000 for n in (1, 2, 5, 10, 15, 30)),
+    *(n * 3_600_000 for n in (1, 2, 3, 6, 12)),
+    *(n * 10**power * _DAY_MS for power in range(7) for n in (1, 2, 5)),
+)
+"""Steps that people count in; the longest is longer than the time of a ULID."""
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramRequest:
+    """Counts of `search` in buckets of `step_ms`, from `start_ms` to `end_ms`, inclusive."""
+
+    search: QueryRequest
+    step_ms: int
+
+    @property
+    def start_ms(self) -> int:
+        """The lowest time."""
+        return ulid.time_ms(self.search.low)
+
+    @property
+    def end_ms(self) -> int:
+        """The highest time."""
+        return ulid.time_ms(self.search.high)
+
+    @staticmethod
+    def parse(parameters: Mapping[str, str], *, now_ms: int) -> HistogramRequest:
+        """The request that the parameters make. Raises `InvalidInput` with the field."""
+        for name in parameters:
+            if name not in PARAMETERS:
+                raise InvalidInput(
+                    f"there is no parameter {name[:80]!r}",
+                    field=name[:80],
+                    hint=f"Parameters are {', '.join(sorted(PARAMETERS))}.",
+                )
+        asked = {name: parameters[name] for name in SEARCH_PARAMETERS if name in parameters}
+        search = QueryRequest.parse(asked | {"to": asked.get("to") or "now"}, now_ms=now_ms)
+        low, high = ulid.time_ms(search.low), ulid.time_ms(search.high)
+        if high > _LAST_MS:
+            raise InvalidInput(
+                "to is after the year 9999", field="to", hint="Leave it out: then it is now."
+            )
+        return HistogramRequest(search, _step(parameters, high - low))
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Records from `at_ms` on; `levels` has those that occur, None for records without one."""
+
+    at_ms: int
+    levels: Mapping[str | None, int]
+
+    @property
+    def count(self) -> int:
+        """Records of all levels."""
+        return sum(self.levels.values())
+
+
+def histogram(search: Search, request: HistogramRequest) -> list[Bucket]:
+    """All buckets in order, empty ones too. Blocks; raises as `Search.batches`."""
+    step = request.step_ms
+
+    def summary(statement: Statement, tile: Tile, scans: Scans, live: str) -> str:
+        records = statement.levels(scans, live)
+        bucket = f"({_time(tile)}) // {step:d}"
+        return (
+            f"SELECT {bucket} AS bucket, level, count(*) AS n"  # noqa: S608
+            f" FROM ({records}) GROUP BY ALL"
+        )
+
+    found: dict[int, Counter[str]] = {}
+    for batch in search.totals(summary):
+        for row in batch.to_pylist():
+            found.setdefault(row["bucket"], Counter())[row["level"]] += row["n"]
+            search.matches += row["n"]
+    numbers = range(request.start_ms // step, request.end_ms // step + 1)
+    return [Bucket(n * step, dict(_in_order(found.get(n, Counter())))) for n in numbers]
+
+
+def _in_order(counts: Counter[str]) -> Iterator[tuple[str | None, int]]:
+    for level in (*LEVELS, ""):
+        if counts[level]:
+            yield level or None, counts[level]
+
+
+def _time(tile: Tile) -> str:
+    """The milliseconds of `ulid`, for records of the tile.
+
+    Characters that all of them have in common are not looked at: that is most of the work.
+    """
+    low, high = ulid.encode(tile.low)[:_TIME_CHARS], ulid.encode(tile.high)[:_TIME_CHARS]
+    same = next((n for n in range(_TIME_CHARS) if low[n] != high[n]), _TIME_CHARS)
+    bits = _CHAR_BITS * (_TIME_CHARS - same)
+    terms = [str(ulid.time_ms(tile.low) >> bits << bits)]
+    for n in range(same, _TIME_CHARS):
+        digit = f"(strpos('{_DIGITS}', substr(ulid, {n + 1}, 1)) - 1)"
+        terms.append(f"({digit} << {_CHAR_BITS * (_TIME_CHARS - 1 - n)})")
+    return " + ".join(terms)
+
+
+def _step(parameters: Mapping[str, str], length_ms: int) -> int:
+    text, buckets = parameters.get("step"), parameters.get("buckets")
+    if not text:
+        most = _buckets(buckets) if buckets else DEFAULT_BUCKETS
+        return min(step for step in _ROUND_MS if step * most >= length_ms)
+    if buckets:
+        raise InvalidInput(
+            "step and buckets are both given", field="step", hint="Give one of the two."
+        )
+    step = parse_step(text, field="step")
+    if step * MAX_BUCKETS < length_ms:
+        raise InvalidInput(
+            f"the time has more than {MAX_BUCKETS} steps of {text}",
+            field="step",
+            hint="Ask for less time, or write a longer step.",
+        )
+    return step
+
+
+def _buckets(text: str) -> int:
+    if (
+        not (text.isascii() and text.isdigit() and len(text) < 10)
+        or not 1 <= int(text) <= MAX_BUCKETS
+    ):
+        raise InvalidInput(
+            f"buckets is {text[:80]!r}",
+            field="buckets",
+            hint=f"Write a whole number from 1 to {MAX_BUCKETS}.",
+        )
+    return int(text)

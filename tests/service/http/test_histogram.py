@@ -1,0 +1,127 @@
+"""`GET /query/histogram` as a client meets it: shape, statuses, problems, leaving early."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from logstore import ulid
+from service.http import errors
+from service.http.histogram import histogram_routes
+from service.query.engine import QueryEngine
+from tests.service.http.test_query import Connection, mixed
+from tests.service.query.test_limits import TIGHT, big, endless
+from tests.service.query.world import NOW_MS, RUNS, World, engine_of, entry
+
+AT = "/query/histogram"
+DAY_MS = 86_400_000
+
+
+def app_of(engine: QueryEngine) -> FastAPI:
+    app = FastAPI()
+    routes = histogram_routes(lambda: engine)
+    app.include_router(routes)
+    errors.install(app, lambda: "request-1", [routes])
+    return app
+
+
+@asynccontextmanager
+async def client_of(engine: QueryEngine) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(app_of(engine))
+    async with httpx.AsyncClient(transport=transport, base_url="http://node") as client:
+        yield client
+
+
+async def test_the_answer_has_every_bucket_and_the_stats(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    text = b"plain\nERROR one\nWARN two\n"
+    world.hot([(RUNS[0], ulid.lowest_at(NOW_MS), text)])
+    world.merge([(RUNS[1], ulid.lowest_at(NOW_MS - 120_000), b"ERROR x\n")], {})
+    asked = {"from": f"{NOW_MS - 150_000}", "to": f"{NOW_MS}", "step": "1m"}
+    async with engine_of(world) as engine, client_of(engine) as client:
+        response = await client.get(AT, params=asked)
+        narrow = await client.get(AT, params=asked | {"q": "one", "level": "ERROR", "buckets": ""})
+    assert response.status_code == 200
+    assert response.headers["content-type"] == "application/json"
+    body = response.json()
+    stats = body.pop("stats")
+    assert body == {
+        "from": "2026-11-21T09:57:30.000Z",
+        "to": "2026-11-21T10:00:00.000Z",
+        "step_ms": 60_000,
+        "buckets": [
+            {"at": "2026-11-21T09:57:00.000Z", "count": 0, "levels": {}},
+            {"at": "2026-11-21T09:58:00.000Z", "count": 1, "levels": {"ERROR": 1}},
+            {"at": "2026-11-21T09:59:00.000Z", "count": 0, "levels": {}},
+            {
+                "at": "2026-11-21T10:00:00.000Z",
+                "count": 3,
+                "levels": {"WARN": 1, "ERROR": 1, "null": 1},
+            },
+        ],
+    }
+    assert (stats["matches"], stats["complete"], stats["files"]) == (4, True, 1)
+    assert [bucket["count"] for bucket in narrow.json()["buckets"]] == [0, 0, 0, 1]
+
+
+async def test_it_counts_what_the_search_gives(tmp_path: Path) -> None:
+    world = await mixed(tmp_path)
+    async with engine_of(world) as engine, client_of(engine) as client:
+        body = (await client.get(AT, params={"from": "0", "to": f"{NOW_MS + DAY_MS}"})).json()
+    assert sum(bucket["count"] for bucket in body["buckets"]) == len(world.records)
+    days = Counter(bucket["at"][10:] for bucket in body["buckets"])
+    assert days.keys() == {"T00:00:00.000Z"}
+
+
+async def test_a_partial_count_is_206(tmp_path: Path) -> None:
+    world = await mixed(tmp_path)
+    bad = await world.segment([entry(random.Random(2))])
+    Path(world.store.uri(bad)).write_bytes(b"not a segment at all, but as long as one might be")
+    async with engine_of(world) as engine, client_of(engine) as client:
+        response = await client.get(AT, params={"from": "0", "to": f"{NOW_MS + DAY_MS}"})
+    assert response.status_code == 206
+    assert response.json()["stats"]["unreadable"] == [bad]
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [("limit=1", "limit"), ("step=x", "step"), ("step=1m&step=2m", "step"), ("q=(", "q"),
+     ("regex=1&q=(", "q"), ("buckets=0", "buckets")],
+)  # fmt: skip
+async def test_what_is_wrong_is_a_problem_with_its_field(
+    tmp_path: Path, query: str, field: str
+) -> None:
+    async with engine_of(World(tmp_path)) as engine, client_of(engine) as client:
+        response = await client.get(f"{AT}?{query}")
+    assert response.status_code == 400
+    assert response.json()["field"] == field
+
+
+async def test_a_count_past_its_limit_is_a_problem(tmp_path: Path) -> None:
+    world = big(tmp_path, 300, 1_000)
+    async with engine_of(world, **TIGHT) as engine, client_of(engine) as client:
+        response = await client.get(AT, params={"from": "0", "to": f"{NOW_MS + DAY_MS}"})
+    assert response.status_code == 422
+    assert response.json()["type"] == "limit-reached"
+
+
+async def test_a_client_that_leaves_ends_its_count(tmp_path: Path) -> None:
+    async with engine_of(endless(tmp_path)) as engine:
+        connection = Connection(AT, f"from=0&to={NOW_MS + DAY_MS}".encode())
+        answering = asyncio.ensure_future(
+            app_of(engine)(connection.scope, connection.receive, connection.send)
+        )
+        while not engine.running:
+            await asyncio.sleep(0.01)
+        connection.gone.set()
+        connection.reading.set()  # whatever is sent to nobody is taken at once
+        await asyncio.wait_for(answering, 120)
+        assert engine.running == 0
