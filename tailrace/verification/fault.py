@@ -37,6 +37,8 @@ Kind = Literal[
     "table-line-differs",
     "table-line-twice",
     "table-line-misplaced",  # in a file of another hour
+    "skip-index-damaged",  # searches read its file whole
+    "skip-index-wrong",  # whole, and not what its file makes of it
     "journal-damaged",
     "journal-gap",
 ]

@@ -34,6 +34,7 @@ from tailrace.verification.fault import Findings
 from tailrace.verification.files import TableFiles
 from tailrace.verification.journal import JournalCheck
 from tailrace.verification.run_logs import RunText, Texts
+from tailrace.verification.skip_indexes import check_skip_indexes
 from tailrace.verification.table import Segments, TableCheck, oldest_kept
 
 GROUP_BYTES = 128 << 20
@@ -226,6 +227,8 @@ class Verifier:
                     raise
             else:
                 self._note_outdated(snapshot)
+                files = await self._files.usable(snapshot.files)
+                await check_skip_indexes(self.store, self.findings, files)
                 return
 
     def _note_outdated(self, snapshot: Snapshot) -> None:

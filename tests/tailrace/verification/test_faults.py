@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from compactor.maintenance.skip_index import build
 from logstore import keys, ulid
 from logstore.clock import SystemClock
 from logstore.disk import Disk
@@ -23,6 +24,7 @@ from logstore.runs.deletion import Deletion, encode_deletion
 from logstore.segments.carry import Carry
 from logstore.segments.writer import encode_segment
 from logstore.table.commit import Change, commit
+from logstore.table.skip_index import Builder
 from tailrace.verification.catalog import Catalog
 from tailrace.verification.fault import Fault, Findings
 from tests.batches import make_batches
@@ -326,6 +328,50 @@ def test_statistics_that_are_not_the_files(world: World) -> None:
     log = max((world.root / "table" / "_delta_log").glob("*.json"))
     log.write_text(log.read_text().replace('\\"numRecords\\":', '\\"numRecords\\":1'))
     assert "table's log says" in world.look().one("table-file-damaged").detail
+
+
+def indexed(world: World) -> list[Path]:
+    """Gives the table's files skip indexes."""
+    files = world.table.snapshot().files
+
+    async def made() -> None:
+        for file in files:
+            body = await build(world.store, file)
+            await world.store.put(keys.skip_index(file.path), body)
+
+    asyncio.run(made())
+    return [world.root / keys.skip_index(file.path) for file in files]
+
+
+def test_skip_indexes_that_are_as_their_files_make_them_are_no_fault(world: World) -> None:
+    indexes = indexed(world)
+    found = world.look()
+    assert found.faults == []
+    assert found.findings.compared["skip indexes"] == len(indexes) > 0
+
+
+def test_a_damaged_skip_index(world: World) -> None:
+    index = indexed(world)[0]
+    world.change(index, -1)
+    assert world.look().one("skip-index-damaged").place.endswith(index.name)
+
+
+def test_a_skip_index_that_would_hide_lines(world: World) -> None:
+    index, file = indexed(world)[0], world.table.snapshot().files[0]
+    builder = Builder(file.size, 1)
+    builder.add(file.rows, b"nothing that is in the file")
+    index.write_bytes(builder.finish())
+    fault = world.look().one("skip-index-wrong")
+    assert fault.place.endswith(index.name)
+    assert fault.lines == file.rows
+
+
+def test_a_skip_index_of_a_newer_version_is_no_fault(world: World) -> None:
+    index = indexed(world)[0]
+    index.write_bytes(b"TRSKIP99" + index.read_bytes()[8:])
+    found = world.look()
+    assert found.faults == []
+    assert "newer version" in found.findings.notes[0]
 
 
 # --- overlap -------------------------------------------------------------------------
