@@ -3,10 +3,10 @@
 Each pass looks which files of the newest version have none, and makes them, the newest hour
 first. So a file that was written without one, by an older release, by a driver that was killed,
 or whose index somebody removed, gets one as a new file does. Segments that wait go first: the
-rest is left to the next pass then.
+rest is left to the next pass then, as is what exceeds 1 GiB of files.
 
 The driver's machine does it, from the file as it is stored. Executors have no Python, and a merge
-does not wait for an index, which costs a third of its processor time (decision 083). Files below
+does not wait for an index, which costs a quarter of its processor time (decision 083). Files below
 `compaction.index_min_bytes` have none: to read all of such a file costs no more than its index.
 
 Two drivers that make the same index write the same bytes. An index is removed with its file
@@ -36,6 +36,8 @@ from logstore.table.skip_index import Builder
 from logstore.table.snapshot import TableFile
 
 log = logging.getLogger("tailrace.compactor")
+_PASS_BYTES: Final = 1 << 30
+"""Bytes of files that one pass indexes, else an upgrade keeps one pass busy with all of them."""
 _FETCHED_BYTES: Final = 32 << 20  # of row groups, in a request
 _MESSAGE: Final = "message"
 
@@ -57,10 +59,12 @@ async def index_files(
         there = {info.key async for info in compactor.store.list(keys.SKIP_INDEXES)}
         await _remove_lone(compactor.store, there - files.keys())
         wanted = _wanted(compactor, {key: files[key] for key in files.keys() - there})
-        for number, (key, file) in enumerate(wanted, 1):
+        left, size = len(wanted), 0
+        for key, file in wanted:
             await _index(compactor, report, key, file)
-            if number < len(wanted) and await hurry():
-                log.info("%d skip indexes are left to the next pass", len(wanted) - number)
+            left, size = left - 1, size + file.size
+            if left and (size >= _PASS_BYTES or await hurry()):
+                log.info("%d skip indexes are left to the next pass", left)
                 return
 
 

@@ -108,6 +108,15 @@ def test_what_waits_goes_first_and_the_newest_hour_before_others(lake: Lake) -> 
         assert names(lake) == {f"{keys.TABLE}/{file.path}" for file in newest_first[:number]}
 
 
+def test_a_pass_indexes_a_bounded_part_of_the_table(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake.limits = ALL
+    sizes = [file.size for file in add_files(lake, some(0), some(1), some(2)).files]
+    monkeypatch.setattr(skip_index, "_PASS_BYTES", 2 * min(sizes))
+    assert [indexed(lake) for _ in range(3)] == [2, 1, 0]
+
+
 def test_an_index_goes_with_its_file_and_not_before(any_lake: Lake) -> None:
     lake = any_lake
     lake.limits = ALL
