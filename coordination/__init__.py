@@ -1,15 +1,16 @@
-"""Who does which work, over stores that all programs share.
+"""Leases and partitions: which process does which piece of work.
 
-Nothing is exact by a lease alone. Every effect is also guarded by a compare-and-swap; a
-lease only keeps two programs from doing the same work twice.
+All programs that share a store agree through it. No effect relies on a lease alone: every
+effect is also guarded by a compare-and-swap. A lease only keeps two programs from doing the
+same work twice.
 
     lease           what every lease keeps: owner, end, fencing token; when it may be taken over
     partitions/     leases of work that comes in many pieces, with progress and an end
     object_store/, dynamodb/   the stores that keep partitions
-    coordinator/    a process' partitions: acquired, kept, handed over, supplied
+    coordinator/    the partitions of one process: acquired, kept, handed over, supplied
     named/          leases of things that are one of a kind, an object each
     groups          leases of segments by the consumers of the queue, one object a group
     admin/          what operators see and do, of partitions and of named leases
 
-`settings` and `open` choose the partitions' store; `storetime` and `counters` are shared by all.
+`settings` and `open` choose the store of partitions; all parts use `storetime` and `counters`.
 """

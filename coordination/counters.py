@@ -25,7 +25,7 @@ NAMES: Final = {
 
 @dataclass(slots=True)
 class CoordinationCounters:
-    """Of one source in one process. All only grow."""
+    """The counters of one source in one process. All of them only grow."""
 
     supplied: int = 0
     none_acquired: int = 0

@@ -50,7 +50,7 @@ _KNOWN: Final = frozenset(_NAMES.split(" "))
 
 
 class State(StrEnum):
-    """What a group is in."""
+    """The state of a group."""
 
     STARTING = "starting"
     ACTIVE = "active"
@@ -66,7 +66,7 @@ class Start(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A segment that was handed out and is not decided."""
+    """A segment that was handed out and neither committed nor failed."""
 
     epoch: int
     until_ms: int
@@ -94,7 +94,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """Where a group is in one node's segments."""
+    """How far a group is in one node's segments."""
 
     seq: int = 0
     pending: Mapping[int, Pending] = field(default_factory=dict)
@@ -102,18 +102,21 @@ class Cursor:
 
     @property
     def decided(self) -> int:
-        """All segments up to it are committed or failed."""
+        """The segment up to which all are committed or failed."""
         return min(self.pending, default=self.seq + 1) - 1
 
     def needed_from(self, aside: Collection[int] = ()) -> int:
-        """The lowest segment that the group may still read; those set aside are empty."""
+        """The lowest segment that the group may still read.
+
+        Quarantined segments (`aside`) are empty.
+        """
         open_ = [seq for seq in (*self.pending, *self.failed) if seq not in aside]
         return min(open_, default=self.seq + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """When and why a group lost its place."""
+    """When and why a group was evicted."""
 
     at_ms: int
     reason: str
@@ -146,22 +149,22 @@ class Group:
         return keys.group(self.name)
 
     def cursor(self, node: str) -> Cursor:
-        """Where it is in a node's segments."""
+        """The group's cursor in a node's segments."""
         return self.cursors.get(node, Cursor())
 
     def holds(self, node: str, seq: int, aside: Collection[int] = ()) -> bool:
-        """Whether a segment must not be deleted for its sake."""
+        """Whether the group still needs a segment, so that it must not be deleted."""
         if self.state is State.EVICTED:
             return False
         return self.state is State.STARTING or seq >= self.cursor(node).needed_from(aside)
 
     def at(self, node: str, cursor: Cursor) -> Group:
-        """With another cursor in a node's segments."""
+        """The group with another cursor in a node's segments."""
         return replace(self, cursors={**self.cursors, node: cursor})
 
 
 def evict(group: Group, now_ms: int, reason: str) -> Group:
-    """It loses its place: it holds back nothing, and says so until somebody resets it."""
+    """Evicts the group: it holds back no segment, and reports its eviction until it is reset."""
     return replace(
         group,
         state=State.EVICTED,
@@ -171,7 +174,7 @@ def evict(group: Group, now_ms: int, reason: str) -> Group:
 
 
 def drop_failed(group: Group, node: str, seq: int) -> Group:
-    """Nobody decided on a failed segment in time: it is given up for good."""
+    """Drops a failed segment for good, because nobody decided on it in time."""
     cursor = group.cursor(node)
     left = {other: failed for other, failed in cursor.failed.items() if other != seq}
     return replace(group.at(node, replace(cursor, failed=left)), dropped=group.dropped + 1)
@@ -181,18 +184,18 @@ def drop_failed(group: Group, node: str, seq: int) -> Group:
 
 
 def group_document(store: ObjectStore, name: str) -> Document[Group]:
-    """Where the group of that name stands."""
+    """The object of the group of that name, for a compare-and-swap."""
     return _document(store, keys.group(name))
 
 
 async def read_group(store: ObjectStore, name: str) -> Group | None:
-    """The group, None if there is none. Raises `StoreUnavailable`, `Damaged`."""
+    """Returns the group, None if there is none. Raises `StoreUnavailable`, `Damaged`."""
     found = await group_document(store, name).read()
     return None if found is None else found.value
 
 
 async def read_groups(store: ObjectStore) -> list[Group]:
-    """All groups, by key. Raises `StoreUnavailable`, `Damaged`."""
+    """Returns all groups, by key. Raises `StoreUnavailable`, `Damaged`."""
     found = [await _document(store, info.key).read() async for info in store.list(keys.GROUPS)]
     return [stored.value for stored in found if stored is not None]
 
@@ -204,9 +207,9 @@ async def change_group(
     *,
     fresh_id: Callable[[], str],
 ) -> Group | None:
-    """The group after `change`, which is asked again whenever somebody was faster.
+    """The group after `change`, which is called again whenever another writer was faster.
 
-    None if there is no such group. Raises `StoreUnavailable`, `OutcomeUnknown`, `Damaged`.
+    Returns None if there is no such group. Raises `StoreUnavailable`, `OutcomeUnknown`, `Damaged`.
     """
 
     async def changed(group: Group | None) -> Group | None:

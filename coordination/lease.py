@@ -1,17 +1,17 @@
-"""A lease: who does a piece of work, until when, and the token that fences off who did it before.
+"""A lease: the owner of a piece of work, its end, and the token that fences off earlier owners.
 
     free ──acquire──► owned ──renew, every third of the timeout──► owned ──release──► free
                         │
         until - 2 s ────┤ the owner stops by itself
-        until + 2 s ────┘ anybody may acquire it
+        until + 2 s ────┘ any process may acquire it
 
-What every lease of this package keeps, whatever else it says and however it is stored:
+Every lease of this package has these fields, whatever else it holds and however it is stored:
 
 - `owner` is `{identity}/{ULID of the process}`, so a process knows what an earlier one of its
   identity left behind. Segments of a consumer group have the ULID of a call instead.
 - `epoch` is the fencing token. It is above that of every earlier owner.
 - `until_ms` is on the store's clock, of which a program knows an interval
-  (`coordination.storetime`). An owner reckons with its late end, a taker with its early one.
+  (`coordination.storetime`). An owner uses its late end, another claimant its early one.
 
 Named leases (`coordination.named`), partitions (`coordination.partitions`) and segments of
 consumer groups (`coordination.groups`) are such leases, each in a format of its own.
@@ -36,15 +36,15 @@ def is_earlier_process(owner: str, of: str) -> bool:
 
 
 def left_ms(until_ms: int, at_most_ms: int) -> int:
-    """For how long its owner may go on; it must have stopped when that is 0 or less."""
+    """Milliseconds that the owner has left; at 0 or less it has stopped."""
     return until_ms - MARGIN_MS - at_most_ms
 
 
 def is_over(until_ms: int, at_least_ms: int) -> bool:
-    """Whether its owner has stopped, by any clock, so that another may take it."""
+    """Whether the owner has stopped, by any clock, so that another process may take the lease."""
     return at_least_ms >= until_ms + MARGIN_MS
 
 
 def next_epoch(last: int, at_most_ms: int) -> int:
-    """A token above `last` that rises also when what was stored is removed: it is a time."""
+    """A token above `last`; as it is a time, it also rises if the stored lease was removed."""
     return max(last + 1, at_most_ms)

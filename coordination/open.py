@@ -1,4 +1,4 @@
-"""From settings to the store of partitions that they name."""
+"""Opens the store of partitions that the settings name."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ async def open_partitions(
     ageing_ms: int = AGEING_MS,
     shards: int | None = None,
 ) -> AsyncIterator[PartitionStore]:
-    """The store, as long as the block runs, in the loop that runs it; its caller starts it.
+    """The store while the block runs, in the loop that runs the block; the caller starts it.
 
-    `objects` is where `object_store` keeps them, and `newest_date` the newest `Date` of its
-    answers, None for a folder. `ageing_ms` is that of the claimants, `shards` the number of
-    objects there of a source that is made by this process, None as the settings say. Asks no
-    server. Raises `InvalidInput` for settings that cannot be.
+    `objects` is where `object_store` keeps partitions, and `newest_date` the newest `Date` of its
+    answers, None for a folder. `ageing_ms` is that of the claimants. `shards` is the number of
+    objects there of a source that this process makes; with None the settings decide. Sends nothing
+    to a server. Raises `InvalidInput` for invalid settings.
     """
     if settings.dynamodb.table_name:
         from coordination.dynamodb.open import open_dynamodb
@@ -57,7 +57,7 @@ async def open_partitions(
 async def _expiring(
     partitions: PartitionStore, clock: Clock, ttl_ms: int | None
 ) -> AsyncIterator[None]:
-    """DynamoDB removes what is over by itself; an object store does not."""
+    """Runs the expiry of an object store; DynamoDB removes expired items itself."""
     if ttl_ms is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""Where partitions are kept and what their coordinators go by, as in Data Prepper's files.
+"""Settings of the store of partitions and of its coordinators, as in Data Prepper's files.
 
     source_coordination:
       partition_prefix: "blue"
@@ -8,8 +8,8 @@
           region: "us-east-1"
           ttl: "P7D"
 
-`store` names one store: `in_memory`, `object_store` or `dynamodb`. Without it, it is the
-object store that all else is in. Data Prepper has constants where this section has the rest.
+`store` names one store: `in_memory`, `object_store` or `dynamodb`. Without it, partitions are
+in the object store of all other data. Data Prepper has constants for the other settings here.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _TTL: Final = (
 
 
 def milliseconds(text: str) -> int:
-    """What a duration is long: `500ms`, `90s`, `7d`, `P7D`, `PT12H`. Raises `ValueError`."""
+    """Milliseconds of a duration: `500ms`, `90s`, `7d`, `P7D`, `PT12H`. Raises `ValueError`."""
     short = _SHORT.fullmatch(text)
     if short:
         return int(short["number"]) * _UNITS_MS[short["unit"]]
@@ -58,18 +58,18 @@ class _Section(BaseModel):
 
 
 class _Kept(_Section):
-    """Partitions that outlive the process."""
+    """A store whose partitions outlive the process."""
 
     ttl: Duration = Field(default="", description=_TTL)
 
     @property
     def ttl_ms(self) -> int | None:
-        """None: COMPLETED partitions stay."""
+        """The TTL in milliseconds; with None COMPLETED partitions stay."""
         return milliseconds(self.ttl) if self.ttl else None
 
 
 class InMemorySettings(_Section):
-    """Partitions of one process, gone with it."""
+    """Partitions in the memory of one process, lost when it ends."""
 
     enabled: bool = Field(
         default=False,
@@ -78,7 +78,7 @@ class InMemorySettings(_Section):
 
 
 class ObjectStoreSettings(_Kept):
-    """Partitions beside all else in the store."""
+    """Partitions in the object store of all other data."""
 
     shards: int = Field(
         default=64,
@@ -142,7 +142,7 @@ class StoreChoice(_Section):
     @model_validator(mode="before")
     @classmethod
     def _one_is_named(cls, given: Any) -> Any:
-        """`in_memory:` with nothing behind it is how Data Prepper's files choose it."""
+        """Accepts `in_memory:` without a value, as in Data Prepper's files."""
         if not isinstance(given, dict):
             return given
         found = {name: {} if value is None else value for name, value in given.items()}
@@ -159,7 +159,7 @@ class StoreChoice(_Section):
 
 
 class SourceCoordination(_Section):
-    """Who works on what: the store of partitions, and what sources in it are called."""
+    """The store of partitions, and the names of the sources in it."""
 
     partition_prefix: str = Field(
         default="",
@@ -233,12 +233,12 @@ class SourceCoordination(_Section):
 
     @property
     def prefix(self) -> str | None:
-        """As coordinators take it."""
+        """The prefix as coordinators take it."""
         return self.partition_prefix or None
 
     @property
     def limits(self) -> CoordinatorLimits:
-        """What a coordinator goes by."""
+        """The limits of a coordinator."""
         return CoordinatorLimits(
             lease_seconds=self.lease_seconds,
             max_attempts=self.max_attempts,

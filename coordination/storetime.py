@@ -1,21 +1,21 @@
-"""The time of the store, which all who share it agree on, as far as it can be known.
+"""The store's time, on which all programs that share the store agree, as an interval.
 
-A store answers with its `Date`, in whole seconds. Between answers time is carried on with
-the machine's own running clock. What a program knows is an interval:
+A store answers with its `Date`, in whole seconds. Between answers the machine's monotonic clock
+carries the time on. A program knows an interval:
 
     sent ───────► the store reads its clock, cuts it to seconds ───────► arrived
 
-so at `sent` it was at most `date` + 1 s, at `arrived` at least `date`. Who holds a lease
-must not think it is earlier than it is, who takes one not that it is later; each reckons
-with its end. Answers that took longer than 2 s are not used; before the first that is, no
-time is known and nothing is held or taken. A store without a clock of its own, a folder,
-has the machine's.
+At `sent` the time was at most `date` + 1 s, at `arrived` at least `date`. The holder of a lease
+must not assume an earlier time than the true one, and a process that wants to take the lease
+must not assume a later one; each uses the end that is safe for it. Answers that took longer
+than 2 s are not used. Before the first usable answer no time is known, and nothing is held or
+taken. A store without a clock of its own, a folder, has the machine's.
 
-Seconds that are cut leave a wide interval, and an answer at the beginning of a second says
-more than one at its end. So each end is the best of what the last two minutes' answers
-say: with many answers they come close, and neither leaps back by a second with the next answer.
-Older ones are not used, since the machine's clock runs at its own rate; and none before one
-that contradicts them, since then the store's clock was set.
+The cut to seconds makes the interval wide, and an answer at the beginning of a second says more
+than one at its end. Each end is therefore the best that the answers of the last two minutes
+give. With many answers the interval becomes narrow, and neither end moves back by a second with
+the next answer. Older answers are not used, since the machine's clock runs at its own rate.
+Answers before one that contradicts them are not used either, since the store's clock was set.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ _NEVER_MS = 1 << 62
 
 
 class StoreTime:
-    """`newest` gives the last answer's `Date`; it is None if the store has no clock of its own."""
+    """The interval of the store's time.
+
+    `newest` gives the last answer's `Date`; it is None if the store has no clock of its own.
+    """
 
     def __init__(self, clock: Clock, newest: Callable[[], DateSample | None] | None) -> None:
         self._clock = clock
@@ -43,12 +46,12 @@ class StoreTime:
 
     @property
     def known(self) -> bool:
-        """Whether there is any idea of it."""
+        """Whether any time is known."""
         self._look()
         return self._newest is None or self._last is not None
 
     def at_most_ms(self) -> int:
-        """The store's clock is not beyond this: what a holder reckons with."""
+        """The latest time, in ms, that the store's clock may show; holders of leases use it."""
         self._look()
         if self._newest is None:
             return self._clock.now_ms()
@@ -56,7 +59,7 @@ class StoreTime:
         return _NEVER_MS if ahead is None else self._now() - ahead
 
     def at_least_ms(self) -> int:
-        """The store's clock is there or beyond: what a taker reckons with."""
+        """The earliest time, in ms, that the store's clock may show; claimants use it."""
         self._look()
         if self._newest is None:
             return self._clock.now_ms()
@@ -67,7 +70,7 @@ class StoreTime:
         return round(self._clock.monotonic() * 1000)
 
     def _look(self) -> None:
-        """Takes the newest answer in, if there is another that is of use."""
+        """Uses the newest answer, if there is another that is usable."""
         newest = None if self._newest is None else self._newest()
         if newest is None or newest is self._last:
             return
@@ -86,7 +89,7 @@ class StoreTime:
 
 
 class _Best:
-    """The highest of the numbers of the last one to two `WINDOW_SECONDS`."""
+    """The highest number added in the last one to two `WINDOW_SECONDS`."""
 
     def __init__(self) -> None:
         self._since = 0.0
@@ -94,21 +97,21 @@ class _Best:
         self._before: int | None = None
 
     def add(self, number: int, at: float) -> None:
-        """A number that came `at` a second of the running clock."""
+        """Adds a number at the second `at` of the monotonic clock."""
         if self._now is None or at - self._since >= WINDOW_SECONDS:
             stale = at - self._since >= 2 * WINDOW_SECONDS
             self._since, self._before, self._now = at, None if stale else self._now, number
         self._now = max(self._now, number)
 
     def sum_with(self, other: _Best) -> int:
-        """Of both bests; neither is None."""
+        """The sum of both highest numbers; both must exist."""
         assert self.best is not None
         assert other.best is not None
         return self.best + other.best
 
     @property
     def best(self) -> int | None:
-        """None before the first."""
+        """The highest number; None before the first."""
         if self._now is None or self._before is None:
             return self._now
         return max(self._now, self._before)

@@ -1,1 +1,1 @@
-"""What operators see (`overview`) and do (`admin`), of partitions and of named leases alike."""
+"""How operators inspect (`overview`) and change (`admin`) partitions and named leases."""

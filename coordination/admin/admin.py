@@ -1,8 +1,9 @@
-"""What operators do with leases: list and look at them, free, reopen, fail, purge them.
+"""What operators do with leases: list, inspect, free, reopen, fail and purge them.
 
-Sources with named leases come before partitions; each by source, then by key. An act is a
-compare-and-swap of what was looked at: where somebody holds a lease, `force` is needed, and
-without it the answer says who, also if it was taken only a moment ago. Every act may be repeated.
+Lists show named leases before partitions, each ordered by source, then by key. Every action is
+a compare-and-swap of the version that was looked at. An action on a lease that somebody holds
+needs `force`; without it, the error names the holder, even if the lease was taken only a moment
+ago. Every action may be repeated.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _LOOKED_AT: Final = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which leases to list; None and 0 are all of them."""
+    """Which leases to list; a field that is None, or 0, excludes none."""
 
     source: str | None = None
     status: Status | None = None
@@ -48,7 +49,7 @@ class Wanted:
     """Of that age, at least."""
 
     def fits(self, entry: Entry) -> bool:
-        """Whether an entry is among them."""
+        """Whether the filter includes an entry."""
         return (
             (self.source is None or entry.source == self.source)
             and (self.status is None or entry.status is self.status)
@@ -59,21 +60,21 @@ class Wanted:
 
 
 class Entries(NamedTuple):
-    """Some leases, and what to pass for those behind them; None at the end."""
+    """One page of leases, and the `after` of the next page; None at the end."""
 
     entries: list[Entry]
     after: str | None
 
 
 class LeaseAdmin:
-    """Over one store's partitions and named leases."""
+    """The actions of operators on one store's partitions and named leases."""
 
     def __init__(self, partitions: PartitionStore, named: StoredLeases) -> None:
         self._partitions = partitions
         self._named = named
 
     async def page(self, wanted: Wanted, *, after: str | None = None, limit: int = 100) -> Entries:
-        """At most `limit` leases behind `after`; fewer, even none, does not mean the end.
+        """Returns at most `limit` leases behind `after`; a short page need not be the last one.
 
         Raises `InvalidCursor`, `StoreUnavailable`, `Damaged`.
         """
@@ -89,7 +90,7 @@ class LeaseAdmin:
         return Entries(found, None)
 
     async def show(self, source: str, key: str) -> Entry:
-        """One lease. Raises `NotFound`, `StoreUnavailable`, `Damaged`."""
+        """Returns one lease. Raises `NotFound`, `StoreUnavailable`, `Damaged`."""
         stored = await self._named.get(source, key)
         if stored is not None:
             return self._of_named(stored)
@@ -98,9 +99,9 @@ class LeaseAdmin:
     async def reset(
         self, source: str, key: str, *, forget: bool = False, force: bool = False
     ) -> Entry:
-        """Free at once, whatever it was; with `forget` also without progress.
+        """Frees a lease at once, whatever its status; with `forget` its progress is dropped too.
 
-        Raises `Conflict` if somebody holds it and `force` is not said, and as `show`.
+        Raises `Conflict` if somebody holds the lease and `force` is not set, and as `show`.
         """
         stored = await self._named.get(source, key)
         if stored is not None:
@@ -113,7 +114,7 @@ class LeaseAdmin:
         return await self._change(source, key, change)
 
     async def reopen(self, source: str, key: str) -> Entry:
-        """What had ended is free again, with its progress.
+        """Frees a partition that had ended; its progress stays.
 
         Raises `Conflict` if somebody holds it, `InvalidInput` for a named lease, and as `show`.
         """
@@ -132,7 +133,10 @@ class LeaseAdmin:
         return await self._change(source, key, change)
 
     async def fail(self, source: str, key: str, *, reason: str, force: bool = False) -> Entry:
-        """FAILED with a reason, until it is reset or reopened. Raises as `reset` and `reopen`."""
+        """Makes a partition FAILED until it is reset or reopened.
+
+        Raises as `reset` and `reopen`.
+        """
         await self._refuse_named(source, key)
         if not reason.strip():
             raise InvalidInput("the reason is empty", field="reason", hint="Say why it failed.")
@@ -148,7 +152,10 @@ class LeaseAdmin:
         return await self._change(source, key, change)
 
     async def purge(self, source: str, *, older_than_ms: int) -> int:
-        """Removes COMPLETED partitions that ended so long ago; how many. Raises as `show`."""
+        """Removes partitions that were COMPLETED that long ago; returns how many.
+
+        Raises as `show`.
+        """
         await self._partitions.counts(source)  # so that the store's time is known
         return await self._partitions.purge(source, self._now_ms() - older_than_ms)
 

@@ -1,10 +1,11 @@
-"""A lease as operators see it, whichever kind it is: one shape for lists, pages and programs.
+"""A lease as operators see it: one shape for both kinds, in lists, pages and programs.
 
     kind      `partition` (work in a partition store) or `lock` (a named lease of nodes and runs)
-    lag       for how long the work is due and not done: free or held since it came to be
-              available, FAILED since it failed; none of what is COMPLETED or not due yet
-    age       since it was made
-    held      whether an owner has it by any clock: acting on it takes it from somebody
+    lag       for how long the work has been due and is not done: for a free or held lease since
+              the work became available, for a FAILED one since it failed; a COMPLETED lease,
+              and one that is not due yet, has no lag
+    age       the time since the lease was made
+    held      whether an owner has the lease by any clock; acting on it takes it from that owner
 
 Times are milliseconds of the clock of the store that has the lease.
 """
@@ -23,7 +24,7 @@ from coordination.storetime import StoreTime
 
 
 class Kind(StrEnum):
-    """What a lease is of."""
+    """What a lease protects."""
 
     PARTITION = "partition"
     LOCK = "lock"
@@ -31,7 +32,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One lease as it stands, `age_ms` and `lag_ms` at the time it was looked at."""
+    """One lease; `age_ms` and `lag_ms` are as of the moment when it was read."""
 
     kind: Kind
     source: str
@@ -54,7 +55,10 @@ class Entry:
     progress: str | None = None
 
     def spelled(self, *, whole: bool) -> dict[str, Any]:
-        """As JSON, the same keys for every lease; `whole` adds its progress, which may be long."""
+        """The entry as JSON, with the same keys for every lease.
+
+        `whole` adds the progress, which may be long.
+        """
         row = {
             "kind": self.kind.value,
             "source": self.source,
@@ -79,7 +83,7 @@ class Entry:
 
 
 def of_partition(partition: Partition, time: StoreTime) -> Entry:
-    """A partition, seen now. `time` must be known, as it is after any answer of the store."""
+    """The entry of a partition, seen now. `time` is known after any answer of the store."""
     now_ms = time.at_least_ms()
     return Entry(
         Kind.PARTITION,
@@ -105,7 +109,7 @@ def of_partition(partition: Partition, time: StoreTime) -> Entry:
 
 
 def of_named(source: str, key: str, lease: LeaseRecord, time: StoreTime) -> Entry:
-    """A named lease, seen now; `key` is its partition as text."""
+    """The entry of a named lease, seen now; `key` is its partition as text."""
     now_ms = time.at_least_ms()
     owned = lease.owner is not None
     return Entry(

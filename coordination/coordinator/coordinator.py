@@ -33,10 +33,11 @@ from logstore.errors import InvalidInput, TailraceError
 
 
 class Coordinator:
-    """`identity` is the host's name, or a configured one that no other process has.
+    """The partitions of one process; `identity` is its host's name or a configured, unique one.
 
-    With `configured` the leases of earlier processes of that identity are taken at once: they
-    are surely gone. Two processes that share one by mistake do not fight: the later one wins.
+    With `configured`, leases of earlier processes of that identity are taken at once, because
+    those processes have ended. If two processes have one identity by mistake, they do not take
+    leases from each other in turns: the later process wins.
     """
 
     def __init__(
@@ -66,12 +67,12 @@ class Coordinator:
 
     @property
     def last_error(self) -> str | None:
-        """Of the last heartbeat, balancing or hand-over: a store that was away."""
+        """The last error of heartbeat, balancing or hand-over, such as an unavailable store."""
         return self._manager.last_error
 
     @property
     def counters(self) -> Mapping[str, CoordinationCounters]:
-        """By source."""
+        """The counters of this process by source."""
         return {work.source: work.counters for work in self._work.values()}
 
     def work(
@@ -83,11 +84,12 @@ class Coordinator:
         balance: bool = True,
         rotate: bool = False,
     ) -> WorkQueue:
-        """The work of type `kind`, once for each.
+        """Returns the work queue of type `kind`; call it once for each type.
 
-        `spread` for types without an order among partitions: workers begin in different places.
-        `balance` keeps to the fair share; with `rotate` the coordinator itself takes from the
-        workers what others should have, else it only asks (`Lease.asked_back`).
+        `spread` is for types whose partitions have no order: workers begin in different places.
+        `balance` keeps each worker to its fair share. With `rotate` the coordinator itself takes
+        the partitions that others are entitled to from its workers; without it, the coordinator
+        only asks for them (`Lease.asked_back`).
         """
         if kind in self._work:
             raise InvalidInput(f"there is work of type {kind!r} already", field="type")
@@ -105,15 +107,15 @@ class Coordinator:
         return self._work[kind]
 
     async def run(self) -> None:
-        """Keeps what is held and balances it, until stopped."""
+        """Renews the leases of this process and balances them, until `stop` is called."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._manager.run())
             group.create_task(self._balance())
 
     async def stop(self) -> None:
-        """Acquires no more, hands over what is held, with its progress and without an attempt.
+        """Stops acquiring and hands over all leases, with progress and without counting an attempt.
 
-        Raises nothing: what a store that is away does not hear of runs out.
+        Raises nothing: a lease whose hand-over does not reach the store expires.
         """
         await self._manager.stop()
         for work in self._work.values():

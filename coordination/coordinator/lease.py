@@ -1,16 +1,17 @@
-"""A partition that this process holds, and what it may do with it.
+"""A lease that this process holds on a partition, and what its worker may do with it.
 
     held ──save, renew, wait for acknowledgements──► held
      │ └──complete, close, give up, fail, delete──► over
-     └──somebody else's, deleted, or 2 s before its time ends──► lost
+     └──another owner's, deleted, or 2 s before its time ends──► lost
 
-Every write is conditional on the version that was read or written last, and so on owner and
-epoch. The worker and the heartbeat write under one lock. A write whose outcome is not known,
-as its answer was lost or its caller cancelled, is looked for before the next: to ask for the
-same end again is safe, and a save that happened does not make the next one fail.
+Every write is conditional on the version that was read or written last, and thereby on owner
+and epoch. The worker and the heartbeat write under one lock. The outcome of a write is unknown
+if its answer was lost or its caller was cancelled. The next write then first looks whether that
+one happened. A repeated request for the same end is therefore safe, and a save that did happen
+does not make the next one fail.
 
-`valid()` is asked before each effect; what the effect changes should know `epoch` and refuse
-lower ones, since no lease alone is exact.
+A worker asks `valid()` before each effect. No lease alone makes an effect exact, so the target
+of the effect should store `epoch` and refuse lower ones.
 """
 
 from __future__ import annotations
@@ -45,12 +46,13 @@ Wanted: TypeAlias = Callable[[Partition, int], Partition]
 
 
 class Lease:
-    """One lease. The heartbeat keeps it until it is ended, so end it, whatever happens.
+    """One lease. The heartbeat renews it until it is ended, so a worker ends it in every case.
 
-    Verbs raise `LeaseLost` and `NotFound` once it is not ours any more: stop then.
+    All methods raise `LeaseLost` or `NotFound` once this process does not own the partition;
+    the worker then stops.
 
-    They raise `StoreUnavailable` (nothing was changed, ours as long as before),
-    `OutcomeUnknown` (ask again), `TooLarge`, `Damaged`.
+    They also raise `StoreUnavailable` (nothing changed, and the lease is valid for as long as
+    before), `OutcomeUnknown` (repeat the call), `TooLarge` and `Damaged`.
     """
 
     def __init__(
@@ -89,53 +91,57 @@ class Lease:
 
     @property
     def key(self) -> str:
-        """Its name within the source."""
+        """The partition's key within its source."""
         return self.partition.key
 
     @property
     def epoch(self) -> int:
-        """The fencing token: above that of every earlier owner."""
+        """The fencing token, which is above that of every earlier owner."""
         return self.partition.epoch
 
     @property
     def progress(self) -> str | None:
-        """As it was saved last, by us or by those before."""
+        """The progress that this or an earlier owner saved last."""
         return self.partition.progress
 
     def valid(self) -> bool:
-        """Whether it is ours, for 2 s more at least. Asked before each effect."""
+        """Whether the lease is valid for 2 s more at least. A worker asks before each effect."""
         return not self._handing_over and self._ours()
 
     def left_ms(self) -> int:
-        """For how long it is still valid, unless it is renewed."""
+        """Milliseconds for which the lease is still valid, unless it is renewed."""
         return left_ms(self.partition.until_ms, self._store.time.at_most_ms())
 
     async def save(self, progress: str | None) -> None:
-        """Keeps progress, and the lease for another timeout."""
+        """Saves progress and renews the lease for another timeout."""
         await self._change(lambda one, now: saved(one, progress, now + self._lease_ms), "saveState")
         self._waiting = False
         self.counters.saved += 1
 
     async def renew(self) -> None:
-        """The lease for another timeout; the heartbeat does it, too."""
+        """Renews the lease for another timeout, as the heartbeat does."""
         await self._renew(self._lease_ms)
         self._waiting = False
 
     async def wait_for_acknowledgements(self, seconds: float) -> None:
-        """Ours for `seconds` without the heartbeat, until saved, renewed or ended.
+        """Keeps the lease for `seconds` without the heartbeat, until it is saved, renewed or ended.
 
-        If nothing comes by then it is lost, and somebody starts from the progress saved last.
+        If none of these happens in that time, the lease is lost, and the next owner starts from
+        the progress that was saved last.
         """
         await self._renew(round(seconds * 1000))
         self._waiting = True
 
     async def complete(self) -> None:
-        """Done for good. Progress is kept."""
+        """Completes the partition for good; its progress is kept."""
         if await self._end(completed, "complete"):
             self.counters.completed += 1
 
     async def close(self, reopen_after_seconds: float, max_closed_count: int = 0) -> None:
-        """Done until then; for good with the close of that number, 0 is never."""
+        """Closes the partition until it is due again in `reopen_after_seconds`.
+
+        The close of number `max_closed_count` completes it for good; with 0 none does.
+        """
         after_ms = round(reopen_after_seconds * 1000)
 
         def wanted(one: Partition, now: int) -> Partition:
@@ -154,9 +160,9 @@ class Lease:
         later_seconds: float = 0.0,
         progress: str | None = None,
     ) -> None:
-        """Free for others with its progress, or the last that is given; no attempt is counted.
+        """Frees the partition without counting an attempt; `progress` replaces the old one.
 
-        One that was deleted is free of us, too.
+        It is no error if the partition was deleted meanwhile.
         """
         later_ms = round(later_seconds * 1000)
 
@@ -168,7 +174,7 @@ class Lease:
             self.counters.given_up += await self._end(wanted)
 
     async def fail(self, reason: str) -> None:
-        """It could not be done: tried again after a pause, FAILED after too many attempts."""
+        """Reports a failure: the partition is retried later, or FAILED after too many attempts."""
 
         def wanted(one: Partition, now: int) -> Partition:
             dice = self._entropy.getrandbits(_DICE_BITS) / (1 << _DICE_BITS)
@@ -182,7 +188,7 @@ class Lease:
             self.counters.failed += self.partition.status is Status.FAILED
 
     async def delete(self) -> None:
-        """Removes the partition. One that was removed is no error."""
+        """Removes the partition. It is no error if it was removed already."""
         async with self._lock:
             for _ in range(_TRIES):
                 self._require()
@@ -199,9 +205,10 @@ class Lease:
             raise self._gone_elsewhere()
 
     async def hand_over(self) -> None:
-        """Gives it up in any case: if the store does not hear of it, it is renewed no more.
+        """Gives the lease up in any case; if the store cannot be reached, it is not renewed again.
 
-        It is not valid from now on, and only then free: its worker may not know of this yet.
+        The lease becomes invalid first and is freed after that, since its worker may still be
+        unaware of the hand-over.
         """
         self._handing_over = True
         self.lost.set()
@@ -210,13 +217,13 @@ class Lease:
     # --- for the heartbeat ---------------------------------------------------------
 
     async def beat(self) -> None:
-        """Renews it if it is to be renewed. Raises nothing else than the verbs."""
+        """Renews the lease if it is due for renewal. Raises as the other methods."""
         fresh = self._unclear is None and self.left_ms() > self._lease_ms * 5 / 6
         if not self._waiting and not fresh and self.valid():
             await self._renew(self._lease_ms)
 
     def look_at_time(self) -> None:
-        """Loses it if its time is over."""
+        """Marks the lease as lost if its time is over."""
         if not self._over and self.left_ms() <= 0:
             self._lose()
 
@@ -226,7 +233,7 @@ class Lease:
         await self._change(lambda one, now: renewed(one, now + for_ms))
 
     async def _end(self, wanted: Wanted, action: Action | None = None) -> bool:
-        """Whether this is the first to hear of the end: that one counts it."""
+        """Whether this call is the first to learn that the lease ended, and so counts the end."""
         await self._change(wanted, action)
         self._finish()
         first, self._counted = not self._counted, True
@@ -270,7 +277,7 @@ class Lease:
         raise self._gone_elsewhere()
 
     async def _look(self) -> bool:
-        """Whether what is stored is what we tried to write. Raises if it is not ours."""
+        """Whether the store has what was last written. Raises if the lease is another owner's."""
         found = await self._store.get(self.partition.source, self.partition.key)
         attempt, self._unclear = self._unclear, None
         if found is None:
@@ -284,7 +291,7 @@ class Lease:
         return False
 
     def _has_ended(self, wanted: Wanted) -> bool:
-        """Whether it ended in the way that is asked for again; raises if in another."""
+        """Whether the lease ended as `wanted`; raises if it ended otherwise."""
         if self.partition.status is Status.ASSIGNED:
             return False
         self._finish()

@@ -1,10 +1,10 @@
-"""All that one process holds, and the heartbeat that keeps it, apart from the work.
+"""All leases that one process holds, and the heartbeat that renews them beside the work.
 
-Everything is renewed every third of the timeout, four times as often after an error, and all
-at once, so that a store may group the writes. What was saved just now is not renewed; what
-could not be renewed in time is lost 2 s before its time ends, by the clock and not by an
-answer. An acquire that broke off may have left partitions that nobody here knows of: the next
-one for that source looks for them first.
+All leases are renewed at the same moment, so that a store may group the writes: every third of
+the timeout, and four times as often after an error. A lease that was saved just now is skipped.
+A lease that could not be renewed in time is lost 2 s before its time ends. The clock decides
+this, not an answer of the store. An acquire that was interrupted may have taken partitions that
+this process does not know of; the next acquire of the same source looks for them first.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _AT_ONCE: Final = 500
 
 
 class LeaseManager:
-    """Takes partitions as `owner`, `identity/ULID of this process`."""
+    """Acquires and renews partitions as `owner`, `identity/ULID of this process`."""
 
     def __init__(
         self,
@@ -58,18 +58,18 @@ class LeaseManager:
 
     @property
     def stopping(self) -> bool:
-        """Whether nothing is taken any more."""
+        """Whether the manager is stopping and acquires nothing more."""
         return self._stopping
 
     def of(self, source: str) -> list[Lease]:
-        """What is held of a source, the longest held first."""
+        """The leases of a source, the one held longest first."""
         return sorted(
             [held for held in self._held.values() if held.partition.source == source],
             key=lambda held: held.since,
         )
 
     def succeeds(self, one: Partition) -> bool:
-        """Whether its owner was an earlier process of ours, that is surely gone."""
+        """Whether the partition's owner was an earlier process of this identity."""
         owner = one.owner if self._restarted else None
         return owner is not None and is_earlier_process(owner, self.owner)
 
@@ -88,7 +88,10 @@ class LeaseManager:
         max_attempts: int = 0,
         lease_ms: int | None = None,
     ) -> list[Lease]:
-        """Up to `count` partitions. Raises `StoreUnavailable`, `OutcomeUnknown`, `Damaged`."""
+        """Acquires up to `count` partitions.
+
+        Raises `StoreUnavailable`, `OutcomeUnknown`, `Damaged`.
+        """
         for_ms = self.limits.lease_ms if lease_ms is None else lease_ms
         async with self._acquiring[source]:
             if self._stopping:
@@ -107,20 +110,20 @@ class LeaseManager:
             return self._keep(brought.partitions, counters, for_ms)
 
     async def run(self) -> None:
-        """Keeps all that is held until stopped."""
+        """Renews all leases until the manager is stopped."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._beats())
             group.create_task(self._looks())
 
     async def beat(self) -> None:
-        """Renews all. A store that is away is tried again by the next."""
+        """Renews all leases once. The next beat retries what an unavailable store refused."""
         self.last_error = None
         held = list(self._held.values())
         for start in range(0, len(held), _AT_ONCE):
             await asyncio.gather(*[self._renew(one) for one in held[start : start + _AT_ONCE]])
 
     async def stop(self) -> None:
-        """Takes nothing more, and gives all up. Raises nothing: what stays runs out."""
+        """Stops acquiring and gives all leases up. Raises nothing: a lease that remains expires."""
         self._stopping = True
         for acquiring in list(self._acquiring.values()):
             async with acquiring:
@@ -130,7 +133,10 @@ class LeaseManager:
             await asyncio.gather(*[self.hand_over(one) for one in held[start : start + _AT_ONCE]])
 
     async def hand_over(self, held: Lease) -> None:
-        """Gives one up that a worker may still have. Raises nothing: what stays runs out."""
+        """Gives up a lease that a worker may still use.
+
+        Raises nothing: a lease that remains expires.
+        """
         try:
             await held.hand_over()
         except TailraceError as error:
@@ -153,7 +159,7 @@ class LeaseManager:
             await self.clock.sleep(max(min([_LOOK_SECONDS, *left]), 0.001))
 
     async def pause(self, seconds: float) -> None:
-        """So many seconds, or until stopped."""
+        """Waits that many seconds, or until the manager is stopped."""
         due = self.clock.monotonic() + seconds
         while not self._stopping and (left := due - self.clock.monotonic()) > 0:
             await self.clock.sleep(min(left, _LOOK_SECONDS))
@@ -210,7 +216,7 @@ class LeaseManager:
             del self._held[name]
 
     async def _left_over(self, source: str, only: str | None) -> list[Partition]:
-        """Partitions that an acquire of ours took without hearing of it."""
+        """Partitions that an acquire of this process took without receiving the answer."""
         found: list[Partition] = []
         after = None
         while True:

@@ -9,7 +9,7 @@ from coordination.partitions.partition import AGEING_MS
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorLimits:
-    """What a coordinator goes by. The lease's length and the owner's are Data Prepper's."""
+    """The limits of a coordinator; the length of leases is the one that Data Prepper has."""
 
     lease_seconds: float = 600.0
     """For how long a partition is its owner's; renewed three times as often."""
@@ -43,6 +43,6 @@ class CoordinatorLimits:
         return round(self.lease_seconds * 1000)
 
     def retry_ms(self, attempts: int, dice: float) -> int:
-        """The pause before attempt `attempts` + 1, half of it by `dice` of 0 to 1."""
+        """The pause in ms before attempt `attempts` + 1; `dice`, from 0 to 1, scales half of it."""
         doubled: float = self.retry_seconds * 2.0 ** min(attempts - 1, 60)
         return round(min(doubled, self.max_retry_seconds) * 1000 * (1 + dice) / 2)

@@ -1,7 +1,8 @@
-"""What is measured of leases, and what metrics call it: the same names wherever there are any.
+"""The metrics of leases, and their names: the same ones wherever leases are exported.
 
-All have the label `source`. Counters are Data Prepper's under its last words, and ours; names
-are without the prefix `tailrace_` and without the `_total` that the text format adds.
+All have the label `source`. Counters have the last words of Data Prepper's names, and some
+exist only here. Names lack the prefix `tailrace_`, and the suffix `_total` that the text format
+adds.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from coordination.counters import NAMES
 
 
 class Count(NamedTuple):
-    """A counter: the field of `CoordinationCounters`, its name and what it says."""
+    """A counter: the field of `CoordinationCounters`, its name and its help text."""
 
     field: str
     name: str
@@ -23,7 +24,7 @@ class Count(NamedTuple):
 
 
 class Measure(NamedTuple):
-    """A gauge: its name, what it says, and how it is read of partitioned work."""
+    """A gauge: its name, its help text, and how it is read from a work queue."""
 
     name: str
     help: str

@@ -3,18 +3,18 @@
 The state is the progress of the partition `{type}` of the source `[prefix|]name|GLOBAL`, a
 JSON object:
 
-    map          the supplier's own, for instance where a listing goes on
-    finished     whether it said that no more will come
-    supplied_ms  when it was last run to its end, by the store's clock
+    map          the supplier's own data, for instance where a listing continues
+    finished     whether the supplier said that no more partitions will come
+    supplied_ms  when the supplier last ran to its end, by the store's clock
 
-That partition is a lease like any other: it is kept by the heartbeat, given back when the
-supplier ends or raises, and free after its timeout if the process died. A supplier that
-outlived its lease makes nothing more and cannot write the state. The partition is never
-COMPLETED, so nothing purges it.
+That partition is leased like any other: the heartbeat renews the lease, it is given back when
+the supplier ends or raises, and it is free after its timeout if the process died. A supplier
+that outlived its lease makes no more partitions and cannot write the state. The partition is
+never COMPLETED, so nothing purges it.
 
-Partitions are made in batches while the supplier goes on, so many or of so many bytes of text
-that they fit into memory, and the map is written after each: what is in it when a partition is
-yielded is written once that partition is made.
+Partitions are made in batches while the supplier continues. A batch is limited in number and in
+bytes of text, so that it fits into memory. The map is written after each batch. What the map
+holds when a partition is yielded is therefore written once that partition is made.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ BATCH_CHARACTERS: Final = 8 << 20
 
 @dataclass(slots=True)
 class SharedState:
-    """What suppliers of a type know of each other; theirs to change, both fields."""
+    """The state that suppliers of a type share; a supplier may change both fields."""
 
     map: dict[str, Any] = field(default_factory=dict)
     """Anything JSON."""
@@ -52,7 +52,7 @@ Supplier: TypeAlias = Callable[[SharedState], AsyncGenerator[NewPartition, None]
 
 
 class Supply:
-    """The supplier of one type, in one process; None if partitions are made by hand."""
+    """Runs the supplier of one type in one process; without one, partitions are made by hand."""
 
     def __init__(
         self,
@@ -75,14 +75,14 @@ class Supply:
         self._not_before = {True: 0.0, False: 0.0}
 
     async def finished(self) -> bool:
-        """Whether a supplier of any process said that no more will come."""
+        """Whether a supplier of any process said that no more partitions will come."""
         if not self._finished:
             found = await self._manager.store.get(self._source, self._kind)
             self._finished = _decoded(found)[0].finished
         return self._finished
 
     async def finish(self) -> None:
-        """Says so, where partitions are made by hand. Raises `Conflict` while one supplies."""
+        """Declares that no more will be made by hand. Raises `Conflict` while a supplier runs."""
         if await self.finished():
             return
         held = await self._take()
@@ -98,7 +98,7 @@ class Supply:
         self._finished = True
 
     async def run(self, *, idle: bool) -> bool:
-        """Runs the supplier if it is time, more often for the idle; says whether it did.
+        """Runs the supplier if it is due, sooner for an `idle` worker; returns whether it ran.
 
         Raises what the supplier raises, and as `LeaseManager.acquire`.
         """
@@ -123,7 +123,7 @@ class Supply:
             self._running = False
 
     async def _wait_ms(self, *, idle: bool) -> int:
-        """For how long nobody is to run it yet."""
+        """Milliseconds for which no process is to run the supplier yet."""
         limits = self._manager.limits
         found = await self._manager.store.get(self._source, self._kind)
         state, supplied_ms = _decoded(found)
@@ -139,7 +139,7 @@ class Supply:
         return held[0] if held else None
 
     async def _supply_while(self, held: Lease, supplier: Supplier) -> bool:
-        """Whether it came to its end, not having lost the lease."""
+        """Whether the supplier came to its end without losing the lease."""
         try:
             await self._supply(held, supplier)
         except LeaseLost:

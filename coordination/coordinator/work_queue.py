@@ -32,10 +32,10 @@ _TRIES = 8
 
 
 class WorkQueue:
-    """Acquires partitions of a type, and acts on those that nobody here holds by their keys.
+    """Acquires partitions of a type, and changes partitions that this process does not hold.
 
-    All methods raise `StoreUnavailable`, `OutcomeUnknown`, `Damaged`; none takes them for
-    "no work". Made by `Coordinator.work`.
+    All methods raise `StoreUnavailable`, `OutcomeUnknown`, `Damaged`; none reports such an
+    error as "no work". `Coordinator.work` makes a work queue.
     """
 
     def __init__(
@@ -63,9 +63,9 @@ class WorkQueue:
         self._turn = asyncio.Lock()
 
     async def acquire(self, count: int = 1) -> list[Lease]:
-        """Up to `count` partitions, fewer or none if there are no more, or others need them.
+        """Acquires up to `count` partitions, or fewer if no more are free or others need them.
 
-        Asks the supplier if there is nothing, and now and then anyway; raises what that raises.
+        Runs the supplier if nothing is free, and otherwise at intervals; raises its errors.
         """
         await self.supply.run(idle=False)
         held = await self._acquire(count)
@@ -77,26 +77,26 @@ class WorkQueue:
         return held
 
     async def acquire_key(self, key: str) -> Lease | None:
-        """That one, whatever its place in the order, or None if it is not free."""
+        """Acquires the partition of that key, out of order; None if it is not free."""
         held = await self._take(1, only=key)
         return held[0] if held else None
 
     def held(self) -> list[Lease]:
-        """What this process holds, the longest held first."""
+        """The leases of this process, the one held longest first."""
         return self._manager.of(self.source)
 
     def oldest_seconds(self) -> float:
-        """For how long the longest held is held, 0 if nothing is."""
+        """Seconds for which the oldest lease is held; 0 without leases."""
         held = self.held()
         return self._manager.clock.monotonic() - held[0].since if held else 0.0
 
     def lag_seconds(self) -> float:
-        """For how long the work that is held and was due first is due, 0 if nothing is held."""
+        """Seconds since the held partition that was due first became due; 0 without leases."""
         due_ms = min([held.partition.available_ms for held in self.held()], default=None)
         return 0.0 if due_ms is None else max(self._store.time.at_least_ms() - due_ms, 0) / 1000
 
     async def finished(self) -> bool:
-        """Whether all is COMPLETED or FAILED, and no more partitions will come."""
+        """Whether all partitions are COMPLETED or FAILED, and no more will come."""
         if not await self.supply.finished():
             return False
         counts = await self._store.counts(self.source)
@@ -104,7 +104,7 @@ class WorkQueue:
         return left <= {Status.COMPLETED, Status.FAILED}
 
     async def wait_finished(self) -> None:
-        """Returns once `finished`. Somebody has to work meanwhile."""
+        """Returns once `finished`. Another task has to do the work meanwhile."""
         while not await self.finished():
             seconds = self._manager.limits.poll_seconds * self._manager.jitter()
             await self._manager.clock.sleep(seconds)
@@ -112,41 +112,44 @@ class WorkQueue:
     # --- by key --------------------------------------------------------------------
 
     async def create(self, new: Sequence[NewPartition]) -> list[str]:
-        """Makes those that are not there, giving their keys. Raises `InvalidInput`, `TooLarge`."""
+        """Makes those partitions that do not exist; returns their keys.
+
+        Raises `InvalidInput`, `TooLarge`.
+        """
         made = await self._store.create(self.source, new)
         self.counters.created += len(made)
         return made
 
     async def get(self, key: str) -> Partition | None:
-        """As it stands."""
+        """Returns the partition of that key as it is stored."""
         return await self._store.get(self.source, key)
 
     async def page(
         self, *, status: Status | None = None, after: str | None = None, limit: int = 1000
     ) -> Page:
-        """Those of a status, or all, in the order of their keys behind `after`."""
+        """Partitions of a status, or all, in the order of their keys behind `after`."""
         return await self._store.page(self.source, status=status, after=after, limit=limit)
 
     async def reopen(self, key: str) -> Partition:
-        """Free again at once with its progress, after it was closed, completed or FAILED.
+        """Frees a partition that was closed, COMPLETED or FAILED; its progress stays.
 
         Raises `NotFound`, and `Conflict` if it is held or free.
         """
         return await self._changed(key, _reopened)
 
     async def reset(self, key: str, *, forget: bool = False) -> Partition:
-        """Free again at once, whatever it was; `forget` drops its progress. Raises `NotFound`.
+        """Frees a partition at once, whatever its status; `forget` drops its progress.
 
-        A worker that holds it loses it.
+        A worker that holds the partition loses it. Raises `NotFound`.
         """
         return await self._changed(key, lambda one, now: reset(one, now, forget=forget))
 
     async def fail(self, key: str, reason: str) -> Partition:
-        """FAILED until somebody resets or reopens it. Raises `NotFound`."""
+        """Makes a partition FAILED until it is reset or reopened. Raises `NotFound`."""
         return await self._changed(key, lambda one, now: ruled_out(one, reason, now))
 
     async def delete(self, key: str) -> None:
-        """Removes it, whoever holds it. Raises `NotFound`."""
+        """Removes a partition, even if somebody holds it. Raises `NotFound`."""
         for _ in range(_TRIES):
             try:
                 await self._store.delete(await self._found(key))
@@ -157,7 +160,7 @@ class WorkQueue:
         raise Conflict(f"{key!r} of {self.source!r} changes all the time")
 
     async def purge(self, older_seconds: float) -> int:
-        """Removes what was COMPLETED so long ago, giving the number."""
+        """Removes partitions that were COMPLETED that long ago; returns how many."""
         before_ms = self._store.time.at_least_ms() - round(older_seconds * 1000)
         return await self._store.purge(self.source, before_ms)
 

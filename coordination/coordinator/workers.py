@@ -1,17 +1,19 @@
-"""Who works on a type, and how much of it is whose: the fair share.
+"""The workers of a type, and the fair share of its partitions that each may hold.
 
 A process that acquires registers itself as the partition `{type}/{owner}` of the source
-`[prefix|]name|WORKERS`, a lease of `worker_seconds`, with what it holds and whether it wants
-more as its progress. Three times in that time it says so again and looks at the others:
+`[prefix|]name|WORKERS`, a lease of `worker_seconds`. The progress of that partition is what the
+process holds and whether it wants more. Three times per lease the process writes this again and
+reads that of the others:
 
-    share       all that is held or free, poured evenly over the workers; who holds less and
-                wants no more is full. Nobody acquires beyond share + 1, nor beyond the share
-                while one who wants more holds less than it: of two partitions each of two has one
-    too much    what is above that while others want more is asked back
-    too long    what is held for longer than `rotate_seconds` is asked back while others wait
+    share       all partitions that are held or free, distributed evenly over the workers; a
+                worker that holds less and wants no more keeps what it has. No worker acquires
+                beyond share + 1, nor beyond the share while a worker that wants more holds less
+                than its share: of two partitions two workers get one each
+    too much    partitions above that are asked back while others want more
+    too long    a partition held longer than `rotate_seconds` is asked back while others wait
 
-Shares are of what was last seen: they even out within some beats, and are no promise for a
-moment. Nothing is lost if they are wrong, as leases alone say what is whose.
+Shares follow from what was last seen. They become even within some beats and are not exact at
+any moment. Wrong shares lose nothing, since only leases say who owns a partition.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ _LOOK_AGAIN_SECONDS: Final = 1.0
 def fair_level(total: int, demands: Sequence[float]) -> float:
     """The level to which `total` fills workers evenly, none beyond its demand.
 
-    Max-min fairness: filled up are the modest first (Bertsekas and Gallager, Data Networks, 6.5.2).
+    This is max-min fairness: the smallest demands are met first (Bertsekas and Gallager, Data
+    Networks, 6.5.2).
     """
     left = float(total)
     for filled, demand in enumerate(sorted(demands)):
@@ -55,7 +58,7 @@ def fair_share(total: int, demands: Sequence[float]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What was seen of a type: its share for each who wants more, with CLOSED ones and without."""
+    """What was seen of a type: its share for each worker, with and without CLOSED partitions."""
 
     share: int
     busy_share: int
@@ -68,20 +71,20 @@ class View:
     seen: float
 
     def may_hold(self, share: int) -> int:
-        """How many one may hold of a share, without keeping others from theirs."""
+        """How many partitions one worker may hold of a share without keeping others from theirs."""
         return share if self.least < share else share + 1
 
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """What another worker said of itself."""
+    """What another worker published about itself."""
 
     held: int
     wants: bool
 
     @property
     def demand(self) -> float:
-        """How many it may take."""
+        """How many partitions that worker may take."""
         return math.inf if self.wants else self.held
 
 
@@ -123,17 +126,20 @@ class Workers:
         return max(min(count, left), 0)
 
     def look_again(self) -> None:
-        """What was seen is not how it is."""
+        """Discards what was seen, since it is out of date."""
         self._stale = True
 
     @property
     def owed(self) -> bool:
-        """Whether others that are at work hold what will be asked back from them for us."""
+        """Whether active workers hold partitions that will be asked back for this process."""
         view = self._view
         return view is not None and view.workers > 1 and self._held() < view.sure
 
     async def beat(self) -> None:
-        """Says that we are there, looks at the others, asks back. Raises as the store."""
+        """Registers this worker, reads the others, and asks partitions back.
+
+        Raises as the store.
+        """
         if self._view is None:
             return  # nobody has asked for work yet
         await self._see()
@@ -146,7 +152,7 @@ class Workers:
                 await self._manager.hand_over(held)
 
     async def leave(self) -> None:
-        """Is no worker any more. Raises as the store."""
+        """Removes the registration of this worker. Raises as the store."""
         if self._asked == -math.inf:
             return  # it never was one
         found = await self._manager.store.get(self._source, self._prefix + self._manager.owner)
@@ -213,7 +219,7 @@ class Workers:
         return held[0]
 
     async def _others(self) -> list[_Said]:
-        """What each of the others said; forgets those that are gone."""
+        """What each other worker published; those whose registration ended are removed."""
         others: list[_Said] = []
         after: str | None = self._prefix
         while after is not None:

@@ -1,18 +1,22 @@
 """A search for free partitions: queries of the index, then conditional writes in parallel.
 
-What is done for `count` leases, where nobody else is at it: three queries at a time, one
-addition to the counter of epochs, `count` writes. With `spread` READY is one part of
-`SHARDS`, picked by chance, and within each head the ones that are tried are picked by chance
-too, half of them at most at a time; who meets another keeps what it won, and asks for no
-more: so workers seldom meet, and part. Where a part has too little, the others are looked at.
-Without, READY is all parts, and the order is that of `transitions.chosen`; but of
-WAITING and ASSIGNED only some hundreds that were due first are compared with each other.
+An acquire of `count` leases without competition makes three queries at a time, one addition to
+the counter of epochs, and `count` writes.
 
-What was won is given whatever else failed; a search that won nothing and failed raises.
+With `spread`, READY is one of `SHARDS` parts, chosen at random. Partitions to try are chosen at
+random within each head too, at most half of them at a time. A worker that meets another keeps
+what it won and asks for no more, so that workers seldom meet and then separate. Where one part
+has too little, the others are searched.
+
+Without `spread`, READY is all parts, and the order is that of `transitions.chosen`; but only
+some hundreds of those WAITING and ASSIGNED partitions that were due first are compared.
+
+A search returns what it won even if other parts of it failed. A search that won nothing and
+failed raises.
 
 The heads of the index's queues are partitions that are free. The index follows the table with
-a delay, so what it says is a hint: an item may have another version by now, or not be there
-yet. The conditional write on the version that was seen decides.
+a delay, so an entry is a hint: the item may have another version by now, or be gone or not
+visible yet. The conditional write on the version that was seen decides.
 """
 
 from __future__ import annotations
@@ -58,9 +62,9 @@ class Head:
         owner: str | None = None,
         ordered: bool = False,
     ) -> None:
-        """Entries up to `upto`; of those whose owner begins with `owner`.
+        """Reads entries up to `upto` whose owner begins with `owner`.
 
-        With `ordered` no more is read than is wanted: it stands in the order it is wanted in.
+        With `ordered` no more is read than is wanted, since the index has the wanted order.
         """
         self._requests = requests
         self._claim = claim
@@ -70,7 +74,10 @@ class Head:
         self.drained = False
 
     async def fill(self, count: int, *, whole: bool = False) -> None:
-        """Reads until `count` free ones are found, or the `whole` range is. Raises as `ask`."""
+        """Reads until `count` free ones are found, or the `whole` range is read.
+
+        Raises as `ask`.
+        """
         while not self.drained and (whole or len(self.found) < count):
             answer = await self._requests.ask(
                 "query", "look for partitions", Limit=self._limit(count), **self._query
@@ -85,7 +92,7 @@ class Head:
                 self._query["ExclusiveStartKey"] = answer["LastEvaluatedKey"]
 
     def remove(self, taken: set[str]) -> None:
-        """These keys were tried."""
+        """Removes keys that were tried."""
         self.found = [one for one in self.found if one.key not in taken]
 
     def _limit(self, count: int) -> int:
@@ -93,7 +100,7 @@ class Head:
 
 
 def left_heads(requests: Requests, source: str, claim: Claim) -> list[Head]:
-    """What owners left behind, and what became due."""
+    """Heads of partitions whose owners have stopped, and of those that became due."""
     over = items.sortable(claim.at_least_ms - MARGIN_MS) + items.LAST
     due = items.sortable(claim.at_least_ms) + items.LAST
     found = [
@@ -107,7 +114,7 @@ def left_heads(requests: Requests, source: str, claim: Claim) -> list[Head]:
 
 
 def ready_head(requests: Requests, source: str, claim: Claim, shard: int, *, ordered: bool) -> Head:
-    """What is free for long, one part of it, by rank."""
+    """The head of one part of what has been free for long, by rank."""
     return Head(requests, claim, items.ready(source, shard), ordered=ordered)
 
 
@@ -132,14 +139,14 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Brought:
-    """What a search has so far."""
+    """What a search has won so far."""
 
     partitions: list[Partition] = field(default_factory=list)
     failed: list[Partition] = field(default_factory=list)
     errors: list[TailraceError] = field(default_factory=list)
 
     def result(self) -> Acquired:
-        """Raises the first error of a search that brought nothing."""
+        """The result. Raises the first error of a search that won nothing."""
         if self.errors and not (self.partitions or self.failed):
             raise self.errors[0]
         return Acquired(self.partitions, self.failed)
@@ -162,12 +169,12 @@ class Acquiring:
         self._met = False
 
     async def one(self, found: Partition | None) -> Acquired:
-        """That partition, if it is free."""
+        """Acquires that partition, if it is free."""
         await self._take(chosen([] if found is None else [found], self._claim, 1))
         return self._brought.result()
 
     async def search(self, count: int, *, spread: bool) -> Acquired:
-        """Up to `count`. Raises as `PartitionStore.acquire`."""
+        """Acquires up to `count` partitions. Raises as `PartitionStore.acquire`."""
         left = left_heads(self._requests, self._source, self._claim)
         shards = [
             ready_head(self._requests, self._source, self._claim, shard, ordered=not spread)
@@ -225,7 +232,7 @@ class Acquiring:
         (self._brought.partitions if won else self._brought.failed).append(stored)
 
     def _wanted(self, count: int, *, spread: bool) -> int:
-        """How many more. None where others want the same: what is won is enough."""
+        """How many more to acquire; none after a conflict with another worker, once one is won."""
         won = len(self._brought.partitions)
         parted = spread and self._met and won > 0
         return 0 if parted or self._brought.errors else count - won

@@ -1,6 +1,6 @@
-"""What DynamoDB's errors mean: whether the request did nothing, may have, or never will.
+"""The meaning of DynamoDB's errors: the request did nothing, may have happened, or cannot succeed.
 
-What happens on the way there, without an answer, means the same as on the way to S3.
+Errors of the connection mean the same as on the way to S3.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _HINTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a request gave no result. `item` is what a condition did not hold for."""
+    """Why a request gave no result. `item` is the one that did not fulfil a condition."""
 
     meaning: Meaning
     message: str
@@ -64,7 +64,7 @@ class Failure:
     item: Mapping[str, Any] | None = None
 
     def error(self, what: str) -> TailraceError:
-        """As ours, of a request that changed nothing."""
+        """The `TailraceError` of a request that changed nothing."""
         text = f"{what}: {self.message}"
         if self.code == "ValidationException":
             if "Item size" in self.message:

@@ -78,7 +78,7 @@ _NUMBERS: Final = {
 
 
 def hash_of(source: str) -> str:
-    """The hash key of a source's items; no source has that of the table's own items."""
+    """The hash key of a source's items; it never equals that of the table's own items."""
     return f"#{source}" if source.startswith("#") else source
 
 
@@ -88,12 +88,12 @@ def key_of(source: str, key: str) -> Item:
 
 
 def counter_key(source: str) -> Item:
-    """The primary key of what is known of a source as a whole."""
+    """The primary key of the item that a source has as a whole."""
     return {HASH: {"S": SOURCES}, RANGE: {"S": source}}
 
 
 def encode(partition: Partition, now_ms: int, ageing_ms: int, ttl_ms: int | None) -> Item:
-    """The item as it is stored at `now_ms`; `ttl_ms` None keeps what is COMPLETED."""
+    """The item as stored at `now_ms`; with `ttl_ms` None, COMPLETED items do not expire."""
     item = key_of(partition.source, partition.key)
     for name, field in _TEXTS.items():
         value = getattr(partition, field)
@@ -111,7 +111,7 @@ def encode(partition: Partition, now_ms: int, ageing_ms: int, ttl_ms: int | None
 
 
 def decode(item: Mapping[str, Mapping[str, str]]) -> Partition:
-    """The partition that an item holds. Raises `Damaged` for an item that is none of ours."""
+    """The partition that an item holds. Raises `Damaged` for an item of another shape."""
     try:
         source, key = item[HASH]["S"], item[RANGE]["S"]
         fields: dict[str, Any] = {
@@ -129,17 +129,17 @@ def decode(item: Mapping[str, Mapping[str, str]]) -> Partition:
 
 
 def ready(source: str, shard: int) -> str:
-    """The index key of what is free, one part of it."""
+    """The index key of one part of the partitions that are free."""
     return f"{source}|READY|{shard}"
 
 
 def waiting(source: str) -> str:
-    """The index key of what is free from some time on."""
+    """The index key of partitions that become free at a later time."""
     return f"{source}|WAITING"
 
 
 def assigned(source: str) -> str:
-    """The index key of what has an owner."""
+    """The index key of partitions that have an owner."""
     return f"{source}|ASSIGNED"
 
 

@@ -1,8 +1,8 @@
-"""From settings to the store of partitions in a table of DynamoDB.
+"""Opens the store of partitions in a table of DynamoDB from settings.
 
-The client is opened inside the running loop and closed with it. It makes each request once, as
-that of S3 does, and for the same reason: a second try of a conditional write would be refused
-by the first.
+The client is opened inside the running loop and closed with it. It sends each request once, as
+the client of S3 does, for the same reason: the first try of a conditional write would make the
+server refuse the second.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ async def open_client(
 
 
 def credentials_of(settings: DynamoDbSettings) -> Credentials:
-    """Those of the environment or the machine, and the role that is assumed with them."""
+    """The credentials of environment or machine, or of the role that is assumed with them."""
     return Credentials(
         S3Settings(
             region=settings.region,
@@ -95,9 +95,9 @@ async def open_dynamodb(
     tries: Tries = TRIES,
     time: StoreTime | None = None,
 ) -> AsyncIterator[DynamoPartitions]:
-    """The store, as long as the block runs, in the loop that runs it; its caller starts it.
+    """The store while the block runs, in the loop that runs the block; the caller starts it.
 
-    Asks the server nothing. Raises `InvalidInput` for settings that cannot be.
+    Sends nothing to the server. Raises `InvalidInput` for invalid settings.
     """
     async with open_client(settings, clock, CONNECTIONS) as client:
         requests = Requests(client, settings.table_name, clock, entropy, tries)

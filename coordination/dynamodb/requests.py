@@ -1,13 +1,13 @@
-"""Requests about one table, each tried a bounded number of times; and what is learned on the way.
+"""Requests about one table: bounded retries, counters, and samples of the server's time.
 
-Between tries it waits a random time of up to twice as long as before, so that clients who were
-throttled together do not come back together. What is throttled to the end is an error,
-`StoreUnavailable`: never an empty answer, and never tried for ever.
+Between tries the client waits a random time of up to twice the previous bound, so that clients
+that were throttled together do not return together. A request that is throttled to the end
+raises `StoreUnavailable`: its answer is never empty, and it is never retried without bound.
 
 - `ask` is for what may be done twice: reads, and adding to a counter whose gaps do no harm;
 - `write` is for a conditional write. A try without an answer is made again: if the first
-  happened, the condition refuses the second and shows the item, by whose version the caller
-  knows its own write.
+  happened, the condition refuses the second and returns the item, whose version tells the
+  caller that the write was its own.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NAME_THEIR_TABLES: Final = frozenset({"batch_get_item"})
 
 
 class Failed(Exception):
-    """A request that failed; never leaves the store."""
+    """A request that failed. The store translates it and never raises it to callers."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
@@ -39,9 +39,9 @@ class Failed(Exception):
 
 
 class Refused(Exception):
-    """The condition did not hold for `item`, None if there is none; never leaves the store.
+    """The condition did not hold for `item` (None: no item). The store never raises it to callers.
 
-    With `unclear` an earlier try of the same write may have happened.
+    With `unclear`, an earlier try of the same write may have happened.
     """
 
     def __init__(self, item: Mapping[str, Any] | None, *, unclear: bool) -> None:
@@ -51,7 +51,7 @@ class Refused(Exception):
 
 
 class Requests:
-    """Requests of one client about one table; counts them by operation, and refused writes."""
+    """The requests of one client about one table, counted by operation, and its refused writes."""
 
     def __init__(
         self, client: Any, table: str, clock: Clock, entropy: Entropy, tries: Tries = TRIES
@@ -67,7 +67,7 @@ class Requests:
         self.refused = 0
 
     async def once(self, operation: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """One try of one of botocore's operations. Raises `Failed`."""
+        """Sends one of botocore's operations once. Raises `Failed`."""
         async with self._slots:
             self.made[operation] = self.made.get(operation, 0) + 1
             sent = self._clock.monotonic()
@@ -86,7 +86,7 @@ class Requests:
             return dict(answer)
 
     async def ask(self, operation: str, what: str, **parameters: Any) -> dict[str, Any]:
-        """The answer of one of several tries. Raises `StoreUnavailable`, `InvalidInput`."""
+        """The answer, after several tries if needed. Raises `StoreUnavailable`, `InvalidInput`."""
         try:
             return await self.again(operation, **parameters)
         except Failed as failed:
@@ -107,7 +107,7 @@ class Requests:
         raise Failed(failure)
 
     async def write(self, operation: str, what: str, **parameters: Any) -> None:
-        """A write with a condition, done.
+        """Makes a conditional write.
 
         Raises `Refused`, `StoreUnavailable` if nothing was written, `InvalidInput`, `TooLarge`,
         `OutcomeUnknown`.

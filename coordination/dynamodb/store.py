@@ -1,8 +1,8 @@
 """`PartitionStore` on a table of DynamoDB.
 
-All reads but those of `acquire` are consistent. It looks into the index, which is behind the
-table by some moments, and decides by conditional writes: so it may miss what was just made or
-changed, and never gives out what it may not.
+All reads but those of `acquire` are consistent. `acquire` reads the index, which follows the
+table with a short delay, and decides by conditional writes. It may therefore miss a partition
+that was just made or changed, but it never gives out one that is not free.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class DynamoPartitions:
         *,
         time: StoreTime | None = None,
     ) -> None:
-        """`time` None is the server's, by the `Date` of its answers."""
+        """`time` None takes the server's time from the `Date` of its answers."""
         self.requests = requests
         self._table = table
         self._entropy = entropy
@@ -63,7 +63,7 @@ class DynamoPartitions:
             await self.sources()
 
     async def close(self) -> None:
-        """Whoever opened the client closes it."""
+        """Does nothing: the client's opener closes it."""
 
     async def create(self, source: str, new: Sequence[NewPartition]) -> list[str]:
         for one in new:
@@ -106,9 +106,9 @@ class DynamoPartitions:
                 raise outcome
 
     async def _there(self, source: str, keys: Sequence[str]) -> set[str]:
-        """Those surely there: a read is cheaper than a write that is refused.
+        """The partitions that certainly exist, since a read is cheaper than a refused write.
 
-        Consistent, since one that was deleted just now is to be made again.
+        The read is consistent, so that a partition that was deleted just now is made again.
         """
         table = self.requests.table
         wanted = {

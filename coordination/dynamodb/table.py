@@ -1,7 +1,8 @@
-"""The table: made if it is not there, and looked at before it is used.
+"""The table: created if it does not exist, and checked before it is used.
 
-Of the same shape as Data Prepper's: the same keys, the same index, the same TTL attribute, so
-either program can use a table that the other's settings made. Several nodes may make it at once.
+It has the same shape as Data Prepper's: the same keys, the same index, the same TTL attribute.
+Either program can therefore use a table that was made with the other's settings. Several nodes
+may create it at once.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ class Table:
         self._clock = clock
 
     async def ready(self) -> None:
-        """Returns once it can be used.
+        """Returns once the table can be used.
 
-        Raises `InvalidInput` for a table that is not there and may not be made, or is of another
-        shape; `StoreUnavailable`.
+        Raises `InvalidInput` for a table that does not exist and may not be created, or that has
+        another shape; `StoreUnavailable`.
         """
         about = await self._about()
         if about is None:
@@ -152,7 +153,7 @@ class Table:
 
 
 def _active(about: Mapping[str, Any]) -> bool:
-    """Whether table and index answer, and the index has all that is in the table."""
+    """Whether table and index answer, and the index covers the whole table."""
     indexes = about.get("GlobalSecondaryIndexes", [])
     ours = [one for one in indexes if one["IndexName"] == items.INDEX]
     states = [about["TableStatus"], *[one["IndexStatus"] for one in ours]]

@@ -1,7 +1,7 @@
 """Conditional writes of partitions, and of the counters of their epochs.
 
-Each version is another ULID, so a write whose answer was lost is found again: tried a second
-time it is refused, and the item that refuses it has the version that was to be written.
+Each version is a fresh ULID, so a write whose answer was lost can be recognised: the second try
+is refused, and the item that it meets has the version that was to be written.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ from logstore.errors import NotFound, OutcomeUnknown, PreconditionFailed, StoreU
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """How partitions are kept: what a step of priority is worth, and for how long COMPLETED are."""
+    """How partitions are stored: the weight of a priority step, and the TTL of COMPLETED ones."""
 
     ageing_ms: int
     ttl_ms: int | None = None
 
 
 class Writes:
-    """Writes to one table. Those of partitions raise `OutcomeUnknown` if nobody can know."""
+    """Writes to one table.
+
+    Writes of partitions raise `OutcomeUnknown` if the outcome stays unclear.
+    """
 
     def __init__(
         self, requests: Requests, time: StoreTime, clock: Clock, entropy: Entropy, keeping: Keeping
@@ -40,7 +43,7 @@ class Writes:
         self.keeping = keeping
 
     async def make(self, new: Partition) -> bool:
-        """Whether it was not there and now is."""
+        """Makes a partition; returns False if it existed already."""
         stored = self._fresh(new)
         try:
             await self._requests.write(
@@ -55,7 +58,7 @@ class Writes:
         return True
 
     async def replace(self, old: Partition, wanted: Partition) -> Partition:
-        """`wanted` in the place of `old`. Raises `NotFound`, `PreconditionFailed`."""
+        """Replaces `old` by `wanted`. Raises `NotFound`, `PreconditionFailed`."""
         assert (old.source, old.key) == (wanted.source, wanted.key)
         stored = self._fresh(wanted)
         try:
@@ -71,7 +74,7 @@ class Writes:
         return stored
 
     async def remove(self, old: Partition) -> None:
-        """Raises `NotFound`, `PreconditionFailed`."""
+        """Removes `old`. Raises `NotFound`, `PreconditionFailed`."""
         try:
             await self._requests.write(
                 "delete_item",
@@ -84,14 +87,14 @@ class Writes:
                 raise _lost(old, refused) from None
 
     async def register(self, source: str) -> None:
-        """The source is known by name; its counter stays as it is."""
+        """Records the name of the source; its counter stays as it is."""
         await self._count(source, 0)
 
     async def epochs(self, source: str, count: int, above: int) -> range:
-        """So many epochs that nobody had before, all higher than `above`.
+        """Returns `count` epochs that were never given out, all higher than `above`.
 
-        They come from the source's own counter, which outlives its partitions. Gaps do no harm,
-        so neither does a lost answer. A counter that somebody removed is set right.
+        The source has its own counter, which outlives its partitions. Gaps do no harm, so a lost
+        answer does none. If somebody removed the counter, it is restored.
         """
         last = await self._count(source, count)
         if last - count < above:
@@ -122,7 +125,7 @@ class Writes:
 
 
 def _unchanged(old: Partition) -> dict[str, Any]:
-    """That the item is still `old`: by its version, and with it by owner and epoch."""
+    """The condition that the item has the version of `old`, and thereby its owner and epoch."""
     condition = "#v = :v AND #e = :e AND "
     values = {":v": {"S": old.version}, ":e": {"N": str(old.epoch)}}
     if old.owner is None:
@@ -149,9 +152,9 @@ def _lost(old: Partition, refused: Refused) -> Exception:
 
 
 def _is_gone(old: Partition, refused: Refused) -> bool:
-    """Whether the partition was deleted, whoever did it, and perhaps made again.
+    """Whether the partition was deleted, by anybody, and perhaps made again.
 
-    Epochs only rise; one that is new has none.
+    Epochs only rise; a new partition has none.
     """
     if refused.item is None:
         return True
@@ -159,7 +162,7 @@ def _is_gone(old: Partition, refused: Refused) -> bool:
 
 
 def _is_in(refused: Refused, version: str) -> bool:
-    """Whether a try before wrote this version: it is there, or the newest replaced it."""
+    """Whether an earlier try wrote this version: the item has it, or replaced it."""
     return version in (_text(refused, items.VERSION), _text(refused, items.PREVIOUS))
 
 

@@ -1,6 +1,6 @@
-"""Leases of things that are one of a kind, an object each.
+"""Named leases: each protects a thing that exists once, and is an object of its own.
 
 record   the object, and the names of leases
-leases   takes, renews and releases them: what a process holds
-stored   all that there are, as operators see and free them
+leases   the leases of one process: acquired, renewed, released
+stored   all leases of a store, as operators see and free them
 """

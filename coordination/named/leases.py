@@ -1,11 +1,11 @@
-"""Taking, keeping and letting go of leases; one object of a process.
+"""Acquires, renews and releases the named leases of one process.
 
     acquire ──► held ──heartbeat every third of the timeout──► held ──► release
-                  └── somebody else's version, or 2 s before the timeout: not valid
+                  └── another owner's version, or 2 s before the timeout: not valid
 
-A holder stops 2 s before its timeout, a taker waits 2 s after it. Every write is
+A holder stops 2 s before its timeout, and a claimant waits until 2 s after it. Every write is
 conditional on the version that was read. An epoch is above the one before it and at least
-the store's time in milliseconds, so it rises also when the object was removed between.
+the store's time in milliseconds, so it also rises if the object was removed in between.
 """
 
 from __future__ import annotations
@@ -42,21 +42,24 @@ class NamedLease:
 
     @property
     def epoch(self) -> int:
-        """Above that of every earlier owner."""
+        """The fencing token, above that of every earlier owner."""
         return self.lease.epoch
 
     def owns(self, lease: LeaseRecord | None) -> TypeGuard[LeaseRecord]:
-        """Whether a version of the lease is of our time as its owner."""
+        """Whether that version of the lease was written while this process owned it."""
         ours = (self.lease.owner, self.lease.epoch)
         return lease is not None and (lease.owner, lease.epoch) == ours
 
     def valid(self) -> bool:
-        """Whether it is still ours, for 2 s more at least. Asked before each effect."""
+        """Whether the lease is valid for 2 s more at least. The owner asks before each effect."""
         return not self.lost and left_ms(self.lease.until_ms, self._time.at_most_ms()) > 0
 
 
 class NamedLeases:
-    """All leases of one process. `node` is who takes them; it may take its own earlier life's."""
+    """The leases of one process, acquired as `node`.
+
+    A process may take over the leases of earlier processes of its node.
+    """
 
     def __init__(
         self,
@@ -82,11 +85,11 @@ class NamedLeases:
 
     @property
     def held(self) -> Iterable[NamedLease]:
-        """All that this process has."""
+        """The leases that this process holds."""
         return self._held.values()
 
     async def acquire(self, name: LeaseName) -> NamedLease | None:
-        """The lease, or None while it is somebody else's or the time is not known.
+        """Acquires the lease; None while another owner has it or the time is not known.
 
         Raises `StoreUnavailable`, `OutcomeUnknown`, `Damaged`.
         """
@@ -119,7 +122,10 @@ class NamedLeases:
         return identity_of(found.value.owner)
 
     async def renew(self, held: NamedLease) -> bool:
-        """Whether it is ours for another timeout. Raises as `acquire`: ours as long as before."""
+        """Renews the lease; returns whether it is still this process'.
+
+        Raises as `acquire`; the lease is then valid for as long as before.
+        """
 
         async def prolong(found: LeaseRecord | None) -> LeaseRecord | None:
             if not held.owns(found):
@@ -135,9 +141,9 @@ class NamedLeases:
         return held.valid()
 
     async def release(self, held: NamedLease, *, forget: bool = False) -> None:
-        """Lets it go; with `forget` nothing is left in the store. Raises as `acquire`.
+        """Releases the lease; with `forget` its object is removed. Raises as `acquire`.
 
-        What cannot be written is let go by its timeout.
+        If the write fails, the lease ends by its timeout.
         """
         name = held.lease.name
         if self._held.get(name) is held:
@@ -160,7 +166,7 @@ class NamedLeases:
         counters.given_up += stored is not None and stored.written
 
     async def clear(self, source: str) -> None:
-        """Removes what nobody holds of a kind of lease that is made for each piece of work.
+        """Removes leases that nobody holds, for a source with a lease per piece of work.
 
         Raises `StoreUnavailable`, `Damaged`.
         """
@@ -173,13 +179,13 @@ class NamedLeases:
                     await self._store.delete([where])
 
     async def run(self) -> None:
-        """Renews what is held, until stopped."""
+        """Renews the leases until stopped."""
         while not self._stopping:
             await self._clock.sleep(self._timeout_ms / 3000)
             await self.renew_all()
 
     async def renew_all(self) -> None:
-        """One heartbeat. A store that is away is tried again by the next."""
+        """Renews all leases once. The next beat retries what an unavailable store refused."""
         self.last_error = None
         for held in list(self._held.values()):
             try:
@@ -189,7 +195,7 @@ class NamedLeases:
                 self.last_error = f"{held.lease.name.key}: {error}"
 
     async def stop(self) -> None:
-        """Ends `run` and lets everything go. Raises nothing: a lease that stays runs out."""
+        """Ends `run` and releases all leases. Raises nothing: a lease that remains expires."""
         self._stopping = True
         for held in list(self._held.values()):
             try:
@@ -205,7 +211,7 @@ class NamedLeases:
         return held
 
     def _lose(self, held: NamedLease, *, deleted: bool) -> None:
-        """It is somebody else's; or, if `deleted`, its object was deleted."""
+        """Drops a lease that another owner has or, if `deleted`, whose object was deleted."""
         held.lost = True
         counters = self.counters[held.lease.name.source]
         if deleted:

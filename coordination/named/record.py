@@ -36,14 +36,14 @@ _KNOWN = frozenset(_NAMES.split(" "))
 
 
 class LeaseName(NamedTuple):
-    """What is leased: a kind of work, and the parts of a name."""
+    """The name of a lease: a kind of work, and the parts that identify one piece of it."""
 
     source: str
     parts: tuple[str, ...]
 
     @property
     def key(self) -> str:
-        """Its object's key."""
+        """The key of the lease's object."""
         return keys.lease(self.source, self.parts)
 
     @property
@@ -76,7 +76,7 @@ class LeaseRecord:
 
 
 def encode_lease(lease: LeaseRecord, *, partition: str | None = None) -> bytes:
-    """The bytes of a lease; `partition` for who knows its key and not the names in it."""
+    """The bytes of a lease; `partition` is for a caller that knows only the key."""
     return orjson.dumps(
         {
             **lease.others,

@@ -1,7 +1,7 @@
-"""The named leases of `coordination.named`, as who operates them needs them: all, one, free it.
+"""All named leases of a store, for operators: list them, read one, free one.
 
-A key is that of the lease's object behind its source: encoded names with `/` between, which is
-what lists show. Nothing else can be reached by it.
+The key of a lease is the part of its object's key behind the source: encoded names with `/`
+between, as lists show it. No other object can be addressed by it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _KEY: Final = re.compile(rf"{_COMPONENT}(/{_COMPONENT})*")
 
 
 class StoredLease(NamedTuple):
-    """A named lease under its source and key, and the ETag to change it by."""
+    """A named lease with its source and key, and the ETag that a change is conditional on."""
 
     source: str
     key: str
@@ -48,11 +48,11 @@ class StoredLeases:
         self.time = time
 
     async def sources(self) -> list[str]:
-        """Kinds of work that there are leases of, sorted. Raises `StoreUnavailable`."""
+        """The sources that have leases, sorted. Raises `StoreUnavailable`."""
         return [name async for name in self._store.folders(keys.LEASES)]
 
     async def each(self, source: str, *, after: str = "") -> AsyncIterator[StoredLease]:
-        """Leases of a source by key, behind `after`. Raises `StoreUnavailable`, `Damaged`."""
+        """The leases of a source by key, behind `after`. Raises `StoreUnavailable`, `Damaged`."""
         prefix = keys.leases_of(source)
         waiting: list[str] = []
         async for info in self._store.list(prefix, after=prefix + after):
@@ -65,16 +65,16 @@ class StoredLeases:
             yield stored
 
     async def get(self, source: str, key: str) -> StoredLease | None:
-        """One of them, None if there is none. Raises `StoreUnavailable`, `Damaged`."""
+        """Returns one lease, None if there is none. Raises `StoreUnavailable`, `Damaged`."""
         if _SOURCE.fullmatch(source) is None or _KEY.fullmatch(key) is None:
             return None
         found = await self._document(source, key).read()
         return None if found is None else StoredLease(source, key, found.value, found.etag)
 
     async def free(self, stored: StoredLease) -> StoredLease:
-        """Takes it from whoever has it; a holder notices at its next heartbeat.
+        """Frees a lease; its holder notices at its next heartbeat.
 
-        Raises `PreconditionFailed` if it is another version by now, `StoreUnavailable`,
+        Raises `PreconditionFailed` if the lease changed meanwhile, `StoreUnavailable`,
         `OutcomeUnknown`.
         """
 

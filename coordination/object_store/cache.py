@@ -1,8 +1,8 @@
-"""What shards may take in memory: those that are kept and those under way, together.
+"""The memory that shards may take: those that are kept, and those that are being worked on.
 
-kept        those used last; others forget their rows as soon as memory is needed
-under way   being read or written, with their memory reserved: as many as half of the
-            limit holds, or one that needs more
+kept        the shards used last; others drop their rows as soon as memory is needed
+in work     shards being read or written, with their memory reserved: as many as fit into half
+            of the limit, or one that needs more
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ EXPANSION: Final = 5
 
 
 class Forgetful(Protocol):
-    """What holds rows."""
+    """An object that holds rows and can drop them."""
 
     def forget_rows(self) -> None:
-        """Keeps what is small of it."""
+        """Drops the rows, and keeps what is small."""
         ...
 
 
 class Cache:
-    """Least recently used ones forget their rows; the one that was used last never does."""
+    """Makes the least recently used holders drop their rows; never the one that was used last."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -37,21 +37,21 @@ class Cache:
         self._left = asyncio.Event()
 
     def used(self, holder: Forgetful, size: int) -> None:
-        """`holder` holds a shard that has `size` bytes of JSON."""
+        """Records that `holder` uses a shard with `size` bytes of JSON."""
         self.dropped(holder)
         self._sizes[holder] = size * EXPANSION
         self._held += size * EXPANSION
         self._shrink()
 
     def dropped(self, holder: Forgetful) -> None:
-        """`holder` holds none any more."""
+        """Records that `holder` holds no shard any more."""
         self._held -= self._sizes.pop(holder, 0)
 
     @asynccontextmanager
     async def reserved(self, holder: Forgetful, size: int) -> AsyncIterator[None]:
-        """Waits, first come first served, until `holder` may work on so many bytes of JSON.
+        """Waits, first come first served, until `holder` may work on that many bytes of JSON.
 
-        Who has reserved its part waits for no other.
+        A holder that has its reservation waits for no other.
         """
         needed = size * EXPANSION
         async with self._turn:

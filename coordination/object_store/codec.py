@@ -1,7 +1,7 @@
-"""How JSON lies in an object: small as it is, so that people can read it; large in a frame of zstd.
+"""The encoding of a shard's JSON: plain if it is small, so that people can read it; else zstd.
 
-Large ones are written often, by a supplier with each of its batches and by a worker with each
-acquisition, and have a tenth of their size then.
+A supplier writes large shards with each of its batches, and a worker with each acquisition.
+Compression reduces them to about a tenth.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _MAX_BYTES: Final = 1 << 30
 
 
 def compressed(json: bytes) -> bytes:
-    """The object's bytes."""
+    """Encodes JSON as the object's bytes."""
     if len(json) <= PLAIN_BYTES:
         return json
     return zstandard.ZstdCompressor(level=1, write_checksum=True).compress(json)
 
 
 def decompressed(where: str, body: bytes) -> bytes:
-    """The JSON in an object, which `where` names. Raises `Damaged`."""
+    """Decodes an object, which `where` names in errors. Raises `Damaged`."""
     if not body.startswith(_MAGIC):
         return body
     try:
@@ -41,5 +41,5 @@ def decompressed(where: str, body: bytes) -> bytes:
 
 
 def decompressed_bytes(body_bytes: int) -> int:
-    """About how much JSON is in an object of that size, rather more than less."""
+    """Estimates the size of the JSON in an object of that size; rather too high than too low."""
     return body_bytes * COMPRESSION

@@ -1,7 +1,7 @@
-"""All shards of a source, and what one LIST tells of them.
+"""All shards of a source, and what one LIST tells about them.
 
-A listing has every shard's ETag, so shards that did not change since we looked need no
-request, and those that do not exist have no partitions.
+A listing has every shard's ETag. A shard that did not change since it was read needs no
+request, and a shard without an object has no partitions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ AT_ONCE: Final = 8
 
 
 class ShardDirectory:
-    """A source as this process sees it."""
+    """The shards of a source as this process knows them."""
 
     def __init__(self, means: Means, source: Source) -> None:
         self.source = source
@@ -37,16 +37,16 @@ class ShardDirectory:
         self._prefix = keys.partitions_of(source.name)
 
     def writer_of(self, key: str) -> ShardWriter:
-        """The shard of a partition."""
+        """The writer of the shard that holds a key."""
         return self.writers[shard_of(key, self.source.shards)]
 
     def forget(self) -> None:
-        """Keeps nothing in memory."""
+        """Drops what is kept in memory."""
         for writer in self.writers:
             writer.forget()
 
     async def refresh(self) -> Sequence[str | None]:
-        """Learns which shards changed; their ETags, None without an object.
+        """Lists the shards' current ETags, None for a shard without an object.
 
         Raises `StoreUnavailable`.
         """
@@ -58,7 +58,7 @@ class ShardDirectory:
         return [None if info is None else info.etag for info in newest]
 
     async def summaries(self, ageing_ms: int | None = None) -> Sequence[Summary]:
-        """Of all shards, as they were at some time since the call.
+        """The summaries of all shards, as of some time since the call.
 
         Raises `StoreUnavailable`, `Damaged`.
         """
@@ -72,7 +72,7 @@ class ShardDirectory:
         return good(await each(known, self.writers))
 
     async def is_empty(self) -> bool:
-        """Whether it has no partition. Reads no more than it must.
+        """Whether the source has no partition; reads no more than it must.
 
         Raises `StoreUnavailable`, `Damaged`.
         """
@@ -89,7 +89,7 @@ class ShardDirectory:
 async def each(
     work: Callable[[T], Awaitable[U]], items: Iterable[T], at_once: int = AT_ONCE
 ) -> list[U | BaseException]:
-    """`work` on each, some at a time; all have ended when it returns. Raises nothing."""
+    """Runs `work` on each item, some at a time; returns when all have ended. Raises nothing."""
     places = asyncio.Semaphore(at_once)
 
     async def one(item: T) -> U:
@@ -110,9 +110,9 @@ def good(results: Iterable[U | BaseException]) -> list[U]:
 
 
 def written(results: Sequence[U | BaseException]) -> list[U]:
-    """As `good`, of writes that belong together.
+    """As `good`, for writes that belong together.
 
-    Raises `OutcomeUnknown` for `StoreUnavailable`, which would say that nothing was changed.
+    Raises `OutcomeUnknown` for `StoreUnavailable`, since other writes may have changed something.
     """
     try:
         return good(results)

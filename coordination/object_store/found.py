@@ -1,4 +1,4 @@
-"""What one acquire found so far, of which some parts may have gone wrong."""
+"""The result so far of one acquire, parts of which may have failed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from coordination.partitions.transitions import Claim
 
 
 class Found:
-    """Up to `count` leases for the claim, and the first error on the way."""
+    """Up to `count` leases for the claim, and the first error so far."""
 
     def __init__(self, claim: Claim, count: int) -> None:
         self.claim = claim
@@ -19,13 +19,13 @@ class Found:
 
     @property
     def missing(self) -> int:
-        """How many are still wanted."""
+        """How many leases are still wanted."""
         return self.count - len(self.taken)
 
     def result(self) -> Acquired:
-        """What was found. Raises the error if that is nothing.
+        """The result so far. Raises the error if there is no lease.
 
-        Leases must be told of in any case: nobody else would let them go.
+        Leases are returned in spite of an error: nobody else would give them back.
         """
         if self.error is not None and not self.taken:
             raise self.error

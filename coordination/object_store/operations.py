@@ -1,6 +1,6 @@
-"""What may be done to a shard. Each is decided against the shard as it is, as often as need be.
+"""The operations on a shard. Each is decided against the current shard, repeatedly if needed.
 
-`decide` changes the edit and gives the result, or raises `PreconditionFailed` or `NotFound`
+`decide` changes the edit and returns the result, or raises `PreconditionFailed` or `NotFound`
 before it changed anything.
 """
 
@@ -21,21 +21,24 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Operation(Protocol[T_co]):
-    """One caller's wish."""
+    """One operation that a caller submits."""
 
     @property
     def patient(self) -> bool:
-        """Whether it is decided again after a lost race; else its caller hears of that."""
+        """Whether the operation is decided again after a lost race.
+
+        Else its caller gets the error.
+        """
         ...
 
     def decide(self, edit: ShardEdit) -> T_co:
-        """Makes the change in `edit`."""
+        """Applies the change to `edit`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Make:
-    """Those that are not there. Gives the keys that it made."""
+    """Makes those partitions that do not exist. Gives the keys that it made."""
 
     new: Sequence[tuple[str, Stored]]
     patient: bool = True
@@ -51,7 +54,7 @@ class Make:
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """Up to `count` that are free for the claim, of `keys` if they are given."""
+    """Acquires up to `count` partitions that are free for the claim, of `keys` if given."""
 
     claim: Claim
     count: int
@@ -80,7 +83,7 @@ class Take:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """`wanted` in the place of `old`. Gives what is stored."""
+    """Replaces `old` by `wanted`. Gives what is stored."""
 
     old: Partition
     wanted: Partition
@@ -93,7 +96,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """`old` is gone."""
+    """Removes `old`."""
 
     old: Partition
     patient: bool = True
@@ -105,7 +108,7 @@ class Remove:
 
 @dataclass(frozen=True, slots=True)
 class Purge:
-    """COMPLETED ones that ended before a time are gone. Gives their number."""
+    """Removes partitions that were COMPLETED before a time. Gives their number."""
 
     ended_before_ms: int
     patient: bool = True

@@ -1,7 +1,7 @@
 """Acquiring in the one order of a whole source.
 
-Each shard's summary says before which place in the order nothing of it comes. Shards are
-asked from the lowest such place on, until what was found comes before all that the others may have.
+Each shard's summary gives a lower bound of the order of its partitions. Shards are read from
+the lowest bound on, until the partitions that were found come before all remaining bounds.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class _Pick(NamedTuple):
 
 
 class Ordered:
-    """For one source."""
+    """Acquires from one source in order."""
 
     def __init__(self, directory: ShardDirectory, means: Means) -> None:
         self._directory = directory
         self._means = means
 
     async def acquire(self, claim: Claim, count: int) -> Acquired:
-        """As `PartitionStore.acquire`; `StoreUnavailable` also if others were always first."""
+        """As `PartitionStore.acquire`; also raises `StoreUnavailable` after too many lost races."""
         found = Found(claim, count)
         for tries in range(_ROUNDS):
             picks = await self._picked(claim, found.missing)

@@ -1,12 +1,12 @@
-"""Pages in the order of keys, though each shard has a part of all of them.
+"""Pages of partitions in the order of keys, although each shard has a part of all keys.
 
-    first page     all shards are read; of what comes behind the page as much is kept, as JSON,
-                   as fits into its part of the memory
-    next pages     one LIST; of shards that changed what was kept of them is read again
-    at its end     all shards again
+    first page     all shards are read; as many of the rows behind the page as fit into their
+                   part of the memory are kept, as JSON
+    next pages     one LIST; only those shards are read again that changed
+    end of rows    all shards are read again
 
-So a source of a million is read some ten times, not once for each page. One listing is kept
-for a store: the last one.
+A source of a million partitions is thus read some ten times, not once for each page. A store
+keeps the rows of one listing: the last one.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Row(NamedTuple):
     json: str
 
     def size(self) -> int:
-        """In memory."""
+        """The size of the row in memory, in bytes."""
         return len(self.key) + len(self.json) + _ROW_BYTES
 
 
@@ -62,30 +62,30 @@ class _Ahead:
     """The ETag of each shard that was read for it."""
 
     def behind(self, after: str | None) -> _Ahead:
-        """Without those up to `after`, which is not before `start`."""
+        """The rows without those up to `after`, which is not before `start`."""
         rows = [row for row in self.rows if after is None or row.key > after]
         return replace(self, start=after, rows=rows)
 
     def serves(self, source: str, status: Status | None, after: str | None) -> bool:
-        """Whether it has what comes behind `after`."""
+        """Whether these rows include those behind `after`."""
         if (source, status) != (self.source, self.status):
             return False
         begins = self.start is None or (after is not None and after >= self.start)
         return begins and (self.end is None or after is None or after < self.end)
 
     def fills(self, source: str, status: Status | None, after: str | None, limit: int) -> bool:
-        """Whether a page behind `after` is in it, and what tells whether there is another."""
+        """Whether they include a page behind `after`, and show whether another page follows."""
         enough = self.end is None or len(self.rows) > limit
         return self.start == after and enough and self.serves(source, status, after)
 
     def holds(self, key: str, stored: Mapping[str, object]) -> bool:
-        """Whether such a row is one of these."""
+        """Whether such a row belongs to these rows."""
         behind = self.start is None or key > self.start
         before = self.end is None or key <= self.end
         return behind and before and (self.status is None or status_of(stored) == self.status.value)
 
     def of_shard(self, shard: Shard, etag: str | None) -> _Ahead:
-        """With a shard's rows as they are in that version. Raises `Damaged`."""
+        """These rows, with those of one shard as in that version. Raises `Damaged`."""
         try:
             fresh = [
                 _Row(key, shard.number, orjson.dumps(stored).decode())  # its bytes fill a page
@@ -99,7 +99,7 @@ class _Ahead:
         return replace(self, rows=sorted([*others, *fresh], key=_KEY), versions=versions)
 
     def cut(self, most_bytes: int, least: int) -> _Ahead:
-        """Its first rows, as many as that memory holds, and not fewer than `least`."""
+        """The first rows, as many as fit into that memory, and not fewer than `least`."""
         sizes = accumulate(row.size() for row in self.rows)
         kept = max(sum(size <= most_bytes for size in sizes), least)
         if kept >= len(self.rows):
@@ -115,7 +115,7 @@ class Pages:
         self._ahead: _Ahead | None = None
 
     def forget_rows(self) -> None:
-        """The next page reads all shards."""
+        """Drops all rows; the next page reads all shards."""
         self._ahead = None
 
     async def page(
@@ -139,7 +139,7 @@ class Pages:
     async def _renewed(
         self, ahead: _Ahead, directory: ShardDirectory, newest: Sequence[str | None], limit: int
     ) -> _Ahead:
-        """As of the shards' newest versions, or later; raises as `ShardWriter.look`."""
+        """The rows as of the shards' newest versions, or later. Raises as `ShardWriter.look`."""
 
         most_bytes = self._cache.limit_bytes // _PART
 

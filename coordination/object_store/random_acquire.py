@@ -1,16 +1,15 @@
-"""Random acquire: at the shard where the owner stands, then in an order of its own.
+"""Random acquire: a worker tries its current shard first, then the others in a random order.
 
-    the shard we stand at, without looking    one put, if it was ours alone
-    LIST; shards that may have something      a get of each that changed, a put where it has
-    nobody left, and races were lost          there once more, with patience
+    the current shard, without reading it     one put, if no other process changed it
+    LIST; shards that may have something      a get of each that changed, a put where one is free
+    races were lost and nothing was won       those shards once more, with retries
 
-With nothing free and nothing changed that is the LIST alone.
+If nothing is free and nothing changed, the acquire costs that LIST alone.
 
-Which shard a worker turns to: each goes round all of them in an order of its own.
-
-A worker stays at a shard as long as it gives work, so that its next acquire needs no read,
-but no longer than `STAY_SECONDS`: what waits in other shards must not wait for ever. It
-leaves a shard where it met another worker.
+Each worker visits all shards in an order of its own. It stays at a shard as long as the shard
+has free partitions, so that its next acquire needs no read, but at most for `STAY_SECONDS`, so
+that partitions in other shards do not wait for ever. It leaves a shard where it met another
+worker.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _OWNERS: Final = 256
 
 
 class Route:
-    """One owner's way."""
+    """The order in which one owner visits the shards."""
 
     def __init__(self, owner: str, shards: int) -> None:
         self._order = sorted(
@@ -45,7 +44,7 @@ class Route:
         self._since: float | None = None
 
     def here(self, now: float) -> int | None:
-        """The shard to stay at; None if it is time to look around. `now` in seconds."""
+        """The current shard; None if it is time to look at others. `now` in seconds."""
         if self._since is not None and now - self._since >= STAY_SECONDS:
             self._since = None
         return None if self._since is None else self._order[self._at]
@@ -55,21 +54,21 @@ class Route:
         return self._order[self._at + 1 :] + self._order[: self._at + 1]
 
     def arrive(self, number: int, now: float) -> None:
-        """That shard gave work."""
+        """Records that the shard `number` had a free partition at `now`."""
         at = self._order.index(number)
         if self._since is None or at != self._at:
             self._at, self._since = at, now
 
 
 class Routes:
-    """The routes of a source's owners of late."""
+    """The routes of a source's recent owners."""
 
     def __init__(self, shards: int) -> None:
         self._shards = shards
         self._routes: OrderedDict[str, Route] = OrderedDict()
 
     def of(self, owner: str) -> Route:
-        """The owner's."""
+        """The route of an owner."""
         route = self._routes.pop(owner, None) or Route(owner, self._shards)
         self._routes[owner] = route
         if len(self._routes) > _OWNERS:
@@ -100,8 +99,10 @@ class RandomAcquire:
         return found.result()
 
     async def _look_around(self, found: Found, route: Route, *, quiet_first: bool) -> None:
-        """`quiet_first`: rather where nobody else seems to be. Not always, or who is there would
-        keep all others from what waits beside it.
+        """Searches the other shards; with `quiet_first`, those without other workers first.
+
+        `quiet_first` is not always set: otherwise a worker that is present at a shard would keep
+        all others from the partitions that wait there.
         """
         ahead = [self._directory.writers[number] for number in route.ahead()]
         try:
@@ -137,7 +138,10 @@ class RandomAcquire:
         *,
         patient: bool = False,
     ) -> list[ShardWriter]:
-        """From each of them a part of what is missing; gives those where a race was lost."""
+        """Acquires a part of what is missing from each shard.
+
+        Returns shards where a race was lost.
+        """
         lost: list[ShardWriter] = []
         writers = list(writers)
         while writers and found.missing:

@@ -30,7 +30,7 @@ _KNOWN: Final = frozenset(_NAMES.split(" "))
 
 
 def spelled(partition: Partition) -> dict[str, Any]:
-    """What is stored of a partition, but for its key and what nobody here knows."""
+    """The stored fields of a partition, without its key and without unknown fields."""
     stored: dict[str, Any] = {"version": partition.version, "created_at": partition.created_ms}
     if partition.available_ms != partition.created_ms:
         stored["available_at"] = partition.available_ms
@@ -56,7 +56,7 @@ def spelled(partition: Partition) -> dict[str, Any]:
 
 
 def unknown(stored: Stored) -> dict[str, Any]:
-    """What a newer version wrote beside what we know."""
+    """The fields that a newer version wrote and this version does not know."""
     return {name: value for name, value in stored.items() if name not in _KNOWN}
 
 
@@ -67,12 +67,12 @@ def status_of(stored: Stored) -> str:
 
 
 def has_ended(stored: Stored) -> bool:
-    """Whether it is never free again by itself."""
+    """Whether the partition never becomes free again by itself."""
     return stored.get("status") in _ENDED
 
 
 def fresh_row(new: NewPartition, version: str, now_ms: int, place: int) -> Stored:
-    """What is stored of a partition that is made: one of many, so no `Partition` of it."""
+    """The stored fields of a new partition, made without a `Partition` because there are many."""
     stored: dict[str, Any] = {"version": version, "created_at": now_ms}
     if place:
         stored["place"] = place
@@ -84,7 +84,7 @@ def fresh_row(new: NewPartition, version: str, now_ms: int, place: int) -> Store
 
 
 def read_row(source: str, key: str, stored: Stored) -> Partition:
-    """The partition. Raises `ValueError`, `TypeError` or `KeyError` if it is none."""
+    """The partition of a row. Raises `ValueError`, `TypeError` or `KeyError` for invalid rows."""
     get = stored.get
     created_ms = int(stored["created_at"])
     return Partition(

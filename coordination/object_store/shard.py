@@ -42,7 +42,7 @@ _KNOWN: Final = frozenset(_NAMES.split(" "))
 class Shard:
     """One version of a shard. `rows` are never changed in place.
 
-    `read` has partitions that somebody asked for, whatever their version; versions share it.
+    `read` caches the partitions that were asked for; versions share it.
     """
 
     source: str
@@ -56,12 +56,12 @@ class Shard:
     read: dict[str, Partition] = field(default_factory=dict, compare=False)
 
     def get(self, key: str) -> Partition | None:
-        """The partition. Raises `Damaged`."""
+        """Returns the partition. Raises `Damaged`."""
         stored = self.rows.get(key)
         return None if stored is None else self._partition(key, stored)
 
     def unended(self) -> Iterator[Partition]:
-        """Those that may be free, now or later. Raises `Damaged`."""
+        """The partitions that are free now or may become free later. Raises `Damaged`."""
         rows = self.rows.items()
         return (self._partition(key, stored) for key, stored in rows if not has_ended(stored))
 
@@ -101,9 +101,9 @@ def encode_shard(shard: Shard) -> bytes:
 
 
 def decode_shard(expected: Shard, json: bytes) -> Shard:
-    """The shard in `json`, which is to be the one that `expected` names.
+    """The shard in `json`, which must be the one that `expected` names.
 
-    Raises `Damaged`, and of that `UnsupportedVersion`.
+    Raises `Damaged`, or its subclass `UnsupportedVersion`.
     """
     where = keys.partition_shard(expected.source, expected.number)
     try:

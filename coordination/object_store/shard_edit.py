@@ -11,7 +11,7 @@ from coordination.partitions.partition import Partition
 
 
 class ShardEdit:
-    """The next version of a shard: each operation sees what those before it did.
+    """The next version of a shard: each operation sees the changes of those before it.
 
     `fresh_id` gives ULIDs.
     """
@@ -32,24 +32,24 @@ class ShardEdit:
         return key in self._rows
 
     def get(self, key: str) -> Partition | None:
-        """As it is by now. Raises `Damaged`."""
+        """The partition with the changes so far. Raises `Damaged`."""
         return self._now().get(key)
 
     def unended(self) -> Iterator[Partition]:
-        """As `Shard.unended`, as it is by now."""
+        """As `Shard.unended`, with the changes so far."""
         return self._now().unended()
 
     def rows(self) -> Iterator[tuple[str, Stored]]:
-        """All rows that were there at the call."""
+        """All rows that existed at the call."""
         return iter(list(self._rows.items()))
 
     def next_epoch(self, partition: Partition) -> int:
-        """Above all that were given out in this shard, and above its own."""
+        """An epoch above all that this shard gave out, and above the partition's own."""
         self._epoch = max(self._epoch, partition.epoch) + 1
         return self._epoch
 
     def put(self, partition: Partition) -> Partition:
-        """Sets it, under a new version; what nobody here knows of it stays."""
+        """Stores the partition under a new version; its unknown fields stay."""
         fresh = replace(partition, version=self.fresh_id())
         old = self._rows.get(partition.key)
         stored = spelled(fresh) if old is None else unknown(old) | spelled(fresh)
@@ -58,13 +58,13 @@ class ShardEdit:
         return fresh
 
     def add(self, key: str, row: Stored) -> None:
-        """A partition that was not there."""
+        """Adds a partition that did not exist."""
         assert key not in self._rows
         self._rows[key] = row
         self.changed = True
 
     def remove(self, key: str) -> None:
-        """Takes it out."""
+        """Removes the partition."""
         del self._rows[key]
         self.changed = True
 

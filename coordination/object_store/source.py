@@ -1,11 +1,11 @@
-"""What a source of partitions is: `coordination/partitions/{source}/source.json`.
+"""The object that describes a source of partitions: `coordination/partitions/{source}/source.json`.
 
     format        1
-    source        its name; the key may hold only a hash of it
-    shards        among how many objects its partitions are spread; it never changes
+    source        the source's name, since the key may hold only a hash of it
+    shards        the number of objects that hold its partitions; it never changes
     created_at    milliseconds of the store's clock
 
-Put if absent by whoever makes the first partition, and never changed.
+The process that makes the first partition puts the object if it is absent; nobody changes it.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class Source:
 async def read_source(store: ObjectStore, key: str) -> Source | None:
     """The source whose object is `key`; None if there is none.
 
-    Raises `StoreUnavailable`, `Damaged`, and of that `UnsupportedVersion`.
+    Raises `StoreUnavailable`, `Damaged`, and the latter's subclass `UnsupportedVersion`.
     """
     found = await _document(store, key).read()
     return None if found is None else found.value
 
 
 async def make_source(store: ObjectStore, key: str, wanted: Source) -> Source:
-    """The source that is there afterwards, which somebody else may have made.
+    """The source as stored after the call; another process may have made it.
 
     Raises as `read_source`, and `OutcomeUnknown`.
     """

@@ -1,8 +1,8 @@
 """`PartitionStore` over an object store.
 
-A source has a fixed number of shards, each an object (`shard.py`). What several processes do
-to one shard at the same time costs lost races, so there should be several times as many
-shards as workers; what one process does to one shard at the same time becomes one write.
+A source has a fixed number of shards, each an object (`shard.py`). Processes that change one
+shard at the same time lose races, so there should be several times as many shards as workers.
+Changes that one process makes to one shard at the same time become one write.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MADE_AT_ONCE: Final = 4
 
 
 class _Opened:
-    """A source that is there."""
+    """A source that exists."""
 
     def __init__(self, means: Means, source: Source) -> None:
         self.directory = ShardDirectory(means, source)
@@ -53,7 +53,7 @@ class _Opened:
 
 @dataclass(frozen=True, slots=True)
 class _Birth:
-    """What is to be made in one shard, with consecutive versions from `version` on."""
+    """The partitions to make in one shard, with consecutive versions from `version` on."""
 
     writer: ShardWriter
     now_ms: int
@@ -62,7 +62,10 @@ class _Birth:
     """Each with its place."""
 
     def rows(self) -> list[tuple[str, Stored]]:
-        """Keys and rows. They take several times as much memory, so only when it is their turn."""
+        """Keys and rows.
+
+        They take several times as much memory, so they are made only when needed.
+        """
         versions = ulids.encode_many(self.version, len(self.items))
         return [
             (one.key, fresh_row(one, version, self.now_ms, place))
@@ -71,10 +74,10 @@ class _Birth:
 
 
 class ObjectPartitions:
-    """`PartitionStore` over `store`, which is the caller's to close, as is its clock `time`.
+    """`PartitionStore` over `store`. The caller closes `store` and owns its clock, `time`.
 
-    `shards` is the number of objects of a source that is made here; `cache_bytes` what decoded
-    shards may take in memory.
+    `shards` is the number of objects of a source that is made here; `cache_bytes` is the limit of
+    memory for decoded shards.
     """
 
     def __init__(
@@ -101,7 +104,7 @@ class ObjectPartitions:
         return self._time
 
     async def start(self) -> None:
-        """Asks for any answer of the store, so that its time is known."""
+        """Makes one request, so that the store's time becomes known."""
         async for _ in self._means.store.folders(keys.PARTITIONS):
             break
 
@@ -214,7 +217,7 @@ class ObjectPartitions:
         return await self._at(keys.partitions_of(source))
 
     async def _at(self, prefix: str) -> _Opened | None:
-        """The source below `prefix`; None if none was made."""
+        """The source below `prefix`; None if it does not exist."""
         if prefix not in self._sources:
             found = await read_source(self._means.store, f"{prefix}source.json")
             return None if found is None else self._keep(prefix, found)

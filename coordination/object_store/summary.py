@@ -1,7 +1,7 @@
-"""What is remembered of a shard's version, so that it need not be read again to be passed over.
+"""The summary of a shard's version, by which an acquire skips the shard without reading it.
 
-All times are milliseconds of the store's clock. A summary never says that there is nothing
-free where there is something.
+All times are milliseconds of the store's clock. A summary never says that nothing is free
+where something is.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FIRST: Final[Due] = (False, (float("-inf"), 0, 0, ""))
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Of one version of a shard."""
+    """The summary of one version of a shard."""
 
     counts: Mapping[Status, int]
     waiting_ms: int
@@ -45,7 +45,7 @@ class Summary:
     """When the first of the COMPLETED ended."""
 
     def due(self, claim: Claim) -> Due | None:
-        """No partition of the shard comes before this for the claimant; None: none is free."""
+        """A lower bound of the order of partitions free for the claimant; None if none is."""
         if self._left_behind(claim):
             return FIRST
         if claim.at_least_ms < self.waiting_ms:
@@ -63,7 +63,7 @@ class Summary:
 def summarized(shard: Shard, ageing_ms: int) -> Summary:
     """The summary of a shard, for claims with that ageing. Raises `Damaged`.
 
-    From what is stored: to make partitions of thousands of rows takes much longer.
+    It is computed from stored rows: making partitions of thousands of rows takes much longer.
     """
     try:
         return _summarized(shard, ageing_ms)

@@ -1,14 +1,14 @@
-"""The one way from this process to a shard: group commit.
+"""Group commit: every change that this process makes to a shard goes through its writer.
 
-    submit ─► waiting ──┐   all that wait when a write begins
+    submit ─► waiting ──┐   all operations that wait when a write begins
                         └─► decide each against one shard ─► put if_match ─► answer each
                                  ▲                               │ 412: another process wrote
                                  └───────── get ◄────────────────┘ unclear: is our ULID in it?
 
-The shard that we wrote is kept with its ETag, so the next write needs no read; what else
-was decided on a kept shard and needs no write is answered only if the shard was surely
-still the newest after the operation came. Moments (`Moments`) say so: they count what
-happens in this process.
+The shard that this process wrote is kept with its ETag, so the next write needs no read. A
+result that was decided on a kept shard and needs no write is returned only if that shard was
+certainly still the newest after the operation was submitted. Moments (`Moments`) tell this:
+they count events in this process.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ class Means:
         return ulids.encode(ulids.fresh(self.clock, self.entropy))
 
     async def pause(self, tries: int) -> None:
-        """Before another try after so many."""
+        """Waits before the next try, after that many."""
         await Backoff(self.clock, self.entropy).pause(tries)
 
 
 class Version(NamedTuple):
-    """A shard that was surely the newest at some time after the moment `seen`."""
+    """A shard that was certainly the newest at some time after the moment `seen`."""
 
     shard: Shard
     etag: str | None
@@ -82,7 +82,7 @@ class _Waiting:
 
 @dataclass(frozen=True, slots=True)
 class _Decided:
-    """What each of a group is told once `shard` is written; `base` is the version before it."""
+    """The answers of a group once `shard` is written; `base` is the version before it."""
 
     outcomes: Sequence[tuple[_Waiting, Any]]
     base: Shard
@@ -93,14 +93,14 @@ class _Decided:
             _tell(waiting, outcome)
 
     def can_be_told_from(self, shard: Shard) -> bool:
-        """Whether that shard remembers far enough to say that ours was never written."""
+        """Whether that shard's `recent` reaches back far enough to prove that no write happened."""
         if self.base.version:
             return self.base.version in shard.recent
         return len(shard.recent) < RECENT
 
 
 class _Tried(NamedTuple):
-    """A write that was refused, or of which we did not hear what became."""
+    """A write that was refused, or whose outcome is unknown."""
 
     decided: _Decided
     unclear: bool
@@ -129,9 +129,9 @@ class ShardWriter:
     # --- what is known ---------------------------------------------------------------
 
     def summary(self, ageing_ms: int | None = None) -> Summary | None:
-        """Of the newest version that we know of; None if it must be read. Raises `Damaged`.
+        """The summary of the newest known version; None if it must be read. Raises `Damaged`.
 
-        Its order is that of `ageing_ms`, if it can be had without reading.
+        Its order is that of `ageing_ms`, if that is possible without a read.
         """
         known, self._summarizes = self._summary, True
         if self._shard is None or (known and ageing_ms in (None, known.ageing_ms)):
@@ -140,7 +140,7 @@ class ShardWriter:
         return self._summary
 
     def listed(self, info: ObjectInfo | None, began: int) -> None:
-        """A listing that began at that moment says which version is the newest; None: none is."""
+        """Takes the newest version from a listing that began at that moment; None: no object."""
         etag = None if info is None else info.etag
         self.modified_ms = 0 if info is None else info.modified_ms
         if began < self._changed:
@@ -154,7 +154,7 @@ class ShardWriter:
             self._size = max(self._size, 0 if info is None else decompressed_bytes(info.size))
 
     def forget_rows(self) -> None:
-        """Keeps the summary, if anybody here asks for summaries: a mere supplier does not."""
+        """Drops the rows; keeps the summary, if anybody in this process asks for summaries."""
         if not self._summarizes:
             self.forget()
             return
@@ -165,7 +165,7 @@ class ShardWriter:
         self._shard = None
 
     async def look(self, needed: int = -1) -> Version:
-        """What is known, if it was the newest after the moment `needed`; else it is read.
+        """The known version, if it was the newest after the moment `needed`; else it is read.
 
         Raises `StoreUnavailable`, `Damaged`.
         """
@@ -201,7 +201,7 @@ class ShardWriter:
         self._means.cache.used(self, size)
 
     def forget(self) -> None:
-        """Knows nothing: what is asked next is read."""
+        """Drops all that is known; the next request reads the shard."""
         self._shard = self._summary = self._etag = None
         self._seen = -1
         self._means.cache.dropped(self)
@@ -209,10 +209,10 @@ class ShardWriter:
     # --- changing it -----------------------------------------------------------------
 
     async def submit(self, operation: Operation[T], moment: int | None = None) -> T:
-        """What became of it, from a shard that was the newest after `moment`, or after now.
+        """The operation's result, from a shard that was the newest after `moment`, or after now.
 
         Raises as the operation; `StoreUnavailable`, `OutcomeUnknown`, `Damaged`;
-        `PreconditionFailed` if it is not patient and another process was first.
+        `PreconditionFailed` if the operation is not patient and another process was first.
         """
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         came = next(self._means.moments) if moment is None else moment
@@ -222,7 +222,7 @@ class ShardWriter:
         return await answer
 
     async def settle(self) -> None:
-        """Waits until nothing is being written."""
+        """Returns when no write is in progress."""
         while self._task is not None:
             await asyncio.wait([self._task])
 
@@ -252,7 +252,7 @@ class ShardWriter:
             raise
 
     async def _write_group(self, group: Sequence[_Waiting], tried: list[_Tried]) -> None:
-        """`tried` gets writes that did not succeed as far as we heard."""
+        """Writes a group; appends writes without a known success to `tried`."""
         budget, lost = RetryBudget(), None
         for tries in range(_TRIES):
             version = self._known(needed=-1) or await self._read()
@@ -307,10 +307,10 @@ class ShardWriter:
 
 
 def _was_written(tried: Sequence[_Tried], shard: Shard) -> bool:
-    """Whether one of them is in the shard's past; then its group was told.
+    """Whether one of these writes is in the shard's past; its group has then been answered.
 
-    Also one that was refused: somebody between us and the store may have asked twice, and
-    passed on the refusal of the second. Raises `OutcomeUnknown` if the shard does not say.
+    This covers a refused write too: a proxy before the store may have sent the request twice and
+    returned the refusal of the second. Raises `OutcomeUnknown` if the shard does not tell.
     """
     for one in tried:
         assert one.decided.shard is not None
@@ -323,7 +323,7 @@ def _was_written(tried: Sequence[_Tried], shard: Shard) -> bool:
 
 
 def _patient(group: Sequence[_Waiting], error: PreconditionFailed) -> list[_Waiting]:
-    """Those that wait for another try; the others hear of the lost race."""
+    """The operations that wait for another try; the others receive the error."""
     for one in group:
         if not one.operation.patient:
             _tell(one, error)

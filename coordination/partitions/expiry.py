@@ -1,7 +1,7 @@
-"""COMPLETED partitions go when their `ttl` is over, in stores that do not see to it themselves.
+"""Removes COMPLETED partitions after their `ttl`, in stores that do not do so themselves.
 
-Each process looks now and then; that several do costs requests, nothing else. What cannot be
-removed now is removed later: nobody waits for it.
+Each process checks at intervals; several that do so cost requests and nothing else. A partition
+that cannot be removed now is removed later, since nothing depends on its removal.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ async def expire_for_ever(store: PartitionStore, clock: Clock, ttl_ms: int) -> N
 
 
 async def expire(store: PartitionStore, ttl_ms: int) -> int:
-    """How many partitions were removed. Sources that cannot be looked at stay for the next time."""
+    """Removes expired partitions and returns how many.
+
+    Unreadable sources wait for the next time.
+    """
     removed = 0
     try:
         for source in await store.sources():

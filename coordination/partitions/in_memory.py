@@ -1,16 +1,16 @@
 """Partitions in the memory of one process: for programs that run alone, and for tests.
 
-Nothing outlives the process. Every method runs through without waiting, so each is one step
-to all others.
+Nothing outlives the process. No method awaits anything, so each is atomic for all others.
 
 The partitions of a source that are free are kept in the order in which they are due:
 
-    waiting   by the time from which they may be taken
+    waiting   ordered by the time from which they may be taken
     ready     those whose time has come, by `Partition.order`
-    held      looked through whole: they are few
+    held      searched as a whole, since they are few
 
-A partition stands in a heap until it comes up, also if it is another by then; `newest` says
-which it is. So a change costs the logarithm of what there is, and a search what it brings.
+An entry stays in its heap until it reaches the top, even if the partition changed meanwhile;
+`newest` has the current version. A change therefore costs the logarithm of the number of
+partitions, and a search costs in proportion to what it returns.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from logstore.errors import NotFound, PreconditionFailed
 
 
 class Due:
-    """Of one source. `newest` has all of its partitions as they are now, by key."""
+    """The free partitions of one source. `newest` has the current version of each, by key."""
 
     def __init__(self, newest: Mapping[str, Partition]) -> None:
         self._newest = newest
@@ -50,7 +50,7 @@ class Due:
         self._ageing_ms = AGEING_MS
 
     def changed(self, one: Partition) -> None:
-        """A partition is new, or another than before."""
+        """Records a new or changed partition."""
         self.removed(one.key)
         if one.status is Status.ASSIGNED:
             self._held[one.key] = one
@@ -58,11 +58,11 @@ class Due:
             heapq.heappush(self._waiting, (one.available_ms, one.version, one))
 
     def removed(self, key: str) -> None:
-        """A partition is not there any more."""
+        """Records that a partition was removed."""
         self._held.pop(key, None)
 
     def take(self, claim: Claim) -> Iterator[Partition]:
-        """Those that are free for the claimant. What is yielded must be changed."""
+        """Yields partitions that are free for the claimant. The caller must change each of them."""
         behind = [one for one in self._held.values() if left_behind(one, claim)]
         yield from sorted(behind, key=lambda one: one.order(claim.ageing_ms))
         self._make_ready(claim)
@@ -101,10 +101,10 @@ class InMemoryPartitions:
         return self._time
 
     async def start(self) -> None:
-        """There is nothing to make."""
+        """Does nothing: there is nothing to create."""
 
     async def close(self) -> None:
-        """There is nothing to let go."""
+        """Does nothing: there is no connection to close."""
 
     async def create(self, source: str, new: Sequence[NewPartition]) -> list[str]:
         for one in new:

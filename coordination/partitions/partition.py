@@ -30,7 +30,7 @@ AGEING_MS: Final = 600_000
 
 
 class Status(StrEnum):
-    """Where a partition stands; the values are the contract's."""
+    """The status of a partition; the values are the contract's."""
 
     UNASSIGNED = "UNASSIGNED"
     ASSIGNED = "ASSIGNED"
@@ -41,7 +41,10 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NewPartition:
-    """What a supplier makes: `key` is unique within its source; lower priorities come first."""
+    """A partition that a supplier makes. `key` is unique in its source.
+
+    Low priorities come first.
+    """
 
     key: str
     priority: float = 0.0
@@ -77,14 +80,14 @@ class Partition:
     """When it was completed or failed."""
 
     def rank_ms(self, ageing_ms: int = AGEING_MS) -> float:
-        """Lower is earlier, among those that are free."""
+        """The rank among free partitions, in ms; lower ranks come first."""
         return self.available_ms + self.priority * ageing_ms
 
     def order(self, ageing_ms: int = AGEING_MS) -> tuple[float, int, int, str]:
-        """What free partitions of a source are sorted by."""
+        """The sort key of a source's free partitions."""
         return (self.rank_ms(ageing_ms), self.created_ms, self.place, self.key)
 
     @property
     def identity(self) -> str | None:
-        """The owner without its process: who may take it back at once after a restart."""
+        """The owner's identity without its process, which may reacquire at once after a restart."""
         return None if self.owner is None else identity_of(self.owner)

@@ -1,11 +1,11 @@
-"""What fits into a partition of every store, and the refusal of what does not.
+"""The limits of a partition in every store, and their checks.
 
     key        1 to 1,024 bytes of UTF-8    DynamoDB's sort key
     source     1 to 1,024 bytes of UTF-8    DynamoDB's hash key, with a status behind it
     progress   up to 300 KiB of UTF-8       DynamoDB's item has 400 KB, all attributes together
     priority   a number from -1e9 to 1e9    milliseconds of waiting that still are exact
 
-The same for all, so that a program may change its store.
+All stores have the same limits, so that a program may change its store.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ MAX_PRIORITY: Final = 1e9
 
 
 def check_new(source: str, new: NewPartition) -> None:
-    """Raises `InvalidInput`, `TooLarge` for what no partition may be."""
+    """Raises `InvalidInput`, `TooLarge` for a new partition that breaks a limit."""
     check_name("source", source, MAX_SOURCE_BYTES)
     check_name("key", new.key, MAX_KEY_BYTES)
     check_changed(new.progress, new.priority)
 
 
 def check_changed(progress: str | None, priority: float) -> None:
-    """Raises `InvalidInput`, `TooLarge` for what a partition may not be changed to."""
+    """Raises `InvalidInput`, `TooLarge` for a change that breaks a limit."""
     if progress is not None and _size("progress", progress) > MAX_PROGRESS_BYTES:
         raise TooLarge(
             f"progress has more than {MAX_PROGRESS_BYTES} bytes",

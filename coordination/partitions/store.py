@@ -1,14 +1,14 @@
-"""Where partitions are kept: the contract that every store fulfils.
+"""The contract of a store of partitions, which every implementation fulfils.
 
 Stores: `coordination.partitions.in_memory` (one process), `coordination.object_store` (a
 folder or S3), `coordination.dynamodb`. One conformance suite runs on all of them
 (`tests/contracts/partition_store.py`).
 
-Every write is conditional on the `version` that was read, and with it on owner and epoch.
+Every write is conditional on the `version` that was read, and thereby on owner and epoch.
 A store resolves writes whose answer was lost itself: it looks for the version that it wrote.
-Errors are errors: none of these answers "no work" because it could not look.
-All methods raise `StoreUnavailable` (nothing was changed), `OutcomeUnknown` (it may have been,
-and the store could not find out) and `Damaged`.
+An error is never reported as an empty result: no method answers "no work" because it could not
+look. All methods raise `StoreUnavailable` (nothing was changed), `OutcomeUnknown` (the write
+may have happened, and the store could not find out) and `Damaged`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from coordination.storetime import StoreTime
 
 @dataclass(frozen=True, slots=True)
 class Acquired:
-    """What an acquire brought: leases, and partitions that FAILED as they were tried too often."""
+    """The result of an acquire: leases, and partitions that FAILED after too many attempts."""
 
     partitions: Sequence[Partition]
     failed: Sequence[Partition] = ()
@@ -32,7 +32,7 @@ class Acquired:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Partitions in the order of their keys; `after` continues, None at the end."""
+    """Partitions in the order of their keys; `after` gives the next page, None at the end."""
 
     partitions: Sequence[Partition]
     after: str | None
@@ -43,30 +43,30 @@ class PartitionStore(Protocol):
 
     @property
     def time(self) -> StoreTime:
-        """The clock that all who share the store go by."""
+        """The clock that all users of the store share."""
         ...
 
     async def start(self) -> None:
-        """Once, before all others: makes tables, looks whether it may be used.
+        """Prepares the store, once and before all else: makes tables, checks access.
 
         Raises `InvalidInput` for settings that the store refuses.
         """
         ...
 
     async def close(self) -> None:
-        """Lets connections go; written is what was answered."""
+        """Closes connections. Every write that was answered is stored already."""
         ...
 
     async def create(self, source: str, new: Sequence[NewPartition]) -> list[str]:
-        """Makes those that are not there, UNASSIGNED, and gives their keys in order.
+        """Makes those partitions that do not exist, UNASSIGNED; returns their keys in order.
 
-        A key that exists, whatever its status, stays as it is. Keys given twice are made once.
-        Places go up in the order of `new`. In any crash each is made whole or not at all.
+        A key that exists stays as it is, whatever its status. Keys given twice are made once.
+        Places go up in the order of `new`. In any crash each partition is made whole or not at all.
         """
         ...
 
     async def get(self, source: str, key: str) -> Partition | None:
-        """The newest version, read after every write that was answered before."""
+        """Returns the newest version; it includes every write that was answered before the call."""
         ...
 
     async def acquire(
@@ -78,26 +78,26 @@ class PartitionStore(Protocol):
         only: str | None = None,
         spread: bool = True,
     ) -> Acquired:
-        """Up to `count` partitions for the claimant, as `transitions.chosen` and `acquired` say.
+        """Acquires up to `count` partitions, as `transitions.chosen` and `acquired` say.
 
-        Those that are `exhausted` become FAILED instead, with a reason. `only` one key, if it is
-        free. With `spread` the order holds within a part of the source that the store chooses,
-        so that workers do not meet; without, over all of it.
+        Partitions that are `exhausted` become FAILED instead, with a reason. With `only`, that key
+        alone is acquired, if it is free. With `spread` the order holds within a part of the source
+        that the store chooses, so that workers do not meet; without, in the whole source.
         """
         ...
 
     async def change(self, old: Partition, wanted: Partition) -> Partition:
-        """Puts `wanted`, under a new version, in the place of `old`; gives what is stored.
+        """Replaces `old` by `wanted` under a new version; returns what is stored.
 
         Raises `PreconditionFailed` if `old` is not the newest version, `NotFound` if the
-        partition is gone.
+        partition does not exist any more.
         """
         ...
 
     async def delete(self, old: Partition) -> None:
-        """Removes it. Raises as `change`; gone already is `NotFound`.
+        """Removes the partition. Raises as `change`; `NotFound` if it was removed already.
 
-        Made again under the same key its epochs go on above those it had.
+        If it is made again under the same key, its epochs continue above the earlier ones.
         """
         ...
 
@@ -113,13 +113,13 @@ class PartitionStore(Protocol):
         ...
 
     async def counts(self, source: str) -> Mapping[Status, int]:
-        """How many are in each status, exact; statuses that none is in may be missing."""
+        """The exact number of partitions by status; a status without partitions may be missing."""
         ...
 
     async def sources(self) -> list[str]:
-        """Sources with partitions, sorted."""
+        """The names of sources with partitions, sorted."""
         ...
 
     async def purge(self, source: str, ended_before_ms: int) -> int:
-        """Removes COMPLETED partitions that ended before that time, giving their number."""
+        """Removes partitions that were COMPLETED before that time; returns their number."""
         ...

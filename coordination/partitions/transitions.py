@@ -1,7 +1,7 @@
-"""What may become of a partition: pure functions from one version to the next.
+"""The state transitions of a partition: pure functions from one version to the next.
 
-An owner stops before its time is over, a taker waits beyond it: `coordination.lease` says when.
-Functions give a partition without a new `version`: the store's writer adds one.
+An owner stops before its time is over, and another waits until after it: `coordination.lease`
+says when. Functions return a partition without a new `version`: the store's writer adds one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ERROR_CHARACTERS: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Who wants partitions, and on what terms. Times in milliseconds."""
+    """The claimant of partitions, and the terms of its leases. Times in milliseconds."""
 
     owner: str
     """`identity/ULID of the process`."""
@@ -38,17 +38,17 @@ class Claim:
 
     @property
     def identity(self) -> str:
-        """The owner without its process."""
+        """The claimant's owner name without its process."""
         return identity_of(self.owner)
 
 
 def expired(partition: Partition, at_least_ms: int) -> bool:
-    """Whether its owner has stopped, by any clock."""
+    """Whether the owner has stopped, by any clock."""
     return partition.status is Status.ASSIGNED and is_over(partition.until_ms, at_least_ms)
 
 
 def left_behind(partition: Partition, claim: Claim) -> bool:
-    """Whether an owner is over: out of time, or an earlier process of the claimant's."""
+    """Whether the owner's time is over, or it is an earlier process of the claimant."""
     if partition.status is not Status.ASSIGNED:
         return False
     owner = partition.owner if claim.restarted else None
@@ -57,22 +57,22 @@ def left_behind(partition: Partition, claim: Claim) -> bool:
 
 
 def free(partition: Partition, claim: Claim) -> bool:
-    """Whether the claimant may take it now."""
+    """Whether the claimant may acquire the partition now."""
     if partition.status in (Status.UNASSIGNED, Status.CLOSED):
         return claim.at_least_ms >= partition.available_ms
     return left_behind(partition, claim)
 
 
 def exhausted(partition: Partition, claim: Claim) -> bool:
-    """Whether it was tried too often: it is to be `failed`, not acquired."""
+    """Whether the partition was tried too often, so that it is `failed` instead of acquired."""
     return 0 < claim.max_attempts <= partition.attempts
 
 
 def chosen(partitions: Iterable[Partition], claim: Claim, count: int) -> list[Partition]:
-    """Up to `count` that are free, in the order in which they are due.
+    """Up to `count` free partitions, in the order in which they are due.
 
-    Those that an owner left behind come first, since what they hold may be urgent; then
-    CLOSED that are due and UNASSIGNED together, by rank.
+    Partitions that an owner left behind come first, since their unfinished work may be urgent.
+    CLOSED partitions that are due and UNASSIGNED ones follow together, by rank.
     """
     found = [one for one in partitions if free(one, claim)]
     found.sort(key=lambda one: (one.status is not Status.ASSIGNED, one.order(claim.ageing_ms)))
@@ -80,7 +80,7 @@ def chosen(partitions: Iterable[Partition], claim: Claim, count: int) -> list[Pa
 
 
 def acquired(partition: Partition, claim: Claim, epoch: int) -> Partition:
-    """Taken; `epoch` is above every earlier one of this key."""
+    """The partition as acquired; `epoch` is above every earlier one of this key."""
     assert epoch > partition.epoch, "an epoch must rise"
     return replace(
         partition,
@@ -94,7 +94,7 @@ def acquired(partition: Partition, claim: Claim, epoch: int) -> Partition:
 
 
 def worn_out(partition: Partition, claim: Claim) -> Partition:
-    """FAILED instead of acquired, as it is `exhausted`; says what is known of why."""
+    """The partition as FAILED because it is `exhausted`, with what is known of the reason."""
     reason = f"given out {partition.attempts} times without progress"
     if partition.owner is not None:
         reason += f", last to {partition.owner}"
@@ -104,12 +104,12 @@ def worn_out(partition: Partition, claim: Claim) -> Partition:
 
 
 def renewed(partition: Partition, until_ms: int) -> Partition:
-    """Held for longer, never for less than before."""
+    """The lease extended; its end never moves back."""
     return replace(partition, until_ms=max(until_ms, partition.until_ms))
 
 
 def saved(partition: Partition, progress: str | None, until_ms: int) -> Partition:
-    """With progress; other progress than before starts the counting of attempts anew."""
+    """The partition with progress; progress that differs resets the count of attempts."""
     moved = progress != partition.progress
     return renewed(
         replace(partition, progress=progress, attempts=1 if moved else partition.attempts),
@@ -118,14 +118,17 @@ def saved(partition: Partition, progress: str | None, until_ms: int) -> Partitio
 
 
 def completed(partition: Partition, now_ms: int) -> Partition:
-    """Done for good; its progress stays to be read."""
+    """The partition as COMPLETED for good; its progress stays readable."""
     return replace(
         partition, status=Status.COMPLETED, owner=None, until_ms=0, attempts=0, ended_ms=now_ms
     )
 
 
 def closed(partition: Partition, now_ms: int, reopen_ms: int, max_closed: int = 0) -> Partition:
-    """Done until `reopen_ms`; for good with the close number `max_closed`, 0 is never."""
+    """The partition as CLOSED until `reopen_ms`.
+
+    The close of number `max_closed` completes it for good; with 0 none does.
+    """
     again = replace(partition, closed_count=partition.closed_count + 1, attempts=0)
     if 0 < max_closed <= again.closed_count:
         return completed(again, now_ms)
@@ -135,9 +138,9 @@ def closed(partition: Partition, now_ms: int, reopen_ms: int, max_closed: int = 
 def given_up(
     partition: Partition, now_ms: int, *, priority: float | None = None, later_ms: int = 0
 ) -> Partition:
-    """Free again with its progress, and no attempt counted: nothing was wrong with it.
+    """The partition as free again with its progress; no attempt is counted, as nothing failed.
 
-    It waits from now, or may be taken from `later_ms` on.
+    It is available from now, or from `later_ms` on.
     """
     return replace(
         partition,
@@ -153,7 +156,7 @@ def given_up(
 def failed(
     partition: Partition, reason: str, now_ms: int, *, max_attempts: int = 0, retry_ms: int = 0
 ) -> Partition:
-    """Free again from `retry_ms` on; FAILED once it was tried `max_attempts` times (0: never)."""
+    """The partition as free from `retry_ms` on; FAILED after `max_attempts` attempts (0: never)."""
     about = replace(partition, owner=None, until_ms=0, last_error=reason[:_ERROR_CHARACTERS])
     if 0 < max_attempts <= partition.attempts:
         return replace(about, status=Status.FAILED, ended_ms=now_ms)
@@ -161,9 +164,9 @@ def failed(
 
 
 def reset(partition: Partition, now_ms: int, *, forget: bool = False) -> Partition:
-    """Free again at once, whatever it was; with `forget` also without progress: an operator's act.
+    """An operator frees the partition at once, whatever its status; `forget` drops its progress.
 
-    A holder that still works finds its version gone and stops.
+    A holder that still works finds its version replaced, and stops.
     """
     return replace(
         partition,
@@ -180,9 +183,9 @@ def reset(partition: Partition, now_ms: int, *, forget: bool = False) -> Partiti
 
 
 def reopened(partition: Partition, now_ms: int) -> Partition:
-    """To be done again from where its progress stands, though it had ended: an operator's act.
+    """An operator reopens a partition that had ended; its work continues from its progress.
 
-    What was said last of why it failed stays to be read.
+    The last reason of a failure stays readable.
     """
     return replace(
         partition,
@@ -196,7 +199,7 @@ def reopened(partition: Partition, now_ms: int) -> Partition:
 
 
 def ruled_out(partition: Partition, reason: str, now_ms: int) -> Partition:
-    """FAILED however often it was tried, until it is reset or reopened: an operator's act."""
+    """An operator makes the partition FAILED until it is reset or reopened."""
     return replace(
         partition,
         status=Status.FAILED,

@@ -1,4 +1,4 @@
-"""Changes of one partition by somebody who does not hold it, against whatever version is there."""
+"""Changes of one partition by a process that does not hold it, against its newest version."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _TRIES: Final = 8
 async def update(
     store: PartitionStore, source: str, key: str, change: Callable[[Partition], Partition]
 ) -> Partition | None:
-    """The partition after `change`, which is asked again whenever somebody was faster.
+    """The partition after `change`, which is called again whenever another writer was faster.
 
-    None if there is no such partition. Raises what `change` raises, `Conflict` if others always
-    were, and as `PartitionStore.change`.
+    Returns None if there is no such partition. Raises what `change` raises, `Conflict` after too
+    many lost races, and as `PartitionStore.change`.
     """
     for _ in range(_TRIES):
         found = await store.get(source, key)
