@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeAlias
 
 from compactor.assignment import Alone, Assigner
 from compactor.commit.placement import Placement
@@ -26,6 +26,14 @@ from logstore.table.table import Table
 
 MOST_DELETIONS: Final = 10_000
 """At a time: they are held in memory, and told to every executor."""
+
+Hurry: TypeAlias = Callable[[], Awaitable[bool]]
+"""Whether segments wait, so that a part of a pass leaves the rest of its work to the next one."""
+
+
+async def never() -> bool:
+    """A `Hurry` for passes that have no next one."""
+    return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 
 from compactor.commit.footer import chunks_of, extent, fetch_tail, opened
 from compactor.commit.missing_files import describe, missing_files
-from compactor.context import Compactor
+from compactor.context import Compactor, Hurry, never
 from compactor.report import Report
 from logstore import keys
 from logstore.errors import Damaged, NotFound
@@ -42,13 +42,7 @@ _FETCHED_BYTES: Final = 32 << 20  # of row groups, in a request
 _MESSAGE: Final = "message"
 
 
-async def _never() -> bool:
-    return False
-
-
-async def index_files(
-    compactor: Compactor, report: Report, hurry: Callable[[], Awaitable[bool]] = _never
-) -> None:
+async def index_files(compactor: Compactor, report: Report, hurry: Hurry = never) -> None:
     """Makes the skip indexes that are missing, and removes those without a file.
 
     After each file it calls `hurry`; if that returns True, the rest is left to the next pass.

@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
 from compactor.assignment import HOURS, Assignment
 from compactor.commit.missing_files import describe, missing_files
-from compactor.context import MOST_DELETIONS, Compactor
+from compactor.context import MOST_DELETIONS, Compactor, Hurry, never
 from compactor.ingest.plan import nodes_of, waiting_above
 from compactor.report import Report
 from compactor.rewrite.files import replace, rewrite
@@ -41,13 +41,7 @@ _TRIES: Final = 5
 """Where others rewrite the same hour all the time, it is left to the next pass."""
 
 
-async def _never() -> bool:
-    return False
-
-
-async def rewrite_hours(
-    compactor: Compactor, report: Report, hurry: Callable[[], Awaitable[bool]] = _never
-) -> None:
+async def rewrite_hours(compactor: Compactor, report: Report, hurry: Hurry = never) -> None:
     """Rewrites the hours that need it and that no other driver works on.
 
     After each hour it calls `hurry`; if that returns True, the rest is left to the next pass.
@@ -95,7 +89,7 @@ class _Hours:
     assignment: Assignment
     report: Report
     left: list[str]
-    hurry: Callable[[], Awaitable[bool]]
+    hurry: Hurry
     deletions: Sequence[StoredDeletion] | None = None
     newest: Snapshot | None = None
 
