@@ -63,11 +63,11 @@ class RecordMeta:
 
 
 class Batches(Protocol):
-    """Batches of one node, in order of `pos`, as columns."""
+    """The batches of one node, in order of `pos`, as columns."""
 
     @property
     def node(self) -> str:
-        """The node that took them."""
+        """The name of the node that received them."""
         ...
 
     @property
@@ -77,12 +77,12 @@ class Batches(Protocol):
 
     @property
     def runs(self) -> Sequence[RunKey]:
-        """What the column `run` indexes."""
+        """The run keys that the column `run` indexes."""
         ...
 
     @property
     def connectors(self) -> Sequence[str | None]:
-        """What the column `connector` indexes."""
+        """The connector names that the column `connector` indexes."""
         ...
 
     def text(self, indexes: Indexes) -> bytes:
@@ -92,7 +92,7 @@ class Batches(Protocol):
     def slice(self, index: int, low: int, high: int) -> bytes:
         """The bytes of one row's text from `low` to before `high`, without reading the others.
 
-        Fewer where the text ends, or its file was cut.
+        Returns fewer bytes where the text ends, or its file was cut.
         """
         ...
 

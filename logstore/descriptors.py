@@ -1,14 +1,14 @@
-"""File descriptors that are held for when the process, or the machine, has no more.
+"""A reserve of file descriptors, for when the process or the machine has no more.
 
     disk = ReservedDisk()          # holds 16 descriptors of /dev/null
 
-Whatever this disk opens gets a descriptor also when nobody else does: one of the reserve is
-closed for it, and taken back as soon as one of its files is closed. Connections, the store
-and searches open through something else, so they are what fails.
+A file that this disk opens gets a descriptor even if no others are left: one of the reserve is
+closed for it, and reopened as soon as one of the disk's files is closed. Connections, the store
+and searches open files by other means, so they fail first.
 
 Invariants:
 
-- Opening for reading leaves half of the reserve for what writes: many readers must not
+- Opening for reading leaves half of the reserve for writers: many readers must not
   keep a journal file from being begun.
 - An empty reserve changes nothing: the call fails as it would without it (EMFILE, ENFILE).
 """
@@ -32,7 +32,7 @@ NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
 
 
 class Reserve:
-    """Up to `count` open descriptors that serve nothing; used from any thread."""
+    """Up to `count` open descriptors that are held in reserve; used from any thread."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -53,7 +53,7 @@ class Reserve:
             return True
 
     def fill(self) -> None:
-        """Takes back what was lent, as far as there are descriptors."""
+        """Reopens what was lent, as far as there are descriptors."""
         if len(self._held) >= self._count:
             return
         with self._lock:
@@ -95,7 +95,7 @@ class ReservedDisk(Disk):
         return self._tried(lambda: super(ReservedDisk, self).lock(path, wait=wait))
 
     def _tried(self, call: Callable[[], T], leave: int = 0) -> T:
-        """The call, again with one of the reserve, as often as somebody else was quicker."""
+        """The call, repeated with descriptors of the reserve while other threads take them."""
         while True:
             try:
                 return call()
@@ -106,7 +106,7 @@ class ReservedDisk(Disk):
 
 
 class _File(DiskFile):
-    """Its end fills the reserve again."""
+    """A file whose closing fills the reserve again."""
 
     __slots__ = ("_reserve",)
 

@@ -57,11 +57,11 @@ class File(Protocol):
         ...
 
     def size(self) -> int:
-        """Its length now."""
+        """The file's length now, in bytes."""
         ...
 
     def stat(self) -> Stat:
-        """Of this very file, also when its name is another's by now."""
+        """The state of this very file, even if its name belongs to another by now."""
         ...
 
     def fileno(self) -> int:
@@ -89,7 +89,7 @@ class Lock(Protocol):
     """A lock that is held until it is released or the process ends."""
 
     def release(self) -> None:
-        """Lets the next one have it."""
+        """Releases the lock for the next process."""
         ...
 
 
@@ -129,11 +129,14 @@ class FileSystem(Protocol):
         ...
 
     def stat(self, path: str) -> Stat | None:
-        """None if there is no such file."""
+        """The file's state; None if there is no such file."""
         ...
 
     def lock(self, path: str, *, wait: bool) -> Lock | None:
-        """flock on a lock file, made if need be; None if it is held elsewhere and not `wait`."""
+        """Takes flock on a lock file, made if need be.
+
+        None if it is held elsewhere and not `wait`.
+        """
         ...
 
     def copy(self, source: File, offset: int, size: int, target: File) -> None:
@@ -141,5 +144,5 @@ class FileSystem(Protocol):
         ...
 
     def free_bytes(self, path: str) -> int:
-        """What is left for us on the disk that holds `path`."""
+        """Bytes that this user may still write on the disk that holds `path`."""
         ...

@@ -52,7 +52,7 @@ def pipeline_texts(prefix: str, fqn: str) -> str:
 
 
 def run_texts(prefix: str, key: RunKey) -> str:
-    """The prefix of all that readers of plain text see of a run."""
+    """The prefix of the objects of a run that readers of plain text see."""
     return f"{pipeline_texts(prefix, key.fqn)}{encode(key.run)}/"
 
 
@@ -72,7 +72,7 @@ def chunk_index(prefix: str, key: RunKey, ulid_text: str) -> str:
 
 
 def partial(prefix: str, key: RunKey) -> str:
-    """The text so far of a run in progress."""
+    """The text so far of an open run."""
     return f"{run_texts(prefix, key)}partial.txt"
 
 
@@ -82,17 +82,17 @@ def logs(prefix: str, key: RunKey) -> str:
 
 
 def upstream_pipeline(prefix: str, fqn: str) -> str:
-    """Where OpenMetadata itself keeps a pipeline's runs: a folder that several names share."""
+    """The folder in which OpenMetadata keeps a pipeline's runs; several names may share it."""
     return f"{prefix}/{_NOT_UPSTREAM.sub('_', fqn)}/"
 
 
 def upstream_texts(prefix: str, key: RunKey) -> str:
-    """Where OpenMetadata itself keeps the run's `partial.txt` and `logs.txt`."""
+    """The folder in which OpenMetadata keeps the run's `partial.txt` and `logs.txt`."""
     return f"{upstream_pipeline(prefix, key.fqn)}{encode(key.run)}/"
 
 
 def active(prefix: str, key: RunKey, node: str) -> str:
-    """Says that `node` holds lines of the run that its chunks have not."""
+    """The object saying that `node` holds lines of the run that its chunks lack."""
     return f"{active_nodes(prefix, key)}{encode(node)}"
 
 
@@ -117,12 +117,12 @@ def segments_of(node: str) -> str:
 
 
 def aside(node: str, seq: int) -> str:
-    """Says why a segment cannot be read."""
+    """The object saying why a segment cannot be read."""
     return f"{ASIDE}{encode(node)}/{seq:020d}"
 
 
 def watermark(node: str) -> str:
-    """Up to which segment a node's lines are in their runs' chunks."""
+    """The watermark: up to which segment a node's lines are in their runs' chunks."""
     return f"{WATERMARKS}{encode(node)}"
 
 
@@ -132,12 +132,12 @@ def skip_index(path: str) -> str:
 
 
 def indexed_file(key: str) -> str:
-    """The table file that the skip index is of."""
+    """The table file to which the skip index belongs."""
     return f"{TABLE}/{key.removeprefix(SKIP_INDEXES).removesuffix('.skip')}"
 
 
 def lease(source: str, parts: Sequence[str]) -> str:
-    """Who does a piece of work until when."""
+    """The named lease of a piece of work."""
     return leases_of(source) + "/".join([encode(part) for part in parts])
 
 
@@ -147,17 +147,17 @@ def leases_of(source: str) -> str:
 
 
 def group(name: str) -> str:
-    """How far a consumer group of the segment queue is."""
+    """The state of a consumer group of the segment queue."""
     return f"{GROUPS}{encode(name)}"
 
 
 def partitions_of(source: str) -> str:
-    """The prefix of all that there is of a source of partitions."""
+    """The prefix of all objects of a source of partitions."""
     return f"{PARTITIONS}{encode(source)}/"
 
 
 def partition_source(source: str) -> str:
-    """What a source is: its name and its number of shards."""
+    """The object with a source's name and number of shards."""
     return f"{partitions_of(source)}source.json"
 
 
@@ -167,17 +167,17 @@ def partition_shard(source: str, number: int) -> str:
 
 
 def node_registration(node: str) -> str:
-    """That a node exists, with its address."""
+    """The registration of a node, with its address."""
     return f"{NODES}{encode(node)}"
 
 
 def deletions_of(key: RunKey) -> str:
-    """The prefix of a run's deletions, and perhaps of those of others whose names are long."""
+    """The prefix of a run's deletions; it may match other runs whose names are long."""
     return f"{DELETED}{encode(key.fqn)}/{encode(key.run)}~"
 
 
 def deleted_run(key: RunKey, t: str) -> str:
-    """The deletion of a run up to the ULID `t`: each has a key that no other will ever have."""
+    """The deletion of a run up to the ULID `t`; no other deletion ever has that key."""
     return f"{deletions_of(key)}{t}"
 
 

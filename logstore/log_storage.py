@@ -1,11 +1,11 @@
-"""OpenMetadata's section `logStorageConfiguration`, told in our names.
+"""Translates OpenMetadata's section `logStorageConfiguration` into our settings.
 
-The section is taken as it stands in an OpenMetadata server's YAML, so that a person who
-moves over need not learn anything: on its own, nested in `pipelineServiceClientConfiguration`,
-or in the server's own file, of which nothing else is read. What has no meaning here is named
-in a warning; keys without a value or with an empty one are as good as absent. With `type: s3`
-objects are encrypted unless the section says otherwise, as there; with a server of one's own
-only if it says so, as there, too.
+The section is accepted as it stands in an OpenMetadata server's YAML, so that a person who
+migrates needs to learn nothing. It may stand alone, in `pipelineServiceClientConfiguration`, or in
+the server's own file, of which nothing else is read. A warning names each key that has no meaning
+here. Keys without a value or with an empty one count as absent. With `type: s3` objects are
+encrypted unless the section says otherwise. With an endpoint of one's own they are encrypted only
+if the section says so. OpenMetadata does the same in both cases.
 """
 
 from __future__ import annotations
@@ -74,10 +74,10 @@ Put = Callable[[str, Any], None]
 
 
 def translate(content: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The file's content with the section turned into ours, and warnings.
+    """Returns the file's content with the section translated into our settings, and warnings.
 
-    What the file says under our own names wins. Raises `InvalidInput` for keys that
-    OpenMetadata does not know either, and for a section that asks for what is not here.
+    Settings under our own names have precedence. Raises `InvalidInput` for keys that
+    OpenMetadata does not know either, and for a section that asks for what we do not support.
     """
     warnings: list[str] = []
     ours, sections = _parted(content, warnings)
@@ -96,7 +96,7 @@ def translate(content: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 def _parted(
     content: Mapping[str, Any], warnings: list[str]
 ) -> tuple[dict[str, Any], list[tuple[str, Any]]]:
-    """What the file says under our names, and OpenMetadata's sections with their full names."""
+    """The settings under our names, and OpenMetadata's sections with their full names."""
     theirs = content.get(PARENT)
     if theirs is None:
         ours = {key: _copy(value) for key, value in content.items() if key not in SECTIONS}
@@ -131,7 +131,7 @@ def _ignored(names: list[str], reason: str) -> str:
 
 
 class _Section:
-    """One section and where its translation goes."""
+    """One section of OpenMetadata, and where its translation is written."""
 
     def __init__(self, name: str, said: Mapping[str, Any], put: Put, warnings: list[str]) -> None:
         self._name = name

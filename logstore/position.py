@@ -1,12 +1,12 @@
-"""Positions and cursors: how far somebody has read.
+"""Positions and cursors: how far a reader has read.
 
 A **position** is a place in one node's journal: (node, file ULID, `pos`), where `pos`
-is the node-wide running number of a line. The file's ULID tells apart two folders
-that were copied from one another and count on from the same number.
+is the node-wide running number of a line. The file's ULID distinguishes two folders
+of which one is a copy of the other, so that both continue from the same number.
 
 A **cursor** holds, per node, the last position seen. It is opaque to clients:
-`c2.` and base64url of a JSON object, so it is never mistaken for a line number. `c1.` is
-one that names not every node: what stands before the last line it has seen is seen too.
+`c2.` and base64url of a JSON object, so it is never mistaken for a line number. A cursor with
+`c1.` need not name every node: all lines before the last line seen count as seen too.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Position:
 class Cursor:
     """Per node the last position seen. An empty cursor has seen nothing.
 
-    A `complete` one has seen nothing of a node that it does not name.
+    A `complete` cursor has seen no line of a node that it does not name.
     """
 
     positions: Mapping[str, Position] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Cursor:
 
     @staticmethod
     def decode(text: str) -> Cursor:
-        """The cursor that `text` writes. Raises `InvalidCursor`."""
+        """The cursor that `text` encodes. Raises `InvalidCursor`."""
         if not text.startswith((_COMPLETE, _PARTIAL)):
             raise InvalidCursor(f"not a cursor: {text[:80]!r}", field="cursor")
         body = text[len(_COMPLETE) :]

@@ -1,9 +1,9 @@
-"""Whose files are whose: logs are not for every user of the machine.
+"""File permissions: logs are not readable for every user of the machine.
 
-The umask of a program that writes to a store is a setting, and not what a shell or an init
-system happens to have. What is a node's alone (the journal with its secret) is opened by a
-`Disk` that gives nobody else any rights, whatever the umask is; a folder of an older version
-is closed at the start.
+The umask of a program that writes to a store is a setting, so that it does not depend on a shell
+or an init system. Files that belong to a node alone (the journal with its secret) are opened by a
+`Disk` that gives other users no rights, whatever the umask is. At the start, the rights are also
+removed from a folder of an older version.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ log = logging.getLogger(__name__)
 
 
 def apply_umask(umask: str) -> None:
-    """For all files that this process and its children make from now on; octal."""
+    """Sets the umask (octal) for all files that this process and its children make from now on."""
     os.umask(int(umask, 8))
 
 
 def close_to_others(folder: str) -> None:
-    """Only the owner may look into the folder from now on; nothing is done if there is none."""
+    """Lets only the owner look into the folder from now on; does nothing if it does not exist."""
     with suppress(FileNotFoundError):
         try:
             os.chmod(folder, 0o700)

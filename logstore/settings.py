@@ -1,9 +1,9 @@
 """Reading settings: flags over environment over `tailrace.yaml` over defaults.
 
 A program's settings are one frozen pydantic-settings class whose fields have a default
-and a description; sections are frozen models inside it. From that one table come the
+and a description; sections are frozen models inside it. That one table defines the
 environment's names (`TAILRACE_` and, between section and field, `__`), the keys of the
-file, the reference page and the refusal of keys that nobody knows.
+file and the reference page; keys that it lacks are refused.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Bytes = Annotated[int, BeforeValidator(_bytes), Field(ge=1)]
 
 
 def _joined(value: object) -> object:
-    """A list of the file as one would write it in the environment: with commas."""
+    """A list of the file in the form of the environment: separated by commas."""
     return ",".join(map(str, value)) if isinstance(value, list) else value
 
 
@@ -58,12 +58,12 @@ Listed = Annotated[str, BeforeValidator(_joined)]
 
 
 def items(listed: str) -> list[str]:
-    """What stands between the commas, without spaces and empty ones."""
+    """The items between the commas, without spaces and empty ones."""
     return [item.strip() for item in listed.split(",") if item.strip()]
 
 
 class Section(BaseModel):
-    """A part of the table; nothing in it changes after start-up."""
+    """A section of the table; nothing in it changes after start-up."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -97,15 +97,15 @@ def table(model: type[BaseModel], prefix: str = "") -> Iterator[Setting]:
 
 
 def _plain(value: object) -> str:
-    """A default as one would write it in the file."""
+    """A default in the form of the file."""
     return json.dumps(value) if isinstance(value, bool) or value is None else str(value)
 
 
 def read_file(path: str | None) -> dict[str, Any]:
-    """What a settings file says; without a path, `tailrace.yaml` of this folder if there is one.
+    """The content of a settings file; without a path, of `tailrace.yaml` in this folder.
 
     `${NAME:-default}` in it is replaced from the environment; see `logstore.variables`. Raises
-    `InvalidInput` if the named file is not there or is no YAML mapping.
+    `InvalidInput` if the named file does not exist or is no YAML mapping.
     """
     name = path or os.environ.get(PREFIX + "CONFIG") or FILE
     try:
@@ -125,10 +125,10 @@ def read_file(path: str | None) -> dict[str, Any]:
 
 
 def _parsed(text: str) -> Any:
-    """The YAML's content; scalars of OpenMetadata's sections as they are written.
+    """The YAML's content; scalars of OpenMetadata's sections are kept as text.
 
-    There a bucket may be called 2024 and a key be `0123`: it, too, reads what it takes for text as
-    text, whatever YAML takes it for.
+    In those sections a bucket may be called 2024 and a key be `0123`. OpenMetadata reads every
+    field of text as text as well, whatever type YAML gives it.
     """
     loader = yaml.SafeLoader(text)
     try:
@@ -151,9 +151,9 @@ def _keep_written(node: yaml.Node | None, *, within: bool = False) -> None:
 def load(cls: type[S], *, flags: Mapping[str, Any], file: Mapping[str, Any], strict: bool) -> S:
     """Settings from all sources; `flags` has the nested form of the file.
 
-    `strict` refuses keys that the class does not know; a program that reads only its part
-    of a shared file is not strict, but for sections that are its own as a whole: models that
-    forbid more. Raises `InvalidInput` with a sentence naming the key.
+    `strict` refuses keys that the class does not know. A program that reads only its part
+    of a shared file is not strict, except for sections that belong to it as a whole: models that
+    forbid more. Raises `InvalidInput` with a sentence that names the key.
     """
     if strict:
         _refuse_unknown(cls, file)

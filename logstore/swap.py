@@ -1,19 +1,19 @@
 """Small objects that are changed by compare-and-swap, and the one loop that changes them.
 
-    read ──► change ──► put, if what was read still stands there ──► written
+    read ──► change ──► put, if the version that was read is still stored ──► written
      ▲                     │ refused: another writer was first
-     └────── pause ◄───────┘ ambiguous: the answer was lost, so it may stand there
+     └────── pause ◄───────┘ ambiguous: the answer was lost, so it may be stored
 
 Invariants:
 
-- A change is a function of the newest version. It is asked again for each version that is found,
-  so it must be one that may be applied twice.
-- Each version that is written differs from every other, because it carries a fresh ULID. So what
-  is found after a lost answer says whether it is ours. A refusal is no proof that it is not: a
-  proxy may have sent the write twice and passed on the answer to the second.
+- A change is a function of the newest version. It is called again for each version that is found,
+  so it must be safe to apply twice.
+- Each version that is written differs from every other, because it carries a fresh ULID. The
+  version that is found after a lost answer thus shows whether it is ours. A refusal does not
+  prove the opposite: a proxy may have sent the write twice and returned the second answer.
 - A version of ours that others have changed since is not recognised. A change whose effect must
   not happen twice has to find its own effect in the value.
-- `StoreUnavailable` says that nothing was changed. After an ambiguous try nobody knows that any
+- `StoreUnavailable` means that nothing was changed. After an ambiguous try this is not known any
   more, so the same failure is raised as `OutcomeUnknown`.
 """
 
@@ -48,7 +48,7 @@ _BITS: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Revision(Generic[T]):
-    """A value that stands in the store, and the ETag to change it by."""
+    """A stored value, and the ETag that a change is conditional on."""
 
     value: T
     etag: str
@@ -58,7 +58,10 @@ class Revision(Generic[T]):
 
 @dataclass(frozen=True)
 class Document(Generic[T]):
-    """One object whose bytes `decode` and `encode` know; `decode` raises `Damaged`."""
+    """One object, with the functions that decode and encode its bytes.
+
+    `decode` raises `Damaged`.
+    """
 
     store: ObjectStore
     key: str
@@ -74,7 +77,7 @@ class Document(Generic[T]):
         return Revision(self.decode(body), info.etag)
 
     async def write(self, value: T, etag: str | None) -> Revision[T]:
-        """Puts `value` in the place of the version of `etag`; None is for the first version.
+        """Replaces the version of `etag` by `value`; None is for the first version.
 
         Raises `PreconditionFailed`, `StoreUnavailable`, `OutcomeUnknown`.
         """
@@ -91,17 +94,17 @@ class Backoff:
     entropy: Entropy
 
     async def pause(self, tries: int) -> None:
-        """Waits before another try, after so many: at most half a second."""
+        """Waits before the next try, after that many: at most half a second."""
         longest = min(_FIRST_PAUSE_SECONDS * 2**tries, _LONGEST_PAUSE_SECONDS)
         await self.clock.sleep(longest * self.entropy.getrandbits(_BITS) / (1 << _BITS))
 
 
 class RetryBudget:
-    """How often one operation may be refused, and how many ambiguous outcomes it bears in a row.
+    """The number of refusals, and of consecutive ambiguous outcomes, that one operation may have.
 
-    A write whose outcome is not known is looked for and, if it is not there, made again. A store
-    that never says anything else must not be asked for ever: after a few times the caller hears
-    of it. Without `backoff` the next try comes at once.
+    After a write with an unknown outcome the object is read; if the write is not found, it is made
+    again. A store that never gives any other outcome must not be asked for ever: after a few times
+    the caller gets the error. Without `backoff` the next try follows at once.
     """
 
     def __init__(
@@ -147,11 +150,11 @@ async def swap(
     known: Revision[T] | None = None,
     budget: RetryBudget | None = None,
 ) -> Revision[T] | None:
-    """What stands in the store once `change` is in, or has nothing to change; None is no object.
+    """Applies `change`; returns what is stored afterwards, None for no object.
 
-    `change` gets the newest value, None if there is none, and gives the one to be written, None
-    to leave it. A version that is `known` saves the first read: nothing but a write is decided
-    by it, so if `change` leaves it or raises, the object is read and `change` asked again.
+    `change` gets the newest value, None if there is none, and returns the one to be written, or
+    None to leave it. A version that is `known` saves the first read. Only a write is ever decided
+    by it: if `change` leaves it or raises, the object is read and `change` called again.
 
     Raises what `change` raises, `Damaged`, `StoreUnavailable` (nothing was changed) and
     `OutcomeUnknown`.
@@ -198,9 +201,9 @@ async def _wanted(change: Change[T], found: Revision[T] | None, *, from_memory: 
 async def write_until_known(
     write: Callable[[], Awaitable[R]], *, budget: RetryBudget | None = None
 ) -> R:
-    """What `write` gives, which is asked again while its outcome is ambiguous.
+    """The result of `write`, which is repeated while its outcome is ambiguous.
 
-    It must be one that may be made twice: a key that is used once, or the same bytes. Raises
+    `write` must be safe to repeat: it uses a key only once, or writes the same bytes. Raises
     what `write` raises otherwise, and `OutcomeUnknown` once the budget is spent.
     """
     budget = RetryBudget() if budget is None else budget
@@ -215,7 +218,7 @@ async def write_until_known(
 
 @contextmanager
 def _ambiguous_once_ambiguous(budget: RetryBudget) -> Iterator[None]:
-    """After an ambiguous try, no failure says that nothing was changed."""
+    """Raises `OutcomeUnknown` for every failure that follows an ambiguous try."""
     try:
         yield
     except StoreUnavailable as error:

@@ -1,8 +1,8 @@
-"""fdatasync without holding up the event loop.
+"""fdatasync without blocking the event loop.
 
-`AioSyncer` hands it to the kernel and hears of its end by an eventfd: no thread, no
-switch of the interpreter lock, which on two cores costs more than the disk does.
-`ThreadSyncer` is for kernels and file systems that cannot. A failed fdatasync is
+`AioSyncer` submits the sync to the kernel, which reports its end by an eventfd. It needs no thread
+and no switch of the interpreter lock, which on two cores costs more than the disk does.
+`ThreadSyncer` is for kernels and file systems without that. A failed fdatasync is
 always an `OSError`, and the pages that it failed on count as lost: never sync again.
 """
 
@@ -32,7 +32,7 @@ class Syncer(Protocol):
         ...
 
     def close(self) -> None:
-        """Gives back what it holds of the loop and the kernel."""
+        """Releases its resources of the loop and the kernel."""
         ...
 
 
@@ -43,7 +43,7 @@ class ThreadSyncer:
         await asyncio.to_thread(file.sync)
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Does nothing: there is no resource to release."""
 
 
 class Fdsync(Protocol):
@@ -54,7 +54,7 @@ class Fdsync(Protocol):
         ...
 
     def close(self) -> None:
-        """Leaves the loop."""
+        """Detaches from the loop."""
         ...
 
 
@@ -82,12 +82,12 @@ class AioSyncer:
 
 
 class QuickSyncer:
-    """In place while the disk is quick, else by `inner`.
+    """Syncs in place while the disk is quick, else by `inner`.
 
-    Handing a sync to the kernel and hearing of its end costs two switches of tasks, more
-    than a fast disk takes for it. So while syncs take less than `_QUICK_SECONDS` on average
-    the loop waits for the disk itself: a slow one now and then holds it up, several hand the
-    next ones out again, until they are quick again.
+    Submitting a sync to the kernel and waiting for its end costs two switches of tasks, more
+    than a fast disk takes for it. While syncs take less than `_QUICK_SECONDS` on average,
+    the loop therefore waits for the disk itself. One slow sync delays the loop; several make the
+    next ones go to `inner`, until they are quick again.
     """
 
     def __init__(self, inner: Syncer, clock: Clock) -> None:
@@ -108,7 +108,7 @@ class QuickSyncer:
 
 
 def syncer_for(loop: asyncio.AbstractEventLoop) -> Syncer:
-    """The best there is on this machine; call it inside the running loop."""
+    """The best syncer for this machine; call it inside the running loop."""
     try:
         # Its import fails where the kernel has no AIO, so it cannot stand at the top.
         from caio.linux_aio_asyncio import AsyncioContext

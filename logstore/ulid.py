@@ -2,14 +2,14 @@
 
 A ULID is 128 bits: 48 bits of milliseconds since the epoch, 80 bits that make it
 unique, written as 26 characters of Crockford's base 32 (github.com/ulid/spec).
-Here it is an `int`, so that order is order of numbers.
+Here it is an `int`, so that ULIDs are ordered as numbers.
 
     | 48 bits time (ms) | 55 bits of the batch | 25 bits: line number in the batch |
 
 A **batch** id has its low 25 bits zero: its text ends in `00000`. Line `i` of a
 batch has the batch's id plus `i`, for `i < MAX_LINES`.
 
-What comes from outside is read by `parse`, as a `ULID` of python-ulid. Inside a ULID is a number:
+`parse` reads the ULIDs of others, as a `ULID` of python-ulid. Inside, a ULID is a number:
 `encode` and `decode` write and read our own texts, in half the time or less.
 """
 
@@ -45,7 +45,7 @@ def encode(ulid: int) -> str:
 
 
 def encode_many(first: int, count: int) -> list[str]:
-    """The texts of `count` ULIDs, each one above the one before it, from `first` on."""
+    """The texts of `count` consecutive ULIDs, from `first` on."""
     pairs, texts, head = _PAIRS, [], ""
     for ulid in range(first, first + count):
         low = ulid & 1023
@@ -56,7 +56,7 @@ def encode_many(first: int, count: int) -> list[str]:
 
 
 def parse(text: str) -> ULID:
-    """What somebody else wrote. Raises `InvalidInput` that says what is wrong with it."""
+    """Parses a ULID from outside. Raises `InvalidInput` that says what is wrong with it."""
     from ulid import ULID  # most programs read none
 
     try:
@@ -67,7 +67,7 @@ def parse(text: str) -> ULID:
 
 
 def decode(text: str) -> int:
-    """The number of a ULID that we wrote. Raises `InvalidInput` if it is none."""
+    """The number of a ULID that we wrote. Raises `InvalidInput` if it is invalid."""
     if len(text) != 26:
         raise InvalidInput(f"a ULID has 26 characters, this has {len(text)}", field="ulid")
     value = 0
@@ -82,7 +82,7 @@ def decode(text: str) -> int:
 
 
 def time_ms(ulid: int) -> int:
-    """Its time, in milliseconds since the epoch."""
+    """The time of the ULID, in milliseconds since the epoch."""
     return ulid >> RANDOM_BITS
 
 
@@ -102,12 +102,12 @@ def batch_of(ulid: int) -> int:
 
 
 def fresh(clock: Clock, entropy: Entropy) -> int:
-    """A ULID of now with 80 random bits: for files, objects and versions, not for batches."""
+    """A ULID of the present time with 80 random bits: for files and versions, not for batches."""
     return lowest_at(clock.now_ms()) | entropy.getrandbits(RANDOM_BITS)
 
 
 class Minter:
-    """Gives out batch ids that rise above every one given out or told before.
+    """Mints batch ids, each above every one that it gave out or was shown before.
 
     While the clock leads, an id is the time with fresh random bits. When it does not
     (same millisecond, a step back, a client that echoes a later id), it is the

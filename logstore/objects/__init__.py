@@ -1,1 +1,1 @@
-"""The object store: the seam, and what stands behind it."""
+"""The object store: its interface, and the implementations for a folder and for S3."""

@@ -1,10 +1,10 @@
-"""Where the local store keeps an object: which keys it takes, and their paths.
+"""The paths at which the local store keeps objects, and the keys that it accepts.
 
 {root}/{key}               the object's bytes
 {root}/.meta/{key}.json    ETag and user metadata (`logstore.objects.sidecar`)
 {root}/.locks/{00..3f}     flock files; a key's is chosen by its hash. All are made at the
                                start, so that deleting works on a full disk; none is ever removed
-{root}/.tmp/{ULID}         what is being written
+{root}/.tmp/{ULID}         objects that are being written
 """
 
 from __future__ import annotations
@@ -36,12 +36,15 @@ class KeyPaths:
         self.meta = f"{self.root}/{META}"
 
     def object(self, key: str) -> str:
-        """Of the object's bytes. Raises `InvalidName` for a key that no object has."""
+        """The path of the object's bytes.
+
+        Raises `InvalidName` for a key that no object can have.
+        """
         check_key(key)
         return f"{self.root}/{key}"
 
     def sidecar(self, key: str) -> str:
-        """Of what is known of the object.
+        """The path of the object's sidecar.
 
         A folder's name that ends in `.json` gets a `%`, so that the sidecar of `a` does not
         stand in the way of those of `a.json/b`.
@@ -50,12 +53,12 @@ class KeyPaths:
         return f"{self.meta}/{spelled}.json"
 
     def lock(self, key: str) -> str:
-        """Of the lock that every writer of the key holds while it decides and renames."""
+        """The path of the lock that every writer of the key holds while it decides and renames."""
         stripe = xxhash.xxh3_64_intdigest(os.fsencode(key)) % LOCKS_COUNT
         return f"{self.locks}/{stripe:02x}"
 
     def all_locks(self) -> list[str]:
-        """Of every lock that `lock` gives."""
+        """The paths of all locks that `lock` can return."""
         return [f"{self.locks}/{stripe:02x}" for stripe in range(LOCKS_COUNT)]
 
 

@@ -1,7 +1,7 @@
 """The object store in a folder: plain files that Spark, DuckDB and people read as they are.
 
-`logstore.objects.local_files` says what happens on the disk, `…keypath` where it lies.
-Several processes of one machine may share the folder. A local store cannot hold both
+`logstore.objects.local_files` has the operations on the disk, `logstore.objects.keypath` the
+paths. Several processes of one machine may share the folder. A local store cannot hold both
 an object `x` and objects below `x/`: the later put is a `Conflict`.
 """
 
@@ -24,20 +24,20 @@ _LIST_COUNT = 256
 
 
 class Runner(Protocol):
-    """How a blocking call is made from a coroutine."""
+    """Makes a blocking call from a coroutine."""
 
     async def __call__(self, work: Callable[[], T], /) -> T:
-        """What `work` returns or raises."""
+        """Returns or raises what `work` does."""
         ...
 
 
 async def in_thread(work: Callable[[], T], /) -> T:
-    """For a real disk: the event loop goes on meanwhile."""
+    """A runner for a real disk: calls run in a thread, beside the event loop."""
     return await asyncio.to_thread(work)
 
 
 async def inline(work: Callable[[], T], /) -> T:
-    """For a simulated disk: the order of calls is the same in every run."""
+    """A runner for a simulated disk: calls run in place, in the same order in every run."""
     return work()
 
 

@@ -1,15 +1,15 @@
-"""The local store's blocking half: what each operation does to the disk.
+"""The blocking half of the local store: what each operation does to the disk.
 
-Writes. Bytes go to a temporary file, which is synced; then, under the key's lock,
-the condition is checked, the file renamed to its key, and the folder synced. Every
-writer takes the lock, or a put without a condition could slip in between another's
+Writes. Bytes are written to a temporary file, which is synced. Then, under the key's lock,
+the condition is checked, the file is renamed to its key, and the folder is synced. Every
+writer takes the lock; otherwise a put without a condition could come between another's
 check and rename. Programs other than ours (Spark, deltalake) write `table/` without it.
 
-Folders are made and synced before a name is put into them. This process remembers
-which it knows to be durable. Deleting the last object of a folder removes it; a put that
-loses its folder that way makes it again.
+Folders are made and synced before a name is put into them. This process remembers the folders
+that it knows to be durable. Deleting the last object of a folder removes the folder; a put whose
+folder was removed that way makes it again.
 
-Reads hold the file open: what they see is one object, whole, however often the key is
+Reads hold the file open, so they see one whole object, however often the key is
 rewritten meanwhile.
 """
 
@@ -41,7 +41,7 @@ _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
 class Condition(NamedTuple):
-    """What must hold of the key for a write to happen."""
+    """The condition on the key under which a write happens."""
 
     if_absent: bool
     if_match: str | None
@@ -56,7 +56,7 @@ class Written(NamedTuple):
 
 
 class LocalFiles:
-    """Every operation of the store as one blocking call. Lets out no `OSError`."""
+    """Every operation of the store as one blocking call. None raises `OSError`."""
 
     def __init__(self, root: str, fs: FileSystem, clock: Clock, entropy: Entropy) -> None:
         self._fs = fs
@@ -133,11 +133,11 @@ class LocalFiles:
             return self._info(key, file)
 
     def keys(self, prefix: str, after: str) -> Iterator[str]:
-        """Keys in order; take them with `take`."""
+        """Yields keys in order; read them with `take`."""
         return self._walk.keys(prefix, after)
 
     def folders(self, prefix: str, after: str) -> Iterator[str]:
-        """Components in order; take them with `take`."""
+        """Yields components in order; read them with `take`."""
         return self._walk.folders(prefix, after)
 
     def take(self, names: Iterator[str], count: int) -> list[str]:
@@ -146,7 +146,7 @@ class LocalFiles:
             return list(islice(names, count))
 
     def listed(self, keys: Sequence[str]) -> list[ObjectInfo]:
-        """What is known of the keys, without those that are gone by now."""
+        """The objects of the keys, without those that were removed meanwhile."""
         found = []
         for key in keys:
             with suppress(NotFound), translated(f"list {key}"), self._opened(key) as file:
@@ -252,7 +252,7 @@ class LocalFiles:
             self._fs.sync_folder(folder)
 
     def _make_durable(self, folder: str) -> None:
-        """Makes the folder; then syncs all above it, since another may have made them just now."""
+        """Makes the folder, then syncs all parents, which another process may just have made."""
         if folder in self._durable_folders:
             return
         self._fs.make_folders(folder)
@@ -341,10 +341,10 @@ class LocalFiles:
         return _info_of(key, stat, known)
 
     def _remember(self, key: str, stat: Stat, known: Known) -> None:
-        """Saves the next reader the hash, unless a writer is at it.
+        """Stores the hash in the sidecar for the next reader, unless a writer holds the lock.
 
-        Without waiting for the lock, since the caller may hold it. And a full disk must not
-        stop reads: the sidecar is only a cache here.
+        It does not wait for the lock, since the caller may hold it. A full disk is no error here,
+        since it must not stop reads: the sidecar is only a cache for them.
         """
         with suppress(OSError):
             lock = self._fs.lock(self.paths.lock(key), wait=False)

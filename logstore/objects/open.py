@@ -1,4 +1,4 @@
-"""From settings to the object store that they name: a folder, or a place on S3."""
+"""Opens the object store that the settings name: a folder, or a place on S3."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from logstore.objects.store import ObjectStore
 async def open_store(
     settings: StoreSettings, clock: Clock, entropy: Entropy, fs: FileSystem
 ) -> AsyncIterator[ObjectStore]:
-    """The store, as long as the block runs, in the loop that runs it.
+    """The store while the block runs, in the loop that runs the block.
 
-    Asks the server nothing, so it opens while the server cannot be reached. Raises
-    `InvalidInput` for settings that cannot be, `StoreUnavailable` for a folder that cannot.
+    Sends nothing to the server, so it opens while the server is unreachable. Raises
+    `InvalidInput` for invalid settings, `StoreUnavailable` for a folder that cannot be made.
     """
     if settings.bucket is None:
         yield LocalStore(settings.store_folder, fs, clock, entropy)

@@ -1,4 +1,4 @@
-"""Errors of the operating system as errors of the store."""
+"""Translates errors of the operating system into errors of the store."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _DEFINITE = _IN_THE_WAY | {
 
 @contextmanager
 def translated(what: str) -> Iterator[None]:
-    """Lets no `OSError` out. `what` names the operation and its key."""
+    """Translates every `OSError` of the block. `what` names the operation and its key."""
     try:
         yield
     except OSError as error:
@@ -45,9 +45,9 @@ def translated(what: str) -> Iterator[None]:
 
 @contextmanager
 def unknown_outcome(what: str, *, started: bool) -> Iterator[None]:
-    """For the step that makes a write visible: a failure may come after its effect.
+    """For the step that makes a write visible: an error may come after its effect.
 
-    With `started`, the effect is there for certain and only its durability is not.
+    With `started`, the effect certainly happened, and only its durability is unknown.
     """
     try:
         yield

@@ -16,7 +16,7 @@ def check_range(offset: int, size: int | None) -> None:
 
 
 def length_of(total: int, offset: int, size: int | None) -> int:
-    """Bytes that the range has in a file of `total` bytes."""
+    """The number of bytes that the range has in a file of `total` bytes."""
     rest = max(0, total - offset)
     return rest if size is None else min(rest, size)
 
@@ -31,7 +31,7 @@ class OpenRange:
         self._end = offset + size
 
     def next_piece(self) -> bytes:
-        """About 1 MiB; nothing at the end."""
+        """The next bytes, about 1 MiB; no bytes at the end."""
         with translated(f"get {self._key}"):
             size = min(PIECE_BYTES, self._end - self._offset)
             piece = self._file.pread(size, self._offset) if size > 0 else b""
@@ -39,5 +39,5 @@ class OpenRange:
             return piece
 
     def close(self) -> None:
-        """Gives the file back."""
+        """Closes the file."""
         self._file.close()

@@ -1,10 +1,10 @@
-"""What a store on a server has beyond the seam: a clock, requests that cost, rules to ask for.
+"""What a store on a server has beyond `ObjectStore`: a clock, request counts, rules and checks.
 
-Here so that who asks for these needs none of the vendor's modules, which are loaded only
-where a bucket is opened: they cost 35 MB that a store in a folder does without.
+Callers of these need none of the vendor's modules, which cost 35 MB of memory and are loaded only
+where a bucket is opened; a store in a folder does without them.
 
-A store that has a clock of its own, S3, says in every answer what time it was, cut to whole
-seconds. Between sending and arrival the store's time was once between `date_ms` and
+A store with a clock of its own, S3, sends its time in every answer, cut to whole
+seconds. At some moment between sending and arrival the store's time was between `date_ms` and
 `date_ms` + 1 s.
 """
 
@@ -21,7 +21,7 @@ from logstore.objects.store import ObjectStore
 class DateSample:
     """A `Date` (ms since the epoch), and when its request was sent and answered.
 
-    `sent` and `arrived` are seconds of `Clock.monotonic`, `now_ms` is our clock at the arrival.
+    `sent` and `arrived` are seconds of `Clock.monotonic`; `now_ms` is our wall clock at arrival.
     """
 
     date_ms: int
@@ -31,7 +31,7 @@ class DateSample:
 
     @property
     def ahead_ms(self) -> int:
-        """How far our clock is ahead of the store's at least; negative if it is behind."""
+        """The least number of ms by which our clock is ahead of the store's; negative if behind."""
         slow_ms = round((self.arrived - self.sent) * 1000)
         early, late = self.now_ms - slow_ms - (self.date_ms + 1000), self.now_ms - self.date_ms
         if early > 0:
@@ -40,40 +40,43 @@ class DateSample:
 
 
 class Requesting(Protocol):
-    """What makes the requests."""
+    """The part of a store that makes requests."""
 
     @property
     def made(self) -> Mapping[str, int]:
-        """Requests by operation, tries included; it goes on counting."""
+        """The number of requests by operation, including retries.
+
+        The mapping is updated in place.
+        """
         ...
 
 
 @runtime_checkable
 class RemoteStore(Protocol):
-    """The further side of an object store on a server."""
+    """An object store on a server, with its further operations."""
 
     @property
     def requests(self) -> Requesting: ...
 
     @property
     def newest_date(self) -> DateSample | None:
-        """What the last answer said of the store's clock."""
+        """The last sample of the store's clock."""
         ...
 
     async def check(self) -> None:
-        """Asks for all that is relied on. Raises `InvalidInput`, `StoreUnavailable`."""
+        """Checks all features that we rely on. Raises `InvalidInput`, `StoreUnavailable`."""
         ...
 
     async def expire(self, prefix: str, days: int) -> bool:
-        """Lets the server remove what is below `prefix/` and older. Raises `StoreUnavailable`."""
+        """Makes the server remove older objects below `prefix/`. Raises `StoreUnavailable`."""
         ...
 
 
 def requests_of(store: ObjectStore) -> Mapping[str, int]:
-    """The requests that it has made, counted on, by operation; none of a folder."""
+    """The live counts of the store's requests by operation; empty for a folder."""
     return store.requests.made if isinstance(store, RemoteStore) else {}
 
 
 def newest_date_of(store: ObjectStore) -> Callable[[], DateSample | None] | None:
-    """Asks for the last sample of the store's clock; None if it has none, as a folder."""
+    """A function for the last sample of the store's clock; None for a store without one."""
     return (lambda: store.newest_date) if isinstance(store, RemoteStore) else None

@@ -1,9 +1,7 @@
-"""Where durable things are: the settings that the service and the compactor share; how they
-are compacted and how long consumers are waited for, since both read these sections of one file.
+"""The settings that the service and the compactor share: the store, compaction, queue retention.
 
-How the compactor runs: on which Spark, and when it starts before its time.
-
-Shared by the compactor and the service that starts one beside itself.
+The section of the compactor's run is here too: on which Spark it runs, and when it starts
+before its time. The service needs it to start a compactor beside itself.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""What the local store remembers of an object beside its bytes: `.meta/{key}.json`.
+"""The sidecar of an object in the local store: its ETag and metadata in `.meta/{key}.json`.
 
     {"etag": …, "size": …, "mtime_ns": …, "inode": …, "metadata": {…}}
 
-It holds for the file of just that size, time and inode; of any other file it says
-nothing, and the ETag is computed from the bytes. It is written without a sync, and
-nothing but user metadata is lost with it.
+It is valid only for a file of that size, time and inode. For any other file the ETag is computed
+from the bytes. It is written without a sync; its loss loses nothing but user metadata.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class Known(NamedTuple):
 
 
 class Sidecars:
-    """Reads and writes them."""
+    """Reads and writes sidecars."""
 
     def __init__(self, fs: FileSystem, paths: KeyPaths, clock: Clock, entropy: Entropy) -> None:
         self._fs = fs
@@ -53,7 +52,7 @@ class Sidecars:
             file.close()
 
     def write(self, key: str, stat: Stat, known: Known) -> None:
-        """Remembers it for the file of that `stat`. Raises `OSError`."""
+        """Stores what is known of the file of that `stat`. Raises `OSError`."""
         temporary = self.new_temporary()
         file = self._fs.open(temporary, "create")
         try:
@@ -63,7 +62,7 @@ class Sidecars:
         move(self._fs, temporary, self._paths.sidecar(key))
 
     def remove(self, key: str) -> None:
-        """Forgets it, if there is anything."""
+        """Removes the sidecar, if there is one."""
         try:
             self._fs.unlink(self._paths.sidecar(key))
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
@@ -76,7 +75,7 @@ class Sidecars:
 
 
 def move(fs: FileSystem, source: str, target: str) -> None:
-    """Renames into a folder that is made if need be, and again if someone removes it meanwhile."""
+    """Renames into a folder, which is made if needed, and made again if it is removed meanwhile."""
     folder = os.path.dirname(target)
     for attempt in range(_ATTEMPTS):
         try:

@@ -1,4 +1,4 @@
-"""The object store: the one seam through which programs share durable things.
+"""The object store: the one interface through which programs share durable data.
 
 An implementation passes `tests/contracts/object_store.py` as it is. Rules that
 callers rely on, and that S3, MinIO and the local store all keep:
@@ -8,13 +8,13 @@ callers rely on, and that S3, MinIO and the local store all keep:
 - `if_absent` and `if_match` are honoured by put and compose; of several racing
   writers with the same condition at most one succeeds.
 - Conditions on delete do not exist. A copy honours conditions on its *source* only.
-- An ETag is a hash of bytes, not a version: equal bytes may have equal ETags. Whoever
+- An ETag is a hash of bytes, not a version: equal bytes may have equal ETags. A caller that
   needs a version puts a fresh ULID inside the object.
 - A write that fails with `OutcomeUnknown` may have happened.
 - Keys are relative, `/`-separated, already encoded (`logstore.names`, `logstore.keys`).
 
-Metadata of an object are short pairs of text beside its bytes. S3 keeps them as headers: 2 KB
-of them, names and values in ASCII, names in lower case.
+The metadata of an object are short pairs of text beside its bytes. S3 keeps them as headers: 2 KB
+in total, names and values in ASCII, names in lower case.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _VALUE: Final = re.compile(r"[ -~]*")
 
 
 def check_metadata(metadata: Mapping[str, str]) -> None:
-    """Raises `InvalidInput` for what S3 would not keep as it is."""
+    """Raises `InvalidInput` for metadata that S3 would not store unchanged."""
     for name, value in metadata.items():
         if not _NAME.fullmatch(name) or not _VALUE.fullmatch(value) or value != value.strip():
             raise InvalidInput(
@@ -55,7 +55,7 @@ Body: TypeAlias = "bytes | bytearray | memoryview"
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """What a store knows of an object; `metadata` is empty in listings.
+    """A stored object; `metadata` is empty in listings.
 
     `modified_ms` may be of whole seconds. That of a write's result is the time of the answer,
     and may differ by a second from what is read later.
@@ -114,7 +114,7 @@ class ObjectStore(Protocol):
         ...
 
     async def head(self, key: str) -> ObjectInfo:
-        """What is known of the object, with metadata. Raises `NotFound`, `StoreUnavailable`."""
+        """The object with its metadata. Raises `NotFound`, `StoreUnavailable`."""
         ...
 
     async def compose(
@@ -126,10 +126,10 @@ class ObjectStore(Protocol):
         if_match: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> ObjectInfo:
-        """Writes `key` as the parts one after another; stored parts never pass through here.
+        """Writes `key` as the concatenated parts; the bytes of stored parts never pass through us.
 
         A part may be a range of `key` itself. Raises as `put`, and `NotFound` or
-        `PreconditionFailed` for a source that is gone or has another ETag.
+        `PreconditionFailed` for a source that does not exist or has another ETag.
         """
         ...
 
@@ -149,12 +149,12 @@ class ObjectStore(Protocol):
         ...
 
     async def sweep(self, before_ms: int) -> int:
-        """Removes what writes left behind that began before then and never ended; how many.
+        """Removes the remains of unfinished writes that began before that time; returns how many.
 
-        A write that still goes on fails. Raises `StoreUnavailable`.
+        A write that still continues fails. Raises `StoreUnavailable`.
         """
         ...
 
     def uri(self, key: str) -> str:
-        """Where Spark, DuckDB and deltalake find the object: a path or an `s3://` address."""
+        """The object's address for Spark, DuckDB and deltalake: a path or an `s3://` address."""
         ...

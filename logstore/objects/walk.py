@@ -1,8 +1,8 @@
-"""Keys of a folder tree in S3's order, lazily.
+"""The keys of a folder tree in S3's order, lazily.
 
 S3 orders by the bytes of the whole key: `a-b`, `a.b`, `a/b`, `a0`. A folder therefore
-sorts as its name with the `/`. Order of `str` is order of UTF-8, so no bytes are made.
-In memory are the names of the folders on the way down to the present key, no others.
+sorts as its name with the `/`. The order of `str` is the order of UTF-8, so nothing is encoded.
+Only the names of the folders on the way down to the present key are in memory.
 """
 
 from __future__ import annotations
@@ -59,5 +59,5 @@ class Walk:
 
 
 def is_clean(base: str) -> bool:
-    """Whether keys may begin with it: it is empty, or folders with a `/` after each."""
+    """Whether keys may begin with `base`: it is empty, or folders with a `/` after each."""
     return not base or all(part not in ("", ".", "..") for part in base[:-1].split("/"))

@@ -1,11 +1,11 @@
-"""Blocks: the places of a chunk's text that can be found without reading it.
+"""Blocks: the places of a chunk's text that can be found without reading the text.
 
 A block is a batch, or a part of a large one: at most about 64 KiB that end with a line
 (one line may be longer). A batch whose records hold newlines has a block per record, so
 that in every block either line `i` is record `i`, or there is one record.
 
-A block knows where its bytes and lines begin, which writer took it at which position,
-its batch ULID, and of a batch's first block the digest of the whole batch.
+A block holds where its bytes and lines begin, the writer that received it and its position,
+its batch ULID, and for a batch's first block the digest of the whole batch.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _parts(
 
 
 def positions(blocks: Blocks, writers: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """Of each writer the lowest position and one past the highest."""
+    """For each writer the lowest position, and one past the highest."""
     ends = blocks["pos"] + blocks["records"]
     ranges: dict[str, tuple[int, int]] = {}
     for number in np.unique(blocks["writer"]).tolist():

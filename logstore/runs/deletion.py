@@ -1,14 +1,15 @@
-"""Deletions in the store: below which ULID a run, or all runs of a pipeline, do not exist.
+"""Deletions in the store: up to which ULID lines of a run, or of a pipeline's runs, are deleted.
 
 `coordination/deleted/{fqn}/{run}~{t}` and `coordination/deleted/{fqn}/.pipeline`, a JSON
 object: `fqn`, `run` (null for the whole pipeline), `t` (ULID text: ULIDs at or below it
 are deleted) and `version` (a fresh ULID in every write).
 
-A run that is deleted again has a record more, and the highest counts; so whoever removes one
-that nothing needs any more removes no later one, whenever the store does it. That of a pipeline
-is never removed; its `t` only ever rises.
+A run that is deleted again gets another record, and the highest counts. A program that removes a
+record that is not needed any more can therefore never remove a later one. The record of a
+pipeline is never removed; its `t` only ever rises.
 
-The key of a run's record says all of it (`deletion_at`): thousands of them are listed, not read.
+The key of a run's record contains the whole record (`deletion_at`), so thousands of them are
+listed and not read.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from logstore.names import decode
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """All ULIDs of the run (or, without `run`, of the pipeline) up to `t` are gone."""
+    """All ULIDs of the run (or, without `run`, of the pipeline) up to `t` are deleted."""
 
     fqn: str
     run: str | None
@@ -35,17 +36,17 @@ class Deletion:
 
     @property
     def key(self) -> str:
-        """Its key in the store."""
+        """The key of the deletion in the store."""
         if self.run is None:
             return keys.deleted_pipeline(self.fqn)
         return keys.deleted_run(RunKey(self.fqn, self.run), ulids.encode(self.t))
 
 
 def deletion_at(key: str) -> Deletion | None:
-    """What a key of the store says by itself, as that of a run's deletion does.
+    """The deletion that a key contains; this is so for most deletions of runs.
 
-    None where the record must be read: of a pipeline, of names so long that they are cut, and
-    those of earlier versions, without `~{t}`.
+    Returns None where the record must be read: for a pipeline, for names so long that they are
+    cut, and for records of earlier versions, which lack `~{t}`.
     """
     names, _, t = key.removeprefix(keys.DELETED).rpartition("~")
     folder, _, name = names.partition("/")

@@ -1,7 +1,7 @@
 """The deletions of a store: records are listed, and few of them are read.
 
-The key of a run's record says all of it. Others are read again only where they changed. There may
-be as many records as runs that expire in some weeks.
+The key of a run's record contains the whole record. Other records are read again only if they
+changed. There may be as many records as runs that expire in some weeks.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class StoredDeletion:
 
 @dataclass(frozen=True, slots=True)
 class StoredDeletions:
-    """Those of a store, for somebody who looks again and again."""
+    """The deletions of one store, for a caller that reads them repeatedly."""
 
     _read: dict[str, tuple[str, Deletion]] = field(default_factory=dict)
 
     async def each(
         self, store: ObjectStore, prefix: str = keys.DELETED
     ) -> AsyncIterator[StoredDeletion]:
-        """Every deletion of now whose key has the prefix, those that were read last.
+        """Every present deletion whose key has the prefix; those that had to be read come last.
 
         Raises `StoreUnavailable`, `Damaged`.
         """
@@ -57,12 +57,12 @@ class StoredDeletions:
                 yield StoredDeletion(self._read[info.key][1], info.modified_ms, info.key)
 
     async def all(self, store: ObjectStore) -> list[StoredDeletion]:
-        """Every deletion of now, in the order of keys. Raises as `each`."""
+        """Every present deletion, in the order of keys. Raises as `each`."""
         found = [one async for one in self.each(store)]
         return sorted(found, key=lambda one: one.key)
 
     async def above(self, store: ObjectStore, low: int) -> list[Deletion]:
-        """Those of ULIDs at or above `low`. Raises as `each`."""
+        """The deletions of ULIDs at or above `low`. Raises as `each`."""
         return [one.deletion for one in await self.all(store) if one.deletion.t >= low]
 
     async def _read_changed(self, store: ObjectStore, infos: Sequence[ObjectInfo]) -> None:

@@ -56,18 +56,18 @@ _MAX_DIRECTORY = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """What is known of the pieces without reading them; `ranges` by piece and writer."""
+    """The row of each piece, known without reading it; `ranges` by piece and writer."""
 
     entries: Entries
     ranges: tuple[PositionRange, ...]
 
     @property
     def body_bytes(self) -> int:
-        """Where the pieces end."""
+        """The bytes of all pieces; the directory begins there."""
         return int(self.entries["size"].sum())
 
     def writers(self) -> dict[str, tuple[int, int]]:
-        """Of each writer the lowest position and one past the highest."""
+        """For each writer the lowest position, and one past the highest."""
         known: dict[str, tuple[int, int]] = {}
         for _, writer, low, high in self.ranges:
             before = known.get(writer, (low, high))

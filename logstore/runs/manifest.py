@@ -73,7 +73,7 @@ class Partial:
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """What `logs.txt` is about to become: the text of `chunks`, `bytes` long."""
+    """What `logs.txt` is about to become: the text of `chunks`, of `bytes` bytes."""
 
     put: str
     bytes: int
@@ -117,7 +117,7 @@ class Manifest:
 
     @property
     def logs(self) -> Chunk | None:
-        """The chunk that `logs.txt` is; always the first."""
+        """The chunk that is `logs.txt`; always the first one."""
         return self.chunks[0] if self.chunks and self.chunks[0].kind == "logs" else None
 
     @property
@@ -126,7 +126,7 @@ class Manifest:
         return self.logs is not None and len(self.chunks) == 1
 
     def dealt_with(self, node: str) -> int:
-        """All batches of the node below this position are in the chunks or left out."""
+        """The position below which all batches of the node are in the chunks or left out."""
         return self.writers.get(node, 0)
 
     def straddling(self, t: int) -> tuple[Chunk, ...]:
@@ -134,10 +134,10 @@ class Manifest:
         return tuple([chunk for chunk in self.chunks if chunk.first <= t < chunk.last])
 
     def deleted_through(self, t: int) -> Manifest:
-        """This manifest after a deletion up to `t`; itself if it knows of that already.
+        """This manifest after a deletion up to `t`; itself if it includes that deletion already.
 
-        Chunks that were written for lines above `t` stay. One that straddles it goes: whoever
-        stores the manifest trims it before.
+        Chunks that were written for lines above `t` stay. A chunk with lines on both sides is
+        dropped: the caller that stores the manifest trims that chunk first.
         """
         if self.generation >= t:
             return self

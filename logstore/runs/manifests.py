@@ -1,9 +1,9 @@
 """Manifests in the store: read, and changed by compare-and-swap.
 
-A change is a function of the newest version. It is tried again on whatever version is
-there when another writer was first, and also when an answer was lost: if the write did
-happen and others wrote since, the change finds itself done. So a change must be one that can
-be applied twice.
+A change is a function of the newest version. It is applied again to the new version when
+another writer was first, and also when an answer was lost: if the write did happen and others
+wrote since, the change finds its effect already there. A change must therefore be safe to
+apply twice.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _AMBIGUOUS: Final = 10  # `decide` may have written chunks: they are not given u
 
 @dataclass(frozen=True, slots=True)
 class Versioned:
-    """A manifest as it stands in the store; `etag` None means that there is none."""
+    """A manifest as stored; `etag` None means that there is no object."""
 
     manifest: Manifest
     etag: str | None
@@ -45,24 +45,24 @@ class Manifests:
         return Document(self._store, keys.run_manifest(key), decode_manifest, encode_manifest)
 
     async def get(self, key: RunKey) -> Versioned:
-        """The newest version; an empty open one without ETag if there is none.
+        """The newest version; an empty open one without ETag if there is no object.
 
         Raises `Damaged`, `UnsupportedVersion`, `StoreUnavailable`.
         """
         return _versioned(key, await self._document(key).read())
 
     async def swap(self, seen: Versioned, manifest: Manifest) -> Versioned:
-        """Writes `manifest` in the place of `seen`.
+        """Replaces `seen` by `manifest`.
 
-        Raises `PreconditionFailed` if that is not the newest any more, `StoreUnavailable`,
-        `OutcomeUnknown`.
+        Raises `PreconditionFailed` if `seen` is not the newest version any more,
+        `StoreUnavailable`, `OutcomeUnknown`.
         """
         key = manifest.key
         written = await self._document(key).write(self._fresh(manifest), seen.etag)
         return _versioned(key, written)
 
     async def update(self, key: RunKey, change: Callable[[Manifest], Manifest | None]) -> Versioned:
-        """Applies `change` to the newest version until it is in; None leaves it as it is.
+        """Applies `change` to the newest version until it is written; None leaves it unchanged.
 
         Raises as `get`, and `OutcomeUnknown`.
         """
@@ -75,9 +75,9 @@ class Manifests:
     async def update_by(
         self, key: RunKey, decide: Callable[[Manifest | None], Awaitable[Manifest | None]]
     ) -> Versioned:
-        """`update` with a change that takes its time (it writes chunks, say).
+        """As `update`, with an async `decide`, which may for instance write chunks.
 
-        It is given None where there is no manifest.
+        `decide` gets None where there is no manifest.
         """
         budget = RetryBudget(Backoff(self._clock, self._entropy), ambiguous=_AMBIGUOUS)
 
@@ -91,7 +91,7 @@ class Manifests:
             self.conflicts += budget.refused
 
     def fresh_id(self) -> str:
-        """A ULID of now: for versions and chunks."""
+        """A fresh ULID, for versions and chunks."""
         return ulids.encode(ulids.fresh(self._clock, self._entropy))
 
     def _fresh(self, manifest: Manifest) -> Manifest:

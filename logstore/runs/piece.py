@@ -56,7 +56,7 @@ def encode_piece(blocks: Blocks, writers: Sequence[str]) -> bytes:
 
 
 def decode_piece(body: bytes, *, first_byte: int, first_line: int) -> tuple[Blocks, list[str]]:
-    """The blocks and the writers that they index. Raises `Damaged`."""
+    """The blocks, and the writers that they index. Raises `Damaged`."""
     try:
         data = zstandard.ZstdDecompressor().decompress(body, max_output_size=_MAX_BYTES)
         count, names, at = _names(data)

@@ -1,11 +1,11 @@
-"""What a client says of a run beside its lines: its status, its progress, its metrics.
+"""What a client reports of a run beside its lines: its status, its progress, its metrics.
 
     coordination/status/{fqn}/{run}            the newest status, changed by compare-and-swap
     coordination/progress/{fqn}/{run}          the newest progress, the same
     coordination/metrics/{fqn}/{run}/{ULID}    a batch of metrics, written once
 
 Each is a JSON object: `format` (1), `version` (a fresh ULID in every write, above the
-run's deletion: what is at or below a deletion does not exist), `fqn` and `run` in clear,
+run's deletion, since reports at or below a deletion do not exist), `fqn` and `run` in clear,
 `created_ms` and `stored_ms` (times of the first and of this write), and `value`, the
 JSON object that the client sent.
 """
@@ -35,9 +35,10 @@ class Said(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """`version` is a ULID; times are milliseconds since the epoch, of the service's clock.
+    """One report. `version` is a ULID; times are ms since the epoch, by the service's clock.
 
-    `body` is the JSON object that the client sent: as objects it would be twenty times that.
+    `body` is the JSON object that the client sent, as text: parsed, it would take twenty times
+    the memory.
     """
 
     key: RunKey

@@ -1,8 +1,8 @@
-"""How long runs are kept: one number of days, and other numbers for some pipelines.
+"""The retention of runs: one number of days, and other numbers for some pipelines.
 
 The service removes a run when its last line is older than that and records its deletion, by
-which its lines leave the table as well. The table's own retention goes by whole hours and
-knows no pipelines, so by default it is the longest of these numbers.
+which its lines leave the table as well. The table's own retention works in whole hours and
+does not depend on pipelines, so by default it is the longest of these numbers.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class RunRetention(BaseModel):
     )
 
     def days_of(self, fqn: str) -> int:
-        """Days that the pipeline's runs are kept; 0 for ever."""
+        """Days for which the pipeline's runs are kept; 0 for ever."""
         matching = (d for p, d in self.expiration_days_of.items() if fnmatchcase(fqn, p))
         return next(matching, self.expiration_days)
 
     @property
     def longest_days(self) -> int:
-        """Days after which no run is kept, of whatever pipeline; 0 if some are kept for ever."""
+        """Days after which no run of any pipeline is kept; 0 if some are kept for ever."""
         return max(self._all()) if all(self._all()) else 0
 
     @property

@@ -1,9 +1,9 @@
-"""Scanning: the index of a text that is not held in memory, made while it streams past.
+"""Scanning: builds the index of a text that is not held in memory, while it streams past.
 
-A text that nobody wrote batch by batch (OpenMetadata's, say) is divided into batches of a
-block each: the first line end at or behind 32 KiB ends one. So where blocks begin depends
-on the text alone, not on the pieces in which it came, and whoever scans the same text
-under the same first id makes the same index, byte for byte.
+A text that was not written batch by batch (OpenMetadata's, say) is divided into batches of a
+block each: the first line end at or behind 32 KiB ends one. Where blocks begin thus depends
+on the text alone, not on the pieces in which it came. Two scans of the same text
+under the same first id make the same index, byte for byte.
 
 Memory is that of a piece of text and of the index, about 12 bytes per block.
 """
@@ -73,7 +73,7 @@ class TextScan:
         self._take(piece[at:], len(ends) - line)
 
     def end(self, chunk_id: str) -> Scanned:
-        """The whole text's chunk; it must end with a line, and not be empty."""
+        """The whole text's chunk. The text must end with a line, and not be empty."""
         assert self.ended, "the caller adds a missing newline"
         if self._open_bytes:
             self._close_block()

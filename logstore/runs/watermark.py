@@ -21,7 +21,7 @@ from logstore.swap import Document, swap
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """A node's mark; all zero if it has none yet."""
+    """A node's watermark; all numbers are zero if none was stored yet."""
 
     seq: int = 0
     pos: int = 0
@@ -30,7 +30,7 @@ class Watermark:
 
 
 def decode_watermark(body: bytes) -> Watermark:
-    """The mark that `body` holds. Raises `Damaged`."""
+    """The watermark that `body` holds. Raises `Damaged`."""
     try:
         value = orjson.loads(body)
         mark = Watermark(value["seq"], value["pos"], value["low"], value["version"])
@@ -43,7 +43,7 @@ def decode_watermark(body: bytes) -> Watermark:
 
 
 async def read_watermark(store: ObjectStore, node: str) -> Watermark:
-    """The node's mark. Raises `Damaged`, `StoreUnavailable`."""
+    """The node's watermark. Raises `Damaged`, `StoreUnavailable`."""
     found = await _document(store, node).read()
     return Watermark() if found is None else found.value
 

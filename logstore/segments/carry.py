@@ -26,20 +26,20 @@ Ints = NDArray[np.int64]
 
 
 class Carry:
-    """The last time and level of each run of one writer."""
+    """The last time and level of each run, for one writer."""
 
     def __init__(self, limit: int = 100_000) -> None:
         self._limit = limit
         self._last: OrderedDict[RunKey, tuple[int, int]] = OrderedDict()
 
     def load(self, runs: Sequence[RunKey]) -> Last:
-        """The state of these runs as arrays, to be changed."""
+        """The state of these runs as arrays, which the caller may change."""
         known = [self._last.get(run, (NO_TIME, NO_LEVEL)) for run in runs]
         array = np.array(known, dtype=np.int64).reshape(len(known), 2)
         return Last(array[:, 0].copy(), array[:, 1].copy())
 
     def save(self, runs: Sequence[RunKey], last: Last) -> None:
-        """Remembers the state of these runs."""
+        """Stores the state of these runs."""
         states = zip(runs, last.times.tolist(), last.levels.tolist(), strict=True)
         for run, time, level in states:
             if time == NO_TIME and level == NO_LEVEL:
@@ -67,10 +67,10 @@ def last_of_batches(values: Ints, none: int, counts: Ints) -> Ints:
 
 
 def chain(last: Ints, none: int, runs: Ints, state: Ints) -> Ints:
-    """What each batch begins with: the last value of the batch before it in its run.
+    """The value that each batch begins with: the last one of the batch before it in its run.
 
     `last` is each batch's own last value, `runs` its run, `state` the values of the runs
-    before the first batch; `state` is moved on behind the last batch.
+    before the first batch; `state` is updated to the values after the last batch.
     """
     order = np.argsort(runs, kind="stable")
     run, value = runs[order], last[order]
@@ -90,7 +90,7 @@ def chain(last: Ints, none: int, runs: Ints, state: Ints) -> Ints:
 
 
 def fill(values: Ints, none: int, counts: Ints, before: Ints) -> Ints:
-    """`values` without gaps: the line before's within a batch, else what it begins with."""
+    """`values` with gaps filled by the previous line of the batch, or else by `before`."""
     if not (values == none).any():
         return values
     starts = np.repeat(np.cumsum(counts) - counts, counts)

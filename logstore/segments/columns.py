@@ -38,10 +38,10 @@ def record_batches(
 ) -> Iterator[pa.RecordBatch]:
     """The rows of the batches, in order of (ULID, fqn, run), exact duplicates once.
 
-    With `order`, the rows at these indexes in this order; batches that share an id stand together
-    in it. `carry` is what the writer's runs ended with before these batches. It is moved on only
-    if `save` is set, and only once the last row was taken. Raises `Damaged` if a text is not
-    what its batch says.
+    With `order`, only the rows at these indexes, in this order; batches that share an id are
+    adjacent in it. `carry` is the state of the writer's runs before these batches. It is updated
+    only if `save` is set, and only once the last row was taken. Raises `Damaged` if a text does not
+    match its batch.
     """
     order = by_ulid(batches.rows, batches.runs) if order is None else order
     detection = Detection(batches, order, carry)

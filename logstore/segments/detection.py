@@ -1,14 +1,14 @@
-"""Time and level of every record: its own, or those it carries.
+"""Finds the time and level of every record: its own, or those that it carries.
 
 A record without a time carries the time of the record before it. A record with neither
-time nor level carries the level, too; one with a time of its own begins something new, and
-has no level if it names none. A level that was given and is none of ours is a level all the
-same: the record carries no other.
+time nor level carries the level, too. A record with a time of its own begins something new, and
+has no level if it names none. A client may give a level that is none of ours; the record then
+carries no other level either.
 
 Slices come in order of ULID, but a line carries what the line before it in order of `pos`
-had. Almost always the two are one order within a run, and what a batch begins with is
-known when its turn comes. For the other runs `Detection` looks through their text once
-beforehand, and keeps what each of their batches begins with.
+had. Almost always the two orders are the same within a run, and what a batch begins with is
+known when its turn comes. For the other runs `Detection` first reads their text
+once, and keeps what each of their batches begins with.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FIELDS = ((0, NO_TIME), (1, NO_LEVEL))
 
 
 class Detection:
-    """Finds times and levels slice by slice; `save` when all slices are through."""
+    """Finds times and levels slice by slice; call `save` after the last slice."""
 
     def __init__(self, batches: Batches, order: Indexes, carry: Carry) -> None:
         self._batches = batches
@@ -61,7 +61,7 @@ class Detection:
         return self._with_ulid_times(piece, found[0]), np.maximum(found[1], NO_LEVEL)
 
     def save(self) -> None:
-        """Tells the carry what the runs ended with."""
+        """Stores in the carry what the runs ended with."""
         ahead = self._ahead
         self._last.times[ahead] = self._ends.times[ahead]
         self._last.levels[ahead] = self._ends.levels[ahead]
@@ -75,7 +75,7 @@ class Detection:
         return self._last.levels if field else self._last.times
 
     def _with_ulid_times(self, piece: Slice, times: Ints) -> Ints:
-        """The ULID's time for what has still none."""
+        """Fills times that are still missing with the ULID's time."""
         if not (times == NO_TIME).any():
             return times
         minted = times_ms(self._batches.rows[piece.batches]) * 1000
@@ -104,7 +104,7 @@ class Detection:
 
 
 def own(batches: Batches, piece: Slice) -> list[Ints]:
-    """Times and levels that the records themselves have: given, or found in their text."""
+    """The times and levels that the records themselves have: given, or found in their text."""
     count = len(piece.ends)
     times, levels = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
     for start in range(0, count, _AT_ONCE):
@@ -118,7 +118,7 @@ def own(batches: Batches, piece: Slice) -> list[Ints]:
 
 
 def _put_given(batches: Batches, piece: Slice, times: Ints, levels: Ints) -> None:
-    """Replaces what was found by what the records say."""
+    """Replaces what was found in the text by what the records give."""
     stop = 0
     for index, count, first in zip(piece.batches, piece.counts, piece.firsts, strict=True):
         start, stop = stop, stop + int(count)

@@ -65,7 +65,7 @@ class Footer:
     version: int = VERSION
 
     def run(self, key: RunKey) -> SegmentRun | None:
-        """The run's share, None if it has none."""
+        """The run's share, None if the run has no rows."""
         return next((run for run in self.runs if run.key == key), None)
 
 

@@ -1,13 +1,13 @@
-"""The first bytes of every record as a matrix, where levels and times are looked for.
+"""The first bytes of every record as a matrix, where levels and times are searched.
 
 A row is `WIDTH` bytes that begin one byte before the record, so column 0 is the newline
-before it (or one that is put there), and column `1 + i` is byte `i` of the record. A row
-goes on into the next record where this one is shorter: whoever finds something compares
+before it (or an inserted one), and column `1 + i` is byte `i` of the record. If the record is
+shorter, its row continues into the next record: a caller that finds something compares
 its column with `lengths`. Matches are positions in the flattened matrix, which NumPy
 searches at memory speed.
 
 Colours and other control sequences of terminals (`ESC [ … letter`) are not part of a prefix:
-`ESC[32mINFO ESC[0m` is looked at as `INFO `. Records that hold some are prepared one by one.
+`ESC[32mINFO ESC[0m` is searched as `INFO `. Records that hold some are prepared one by one.
 """
 
 from __future__ import annotations

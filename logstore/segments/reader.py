@@ -1,9 +1,9 @@
-"""Segments out of their bytes and out of the store.
+"""Reads segments from their bytes and from the store.
 
-Nothing here gives rows that were not written: a whole body is checked against its seal
-first, a footer that was fetched alone against the seal's second half, and each row group
-against its pages' CRCs and its checksum. A newer format stops with `UnsupportedVersion`,
-everything else that is wrong with `Damaged`.
+No function here returns rows that were not written. A whole body is first checked against its
+seal, a footer that was fetched alone against the second half of the seal, and each row group
+against its pages' CRCs and its checksum. A newer format raises `UnsupportedVersion`,
+every other fault `Damaged`.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class SegmentFile:
     def group(
         self, index: int, columns: list[str] | None = None, *, rows: int | None = None
     ) -> pa.Table:
-        """A row group, checked by its checksum if the columns are there. Raises `Damaged`.
+        """A row group, verified by its checksum if its columns are read. Raises `Damaged`.
 
-        With `rows` its columns are in chunks of so many, and no buffer has to be made larger
-        while it is read, again and again.
+        With `rows` its columns are in chunks of that many rows, so that no buffer has to be
+        enlarged repeatedly while it is read.
         """
         try:
             table = self._read(index, columns, rows)
@@ -87,7 +87,7 @@ async def read_footer(store: ObjectStore, key: str, *, size: int | None = None) 
 
 
 async def fetch_statistics(store: ObjectStore, key: str, *, size: int | None = None) -> SegmentFile:
-    """A stored segment without its row groups: what footer and statistics say. As `read_footer`."""
+    """A stored segment without its row groups: footer and statistics. Raises as `read_footer`."""
     known = (await store.head(key)).size if size is None else size
     return _opened(await _tail(store, key, known))
 
@@ -119,7 +119,7 @@ class StoredSegment:
         self.footer = _opened(tail).footer
 
     async def check(self) -> None:
-        """Reads it once, in pieces. Raises `Damaged` unless every byte is as it was written."""
+        """Reads the segment once, in pieces. Raises `Damaged` unless every byte is as written."""
         cut, digest = seal.pages(memoryview(self._tail.first()[1]), self._size)
         seen = xxhash.xxh3_64()
         async for piece in self._store.stream(self._key, size=cut):
@@ -137,7 +137,7 @@ class StoredSegment:
 
 
 async def stored_segment(store: ObjectStore, key: str, size: int) -> StoredSegment:
-    """A stored segment, to be read row group by row group. Raises as `read_footer`."""
+    """A stored segment for reading row group by row group. Raises as `read_footer`."""
     return StoredSegment(store, key, size, await _tail(store, key, size))
 
 

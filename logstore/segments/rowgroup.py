@@ -1,4 +1,4 @@
-"""One row group of a segment taken apart into stretches: consecutive rows of one batch.
+"""One row group of a segment, divided into stretches: consecutive rows of one batch.
 
 Mostly a stretch is a batch. A large batch has one in each of several row groups, and
 batches that share an id alternate row by row.
@@ -76,7 +76,7 @@ class RowGroup:
         self.text = _joined(self._messages)
 
     def stretches(self, group: int, names: Names) -> Stretches:
-        """The stretches in order of row; `group` is the number they get."""
+        """The stretches in order of row; `group` is the number that they get."""
         count = self._table.num_rows
         if count == 0:
             return np.empty(0, dtype=STRETCH)

@@ -70,9 +70,9 @@ def check_tail(tail: memoryview, *, whole: bool = False) -> None:
 
 
 def pages(tail: memoryview, size: int) -> tuple[int, int]:
-    """How many bytes of a segment of `size` stand before its seal, and their XXH3-64.
+    """The number of bytes before the seal in a segment of `size` bytes, and their XXH3-64.
 
-    `tail` is its end, as `check_tail` found it right.
+    `tail` is the segment's end, already verified by `check_tail`.
     """
     cut = footer_start(tail) - SIZE
     return size - len(tail) + cut, _NUMBER.unpack_from(tail, cut + 8)[0]

@@ -1,9 +1,9 @@
-"""Cutting batches into slices: what becomes one record batch, or one row group.
+"""Divides batches into slices: each becomes one record batch, or one row group.
 
 A slice holds whole records of one or many batches, at most `schema.MAX_TEXT` bytes of
 text (unless one record is longer) and `schema.MAX_ROWS` records, so that memory stays
 near one slice whatever the sizes of batches and lines are. Batches that share an id
-(two runs that chose the same) go side by side, in windows of line numbers, so that
+(two runs that chose the same) are processed together, in windows of line numbers, so that
 the records of consecutive slices never overlap in order.
 """
 

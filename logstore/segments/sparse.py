@@ -1,4 +1,4 @@
-"""A file of which only some ranges are at hand: what was fetched of a stored segment."""
+"""A file of which only some ranges are in memory: the fetched parts of a stored segment."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SparseFile(io.RawIOBase):
         self._ranges.append((start, data))
 
     def first(self) -> tuple[int, bytes]:
-        """The range that it was made with: its offset, and its bytes."""
+        """The range that the file was created with: its offset, and its bytes."""
         return self._ranges[0]
 
     def readable(self) -> bool:

@@ -1,10 +1,10 @@
-"""A stored segment seen as batches again: what text flush and readers of other nodes take.
+"""A stored segment as batches again, for flushing run logs and for readers of other nodes.
 
 The rows of a run with one batch ULID are one batch, in order of line number; batches are
 in order of `pos`. Text is each message and a newline, so it is the bytes that the journal
-held. What is kept in memory is the columns of `BATCH` and where each batch stands; texts are
-read again, one row group at a time, the last one kept because batches of neighbouring `pos`
-mostly stand in the same.
+held. Only the columns of `BATCH` and the place of each batch are kept in memory. Texts are
+read again, one row group at a time; the last one is kept because batches of neighbouring `pos`
+are mostly in the same row group.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class SegmentBatches:
 
     @property
     def runs(self) -> Sequence[RunKey]:
-        """What the column `run` indexes."""
+        """The run keys that the column `run` indexes."""
         return self._names.runs
 
     @property
     def connectors(self) -> Sequence[str | None]:
-        """What the column `connector` indexes."""
+        """The connector names that the column `connector` indexes."""
         return self._names.connectors
 
     def text(self, indexes: Indexes) -> bytes:
@@ -71,7 +71,7 @@ class SegmentBatches:
         return b"".join(pieces)
 
     def meta(self, index: int) -> RecordMeta | None:
-        """Of batches with newlines or attributes in their records; of others None."""
+        """The metadata of batches with newlines or attributes in their records; None for others."""
         if not self.rows["meta"][index]:
             return None
         meta = RecordMeta([], [], [], [])

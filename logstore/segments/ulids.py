@@ -47,7 +47,7 @@ def texts(rows: Rows) -> NDArray[np.uint8]:
 def parse(
     matrix: NDArray[np.uint8],
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.int64]]:
-    """Of ULIDs as rows of characters: their batch's upper and lower 64 bits, the line number."""
+    """Parses ULIDs, rows of characters: upper and lower 64 bits of the batch, line number."""
     values = _VALUES[matrix].astype(np.uint64)
     high = np.zeros(len(matrix), dtype=np.uint64)
     low = np.zeros(len(matrix), dtype=np.uint64)

@@ -1,4 +1,4 @@
-"""Batches into the bytes of a segment.
+"""Encodes batches as the bytes of a segment.
 
 Rows are sorted by ULID, one slice of about 8 MiB of text is one row group, and only one
 slice is in memory beside the bytes that are ready. Equal batches, numbers and carry give
@@ -26,7 +26,7 @@ from logstore.segments.slices import Limits
 
 @dataclass(frozen=True, slots=True)
 class EncodedSegment:
-    """A segment ready to be put. `text_bytes` is the size of its messages with newlines."""
+    """An encoded segment. `text_bytes` is the size of its messages with newlines."""
 
     body: bytes
     footer: Footer
@@ -34,7 +34,7 @@ class EncodedSegment:
 
     @property
     def rows(self) -> int:
-        """Its records."""
+        """The number of records."""
         return self.footer.rows
 
     @property
@@ -57,11 +57,11 @@ def encode_segment(
     ranges: Sequence[tuple[int, int]] | None = None,
     limits: Limits | None = None,
 ) -> EncodedSegment:
-    """The batches as segment `seq` of `node`.
+    """Encodes the batches as segment `seq` of `node`.
 
     `ranges` are the journal's, as [first, end) of `pos`; without them, the one from the
-    first to the last batch. `carry` is moved on when all is encoded. Raises `Damaged` if
-    a text is not what its batch says.
+    first to the last batch. `carry` is updated when all is encoded. Raises `Damaged` if
+    a text does not match its batch.
     """
     sink = pa.BufferOutputStream()
     tally = _Tally()
@@ -96,7 +96,7 @@ def _ranges(rows: Rows) -> list[tuple[int, int]]:
 
 
 class _Tally:
-    """What the footer says of the rows, gathered row group by row group."""
+    """The numbers of the footer, gathered row group by row group."""
 
     def __init__(self) -> None:
         self.text_bytes = 0

@@ -1,17 +1,17 @@
-"""The table: what flushed segments become, as a Delta log over Parquet files.
+"""The table: the Delta log over Parquet files that compacted segments become.
 
-snapshot.py   one version: files, marks, what a query or a compaction reads
-table.py      opening, creating, finding what nobody needs
-commit.py     taking segments in, exactly once
-options.py    where it is by the settings, and delta-rs's options there
-names.py      how its files are called
-stats.py      what a written Parquet file says of itself
+snapshot.py   one version: its files and marks, for a query or a compaction
+table.py      opens and creates the table, finds orphaned files
+commit.py     adds segments, exactly once
+options.py    the table's place by the settings, and delta-rs's options for it
+names.py      the names of its files
+stats.py      the statistics of a written Parquet file
 schema.py     columns and partitions
 layout.py     row groups
-log.py        what its log says beside files, in one read
-log_folder.py, log_bucket.py  where the files of the log are
-file_index.py   files of a version by hour
+log.py        what its log holds beside files, in one read
+log_folder.py, log_bucket.py  access to the files of the log
+file_index.py   the files of a version by hour
 replay.py       what a commit changes
-followed.py     the newest version, followed by the log: for who asks often
-shape.py      whether it still is as we made it
+followed.py     the newest version, followed by the log, for frequent readers
+shape.py        whether the table still has our schema and features
 """

@@ -36,7 +36,7 @@ OLDEST_FILE_HOURS = 12
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """The node's segments from `first` to `last`, inclusive, are in the table with this commit."""
+    """With this commit the node's segments from `first` to `last`, inclusive, are in the table."""
 
     node: str
     first: int
@@ -45,12 +45,12 @@ class Advance:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What one version changes. `files` come, `removed` go, marks move.
+    """What one version changes: `files` are added, `removed` are removed, marks rise.
 
-    `purged_ms`: deletions that were stored by then are done in all files of the snapshot
-    that `removed` leaves. `expired_ms`: hours that ended by then are beyond the retention, and
-    `removed` has all files that the snapshot has of them. `same_lines`: files are rearranged
-    only, so that who follows the table's changes sees none.
+    `purged_ms`: deletions that were stored by that time are applied in all files of the snapshot
+    outside `removed`. `expired_ms`: hours that ended by that time are beyond the retention, and
+    `removed` has all files that the snapshot has of them. `same_lines`: files are only rearranged,
+    so that a reader of the table's change feed sees no changes.
     """
 
     files: Sequence[NewFile] = ()
@@ -75,12 +75,12 @@ def commit_segments(
 
 
 def commit(table: Table, snapshot: Snapshot, change: Change, *, job: str, clock: Clock) -> Snapshot:
-    """Makes the change one version, and gives a snapshot that has it.
+    """Commits the change as one version; returns a snapshot that includes it.
 
-    `snapshot` is the one the job was planned from, `job` its ULID, not used before. Raises
-    `PreconditionFailed` if the table moved on or the files are too old: read it again and
-    plan anew. Raises `OutcomeUnknown` if the table cannot be read after a failed commit, or
-    no commit is taken though nobody else made one, and `UnsupportedVersion` for a table of
+    `snapshot` is the one that the job was planned from, `job` its ULID, not used before. Raises
+    `PreconditionFailed` if the table has a newer version or the files are too old: read the table
+    again and plan anew. Raises `OutcomeUnknown` if the table cannot be read after a failed commit,
+    or no commit succeeds though no other program made one, and `UnsupportedVersion` for a table of
     another shape.
     """
     delta = _planned_from(snapshot)
@@ -190,7 +190,7 @@ def _newest(table: Table, error: OutcomeUnknown) -> Snapshot:
 def _recognise(
     table: Table, newest: Snapshot, before: int, job: str, error: OutcomeUnknown
 ) -> Snapshot:
-    """The newest snapshot if the job's commit is in it, else why it is not."""
+    """The newest snapshot if it includes the job's commit; else raises why not."""
     try:
         mine = job in table.log.jobs(JOB, before, newest.version)
     except StoreUnavailable as unreadable:

@@ -1,6 +1,6 @@
-"""The files of one version of the table by hour: a search looks at the hours that it asks for.
+"""The files of one version of the table by hour, so that a search considers only its hours.
 
-An index never changes. The next version's shares with it all hours that stayed as they were.
+An index never changes. The index of the next version shares all unchanged hours with it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _EPOCH_DAY: Final = date(1970, 1, 1).toordinal()
 
 
 class Hour(NamedTuple):
-    """Files of one hour, and their bytes together."""
+    """The files of one hour, and the sum of their bytes."""
 
     files: tuple[TableFile, ...]
     size: int
@@ -96,7 +96,7 @@ class FileIndex:
         return sorted(self._hours)
 
     def _between(self, low: int, high: int) -> Iterator[tuple[int, bool]]:
-        """Hours that the bounds meet, and whether all of the hour is within them."""
+        """The hours that overlap the bounds, each with whether it lies wholly within them."""
         first, last = _hour_of(low), _hour_of(high)
         numbers = self._numbers
         for number in numbers[bisect_left(numbers, first) : bisect_right(numbers, last)]:

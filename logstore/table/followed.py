@@ -1,14 +1,14 @@
-"""The newest version of the table, followed by its log: unchanged, it costs a glance.
+"""The newest version of the table, followed by its log, so that an unchanged table costs little.
 
-    look      is the version that is known still the newest?  (three stats, or one listing)
-    apply     the commits behind it, one after the other       (`replay.py`)
-    open      by delta-rs, where that does not do: at first, behind a gap in the log, after
-              a change of shape, after the known commit was replaced or taken away
+    look      is the known version still the newest?  (three stats, or one listing)
+    apply     the commits after it, one after the other       (`replay.py`)
+    open      by delta-rs, where that is impossible: at first, after a gap in the log, after
+              a change of shape, after the known commit was replaced or removed
 
-A version that is given out is at least as new as the moment at which it was asked for: the
-look begins after that. What is remembered of a commit is how its file looked *before* its
-bytes were read, so a file that comes in its place is always seen. A table of which delta-rs
-alone reads the log is opened each time.
+A version that is returned is at least as new as the moment of the request, since the look
+begins after that moment. What is remembered of a commit is how its file looked *before* its
+bytes were read, so a file that replaces it is always noticed. A table whose log only delta-rs
+can read is opened each time.
 
 All calls block on the store, and may come from several threads.
 """
@@ -41,12 +41,12 @@ class _Marks(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Transactions:
-    """What the log says under names, as marks of nodes."""
+    """The application transactions of the log, as marks of nodes."""
 
     said: Mapping[str, int]
 
     def mark(self, node: str) -> int:
-        """The last sequence of the node's segments that is in."""
+        """The sequence of the node's last segment that is in the table."""
         return self.said.get(application(node), 0)
 
 
@@ -59,13 +59,13 @@ class TableVersion:
     source: _Marks
 
     def marks(self, nodes: Iterable[str]) -> Mapping[str, int]:
-        """Of each node the last sequence that is in this version, 0 if none is."""
+        """For each node the last sequence that is in this version, 0 if none is."""
         return {node: self.source.mark(node) for node in nodes}
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A version that can be followed; `look` is of before its commit was read."""
+    """A version that can be followed; `look` was taken before its commit was read."""
 
     look: Look
     version: TableVersion
@@ -82,7 +82,7 @@ class FollowedTable:
 
     @property
     def uri(self) -> str:
-        """Where the table is."""
+        """The address of the table."""
         return self.table.uri
 
     def newest(self) -> TableVersion:
@@ -110,7 +110,10 @@ class FollowedTable:
         return self.table.log.folder.look(known.version.number)
 
     def _followed(self, known: _Known, look: Look) -> _Known | None:
-        """The newest version by the commits behind the known one; None if that does not do."""
+        """The newest version, by applying the commits after the known one.
+
+        None if that is impossible.
+        """
         if look.current != known.look.current:
             return None
         log, start = self.table.log, known.version.number
@@ -132,7 +135,7 @@ class FollowedTable:
         return _known(look, newest, files, said)
 
     def _opened(self) -> TableVersion:
-        """The newest version by delta-rs, which is remembered if it can be followed."""
+        """The newest version by delta-rs; it is remembered if it can be followed."""
         log = self.table.log
         for _ in range(_TRIES):
             listed = log.listed(0)

@@ -1,19 +1,19 @@
-"""The table's log as it stands, for what delta-rs tells one by one or with the interpreter stopped.
+"""Reads from the table's log what delta-rs gives only one by one, or with the interpreter blocked.
 
 delta-rs replays the log for each application transaction that it is asked for: a request per
 commit since the last checkpoint, for every node. Its history begins at the newest version,
-whichever was loaded, and nothing else of the process runs while it waits. Here
+whichever was loaded, and no other thread runs while it waits. Here
 
 - all transactions up to a version are one read: the last checkpoint at or below it, and the
   commits after that, some at a time;
-- which version was the newest at some time is a listing: by when the store says that each commit
-  was written. It is one before which every commit was there by then, so a commit that looks
-  younger than it is (it was restored) makes it older, never newer;
-- which jobs made some versions is said by their commits.
+- the newest version at some time is found by a listing, which has the store's time of each
+  commit. The result is a version before which every commit existed by then, so a commit that
+  looks younger than it is (it was restored) makes the result older, never newer;
+- the jobs that made some versions are read from the commits.
 
-Only reads, of the format that Delta's protocol gives: `{version:020}.json` has an action a line,
-`{version:020}.checkpoint.parquet`, perhaps in parts, what all up to there come to. A log with
-other checkpoints (of a UUID) is told apart: delta-rs has to be asked then.
+This module only reads, in the format of Delta's protocol: `{version:020}.json` has an action a
+line, `{version:020}.checkpoint.parquet`, perhaps in parts, the sum of all actions up to there. A
+log with other checkpoints (of a UUID) is recognised: delta-rs has to read it then.
 
 All calls block on the store; from an event loop they belong in a thread.
 """
@@ -42,7 +42,7 @@ _AT_ONCE: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """Files of a log from some version on: commits by version, and checkpoints that are whole."""
+    """Files of a log from some version on: commits by version, and complete checkpoints."""
 
     commits: Mapping[int, LogFile]
     checkpoints: Mapping[int, Sequence[LogFile]]
@@ -52,7 +52,7 @@ class Listed:
         return max((at for at in self.checkpoints if at <= version), default=None)
 
     def times(self) -> Iterator[tuple[int, int]]:
-        """Each version with when it was written, in ms; lowest first."""
+        """Each version with the time of its commit, in ms; lowest first."""
         for version in sorted({*self.commits, *self.checkpoints}):
             files = [self.commits[version]] if version in self.commits else None
             yield version, max(f.modified_ms for f in files or self.checkpoints[version])
@@ -67,7 +67,7 @@ class Log:
     def transactions(self, version: int) -> Mapping[str, int] | None:
         """The version of every application transaction, as of this version of the table.
 
-        None if delta-rs has to be asked. Raises `StoreUnavailable`.
+        None if only delta-rs can read the log. Raises `StoreUnavailable`.
         """
         for start in _starts(version):
             listed = self.listed(start, version)
@@ -85,7 +85,7 @@ class Log:
         return found
 
     def version_at(self, then_ms: int, newest: int) -> int | None:
-        """The newest version that was there at that time, by the store's clock.
+        """The newest version that existed at that time, by the store's clock.
 
         `newest` is the table's version now, or one a little older.
 
@@ -102,9 +102,9 @@ class Log:
         return None
 
     def jobs(self, key: str, after: int, up_to: int) -> set[str]:
-        """What commits `after` some version and up to another say under `key` of themselves.
+        """What the commits `after` some version and up to another say under `key` of themselves.
 
-        Raises `StoreUnavailable`, also if one of them is gone.
+        Raises `StoreUnavailable`, also if one of them was removed.
         """
         names = _commits(after, up_to)
         every = (action for some in self._actions(names, b'"commitInfo"') for action in some)
@@ -112,9 +112,9 @@ class Log:
         return {info[key] for info in infos if isinstance(info.get(key), str)}
 
     def actions(self, after: int, up_to: int) -> Iterator[list[dict[str, Any]]]:
-        """All that commits `after` some version and up to another say, each a list of actions.
+        """The actions of the commits `after` some version and up to another, a list per commit.
 
-        Raises `StoreUnavailable`, also if one of them is gone.
+        Raises `StoreUnavailable`, also if one of them was removed.
         """
         return self._actions(_commits(after, up_to), b"")
 
@@ -179,7 +179,7 @@ def _starts(version: int) -> Iterator[int]:
 
 
 class _Ranges(io.RawIOBase):
-    """A file of the log of which only what is read is fetched."""
+    """A file of the log of which only those ranges are fetched that are read."""
 
     def __init__(self, folder: LogFolder, file: LogFile) -> None:
         super().__init__()

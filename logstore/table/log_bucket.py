@@ -1,6 +1,6 @@
-"""The files of a table's log in a bucket, by a client that blocks its own thread and no other.
+"""The files of a table's log in a bucket, by a client that blocks only its own thread.
 
-botocore tries a request again by itself; a body that breaks off half-way is asked for anew here.
+botocore retries requests itself; a body that breaks off half-way is requested again here.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MORE_TRIES: Final = 3
 
 @dataclass(slots=True)
 class BucketLogFolder:
-    """What is below `prefix`, which ends in `/`. The client is made when it is needed first."""
+    """The files below `prefix`, which ends in `/`. The client is made at the first request."""
 
     settings: S3Settings
     credentials: Credentials
@@ -43,7 +43,7 @@ class BucketLogFolder:
     _making: Lock = field(default_factory=Lock)
 
     def list(self, start: str) -> Iterator[LogFile]:
-        """As `LogFolder.list`, a thousand a request."""
+        """As `LogFolder.list`, with a thousand files per request."""
         more = {"StartAfter": self.prefix + start}  # no name is just a version
         while True:
             page = self._ask("list the table's log", partial(self._page, more))
@@ -111,18 +111,18 @@ class BucketLogFolder:
 
 
 class _Asked(BotocoreCredentials):  # type: ignore[misc]
-    """For botocore, which asks before each signature: the key of now."""
+    """Credentials for botocore, which asks for the current key before each signature."""
 
     def __init__(self, credentials: Credentials) -> None:
         super().__init__("", "")
         self._credentials = credentials
 
     def load_credentials(self) -> _Asked:
-        """What botocore calls to have credentials at all."""
+        """Returns the credentials; botocore calls it first."""
         return self
 
     def get_frozen_credentials(self) -> ReadOnlyCredentials:
-        """Renewed by `Credentials` in time."""
+        """The current key, which `Credentials` renews in time."""
         return self._credentials.read_only()
 
 

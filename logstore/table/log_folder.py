@@ -1,4 +1,4 @@
-"""Where files of a table's log are: the seam that `log.py` reads through, and a local folder."""
+"""Access to the files of a table's log: the interface that `log.py` uses, and a local folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from logstore.errors import NotFound, StoreUnavailable
 class LogFile(NamedTuple):
     """A file of the log; `modified_ms` by the store's clock, perhaps of whole seconds.
 
-    `tag` differs between two files that had the same name one after the other.
+    `tag` differs between two files that had the same name at different times.
     """
 
     name: str
@@ -23,11 +23,11 @@ class LogFile(NamedTuple):
 
 
 class Look(NamedTuple):
-    """What a glance at the log tells: whether a version is still the newest.
+    """The result of a look at the log: whether a version is still the newest.
 
-    `current` is the version's commit, None if it is not there. `newer` is whether there is a
-    commit behind it. `rest` changes whenever other files of the log come or go; a clean-up
-    that took the next commit away shows in it.
+    `current` is the version's commit, None if it does not exist. `newer` tells whether a later
+    commit exists. `rest` changes whenever other files of the log are added or removed; a clean-up
+    that removed the next commit is noticed by it.
     """
 
     current: LogFile | None
@@ -41,10 +41,10 @@ def commit_name(version: int) -> str:
 
 
 class LogFolder(Protocol):
-    """Files of a log. Calls block, may come from several threads, and leave other threads run."""
+    """The files of a log. Calls block, may come from several threads, and let other threads run."""
 
     def list(self, start: str) -> Iterator[LogFile]:
-        """Files whose name is above `start`, in order of name. Raises `StoreUnavailable`."""
+        """Files whose names are above `start`, in order of name. Raises `StoreUnavailable`."""
         ...
 
     def get(self, name: str, offset: int = 0, size: int | None = None) -> bytes:
@@ -52,7 +52,7 @@ class LogFolder(Protocol):
         ...
 
     def look(self, version: int) -> Look:
-        """A glance behind the version, as cheap as the store allows. Raises `StoreUnavailable`."""
+        """Looks behind the version, as cheaply as the store allows. Raises `StoreUnavailable`."""
         ...
 
 
@@ -87,7 +87,7 @@ class LocalLogFolder:
             raise StoreUnavailable(f"{self.path}/{name} cannot be read: {error}") from error
 
     def look(self, version: int) -> Look:
-        """As `LogFolder.look`, without a listing: three files are looked at, however many are."""
+        """As `LogFolder.look`, without a listing: it examines three files, however many exist."""
         folder = self._stat("")
         name = commit_name(version)
         current, following = self._stat(name), self._stat(commit_name(version + 1))

@@ -1,9 +1,9 @@
-"""Where the table is and how delta-rs reaches it there, from the settings of the store.
+"""The place of the table and delta-rs's options for it, from the settings of the store.
 
 On S3 a commit is a put of the next version's log entry under `If-None-Match: *`
-(`aws_conditional_put` = `etag`), which S3 and MinIO honour: several drivers are safe with no
+(`aws_conditional_put` = `etag`), which S3 and MinIO honour: several drivers are safe without a
 lock service. delta-rs writes the log only. Data files come from Spark and the object store,
-so the storage class of large objects is no business of it, and its objects are STANDARD.
+so the storage class of large objects does not concern it, and its objects are STANDARD.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def open_table(settings: StoreSettings) -> Table:
 
 
 def storage_options(settings: S3Settings, credentials: Credentials) -> dict[str, str]:
-    """delta-rs's options, with the key of now. Raises `StoreUnavailable`, `InvalidInput`."""
+    """delta-rs's options, with the current key. Raises `StoreUnavailable`, `InvalidInput`."""
     key = credentials.frozen()
     wanted = {
         "aws_endpoint_url": settings.endpoint_url.rstrip("/"),

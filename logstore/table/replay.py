@@ -1,8 +1,8 @@
-"""What a commit of the table's log changes, read without delta-rs.
+"""Reads what a commit of the table's log changes, without delta-rs.
 
-It reads what our own commits and those of other writers of plain tables say: `add`, `remove`
-and `txn`. A commit that says more of the table's shape, or is not whole, is not read here:
-then the table has to be opened anew, where delta-rs and `shape.py` judge it.
+It reads the actions of our own commits and of other writers of plain tables: `add`, `remove`
+and `txn`. A commit that changes the table's shape, or is not whole, is not read here:
+the table then has to be opened again, where delta-rs and `shape.py` check it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _SHAPE: Final = ("protocol", "metaData")
 
 
 class NotReplayable(Exception):
-    """The commit cannot be read here: the table has to be opened anew."""
+    """The commit cannot be read here; the table has to be opened again."""
 
 
 @dataclass
 class Changes:
-    """What commits one after the other come to."""
+    """The combined changes of consecutive commits."""
 
     uri: str
     added: dict[str, TableFile] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Changes:
 
 
 def _check_whole(actions: list[Mapping[str, Any]]) -> None:
-    """An entry that was cut off says of how many actions it is, if it is ours."""
+    """Checks that an entry was not cut off: those of ours have their number of actions."""
     if not actions:
         raise NotReplayable("a commit is empty")
     infos = [action["commitInfo"] for action in actions if action.get("commitInfo")]
@@ -96,7 +96,7 @@ def _file(uri: str, add: Mapping[str, Any]) -> TableFile:
 
 
 def _hour(values: Mapping[str, Any] | None) -> int | None:
-    """Which the protocol leaves to the writer to say of a file that goes."""
+    """The hour of a removed file; the protocol lets the writer omit it."""
     if not values:
         return None
     return hour_number(date.fromisoformat(values["date"]), int(values["hour"]))

@@ -45,5 +45,5 @@ COLUMNS: Final[Any] = pa.schema(
 
 
 def application(node: str) -> str:
-    """The application transaction that carries the node's mark."""
+    """The name of the application transaction that carries the node's mark."""
     return f"segments/{node}"

@@ -1,19 +1,19 @@
-"""Whether a table is still of the shape that we made: what of Delta it uses, and its columns.
+"""Checks that a table still has the shape that we made: its Delta features and its columns.
 
-We write version 1 for readers and 2 for writers, which every engine knows. Another program that
+We write version 1 for readers and 2 for writers, which every engine supports. Another program that
 writes to the table may raise that. Then a file of the log is no longer just its rows (a deletion
-vector beside it takes some out), or its columns have other names inside (column mapping), and
-whoever reads Parquet as it stands, as DuckDB, Spark and we do, gives wrong lines without a word.
-So what is not known to be harmless is refused.
+vector beside it removes some), or its columns have other names inside (column mapping), and
+a program that reads Parquet as it stands, as DuckDB, Spark and we do, returns wrong lines
+without an error. Everything that is not known to be harmless is therefore refused.
 
 | | readers | writers |
 | --- | --- | --- |
 | version for readers above 1 | refuse | refuse |
-| a column of ours gone or of another type, other partitions | refuse | refuse |
-| columns beside ours: rewriting would lose them | read on | refuse |
-| what writers must know, but for `appendOnly` and more that ask nothing | read on | refuse |
+| a column of ours missing or of another type, other partitions | refuse | refuse |
+| further columns: rewriting would lose them | accept | refuse |
+| features for writers, except `appendOnly` and others that demand nothing | accept | refuse |
 
-The marks are no rows: they are told of a table of any shape (`Table.mark`).
+The marks are no rows: they can be read from a table of any shape (`Table.mark`).
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _HINT: Final = (
 
 
 def check_readable(delta: DeltaTable, uri: str) -> None:
-    """Raises `UnsupportedVersion` where its files do not say by themselves which lines it has."""
+    """Raises `UnsupportedVersion` if the table's files alone do not determine its lines."""
     _refuse(uri, "read", _unreadable(delta))
 
 
 def check_writable(delta: DeltaTable, uri: str) -> None:
-    """Raises `UnsupportedVersion` where what we write would not be all that it asks for."""
+    """Raises `UnsupportedVersion` if our writes would not fulfil all that the table demands."""
     _refuse(uri, "written to", _unwritable(delta))
 
 

@@ -1,27 +1,27 @@
 """The skip index of a table file: which of its row groups cannot hold a text.
 
-For each row group it has two Bloom filters with one hash, of all pieces of four and of six bytes
-(n-grams) that its messages have in lower case. A message holds a text only if its row group has
-every piece of the text. So it serves substrings, and not just whole words. Four bytes serve short
-words; six tell identifiers apart, of which every four digits are found somewhere.
+For each row group it has two Bloom filters with one hash: of all substrings of four and of six
+bytes (n-grams) of its messages in lower case. A message can hold a text only if its row group has
+every n-gram of the text. The index therefore serves substrings, not just whole words. Four bytes
+serve short words; six distinguish identifiers, whose groups of four digits occur everywhere.
 
     TRSKIP01, CRC-32 of all behind it (4, little-endian), length of the header (4)
     header       JSON: {"size", "rows", "filters": [{"gram", "bits", "kept"}, …]}
     filters      one after the other: for each row group `kept` bytes
 
-    size         bytes of the table file, so that the index of another file is told
+    size         bytes of the table file, by which the index of another file is recognised
     rows         of each row group, in order
-    bits         a piece's slot is the highest `bits` bits of its hash
-    kept         bytes of the filter that are there: slots from 0, eight in a byte
+    bits         an n-gram's slot is the highest `bits` bits of its hash
+    kept         bytes of the filter that are stored: slots from 0, eight in a byte
 
-A filter is kept only in part where all of it would be too large for its file: pieces with a slot
-beyond it say nothing. That is a sample of the pieces, the same in the index and in a search.
-A filter half full, of a part of the pieces, tells more than one of the same size that is nearly
-full, of all pieces.
+A filter is stored only in part if the whole would be too large for its file: n-grams with a slot
+beyond that part exclude nothing. The part is a sample of the n-grams, the same in the index and in
+a search. A filter that is half full with a sample excludes more than one of the same
+size that is nearly full with all n-grams.
 
-The filters are those that ClickHouse has as `ngrambf_v1`, with one hash for a piece, since a text
-has many pieces; the hash is Knuth's multiplicative one. Whatever is doubtful is kept: a row group
-that is skipped has no match, for certain.
+The filters are those of ClickHouse's `ngrambf_v1`, with one hash for an n-gram, since a text
+has many n-grams; the hash is Knuth's multiplicative one. In doubt a row group is kept: one
+that is skipped certainly has no match.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Slots: TypeAlias = NDArray[np.uint64]
 
 
 class Grams(NamedTuple):
-    """What a search must find: hashes of the pieces of a text, by their length."""
+    """What a search must find: hashes of the n-grams of a text, by their length."""
 
     hashes: tuple[NDArray[np.uint64], ...]
 
@@ -66,10 +66,10 @@ class Grams(NamedTuple):
 
 
 def grams_of(text: str, *, ignore_case: bool = False) -> Grams:
-    """Pieces that every message has which contains the text.
+    """The n-grams that every message has which contains the text.
 
-    Without regard to case only those are certain whose characters are ASCII and have no other
-    form than two cases: the sign for kelvin is a `k` as well, `ı` and `ſ` are near `i` and `s`.
+    Without regard to case, only characters of ASCII with exactly two case forms are certain: the
+    sign for kelvin is a `k` as well, and `ı` and `ſ` match `i` and `s`.
     """
     if not ignore_case:
         parts = [text.encode("utf-8", "surrogatepass").lower()]
@@ -86,7 +86,7 @@ def grams_of(text: str, *, ignore_case: bool = False) -> Grams:
 
 @dataclass(frozen=True, slots=True)
 class SkipIndex:
-    """An index that was read. `rows` are those of each row group."""
+    """A decoded index. `rows` are those of each row group."""
 
     rows: NDArray[np.int64]
     filters: Sequence[tuple[int, NDArray[np.uint8]]]
@@ -94,11 +94,11 @@ class SkipIndex:
 
     @property
     def nbytes(self) -> int:
-        """What it takes of memory."""
+        """Bytes of memory that it takes."""
         return self.rows.nbytes + sum(kept.nbytes for _, kept in self.filters)
 
     def may_hold(self, grams: Grams) -> NDArray[np.bool_]:
-        """For each row group, False only if none of its messages has all the pieces."""
+        """For each row group, False only if none of its messages has all the n-grams."""
         found = np.ones(len(self.rows), np.bool_)
         for hashes, (bits, kept) in zip(grams.hashes, self.filters, strict=True):
             slots = hashes >> np.uint64(64 - bits)
@@ -110,10 +110,10 @@ class SkipIndex:
 
 
 def parse(body: bytes, *, size: int) -> SkipIndex:
-    """The index of a table file of `size` bytes.
+    """Decodes the index of a table file of `size` bytes.
 
-    Raises `Damaged` if it is not as it was written or is of another file, `UnsupportedVersion`
-    if it is of a newer kind.
+    Raises `Damaged` if the bytes are not as written or belong to another file,
+    `UnsupportedVersion` if the format is newer.
     """
     if body[: len(_MAGIC)] != _MAGIC:
         if body[: len(_FAMILY)] == _FAMILY:
@@ -151,14 +151,14 @@ class Builder:
         ]
 
     def add(self, rows: int, text: bytes) -> None:
-        """A row group: its messages, one behind the other."""
+        """Adds a row group: its messages, concatenated."""
         self._rows.append(rows)
         lowered = text.lower()
         for one in self._filters:
             one.add(lowered)
 
     def finish(self) -> bytes:
-        """The index, after the last row group."""
+        """The index, to be called after the last row group."""
         header = {
             "size": self._size,
             "rows": self._rows,
@@ -171,7 +171,7 @@ class Builder:
 
 
 class _Filter:
-    """Of pieces of one length. The first row group decides how large it is."""
+    """The filters of n-grams of one length. The first row group decides their size."""
 
     def __init__(self, gram: int, most: int) -> None:
         self._gram = gram
@@ -182,18 +182,18 @@ class _Filter:
 
     @property
     def header(self) -> dict[str, int]:
-        """As it stands in the index."""
+        """The filter's entry in the header of the index."""
         return {"gram": self._gram, "bits": self._bits, "kept": self._kept}
 
     def add(self, text: bytes) -> None:
-        """A row group's messages, in lower case."""
+        """Adds a row group's messages, in lower case."""
         if not self.groups:
             self._measure(text)
         slots = self._slots(text, self._bits)[: self._kept * 8]
         self.groups.append(np.packbits(slots, bitorder="little").tobytes())
 
     def _measure(self, text: bytes) -> None:
-        """Slots so many that about half are taken, and kept what there is room for."""
+        """Chooses the number of slots so that about half are set, and stores as many as fit."""
         bits = min(max(len(text).bit_length(), _FEWEST_BITS), _MOST_BITS)
         slots = self._slots(text, bits)
         while bits > _FEWEST_BITS:
@@ -204,7 +204,7 @@ class _Filter:
         self._bits, self._kept = bits, min((1 << bits) // 8, self._most)
 
     def _slots(self, text: bytes, bits: int) -> NDArray[np.uint8]:
-        """1 for every slot that a piece of the text has."""
+        """An array with 1 for every slot that an n-gram of the text has."""
         taken = np.zeros(1 << bits, np.uint8)
         shift = np.uint64(64 - bits)
         for hashes in _hashes(text, self._gram):
@@ -213,7 +213,7 @@ class _Filter:
 
 
 def _hashes(text: bytes, gram: int) -> Iterator[NDArray[np.uint64]]:
-    """Hashes of all pieces of `gram` bytes, in no order."""
+    """The hashes of all n-grams of `gram` bytes, in no order."""
     for start in range(0, len(text), _PIECE_BYTES):
         piece = text[start : start + _PIECE_BYTES + gram - 1]
         number = len(piece) - gram + 1

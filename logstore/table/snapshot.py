@@ -1,11 +1,11 @@
-"""One version of the table, which never changes under its reader.
+"""One version of the table, which never changes for its reader.
 
 A snapshot answers two questions at once, and only together are the answers right: which
 files hold the table's lines, and up to which sequence each node's segments are in them.
 
-`mark(node)` is 0 while no segment of the node is in. A table that does not exist yet is
-the empty snapshot of version -1. The marks of all nodes, and what else the log says beside
-files, are read at once, when one of them is asked for first.
+`mark(node)` is 0 while no segment of the node is in the table. A table that does not exist yet is
+the empty snapshot of version -1. The marks of all nodes, and what else the log holds beside
+files, are read together at the first request for one of them.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class TableFile:
 
     @property
     def end_ms(self) -> int:
-        """When its hour was over: none of its lines is of that time or later."""
+        """The end of its hour, in ms: none of its lines is of that time or later."""
         return self.start_ms + HOUR_MS
 
     @property
     def outdated(self) -> bool:
-        """Whether it is in the layout of an older program, and large enough to tell them apart."""
+        """Whether it has the layout of an older program, and is large enough for that to matter."""
         return layout_of(self.path) < LAYOUT and self.rows > ROW_GROUP_ROWS
 
     def may_hold(
@@ -81,7 +81,10 @@ class TableFile:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A pinned version. Reading its log may take a request each, so call it off the loop."""
+    """A pinned version.
+
+    Reading its log may take a request per commit; call it off the event loop.
+    """
 
     uri: str
     version: int = EMPTY
@@ -89,7 +92,7 @@ class Snapshot:
     _log: Log | None = field(default=None, repr=False, compare=False)
 
     def loaded(self) -> Snapshot:
-        """Itself, with what the log says beside files: then marks and times make no request.
+        """Itself, with the log's transactions read: then marks and times make no request.
 
         Raises `StoreUnavailable`.
         """
@@ -101,17 +104,23 @@ class Snapshot:
         return self._said_by(application(node))
 
     def marks(self, nodes: Iterable[str]) -> Mapping[str, int]:
-        """`mark` of each."""
+        """The `mark` of each node."""
         return {node: self.mark(node) for node in nodes}
 
     @cached_property
     def purged_ms(self) -> int:
-        """Deletions that were stored by then are done in all files. Raises `StoreUnavailable`."""
+        """The time, in ms, up to which stored deletions are applied in all files.
+
+        Raises `StoreUnavailable`.
+        """
         return self._said_by(PURGED)
 
     @cached_property
     def expired_ms(self) -> int:
-        """Hours that ended by then are gone, and stay away. Raises `StoreUnavailable`."""
+        """The time, in ms, up to which ended hours are removed for good.
+
+        Raises `StoreUnavailable`.
+        """
         return self._said_by(EXPIRED)
 
     @cached_property
@@ -144,7 +153,7 @@ class Snapshot:
             check_readable(self._table, self.uri)
 
     def check_writable(self) -> None:
-        """The same, and where we could read it but not write to it."""
+        """The same, also for a table that we could read but not write to."""
         if self._table is not None:
             check_writable(self._table, self.uri)
 
@@ -158,14 +167,14 @@ class Snapshot:
 
     @cached_property
     def _transactions(self) -> Mapping[str, int] | None:
-        """All that the log says under a name, as of this version."""
+        """All application transactions as of this version."""
         if self._table is None or self._log is None:
             return None
         return self._log.transactions(self.version)
 
 
 def _files(uri: str, actions: pa.Table) -> Iterator[TableFile]:
-    """Column by column, which takes a third of the time: there are as many as hours, or more."""
+    """The files, made column by column, which takes a third of the time for many files."""
 
     def column(name: str) -> Sequence[Any]:
         there = name in actions.schema.names

@@ -1,7 +1,7 @@
-"""What a written Parquet file says of itself, as a file to be committed.
+"""The statistics of a written Parquet file, for its commit.
 
-The numbers come from the Parquet footer, never from the program that meant to write it. A
-bound that the footer lacks, or that is too long to be worth its place in the log, is left
+The numbers come from the Parquet footer, never from the program that wrote the file. A
+bound that the footer lacks, or that is too long for the log, is left
 out, which readers take as "may hold anything".
 """
 
@@ -23,7 +23,7 @@ _LONGEST_BOUND: Final = 1_024  # characters
 
 @dataclass(frozen=True, slots=True)
 class NewFile:
-    """A Parquet file below the table that no version has yet. `stats` is Delta's JSON."""
+    """A Parquet file of the table that is in no version yet. `stats` is Delta's JSON."""
 
     path: str
     size: int  # bytes

@@ -1,4 +1,4 @@
-"""The table as a place: opening its newest version, making it, finding what nobody needs.
+"""The table as a place: opens its newest version, creates it, finds orphaned files.
 
 All calls block on the store; from an event loop they belong in a thread.
 """
@@ -35,8 +35,8 @@ _CONFIGURATION = {
 class Table:
     """The Delta table at `uri`, a path or an `s3://` address (`ObjectStore.uri`).
 
-    `options` gives delta-rs's storage options, none for a local folder. It is called at each
-    opening, for its keys may be renewed meanwhile. `log_folder` is where we read the log
+    `options` returns delta-rs's storage options, none for a local folder. It is called at each
+    opening, since its keys may have been renewed. `log_folder` is where we read the log
     ourselves, by default a local folder.
     """
 
@@ -65,7 +65,7 @@ class Table:
     def marks_at(self, then_ms: int, nodes: Iterable[str]) -> Mapping[str, int]:
         """`Snapshot.marks` of the version that was the newest then, by the store's clock.
 
-        All 0 if there was none yet. Raises `StoreUnavailable`, `UnsupportedVersion`.
+        All are 0 if there was none yet. Raises `StoreUnavailable`, `UnsupportedVersion`.
         """
         newest = self.snapshot()
         version = self.log.version_at(then_ms, newest.version)
@@ -77,7 +77,7 @@ class Table:
         return {node: transactions.get(application(node), 0) for node in nodes}
 
     def create(self) -> Snapshot:
-        """The newest version, of a table that is made if need be; racing creators are safe."""
+        """The newest version of the table, which is created if needed; racing creators are safe."""
         found = self.snapshot()
         if found.delta is not None:
             return found
@@ -88,9 +88,9 @@ class Table:
         return found
 
     def orphans(self, hours: int) -> list[str]:
-        """Paths below the table that no version of the last `hours` hours has, and as old.
+        """Paths of old files that no version of the last `hours` hours has.
 
-        Files of jobs that are still at work are younger, and kept. Raises `StoreUnavailable`.
+        Files younger than that are kept, since their jobs may still run. Raises `StoreUnavailable`.
         """
         delta = self.snapshot().delta
         if delta is None:
@@ -107,7 +107,7 @@ class Table:
             return Snapshot(self.uri)
 
     def _opened(self, version: int | None = None) -> Snapshot:
-        """That version, or the newest. Raises `NotFound`, `StoreUnavailable`."""
+        """The table at that version, or at the newest. Raises `NotFound`, `StoreUnavailable`."""
         options = dict(self.options()) or None
         delta = read(self.uri, lambda: DeltaTable(self.uri, version, storage_options=options))
         return Snapshot(self.uri, delta.version(), delta, self.log)

@@ -1,7 +1,7 @@
-"""The edge to delta-rs: its errors become ours here and nowhere else.
+"""The interface to delta-rs, and the only place where its errors are translated.
 
-delta-rs tries a request again by itself (`max_retries`), but not if the body of a listing or
-of a 404 breaks off half-way: then `read` begins anew.
+delta-rs retries requests itself (`max_retries`), but not if the body of a listing or
+of a 404 breaks off half-way: then `read` starts again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 def read(uri: str, call: Callable[[], T]) -> T:
-    """What `call` reads of the table, by delta-rs; it may be called several times.
+    """What `call` reads of the table by delta-rs; it may be called several times.
 
     Raises `NotFound` if there is no table, and `StoreUnavailable`.
     """
@@ -45,7 +45,7 @@ def read(uri: str, call: Callable[[], T]) -> T:
 
 @contextmanager
 def writing(uri: str) -> Iterator[None]:
-    """Translates what a commit may raise. Whatever failed may have happened: `OutcomeUnknown`."""
+    """Translates what a commit may raise. Any failed commit may have happened: `OutcomeUnknown`."""
     try:
         yield
     except CommitFailedError as error:

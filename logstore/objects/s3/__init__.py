@@ -1,1 +1,1 @@
-"""The object store on S3, MinIO and what speaks like them."""
+"""The object store on S3, MinIO and servers compatible with them."""

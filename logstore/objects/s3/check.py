@@ -1,8 +1,8 @@
-"""Whether a server does what the store relies on, tried with probe objects at the start.
+"""Checks at the start, with probe objects, that a server does what the store relies on.
 
-A server that takes `If-None-Match` and ignores it would lose what was acknowledged, in
-silence, weeks later. So each condition is tried against an object that does not fulfil it;
-and encryption and storage class with objects that ask for them. Probes go afterwards.
+A server that accepts `If-None-Match` and ignores it would silently lose acknowledged data, weeks
+later. Each condition is therefore tried against an object that does not fulfil it. Encryption and
+storage class are tried with objects that ask for them. The probes are removed afterwards.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HINT: Final = "Use AWS S3, MinIO, or another server that honours conditional wr
 
 
 class Check:
-    """One check of a place. `tries` of the requests say how patient it is."""
+    """The check of one place; `tries` is how often its requests are retried."""
 
     def __init__(
         self, requests: Requests, place: Place, keeping: Keeping, clock: Clock, entropy: Entropy
@@ -39,7 +39,10 @@ class Check:
         self._probe = f"{PROBES}/{ulid.encode(ulid.fresh(clock, entropy))}"
 
     async def run(self) -> None:
-        """Raises `InvalidInput` with a hint for what the server refuses, `StoreUnavailable`."""
+        """Runs the check.
+
+        Raises `InvalidInput` with a hint for what the server refuses, `StoreUnavailable`.
+        """
         await self._ask("list_objects_v2", Prefix=self._place.prefix, MaxKeys=1)
         try:
             await self._puts()
@@ -138,7 +141,7 @@ class Check:
         )
 
     async def _clean(self) -> None:
-        """Probes that stay are small, and listed under a name that says what they are."""
+        """Removes the probes; one that remains is small and has a telling name."""
         for key in (self._probe, self._large()):
             await self._try("delete_object", {"Key": self._full(key)})
 

@@ -1,7 +1,7 @@
 """The client of S3, opened inside the running loop and closed with it.
 
-It makes each request once: trying again is `logstore.objects.s3.requests`' business. That
-includes aiohttp, which sends a PUT a second time, silently, when a kept connection breaks.
+It sends each request once; `logstore.objects.s3.requests` does the retries. This covers
+aiohttp, which would silently send a PUT a second time when a kept connection breaks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LARGE_BYTES: Final = 1 << 20
 
 
 class OneSend(AIOHTTPSession):  # type: ignore[misc]
-    """Sends once, whatever the method and the connection."""
+    """A connector that sends once, whatever the method and the connection."""
 
     async def _get_session(self, proxy_url: str | None) -> Any:
         session = await super()._get_session(proxy_url)
@@ -65,14 +65,14 @@ async def open_client(
 
 
 def _ask_leave_for_large_bodies(params: dict[str, Any], **_: Any) -> None:
-    """botocore waits for the server's `100 Continue` before every body, a round trip each."""
+    """Asks for `100 Continue` before large bodies only; botocore waits for it before every body."""
     if (determine_content_length(params["body"]) or 0) < _LARGE_BYTES:
         params["headers"].pop("Expect", None)
 
 
 @cache
 def loader() -> Any:
-    """Reads what botocore knows of services, once for a process: megabytes."""
+    """The loader of botocore's service descriptions, megabytes that a process reads once."""
     return create_loader()
 
 

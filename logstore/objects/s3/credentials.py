@@ -1,8 +1,8 @@
-"""Who we are at S3: from key, profile, role, environment or machine to a key that signs.
+"""The credentials for S3: from keys, profile, role, environment or machine to a key that signs.
 
-botocore finds the credentials and renews those that run out; a role is assumed with what
-was found first. One `Credentials` serves the async client (`Renewed`), and programs
-that take a key as it is, like Spark: `frozen`.
+botocore finds the credentials and renews those that expire; a role is assumed with the
+credentials that were found first. One `Credentials` serves the async client (`Renewed`) and, by
+`frozen`, programs that need a plain key, such as Spark.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _HINT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    """A key that signs, as it is now. The repr tells no secret."""
+    """A key that signs now. Its repr shows no secret."""
 
     access_key_id: str
     secret_access_key: str = field(repr=False)
@@ -43,7 +43,7 @@ class Frozen:
 
 
 class Credentials:
-    """The settings' credentials. Blocking: it may ask a role's server or the machine."""
+    """The settings' credentials. Calls block: they may ask a role's server or the machine."""
 
     def __init__(self, settings: S3Settings, *, of: str = "s3", hint: str = _HINT) -> None:
         """`of` is the section that errors name. Raises `InvalidInput` for an unknown profile."""
@@ -64,12 +64,12 @@ class Credentials:
         self._found: Any = None
 
     def frozen(self) -> Frozen:
-        """The key of now. Raises `InvalidInput` if there is none, `StoreUnavailable`."""
+        """The current key. Raises `InvalidInput` if there is none, `StoreUnavailable`."""
         key = self.read_only()
         return Frozen(key.access_key, key.secret_key, key.token or "")
 
     def read_only(self) -> ReadOnlyCredentials:
-        """As `frozen`, in botocore's shape."""
+        """The same as `frozen`, in botocore's shape."""
         try:
             if self._found is None:
                 self._found = self._find()
@@ -120,7 +120,10 @@ class Credentials:
 
 
 class Renewed(AioCredentials):  # type: ignore[misc]
-    """For aiobotocore, which asks before each signature: renewed in a thread, in time."""
+    """Credentials for aiobotocore, which asks before each signature.
+
+    A thread renews them in time.
+    """
 
     def __init__(self, credentials: Credentials, clock: Clock) -> None:
         super().__init__("", "")
@@ -131,11 +134,11 @@ class Renewed(AioCredentials):  # type: ignore[misc]
         self._renewing = asyncio.Lock()
 
     async def load_credentials(self) -> Renewed:
-        """What aiobotocore calls to have credentials at all."""
+        """Returns the credentials; aiobotocore calls it first."""
         return self
 
     async def get_frozen_credentials(self) -> ReadOnlyCredentials:
-        """The key of now. botocore renews minutes before the end, so half a minute is fresh."""
+        """The current key. botocore renews it minutes before its end, so half a minute is fresh."""
         if self._frozen is not None and self._clock.monotonic() < self._until:
             return self._frozen
         async with self._renewing:

@@ -1,12 +1,13 @@
-"""Errors of S3 and of the way to it as ours: what was answered, and what that means.
+"""The meaning of S3's errors and of errors of the connection, and their translation.
 
     DONE_NOTHING  the request did nothing, and may succeed later: a throttle, no connection
-    UNCLEAR       it may have happened: no answer, half an answer, a server's error
+    UNCLEAR       the request may have happened: no answer, half an answer, a server's error
     CONDITION     412: the object is not as the request demanded
     ABSENT        no such object or upload
     FINAL         the same request will be refused again
 
-Whoever answers 500 may have done it all the same; so may a balancer that answers 502 or 504.
+A server that answers 500 may have done the request nevertheless; so may the server behind a
+balancer that answers 502 or 504.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ class Failure:
     status: int = 0
 
     def error(self, what: str) -> TailraceError:
-        """As ours; `what` names the operation and its key."""
+        """The `TailraceError`; `what` names the operation and its key."""
         text = f"{what}: {self.message}"
         if self.meaning is Meaning.CONDITION:
             return PreconditionFailed(text)
@@ -110,13 +111,13 @@ class Failure:
 
     @property
     def hint(self) -> str | None:
-        """What a person can do about it."""
+        """What a person can do about the error."""
         if self.code.lower().startswith("kms") and self.code not in _HINTS:
             return "The server cannot use that key: look at s3.kms_key_id and at the key's policy."
         return _HINTS.get(self.code)
 
     def unknown(self, what: str) -> OutcomeUnknown:
-        """For a write that may have happened."""
+        """The error of a write that may have happened."""
         return OutcomeUnknown(
             f"{what}: {self.message}; the object may have been written",
             hint="Look at the object before you write again.",
@@ -177,7 +178,7 @@ _CREDENTIALS: Final = (
 
 
 def _not_connected(error: Any) -> Failure:
-    """aiobotocore says the same of a refused connection and of one that broke in between."""
+    """Whether no connection was made; aiobotocore raises the same for one that broke later."""
     cause = error.kwargs.get("error")
     never = isinstance(cause, aiohttp.ClientConnectorError)
     return Failure(Meaning.DONE_NOTHING if never else Meaning.UNCLEAR, str(cause or error))

@@ -1,8 +1,8 @@
-"""Our one rule among those of a bucket that may be shared: old run texts expire.
+"""Our one rule in the lifecycle of a bucket that may be shared: old run logs expire.
 
-S3 knows only the whole configuration, so it is read, our rule put in the place of our
-earlier one, and written back, if that changes anything. Two who do so at the same moment
-may lose each other's change; it is made again at the next start.
+S3 can only replace the whole configuration. It is therefore read, our earlier rule is replaced by
+the new one, and the result is written if it differs. Two programs that do so at the same moment
+may overwrite each other's change; it is made again at the next start.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Lifecycle:
         self._id = f"tailrace {self._prefix}"
 
     async def expire(self, days: int) -> bool:
-        """Objects go after so many days, or not at all for 0; whether the bucket was changed.
+        """Makes objects expire after `days`, or never for 0; returns whether the bucket changed.
 
-        Raises `StoreUnavailable`, also if we may not.
+        Raises `StoreUnavailable`, also without permission.
         """
         kept = await self._read()
         before = kept.get("Rules", [])

@@ -58,7 +58,7 @@ class Lists:
         return self._place.full(key.removesuffix("/")) + marker
 
     async def _delete(self, keys: list[str]) -> None:
-        """Those that the server did not delete are asked for again, alone."""
+        """Deletes the keys; asks again for those that the server did not delete."""
         left = keys
 
         async def send() -> None:

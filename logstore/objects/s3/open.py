@@ -1,4 +1,4 @@
-"""From settings to the store on S3 that they name."""
+"""Opens the store on S3 that the settings name."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from logstore.table.names import level_of
 async def open_s3(
     settings: S3Settings, place: Place, clock: Clock, entropy: Entropy
 ) -> AsyncIterator[S3Store]:
-    """The store at `place`, as long as the block runs, in the loop that runs it.
+    """The store at `place` while the block runs, in the loop that runs the block.
 
-    Asks the server nothing. Raises `InvalidInput` for settings that cannot be.
+    Sends nothing to the server. Raises `InvalidInput` for invalid settings.
     """
     credentials = Credentials(settings)
     async with open_client(settings, credentials, clock) as client:
@@ -41,9 +41,9 @@ async def open_s3(
 
 
 def keeping_of(settings: S3Settings) -> Keeping:
-    """Encryption for all, a class for what is large, read seldom and never rewritten.
+    """Encryption for all objects, and a storage class for large ones that are rarely read.
 
-    Fresh files of the table are written anew when their hour is over: where a class is paid
+    Fresh files of the table are rewritten when their hour is over. Where a class is paid
     for by the month, an object that lives for an hour costs more in it than in STANDARD.
     """
     large = settings.large_class

@@ -1,7 +1,7 @@
-"""Where on S3 a store's objects are, and how they are kept there: keys, headers, metadata.
+"""Where a store's objects are on S3, and how they are stored: keys, headers, metadata.
 
-Every object carries `x-amz-meta-tailrace-write`, an id of the request that wrote it: that is
-how a writer whose answer was lost knows its own object. It is not shown as metadata.
+Every object carries `x-amz-meta-tailrace-write`, an id of the request that wrote it. By it a
+writer whose answer was lost recognises its own object. It is not shown as metadata.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _TYPES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """Encryption of every object, and the storage class of a key; None is the bucket's own."""
+    """Encryption of every object, and the storage class of a key; None is the bucket's default."""
 
     encryption: str = ""
     kms_key_id: str = ""
     class_of: Callable[[str], str | None] = lambda _: None
 
     def parameters(self, key: str) -> dict[str, Any]:
-        """What a request that makes the object says of it; `key` is the store's."""
+        """The parameters of a request that makes the object; `key` is the store's."""
         found: dict[str, Any] = {
             "ContentType": _TYPES.get(key.rpartition(".")[2], "application/octet-stream")
         }
@@ -52,7 +52,7 @@ class Place:
         self.prefix = f"{prefix}/" if prefix else ""
 
     def full(self, key: str) -> str:
-        """The bucket's key. Raises `InvalidName` for a key that no object has."""
+        """The bucket's key. Raises `InvalidName` for a key that no object can have."""
         check_key(key)
         full = self.prefix + key
         if len(full.encode()) > MAX_KEY_BYTES:
@@ -62,16 +62,16 @@ class Place:
         return full
 
     def own(self, full: str) -> str:
-        """The store's key of the bucket's."""
+        """The store's key of a bucket's key."""
         return full[len(self.prefix) :]
 
     def uri(self, key: str) -> str:
-        """An address that Spark, DuckDB and deltalake know."""
+        """The object's address, as Spark, DuckDB and deltalake understand it."""
         return f"s3://{self.bucket}/{self.prefix}{key}"
 
 
 def described(key: str, answer: Mapping[str, Any]) -> ObjectInfo:
-    """What the answer to HEAD or GET says; the size is that of the whole object."""
+    """The object that an answer to HEAD or GET describes; the size is that of the whole object."""
     metadata = {name: value for name, value in answer.get("Metadata", {}).items() if name != MARK}
     total = answer.get("ContentRange", "").rpartition("/")[2]
     size = int(total) if total else int(answer["ContentLength"])
@@ -79,15 +79,15 @@ def described(key: str, answer: Mapping[str, Any]) -> ObjectInfo:
 
 
 def listed(key: str, entry: Mapping[str, Any]) -> ObjectInfo:
-    """What a listing says of an object."""
+    """The object that an entry of a listing describes."""
     return ObjectInfo(key, int(entry["Size"]), etag_of(entry), seconds_ms(entry["LastModified"]))
 
 
 def etag_of(answer: Mapping[str, Any]) -> str:
-    """Without the quotes of HTTP."""
+    """The answer's ETag without the quotes of HTTP."""
     return str(answer["ETag"]).strip('"')
 
 
 def seconds_ms(time: datetime) -> int:
-    """Milliseconds of whole seconds: HEAD knows no more, so a listing says no more."""
+    """Milliseconds, cut to whole seconds, as HEAD gives them; listings are cut alike."""
     return int(time.timestamp()) * 1000

@@ -1,9 +1,9 @@
-"""How an object is made of parts: which ranges the server copies, which bytes we send.
+"""Plans how an object is composed: which ranges the server copies, and which bytes we send.
 
-S3 wants all parts but the last to have 5 MiB at least, and takes 10,000 of them. Stored
-ranges of that size are copied by the server, in pieces that it copies at the same time.
-Smaller ones, and bytes, are gathered into parts that are sent; a gathered part that is too
-small in the middle takes the bytes it lacks from the range that follows.
+S3 requires at least 5 MiB for all parts but the last, and at most 10,000 parts. The server copies
+stored ranges of that size, in pieces that it copies in parallel. Smaller ranges, and bytes of
+the caller, are gathered into parts that are sent. A gathered part in the middle that is too
+small takes the bytes that it lacks from the range that follows.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Bytes of the caller."""
+    """Bytes that the caller gave."""
 
     data: memoryview
 
     @property
     def size(self) -> int:
-        """How many."""
+        """Their number."""
         return len(self.data)
 
     def split(self, size: int) -> tuple[Given, Given]:
@@ -86,7 +86,7 @@ class _Gathered:
 
 
 def plan(sources: Iterable[Stored | Given], limits: PartLimits) -> list[Stored | Sent]:
-    """The parts in order: `Stored` is copied, `Sent` is sent. Empty spans leave no trace."""
+    """The parts in order: `Stored` is copied, `Sent` is sent. Empty ranges are left out."""
     wanted = [source for source in sources if source.size]
     total = sum([source.size for source in wanted])
     # With every part but the last this large there are never too many.

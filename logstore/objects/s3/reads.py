@@ -17,7 +17,7 @@ _BROKEN_AT_MOST: Final = 4
 
 
 class Reads:
-    """Whole answers, or answers piece by piece that are taken up again where they broke."""
+    """Reads objects whole, or in pieces; a broken answer is continued where it broke."""
 
     def __init__(self, requests: Requests, place: Place) -> None:
         self._requests = requests
@@ -28,7 +28,7 @@ class Reads:
         return described(key, await self.answer(key, if_match))
 
     async def answer(self, key: str, if_match: str | None = None) -> Mapping[str, Any]:
-        """All that HEAD says of the object."""
+        """The whole answer to HEAD."""
         parameters = _parameters(self._place.full(key), if_match)
         return await self._requests.ask("head_object", f"head {key}", **parameters)
 
@@ -54,7 +54,7 @@ class Reads:
     async def stream(
         self, key: str, offset: int, size: int | None, if_match: str | None
     ) -> AsyncIterator[bytes]:
-        """As `ObjectStore.stream`: of one object, or it fails."""
+        """As `ObjectStore.stream`: all pieces are of one version of the object, or it fails."""
         check_range(offset, size)
         etag, broken = if_match, 0
         while size is None or size > 0:
@@ -79,7 +79,7 @@ class Reads:
     ) -> tuple[Any, str, int] | None:
         """The body, the object's ETag, the body's length; None past the object's end.
 
-        `pinned`: that the object must be the same as before is our own wish.
+        With `pinned`, it was not the caller but we who required the same version as before.
         """
         parameters = _parameters(self._place.full(key), if_match) | _range(offset, size)
 
@@ -125,7 +125,7 @@ async def _all_of(body: Any) -> bytes:
 
 
 async def _pieces(body: Any) -> AsyncIterator[bytes]:
-    """About 1 MiB each; what came before a break is given out first. Raises `Failed`."""
+    """Pieces of about 1 MiB; those that came before a break are yielded first. Raises `Failed`."""
     piece = bytearray()
     try:
         while read := await body.read(PIECE_BYTES - len(piece)):

@@ -1,13 +1,13 @@
-"""One request to S3, tried a bounded number of times; and what is learned on the way.
+"""Requests to S3 with a bounded number of retries; they also sample the server's clock.
 
-botocore's own tries are off: they would send a conditional write again after a lost
-answer, and pass on the 412 that its own first try had caused. Here
+botocore's own retries are off: they would send a conditional write again after a lost
+answer, and return the 412 that their own first try had caused. Instead:
 
 - `ask` is for requests that may be made twice: reads, deletes, parts of an upload. Between
   tries it waits, twice as long each time, with jitter;
 - `settle` is for the request that makes an object. When it is not clear whether a try
-  happened, or a 412 may be its own, `look` says whether our write is there. So a write
-  that happened is never reported as refused, and no other's as ours.
+  happened, or a 412 may be its own, `look` tells whether our write is there. A write
+  that happened is therefore never reported as refused, nor another's as ours.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _LONGEST_PAUSE_SECONDS: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Tries:
-    """How often a request is made, and the pause before the second time."""
+    """How often a request is tried, and the pause before the second try."""
 
     count: int = 4
     pause_seconds: float = 0.1
 
 
 class Failed(Exception):
-    """A request that failed; never leaves the S3 store."""
+    """A request that failed. The store translates it and never raises it to callers."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
@@ -59,11 +59,11 @@ class Requests:
         self.made: dict[str, int] = {}
 
     def with_tries(self, tries: Tries) -> Requests:
-        """The same client, with other patience."""
+        """The same client with another number of tries."""
         return Requests(self._client, self.bucket, self._clock, self._entropy, tries)
 
     async def once(self, operation: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """One try of one of botocore's operations. Raises `Failed`."""
+        """Sends one of botocore's operations once. Raises `Failed`."""
         self.made[operation] = self.made.get(operation, 0) + 1
         sent = self._clock.monotonic()
         try:
@@ -81,7 +81,7 @@ class Requests:
         return dict(answer)
 
     async def ask(self, operation: str, what: str, **parameters: Any) -> dict[str, Any]:
-        """The answer of one of several tries. Raises as `again`."""
+        """The answer, after several tries if needed. Raises as `again`."""
 
         async def send() -> dict[str, Any]:
             return await self.once(operation, parameters)
@@ -91,9 +91,9 @@ class Requests:
     async def again(
         self, what: str, send: Callable[[], Awaitable[T]], *, conditional: bool = False
     ) -> T:
-        """What `send` returns at last; it does the same however often it is called.
+        """The result of `send`, after retries. `send` must be safe to repeat.
 
-        Raises `NotFound`, `PreconditionFailed` if it is `conditional`, `InvalidInput`,
+        Raises `NotFound`, `PreconditionFailed` if the request is `conditional`, `InvalidInput`,
         `StoreUnavailable`.
         """
         failure: Failure | None = None
@@ -118,10 +118,10 @@ class Requests:
         *,
         conditional: bool,
     ) -> T:
-        """What `send` returns, or `look` when it finds that `send` did its work.
+        """The result of `send`, or of `look` when that finds that `send` did its work.
 
-        Raises `PreconditionFailed` if it is `conditional`, `InvalidInput`, `StoreUnavailable`
-        if nothing was written, `OutcomeUnknown`.
+        Raises `PreconditionFailed` if the request is `conditional`, `InvalidInput`,
+        `StoreUnavailable` if nothing was written, `OutcomeUnknown`.
         """
         unclear: Failure | None = None
         failure: Failure | None = None
@@ -165,7 +165,7 @@ class Requests:
 
 
 def date_of(answer: Mapping[str, Any]) -> int | None:
-    """When the server answered, ms; None if it does not say."""
+    """The time of the answer by the server's clock, in ms; None if the answer has none."""
     headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
     try:
         return round(parsedate_to_datetime(headers["date"]).timestamp() * 1000)
@@ -174,7 +174,7 @@ def date_of(answer: Mapping[str, Any]) -> int | None:
 
 
 def _of_a_write(failure: Failure) -> Failure:
-    """That there is no object to be replaced is a condition that does not hold."""
+    """The failure of a write: an absent object to be replaced counts as a failed condition."""
     if failure.meaning is Meaning.ABSENT and failure.code != "NoSuchUpload":
         return replace(failure, meaning=Meaning.CONDITION)
     return failure

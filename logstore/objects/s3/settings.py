@@ -1,4 +1,4 @@
-"""The settings of a store on S3: where the server is, who we are, how its objects are kept.
+"""The settings of a store on S3: its server, the credentials, and how its objects are stored.
 
 They are one section of `StoreSettings`, so the service and the compactor read the same.
 Secrets are `SecretStr`: they are in no repr, no error and no log.

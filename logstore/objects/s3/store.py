@@ -1,8 +1,8 @@
 """The object store on S3, or on any server that speaks it and honours conditional writes.
 
-`logstore.objects.s3.requests` says how requests are tried again, `….writes` how objects
-are made, `….plan` of which parts, `….place` how they are kept. An ETag is that of the
-bytes for an object of one part only, and with `aws:kms` not even that.
+In the package `logstore.objects.s3`, `requests` has the retries, `writes` makes objects, `plan`
+divides them into parts, and `place` has keys and headers. An ETag is a hash of the
+bytes only for an object of one part, and with `aws:kms` not even then.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _HEADS_AT_ONCE = 16
 
 
 class S3Store:
-    """`ObjectStore` in a bucket, below a prefix. The client is the caller's to close."""
+    """`ObjectStore` in a bucket, below a prefix. The caller closes the client."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class S3Store:
 
     @property
     def newest_date(self) -> DateSample | None:
-        """What the last answer said of the store's clock."""
+        """The last sample of the store's clock."""
         return self.requests.newest
 
     async def put(
@@ -127,7 +127,7 @@ class S3Store:
         return self.place.uri(key)
 
     async def check(self) -> None:
-        """Asks once for all that the store relies on. Raises as `Check.run`."""
+        """Checks once all that the store relies on. Raises as `Check.run`."""
         requests = self.requests.with_tries(Tries(1))
         await Check(requests, self.place, self.keeping, self._clock, self._entropy).run()
 
@@ -136,7 +136,7 @@ class S3Store:
         return await Lifecycle(self.requests, self.place, prefix).expire(days)
 
     async def _made(self, target: Target, sources: Sequence[Stored | Given]) -> ObjectInfo:
-        """One part that is sent is a put; everything else is an upload."""
+        """Writes the object: a put for one part that is sent, an upload for everything else."""
         parts = plan(sources, self._limits)
         if not parts:
             return await self._writes.put(target, b"")
@@ -148,9 +148,9 @@ class S3Store:
     async def _spans(
         self, parts: Sequence[Part | bytes], *, trusting: bool
     ) -> Sequence[Stored | Given]:
-        """Ranges with their true sizes. `trusting`: a size that was given is not looked up.
+        """Ranges with their true sizes. With `trusting`, a given size is not looked up.
 
-        A range that takes several requests is pinned to what is there now.
+        A range that takes several requests is pinned to the present version of its object.
         """
         asked = {
             part.key

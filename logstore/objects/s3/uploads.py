@@ -1,8 +1,8 @@
 """Uploads that were begun and never completed: those of a crash, and of Spark's committers.
 
-They cost as objects do, and no listing of objects shows them. AWS lists those below a prefix;
-MinIO takes a prefix for a whole key, so there all of the bucket are listed and ours taken.
-MinIO forgets them when it starts again, and removes them after a day.
+They cost as objects do, and no listing of objects shows them. AWS lists those below a prefix.
+MinIO takes a prefix for a whole key, so there the uploads of the whole bucket are listed and ours
+selected. MinIO drops them when it restarts, and removes them after a day.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Uploads:
         self._by_prefix = by_prefix
 
     async def sweep(self, before_ms: int) -> int:
-        """Aborts those that were begun before then; how many."""
+        """Aborts uploads that were begun before that time; returns how many."""
         swept = 0
         async for upload in self._begun():
             if seconds_ms(upload["Initiated"]) < before_ms:
@@ -31,7 +31,7 @@ class Uploads:
         return swept
 
     async def _abort(self, full: str, upload_id: str) -> bool:
-        """Whether it was still there."""
+        """Aborts an upload; returns whether it still existed."""
 
         async def send() -> bool:
             try:

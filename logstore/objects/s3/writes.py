@@ -34,16 +34,16 @@ _NOT_THAT_LONG: Final = frozenset({"InvalidRange", "InvalidArgument", "416"})
 
 
 class SourceShorter(Exception):
-    """A range ends beyond its object; never leaves the S3 store."""
+    """A range ends beyond its object. The store never raises it to callers."""
 
 
 class _Begin(Exception):
-    """S3 wants the whole upload made anew."""
+    """The whole upload must be made again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is to be written: where, on which condition, with which metadata."""
+    """What is to be written: its key, condition and metadata."""
 
     key: str
     if_absent: bool
@@ -52,17 +52,17 @@ class Target:
 
     @property
     def conditional(self) -> bool:
-        """Whether it may lawfully be refused."""
+        """Whether a refusal is a legitimate outcome."""
         return self.if_absent or self.if_match is not None
 
     def condition(self) -> dict[str, Any]:
-        """As parameters of the request that makes the object."""
+        """The condition as parameters of the request that makes the object."""
         absent = {"IfNoneMatch": "*"} if self.if_absent else {}
         return absent | ({} if self.if_match is None else {"IfMatch": f'"{self.if_match}"'})
 
 
 class Writes:
-    """Puts and uploads."""
+    """Makes objects by puts and uploads."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Writes:
         self._reads = Reads(requests, place)
 
     async def put(self, target: Target, data: bytes) -> ObjectInfo:
-        """One request. Raises as `ObjectStore.put`."""
+        """Writes the object by one request. Raises as `ObjectStore.put`."""
         full = self._place.full(target.key)
         mark = self._mark(target)
         parameters = {
@@ -104,7 +104,10 @@ class Writes:
         )
 
     async def upload(self, target: Target, parts: Sequence[Stored | Sent]) -> ObjectInfo:
-        """An upload of planned parts. Raises as `ObjectStore.compose`, and `SourceShorter`."""
+        """Writes the object as an upload of planned parts.
+
+        Raises as `ObjectStore.compose`, and `SourceShorter`.
+        """
         mark = self._mark(target)
         for pause in self._requests.pauses():
             await self._clock.sleep(pause)
@@ -221,7 +224,7 @@ class Writes:
         )
 
     async def _abort(self, key: str, upload_id: str) -> None:
-        """One try: what stays is swept later, and the caller must hear of what led here."""
+        """Tries once to abort: `sweep` removes what remains, and callers get the original error."""
         try:
             await self._requests.once(
                 "abort_multipart_upload", {"Key": self._place.full(key), "UploadId": upload_id}
@@ -251,7 +254,7 @@ class Writes:
 
 
 def _of_completion(failure: Failure, tried: int) -> Exception:
-    """S3 says 409 when another write came between; the upload is of no more use then."""
+    """Translates 409 at a completion: another write came between, so this upload is void."""
     if failure.code != "ConditionalRequestConflict":
         return Failed(failure)
     if tried == 1:
@@ -260,12 +263,12 @@ def _of_completion(failure: Failure, tried: int) -> Exception:
 
 
 def _body(data: bytes) -> bytes | io.BytesIO:
-    """aiohttp warns of large bodies that are bytes."""
+    """The body in a form for which aiohttp gives no warning of large bytes."""
     return data if len(data) < _STREAMED_BYTES else io.BytesIO(data)
 
 
 async def _together(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """All results in order; the first failure ends the rest, and is raised when they ended."""
+    """All results in order; the first failure cancels the rest, and is raised when they ended."""
     tasks = [asyncio.ensure_future(one) for one in work]
     try:
         return await asyncio.gather(*tasks)
