@@ -37,7 +37,7 @@ _LOOK_SECONDS = 5.0
 _SEGMENT_SECONDS = 10.0
 _FLUSH_SECONDS = 120.0
 _SPARE_SECONDS = 60.0  # all flushes are due within seconds, and three run at once
-_LAG = "tailrace_text_lag_seconds"
+_LAG = "tailrace_run_log_lag_seconds"
 
 
 @dataclass

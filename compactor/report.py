@@ -36,9 +36,13 @@ BATCHES_SHOWN: Final = 100
 _LIVE: Final = {"live": True}
 
 
-def counted(text: str) -> Any:
-    """A count of the report that also adds up to a counter of Prometheus; `text` says of what."""
-    return field(default=0, metadata={"counted": text})
+def counted(text: str, *, metric: str = "", alias: str = "") -> Any:
+    """A count of the report that also adds up to a counter of Prometheus; `text` says of what.
+
+    The counter is called `metric`, by default as the field is; `alias` is its name in the
+    version before.
+    """
+    return field(default=0, metadata={"counted": text, "metric": metric, "alias": alias})
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +88,11 @@ class Report:
     took_seconds: float = 0.0
     error: str | None = None
     segments: int = counted("Segments ingested into the table.")
-    set_aside: int = counted("Segments quarantined because their bytes are damaged.")
+    set_aside: int = counted(
+        "Segments quarantined because their bytes are damaged.",
+        metric="segments_quarantined",
+        alias="set_aside",
+    )
     commits: int = counted("Commits that ingested segments.")
     rows_in: int = counted("Rows of the segments that were ingested.")
     rows_out: int = counted("Rows of these that were added to the table.")

@@ -35,6 +35,11 @@ _COMPACTOR = textwrap.fill(
     "nodes and `compactor|hour` for hours.",
     100,
 )
+_RENAMED = textwrap.fill(
+    "Until the next version, these old names are exported beside the new ones, with the same "
+    "values.",
+    100,
+)
 
 
 def pages() -> dict[str, str]:
@@ -154,7 +159,10 @@ def _metrics() -> str:
     theirs = ((_code(m.name), m.kind, _codes(m.labels), m.help) for m in (*COUNTERS, *GAUGES))
     compactor = _table("metric | kind | labels | what it says", theirs)
     others = ((_code(name), why) for name, why in NOT_EXPORTED.items())
+    old = {m.alias: m.name for m in METRICS} | {m.alias: m.name for m in (*COUNTERS, *GAUGES)}
+    renamed = ((_code(alias), _code(name)) for alias, name in old.items() if alias)
     lines = [own, "## The compactor", "", _COMPACTOR, "", *compactor, ""]
+    lines += ["## Renamed", "", _RENAMED, "", *_table("old name | name", renamed), ""]
     lines += ["## Not exported", "", _NOT_EXPORTED, "", *_table("name | why", others)]
     return "\n".join(lines) + "\n"
 

@@ -33,6 +33,8 @@ def test_a_made_page_is_current(name: str) -> None:
         ("settings.md", [row.variable for row in table(Settings)]),
         ("metrics.md", [metric.name for metric in METRICS]),
         ("metrics.md", [metric.name for metric in COMPACTORS]),
+        ("metrics.md", [f"| `{one.alias}` | `{one.name}` |" for one in METRICS if one.alias]),
+        ("metrics.md", [f"| `{one.alias}` | `{one.name}` |" for one in COMPACTORS if one.alias]),
         ("errors.md", [classify(cls(""))[1] for cls in generate.error_classes()]),
         ("cli.md", [f"tailrace {verb}" for verb in VERBS]),
     ],

@@ -1,7 +1,9 @@
 """The compactor's metrics: their names, and what a report says of each.
 
-Counters come from the counts of reports, `tailrace_compactor_{field}`; what a report counts
-is a metric by that alone. Leases are measured under the names that every process has for them.
+Counters come from the counts of reports, `tailrace_compactor_{field}` unless the field names
+another; what a report counts is a metric by that alone. Leases are measured under the names that
+every process has for them. A metric that was renamed is exported under its old name too, its
+`alias`, until the next version; samples are kept under the new name alone.
 """
 
 from __future__ import annotations
@@ -29,12 +31,32 @@ class Metric(NamedTuple):
     kind: Literal["counter", "gauge"]
     help: str
     labels: Labels = ()
+    alias: str = ""
+
+    def under_alias(self) -> Metric:
+        """The same metric under its old name."""
+        text = f"Alias of `{self.name}`, until the next version."
+        return self._replace(name=self.alias, help=text, alias="")
 
 
 _OWN: Final = "tailrace_compactor_"
+
+
+def _own(kind: Literal["counter", "gauge"], name: str, text: str, alias: str) -> Metric:
+    return Metric(f"{_OWN}{name}", kind, text, alias=alias and f"{_OWN}{alias}")
+
+
 _COUNTED: Final = {
-    one.name: one.metadata["counted"] for one in fields(Report) if "counted" in one.metadata
+    one.name: _own(
+        "counter",
+        one.metadata["metric"] or one.name,
+        one.metadata["counted"],
+        one.metadata["alias"],
+    )
+    for one in fields(Report)
+    if "counted" in one.metadata
 }
+"""The counters of the report's fields."""
 PASSES: Final = Metric(
     f"{_OWN}passes",
     "counter",
@@ -48,7 +70,7 @@ PHASE_SECONDS: Final = Metric(
 COUNTERS: Final = (
     PASSES,
     PHASE_SECONDS,
-    *(Metric(f"{_OWN}{name}", "counter", text) for name, text in _COUNTED.items()),
+    *_COUNTED.values(),
 )
 _GAUGES: Final = {
     "lag_segments": "Segments that are not yet in the table, as of the last look.",
@@ -62,9 +84,12 @@ _GAUGES: Final = {
     "pass_seconds": "Time that the last pass took.",
     "failures_in_a_row": "Passes that failed since the last success.",
     "success_timestamp_seconds": "When the last successful pass ended, in Unix time.",
-    "told_timestamp_seconds": "When these metrics were written, in Unix time.",
+    "reported_timestamp_seconds": "When these metrics were written, in Unix time.",
 }
-GAUGES: Final = tuple(Metric(f"{_OWN}{name}", "gauge", text) for name, text in _GAUGES.items())
+_GAUGE_ALIASES: Final = {"reported_timestamp_seconds": "told_timestamp_seconds"}
+GAUGES: Final = tuple(
+    _own("gauge", name, text, _GAUGE_ALIASES.get(name, "")) for name, text in _GAUGES.items()
+)
 LEASES: Final = (
     *(Metric(f"tailrace_{c.name}", "counter", c.help, ("source",)) for c in (*UPSTREAMS, *OURS)),
     Metric(f"tailrace_{UPDATE_ERRORS[0]}", "counter", UPDATE_ERRORS[1], ("source", "action")),
@@ -75,7 +100,7 @@ METRICS: Final = (*COUNTERS, *GAUGES, *LEASES)
 
 def counts(report: Report, *, over: bool) -> Samples:
     """What the pass has counted so far."""
-    found: Samples = {(f"{_OWN}{name}", ()): getattr(report, name) for name in _COUNTED}
+    found: Samples = {(one.name, ()): getattr(report, name) for name, one in _COUNTED.items()}
     found |= {(PHASE_SECONDS.name, (phase,)): spent for phase, spent in report.seconds.items()}
     for work in report.works:
         add(found, _counted(work))
@@ -94,7 +119,7 @@ def gauges(report: Report, before: Samples, *, over: bool, now_ms: int) -> Sampl
         "hours_held_elsewhere": report.hours_held_elsewhere,
         "deletions_waiting": report.deletions_waiting,
         "running": not over,
-        "told_timestamp_seconds": now_ms / 1000,
+        "reported_timestamp_seconds": now_ms / 1000,
     }
     if report.lag is not None:  # else nobody has looked yet
         lag = report.lag

@@ -1,8 +1,8 @@
 """Metrics pushed to a Prometheus push gateway, for compactors that nobody can scrape.
 
 `PUT {gateway}/metrics/job/tailrace-compactor/instance/{host}` takes the place of what this
-host pushed before. The gateway keeps it when we are gone: see by `told_timestamp_seconds`
-how old it is.
+host pushed before. The gateway keeps it when we are gone: see by
+`reported_timestamp_seconds` how old it is.
 """
 
 from __future__ import annotations

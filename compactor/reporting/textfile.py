@@ -4,7 +4,8 @@ Counters add up in the file over passes, over restarts, and over all compactors 
 it, so that a job that cron starts has counters that rise. A change is read, added and renamed
 into place under a lock, `{path}.lock`; whoever reads sees the old file or the new one. A file
 that does not read (damaged, or somebody else's) is begun anew: for Prometheus its counters
-were reset. It is not synced, and a power cut may cost it.
+were reset. It is not synced, and a power cut may cost it. Metrics that were renamed stand there
+under their aliases too; what an older compactor wrote under these alone is counted on.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from compactor.reporting.metrics import METRICS, Samples, add, by_name
+from compactor.reporting.metrics import METRICS, Labels, Metric, Samples, add, by_name
 from logstore.errors import Unavailable
 from logstore.filesystem import FileSystem
 
-_KINDS = {metric.name: metric for metric in METRICS}
+_NAMED = {metric.name: metric for metric in METRICS}
+_RENAMED = {metric.alias: metric for metric in METRICS if metric.alias}
 
 
 class Textfile:
@@ -93,13 +95,16 @@ def parse(content: bytes) -> Samples:
         return {}
     found: Samples = {}
     for family in families:
-        metric = _KINDS.get(family.name)
+        metric = _NAMED.get(family.name) or _RENAMED.get(family.name)
         if metric is None or family.type != metric.kind:
             continue
         for sample in family.samples:
             if set(sample.labels) == set(metric.labels):
                 labels = tuple(sample.labels[label] for label in metric.labels)
-                found[metric.name, labels] = sample.value
+                if family.name == metric.name:
+                    found[metric.name, labels] = sample.value
+                else:
+                    found.setdefault((metric.name, labels), sample.value)
     return found
 
 
@@ -110,9 +115,17 @@ class _Collected(Collector):
     def collect(self) -> list[CounterMetricFamily | GaugeMetricFamily]:
         families = []
         for metric, values in by_name(self._samples):
-            made = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-            family = made(metric.name, metric.help, labels=list(metric.labels))
-            for labels, value in values:
-                family.add_metric(list(labels), value)
-            families.append(family)
+            families.append(_family(metric, values))
+            if metric.alias:
+                families.append(_family(metric.under_alias(), values))
         return families
+
+
+def _family(
+    metric: Metric, values: list[tuple[Labels, float]]
+) -> CounterMetricFamily | GaugeMetricFamily:
+    made = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    family = made(metric.name, metric.help, labels=list(metric.labels))
+    for labels, value in values:
+        family.add_metric(list(labels), value)
+    return family

@@ -2,7 +2,8 @@
 
 The hot path adds to plain integers on its own objects; `read` looks at them when somebody
 scrapes, so a metric costs nothing in between. Counters are declared without the `_total`
-that the text format adds.
+that the text format adds. A metric that was renamed keeps its old name as its `alias`, which is
+exported with the same samples until the next version.
 """
 
 from __future__ import annotations
@@ -57,16 +58,24 @@ class Declared(NamedTuple):
     help: str
     read: Read
     labels: tuple[str, ...] = ()
+    alias: str = ""
+
+    def under_alias(self) -> Declared:
+        """The same metric under its old name."""
+        text = f"Alias of `{self.name}`, until the next version."
+        return self._replace(name=self.alias, help=text, alias="")
 
 
-def counter(name: str, text: str, read: Read, *labels: str) -> Declared:
-    """A counter of this service."""
-    return Declared(f"tailrace_{name}", "counter", text, read, labels)
+def counter(name: str, text: str, read: Read, *labels: str, alias: str = "") -> Declared:
+    """A counter of this service; `alias` is its name in the version before."""
+    return Declared(
+        f"tailrace_{name}", "counter", text, read, labels, alias and f"tailrace_{alias}"
+    )
 
 
-def gauge(name: str, text: str, read: Read, *labels: str) -> Declared:
-    """A gauge of this service."""
-    return Declared(f"tailrace_{name}", "gauge", text, read, labels)
+def gauge(name: str, text: str, read: Read, *labels: str, alias: str = "") -> Declared:
+    """A gauge of this service; `alias` is its name in the version before."""
+    return Declared(f"tailrace_{name}", "gauge", text, read, labels, alias and f"tailrace_{alias}")
 
 
 def histogram(name: str, text: str, read: Read, *labels: str) -> Declared:

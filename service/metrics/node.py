@@ -88,7 +88,10 @@ NODE: tuple[Declared, ...] = (
     counter("batches", "Batches stored.", lambda s: s.node.appender.batches),
     counter("lines", "Records stored.", lambda s: s.node.appender.lines),
     counter(
-        "text_bytes", "Bytes of text appended to the journal.", lambda s: s.node.journal.taken_bytes
+        "journal_appended_bytes",
+        "Bytes of text appended to the journal.",
+        lambda s: s.node.journal.taken_bytes,
+        alias="text_bytes",
     ),
     counter("duplicates", "Batches that were known already.", lambda s: s.node.appender.duplicates),
     counter(

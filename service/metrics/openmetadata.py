@@ -125,14 +125,14 @@ OPENMETADATA: tuple[Declared, ...] = (
 )
 
 _BREAKER = "Of the client: its circuit breaker. This service has none."
-_QUEUE = "Of the client: its queue. The service's is `tailrace_text_lag_lines`."
+_QUEUE = "Of the client: its queue. The service's is `tailrace_run_log_lag_lines`."
 _SESSION = "A run needs no session here: any node takes any batch of it."
 _INGESTION = "Counted by the client, which tells nobody but its own log."
 _PARTS = "Legacy in upstream's design; see `om_s3_multipart_uploads_active`."
 
 NOT_EXPORTED: dict[str, str] = {
     "om_streamable_logs_compression_ratio": "Of the client. Compare `tailrace_body_bytes` with "
-    "`tailrace_text_bytes`.",
+    "`tailrace_journal_appended_bytes`.",
     "om_streamable_logs_circuit_breaker_state": _BREAKER,
     "om_streamable_logs_circuit_breaker_trips_total": _BREAKER,
     "om_streamable_logs_circuit_breaker_recoveries_total": _BREAKER,

@@ -16,23 +16,30 @@ def lag_seconds(sources: Sources) -> float:
     return max(waiting, sources.node.shipper.unshipped.seconds)
 
 
-TEXTS: tuple[Declared, ...] = (
+RUN_LOGS: tuple[Declared, ...] = (
     gauge(
-        "text_marks_taken_again",
-        "Watermarks, of this node and of lost ones, that were damaged and derived"
-        " again since the start.",
+        "watermarks_rebuilt",
+        "Watermarks, of this node and of lost ones, that were damaged and rebuilt since the start.",
         lambda s: s.node.marks.taken_again,
+        alias="text_marks_taken_again",
     ),
     gauge(
-        "text_lag_lines",
+        "run_log_lag_lines",
         "Synced lines that are not yet in their runs' chunks.",
         lambda s: max(0, s.node.journal.synced_pos - s.node.run_logs.flushed_pos),
+        alias="text_lag_lines",
     ),
-    gauge("text_lag_bytes", "Bytes of text that are not yet in their runs' chunks.", lag_bytes),
     gauge(
-        "text_lag_seconds",
+        "run_log_lag_bytes",
+        "Bytes of text that are not yet in their runs' chunks.",
+        lag_bytes,
+        alias="text_lag_bytes",
+    ),
+    gauge(
+        "run_log_lag_seconds",
         "For how long the oldest line that is not yet in its run's chunks has waited.",
         lag_seconds,
+        alias="text_lag_seconds",
     ),
     gauge(
         "runs_waiting",
@@ -75,7 +82,12 @@ TEXTS: tuple[Declared, ...] = (
         "Batches that a chunk left out because another copy was there.",
         lambda s: s.node.run_logs.run_flush.left_out,
     ),
-    counter("folds", "Merges of chunks into larger ones.", lambda s: s.node.run_logs.merger.merges),
+    counter(
+        "chunk_merges",
+        "Merges of chunks into larger ones.",
+        lambda s: s.node.run_logs.merger.merges,
+        alias="folds",
+    ),
     counter(
         "partials",
         "Partial logs (`partial.txt`) published.",
@@ -126,9 +138,10 @@ TEXTS: tuple[Declared, ...] = (
         lambda s: s.node.run_logs.chunk_repairer.vanished,
     ),
     counter(
-        "chunks_mended",
+        "chunks_repaired",
         "Such chunks rebuilt from segments or table.",
         lambda s: s.node.run_logs.chunk_repairer.repaired,
+        alias="chunks_mended",
     ),
     gauge(
         "chunks_lost",
@@ -136,9 +149,10 @@ TEXTS: tuple[Declared, ...] = (
         lambda s: len(s.node.run_logs.chunk_repairer.problems()),
     ),
     counter(
-        "runs_remade",
+        "runs_rebuilt",
         "Runs that had lost their whole log, rebuilt from segments or table.",
         lambda s: s.node.run_logs.rebuilder.rebuilt,
+        alias="runs_remade",
     ),
     gauge(
         "damaged_manifests",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -20,13 +21,13 @@ from service.metrics.leases import LEASES
 from service.metrics.node import NODE, STORE
 from service.metrics.openmetadata import OPENMETADATA
 from service.metrics.queue import QUEUE
-from service.metrics.runs import TEXTS
+from service.metrics.runs import RUN_LOGS
 from service.runtime.counters import Distribution
 
 METRICS: tuple[Declared, ...] = (
     *HTTP,
     *NODE,
-    *TEXTS,
+    *RUN_LOGS,
     *REPORTS,
     *QUEUE,
     *LEASES,
@@ -45,8 +46,8 @@ class NodeCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         file = self._sources.compactor_file
         theirs = {} if file is None else file.families()  # first: it knows then if it is readable
-        ours = (family(declared, declared.read(self._sources)) for declared in METRICS)
-        yield from joined(ours, theirs)
+        ours = (families(declared, declared.read(self._sources)) for declared in METRICS)
+        yield from joined(chain.from_iterable(ours), theirs)
 
     def describe(self) -> list[Metric]:
         return []  # spares reading a node that is not started yet
@@ -59,8 +60,15 @@ def scraper(sources: Sources) -> Callable[[], bytes]:
     return lambda: generate_latest(registry)
 
 
+def families(declared: Declared, reading: Reading) -> Iterator[Metric]:
+    """The samples of one metric; if it was renamed, the same again under its alias."""
+    yield family(declared, reading)
+    if declared.alias:
+        yield family(declared.under_alias(), reading)
+
+
 def family(declared: Declared, reading: Reading) -> Metric:
-    """The samples of one metric."""
+    """The samples of one metric under its own name."""
     name, text, labels = declared.name, declared.help, list(declared.labels)
     if declared.kind == "histogram":
         histogram = HistogramMetricFamily(name, text, labels=labels)

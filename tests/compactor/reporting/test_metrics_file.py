@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from compactor.report import Lag, Report
 from compactor.reporting.metrics import COUNTERS, GAUGES, LEASES, METRICS, STOPPED, Samples
@@ -95,7 +96,7 @@ def test_what_a_pass_has_not_looked_at_stays_as_it_was(tmp_path: Path) -> None:
     assert value(samples, "failures_in_a_row") == 2
     success = "success_timestamp_seconds"
     assert value(samples, success) == value(first, success)
-    told = "told_timestamp_seconds"
+    told = "reported_timestamp_seconds"
     assert (value(samples, told) or 0) > (value(first, told) or 0)
     tell(later, Report(alarms=["a gap"]))
     assert value(file.read(), "failures_in_a_row") == 0
@@ -208,6 +209,48 @@ def test_every_metric_that_is_declared_is_told_and_reads_back() -> None:
     assert {name for name, _ in samples} == {metric.name for metric in METRICS}
     assert parse(render(samples)) == samples
     assert len(METRICS) == len({m.name for m in (*COUNTERS, *GAUGES, *LEASES)})
+
+
+def test_the_file_has_the_same_samples_under_aliases() -> None:
+    listener = MetricsListener(SystemClock(), None)
+    tell(listener, Report(set_aside=3))
+    content = render(listener.totals.read()).decode()
+    found = {one.name: one for one in text_string_to_metric_families(content)}
+    renamed = {metric.alias: metric for metric in METRICS if metric.alias}
+    for old, metric in renamed.items():
+        (own,), (alias,) = found[metric.name].samples, found[old].samples
+        assert (alias.labels, alias.value) == (own.labels, own.value), old
+        assert found[old].type == metric.kind
+        assert found[old].documentation == f"Alias of `{metric.name}`, until the next version."
+    assert found["tailrace_compactor_set_aside"].samples[0].value == 3
+    assert found["tailrace_compactor_told_timestamp_seconds"].samples[0].value > 0
+    assert not renamed.keys() & {metric.name for metric in METRICS}
+
+
+def test_what_an_older_compactor_counted_is_counted_on(tmp_path: Path) -> None:
+    path = tmp_path / "c.prom"
+    path.write_text(
+        "# TYPE tailrace_compactor_set_aside_total counter\ntailrace_compactor_set_aside_total 5\n"
+    )
+    for _ in range(2):
+        tell(MetricsListener(SystemClock(), Textfile(Disk(), str(path))), Report(set_aside=2))
+    lines = path.read_text().splitlines()
+    assert "tailrace_compactor_segments_quarantined_total 9.0" in lines
+    assert "tailrace_compactor_set_aside_total 9.0" in lines
+
+
+@pytest.mark.parametrize(
+    "names", [("set_aside", "segments_quarantined"), ("segments_quarantined", "set_aside")]
+)
+def test_a_metrics_own_name_decides_over_its_alias(names: tuple[str, str]) -> None:
+    lines = {
+        "set_aside": "tailrace_compactor_set_aside_total 1\n",
+        "segments_quarantined": "tailrace_compactor_segments_quarantined_total 2\n",
+    }
+    content = "".join(
+        f"# TYPE tailrace_compactor_{name}_total counter\n{lines[name]}" for name in names
+    )
+    assert parse(content.encode()) == {("tailrace_compactor_segments_quarantined", ()): 2}
 
 
 def test_a_pass_that_breaks_off_is_told_and_goes_on_breaking_off(tmp_path: Path) -> None:

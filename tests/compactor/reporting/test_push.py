@@ -72,6 +72,7 @@ def test_it_gets_all_that_was_counted_under_this_host() -> None:
         "/below/metrics/job/tailrace-compactor/instance/host%2F1"
     }
     assert parse(got[-1][2])["tailrace_compactor_segments", ()] == 5
+    assert b"\ntailrace_compactor_told_timestamp_seconds " in got[-1][2]
 
 
 def test_its_password_is_sent_and_never_said() -> None:

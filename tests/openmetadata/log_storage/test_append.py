@@ -55,10 +55,10 @@ def test_lines_wait_for_the_flush_and_are_counted() -> None:
     async def story(server: Server) -> None:
         await server.append("line 1\nline 2\nline 3")
         assert (await server.page())["totalLines"] == 3
-        assert server.metric("tailrace_text_lag_lines") == 3
-        assert server.metric("tailrace_text_lag_bytes") == len("line 1\nline 2\nline 3\n")
+        assert server.metric("tailrace_run_log_lag_lines") == 3
+        assert server.metric("tailrace_run_log_lag_bytes") == len("line 1\nline 2\nline 3\n")
         await server.passes(minutes=3)
-        assert server.metric("tailrace_text_lag_lines") == 0
+        assert server.metric("tailrace_run_log_lag_lines") == 0
         assert (await server.page())["totalLines"] == 3
 
     play(story)
@@ -115,7 +115,7 @@ def test_much_news_is_flushed_early_and_once() -> None:
         await server.passes(seconds=15)
         assert server.metric("tailrace_run_flushes") == 1
         assert server.metric("tailrace_chunks") == 1
-        assert server.metric("tailrace_text_lag_lines") == 0
+        assert server.metric("tailrace_run_log_lag_lines") == 0
 
     play(story, settings=settings)
 

@@ -33,7 +33,9 @@ async def test_the_metrics_of_what_vanished(tmp_path: Path) -> None:
         await client.get(RUN)
         lost = await scrape(client)
     assert after["tailrace_chunks_vanished_total"] > before["tailrace_chunks_vanished_total"]
-    assert after["tailrace_chunks_mended_total"] > before["tailrace_chunks_mended_total"]
-    assert after["tailrace_runs_remade_total"] > before["tailrace_runs_remade_total"]
+    assert after["tailrace_chunks_repaired_total"] > before["tailrace_chunks_repaired_total"]
+    assert after["tailrace_runs_rebuilt_total"] > before["tailrace_runs_rebuilt_total"]
     assert lost["tailrace_chunks_lost"] > after["tailrace_chunks_lost"] == 0
+    assert after["tailrace_chunks_mended_total"] == after["tailrace_chunks_repaired_total"]
+    assert after["tailrace_runs_remade_total"] == after["tailrace_runs_rebuilt_total"]
     assert {name.removesuffix("_total") for name in lost} >= MOVE_BY_MENDING

@@ -22,7 +22,7 @@ from service.metrics.declared import Sources
 from service.metrics.http import HTTP
 from service.metrics.node import NODE, STORE
 from service.metrics.openmetadata import OPENMETADATA
-from service.metrics.runs import TEXTS
+from service.metrics.runs import RUN_LOGS
 from service.metrics.scrape import METRICS
 from service.node import Node
 from tests.service.client_model import Clients
@@ -56,7 +56,7 @@ MOVE_IN_OUTAGES = {
 }
 MOVE_WITH_DAMAGE = {
     *("tailrace_damaged_entries", "tailrace_damaged_manifests", "tailrace_unreadable_segments"),
-    *("tailrace_journal_cut_off_bytes", "tailrace_text_marks_taken_again"),
+    *("tailrace_journal_cut_off_bytes", "tailrace_watermarks_rebuilt"),
 }
 MOVE_WITH_TIME = {
     *("tailrace_runs_finalised", "tailrace_chunks_swept", "tailrace_runs_expired"),
@@ -64,11 +64,11 @@ MOVE_WITH_TIME = {
 }
 MOVE_ON_S3 = {"tailrace_s3_requests"}
 MOVE_BY_MENDING = {
-    *("tailrace_chunks_vanished", "tailrace_chunks_mended", "tailrace_chunks_lost"),
-    "tailrace_runs_remade",
+    *("tailrace_chunks_vanished", "tailrace_chunks_repaired", "tailrace_chunks_lost"),
+    "tailrace_runs_rebuilt",
 }
 MOVE_AT_WORK = (
-    {metric.name for metric in (*NODE, *TEXTS, *STORE, *OPENMETADATA)}
+    {metric.name for metric in (*NODE, *RUN_LOGS, *STORE, *OPENMETADATA)}
     - MOVE_AT_THE_DOORS
     - MOVE_IN_OUTAGES
     - MOVE_WITH_DAMAGE

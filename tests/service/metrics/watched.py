@@ -10,11 +10,13 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from prometheus_client.core import Metric
+
 from logstore.filesystem import File
 from logstore.objects.remote import DateSample
 from logstore.objects.store import ObjectStore
 from service.metrics.declared import Sources
-from service.metrics.scrape import METRICS, family
+from service.metrics.scrape import METRICS, families
 from service.node import Node
 from service.runs.tuning import Tuning
 from service.runtime.metered import MeteredStore, MeteredSyncer
@@ -121,11 +123,11 @@ class Watched:
             await clock.sleep(_EVERY_SECONDS)
 
     def look(self, sources: Sources) -> None:
-        """Reads all metrics, as a scrape does."""
+        """Reads all metrics, as a scrape does; an alias says what its metric says."""
         for declared in METRICS:
-            samples = family(declared, declared.read(sources)).samples
-            readings = [(s.name, *_sorted(s.labels), s.value) for s in samples]
-            self.shown[declared.name].add(tuple(readings))
+            own, *aliases = map(_readings, families(declared, declared.read(sources)))
+            self.shown[declared.name].add(own)
+            assert aliases == ([own] if declared.alias else []), declared
 
     def _node(self, machine: Machine, settings: Settings, tuning: Tuning) -> Node:
         self.lives += 1
@@ -147,6 +149,13 @@ class Watched:
             table_mark=nothing_taken,
             tuning=tuning,
         )
+
+
+def _readings(family: Metric) -> tuple[Any, ...]:
+    """The values by labels, and by what the names of the samples add to the metric's."""
+    return tuple(
+        (s.name.removeprefix(family.name), *_sorted(s.labels), s.value) for s in family.samples
+    )
 
 
 def _sorted(labels: Mapping[str, str]) -> list[tuple[str, str]]:
