@@ -1,1 +1,1 @@
-"""Taking batches: which id one gets, whether it is known, and when it is safe."""
+"""Ingesting batches: which id a batch gets, whether it is known, and when it is durable."""

@@ -1,7 +1,7 @@
-"""The runs that are being written: what the append must remember of each.
+"""The runs that are being written: what appends must remember of each.
 
-A run's state is small and can be made again from the journal and the store, so it is
-kept for the runs used last and forgotten for the others.
+A run's state is small and can be rebuilt from the journal and the store. It is therefore
+kept for the runs used last and dropped for others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ActiveRun:
         self.batches: OrderedDict[int, KnownBatch] = OrderedDict()
 
     def known(self, ulid: int) -> KnownBatch | None:
-        """A client's batch that is stored or on its way; one that was refused is forgotten."""
+        """A client's batch that is stored or being stored; refused ones are dropped."""
         batch = self.batches.get(ulid)
         if batch is not None and batch.refused:
             del self.batches[ulid]

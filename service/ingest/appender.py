@@ -1,20 +1,20 @@
-"""Taking a batch: which id it gets, whether it is known, when it is safe.
+"""Appends a batch: assigns its id, recognises known batches, and waits until it is durable.
 
-The same batch sent twice is stored once. A batch without an id gets one that was never
-given out. One with a client's id is looked for among the run's recent batches; only if
-its id is not above all that is known of the run, also in the journal and in the run's
-chunks. What was acknowledged once is acknowledged again, never refused. OpenMetadata's
+A batch that is sent twice is stored once. A batch without an id gets one that was never
+given out. A batch with a client's id is looked up among the run's recent batches. Only if
+its id is not above all that are known of the run, the journal and the run's chunks are searched
+too. What was acknowledged once is acknowledged again, never refused. OpenMetadata's
 first clients send again without an id, see below.
 
-When more comes than the store takes, the journal fills. Long before it is full every
-append waits a little, and the longer the fuller it is: clients then send as fast as the
+When more arrives than the store takes, the journal fills. Long before it is full every
+append waits a little, the longer the fuller the journal is. Clients then send as fast as the
 store takes, and are refused only when it takes nothing for long.
 
 OpenMetadata's clients of the first generation send batches again without an id. Such a client
-waits for the reply to a batch before it sends the next one. If the reply is lost it sends the
-same lines again: at once, then after 1, 2 and 4 s. Its cookie jar still holds what the reply
-before said, so the retry echoes an older ULID than that of the batch. When the reply arrived,
-the next batch echoes that batch, whatever it holds.
+waits for the reply to a batch before it sends the next one. If the reply is lost, the client
+sends the same lines again: at once, then after 1, 2 and 4 s. Its cookie jar still holds the cookie
+of the previous reply, so the retry echoes an older ULID than that of the batch. If the reply
+arrived, the next batch echoes that batch, whatever it holds.
 
 The rule applies to a connector that opened the run with the empty call of its
 generation, and to lines equal to those it sent last:
@@ -56,7 +56,7 @@ RETRY_MS = 30_000
 
 
 def is_retry(last: LastBatch, batch: IncomingBatch, checksum: int, now_ms: int) -> bool:
-    """Whether `batch`, which has no id, is `last` once more; `checksum` is of its text."""
+    """Whether `batch`, which has no id, is a retry of `last`; `checksum` is of its text."""
     sent = last.known.digest, last.size, last.known.records
     if sent != (checksum, len(batch.text), batch.records):
         return False
@@ -72,7 +72,7 @@ _SLOWEST_SECONDS = 2.0
 
 
 class Appender:
-    """The node's way in."""
+    """Accepts the batches of a node."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class Appender:
         self.echoes_ignored = 0
 
     def submit(self, batch: IncomingBatch) -> Submitted | None:
-        """Takes a batch that needs no look-up and no wait but for the disk; None for any other.
+        """Takes a batch that needs no look-up and waits only for the disk; None for any other.
 
         Raises as `append`; so does the future.
         """
@@ -124,7 +124,7 @@ class Appender:
         return Submitted(last, done)
 
     async def append(self, batch: IncomingBatch) -> Receipt:
-        """Stores a batch once and says so when it is as safe as it asked for.
+        """Stores a batch once; returns when it is as durable as it asked for.
 
         Raises `BatchTooOld`, `BatchFromTheFuture`, `BatchConflict`, `RunDeleted`,
         `InvalidInput`, `JournalFull`, `JournalFailed`, `NodeNotReady`.
@@ -168,19 +168,19 @@ class Appender:
         return Receipt(ulid, batch.records, False, batch.durability, last)
 
     def last_ulid(self, key: RunKey) -> int:
-        """The highest ULID of a line of the run that memory knows of, 0 if it knows of none."""
+        """The highest ULID of a line of the run that is known in memory, 0 if none is."""
         run = self.active.peek(key)
         return 0 if run is None else run.last
 
     def stop(self) -> None:
-        """Waits for no look-up any more."""
+        """Stops waiting for look-ups."""
         self._lookup.stop()
 
     async def open_run(self, key: RunKey, connector: str) -> int:
-        """Takes the empty call with which a gen-1 client begins a run.
+        """Accepts the empty call with which a gen-1 client begins a run.
 
-        Gives a ULID below those of all batches to come, for the client to echo: so the
-        retry of its first batch is known by it too. Raises `JournalFailed`, `NodeNotReady`.
+        Returns a ULID below those of all later batches, for the client to echo, so that the
+        retry of its first batch is recognised by it too. Raises `JournalFailed`, `NodeNotReady`.
         """
         # With a full journal the connector is not remembered: its retries are stored twice.
         with suppress(JournalFull):
@@ -188,7 +188,7 @@ class Appender:
         return self._minter.mint(max(self.last_ulid(key), self._horizon(key)))
 
     def _gen1(self, batch: IncomingBatch) -> Connector | None:
-        """What is known of the sender, if it is one that sends again without an id."""
+        """What is known of the sender, if it is a client that sends again without an id."""
         if batch.connector is None:
             return None
         # Looked up in the journal's state: its own memory outlives that of the run.
@@ -228,7 +228,7 @@ class Appender:
         await self._sleep(min(excess, 1.0) * _SLOWEST_SECONDS)
 
     def _floor(self, batch: IncomingBatch, run: ActiveRun) -> int:
-        """What a minted id must be above: the run's last, the client's echo, a deletion."""
+        """The ULID above which an id is minted: the run's last, the client's echo, a deletion."""
         floor = run.last
         if batch.above > floor:
             ahead_ms = ulids.time_ms(batch.above) - self._now_ms()
@@ -240,9 +240,9 @@ class Appender:
         return max(floor, deleted)
 
     async def _known(self, batch: IncomingBatch, ulid: int, checksum: int) -> KnownBatch | None:
-        """The batch as it is known already. Raises what refuses it.
+        """The batch if it is known already. Raises the error that refuses it.
 
-        Between its last look and its end nothing is awaited: if it knows of none there is none.
+        Nothing is awaited between its last look-up and its return, so None is still true then.
         """
         self._check_deleted(batch.key, ulid)
         run = self.active.get(batch.key)
@@ -281,7 +281,7 @@ class Appender:
             )
 
     async def _look_up(self, key: RunKey, ulid: int) -> KnownBatch | None:
-        """Searches the journal, then the run's chunks, then what came in meanwhile.
+        """Searches the journal, then the run's chunks, then what arrived meanwhile.
 
         Without the store's answer a second copy may be stored: the run's log and the
         table leave it out later.
@@ -295,8 +295,8 @@ class Appender:
     async def _look_up_journal(self, key: RunKey, ulid: int) -> KnownBatch | None:
         """The batch in memory or in the journal, once it is certain whether it is there.
 
-        A copy on its way to the disk may still be refused, and its client may have cancelled
-        its wait: the sync that covers it decides. Raises `JournalFull`, `JournalFailed`.
+        A copy that is being written may still be refused, and its client may have cancelled
+        its wait; the sync that covers it decides. Raises `JournalFull`, `JournalFailed`.
         """
         while True:
             run = self.active.get(key)
@@ -329,7 +329,7 @@ class Appender:
         )
 
     async def _again(self, batch: IncomingBatch, ulid: int, known: KnownBatch) -> Receipt:
-        """Acknowledges a batch that is stored, once it is as safe as this request asks for."""
+        """Acknowledges a stored batch, once it is as durable as this request asks for."""
         if known.done is not None:
             # Also for `fast`: before this the first copy may not be written yet.
             await asyncio.shield(known.done)

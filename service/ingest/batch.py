@@ -1,9 +1,9 @@
-"""What the HTTP API hands to the node as a batch, and what the node gives back.
+"""The batch that the HTTP API passes to the node, and the node's receipt.
 
 Both are made for every batch on the hot path, so they are plain slotted classes:
 freezing one costs a microsecond per instance.
 
-`Known` is a batch that a client may send again: what recognises it, and when it is safe.
+`KnownBatch` is a batch that a client may send again: how to recognise it, and when it is durable.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from logstore.batch import RunKey
 
 @dataclass(slots=True)
 class KnownBatch:
-    """`end` is one past its last position; `done` None if it is in the journal for sure."""
+    """`end` is one past the last position.
+
+    `done` is None if the journal certainly has the batch.
+    """
 
     digest: int
     records: int
@@ -26,12 +29,12 @@ class KnownBatch:
 
     @property
     def refused(self) -> bool:
-        """Whether the journal took it and then could not write it."""
+        """Whether the journal accepted the batch and then could not write it."""
         return self.done is not None and self.done.done() and not self.held
 
     @property
     def held(self) -> bool:
-        """Whether it is in the journal for sure."""
+        """Whether the journal certainly has the batch."""
         done = self.done
         return done is None or (done.done() and not done.cancelled() and done.exception() is None)
 
@@ -61,7 +64,7 @@ class IncomingBatch:
 
 @dataclass(slots=True)
 class Receipt:
-    """What an acknowledged batch became; `last` is the ULID of its last record."""
+    """The result of an acknowledged batch; `last` is the ULID of its last record."""
 
     ulid: int
     records: int
@@ -71,7 +74,7 @@ class Receipt:
 
 
 class Submitted(NamedTuple):
-    """A batch on its way to the disk: the ULID of its last record, and when it is safe."""
+    """A batch on its way to the disk: the ULID of its last record, and when it is durable."""
 
     last: int
     done: asyncio.Future[None]

@@ -1,16 +1,16 @@
-"""What the store knows of a run's batches, asked with a patience that ends.
+"""Looks up a run's batches in the store, and stops waiting after a while.
 
 An append may have to know whether the run's chunks hold its batch. A store that does not
-answer stops no append: who asks waits `_PATIENCE_SECONDS` for the answer and goes on without
-it, and while one question is overdue, and for `_PAUSE_SECONDS` after it became so, nobody
-else asks. So a store that hangs costs a wait now and then, and not one for every batch.
+answer stops no append: a caller waits `_PATIENCE_SECONDS` for the answer and then continues
+without it. While one look-up is overdue, and for `_PAUSE_SECONDS` after it became so, no other
+is started. A store that hangs thus costs a wait now and then, and not one for every batch.
 
 Invariants:
 
-- An answer that comes late still counts: a run is `complete` once the store has said what it
-  knows of it, whoever still waited for that.
-- A run that was forgotten meanwhile (`ActiveRuns`) is another object by then, so a late
-  answer claims nothing about batches that came in between.
+- A late answer still counts: a run is `complete` once the store has answered, even if no caller
+  waits any more.
+- A run that was dropped meanwhile (`ActiveRuns`) is another object by then, so a late
+  answer claims nothing about batches that arrived in between.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ _LOST_SECONDS = 60.0
 
 
 class Stored(Protocol):
-    """What the run's chunks know of batches."""
+    """The run's chunks, as the source of known batches."""
 
     async def find_batch(self, key: RunKey, ulid: int) -> tuple[int, int] | None:
-        """Digest and records of a batch in the chunks; raises `Unavailable`."""
+        """The digest and record count of a batch in the chunks. Raises `Unavailable`."""
         ...
 
     async def last_ulid(self, key: RunKey) -> int:
-        """The highest ULID in the chunks, 0 if there are none; raises `Unavailable`."""
+        """The highest ULID in the chunks, 0 if there are none. Raises `Unavailable`."""
         ...
 
 
 class StoreLookup:
-    """Asks `stored`, inside the running loop."""
+    """Looks batches up in `stored`, inside the running loop."""
 
     def __init__(self, stored: Stored) -> None:
         self._stored = stored
@@ -53,7 +53,7 @@ class StoreLookup:
         self.given_up = 0
 
     async def find(self, key: RunKey, run: ActiveRun, ulid: int) -> KnownBatch | None:
-        """The batch in the run's chunks; None if it is not there, or nobody says so in time.
+        """The batch in the run's chunks; None if it is not there, or no answer comes in time.
 
         `run.last` covers the journal already; afterwards `run` is complete if the store answered.
         """
@@ -71,7 +71,7 @@ class StoreLookup:
         return None
 
     def stop(self) -> None:
-        """Asks no more: whoever waits for an answer goes on without it."""
+        """Stops look-ups: callers that wait for an answer continue without it."""
         for task in list(self._asking):
             task.cancel()
 

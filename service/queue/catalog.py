@@ -1,9 +1,9 @@
-"""Which segments there are: one listing for all groups and consumers of a node.
+"""The catalog of stored segments: one listing for all groups and consumers of a node.
 
-Numbers of a node only grow and objects never change, so a listing goes on behind the last
-number that is known; what was deleted is found missing, and from time to time all is listed
-anew. A number that is missing ends a node's turn: what is behind it waits and is never
-skipped. Segments that were set aside count as empty and are passed over.
+The numbers of a node only grow and objects never change, so a listing continues behind the last
+known number. A deleted segment is noticed when it is missing, and from time to time everything is
+listed again. A missing number stops its node's sequence: later segments wait, and none is ever
+skipped. Quarantined segments count as empty and are passed over.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _DAMAGED_AT_ONCE: Final = 32
 
 
 class Listed(NamedTuple):
-    """An object as the listing tells of it."""
+    """An object of the listing."""
 
     size: int
     etag: str
@@ -39,14 +39,14 @@ class Listed(NamedTuple):
 
 
 class Upcoming(NamedTuple):
-    """What a group gets next, oldest first; `lost` says what it can get no more."""
+    """The next segments for a group, oldest first; `lost` names those that it can never get."""
 
     segments: list[Segment]
     lost: str | None
 
 
 class Catalog:
-    """Of one node, for one store."""
+    """The catalog of one node, for one store."""
 
     def __init__(self, store: ObjectStore, clock: Clock) -> None:
         self._store = store
@@ -63,7 +63,7 @@ class Catalog:
         """Nodes whose turn has ended, and why."""
 
     async def within(self, seconds: float) -> None:
-        """Returns when all that was there `seconds` ago is known; who asks at once shares it.
+        """Returns when the catalog knows all that existed `seconds` ago; callers share a listing.
 
         Raises `StoreUnavailable`.
         """
@@ -74,11 +74,11 @@ class Catalog:
             await asyncio.shield(self._listing)
 
     def expire(self) -> None:
-        """There is news: the next who asks makes a listing."""
+        """Marks the catalog as outdated: the next caller makes a listing."""
         self._news = self._clock.monotonic()
 
     def after(self, node: str, seq: int) -> list[tuple[int, Listed]]:
-        """The node's segments above `seq`, as far as they are known; none that is set aside."""
+        """The node's known segments above `seq`, without quarantined ones."""
         quarantined, segments = self._quarantined.get(node, ()), self._nodes.get(node, {})
         found = []
         for number in reversed(segments):  # they are in order, and few are above a cursor
@@ -89,20 +89,20 @@ class Catalog:
         return found[::-1]
 
     def listed(self, name: Name) -> Listed | None:
-        """What is known of a segment; None if it is not there."""
+        """The listed segment of that name; None if it does not exist."""
         return self._nodes.get(name.node, {}).get(name.seq)
 
     def is_quarantined(self, name: Name) -> bool:
-        """Whether it was set aside, and counts as empty."""
+        """Whether the segment is quarantined and counts as empty."""
         return name.seq in self._quarantined.get(name.node, ())
 
     @property
     def nodes(self) -> list[str]:
-        """Nodes that have segments."""
+        """The nodes that have segments."""
         return sorted(self._nodes)
 
     def page(self, after: Name | None, limit: int) -> tuple[list[tuple[Name, Listed]], bool]:
-        """At most `limit` segments behind one, by node and number; whether there are more."""
+        """At most `limit` segments after one, by node and number; and whether there are more."""
         found: list[tuple[Name, Listed]] = []
         for node in self.nodes:
             if after is not None and node < after.node:
@@ -117,9 +117,9 @@ class Catalog:
         return found, False
 
     async def upcoming(self, group: Group, count: int) -> Upcoming:
-        """At most `count` that the group was never given, oldest first, each node's in sequence.
+        """At most `count` segments that the group never got, oldest first, each node's in sequence.
 
-        And damaged ones between them, a few at a time. Raises `StoreUnavailable`.
+        Includes a few damaged ones between them. Raises `StoreUnavailable`.
         """
         heads: list[tuple[str, Name, Segment]] = []
         self.waiting = {}
@@ -143,7 +143,7 @@ class Catalog:
         return Upcoming(found, None)
 
     async def first(self, start: Start) -> Mapping[str, int]:
-        """Up to which number each node's segments are not for a group that begins now.
+        """For each node the number up to which segments are before a group that begins now.
 
         Raises `StoreUnavailable`.
         """
@@ -159,7 +159,7 @@ class Catalog:
         return found
 
     async def segment(self, name: Name) -> Segment | None:
-        """A listed segment with what its footer says; None if it is gone or its node must wait.
+        """A listed segment with its footer; None if it was removed or its node must wait.
 
         Raises `StoreUnavailable`.
         """
@@ -178,18 +178,18 @@ class Catalog:
     # --- reading -------------------------------------------------------------------
 
     async def _next(self, node: str, seq: int) -> Segment | None:
-        """The segment that follows `seq`, None if it is not there."""
+        """The segment after `seq`, None if it does not exist."""
         return await self.segment(Name(node, self._number(node, seq)))
 
     def _number(self, node: str, seq: int) -> int:
-        """The number that follows `seq`; those set aside are passed over."""
+        """The number after `seq`; quarantined segments are passed over."""
         number = seq + 1
         while self.is_quarantined(Name(node, number)):
             number += 1
         return number
 
     async def _lost(self, node: str, cursor: Cursor) -> str | None:
-        """Why what is missing will not come, None if it may."""
+        """The reason why a missing segment will not come, None if it may."""
         number = self._number(node, cursor.seq)
         if self.listed(Name(node, number)) is not None or not self.after(node, number):
             return None

@@ -1,16 +1,16 @@
-"""What is in a segment, for whoever consumes it: as Parquet, ndjson or text.
+"""The records of a segment for consumers: as Parquet, ndjson or text.
 
 Cutting a segment does not apply deletions; readers do, and this is one. A segment that no
-deletion touches is given as Parquet byte for byte as it is stored, under the store's ETag. One
-that is touched is made again without the deleted rows, in memory, under an ETag that names
-the deletions; its footer is plain Parquet's, for the seal covers what was cut.
+deletion touches is sent as Parquet byte for byte as it is stored, under the store's ETag. A
+segment that a deletion touches is rewritten in memory without the deleted rows, under an ETag that
+names the deletions. It has the footer of plain Parquet, for the seal covers what was cut.
 
-ndjson and text are made row group by row group and piece by piece. Between two turns of a
-reader nothing of the segment is his but a place in it: what is decoded stands in a cache of
-bounded size, and is fetched and decoded again if others have pushed it out meanwhile. So memory
-is that of the cache, of the row groups that are being decoded, and of a few pieces per reader,
-whether they read or not. Before the first record all bytes are checked, in constant memory.
-Text takes from a row group no more columns than it needs.
+ndjson and text are made row group by row group and piece by piece. Between two pieces a reader
+holds nothing of the segment but a place in it. Decoded row groups are in a cache of bounded size,
+and are fetched and decoded again if other readers displaced them. Memory is therefore
+that of the cache, of the row groups that are being decoded, and of a few pieces per reader,
+whether it reads or not. Before the first record all bytes are checked, in constant memory.
+Text reads only the columns that it needs of a row group.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ class Opened:
 
     @property
     def footer(self) -> Footer:
-        """What it says of itself."""
+        """The segment's footer."""
         return self.stored.footer
 
     @property
     def etag(self) -> str:
-        """Of its records as they are now, without quotes."""
+        """The ETag of its records with the present deletions, without quotes."""
         stored = self.info.etag.strip('"')
         if not self.deleted:
             return stored
@@ -79,7 +79,7 @@ class Opened:
 
 
 class Rewritten:
-    """A segment that was made again."""
+    """A segment that was rewritten without deleted rows."""
 
     def __init__(self, body: bytes) -> None:
         self.body = body
@@ -91,10 +91,10 @@ class Rewritten:
 
 
 class Contents:
-    """Of the segments of a store.
+    """The contents of the segments of a store.
 
-    `cache_bytes` of decoded row groups are kept for those who read on, and as many bytes of
-    rewritten segments are held for those who are sent one.
+    `cache_bytes` limits the decoded row groups that are kept for readers, and separately the
+    rewritten segments that are being sent.
     """
 
     def __init__(self, store: ObjectStore, deletions: Deletions, cache_bytes: int) -> None:
@@ -107,7 +107,7 @@ class Contents:
         self._reads = itertools.count()
 
     async def open(self, name: Name) -> Opened:
-        """Raises `NotFound`, `Damaged`, `StoreUnavailable`."""
+        """Opens a segment. Raises `NotFound`, `Damaged`, `StoreUnavailable`."""
         try:
             info = await self._store.head(name.key)
             stored = await stored_segment(self._store, name.key, info.size)
@@ -119,13 +119,16 @@ class Contents:
         return Opened(name, info, stored, tuple(_touching(await self._deletions(), stored.footer)))
 
     def stored(self, opened: Opened, offset: int, size: int) -> AsyncIterator[bytes]:
-        """Bytes of a segment that no deletion touches. Raises as `open`, `PreconditionFailed`."""
+        """Bytes of a segment that no deletion touches.
+
+        Raises as `open`, and `PreconditionFailed`.
+        """
         return self._store.stream(
             opened.name.key, offset=offset, size=size, if_match=opened.info.etag
         )
 
     async def rewritten(self, opened: Opened) -> Rewritten:
-        """A segment as Parquet without what was deleted; its memory counts as long as it lives.
+        """A segment as Parquet without deleted rows; its memory counts until it is released.
 
         Raises as `open`, and `Unavailable` while too many are being sent.
         """
@@ -162,7 +165,7 @@ class Contents:
                 self._decoded.drop(key)
 
     async def _table(self, key: tuple[int, int], opened: Opened, output: Output) -> pa.Table:
-        """The rows of a row group that are left, with the columns that the output shows."""
+        """The rows of a row group that remain, with the columns that the output shows."""
         known = self._decoded.get(key)
         if known is not None:
             return known
@@ -216,7 +219,7 @@ def _decoded(
 
 
 def _encoded(table: pa.Table, row: int, output: Output) -> tuple[list[bytes], int]:
-    """The next pieces from `row` on, and the row behind them."""
+    """The next pieces from `row` on, and the row after them."""
     found: list[bytes] = []
     for batch in table.slice(row).to_batches():
         for part in pieces(batch):

@@ -1,4 +1,4 @@
-"""What the segment queue counts; `service.metrics.queue` reads it at a scrape."""
+"""The counters of the segment queue; `service.metrics.queue` reads them at a scrape."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from service.queue.lag import Lag
 
 @dataclass(slots=True)
 class QueueCounters:
-    """Counters of this node; `lags` are of all groups, as they were seen last."""
+    """The counters of this node; `lags` has the lags of all groups when they were last read."""
 
     committed_segments: int = 0
     committed_bytes: int = 0

@@ -1,4 +1,4 @@
-"""How far a group is behind: segments that it has not committed."""
+"""The lag of a group: the segments that it has not committed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from service.queue.segment import Name
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """`seconds` is since the oldest of them was stored; an evicted group's is not known."""
+    """`seconds` is the time since the oldest of them was stored; unknown for an evicted group."""
 
     segments: int = 0
     bytes: int = 0
@@ -21,7 +21,7 @@ class Lag:
 
 
 def lag_of(group: Group, catalog: Catalog, now_ms: int) -> Lag:
-    """The lag of a group, as far as the listing goes. FAILED segments are counted apart."""
+    """The lag of a group, as far as the listing reaches. FAILED segments are counted separately."""
     if group.state is State.EVICTED:
         return Lag()
     behind = []

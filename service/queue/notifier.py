@@ -1,6 +1,6 @@
-"""One notification for all who wait, so that a thousand of them ask the store once.
+"""One notification for all waiting consumers, so that a thousand of them ask the store once.
 
-It comes every so many seconds while somebody waits, and at once when there is news.
+It comes at an interval while a consumer waits, and at once when there is news.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from logstore.clock import Clock
 
 
 class Notifier:
-    """Of one node: wakes consumers that wait for segments."""
+    """The notifier of one node, which wakes consumers that wait for segments."""
 
     def __init__(self, clock: Clock, seconds: float) -> None:
         self._clock = clock
@@ -32,7 +32,7 @@ class Notifier:
             self.waiting -= 1
 
     def notify(self) -> None:
-        """Wakes all who wait."""
+        """Wakes all waiting consumers."""
         waiting, self._next = self._next, None
         if self._timer is not None:
             self._timer.cancel()

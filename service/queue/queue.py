@@ -1,7 +1,7 @@
-"""The segment queue of a node: what the HTTP routes do.
+"""The segment queue of a node: the operations of its HTTP routes.
 
-Several nodes may serve one group: what is true of it is in its object in the store. A node
-remembers listings, footers, and the version of a group that it wrote last.
+Several nodes may serve one group: the group's state is in its object in the store. A node
+caches listings, footers, and the version of a group that it wrote last.
 """
 
 from __future__ import annotations
@@ -47,14 +47,17 @@ _NAME_BYTES = 100
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A lease with what is known of its segment."""
+    """A lease, and what is known of its segment."""
 
     lease: Leased
     segment: Segment
 
 
 class SegmentQueue:
-    """`woken` gives what is done when this node has confirmed its next segment."""
+    """The segment queue of a node.
+
+    `woken` waits for the next segment that this node confirms.
+    """
 
     def __init__(
         self,
@@ -100,10 +103,10 @@ class SegmentQueue:
     async def next(
         self, name: str, *, wait_seconds: float, lease_seconds: float, start: Start, peer: str = ""
     ) -> Given | None:
-        """The oldest segment that is free, leased; None if none came in time.
+        """Leases the oldest free segment; returns None if there was none in time.
 
-        Makes the group if there is none; `peer` is the address of who asks. Raises `GroupEvicted`,
-        `OverQuota`, `InvalidName`, `StoreUnavailable`, `OutcomeUnknown`, `Damaged`.
+        Makes the group if it does not exist; `peer` is the address of the client. Raises
+        `GroupEvicted`, `OverQuota`, `InvalidName`, `StoreUnavailable`, `OutcomeUnknown`, `Damaged`.
         """
         _check_group(name)
         if self._stopping:
@@ -181,7 +184,7 @@ class SegmentQueue:
         task.add_done_callback(self._leaving.discard)
 
     async def commit(self, name: str, segment: Name, epoch: int) -> None:
-        """Done with it, for good; once more is the same.
+        """Commits a segment for good; a repeated commit has the same result.
 
         Raises `LeaseLost`, `GroupEvicted`, `NotFound`, and as `next`.
         """
@@ -197,7 +200,7 @@ class SegmentQueue:
             self.counters.committed_bytes += size
 
     async def fail(self, name: str, segment: Name, epoch: int, reason: str) -> None:
-        """Another consumer may try, after a back-off. Raises as `commit`."""
+        """Gives a segment back, for another consumer after a back-off. Raises as `commit`."""
 
         def work(group: Group, _: Sequence[Segment], moment: Moment) -> tuple[Group, bool]:
             after, _none = transitions.fail(group, segment, epoch, reason, moment, self.settings)
@@ -206,7 +209,7 @@ class SegmentQueue:
         self.counters.failed_segments += await self._held(name, segment, work)
 
     async def renew(self, name: str, segment: Name, epoch: int, lease_seconds: float) -> Leased:
-        """Held for `lease_seconds` from now. Raises as `commit`."""
+        """Renews the lease for `lease_seconds` from now. Raises as `commit`."""
         lease_ms = round(lease_seconds * 1000)
 
         def work(group: Group, _: Sequence[Segment], moment: Moment) -> tuple[Group, Leased]:
@@ -241,7 +244,7 @@ class SegmentQueue:
     # --- groups --------------------------------------------------------------------
 
     async def group(self, name: str) -> Group:
-        """The group as it stands. Raises `NotFound`, `StoreUnavailable`, `Damaged`."""
+        """Returns the group. Raises `NotFound`, `StoreUnavailable`, `Damaged`."""
         _check_group(name)
         group = await read_group(self._store, name)
         if group is None:
@@ -249,11 +252,14 @@ class SegmentQueue:
         return group
 
     async def groups(self) -> list[Group]:
-        """All groups. Raises `StoreUnavailable`, `Damaged`."""
+        """Returns all groups. Raises `StoreUnavailable`, `Damaged`."""
         return await read_groups(self._store)
 
     async def reset(self, name: str, start: Start) -> Group:
-        """From the oldest segment that is kept, or from now; leases are lost. Raises as `group`."""
+        """Restarts the group at the oldest segment that is kept, or now; its leases are lost.
+
+        Raises as `group`.
+        """
         _check_group(name)
 
         def again(group: Group, _: Sequence[Segment], moment: Moment) -> tuple[Group, None]:
@@ -268,7 +274,7 @@ class SegmentQueue:
         return found
 
     async def retry(self, name: str, segments: Sequence[Name] | None) -> list[Name]:
-        """Failed segments (all, or these) are free again. Raises as `group`, `GroupEvicted`."""
+        """Frees failed segments (all, or these) again. Raises as `group`, `GroupEvicted`."""
         _check_group(name)
 
         def work(group: Group, _: Sequence[Segment], __: Moment) -> tuple[Group, list[Name]]:
@@ -279,14 +285,14 @@ class SegmentQueue:
         return chosen
 
     async def forget(self, name: str) -> None:
-        """Removes the group: it holds back nothing. Raises as `group`."""
+        """Removes the group, which then holds back no segment. Raises as `group`."""
         await self.group(name)
         await self._store.delete([keys.group(name)])
         self._writers.pop(name, None)
         await self.report()
 
     async def _bounded(self, name: str, peer: str) -> None:
-        """Raises `OverQuota` if one more group would be one too many."""
+        """Raises `OverQuota` if another group would exceed the limit."""
         if name in self._writers or await read_group(self._store, name) is not None:
             return
         count = 0
@@ -302,7 +308,7 @@ class SegmentQueue:
         self._new_groups.take(peer)
 
     async def _free_one(self) -> bool:
-        """Forgets a group that nobody uses. To read all groups is not done at every request."""
+        """Removes an unused group. It reads all groups, which is not done at every request."""
         now, seconds = self._clock.monotonic(), self.settings.unused_group_seconds
         if now - self._looked < self.settings.poll_seconds:
             return False
@@ -325,18 +331,18 @@ class SegmentQueue:
     # --- in the background ---------------------------------------------------------
 
     async def run(self) -> None:
-        """Wakes those who wait, and looks at all groups from time to time, until cancelled."""
+        """Wakes waiting consumers, and reads all groups from time to time, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._wake())
             tasks.create_task(self._report_forever())
 
     def problems(self) -> list[str]:
-        """What is in the way of consumers, as sentences."""
+        """Problems that keep consumers from their segments, as sentences."""
         found = [] if self.last_error is None else [self.last_error]
         return found + [f"consumers wait: {why}" for why in self.catalog.waiting.values()]
 
     def stop(self) -> None:
-        """Lets those who wait go with nothing."""
+        """Ends all waiting requests without a segment."""
         self._stopping = True
         self._notifier.notify()
 
@@ -357,7 +363,7 @@ class SegmentQueue:
             await self._clock.sleep(self.settings.report_seconds)
 
     async def report(self) -> list[Group]:
-        """Looks at all groups, for the metrics, and gives them. Raises as `groups`."""
+        """Reads all groups for the metrics, and returns them. Raises as `groups`."""
         found = await self.groups()
         if found:
             await self.catalog.within(self.settings.poll_seconds / 2)

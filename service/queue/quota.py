@@ -1,12 +1,13 @@
-"""How many groups one client may make, and which groups give their place to others.
+"""How many groups one client may make, and which unused groups are replaced by new ones.
 
-Without users a client is its address, of IPv6 the network of 64 bits that one host has for
-itself. Behind a proxy all are one. What is counted is the making of groups, which consumers do
-once; it is forgotten with the process.
+Without users a client is its address; for IPv6 it is the network of 64 bits that one host has for
+itself. All clients behind a proxy are one. The making of groups is counted, which consumers do
+once; the count is lost with the process.
 
-When there are as many groups as there may be, one that is not used gives its place: it has
-committed nothing, and nobody wrote it or asked this node for it in a long time. Nothing is lost
-by that: whoever comes back makes it again, from the oldest segment or from now as before.
+At the limit of groups an unused one is replaced: one that has committed nothing, and that in a
+long time was neither written nor requested at this node. Nothing is lost
+by that: a consumer that returns makes its group again, from the oldest segment or from now as
+before.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class NewGroups:
         self._made: OrderedDict[str, deque[float]] = OrderedDict()
 
     def take(self, peer: str) -> None:
-        """One more of this peer. Raises `OverQuota` if it made too many."""
+        """Counts a new group of this peer. Raises `OverQuota` if the peer made too many."""
         now = self._clock.monotonic()
         made = self._made.setdefault(_network(peer), deque())
         self._made.move_to_end(_network(peer))
@@ -55,7 +56,7 @@ class NewGroups:
 
 
 def unused(groups: Iterable[Group], asked: Iterable[str], before_ms: int) -> Group | None:
-    """The group that gives its place first: not in `asked`, and not written since `before_ms`."""
+    """The first group to replace: not in `asked`, and not written since `before_ms`."""
     known = set(asked)
     found = [
         (written, group)
@@ -68,7 +69,7 @@ def unused(groups: Iterable[Group], asked: Iterable[str], before_ms: int) -> Gro
 
 
 def _written_ms(group: Group) -> int:
-    """When it was written last: each version is a fresh ULID."""
+    """The time of the last write in ms, from the ULID that is the version."""
     return ulid.time_ms(ulid.decode(group.version)) if group.version else group.created_ms
 
 

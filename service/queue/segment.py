@@ -1,4 +1,4 @@
-"""A segment as consumers see it: its id, what its footer says, and leases of it.
+"""A segment as consumers see it: its id, its footer's content, and leases of it.
 
 An id is `{node}-{seq}`, the sequence in decimal; a node's name holds no `/`.
 """
@@ -16,25 +16,28 @@ _ID = re.compile(r"(.+)-([1-9][0-9]{0,18})")
 
 
 class Name(NamedTuple):
-    """Which segment: the node that cut it, and its number there."""
+    """The name of a segment: the node that cut it, and its number there."""
 
     node: str
     seq: int
 
     @property
     def id(self) -> str:
-        """As text."""
+        """The name as text."""
         return f"{self.node}-{self.seq}"
 
     @property
     def key(self) -> str:
-        """Its object's key."""
+        """The key of the segment's object."""
         return keys.segment(self.node, self.seq)
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """`low` and `high` are ULID texts, empty without rows; `damage` says why it does not read."""
+    """A segment; `low` and `high` are ULID texts, empty without rows.
+
+    `damage` says why the segment cannot be read.
+    """
 
     name: Name
     size: int
@@ -48,7 +51,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Leased:
-    """A lease as it was given or renewed."""
+    """A lease as it was acquired or renewed."""
 
     name: Name
     epoch: int
@@ -57,7 +60,7 @@ class Leased:
 
 
 def parse_id(text: str) -> Name:
-    """The segment of an id. Raises `NotFound`: what is no id names nothing."""
+    """The name of an id. Raises `NotFound` for a text that is no id."""
     found = _ID.fullmatch(text)
     if found is None:
         raise NotFound(f"no segment {text[:100]!r}", hint="Ids come from POST /segments/next.")

@@ -1,12 +1,12 @@
-"""What may become of a segment in a group: pure functions from one version to the next.
+"""The state transitions of a segment in a group: pure functions from one version to the next.
 
     new ──lease──► pending ──commit──► committed
                     │   ▲ └─ lease over, or failed: free again after a back-off
                     │   └──────────────────────┘
                     └─ `max_attempts` leases over or failed ──► failed ──retry──► pending
 
-A lease is good until the store's time is surely past its end; nobody takes what is left behind
-before `coordination.lease` says that it is over. Each function knows its own effect again, so
+A lease is valid until the store's time is certainly past its end; nobody takes an expired one
+before `coordination.lease` says that it is over. Each function recognises its own effect, so
 that it may be applied a second time to a version that has it already: a lease by its claim,
 the others by the epoch.
 """
@@ -30,26 +30,26 @@ _REASON_CHARACTERS: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What is known of the store's time: it is between the two, in milliseconds."""
+    """The interval that contains the store's time: both ends in milliseconds."""
 
     at_least_ms: int
     at_most_ms: int
 
 
 def fresh(name: str, start: Start, moment: Moment) -> Group:
-    """A group that nobody has met; it holds back everything until it has begun."""
+    """A new group; it holds back everything until its cursors are set."""
     now = moment.at_most_ms
     return Group(name, State.STARTING, start, now, now)
 
 
 def begun(group: Group, first: Mapping[str, int]) -> Group:
-    """With cursors: of each node, the segments up to a number are not for this group."""
+    """The group with its first cursors: each node's segments up to a number are excluded."""
     cursors = {node: Cursor(seq) for node, seq in first.items() if seq > 0}
     return replace(group, state=State.ACTIVE, cursors=cursors)
 
 
 def reset(group: Group, start: Start, moment: Moment) -> Group:
-    """From another place, as if it were new; leases are lost, and epochs go on rising."""
+    """The group restarted at another place; its leases are lost, and epochs continue to rise."""
     return replace(
         group,
         state=State.STARTING,
@@ -68,9 +68,9 @@ def lease(
     moment: Moment,
     settings: QueueSettings,
 ) -> tuple[Group, Leased | None]:
-    """The oldest segment that is free, for `lease_ms`; None if there is none.
+    """Leases the oldest free segment for `lease_ms`; None if there is none.
 
-    `upcoming` are the next ones that were never handed out, oldest first, each node's in
+    `upcoming` are the next segments that were never handed out, oldest first, each node's in
     sequence. Raises `GroupEvicted`.
     """
     _check_place(group)
@@ -92,7 +92,7 @@ def lease(
 
 
 def commit(group: Group, name: Name, epoch: int, moment: Moment) -> tuple[Group, None]:
-    """Done with it, for good. Raises `LeaseLost`, `GroupEvicted`, `NotFound`."""
+    """Commits the segment for good. Raises `LeaseLost`, `GroupEvicted`, `NotFound`."""
     if (*name, epoch) in group.recent:
         return group, None
     pending = _held(group, name, epoch, moment)
@@ -108,7 +108,10 @@ def commit(group: Group, name: Name, epoch: int, moment: Moment) -> tuple[Group,
 def fail(
     group: Group, name: Name, epoch: int, reason: str, moment: Moment, settings: QueueSettings
 ) -> tuple[Group, None]:
-    """Free again after a back-off, or failed if it was tried often enough. Raises as `commit`."""
+    """Frees the segment after a back-off, or fails it after too many attempts.
+
+    Raises as `commit`.
+    """
     cursor = group.cursor(name.node)
     pending, failed = cursor.pending.get(name.seq), cursor.failed.get(name.seq)
     if pending is not None and pending.epoch == epoch and not pending.until_ms:
@@ -122,7 +125,7 @@ def fail(
 def renew(
     group: Group, name: Name, epoch: int, lease_ms: int, moment: Moment
 ) -> tuple[Group, Leased]:
-    """Held for longer, never for less than before. Raises as `commit`."""
+    """Extends the lease; its end never moves back. Raises as `commit`."""
     pending = _held(group, name, epoch, moment)
     until = max(pending.until_ms, moment.at_most_ms + lease_ms)
     longer = replace(pending, until_ms=until)
@@ -130,7 +133,7 @@ def renew(
 
 
 def given_back(group: Group, claim: str) -> tuple[Group, None]:
-    """The answer could not be delivered: free again at once, and no attempt counted."""
+    """Frees a segment whose answer could not be delivered; no attempt is counted."""
     found = _claimed(group, claim)
     if found is None:
         return group, None
@@ -140,9 +143,9 @@ def given_back(group: Group, claim: str) -> tuple[Group, None]:
 
 
 def retry(group: Group, names: Sequence[Name] | None) -> tuple[Group, list[Name]]:
-    """Failed segments (all, or these) are free again, and counted anew.
+    """Frees failed segments (all, or these) again, and restarts their count of attempts.
 
-    Raises `GroupEvicted`, and `NotFound` for one that has not failed.
+    Raises `GroupEvicted`, and `NotFound` for a segment that has not failed.
     """
     _check_place(group)
     failed = {
@@ -162,7 +165,7 @@ def retry(group: Group, names: Sequence[Name] | None) -> tuple[Group, list[Name]
 
 
 def expired_between(before: Group, after: Group, moment: Moment) -> int:
-    """How many leases that had run out were taken over, or failed their segment."""
+    """The number of expired leases that were taken over, or that failed their segment."""
     return sum(
         _left_behind(pending, moment) and after.cursor(name.node).pending.get(name.seq) != pending
         for name, pending in _pending(before)
@@ -170,7 +173,7 @@ def expired_between(before: Group, after: Group, moment: Moment) -> int:
 
 
 def overdue(group: Group, moment: Moment, settings: QueueSettings) -> Group:
-    """Segments whose leases ran out too often are failed: they kill their consumers."""
+    """Fails segments whose leases expired too often, since they may crash their consumers."""
     for name, pending in _pending(group):
         if _left_behind(pending, moment) and pending.attempts >= settings.max_attempts:
             reason = pending.reason or f"its lease ran out; it was leased {pending.attempts} times"
@@ -217,7 +220,7 @@ def _next_new(group: Group, upcoming: Sequence[Segment]) -> Segment | None:
 
 
 def _without_damaged(group: Group, upcoming: Sequence[Segment], moment: Moment) -> Group:
-    """Those that nobody can read are failed before they are handed out, when it is their turn."""
+    """Fails unreadable segments when it is their turn, before they are handed out."""
     while True:
         new = _next_new(group, upcoming)
         if new is None or new.damage is None:
@@ -247,7 +250,7 @@ def _claimed(group: Group, claim: str) -> Leased | None:
 
 
 def _held(group: Group, name: Name, epoch: int, moment: Moment) -> Pending:
-    """The lease, if it is good. Raises `LeaseLost`, `GroupEvicted`, `NotFound`."""
+    """The lease, if it is valid. Raises `LeaseLost`, `GroupEvicted`, `NotFound`."""
     _check_place(group)
     cursor = group.cursor(name.node)
     if name.seq > cursor.seq:
@@ -293,7 +296,7 @@ def _failed(group: Group, name: Name, pending: Pending, reason: str, moment: Mom
 
 
 def _within_bounds(group: Group) -> Group:
-    """A consumer that fails everything must not make the object grow for ever."""
+    """Limits failed segments, so that a consumer that fails all of them cannot grow the object."""
     failed = [
         (one.failed_ms, node, seq)
         for node, cursor in group.cursors.items()
@@ -307,7 +310,7 @@ def _within_bounds(group: Group) -> Group:
 
 
 def _with(group: Group, name: Name, pending: Pending) -> Group:
-    """Pending is now so; what was failed is so no more."""
+    """The group with this pending segment, which is then not among the failed ones."""
     cursor = group.cursor(name.node)
     failed = {seq: one for seq, one in cursor.failed.items() if seq != name.seq}
     moved = replace(

@@ -1,9 +1,9 @@
-"""Changes of one group by this node: all that wait are made by one write.
+"""Changes of one group by this node: all waiting changes become one write.
 
-What was written last is remembered and changed without being read again; if somebody else
-was faster, or a change is refused, or nothing would change, the group is read first. So a
-refusal is never by an old version. After a lost answer the version in the store says whether it
-was ours; changes know their own effect again.
+The last written version is kept and changed without being read again. If another writer
+was faster, or a change is refused, or nothing would change, the group is read first. An
+outdated version thus never causes a refusal. After a lost answer the version in the store shows
+whether the write was ours; changes recognise their own effect.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _AT_ONCE: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A change that somebody waits for. With `start` it makes the group if there is none."""
+    """A change that a caller waits for. With `start` it makes the group if it does not exist."""
 
     change: Change[Any]
     wants: bool
@@ -45,7 +45,7 @@ class _Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What the writers of all groups of a node stand on."""
+    """What the writers of all groups of a node share."""
 
     store: ObjectStore
     clock: Clock
@@ -57,7 +57,7 @@ class Shared:
 
 
 class GroupWriter:
-    """Of one group."""
+    """The writer of one group."""
 
     def __init__(self, name: str, shared: Shared) -> None:
         self._name = name
@@ -69,7 +69,7 @@ class GroupWriter:
     async def change(
         self, change: Change[T], *, wants: bool = False, start: Start | None = None
     ) -> T:
-        """What `change` gives, once it is in the store. `wants` asks for upcoming segments.
+        """The result of `change`, once it is stored. `wants` asks for upcoming segments.
 
         Raises what `change` raises, `NotFound` without a group, `StoreUnavailable`,
         `OutcomeUnknown`, `Damaged`.
@@ -104,7 +104,7 @@ class GroupWriter:
             return [error] * len(some)
 
     async def _made(self, some: Sequence[_Waiting]) -> Sequence[Outcome]:
-        """Makes the changes, together."""
+        """Applies the changes in one write."""
         known = self._known
         outcomes: Sequence[Outcome] = []
         written: dict[str, Sequence[Outcome]] = {}
@@ -145,7 +145,7 @@ class GroupWriter:
         return stored
 
     def _first(self, some: Sequence[_Waiting]) -> Group:
-        """The group as somebody of them begins it. Raises `NotFound` if nobody does."""
+        """The group as the first change with a start makes it. Raises `NotFound` without one."""
         start = next((one.start for one in some if one.start is not None), None)
         if start is None:
             raise _nobody(self._name)
@@ -154,7 +154,7 @@ class GroupWriter:
     async def _changed(
         self, group: Group, some: Sequence[_Waiting]
     ) -> tuple[Group, Sequence[Outcome]]:
-        """The group after all changes, and what each of them gave."""
+        """The group after all changes, and the result of each."""
         catalog = self._shared.catalog
         if group.state is State.STARTING:
             # It stands in the store, so that nothing behind what is found now is deleted.

@@ -1,1 +1,1 @@
-"""Segments on their way to the store: cut, shipped, confirmed, and whose numbers they are."""
+"""Shipping segments to the store: cutting, uploading, confirming, and checking their numbers."""

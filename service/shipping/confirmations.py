@@ -1,8 +1,8 @@
-"""Who waits until lines are in confirmed segments: one list for all incarnations of a node.
+"""Waiting until lines are in confirmed segments: one list for all incarnations of a node.
 
-A node that finds that its folder is a copy goes on under another name, with the same
-positions. What was waited for is confirmed then by another shipper, so the list belongs to
-the node and outlives its shippers: nobody waits at one that has ended.
+A node that finds that its folder is a copy continues under another name, with the same
+positions. Another shipper then confirms the lines that callers wait for. The list therefore
+belongs to the node and outlives its shippers, so that no caller waits for one that has ended.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from logstore.errors import NodeNotReady
 
 
 class Confirmations:
-    """Used from one event loop."""
+    """The waiting callers of a node. Used from one event loop."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
@@ -22,11 +22,14 @@ class Confirmations:
 
     @property
     def wanted(self) -> int:
-        """The highest position that somebody waits for, -1 if nobody does."""
+        """The highest position that a caller waits for, -1 without one."""
         return max([pos for pos, done in self._waiting if not done.done()], default=-1)
 
     def through(self, pos: int) -> asyncio.Future[None]:
-        """Done when all lines below `pos` are confirmed. Raises `NodeNotReady` at the stop."""
+        """A future, done when all lines below `pos` are confirmed.
+
+        Raises `NodeNotReady` at the stop.
+        """
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self._stopped:
             done.set_exception(_stopping())
@@ -35,11 +38,11 @@ class Confirmations:
         return done
 
     async def next(self) -> None:
-        """Returns when more is confirmed, or the shipper of now has ended."""
+        """Returns when more is confirmed, or the present shipper has ended."""
         await asyncio.shield(self._news)
 
     def confirmed(self, end: int) -> None:
-        """All lines below `end` are in confirmed segments."""
+        """Records that all lines below `end` are in confirmed segments."""
         self.tell()
         waiting, self._waiting = self._waiting, []
         for pos, done in waiting:
@@ -49,12 +52,12 @@ class Confirmations:
                 done.set_result(None)
 
     def tell(self) -> None:
-        """Wakes who waits for `next`."""
+        """Wakes the callers of `next`."""
         waiting, self._news = self._news, asyncio.get_running_loop().create_future()
         waiting.set_result(None)
 
     def stop(self) -> None:
-        """The node stops: whoever waits hears that it cannot say."""
+        """Ends all waiting with an error, since the node stops."""
         self._stopped = True
         waiting, self._waiting = self._waiting, []
         for _, done in waiting:

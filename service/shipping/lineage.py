@@ -1,28 +1,28 @@
-"""Whether the node's segment numbers are its own, by what the store says of them.
+"""Checks that the node's segment numbers are its own, from what the store holds.
 
-A data folder that was cloned, or restored from an older copy, holds an incarnation under
-which somebody else went on. A number belongs to whoever put its segment first, and not
-for ever is the segment there to show it:
+If a data folder was cloned, or restored from an older copy, another node may have continued its
+incarnation. A number belongs to the node that put its segment first, but that segment
+does not remain as evidence for ever:
 
     not used ──put──► in the store ──► consumed: marks are at or above it ──► removed
 
-What tells, of a number:
+The evidence for a number:
 
-- It is above our last cut, and stored or consumed: somebody else used it.
-- It is ours by our journal, and consumed, and its segment is absent: somebody else used
-  it, or we did and died before we wrote that down. Then nobody can tell; to ship the
+- It is above our last cut, and stored or consumed: another node used it.
+- It is ours by our journal, and consumed, and its segment is absent: another node used
+  it, or we did and died before we recorded that. Nobody can tell then. Shipping the
   lines again under a new incarnation loses and doubles nothing.
-- Our put succeeded. That alone proves nothing: a segment of somebody else may have been
+- Our put succeeded. That alone proves nothing: a segment of another node may have been
   removed before. But `low` in the watermark is raised before anything is removed
-  (`compactor/maintenance/cleanup.py`). So a `low` that, read after the put, is not above the
-  number says that no segment of it was ever removed, and ours is the only one there was.
+  (`compactor/maintenance/cleanup.py`). A `low` that was read after the put and is not above the
+  number shows that no segment of that number was ever removed, so ours is the only one.
 
-Consumed is what the table's mark, the watermark or its `low` say, whichever says most.
+A number is consumed if the table's mark, the watermark or its `low` reaches it.
 
-A look at all of it is had when the node starts, before its first cut if the store answers,
+All of this is checked when the node starts, before its first cut if the store answers,
 and every ten minutes, whether anything is shipped or not. `low` is read after each put.
-Cuts may be made before that, and while the store is away: a cut is a number in the journal,
-and a fork numbers again whatever is not confirmed.
+Cuts may be made before that, and while the store is unavailable: a cut is a number in the
+journal, and a fork renumbers everything that is not confirmed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Forked(Conflict):
 
 
 class Lineage:
-    """Of one incarnation. `taken`: all numbers up to it were consumed when last looked."""
+    """The lineage of one incarnation. All numbers up to `taken` were consumed at the last check."""
 
     def __init__(
         self,
@@ -63,17 +63,17 @@ class Lineage:
 
     @property
     def due_seconds(self) -> float:
-        """Until the next look."""
+        """Seconds until the next check."""
         if self._looked is None:
             return 0.0
         return max(self._looked + LOOK_SECONDS - self._clock.monotonic(), 0.0)
 
     async def tried(self) -> None:
-        """Returns when a look was had, or the store did not let one be had."""
+        """Returns when a check was made, or failed because the store was unavailable."""
         await self._tried.wait()
 
     async def look_if_due(self) -> None:
-        """As `look`, if the last one is too long ago."""
+        """Checks as `look`, if the last check is too long ago."""
         if self.due_seconds == 0:
             await self.look()
 
@@ -105,7 +105,7 @@ class Lineage:
         self._looked = began
 
     async def check_put(self, seq: int) -> None:
-        """That our segment, now in the store, is the first of its number.
+        """Checks that our segment, now in the store, is the first of its number.
 
         Raises `Forked`, `Unavailable`.
         """
@@ -121,7 +121,7 @@ class Lineage:
 
 
 def forked_in(error: BaseException | None) -> Forked | None:
-    """The `Forked` that an error is, or is of among others."""
+    """The `Forked` in an error, which may be a group of errors."""
     if isinstance(error, Forked):
         return error
     if isinstance(error, BaseExceptionGroup):

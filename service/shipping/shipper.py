@@ -1,20 +1,20 @@
-"""Cutting and shipping segments: from the journal to the store, strictly in order.
+"""Cuts and ships segments: from the journal to the store, strictly in order.
 
     taken ──cut (a synced journal entry)──► read again ──► encoded ──put if absent──► confirmed
 
-A segment is cut when enough bytes or time have gathered, or somebody waits for it
+A segment is cut when enough bytes or time have gathered, or a caller waits for it
 (`bulk`, a close). Segment n + 1 is uploaded only after n is confirmed. If a put is
 refused because the key exists, the stored rows decide: the same rows mean that an
 earlier try (or an earlier life of this process) succeeded; other rows mean that this
-folder is a copy of another, and so does what `lineage` finds out: `Forked`.
+folder is a copy of another. The checks of `lineage` may find the same. Both raise `Forked`.
 
 A number that was consumed already is never put, only compared: its segment is ours if it
-is there with our rows.
+exists with our rows.
 
-The shipper's lag is how much text is in no confirmed segment, and for how long. Positions
-count lines; bytes and times of a range are known only where it was taken. So each cut is noted
-with what the journal had taken by then. What a start finds in the journal is counted once from
-its rows, and is as old as the start.
+The shipper's lag is the amount of text that is in no confirmed segment, and its age. Positions
+count lines; bytes and times of a range are known only when it is received. Each cut is therefore
+recorded with the bytes that the journal had received by then. What a start finds in the journal
+is counted once from its rows, and is as old as the start.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from service.shipping.settings import FlushSettings
 
 
 class Unshipped:
-    """Of one node, told by its shipper. Bytes are of text; times are monotonic."""
+    """The text of one node that is not shipped. Bytes are of text; times are monotonic seconds."""
 
     def __init__(self, journal: Journal, clock: Clock) -> None:
         self._journal = journal
@@ -69,32 +69,32 @@ class Unshipped:
             self._since = self._now()
 
     def taken(self) -> None:
-        """Something was synced."""
+        """Records that entries were synced."""
         if self._since is None and self._journal.next_pos > self._journal.state.last_cut().end:
             self._since = self._now()
 
     def cut(self, seq: int, taken_bytes: int) -> None:
-        """Segment `seq` was cut when the journal had taken so many bytes."""
+        """Records that segment `seq` was cut after the journal had received that many bytes."""
         self._ends[seq] = taken_bytes
         self._begun[seq] = self._now() if self._since is None else self._since
         self._since = None
         self.taken()
 
     def confirmed(self, seq: int) -> None:
-        """Segment `seq` is in the store."""
+        """Records that segment `seq` is in the store."""
         self._confirmed_bytes = self._ends.pop(seq, self._confirmed_bytes)
         self._begun.pop(seq, None)
 
     @property
     def bytes(self) -> int:
-        """Text that is in no confirmed segment."""
+        """Bytes of text that are in no confirmed segment."""
         if self._journal.next_pos == self._journal.state.confirmed.end:
             return 0  # what a full disk refused was taken, too, and is not there
         return self._journal.taken_bytes - self._confirmed_bytes
 
     @property
     def seconds(self) -> float:
-        """For how long the oldest of it has waited; 0 if there is none."""
+        """Seconds for which the oldest of it has waited; 0 without any."""
         since = [*self._begun.values(), *([] if self._since is None else [self._since])]
         return max([self._now() - start for start in since], default=0.0)
 
@@ -104,7 +104,7 @@ _LOOK_SECONDS = 10.0
 
 
 class SegmentShipper:
-    """The node's segment flusher: one task cuts, one uploads."""
+    """The node's segment shipper: one task cuts, one uploads."""
 
     def __init__(
         self,
@@ -143,13 +143,13 @@ class SegmentShipper:
     # --- asked from outside --------------------------------------------------------
 
     def added(self) -> None:
-        """Tells that something was synced."""
+        """Records that entries were synced."""
         self.unshipped.taken()
         if self._journal.taken_bytes - self._cut_bytes >= self._settings.segment_bytes:
             self._wake.set()
 
     def confirmed_through(self, pos: int) -> asyncio.Future[None]:
-        """Done when all lines below `pos` are in confirmed segments; a cut is made for it."""
+        """A future, done when all lines below `pos` are in confirmed segments; it causes a cut."""
         if self._journal.state.confirmed.end >= pos:
             done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             done.set_result(None)
@@ -165,7 +165,7 @@ class SegmentShipper:
         await self._confirmations.next()
 
     def stop(self) -> None:
-        """Ends both tasks after what they are doing; who waits goes on waiting (a fork)."""
+        """Ends both tasks after their present step; callers continue to wait (for a fork)."""
         self._stopping = True
         self._confirmations.tell()
         self._wake.set()
@@ -174,10 +174,10 @@ class SegmentShipper:
     # --- cutting -------------------------------------------------------------------
 
     async def cut_forever(self) -> None:
-        """Cuts segments until stopped, the first one not before a look at the lineage.
+        """Cuts segments until stopped; the first one only after a check of the lineage was tried.
 
-        A store that is away, or does not answer, keeps nobody from cutting: segments would
-        grow with the outage.
+        A store that is unavailable or does not answer does not prevent cuts; otherwise segments
+        would grow with the outage.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(min(self._settings.segment_seconds, _LOOK_SECONDS)):
@@ -196,7 +196,7 @@ class SegmentShipper:
             await self._pause(_BACKOFF_SECONDS[-1])
 
     async def cut(self) -> None:
-        """Cuts what was taken since the last cut, if there is anything."""
+        """Cuts what was received since the last cut, if there is anything."""
         last = self._journal.state.last_cut()
         # Also without news: what a full disk refused was counted, and must not ask again.
         self._cut_bytes = self._journal.taken_bytes
@@ -208,7 +208,7 @@ class SegmentShipper:
             self._cut_ready.set()
 
     async def _until_due(self) -> None:
-        """Waits for age, size, or somebody who wants a cut."""
+        """Waits for age, size, or a caller that wants a cut."""
         loop = asyncio.get_running_loop()
         due = loop.time() + self._settings.segment_seconds
         while not self._stopping:
@@ -228,7 +228,7 @@ class SegmentShipper:
     # --- shipping ------------------------------------------------------------------
 
     async def ship_forever(self) -> None:
-        """Uploads what is cut, in order, until stopped. Raises `Forked`."""
+        """Uploads cut segments, in order, until stopped. Raises `Forked`."""
         while not self._stopping:
             self.shipping.turn()
             self._cut_ready.clear()
@@ -238,7 +238,7 @@ class SegmentShipper:
                 await self._rest()
 
     async def _rest(self) -> None:
-        """Waits for a cut; looks at the lineage meanwhile. Raises `Forked`."""
+        """Waits for a cut; checks the lineage meanwhile. Raises `Forked`."""
         # A look that the store does not let us have is had before the next put at the latest.
         with suppress(StoreUnavailable, OutcomeUnknown):
             await self._lineage.look_if_due()
@@ -248,7 +248,7 @@ class SegmentShipper:
                 await self._cut_ready.wait()
 
     async def ship(self, cut: Cut) -> None:
-        """Makes one segment confirmed, trying until it is or the shipper is stopped."""
+        """Ships one segment, retrying until it is confirmed or the shipper is stopped."""
         segment: EncodedSegment | None = None
         tries = 0
         while not self._stopping:
@@ -268,7 +268,10 @@ class SegmentShipper:
             return
 
     async def _encode(self, cut: Cut) -> EncodedSegment:
-        """The segment of a cut. Raises `NodeNotReady` if no descriptor is free to read it."""
+        """Encodes the segment of a cut.
+
+        Raises `NodeNotReady` if no descriptor is free to read it.
+        """
         with translated("a segment could not be made"), self._journal.pin() as pin:
             await self._offload(lambda: self._journal.check(pin, cut.first, cut.end))
             batches = pin.batches(start=cut.first, end=cut.end)

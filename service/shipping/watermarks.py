@@ -1,14 +1,14 @@
-"""What table and run logs say of a node's segments; a watermark that is damaged is taken again.
+"""The table's and the run logs' marks of a node's segments; damaged watermarks are recomputed.
 
-Without its watermark a node cannot start, and its bytes say nothing any more. What they
-said is in the store all the same: a segment is removed only when table and run logs have it, so
-all below the lowest that is there are dealt with; or all that the table has, if none is
-there. Of those that are there the manifests of their runs know what is in chunks, and
-what is not is brought there again, as after any start. Segments that are set aside stay
-behind and say nothing.
+A node cannot start without its watermark, and the bytes of a damaged one are useless. Its
+content can be recomputed from the store, since a segment is removed only when table and run logs
+have its lines. All segments below the lowest stored one are therefore dealt with; if none is
+stored, all that the table has. For stored segments the manifests of their runs tell what is in
+chunks; the rest is brought into chunks again, as after any start. Quarantined segments are not
+removed and are not considered.
 
-The new mark is written under the condition that the damaged one is still there, and told as
-a problem for as long as the process lives.
+The new watermark is written on the condition that the damaged one is still stored. It is reported
+as a problem for as long as the process lives.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class Watermarks:
-    """Of any node. `table_mark` blocks, and is asked by `offload`."""
+    """The watermarks of any node. `table_mark` blocks, and is called by `offload`."""
 
     def __init__(
         self,
@@ -51,11 +51,11 @@ class Watermarks:
         self.taken_again = 0
 
     def problems(self) -> list[str]:
-        """Watermarks that were damaged, as sentences."""
+        """Reports of watermarks that were damaged, as sentences."""
         return list(self._problems)
 
     async def table(self, node: str) -> int:
-        """The last of the node's segments that the table has. Raises `StoreUnavailable`."""
+        """The node's last segment that the table has. Raises `StoreUnavailable`."""
         return await self._offload(lambda: self._table_mark(node))
 
     async def watermark(self, node: str) -> Watermark:
@@ -63,12 +63,12 @@ class Watermarks:
         return (await self.watermark_and_health(node))[0]
 
     async def check(self, nodes: Sequence[str]) -> None:
-        """Takes those again that are damaged. Raises as `watermark`."""
+        """Recomputes those of the nodes' watermarks that are damaged. Raises as `watermark`."""
         for node in nodes:
             await self.watermark(node)
 
     async def watermark_and_health(self, node: str) -> tuple[Watermark, bool]:
-        """Likewise, and False if it had to be taken again: then `low` may be below the truth."""
+        """The watermark, and False if it had to be recomputed: `low` may then be too low."""
         whole = True
         while True:
             try:
@@ -109,7 +109,7 @@ class Watermarks:
         return Watermark(seq, pos, seq + 1, version)
 
     async def _first_pos(self, key: str) -> int:
-        """0, which is never too high, for a segment that cannot be read."""
+        """The first position of a segment; 0, which is never too high, if it cannot be read."""
         try:
             ranges = (await read_footer(self._store, key)).ranges
         except UnsupportedVersion:
