@@ -30,7 +30,7 @@ AGEING_MS: Final = 600_000
 
 
 class Status(StrEnum):
-    """The status of a partition; the values are the contract's."""
+    """Where a partition stands; the values are the contract's."""
 
     UNASSIGNED = "UNASSIGNED"
     ASSIGNED = "ASSIGNED"
