@@ -26,6 +26,7 @@ from service.http.append import AppendRoutes
 from service.http.body import Receive, Scope, Send
 from service.http.browsers import BrowserGuard
 from service.http.cdap import cdap_routes
+from service.http.completion import completion_routes
 from service.http.docs import docs_routes
 from service.http.download import download_routes
 from service.http.histogram import histogram_routes
@@ -174,7 +175,7 @@ def all_routers(node: NodeApi, api: HttpApi) -> list[APIRouter]:
         health_routes(node, api.scrape),
         docs_routes(),
         version_routes(api.reported_version, version("tailrace")),
-        *([query_routes(api.query), histogram_routes(api.query)] if api.query is not None else []),
+        *(_searches(api.query) if api.query is not None else []),
         *([group_routes(api.queue), queue_routes(api.queue)] if api.queue is not None else []),
         *([reading_routes(api.contents)] if api.contents is not None else []),
         *([lease_routes(api.leases)] if api.leases is not None else []),
@@ -191,3 +192,7 @@ def documented() -> FastAPI:
         query=nothing, queue=nothing, contents=nothing, leases=nothing, verification=nothing
     )
     return _framework(nobody, api, str)
+
+
+def _searches(engine: Callable[[], QueryEngine]) -> list[APIRouter]:
+    return [query_routes(engine), histogram_routes(engine), completion_routes(engine)]

@@ -19,11 +19,11 @@ from service.query.engine import QueryEngine
 from service.query.histogram import (
     DEFAULT_BUCKETS,
     MAX_BUCKETS,
-    SEARCH_PARAMETERS,
     Bucket,
     HistogramRequest,
     histogram,
 )
+from service.query.request import SEARCH_PARAMETERS
 
 _TO: Final = f"{PARAMETERS['to'][0].partition(' Without')[0]} Without it, now."
 _OWN: Final[dict[str, tuple[str, dict[str, Any]]]] = {

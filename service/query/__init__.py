@@ -11,6 +11,8 @@ bucket.py    DuckDB on S3
 process.py   DuckDB in a process that can be ended    child.py   that process
 search.py    one search: ordered, deduplicated, cut at the limit
 histogram.py counts by time and level           service/http/histogram.py
+sample.py    the newest records, for fields.py and values.py: service/http/completion.py
+spelling.py  names and values as `q` has them
 engine.py    many searches: slots, time limits, cancelling
 output.py    ndjson, text, Parquet              service/http/query.py   `GET /query`
 """

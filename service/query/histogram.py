@@ -19,12 +19,16 @@ from logstore import ulid
 from logstore.errors import InvalidInput
 from logstore.segments.schema import LEVELS
 from service.query.moments import parse_step
-from service.query.request import QueryRequest
+from service.query.request import (
+    SEARCH_PARAMETERS,
+    QueryRequest,
+    refuse_unknown,
+    whole_number,
+)
 from service.query.search import Search
 from service.query.sql import Scans, Statement
 from service.query.tiles import Tile
 
-SEARCH_PARAMETERS: Final = ("q", "regex", "from", "to", "fqn", "run", "level")
 PARAMETERS: Final = frozenset((*SEARCH_PARAMETERS, "buckets", "step"))
 DEFAULT_BUCKETS: Final = 60
 MAX_BUCKETS: Final = 1_000
@@ -64,13 +68,7 @@ class HistogramRequest:
     @staticmethod
     def parse(parameters: Mapping[str, str], *, now_ms: int) -> HistogramRequest:
         """The request that the parameters make. Raises `InvalidInput` with the field."""
-        for name in parameters:
-            if name not in PARAMETERS:
-                raise InvalidInput(
-                    f"there is no parameter {name[:80]!r}",
-                    field=name[:80],
-                    hint=f"Parameters are {', '.join(sorted(PARAMETERS))}.",
-                )
+        refuse_unknown(parameters, PARAMETERS)
         asked = {name: parameters[name] for name in SEARCH_PARAMETERS if name in parameters}
         search = QueryRequest.parse(asked | {"to": asked.get("to") or "now"}, now_ms=now_ms)
         low, high = ulid.time_ms(search.low), ulid.time_ms(search.high)
@@ -139,7 +137,7 @@ def _time(tile: Tile) -> str:
 def _step(parameters: Mapping[str, str], length_ms: int) -> int:
     text, buckets = parameters.get("step"), parameters.get("buckets")
     if not text:
-        most = _buckets(buckets) if buckets else DEFAULT_BUCKETS
+        most = whole_number(parameters, "buckets", DEFAULT_BUCKETS, MAX_BUCKETS)
         return min(step for step in _ROUND_MS if step * most >= length_ms)
     if buckets:
         raise InvalidInput(
@@ -153,16 +151,3 @@ def _step(parameters: Mapping[str, str], length_ms: int) -> int:
             hint="Ask for less time, or write a longer step.",
         )
     return step
-
-
-def _buckets(text: str) -> int:
-    if (
-        not (text.isascii() and text.isdigit() and len(text) < 10)
-        or not 1 <= int(text) <= MAX_BUCKETS
-    ):
-        raise InvalidInput(
-            f"buckets is {text[:80]!r}",
-            field="buckets",
-            hint=f"Write a whole number from 1 to {MAX_BUCKETS}.",
-        )
-    return int(text)

@@ -6,7 +6,7 @@ expression (RE2, linear time).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -15,15 +15,14 @@ from logstore.errors import InvalidInput, TooLarge
 from logstore.names import check_name
 from logstore.segments.schema import LEVELS
 from service.query import cursor
-from service.query.conditions import Condition, Matches, required
+from service.query.conditions import Condition, Field, Matches, required
 from service.query.cursor import RecordKey
 from service.query.moments import parse_moment
 
+SEARCH_PARAMETERS: Final = ("q", "regex", "from", "to", "fqn", "run", "level")
+"""What says which records are meant, wherever records are searched."""
 PARAMETERS: Final = frozenset(
-    (
-        *("q", "regex", "from", "to", "fqn", "run", "level"),
-        *("limit", "order", "after", "format", "stats_only"),
-    )
+    (*SEARCH_PARAMETERS, "limit", "order", "after", "format", "stats_only")
 )
 _BOOLEANS: Final = {"true": True, "1": True, "": True, "false": False, "0": False}
 _DEFAULT_FROM: Final = "now-1h"
@@ -35,7 +34,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class QueryRequest:
-    """`low` and `high` bound the ULID, inclusive. `limit` None means all."""
+    """`low` and `high` bound the ULID, inclusive. `limit` None means all.
+
+    With `value`, a record is given as its key and the text of this field, as `value`.
+    """
 
     low: int = 0
     high: int = _HIGHEST
@@ -47,6 +49,7 @@ class QueryRequest:
     descending: bool = True
     after: RecordKey | None = None
     stats_only: bool = False
+    value: Field | None = None
 
     @property
     def unconditional(self) -> bool:
@@ -56,7 +59,7 @@ class QueryRequest:
     @staticmethod
     def parse(parameters: Mapping[str, str], *, now_ms: int) -> QueryRequest:
         """The request that the parameters make. Raises `InvalidInput` with the field."""
-        _refuse_unknown(parameters)
+        refuse_unknown(parameters, PARAMETERS)
         low, high = _bounds(parameters, now_ms)
         condition = _condition(parameters, now_ms)
         return QueryRequest(
@@ -73,14 +76,29 @@ class QueryRequest:
         )
 
 
-def _refuse_unknown(parameters: Mapping[str, str]) -> None:
+def refuse_unknown(parameters: Mapping[str, str], known: Collection[str]) -> None:
+    """Raises `InvalidInput` if one of the parameters is none of the known ones."""
     for name in parameters:
-        if name not in PARAMETERS:
+        if name not in known:
             raise InvalidInput(
                 f"there is no parameter {name[:80]!r}",
                 field=name[:80],
-                hint=f"Parameters are {', '.join(sorted(PARAMETERS))}.",
+                hint=f"Parameters are {', '.join(sorted(known))}.",
             )
+
+
+def whole_number(parameters: Mapping[str, str], name: str, default: int, most: int) -> int:
+    """The parameter's number, from 1 to `most`; `default` if it is missing or empty."""
+    text = parameters.get(name)
+    if not text:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and 1 <= int(text) <= most):
+        raise InvalidInput(
+            f"{name} is {text[:80]!r}",
+            field=name,
+            hint=f"Write a whole number from 1 to {most}.",
+        )
+    return int(text)
 
 
 def _given(parameters: Mapping[str, str], name: str, read: Callable[[str], T]) -> T | None:

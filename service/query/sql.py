@@ -93,6 +93,9 @@ class Statement:
         self._conditions = Where()
         condition = request.condition
         self._term = None if condition is None else self._conditions.term(condition)
+        self._given = COLUMNS
+        if request.value is not None:
+            self._given = f"{KEY}, {self._conditions.text(request.value)} AS value"
 
     def records(
         self, sources: Scans, after: RecordKey | None, limit: int | None, live: str = ""
@@ -107,7 +110,7 @@ class Statement:
         ]
         union = " UNION ALL ".join(parts)
         order = self._order("ulid", "fqn", "run_id") + (", source" if len(parts) > 1 else "")
-        return f"SELECT {COLUMNS} FROM ({union}){order}{cut}"  # noqa: S608
+        return f"SELECT {self._given} FROM ({union}) r{order}{cut}"  # noqa: S608
 
     def count(self, sources: Scans, after: RecordKey | None, live: str = "") -> str:
         """How many different records match."""

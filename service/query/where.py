@@ -32,6 +32,8 @@ from service.query.conditions import (
 
 _ALWAYS: Final = {MESSAGE, Column("fqn"), Column("run_id"), Column("ulid")}
 """Columns that every record has."""
+_MOMENT: Final = "%Y-%m-%dT%H:%M:%S.%gZ"
+_LAST_US: Final = 253_402_300_799_999_999  # of the year 9999: what RFC 3339 can write
 _NUMBER: Final = r"[-+]?[0-9]{1,300}(\.[0-9]{1,300})?([eE][-+]?[0-9]{1,3})?"
 
 
@@ -44,6 +46,15 @@ class Where:
     def term(self, condition: Condition) -> str:
         """The condition as one term, which is true for the records that it holds for."""
         return self._term(condition, exact=False)
+
+    def text(self, field: Field) -> str:
+        """The field's value as text that the language can compare with it, or NULL."""
+        value = self._value(field)
+        if field == Column("ts"):
+            # Without a time zone, of which DuckDB knows only with an extension.
+            moment = f"strftime(make_timestamp(epoch_us({value})), '{_MOMENT}')"
+            return f"CASE WHEN epoch_us({value}) BETWEEN 0 AND {_LAST_US} THEN {moment} END"
+        return f"CAST({value} AS VARCHAR)"
 
     def _term(self, condition: Condition, *, exact: bool) -> str:
         """With `exact`, never NULL; else NULL may stand for false, and statistics skip more."""

@@ -132,7 +132,9 @@ def test_each_route_that_is_read_is_long_or_known_to_be_short() -> None:
     read = {path.removeprefix(ROOT) for path in paths if "get" in paths[path]}
     long = {path.removeprefix(ROOT) for path in LONG_REPLIES}
     streams = {"/logs/{fqn}/stream/{runId}", "/progress/{fqn}/stream/{runId}"}  # `sse.max_readers`
-    searches = {"/query", "/query/histogram"}  # `query.max_concurrent`
+    searches = {  # `query.max_concurrent`
+        "/query", "/query/histogram", "/query/fields", "/query/values",
+    }  # fmt: skip
     reports = {  # at most `openmetadata.report_reply_bytes`
         "/metrics/{fqn}/{runId}", "/progress/{fqn}/{runId}",
         "/{fqn}/pipelineStatus", "/{fqn}/pipelineStatus/{runId}",
