@@ -1,9 +1,9 @@
 """The node's HTTP API as one ASGI callable.
 
-What a browser sent for a page of another site is refused first (`browsers`). Then method and
-path prefix are looked at: appends go to `AppendRoutes` without ever
-meeting a framework; everything else goes to FastAPI, under a path
-whose names are quoted (`targets.canonical`), so that each is one segment.
+Requests that a browser sent for a page of another site are refused first (`browsers`). Then method
+and path prefix decide: appends go to `AppendRoutes` without passing a
+framework; all other requests go to FastAPI, under a path
+whose names are quoted (`targets.canonical`), so that each name is one segment.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ LONG_REPLIES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class HttpApi:
-    """What the app is made of, beside the node."""
+    """The parts of the app beside the node."""
 
     settings: HttpSettings = field(default_factory=HttpSettings)
     counters: HttpCounters = field(default_factory=HttpCounters)
@@ -86,7 +86,7 @@ class HttpApi:
 
 
 class Application:
-    """What uvicorn calls; not a coroutine function, to spare one coroutine per append."""
+    """The ASGI callable; not a coroutine function, which saves one coroutine per append."""
 
     def __init__(
         self, append: AppendRoutes, rest: ASGIApp, guard: BrowserGuard, settings: HttpSettings
@@ -113,7 +113,7 @@ class Application:
         return self._until_cut_off(scope, receive, send)
 
     async def _until_cut_off(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """A reader who is still there when a stop's time is over sees its connection end."""
+        """Ends the connection of a reader that is still there when the time of a stop is over."""
         try:
             await self._rest(scope, receive, send)
         except asyncio.CancelledError:
@@ -161,7 +161,7 @@ def _framework(node: NodeApi, api: HttpApi, fresh_id: Callable[[], str]) -> Fast
 
 
 def all_routers(node: NodeApi, api: HttpApi) -> list[APIRouter]:
-    """Those with a word in the path come before those that take it for a name."""
+    """All routers; those with a word in the path precede those that take it for a name."""
     pages, most = api.settings.pages, api.settings.max_readers
     return [
         last_routes(node, pages, api.clock),

@@ -3,13 +3,13 @@
     POST /api/v1/services/ingestionPipelines/logs/{fqn...}/{runId}
     POST …/close
 
-What is known of a path (run, cookies) is kept by its raw bytes, so a request costs one
-look-up instead of parsing. A body that came in one piece is decoded in place; what is
-large or compressed goes through the budget and a thread. Nothing here awaits more
-than the body, the node and the reply.
+What is known of a path (run, cookies) is cached by its raw bytes, so a request costs one
+look-up instead of parsing. A body that arrived in one piece is decoded in place; a
+large or compressed one uses the budget and a thread. The route awaits only
+the body, the node and the reply.
 
-Invariants: nothing of a body is stored unless all of it arrived and decoded. Never a
-redirect. Every error is a problem document with `code` and `message`.
+Invariants: no part of a body is stored unless all of it arrived and decoded. The route never
+redirects. Every error is a problem document with `code` and `message`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ Get: TypeAlias = Callable[[bytes], bytes | None]
 
 
 class Route:
-    """What is the same for every request to one path."""
+    """The values that are the same for every request to one path."""
 
     __slots__ = ("close", "key", "session", "tag")
 
@@ -71,7 +71,7 @@ class Route:
 
 
 class AppendRoutes:
-    """Answers appends and closes; gives None for a request that is neither."""
+    """Answers appends and closes; returns None for any other request."""
 
     def __init__(
         self,
@@ -123,12 +123,12 @@ class AppendRoutes:
         return self._answer_append(route, scope, receive, send)
 
     async def refuse(self, error: HttpError, scope: Scope, send: Send) -> None:
-        """Answers a request that reaches no route."""
+        """Answers with `error` a request that reaches no route."""
         refusal = problem(error, request_id(scope["headers"], self.fresh_id()))
         await _reply(send, refusal.status, refusal.headers, refusal.body)
 
     def shut(self) -> None:
-        """Ends what is being decoded, and lets the threads go: the process waits for them."""
+        """Ends decoding that is in progress, and the threads, for which the process would wait."""
         self._over.set()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -183,7 +183,7 @@ class AppendRoutes:
     async def _store_large(
         self, route: Route, get: Get, first: Message, receive: Receive, send: Send
     ) -> None:
-        """A body that is still arriving, is large, or may become so once inflated."""
+        """Stores a body that is still arriving, is large, or may become large once inflated."""
         most = self.settings.max_body_bytes
         if (declared_length(get(b"content-length")) or 0) > most:
             raise BodyTooLarge(most)
@@ -214,9 +214,9 @@ class AppendRoutes:
         await send({"type": "http.response.body", "body": reply})
 
     def quick(self, path: bytes, headers: dict[bytes, bytes], body: bytes) -> QuickReply | None:
-        """Takes a small append to a known run, if the node takes it at once.
+        """Accepts a small append to a known run, if the node accepts it at once.
 
-        None, with nothing stored, for all that `answer` shall take, refusals included.
+        Returns None, with nothing stored, for requests that `answer` shall handle, and refusals.
         """
         route, get, start = self.known[path], headers.get, self.now()
         try:
@@ -244,29 +244,29 @@ class AppendRoutes:
         )
 
     def stored(self, records: int, start: float) -> None:
-        """Counts a batch that `quick` took, as `metered_append` does the others."""
+        """Counts a batch that `quick` accepted, as `metered_append` does the others."""
         self.counters.append_seconds.observe(self.now() - start)
         self.counters.batch_lines.observe(records)
         self.counters.stored += 1
 
     def not_stored(self, error: BaseException, headers: list[tuple[bytes, bytes]]) -> Problem:
-        """Counts a batch that `quick` took and the disk did not."""
+        """Counts a batch that `quick` accepted and the disk did not."""
         self.counters.not_stored += 1
         return self._refusal(error, headers)
 
     def not_said(self, error: Exception, headers: list[tuple[bytes, bytes]]) -> Problem:
-        """Counts a batch of `quick` whose answer could not be made: a defect."""
+        """Counts a batch of `quick` whose answer could not be made, which is a defect."""
         return self._refusal(error, headers)
 
     def _refusal(self, error: BaseException, headers: list[tuple[bytes, bytes]]) -> Problem:
-        """Counts an append that is refused, and says why."""
+        """Counts a refused append, and returns the answer."""
         self.counters.append_refused += 1
         return problem(error, request_id(headers, self.fresh_id()))
 
     async def _take_nothing(
         self, route: Route, decoded: Decoded, durability: str, send: Send
     ) -> None:
-        """An append without lines: OpenMetadata's older clients open a run with one."""
+        """Answers an append without lines, with which OpenMetadata's older clients open a run."""
         reply = (
             b'{"batch":null,"lines":0,"duplicate":false,"durability":"%b","last":null}'
             % durability.encode()

@@ -1,18 +1,17 @@
-"""Reading request bodies: bounded each, bounded in sum.
+"""Reads request bodies: each is bounded, and so is their sum.
 
-A body counts by what has arrived of it, not by what it promises. When all together hold as
-much as they may, bodies wait where they are; only the one that began first goes on, so they
-cannot wait for one another in a circle. What is held beyond the limit is at most the rest of that
-one, and its text.
+A body counts by the bytes that have arrived, not by its announced length. When all bodies
+together hold as much as they may, they wait; only the one that began first continues, so they
+cannot wait for one another in a circle. The bytes beyond the limit are at most the rest of that
+body, and its text.
 
-Waiting is all that a full budget does to who sends: a client that is refused would drop
-its lines. But one that stands still while others wait for its memory is let go. How long a
-body may take at all is its connection's business.
+A full budget only makes clients wait: a client that is refused would drop
+its lines. But a client that stands still while others wait for its memory is disconnected. The
+connection limits how long a body may take.
 
-A small JSON object as a request's body: what reports are sent as.
-
-Bounded in bytes, values and depth, and that before it is parsed: a MiB of brackets would
-become twenty of objects, and what is nested too deep could be stored and not be given back.
+The module also reads a small JSON object as a request's body, as reports are sent.
+It is bounded in bytes, values and depth before it is parsed: a MiB of brackets would
+become twenty of objects, and a value that is nested too deep could be stored and not be returned.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _LEAST_PART = 64
 
 
 class Share:
-    """What one body, and its text, hold of a budget."""
+    """The part of a budget that one body, and its text, hold."""
 
     __slots__ = ("_budget", "held", "marked", "patience", "waits")
 
@@ -56,27 +55,27 @@ class Share:
         """Around reading: who stands still is let go by it."""
 
     async def grow(self, size: int) -> None:
-        """Counts bytes that have arrived; returns when reading may go on."""
+        """Counts bytes that have arrived; returns when reading may continue."""
         if not self._budget.takes(self, size):
             await self._budget.turn(self, size)
 
     def charge(self, size: int) -> None:
-        """Counts bytes that are held in any case: a text that was just decoded."""
+        """Counts bytes that are held in any case, such as a text that was just decoded."""
         self.held += size
         self._budget.used += size
 
     def end(self) -> None:
-        """Gives all of it back."""
+        """Returns the whole share to the budget."""
         self._budget.end(self)
 
     def stands_still(self) -> bool:
-        """Whether its client has sent next to nothing since it was marked, and could have."""
+        """Whether the client could send and has sent next to nothing since the share was marked."""
         least = max(_LEAST_BYTES, self.held // _LEAST_PART)
         return self.patience is not None and not self.waits and self.held - self.marked < least
 
 
 class Budget:
-    """Bytes that all bodies together may hold: first come, first served."""
+    """The bytes that all bodies together may hold: first come, first served."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -86,13 +85,13 @@ class Budget:
         self._look: asyncio.TimerHandle | None = None
 
     def share(self) -> Share:
-        """A new one, behind all others."""
+        """A new share, behind all others."""
         share = Share(self)
         self._shares[share] = None
         return share
 
     def takes(self, share: Share, size: int) -> bool:
-        """Counts the bytes if there is room for them, or if nobody began before."""
+        """Counts the bytes if they fit, or if no body began before."""
         if share is next(iter(self._shares)) or (not self._waiting and self._fits(size)):
             share.charge(size)
             return True
@@ -114,7 +113,7 @@ class Budget:
                 self._waiting.remove(entry)
 
     def end(self, share: Share) -> None:
-        """Lets in who waits, as far as there is room now."""
+        """Lets waiting bodies continue, as far as there is room now."""
         del self._shares[share]
         self.used -= share.held
         first = next(iter(self._shares), None)
@@ -140,7 +139,7 @@ class Budget:
         self._look = loop.call_later(_STILL_SECONDS, self._let_go)
 
     def _let_go(self) -> None:
-        """Of those that stand still while others wait, the largest, as many as it takes."""
+        """Ends the largest shares that stand still while others wait, as many as needed."""
         self._look = None
         if not self._waiting:
             return
@@ -156,14 +155,14 @@ class Budget:
 
 
 class BodyTooLarge(TooLarge):
-    """Refused before all of it was read: the connection cannot be used again."""
+    """The body was refused before all of it was read: the connection cannot be used again."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"the body has more than {limit} bytes", field="body")
 
 
 class StoodStill(Unavailable):
-    """A body that did not come while others waited for the memory that it held."""
+    """A body did not arrive while others waited for the memory that it held."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -182,7 +181,7 @@ def declared_length(value: bytes | None) -> int | None:
 
 
 async def read_rest(first: Message, receive: Receive, limit: int, share: Share) -> bytes | None:
-    """The whole body that begins with `first`; None if the client went away.
+    """The whole body that begins with `first`; None if the client disconnected.
 
     Raises `BodyTooLarge` beyond `limit` bytes, and `StoodStill`.
     """
@@ -210,7 +209,7 @@ async def read_rest(first: Message, receive: Receive, limit: int, share: Share) 
 
 
 async def drain(receive: Receive, limit: int) -> None:
-    """Reads on for a while and forgets: a client that is still sending may miss a reply."""
+    """Reads on for a while and discards: a client that is still sending may miss a reply."""
     try:
         async with asyncio.timeout(_DRAIN_SECONDS):
             while limit > 0:

@@ -1,4 +1,4 @@
-"""What decoding one body may cost, handed down to every step of it."""
+"""The limits of decoding one body, passed to every step of it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 
 def _on() -> None:
-    """Nobody asks for an end."""
+    """Does nothing: no caller wants an end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Sizes are bytes."""
+    """The limits; sizes are bytes."""
 
     text_bytes: int
     """The text of the batch."""

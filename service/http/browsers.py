@@ -1,18 +1,18 @@
-"""What keeps web pages from using the service through the browser of somebody who reaches it.
+"""Keeps web pages from using the service through the browser of a person who can reach it.
 
 A page of another site can make a visitor's browser send requests here, and by DNS rebinding
-(its own name suddenly means our address) read the answers as well. Two checks stand against
+(its own name suddenly resolves to our address) read the answers as well. Two checks prevent
 it, before a request reaches any route:
 
 - `Host` must name this service. Rebinding needs a name that the attacker controls, so an IP
   address is always one of ours, and so is `localhost`. A service that listens beyond the
-  loopback has names that nobody here knows; it also answers to those that no public name
-  server can hand out (one label, `.internal`, `.svc`, …). Every other name is a setting.
-- A request that a page of another origin sent is refused if it changes something, or is no
+  loopback interface may have names that it does not know; it also accepts those that no public
+  name server can return (one label, `.internal`, `.svc`, …). Every other name is a setting.
+- A request from a page of another origin is refused if it changes something, or is no
   plain visit. Browsers say so in `Sec-Fetch-Site`, older ones in `Origin`; programs send
-  neither and are not concerned.
+  neither and are not affected.
 
-Invariants: a request without `Host` is let through (no browser sends one), and nothing is
+Invariants: a request without `Host` is accepted (no browser sends one), and nothing is
 looked up in the DNS. `accepted` holds `Host` values as they were sent, for the fast path.
 """
 
@@ -47,10 +47,10 @@ ORIGIN_HINT: Final = (
 
 
 class BrowserGuard:
-    """`names` are this machine's own, `hosts` and `origins` what the operator adds.
+    """The checks; `names` are this machine's own, `hosts` and `origins` what the operator adds.
 
     A host is a name, `.example.com` for it and all below, or `*` for any. An origin is
-    `scheme://host[:port]`. With `private`, names that are never public are answered to.
+    `scheme://host[:port]`. With `private`, names that are never public are accepted.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class BrowserGuard:
     def check(
         self, method: str, path: str, fields: Iterable[tuple[bytes, bytes]]
     ) -> HttpError | None:
-        """What a request is refused with: 421 for its `Host`, 403 for where it comes from."""
+        """The error that refuses a request, if any: 421 for its `Host`, 403 for its origin."""
         headers = dict(fields)
         host = headers.get(b"host")
         if host not in self.accepted and host is not None and not self._accepts(host):
@@ -109,7 +109,7 @@ class BrowserGuard:
     def _foreign(
         self, method: str, path: str, host: bytes | None, headers: Mapping[bytes, bytes]
     ) -> bool:
-        """Whether a page of another origin sent it, and it is more than a visit."""
+        """Whether a page of another origin sent the request, and it is more than a visit."""
         origin = headers.get(b"origin")
         if origin is not None and origin.lower() in self._origins:
             return False
@@ -124,14 +124,14 @@ class BrowserGuard:
         return changes and origin is not None and not _same(origin, host)
 
     def _say(self, host: bytes) -> None:
-        """For the operator, who may have forgotten a name: each name once, a few of them."""
+        """Logs a refused name for the operator, who may have forgotten it: a few, each once."""
         if host not in self._said and len(self._said) < _REMEMBERED:
             self._said.add(host)
             log.warning("refused a request for the host %s. %s", _shown(host), HOST_HINT)
 
 
 def _name_of(host: bytes) -> str | None:
-    """The name or address in a `Host`, in small letters, without port; None if it is neither."""
+    """The name or address in a `Host`, in lower case, without port; None if it is invalid."""
     if len(host) > _LONGEST or not host.isascii():
         return None
     try:

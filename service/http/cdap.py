@@ -234,7 +234,7 @@ async def _before(
     matches: Matches,
     encoder: EventEncoder,
 ) -> list[bytes]:
-    """The last events before the place that match, or of the run; oldest first."""
+    """The last matching events before the place, or of the run; oldest first."""
     found: list[bytes] = []
     size, limit = 0, _STEP_LINES
     while True:

@@ -52,7 +52,7 @@ class EventEncoder:
         self._suppressed = suppressed
 
     def with_offset(self, event: Event) -> bytes:
-        """The event as an object of an array."""
+        """The event as an element of an array, with its offset."""
         log = self._log(event) if self._as_json else self._text(event["message"])
         return orjson.dumps({"log": log, "offset": event["ulid"]})
 

@@ -1,19 +1,20 @@
 """A client's connection: uvicorn's over httptools, made strict and bounded.
 
-What uvicorn leaves open is closed here, for both ways in (the fast path and ASGI):
+It closes gaps of uvicorn, for both ways in (the fast path and ASGI):
 
 - A request that offers an upgrade is served as HTTP/1.1. llhttp leaves the body of such a
-  request to whoever speaks the other protocol; so the request is parsed a second time,
-  without the offer, and its body is its body.
-- Trailers are no headers: they are dropped. What must be there once is there once.
-- A head has bounded bytes, a URL too, and the requests that wait for their turn are bounded.
-- What cannot be answered by the app is answered here as `application/problem+json`, in
+  request to the other protocol, so the request is parsed a second time
+  without the offer, and its body is read.
+- Trailers are no headers: they are dropped. Headers that must be unique are.
+- A head has bounded bytes, a URL too, and the number of waiting requests is bounded.
+- A request that the app cannot answer is answered here as `application/problem+json`, in
   its turn, and nothing is read afterwards.
-- Who stands still is let go: in a head, in a body, between requests, or in reading a reply.
+- A client that stands still is disconnected: in a head, in a body, between requests, or in reading
+  a reply.
 
 Invariants: requests are answered in order, also by refusals. No byte of a refused request, or
-after it, is taken for a request. A request costs no timer: `tick` is called now and then,
-and compares what it sees with what it saw.
+after it, is parsed as a request. A request costs no timer: `tick` is called at intervals
+and compares the present state with the last one.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Refusal:
         self._problem = problem(error, request_id(headers, fresh_id()))
 
     def response(self, default_headers: Headers) -> bytes:
-        """All of it, as it goes over the wire."""
+        """The whole response, as sent over the wire."""
         status, headers, body = self._problem
         headers = [*default_headers, *headers, (b"connection", b"close")]
         return response_bytes(STATUS_LINE[status], headers, body)
@@ -75,14 +76,14 @@ _MALFORMED = "this is no HTTP/1.1 request"
 
 
 class Flow(FlowControl):
-    """Reads on only when no request waits for its turn: what a client sends ahead is bounded."""
+    """Reads on only when no request waits for its turn, so that pipelined input is bounded."""
 
     def __init__(self, transport: Any, waiting: deque[Any]) -> None:
         super().__init__(transport)
         self._waiting = waiting
 
     def resume_reading(self) -> None:
-        """As uvicorn's, which a request calls that waits for its body or its client's end."""
+        """As uvicorn's; a request calls it that waits for its body or the disconnection."""
         if not self._waiting:
             super().resume_reading()
 
@@ -111,7 +112,7 @@ class Connection(HttpToolsProtocol):
     # --- what the transport tells --------------------------------------------------
 
     def connection_made(self, transport: Any) -> None:
-        """Lets the client in, or says that there is no room."""
+        """Accepts the client, or answers that there is no room."""
         super().connection_made(transport)
         self.flow = Flow(transport, self.pipeline)
         peer = peer_of(self.client)
@@ -124,7 +125,7 @@ class Connection(HttpToolsProtocol):
             transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Makes room."""
+        """Counts the connection as closed."""
         if self._peer is not None:
             self.guests.leave(self._peer)
             self._peer = None
@@ -133,7 +134,7 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parses what came; the callbacks below are called meanwhile."""
+        """Parses the received bytes; the callbacks below are called meanwhile."""
         if self.reading == SHUT:
             return
         self._piece = len(data)
@@ -183,7 +184,7 @@ class Connection(HttpToolsProtocol):
             super().on_message_complete()
 
     def begin(self) -> None:
-        """Hands the request to ASGI, or lets it wait for those before it."""
+        """Starts the request by ASGI, or lets it wait for those before it."""
         self._check_once()
         if len(self.pipeline) >= _MOST_WAITING:
             raise Unavailable(
@@ -251,7 +252,10 @@ class Connection(HttpToolsProtocol):
             self.pipeline.appendleft((refusal, None))  # type: ignore[arg-type]
 
     def _send(self, refusal: Refusal) -> None:
-        """The last that this connection sends: reads on for a while, or a reset would undo it."""
+        """Sends the last response.
+
+        Reads on for a while, since a reset would discard the response.
+        """
         self.guests.counters.connections_refused += 1
         self.transport.write(refusal.response(self.server_state.default_headers))
         self.flow.resume_reading()
@@ -267,7 +271,7 @@ class Connection(HttpToolsProtocol):
         self._offer = method, self.parser.get_http_version()
 
     def _without_offer(self) -> bytes:
-        """The head once more, without its offer, for a new parser."""
+        """The head without its upgrade offer, for a new parser."""
         assert self._offer is not None
         (method, version), self._offer = self._offer, None
         lines = [b"%b %b HTTP/%b" % (method, self.url, version.encode())]
@@ -291,7 +295,7 @@ class Connection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
-        """Begins the next request, or sends the refusal that waits."""
+        """Starts the next request, or sends the refusal that waits."""
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
@@ -306,7 +310,7 @@ class Connection(HttpToolsProtocol):
     # --- time ----------------------------------------------------------------------
 
     def tick(self, seconds: float) -> None:
-        """Lets go of whoever stands still; `seconds` have passed since the last call."""
+        """Disconnects a client that stands still; `seconds` have passed since the last call."""
         limits, busy = self.limits, self.busy
         seen = self._messages, self.reading, busy
         if seen != self._seen:
@@ -342,14 +346,17 @@ class Connection(HttpToolsProtocol):
 
     @property
     def taken(self) -> int | None:
-        """Bytes that the client's end has taken since it connected; None: nothing waits for it."""
+        """Bytes that the client's end has received since it connected.
+
+        None: nothing waits for it.
+        """
         if not self.transport.get_write_buffer_size():
             return None
         connection = self.transport.get_extra_info("socket")
         return None if connection is None else acknowledged(connection)
 
     def cut_off(self) -> None:
-        """Ends the connection, whatever its client has not read."""
+        """Closes the connection, whatever its client has not read."""
         self.guests.counters.connections_timed_out += 1
         self.transport.abort()
 
@@ -361,12 +368,12 @@ class Connection(HttpToolsProtocol):
 
     @property
     def _current(self) -> RequestResponseCycle | None:
-        """The request that is answered now, or was last."""
+        """The request that is being answered, or was answered last."""
         return self.cycle
 
 
 async def watch(server: ServerState, settings: HttpSettings) -> None:
-    """Tells every connection how time goes by, until it is cancelled."""
+    """Calls `tick` of every connection at intervals, until it is cancelled."""
     loop = asyncio.get_running_loop()
     every = min(_TICK_SECONDS, settings.shortest_timeout_seconds / 4)
     then = loop.time()

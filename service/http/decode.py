@@ -1,4 +1,4 @@
-"""A request's body to the text of a batch: every form that the append route takes.
+"""Decodes a request's body to the text of a batch, in every form that the append route accepts.
 
 | Content-Type | body |
 | --- | --- |
@@ -6,12 +6,12 @@
 | `text/plain` | raw lines |
 | `application/x-ndjson` | records, see `records.py` |
 
-Over each of them `Content-Encoding: gzip` or `zstd`. `logs` with `compressed` true is
-base64 of gzip. `lineCount` and `timestamp` are OpenMetadata's and wrong in its own
-client (one too many; taken anew on a retry), so both are read past. An object with
+Each may have `Content-Encoding: gzip` or `zstd`. `logs` with `compressed` true is
+base64 of gzip. OpenMetadata's `lineCount` and `timestamp` are wrong in its own
+client (one too many; renewed on a retry), so both are ignored. An object with
 `connectorId` and `timestamp` and without `logs` is how its first clients open a run.
 
-Pure functions of bytes: the append route calls them in a thread for large bodies.
+All are pure functions of bytes: the append route calls them in a thread for large bodies.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _JSON_HINT = 'Send a JSON string, or an object such as {"logs": "text", "connect
 
 
 class Decoded(NamedTuple):
-    """Text of whole lines (empty: nothing to store), and what came with it.
+    """Text of whole lines (empty: nothing to store), and its metadata.
 
-    `meta`: what records carry, as the journal keeps it; nothing for plain lines.
-    `opens`: it is the empty call with which a gen-1 client of OpenMetadata begins.
+    `meta` is what records carry, as the journal stores it, or nothing for plain lines.
+    `opens` marks the empty call with which a gen-1 client of OpenMetadata begins.
     """
 
     text: bytes
@@ -59,10 +59,10 @@ def prefixed(decoded: Decoded) -> Decoded:
 
 
 def decode(body: bytes, kind: str, encoding: bytes | None, bounds: Bounds) -> Decoded:
-    """The batch in `body`; `kind` is one of `KINDS`' values.
+    """Decodes the batch in `body`; `kind` is one of the values of `KINDS`.
 
     Raises `InvalidInput`, `TooLarge` (more text than `bounds` allow, or too many lines),
-    `HttpError` 415 (an encoding we do not know), and what `bounds.go_on` does.
+    `HttpError` 415 (an unknown encoding), and what `bounds.go_on` raises.
     """
     if encoding is not None and encoding != b"identity":
         inflate = INFLATERS.get(encoding.strip().lower())
@@ -89,7 +89,7 @@ KINDS: dict[bytes | None, str] = {
 
 
 def kind_of(content_type: bytes | None) -> str:
-    """The form that a Content-Type announces; `sniff` without one. Raises `HttpError` 415."""
+    """The form of a Content-Type; `sniff` without one. Raises `HttpError` 415."""
     if content_type is None:
         return "sniff"
     essence, _, parameters = content_type.partition(b";")
@@ -188,7 +188,7 @@ def _flag(value: object) -> bool:
 
 
 def _unbase64(logs: str | LongString) -> Iterator[bytes]:
-    """What base64 writes, in pieces; raises `InvalidInput` where it is none."""
+    """Decodes base64, in pieces. Raises `InvalidInput` for invalid text."""
     rest = b""
     try:
         pieces = iter([logs.encode("ascii")]) if isinstance(logs, str) else _plain(logs)
@@ -210,7 +210,7 @@ def _unbase64(logs: str | LongString) -> Iterator[bytes]:
 
 
 def _plain(string: LongString) -> Iterator[bytes]:
-    """A long string of ASCII as bytes. Raises `UnicodeEncodeError` if it holds anything else."""
+    """A long string of ASCII as bytes. Raises `UnicodeEncodeError` for other characters."""
     for piece in string.raw():
         # base64 needs no escapes, but `/` may have one.
         yield parse(b'"%b"' % piece)[0].encode("ascii") if b"\\" in piece else piece

@@ -59,7 +59,7 @@ _HEADERS: Final = {
 
 
 def docs_routes() -> APIRouter:
-    """The page and what it loads; none of it stands in the schema."""
+    """The routes of the page and its files, which are not in the schema."""
     router = APIRouter(include_in_schema=False)
 
     @router.get("/docs")
@@ -81,7 +81,7 @@ def docs_routes() -> APIRouter:
 
 
 def _folder() -> str:
-    """Where the package has Swagger UI's files. Raises `Unavailable` if it is not installed."""
+    """The folder of Swagger UI's files. Raises `Unavailable` if it is not installed."""
     found = importlib.util.find_spec(_PACKAGE)
     if found is None or found.origin is None:
         raise Unavailable(

@@ -1,10 +1,10 @@
-"""`GET /logs/{fqn}/{runId}/download`: the whole text of a run, at any moment of it.
+"""`GET /logs/{fqn}/{runId}/download`: the whole text of a run, open or closed.
 
-Bytes that are in the store have a strong ETag and can be had by ranges; an open run's
-total is not known, so its Content-Range ends in `*`. A text that breaks off on the way
-ends the connection, so nobody takes a part for the whole.
+Bytes that are in the store have a strong ETag and can be requested by ranges. The total of an open
+run is not known, so its Content-Range ends in `*`. A text that breaks off
+ends the connection, so that no client takes a part for the whole.
 
-`format=ndjson` and `order=ulid` are made of the text as it is sent, without ranges and ETags.
+`format=ndjson` and `order=ulid` are generated while they are sent, without ranges and ETags.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Validators(NamedTuple):
 
 
 def download_routes(node: NodeApi) -> APIRouter:
-    """The download route, for GET and HEAD."""
+    """The ETags of the text in its present state, plain and compressed."""
     router = APIRouter(prefix=BASE, tags=["runs"])
 
     @router.get(
@@ -106,7 +106,7 @@ def _streamed(
     headers: Mapping[str, str],
     status: int = 200,
 ) -> Response:
-    """What has no ranges and no validators: its bytes are made for this reply."""
+    """A response without ranges and validators, since its bytes are made for this reply."""
     common = {"vary": "Accept-Encoding", "cache-control": "no-cache"}
     suffix = "ndjson" if media_type == NDJSON else "txt"
     common["content-disposition"] = f'attachment; filename="{_file_name(key, suffix)}"'
@@ -117,7 +117,7 @@ def _streamed(
 
 
 def answer(node: NodeApi, key: RunKey, size: LogSize, headers: Mapping[str, str]) -> Response:
-    """What the request's headers make of the text: all, a part, compressed, or nothing new."""
+    """The reply for the request's headers: the whole text, a part, compressed text, or 304."""
     whole = size.stored_bytes == size.total_bytes
     tags = _validators(size.etag)
     common = {"accept-ranges": "bytes", "vary": "Accept-Encoding", "cache-control": "no-cache"}

@@ -1,8 +1,8 @@
-"""JSON whose text may be long and whose structure may not: `{"logs": "64 MiB of it"}`.
+"""Parses JSON whose text may be long and whose structure may not: `{"logs": "64 MiB of it"}`.
 
 A parser makes objects of brackets and commas: 64 KB of gzip can become millions of them.
-So the structure is measured before anything is made of it. Of a document that is large,
-the long strings are cut out first, by searching for quotes; what remains has to be small,
+The structure is therefore measured before anything is parsed. From a large document
+the long strings are cut out first, by searching for quotes; the rest must be small,
 and is parsed. A long string is decoded piece by piece, so that no step takes long.
 
 Invariants: linear in the body; at most `_STRUCTURE` objects and `_REST` bytes beside long
@@ -45,14 +45,14 @@ class NotJson(InvalidInput):
 
 
 class LongString(NamedTuple):
-    """Where the inside of a JSON string stands in a body."""
+    """The place of the inside of a JSON string in a body."""
 
     body: bytes
     start: int
     end: int
 
     def raw(self) -> Iterator[bytes]:
-        """As it stands there, in pieces that no escape and no character is split by."""
+        """The raw string, in pieces that split neither an escape nor a character."""
         at = self.start
         while at < self.end:
             cut = _cut(self.body, at, min(at + _PIECE, self.end), self.end)
@@ -60,7 +60,10 @@ class LongString(NamedTuple):
             at = cut
 
     def text(self, bounds: Bounds, field: str) -> tuple[bytes, int]:
-        """In UTF-8, and how many characters were replaced. Raises `NotJson`, `TooLarge`."""
+        """The text in UTF-8, and the number of replaced characters.
+
+        Raises `NotJson`, `TooLarge`.
+        """
         found: list[bytes] = []
         size = replaced = 0
         for piece in self.raw():
@@ -76,9 +79,9 @@ class LongString(NamedTuple):
 
 
 class ParsedBody(NamedTuple):
-    """A JSON value, with "" for strings that were cut out, and those by their key.
+    """A JSON value, with "" for strings that were cut out, and those strings by their key.
 
-    A document that is nothing but a long string has it under None. `replaced` counts
+    A document that is only a long string has that string under None. `replaced` counts
     characters of the rest that were not UTF-8.
     """
 
@@ -114,7 +117,7 @@ def load(body: bytes, bounds: Bounds) -> ParsedBody:
 
 
 def parse(body: bytes) -> tuple[Any, int]:
-    """A JSON value, and how many of its characters were not UTF-8. Raises `NotJson`."""
+    """A JSON value, and the number of characters that were not UTF-8. Raises `NotJson`."""
     try:
         return orjson.loads(body), 0
     except orjson.JSONDecodeError:
@@ -132,7 +135,7 @@ def _refuse(constant: str) -> None:
 
 
 def _structure(piece: bytes) -> int:
-    """How many values there may be in it."""
+    """The number of values that it may contain."""
     if len(piece) < SMALL:
         return piece.count(b",") + piece.count(b"[") + piece.count(b"{")
     held = np.frombuffer(piece, dtype=np.uint8)
@@ -182,7 +185,7 @@ def _too_much() -> InvalidInput:
 
 
 def _string_end(body: bytes, start: int) -> int:
-    """Where the string's closing quote is. Raises `NotJson`."""
+    """The place of the string's closing quote. Raises `NotJson`."""
     end = body.find(b'"', start)
     if end <= start or body[end - 1] != _BACKSLASH:
         return end if end >= 0 else _unended()
@@ -199,7 +202,7 @@ def _string_end(body: bytes, start: int) -> int:
 def _backslashes(
     held: NDArray[np.uint8], places: NDArray[np.int64], start: int
 ) -> NDArray[np.int64]:
-    """How many stand before each place, but none before `start`, and at most `_RUN`."""
+    """The number of backslashes before each place, none before `start`, and at most `_RUN`."""
     found = np.zeros(len(places), dtype=np.int64)
     going_on = np.arange(len(places))
     for back in range(1, _RUN + 1):
@@ -216,7 +219,7 @@ def _unended() -> int:
 
 
 def _cut(body: bytes, start: int, stop: int, end: int) -> int:
-    """At or a little before `stop`: where neither an escape nor a character is split."""
+    """A place at or a little before `stop` where neither an escape nor a character is split."""
     if stop == end:
         return end
     escape = body.rfind(b"\\", max(start, stop - _ESCAPE), stop)
@@ -231,7 +234,7 @@ def _cut(body: bytes, start: int, stop: int, end: int) -> int:
 
 
 def _escaped(body: bytes, start: int, at: int) -> bool:
-    """Whether a backslash escapes what is at `at`: those before it are not in pairs."""
+    """Whether a backslash escapes the character at `at`: an odd number of them precedes it."""
     size = 64
     while True:
         before = body[max(start, at - size) : at]
@@ -242,7 +245,7 @@ def _escaped(body: bytes, start: int, at: int) -> bool:
 
 
 def _found(value: Any, marked: Any, strings: list[LongString]) -> dict[str | None, LongString]:
-    """The strings that were cut out, by key. Raises `TooLarge` if one is further inside."""
+    """The strings that were cut out, by key. Raises `TooLarge` if one is nested deeper."""
     if type(value) is dict:
         found: dict[str | None, LongString] = {
             name: strings[int(marked[name])]

@@ -3,9 +3,9 @@
 Each carries `code` and `message` as well, because OpenMetadata's client takes an error
 without them for success and drops the batch. The class of an error decides its status
 and `type`; the table below is the whole mapping, and a subclass without a row of its
-own takes its parent's.
+own has its parent's.
 
-Errors of everything behind FastAPI become problems, the framework's own as well.
+All errors behind FastAPI become problems, including the framework's own.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Problem(NamedTuple):
 
 
 def classify(error: BaseException) -> tuple[int, str]:
-    """Status and type of an error of ours: its own row, or its nearest ancestor's."""
+    """Status and type of a `TailraceError`: its own row, or its nearest ancestor's."""
     for cls in type(error).__mro__:
         row = _TABLE.get(cls)
         if row is not None:
@@ -132,7 +132,7 @@ def classify(error: BaseException) -> tuple[int, str]:
 
 
 def problem(error: BaseException, request_id: str) -> Problem:
-    """The response to an error. What nobody expected is logged with its request id."""
+    """The response to an error. An unexpected error is logged with its request id."""
     if isinstance(error, HttpError):
         kind, hint = _FRAMEWORK.get(error.status, ("error", ""))
         kind, hint = error.kind or kind, error.hint or hint
@@ -158,7 +158,7 @@ def problem(error: BaseException, request_id: str) -> Problem:
 
 
 def _say(request_id: str, kind: str, error: BaseException) -> None:
-    """The first of a kind, then every thousandth: clients that retry must not fill the disk."""
+    """Logs the first error of a kind, then every thousandth: retries must not fill the disk."""
     _said[kind] += 1
     count = _said[kind]
     if count <= _SAID_SINGLY or count % _SAID_EVERY == 0:
@@ -221,7 +221,7 @@ def _title(status: int, kind: str) -> str:
 
 
 def install(app: FastAPI, fresh_id: Callable[[], str], routers: Sequence[APIRouter]) -> None:
-    """Makes every error that a route raises a problem document; `routers` are all of the app's."""
+    """Makes every error of a route a problem document; `routers` are all of the app's."""
 
     def answer(request: Request, error: Exception) -> Response:
         ours = _ours(error)
@@ -255,7 +255,7 @@ def _invalid(error: RequestValidationError) -> InvalidInput:
 
 
 class _Unexpected:
-    """Answers what nobody foresaw, unless the response has begun: then the connection ends."""
+    """Answers unexpected errors; if the response has begun, it ends the connection."""
 
     def __init__(self, app: ASGIApp, fresh_id: Callable[[], str]) -> None:
         self._app = app

@@ -32,7 +32,7 @@ _OTHER_WAY = frozenset(
 
 
 class PendingRequest:
-    """A request on the fast path, to uvicorn a cycle that answers itself."""
+    """A request on the fast path; uvicorn sees a cycle that answers itself."""
 
     __slots__ = ("disconnected", "keep_alive", "message_event", "response_complete")
 
@@ -61,7 +61,7 @@ class FastPathProtocol(Connection):
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
-        """What is in the middle of its body goes the ordinary way."""
+        """Moves a request with an incomplete body to the ASGI path."""
         if self._pending is not None:
             self._pending = None
             super().begin()
@@ -69,7 +69,7 @@ class FastPathProtocol(Connection):
         super().shutdown()
 
     def refuse(self, error: Exception) -> None:
-        """As any connection does; a body on the fast path is dropped."""
+        """As in every connection; a body on the fast path is dropped."""
         if self._forget_pending():
             # What is there is the last request's, and answered.
             self.cycle = None  # type: ignore[assignment]
@@ -134,7 +134,7 @@ class FastPathProtocol(Connection):
         return len(length) < 10 and length.isdigit() and int(length) <= self._routes.small
 
     def _keeps_alive(self) -> bool:
-        """As uvicorn does it: HTTP/1.0 is let go, whatever it asks for."""
+        """As in uvicorn: an HTTP/1.0 connection is closed, whatever it asks for."""
         if b"connection" in self._fields and self.parser.get_http_version() == "1.0":
             return False
         return self.parser.should_keep_alive()
@@ -159,7 +159,7 @@ class FastPathProtocol(Connection):
 
 
 def fast_path(routes: AppendRoutes, guests: Guests) -> Callable[..., FastPathProtocol]:
-    """What uvicorn makes for every connection."""
+    """The protocol factory that uvicorn calls for every connection."""
 
     def protocol(*arguments: Any, **named: Any) -> FastPathProtocol:
         return FastPathProtocol(guests, routes, *arguments, **named)

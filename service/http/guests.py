@@ -1,8 +1,8 @@
-"""Who is connected: how many in all and of one address.
+"""The connected clients: how many in all and from one address.
 
-Invariants: no more connections are let in than the limits say, whoever asks; what is told
-that there is no room is bounded as well. An IPv6 address counts by its /64, which is what
-one client has.
+Invariants: no more connections are accepted than the limits allow; the number of clients that are
+being told that there is no room is bounded as well. An IPv6 address counts by its /64, which is
+what one client has.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MOST_TURNED_AWAY = 32
 
 
 class Guests:
-    """What all connections share."""
+    """The counts that all connections share."""
 
     def __init__(
         self, settings: HttpSettings, counters: HttpCounters, fresh_id: Callable[[], str]
@@ -31,7 +31,7 @@ class Guests:
         self._turned_away = 0
 
     def enter(self, peer: str) -> Unavailable | None:
-        """Counts a connection, or says why it is one too many."""
+        """Counts a connection, or returns the reason why it is one too many."""
         if self.counters.connections >= self.settings.max_connections:
             return Unavailable(
                 f"there are {self.settings.max_connections} connections already",
@@ -47,14 +47,14 @@ class Guests:
         return None
 
     def leave(self, peer: str) -> None:
-        """A connection that was let in is gone."""
+        """Counts an accepted connection as closed."""
         self.counters.connections -= 1
         self._of[peer] -= 1
         if not self._of[peer]:
             del self._of[peer]
 
     def turn_away(self) -> bool:
-        """Whether one more may be told that there is no room, and read it at leisure."""
+        """Whether one more client may be told that there is no room, and read that at leisure."""
         if self._turned_away >= _MOST_TURNED_AWAY:
             self.counters.connections_refused += 1
             return False
@@ -62,12 +62,12 @@ class Guests:
         return True
 
     def turned_away(self) -> None:
-        """One that was told so is gone."""
+        """Counts a refused connection as closed."""
         self._turned_away -= 1
 
 
 def peer_of(client: tuple[str, int] | None) -> str:
-    """What a client's connections are counted by; `client` is its address and port."""
+    """The key by which a client's connections are counted; `client` is its address and port."""
     if client is None:
         return ""
     host = client[0].partition("%")[0]

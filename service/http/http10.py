@@ -1,7 +1,7 @@
-"""Replies without a length for clients of HTTP/1.0, who know no chunks.
+"""Replies without a length for clients of HTTP/1.0, which do not know chunks.
 
 The end of such a reply is the end of its connection. uvicorn would send chunks, and the client
-would take their sizes for text. A reply that breaks off is reset, so that nobody takes a part
+would read their sizes as text. A reply that breaks off is reset, so that no client takes a part
 for the whole.
 """
 
@@ -23,7 +23,7 @@ _RESET_AT_ONCE = struct.pack("ii", 1, 0)
 def ended_by_closing(
     cycle: RequestResponseCycle, app: Callable[[Scope, Receive, Send], Awaitable[None]]
 ) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
-    """`app` as this request, of a client of HTTP/1.0, is answered by it."""
+    """Wraps `app` so that it answers this request, of a client of HTTP/1.0."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         unmeasured = False
@@ -50,7 +50,7 @@ def ended_by_closing(
 
 
 def _reset(transport: Any) -> None:
-    """What is not sent is dropped, and the client sees an error and no end."""
+    """Drops what is not sent, so that the client sees an error and not an end."""
     connection = transport.get_extra_info("socket")
     if connection is not None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_AT_ONCE)

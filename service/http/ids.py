@@ -1,4 +1,4 @@
-"""What identifies requests and batches on the wire: ULIDs in headers, echoes in cookies.
+"""Identifiers of requests and batches on the wire: ULIDs in headers, echoes in cookies.
 
 The reply to an append sets two cookies, which OpenMetadata's client returns:
 `PIPELINE_SESSION` as upstream names it, and ours,
@@ -31,7 +31,7 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
 def parse_ulid(text: bytes) -> int:
-    """The ULID that 26 bytes write. Raises `InvalidInput`; `ulid.parse` says why."""
+    """Parses a ULID of 26 bytes. Raises `InvalidInput` with the reason from `ulid.parse`."""
     if len(text) == _ULID_CHARACTERS:
         try:
             value = int(text.translate(_TO_BASE_32), 32)
@@ -43,7 +43,7 @@ def parse_ulid(text: bytes) -> int:
 
 
 def parse_batch_id(text: bytes) -> int:
-    """The batch id in `Tailrace-Batch`. Raises `InvalidInput`."""
+    """Parses the batch id in `Tailrace-Batch`. Raises `InvalidInput`."""
     try:
         value = parse_ulid(text)
     except InvalidInput as error:
@@ -60,7 +60,7 @@ def parse_batch_id(text: bytes) -> int:
 
 
 def run_tag(key: RunKey) -> bytes:
-    """What a cookie says of the run."""
+    """The tag of a run in a cookie."""
     name = f"{len(key.fqn)}:{key.fqn}/{key.run}"
     return xxhash.xxh3_64_hexdigest(name.encode("utf-8", "surrogatepass")).encode()
 
@@ -73,7 +73,7 @@ def session_cookie(key: RunKey) -> bytes:
 
 
 def echoed(cookies: bytes, tag: bytes) -> int:
-    """The ULID that our cookie carries for the run of `tag`; 0 if it carries none."""
+    """The ULID that our cookie carries for the run of `tag`; 0 if it has none."""
     start = cookies.find(_COOKIE)
     if start < 0:
         return 0

@@ -1,8 +1,8 @@
-"""Decompression that stops at a limit: a bomb costs the limit, not what it inflates to.
+"""Decompression that stops at a limit: a bomb costs the limit, not its inflated size.
 
-Data is inflated in pieces, so the size is known before it is held, and whoever runs it can
-end it between two. gzip may have several members; bytes after the last one, and an end
-that is missing, are errors. Members, frames and blocks are limited too: an empty one costs
+Data is inflated in pieces, so the size is known before it is held, and the caller can
+end it between two pieces. gzip may have several members; bytes after the last one, and a missing
+end, are errors. Members, frames and blocks are limited too: an empty one costs
 its set-up and makes no text, so that their number, not the text, would be the cost.
 """
 
@@ -34,7 +34,7 @@ _GZIP = 16 + isal_zlib.MAX_WBITS
 
 
 def gunzip(data: Iterable[bytes], bounds: Bounds, field: str) -> bytes:
-    """What the pieces of `data` inflate to. Raises `InvalidInput`, or `TooLarge` past the text."""
+    """The inflated bytes. Raises `InvalidInput`, or `TooLarge` past the text limit."""
     found: list[bytes] = []
     size = members = 0
     stream: Any = None
@@ -67,7 +67,7 @@ def gunzip(data: Iterable[bytes], bounds: Bounds, field: str) -> bytes:
 
 
 def unzstd(data: bytes, bounds: Bounds, field: str) -> bytes:
-    """The inflated bytes. Raises `InvalidInput`, or `TooLarge` past the text."""
+    """The inflated bytes. Raises `InvalidInput`, or `TooLarge` past the text limit."""
     pieces: list[bytes] = []
     size = 0
     try:
@@ -85,7 +85,7 @@ def unzstd(data: bytes, bounds: Bounds, field: str) -> bytes:
 
 
 def _check_frames(data: bytes, bounds: Bounds, field: str) -> None:
-    """Walks frames and blocks (RFC 8878, section 3.1): the reader ends quietly where data do."""
+    """Checks frames and blocks (RFC 8878, section 3.1), since the reader accepts truncated data."""
     at = steps = 0
 
     def step() -> None:
@@ -136,7 +136,7 @@ def _gunzip_whole(data: bytes, bounds: Bounds, field: str) -> bytes:
 
 
 def windows(data: bytes) -> Iterator[bytes]:
-    """The data in pieces of what one step of inflating is given."""
+    """The data in pieces, each the input of one step."""
     for start in range(0, len(data), _WINDOW_IN):
         yield data[start : start + _WINDOW_IN]
 

@@ -1,11 +1,11 @@
 """`GET /logs/{fqn}/last` and `/last/download`: the last run, as OpenMetadata's page reads it.
 
 A flat object of strings: the text under a key by the pipeline's type, `total`, `after`
-when there is more, `streaming` while the run is being written. Which run it is stands in
-the header `Tailrace-Run`, since the page takes keys it does not know for tasks.
+when there is more, `streaming` while the run is being written. The run's id is in
+the header `Tailrace-Run`, since the page takes unknown keys for tasks.
 
-The page looks for the log of a run under a key by the pipeline's type. The type is what the
-reader says, else what the run's status says (`metadata.pipelineType`, or the type of its
+The page looks for the log of a run under a key by the pipeline's type. The type is that of the
+request, else that of the run's status (`metadata.pipelineType`, or the type of its
 source's configuration), else that of a metadata pipeline.
 """
 
@@ -62,7 +62,7 @@ _PATH = ("source", "sourceConfig", "config", "type")
 
 
 def task_key(asked: str | None, report: Report | None) -> str:
-    """The key; a type that nobody knows is that of a metadata pipeline."""
+    """The key; an unknown type counts as that of a metadata pipeline."""
     return TASKS.get(asked or _reported(report) or "", DEFAULT)
 
 
@@ -160,7 +160,7 @@ def _header(run: str) -> str:
 
 
 def _short(fqn: str) -> str:
-    """The pipeline's own name, without its service's, as a file may be called."""
+    """The pipeline's own name, without its service's, for a file name."""
     quoted = re.search(r'(?:^|\.)"([^"]+)"$', fqn)
     own = quoted[1] if quoted else fqn.rpartition(".")[2]
     return re.sub(r"[^A-Za-z0-9._-]", "_", own)[:150]

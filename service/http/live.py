@@ -1,8 +1,8 @@
 """`GET /logs/{fqn}/stream/{runId}`: a run live, over server-sent events.
 
-The reader's cursor only ever grows, and decides alone what is sent: see `service.tail`
-for why nothing is lost or sent twice where storage ends and the live end begins. A
-reader that cannot keep up waits in its own send, and goes on from storage.
+The reader's cursor only ever grows, and it alone decides what is sent: `service.tail` explains
+why nothing is lost or sent twice where storage ends and the live end begins. A
+reader that cannot keep up waits in its own send, and continues from storage.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ Form = Literal["json", "text", "ndjson"]
 
 
 class LiveStart(NamedTuple):
-    """Where a stream begins: `cursor`, then so many lines to leave out."""
+    """The place where a stream begins: `cursor`, then a number of lines to leave out."""
 
     cursor: Cursor | int | None
     skip: int = 0
 
 
 def parse_start(text: str) -> LiveStart:
-    """The place an event's `id` names. Raises `InvalidCursor`."""
+    """The place that an event's `id` names. Raises `InvalidCursor`."""
     stem, plus, count = text.partition("+")
     if plus and not _is_number(count):
         raise InvalidCursor(f"not a cursor: {text[:80]!r}", field="after")
@@ -61,7 +61,7 @@ def _is_number(text: str) -> bool:
 
 
 class EventStream(Response):
-    """A response that lasts until its run ends, its client leaves or the node stops."""
+    """A response that lasts until its run ends, its client disconnects or the node stops."""
 
     def __init__(
         self,
@@ -103,7 +103,10 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b""})
 
     async def _run(self, watcher: Watcher, send: Send) -> None:
-        """Waits while the store is away: `error` would be the end for upstream's clients."""
+        """Sends the stream.
+
+        It waits while the store is unavailable: upstream's clients end at `error`.
+        """
         begun = False
         while not watcher.gone:
             try:
@@ -135,7 +138,7 @@ class EventStream(Response):
             await self._follow(watcher, mark, send)
 
     async def _over(self) -> bool:
-        """Whether the run was closed, or its client said that it is over some time ago."""
+        """Whether the run was closed, or its client said some time ago that it is over."""
         if (await self._node.run_logs.reader.size(self._key)).state in _CLOSED:
             return True
         return await self._node.status.over(self._key)
@@ -152,7 +155,7 @@ class EventStream(Response):
         self._cursor = await self._node.run_logs.reader.tail_start(self._key, _REPLAY_LINES)
 
     async def _catch_up(self, send: Send) -> bool:
-        """Sends a piece of what storage has beyond the cursor; False when there is none."""
+        """Sends a piece of what storage has beyond the cursor; False when there is nothing more."""
         if self._form == "ndjson":
             return await self._catch_up_with_records(send)
         pieces = await self._node.run_logs.reader.batches_after(
@@ -180,7 +183,7 @@ class EventStream(Response):
         return True
 
     async def _follow(self, watcher: Watcher, next_tick: int, send: Send) -> None:
-        """Sends ticks as they come; returns when storage has to be read again, or at the end."""
+        """Sends ticks as they come; returns at the end, or when storage has to be read again."""
         self._skip = 0
         channel = watcher.channel
         while not watcher.gone:
@@ -228,7 +231,7 @@ class EventStream(Response):
         return cursor.encode() if isinstance(cursor, Cursor) else str(cursor or 0)
 
     def _without_skipped(self, text: bytes) -> tuple[bytes, int]:
-        """Leaves out lines that the client has; its `id` stood in the middle of a group."""
+        """Leaves out lines that the client has, if its `id` was in the middle of a group."""
         start = skipped = 0
         while self._skip > 0 and start < len(text):
             start = text.index(b"\n", start) + 1
@@ -262,7 +265,7 @@ class EventStream(Response):
 
 @asynccontextmanager
 async def _leaving_with_its_client(watcher: Watcher, receive: Receive) -> AsyncIterator[None]:
-    """Lets the watcher leave when the client does, while the block runs."""
+    """Ends the watcher when the client disconnects, while the block runs."""
 
     async def until_gone() -> None:
         while (await receive())["type"] != "http.disconnect":

@@ -1,4 +1,4 @@
-"""Which methods a path takes: HEAD wherever GET is, and all of them in `Allow`."""
+"""The methods of a path: HEAD for every GET, and all of them in `Allow`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CLOSE = re.compile(_APPEND.pattern + "/close")
 
 
 def api_routes(routers: Iterable[APIRouter]) -> Iterator[APIRoute]:
-    """Every route that FastAPI knows."""
+    """Every route of FastAPI."""
     for router in routers:
         for route in router.routes:
             if isinstance(route, APIRoute):
@@ -25,7 +25,7 @@ def api_routes(routers: Iterable[APIRouter]) -> Iterator[APIRoute]:
 
 
 def answer_head(router: APIRouter) -> None:
-    """Gives every GET route a HEAD route, but those that have one: the server sends no body."""
+    """Adds a HEAD route to every GET route without one; the server sends no body for it."""
     routes = list(api_routes([router]))
     have = {route.path for route in routes if "HEAD" in _methods(route)}
     for route in routes:
@@ -42,7 +42,7 @@ def answer_head(router: APIRouter) -> None:
 
 
 def allowed(routers: Iterable[APIRouter], scope: Scope) -> list[str]:
-    """The methods that the path of a request takes, in order of the alphabet."""
+    """The methods of a request's path, in alphabetical order."""
     path = scope["path"]
     methods = {"POST"} if _APPEND.fullmatch(path) or _CLOSE.fullmatch(path) else set()
     for route in api_routes(routers):

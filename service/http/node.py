@@ -1,4 +1,4 @@
-"""What the routes need of a node: a seam with two implementations.
+"""The interface of a node for the routes, with two implementations.
 
 `service.node.Node` is one; the node in memory that tests of routes use is the other.
 
@@ -26,7 +26,7 @@ from service.tail import Tail
 
 
 class RunReader(Protocol):
-    """Reading the logs of runs, stored and hot parts together."""
+    """Reads the logs of runs, stored and live parts together."""
 
     async def page(
         self,
@@ -41,7 +41,7 @@ class RunReader(Protocol):
     ) -> Page:
         """At most `limit` lines after a cursor, before one, the last `tail`, or around a record.
 
-        If they take more than about `max_bytes`, `missing` says how many are left behind `after`.
+        If they have more than about `max_bytes`, `missing` is the number left behind `after`.
 
         Raises `NotFound`, `InvalidCursor`, `StoreUnavailable`.
         """
@@ -50,7 +50,7 @@ class RunReader(Protocol):
     async def batches_after(
         self, key: RunKey, cursor: Cursor | int | None, *, max_bytes: int
     ) -> Sequence[LogPiece]:
-        """What follows a cursor, up to about `max_bytes`; nothing when level with the hot end."""
+        """The batches after a cursor, up to about `max_bytes`; none at the live end."""
         ...
 
     async def tail_start(self, key: RunKey, lines: int) -> Cursor | int | None:
@@ -64,12 +64,12 @@ class RunReader(Protocol):
         ...
 
     async def size(self, key: RunKey) -> LogSize:
-        """Lengths and state; zero and `none` for a run that never was."""
+        """Lengths and state; zero and `none` for a run that never existed."""
         ...
 
 
 class RecordsReader(Protocol):
-    """Reading runs as records, in order of arrival or of ULID."""
+    """Reads runs as records, in order of arrival or of ULID."""
 
     async def page(
         self,
@@ -89,7 +89,7 @@ class RecordsReader(Protocol):
     async def after(
         self, key: RunKey, cursor: Cursor | int | None, *, max_bytes: int
     ) -> RecordPiece | None:
-        """What follows a cursor, up to about `max_bytes`; None when level with the hot end."""
+        """The records after a cursor, up to about `max_bytes`; None at the live end."""
         ...
 
     def whole(
@@ -99,12 +99,12 @@ class RecordsReader(Protocol):
         ...
 
     async def records(self, key: RunKey, parts: Sequence[RecordPart]) -> ArrowRecords:
-        """The records of parts, with all that is known of them."""
+        """The records of parts, with all metadata that is known of them."""
         ...
 
 
 class RunListing(Protocol):
-    """Which runs there are."""
+    """Lists pipelines and runs."""
 
     async def runs(self, fqn: str, limit: int) -> Sequence[RunSummary]:
         """Runs of a pipeline, newest first."""
@@ -120,7 +120,7 @@ class RunListing(Protocol):
         now_ms: int,
         report: Callable[[RunKey], Awaitable[Report | None]],
     ) -> RunPage:
-        """Some runs of a pipeline, those that changed last first. Raises `InvalidCursor`."""
+        """Some runs of a pipeline, those changed last first. Raises `InvalidCursor`."""
         ...
 
     async def pipeline_page(
@@ -154,7 +154,7 @@ class NodeApi(Protocol):
     def status(self) -> RunStatus: ...
 
     def problems(self) -> Sequence[str]:
-        """What keeps it from being ready, and what else is wrong, as sentences."""
+        """Reasons why the node is not ready, and other problems, as sentences."""
         ...
 
     def submit(self, batch: IncomingBatch) -> Submitted | None: ...

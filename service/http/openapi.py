@@ -1,4 +1,4 @@
-"""openapi.yaml, the same text for the same app.
+"""Generates openapi.yaml, the same text for the same app.
 
 python -m service.http.openapi > openapi.yaml
 """

@@ -1,8 +1,8 @@
 """`GET /logs/{fqn}/{runId}`: a page of a run's lines, in OpenMetadata's shape with extra keys.
 
-With `format=ndjson` it is the page's records. With `order=ulid` lines, or records, are in the
-order of their producers. A cursor that nobody gave out is the beginning, as upstream, but for
-these two, which upstream does not have: there it is refused.
+With `format=ndjson` the reply is the page's records. With `order=ulid` lines, or records, are in
+the order of their producers. A cursor that this service never gave out counts as the beginning, as
+in upstream. These two parameters, which upstream does not have, refuse such a cursor.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def page_routes(node: NodeApi, settings: PageSettings) -> APIRouter:
 
 
 class PageStart(NamedTuple):
-    """Where a page begins, in one of these ways; in none, it is the beginning of the run."""
+    """The beginning of a page, given in one of these ways; without any, that of the run."""
 
     after: str | None
     before: str | None
@@ -196,7 +196,7 @@ async def _more_by_ulid(
 async def more_lines(
     node: NodeApi, key: RunKey, after: str | None, limit: int, max_bytes: int
 ) -> Page:
-    """The next piece of a page. Raises what reading raises."""
+    """The next piece of a page. Raises as reading does."""
     return await node.run_logs.reader.page(key, after=after, limit=limit, max_bytes=max_bytes)
 
 
@@ -217,8 +217,7 @@ async def _read(
 
 
 async def page_from_start(node: NodeApi, key: RunKey, after: str | None, limit: int) -> Page:
-    """The first piece of the page after a cursor; one that nobody gave out is the start, as
-    upstream.
+    """The first piece of the page after a cursor; an unknown cursor is the start, as upstream.
 
     Raises `NotFound`, `StoreUnavailable`.
     """
@@ -239,7 +238,7 @@ async def must_know(node: NodeApi, fqn: str) -> None:
 
 
 def total_of(page: Page) -> int:
-    """How long the run is, in upstream's units: bytes once closed, lines before."""
+    """The length of the run in upstream's units: bytes once closed, lines before."""
     return page.total_bytes if page.state == "closed" else page.total_lines
 
 

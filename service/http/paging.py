@@ -1,11 +1,11 @@
 """A page of lines as a JSON object that is made while it is sent: `{"logs": "…", "after": …}`.
 
 A page may have 16 MiB of text, several times as much as JSON. It is read, encoded and sent in
-pieces of about 512 KiB; the next is read when the connection has taken the one before, so a
-reader who does not read costs two pieces and no snapshot. A page of one piece is an ordinary
-reply with a length. The text is the first value; what is known only at its end stands behind.
+pieces of about 512 KiB. The next piece is read when the connection has taken the one before, so a
+client that does not read costs two pieces and no snapshot. A page of one piece is an ordinary
+reply with a length. The text is the first value; values that are known only at its end follow.
 
-Invariants: the pieces are the lines of one page, each once, in order: they hang together by the
+Invariants: the pieces are the lines of one page, each once, in order, linked by the
 run's cursors. A page that breaks off ends the connection within the object.
 """
 
@@ -36,14 +36,14 @@ Rest = Callable[[Page, Page], Mapping[str, Any]]
 
 
 class Encoder(Protocol):
-    """Makes the inside of a JSON string of text that comes in pieces."""
+    """Encodes text that comes in pieces as the inside of a JSON string."""
 
     def add(self, text: bytes) -> bytes:
-        """What can be sent of it already."""
+        """Takes a piece; returns what can be sent already."""
         ...
 
     def end(self) -> bytes:
-        """What is left."""
+        """Returns the rest."""
         ...
 
 
@@ -63,7 +63,7 @@ class Plain:
 
 
 class Packed:
-    """The same as base64 of gzip."""
+    """As `Plain`, but as base64 of gzip."""
 
     def __init__(self) -> None:
         self._gzip = isal_zlib.compressobj(1, isal_zlib.DEFLATED, _GZIP)

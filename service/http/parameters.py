@@ -1,4 +1,4 @@
-"""Parameters of a URL: names that a route does not know are refused, as typing errors."""
+"""Parameters of a URL: unknown names are refused, since they may be typing errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from logstore.errors import InvalidInput
 def refuse_unknown(
     request: Request, known: Iterable[str], *, repeatable: Container[str] = ()
 ) -> None:
-    """Raises `InvalidInput` for a parameter that is none of `known`, or that is given twice."""
+    """Raises `InvalidInput` for a parameter that is not `known`, or that is given twice."""
     names = frozenset(known)
     seen: set[str] = set()
     for name, _ in request.query_params.multi_items():
@@ -28,7 +28,7 @@ def refuse_unknown(
 
 
 def one_of_each(text: str | None, field: str, known: Container[str], hint: str) -> frozenset[str]:
-    """Words that are separated by commas, each of them known; none if there is no text."""
+    """The words between commas, each of them known; none if there is no text."""
     words = frozenset(word.strip() for word in (text or "").split(",")) - {""}
     for word in sorted(words):
         if word not in known:

@@ -1,15 +1,15 @@
-"""`GET /progress/{fqn}/stream/{runId}`: how far a run is, over server-sent events.
+"""`GET /progress/{fqn}/stream/{runId}`: the progress of a run, over server-sent events.
 
     id: <version>
     data: <the JSON object that the client sent>
 
-First what was sent last, then each change; of several between two sends only the newest.
-It ends, with an event named `complete`, when the run's live streams end. What was sent to
-another node is found at the tail's next heartbeat.
+The stream begins with the progress that was sent last. Then it sends each change; of several
+between two sends only the newest. It ends, with an event named `complete`, when the run's live
+streams end. Progress that was sent to another node is found at the tail's next heartbeat.
 
 sse-starlette sends the events and a silent stream's comments, and ends the reply when its client
-leaves. Why the live view of lines goes without it, says
-`docs/decisions/074-sse-starlette-carries-progress-not-lines.md`.
+disconnects. `docs/decisions/074-sse-starlette-carries-progress-not-lines.md` explains why the live
+view of lines does not use it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _HEARTBEAT: Final = ServerSentEvent(comment="heartbeat", sep="\n")
 
 
 class ProgressStream(EventSourceResponse):
-    """A response that lasts until its run ends, its client leaves or the node stops."""
+    """A response that lasts until its run ends, its client disconnects or the node stops."""
 
     def __init__(
         self, node: NodeApi, key: RunKey, *, max_readers: int, counters: HttpCounters
@@ -74,7 +74,7 @@ class ProgressStream(EventSourceResponse):
                     over = None
 
     async def _stored(self) -> Report | None:
-        """What the store has; while it is away, the next look has to do."""
+        """The stored progress; while the store is unavailable, the next look has to do."""
         with suppress(TailraceError):
             return await self._node.status.progress(self._key)
         return None

@@ -1,8 +1,8 @@
-"""`GET /query` and `HEAD /query`: parameters to a search, a search to a response.
+"""`GET /query` and `HEAD /query`: translates parameters to a search, a search to a response.
 
 The status says what was known at the first byte: 200, or 206 if something could not be
-read. Errors up to then are problems like everywhere; later ones end the result as its
-format allows (`service/query/output.py`). A client that goes away ends its search.
+read. Errors before it are problem documents; later ones end the result as its
+format allows (`service/query/output.py`). A client that disconnects ends its search.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ PARAMETERS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
 
 
 def described(parameters: Mapping[str, tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Parameters of a URL as OpenAPI has them, of their texts and schemas."""
+    """The parameters of a URL as OpenAPI describes them, from their texts and schemas."""
     return [
         {"name": name, "in": "query", "required": False, "description": text, "schema": schema}
         for name, (text, schema) in parameters.items()
@@ -137,7 +137,7 @@ def parameters_of(request: Request) -> dict[str, str]:
 
 
 def _output(asked: str | None, accept: str) -> Callable[[], Output]:
-    """By `format`, else the first type of `Accept` that there is, else ndjson."""
+    """The output of `format`, else of the first known type of `Accept`, else ndjson."""
     if asked:
         if asked not in _OUTPUTS:
             raise InvalidInput(
@@ -150,6 +150,6 @@ def _output(asked: str | None, accept: str) -> Callable[[], Output]:
 
 
 def accepted_format(accept: str) -> str:
-    """The format of the first type of an `Accept` header that there is, else ndjson."""
+    """The format of the first known type of an `Accept` header, else ndjson."""
     types = [part.split(";")[0].strip().lower() for part in accept.split(",")]
     return next((_ACCEPTED[t] for t in types if t in _ACCEPTED), "ndjson")

@@ -21,9 +21,9 @@ Headers = list[tuple[bytes, bytes]]
 def receipt_reply(
     receipt: Receipt, tag: bytes, session: tuple[bytes, bytes], *, replaced: int = 0
 ) -> tuple[Headers, bytes]:
-    """Headers and body; the run's `tag` and `session` cookie come from its route.
+    """Headers and body of a receipt; the run's `tag` and `session` cookie come from its route.
 
-    `replaced` characters of the text were not UTF-8, which is said only where it is so.
+    `replaced` characters of the text were not UTF-8; a header names them if there are any.
     """
     last = ulids.encode(receipt.last).encode()
     # A batch id is its last line's ULID with five zeros at the end.
@@ -46,7 +46,7 @@ def receipt_reply(
 
 
 def echo_cookie(last: bytes, tag: bytes) -> tuple[bytes, bytes]:
-    """The cookie by which a client says what the run's last reply to it was."""
+    """The cookie by which a client echoes the run's last reply."""
     return (b"set-cookie", b"tailrace=%b.%b; Path=/; Max-Age=86400" % (last, tag))
 
 
@@ -56,23 +56,23 @@ def response_bytes(status_line: bytes, headers: Headers, body: bytes) -> bytes:
 
 
 class Answerer(Protocol):
-    """What counts a quick append and words its refusal."""
+    """Counts a quick append and makes the answer to its refusal."""
 
     def stored(self, records: int, start: float) -> None:
-        """Counts a batch that is safe; `start` is when its request was complete."""
+        """Counts a batch that is durable; `start` is when its request was complete."""
         ...
 
     def not_stored(self, error: BaseException, headers: Headers) -> Problem:
-        """Counts a batch that the disk did not take, and says why."""
+        """Counts a batch that the disk refused, and returns the answer."""
         ...
 
     def not_said(self, error: Exception, headers: Headers) -> Problem:
-        """Counts an append whose answer could not be made, and says so."""
+        """Counts an append whose answer could not be made, and returns an error."""
         ...
 
 
 class QuickReply:
-    """Of one batch; `tag` and `session` are its route's."""
+    """The reply to one batch; `tag` and `session` are its route's."""
 
     __slots__ = ("_answerer", "_batch", "_headers", "_session", "_start", "_submitted", "_tag")
 
@@ -97,11 +97,11 @@ class QuickReply:
 
     @property
     def done(self) -> asyncio.Future[None]:
-        """Done when the batch is as safe as it asked for."""
+        """A future, done when the batch is as durable as it asked for."""
         return self._submitted.done
 
     def failed(self, error: Exception) -> Problem:
-        """What to say where there is no response, though the batch may be safe."""
+        """The answer where there is no response, though the batch may be durable."""
         return self._answerer.not_said(error, list(self._headers.items()))
 
     def response(self) -> tuple[int, Headers, bytes]:

@@ -1,8 +1,8 @@
 """Runs as ndjson: pages and whole runs, one JSON object per record, as `/query` has them.
 
-The last object is `{"stats": {…}}`, or `{"error": {…}}` if the reply broke off; without either it
-is cut. `complete` is false if something could not be read that says more of the records:
-times, levels, connectors and attributes; `missing` names it. The records are all there.
+The last object is `{"stats": {…}}`, or `{"error": {…}}` if the reply broke off; a reply without
+either is truncated. `complete` is false if metadata of the records could not be read:
+times, levels, connectors and attributes; `missing` names them. The records are all there.
 
 Records are read, encoded and sent in pieces, the next when the connection has taken the one before.
 """
@@ -41,7 +41,7 @@ ORDER_HELP: Final = (
 
 
 def wants_ndjson(asked: str | None, accept: str | None) -> bool:
-    """By `format`, else by the `Accept` header."""
+    """Whether ndjson is wanted, by `format`, else by the `Accept` header."""
     if asked is not None:
         return asked == "ndjson"
     types = [part.split(";")[0].strip().lower() for part in (accept or "").split(",")]
@@ -49,7 +49,7 @@ def wants_ndjson(asked: str | None, accept: str | None) -> bool:
 
 
 class _Lines:
-    """Records as lines of JSON, and what could not be read for them."""
+    """Records as lines of JSON, and the metadata that could not be read for them."""
 
     def __init__(self, node: NodeApi, key: RunKey) -> None:
         self._node = node
@@ -86,9 +86,9 @@ class _Lines:
 async def record_page(
     node: NodeApi, key: RunKey, first: RecordPage, stats: Stats, *, by_ulid: bool
 ) -> Response:
-    """The page that begins with `first`; `stats` says what stands at its end.
+    """The page that begins with `first`; `stats` gives the object at its end.
 
-    Raises what reading raises.
+    Raises as reading does.
     """
     lines = _Lines(node, key)
     begun = await lines.of(first.parts)
@@ -133,7 +133,7 @@ async def _pieces(
 async def whole_run(
     node: NodeApi, key: RunKey, *, by_ulid: bool
 ) -> tuple[int, AsyncIterator[bytes]]:
-    """The status, and all records of the run as it is now. Raises what reading raises."""
+    """The status, and all records of the run in its present state. Raises as reading does."""
     lines = _Lines(node, key)
     pieces = node.run_logs.records.whole(key, by_ulid=by_ulid, max_bytes=_WHOLE_BYTES)
     begun = await lines.of(await anext(pieces, ()))
@@ -156,6 +156,6 @@ async def _rest(
 
 
 async def whole_text(node: NodeApi, key: RunKey) -> AsyncIterator[bytes]:
-    """The text of all records in order of ULID. Raises what reading raises."""
+    """The text of all records in order of ULID. Raises as reading does."""
     async for parts in node.run_logs.records.whole(key, by_ulid=True, max_bytes=PIECE_BYTES):
         yield b"".join([part.text for part in parts])

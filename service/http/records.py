@@ -1,12 +1,12 @@
-"""ndjson records to a batch: one JSON object per line, each one record.
+"""Decodes ndjson records to a batch: one JSON object per line, each one record.
 
     {"message": "…", "ts": <RFC 3339 | epoch s | epoch ms>, "level": "…", "attributes": {…}}
 
-Only `message` is needed. Each message gets one newline behind it, whatever it ends
-with, so what a record said comes back exactly; newlines inside stay.
+Only `message` is required. Each message gets one newline behind it, whatever it ends
+with, so its exact text can be returned; newlines inside stay.
 
-Records are decoded some at a time, and what they carry is held encoded: the objects that
-the parser makes never are those of a whole body.
+Records are decoded some at a time, and their metadata is held encoded, so that the objects
+of the parser never are those of a whole body.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MAX_MICROSECONDS = 253_402_300_799_999_999
 
 
 class Records(NamedTuple):
-    """The batch's text, what its records carry beside as the journal keeps it, their number."""
+    """The batch's text, the records' metadata as the journal stores it, and their number."""
 
     text: bytes
     meta: bytes
@@ -41,7 +41,7 @@ class Records(NamedTuple):
 
 
 class _Some(NamedTuple):
-    """Records that were read at once, and their messages as text."""
+    """Records that were decoded together, and their messages as text."""
 
     values: list[dict[str, Any]]
     texts: list[bytes]
@@ -92,7 +92,7 @@ def _windows(body: bytes) -> Iterator[bytes]:
 
 
 def _meta(some: _Some, first: int, base: int) -> RecordMeta:
-    """What the records carry; `base` is where their text begins in the batch's."""
+    """The records' metadata; `base` is the offset of their text in the batch's."""
     values = some.values
     return RecordMeta(
         ends=list(accumulate(map(len, some.texts), initial=base))[1:],
@@ -105,7 +105,10 @@ def _meta(some: _Some, first: int, base: int) -> RecordMeta:
 
 
 def _read_lines(window: bytes, first: int) -> _Some:
-    """All lines by one call of the parser; line by line only to say which one is wrong."""
+    """Decodes all lines by one call of the parser.
+
+    Only for an error line by line, to name the line.
+    """
     window, replaced = valid_utf8(window)
     lines = [line for line in window.split(b"\n") if line.strip()]
     try:
@@ -120,7 +123,7 @@ def _read_lines(window: bytes, first: int) -> _Some:
 
 
 def _read_long(line: bytes, number: int, bounds: Bounds) -> _Some:
-    """One line that is large, because of its message or by intent."""
+    """Decodes one large line: it has a large message, or was made large to do harm."""
     if not line.strip():
         return _Some([], [], 0)
     try:

@@ -1,9 +1,9 @@
-"""How many long replies are under way at once: their memory is bounded in sum.
+"""Limits the long replies in progress, so that the sum of their memory is bounded.
 
 A reply of lines or records is made in pieces, and holds two of them while its client does not
-read: `PLACE_BYTES`. So many have a place as fit into `server.reply_bytes`. The next request waits
-for its turn; one that has none after `_PATIENCE_SECONDS` gets 503. Replies that nobody reads
-hold up nobody for long: while a request waits, those of which the client took next to
+read: `PLACE_BYTES`. Only as many have a place as fit into `server.reply_bytes`. The next request
+waits for its turn; after `_PATIENCE_SECONDS` without a place it gets 503. Replies that nobody
+reads delay others only briefly: while a request waits, replies whose clients received next to
 nothing for `_STILL_SECONDS` are cut off, the oldest first and only as many as wait.
 """
 
@@ -33,20 +33,20 @@ _BYTES_ACKED_AT: Final = 120
 
 
 class Reader(Protocol):
-    """The connection that a reply goes to."""
+    """The connection that receives a reply."""
 
     @property
     def taken(self) -> int | None:
-        """Bytes that its client has taken so far; None: nothing waits to be read."""
+        """Bytes that its client has received so far; None: nothing waits to be read."""
         ...
 
     def cut_off(self) -> None:
-        """Ends it now, and drops what was not read."""
+        """Closes the connection now, and drops what was not read."""
         ...
 
 
 class Replies:
-    """Places for replies of `limit_bytes` in all, one at least."""
+    """Places for replies of `limit_bytes` in all, at least one."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._places = asyncio.Semaphore(max(1, limit_bytes // PLACE_BYTES))
@@ -99,10 +99,10 @@ class Replies:
 
 
 def acknowledged(connection: socket.socket) -> int:
-    """Bytes of which a TCP connection's other end has said that it has them.
+    """Bytes of a TCP connection that the other end has acknowledged.
 
-    What the transport holds says less: it changes only when a third of the kernel's buffer is
-    free, which is many seconds of a slow line.
+    The size of the transport's buffer tells less: it changes only when a third of the kernel's
+    buffer is free, which is many seconds of a slow line.
     """
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
     return int(_BYTES_ACKED.unpack_from(info, _BYTES_ACKED_AT)[0])
@@ -113,7 +113,7 @@ def _stands_still(before: int | None, now: int | None) -> bool:
 
 
 def places(replies: Replies, paths: Container[str]) -> Callable[[Request], AsyncIterator[None]]:
-    """A dependency for all routes: a GET of these has a place until its reply is sent."""
+    """A dependency for all routes: a GET of these paths has a place until its reply is sent."""
 
     async def place(request: Request) -> AsyncIterator[None]:
         if request.method == "GET" and request.scope["route"].path in paths:

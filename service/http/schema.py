@@ -1,6 +1,6 @@
-"""The schema of the HTTP API: FastAPI's, the two raw routes, problems as the shape of errors.
+"""The schema of the HTTP API: FastAPI's, the two raw routes, and problems as errors.
 
-The raw routes are append and close, which FastAPI does not know of.
+FastAPI does not know the raw routes, append and close.
 """
 
 from __future__ import annotations

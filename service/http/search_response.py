@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Opened:
-    """A search whose first batch is there, so that the status can be told."""
+    """A search whose first batch is there, so that the status is known."""
 
     def __init__(self, search: RunningSearch, *, head: bool) -> None:
         self.search = search
@@ -41,7 +41,7 @@ class Opened:
 async def opened(
     engine: QueryEngine, asked: QueryRequest, request: Request, *, head: bool
 ) -> Opened | None:
-    """The search with its first batch; None if the client went away meanwhile."""
+    """The search with its first batch; None if the client disconnected meanwhile."""
     started: list[RunningSearch] = []
 
     async def start() -> Opened:
@@ -60,7 +60,7 @@ async def opened(
 
 
 class SearchResponse(Response):
-    """Sends the result as the search finds it; the search is closed in any case."""
+    """Sends the result as the search finds it, and closes the search in any case."""
 
     def __init__(self, found: Opened, output: Output) -> None:
         stats = found.search.stats()
@@ -128,7 +128,10 @@ async def _send_piece(send: Send, piece: bytes | None) -> None:
 
 
 async def unless_gone(work: Coroutine[Any, Any, T], receive: Receive) -> T | None:
-    """The outcome of `work`, or None once the client has gone; then `work` is cancelled."""
+    """The result of `work`.
+
+    If the client disconnects, `work` is cancelled and the result is None.
+    """
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_disconnected(receive))
     try:

@@ -1,14 +1,14 @@
 """`/segments/…`: consumer groups over HTTP, for programs that have nothing but HTTP.
 
-`POST /segments/next` leases. `GET` is an alias for one more version, and not for caches; a HEAD
-of it is refused. A consumer that leaves while it waits is given nothing.
+`POST /segments/next` leases. `GET` is an alias for one more version, and must not be cached; a HEAD
+of it is refused. A consumer that disconnects while it waits gets no lease.
 
-`GET /segments/{id}`: the records of a segment. It takes no lease.
+`GET /segments/{id}` returns the records of a segment. It takes no lease.
 
-Parquet has a Content-Length, a strong ETag and ranges, so a body that broke off is seen and
-can be continued. ndjson and text are made on the way; a break ends the connection without
-the last chunk, and `Tailrace-Rows` says how many records there must be, unless a deletion
-took some.
+Parquet has a Content-Length, a strong ETag and ranges, so a client notices a body that broke off
+and can continue it. ndjson and text are generated while they are sent. A break ends the connection
+without the last chunk, and `Tailrace-Rows` is the number of records that there must be, unless a
+deletion removed some.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ def queue_routes(queue: Callable[[], SegmentQueue]) -> APIRouter:
 
 
 def group_routes(queue: Callable[[], SegmentQueue]) -> APIRouter:
-    """The routes of those who look after groups."""
+    """The routes of operators who look after groups."""
     routes = APIRouter(prefix="/segments/groups", tags=["segments"])
 
     @routes.get("", summary="All consumer groups", response_model=GroupList)

@@ -1,4 +1,4 @@
-"""uvicorn as we run it: one process, one loop, nothing on the way that an append pays for."""
+"""uvicorn with our configuration: one process, one loop, nothing that slows an append."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BACKLOG = 2048
 
 
 class Server(uvicorn.Server):
-    """A server that leaves signals to whoever runs it: a stop has more to do than uvicorn's."""
+    """A server that leaves signals to its caller, since a stop has more to do than uvicorn's."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -29,7 +29,7 @@ class Server(uvicorn.Server):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A bound socket; port 0 takes a free one. Raises `OSError`."""
+    """A bound socket; port 0 chooses a free one. Raises `OSError`."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -52,7 +52,7 @@ def configured(
 ) -> Config:
     """uvicorn's settings: `app` behind connections that `guests` counts.
 
-    Without `quick` every append goes by ASGI, which answers the same, later.
+    Without `quick` every append uses ASGI, which gives the same answers later.
     """
     connection = fast_path(app.append, guests) if quick else partial(Connection, guests)
     return Config(
@@ -75,7 +75,7 @@ def configured(
 async def serving(
     app: Application, bound: socket.socket, *, stop_seconds: float
 ) -> AsyncIterator[asyncio.Task[None]]:
-    """Serves while the block runs, and then until the requests at work are answered."""
+    """Serves while the block runs, and then until the requests in progress are answered."""
     append = app.append
     guests = Guests(app.settings, append.counters, append.fresh_id)
     server = Server(configured(app, guests, stop_seconds=stop_seconds))

@@ -77,7 +77,7 @@ _TEXT_ESCAPES = (
 
 
 def event(name: str, run: str, cursor: str | None, **fields: Any) -> bytes:
-    """One event of the JSON form; `fields` are those of a LogStreamEvent that are set."""
+    """One event of the JSON form; `fields` are the fields of a LogStreamEvent that are set."""
     value: dict[str, Any] = {"eventType": name, "runId": run, **fields}
     if cursor is not None:
         value["after"] = cursor
@@ -91,7 +91,7 @@ def data(value: dict[str, Any]) -> bytes:
 
 
 def json_data(text: bytes) -> bytes:
-    """JSON that is written already as the end of an event."""
+    """Encoded JSON as the end of an event."""
     for separator, escape in _JSON_ESCAPES:
         if separator in text:
             text = text.replace(separator, escape)
@@ -104,7 +104,10 @@ def logs(run: str, text: bytes, cursor: str) -> bytes:
 
 
 def text_lines(text: bytes, before: str, cursor: str, skipped: int = 0) -> bytes:
-    """Lines as one event each; the group follows `before`, and `skipped` of it are left out."""
+    """Lines as one event each.
+
+    The group follows `before`, and `skipped` lines of it are left out.
+    """
     body = shown(text).encode().replace(b"\r\n", b"\n")
     for separator, escape in _TEXT_ESCAPES:
         if separator in body:

@@ -1,7 +1,7 @@
-"""pipelineStatus, progress and metrics: what OpenMetadata's client tells of a run.
+"""pipelineStatus, progress and metrics: what OpenMetadata's client reports of a run.
 
-A report is answered with 200 once it is stored; the store being away is a 503. What the
-client sends is kept and given back as it is. A status that nobody sent is 204 without a
+A report is answered with 200 once it is stored; if the store is unavailable, with 503. The JSON
+of the client is stored and returned unchanged. A status that was never sent is 204 without a
 body, as upstream: the client asks for it before it sends its first one, and an error
 would keep it from sending any.
 """
@@ -219,7 +219,7 @@ def _json(body: bytes) -> Response:
 
 
 def _listed(reports: list[Report], paging: dict[str, Any] | None) -> Response:
-    """Bodies as they are kept, none of them parsed."""
+    """The bodies as they are stored, none of them parsed."""
     data = b",".join(report.body for report in reports)
     if paging is None:
         return _json(b'{"data":[%b]}' % data)
@@ -227,7 +227,7 @@ def _listed(reports: list[Report], paging: dict[str, Any] | None) -> Response:
 
 
 def _checked(value: dict[str, Any]) -> str:
-    """The run of a status whose known fields are what they should be. Raises `InvalidInput`."""
+    """The run of a status whose known fields are valid. Raises `InvalidInput`."""
     state = value.get("pipelineState")
     if state is not None and not (isinstance(state, str) and state in STATES):
         raise InvalidInput(

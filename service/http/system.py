@@ -1,9 +1,9 @@
-"""What machines ask: alive, ready, which numbers.
+"""Routes for machines: liveness, readiness, metrics.
 
-`GET /api/v1/system/version`: the version that OpenMetadata's client compares with its own.
+`GET /api/v1/system/version` is the version that OpenMetadata's client compares with its own.
 
-It takes a server of another major.minor for one that it cannot work with, so what is
-reported is a setting: that of the clients.
+The client refuses to work with a server of another major.minor version. The reported version is
+therefore a setting: that of the clients.
 """
 
 from __future__ import annotations

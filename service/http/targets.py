@@ -1,15 +1,15 @@
-"""What a path names: parsed from the right, because real clients do not quote names.
+"""The names in a path: parsed from the right, because real clients do not quote names.
 
 OpenMetadata's client puts the pipeline's name into the URL as it is. A `/` in it
-arrives as more path segments, everything else percent-encoded. So the run id is the
-last segment before the verb, and all that stands before it is the name:
+arrives as more path segments, everything else percent-encoded. The run id is therefore the
+last segment before the verb, and everything before it is the name:
 
     /api/v1/services/ingestionPipelines/logs/<anything>/<run>[/close]
 
-A component is decoded only after the split, so a quoted `/` never splits. A run may be
-called as a verb is (`close`, `last`): then its name is quoted, `%63lose`. Unquoted it is
-refused, everywhere alike, for half of the routes would take it for the verb. Only `logs` is
-a verb for who reads, behind a name and a run: the run `logs` of a pipeline with a `/` in its
+A component is decoded only after the split, so a quoted `/` never splits. A run may have
+the name of a verb (`close`, `last`): then its name is quoted, `%63lose`. Unquoted it is
+refused on all routes, for half of them would take it for the verb. Only `logs` is
+a verb for readers, behind a name and a run: the run `logs` of a pipeline with a `/` in its
 name is read with that `/` quoted.
 """
 
@@ -61,7 +61,7 @@ def run_key(fqn: str, run: str) -> RunKey:
 
 
 def _refuse_verb(run: str) -> None:
-    """Raises `InvalidName` for a run's name that stands there as a verb does."""
+    """Raises `InvalidName` for a run's name that is spelled as a verb."""
     if run in RESERVED:
         quoted = spelled(run)
         raise InvalidName(
@@ -72,7 +72,7 @@ def _refuse_verb(run: str) -> None:
 
 
 def _refuse_stream(parts: list[bytes]) -> None:
-    """Raises `InvalidName` for what every other method takes for the live stream of a run."""
+    """Raises `InvalidName` for a path that every other method takes for the run's live stream."""
     if len(parts) > 2 and parts[-2] == b"stream":
         raise InvalidName(
             "a path that ends in stream/{runId} is that of a live stream",
@@ -147,5 +147,5 @@ def _quoted(segment: bytes) -> str:
 
 
 def spelled(verb: str) -> str:
-    """A name that is spelled like a verb, as a path writes it."""
+    """A name that is spelled like a verb, quoted as in a path."""
     return f"%{ord(verb[0]):02X}{verb[1:]}"

@@ -25,7 +25,10 @@ def as_lines(raw: bytes) -> tuple[bytes, int]:
 
 
 def count_lines(text: bytes) -> int:
-    """Its newlines. `bytes.count` calls the C library for each, NumPy looks at 64 bytes at once."""
+    """The number of newlines. `bytes.count` calls the C library for each.
+
+    NumPy compares 64 bytes at once.
+    """
     if len(text) < _LONG:
         return text.count(b"\n")
     held = np.frombuffer(text, dtype=np.uint8)
@@ -38,7 +41,7 @@ def count_lines(text: bytes) -> int:
 
 
 def valid_utf8(raw: bytes) -> tuple[bytes, int]:
-    """`raw` if it is UTF-8, else with U+FFFD for what is not, and their number."""
+    """`raw` if it is UTF-8, else with U+FFFD for invalid bytes, and the number of those."""
     if len(raw) <= _PIECE:
         return _valid_piece(raw)
     fixed: list[bytes] = []
@@ -53,7 +56,7 @@ def valid_utf8(raw: bytes) -> tuple[bytes, int]:
 
 
 def whole_before(raw: bytes, stop: int) -> int:
-    """`stop`, or up to three bytes before it: where no character of UTF-8 is split."""
+    """`stop`, or up to three bytes before it, where no character of UTF-8 is split."""
     if stop < len(raw):
         for at in range(stop - 1, max(stop - 4, 0), -1):
             if raw[at] >= _LEAD:
@@ -71,7 +74,7 @@ def _valid_piece(raw: bytes) -> tuple[bytes, int]:
 
 
 def encode_text(text: str) -> tuple[bytes, int]:
-    """UTF-8 of a string that may hold lone surrogates, and how many were replaced."""
+    """UTF-8 of a string that may hold lone surrogates, and the number of those replaced."""
     try:
         return text.encode(), 0
     except UnicodeEncodeError:
@@ -81,5 +84,5 @@ def encode_text(text: str) -> tuple[bytes, int]:
 
 
 def shown(text: bytes) -> str:
-    """A run's text as a string, also one that OpenMetadata wrote and nobody has checked."""
+    """A run's text as a string; also an unchecked text that OpenMetadata wrote."""
     return text.decode("utf-8", "replace")

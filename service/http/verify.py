@@ -1,4 +1,4 @@
-"""Comparing all that is stored, asked for over HTTP: a report that grows line by line."""
+"""Verification of all stored data over HTTP: a report that grows line by line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ This node's journal is not compared, because it is in use.
 
 
 def verify_routes(verification: Verifier) -> APIRouter:
-    """Comparing, and with `repair` mending what can be mended."""
+    """The route that verifies and, with `repair`, repairs what can be repaired."""
     router = APIRouter(tags=["operation"])
 
     @router.post(
@@ -49,7 +49,7 @@ def verify_routes(verification: Verifier) -> APIRouter:
 
 
 class _Report(StreamingResponse):
-    """Ends the work with the connection, also where nobody reads."""
+    """Ends the work when the connection ends, even if no client reads."""
 
     def __init__(self, lines: Lines) -> None:
         super().__init__(lines, media_type=_MEDIA_TYPE)
