@@ -1,1 +1,1 @@
-"""From Spark's files to a commit: placed, made durable, and compared with what is stored."""
+"""From Spark's files to a commit: files are placed, made durable, and compared with row counts."""

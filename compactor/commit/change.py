@@ -1,4 +1,4 @@
-"""A change of the table that a pass has planned: committed, and made durable."""
+"""Commits a planned change of the table, and makes it durable."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ log = logging.getLogger("tailrace.compactor")
 async def make(
     compactor: Compactor, snapshot: Snapshot, change: Change, *, job: str | None = None
 ) -> Snapshot:
-    """A snapshot that has the change, made as the next version after the one it was planned on.
+    """Commits the change as the next version after `snapshot`; returns a snapshot that has it.
 
-    `job` is the ULID under which it is committed, else a fresh one. Raises `PreconditionFailed`
-    if the table has moved on, `OutcomeUnknown`, `StoreUnavailable`.
+    `job` is the ULID under which it is committed, by default a fresh one. Raises
+    `PreconditionFailed` if the table has a newer version, `OutcomeUnknown`, `StoreUnavailable`.
     """
     # First what it stands on: of versions that a power cut may take there is one at most, the last.
     await compactor.placement.settle(snapshot.version)
@@ -40,11 +40,11 @@ async def make_while(
     *,
     job: str | None = None,
 ) -> Snapshot:
-    """The same, on `snapshot` or on the newest version, as long as the change `holds` there.
+    """Commits on `snapshot` or on the newest version, as long as the change `holds` there.
 
-    What takes long to plan would lose for ever to those who commit often, if it had to be the
-    next version. Each try is the very next version after one that was looked at. Raises
-    `PreconditionFailed` where it holds no more or its files are too old, and as `make`.
+    A change whose planning takes long would always lose to frequent commits if it had to be the
+    next version. Each try is the very next version after one that was checked. Raises
+    `PreconditionFailed` if the change no longer holds or its files are too old, and as `make`.
     """
     planned = snapshot.version
     while True:

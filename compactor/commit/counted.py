@@ -1,9 +1,10 @@
-"""Placing what a job wrote, if all of it is there: rows written are rows found, in every store.
+"""Places a job's files only if they hold as many rows as the job wrote, in every store.
 
-Spark takes for written what its tasks say, and placing takes for all there is what a listing
-shows. A file that an executor wrote to a disk of its own, that a mount does not show yet, that
-somebody removed or wrote over, would be lines lost without a word: their segments count as taken
-in. The rows that the tasks counted are compared with the footers of what is to be committed.
+Spark relies on what its tasks report, and placing relies on what a listing
+shows. A file that an executor wrote to a disk of its own, that a mount does not show yet, or that
+was removed or overwritten, would lose lines without an error, since their segments count as
+compacted. The rows that the tasks counted are therefore compared with the footers of the files to
+be committed.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ _HINT: Final = (
 
 
 async def place_all(compactor: Compactor, job: str, rows: int, level: int = 0) -> list[NewFile]:
-    """Places what the job wrote, `rows` lines by its own count, as `Placement.place`.
+    """Places the job's files, which must hold `rows` lines, as `Placement.place`.
 
-    Raises `Unavailable` where the files hold another number, and as `Placement.place`; what was
-    placed is then orphans.
+    Raises `Unavailable` if the files hold another number, and as `Placement.place`; files that
+    were placed are then orphans.
     """
     files = await compactor.placement.place(job, level)
     found = sum(file.rows for file in files)

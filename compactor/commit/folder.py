@@ -53,7 +53,7 @@ def place(fs: FileSystem, table: str, job: str, level: int = 0) -> list[NewFile]
 
 
 def _sync_folders(fs: FileSystem, table: str, paths: Iterable[str]) -> None:
-    """Of each file, its hour's and those above: another driver may have made them just now."""
+    """Syncs each file's hour folder and its parents, which another driver may just have made."""
     hours = {os.path.dirname(os.path.join(table, path)) for path in paths}
     dates = {os.path.dirname(hour) for hour in hours}
     for found in (hours, dates, {table} if hours else set[str]()):
@@ -66,7 +66,7 @@ def _parts(fs: FileSystem, folder: str) -> list[str]:
 
 
 def _files(fs: FileSystem, folder: str) -> Iterator[str]:
-    """Names below the folder, some in folders of their bucket."""
+    """Names below the folder, some of them in folders of their bucket."""
     for name, is_folder in list(fs.scan(folder)):
         if is_folder:
             yield from (f"{name}/{file}" for file in _files(fs, os.path.join(folder, name)))
@@ -75,7 +75,7 @@ def _files(fs: FileSystem, folder: str) -> Iterator[str]:
 
 
 def _remove(fs: FileSystem, folder: str) -> None:
-    """What Spark leaves beside its files: their checksums, and files without rows."""
+    """Removes the folder with what Spark leaves in it: checksums, and files without rows."""
     for name, is_folder in list(fs.scan(folder)):
         path = os.path.join(folder, name)
         if is_folder:

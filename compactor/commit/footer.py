@@ -1,6 +1,6 @@
-"""The footer of a table file in a store, by its last bytes alone.
+"""The footer of a table file in a store, read from its last bytes alone.
 
-Rows of it may be read once their bytes are added to what was fetched.
+Rows of the file may be read once their bytes are added to what was fetched.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _MAGIC: Final = b"PAR1"
 async def fetch_tail(
     store: ObjectStore, key: str, size: int, *, if_match: str | None = None
 ) -> SparseFile:
-    """The file of `size` bytes, of which its footer is there.
+    """The file of `size` bytes, of which only the footer is fetched.
 
-    Raises `Damaged` where it has not that size or is no Parquet file, `NotFound`,
+    Raises `Damaged` if it has another size or is no Parquet file, `NotFound`,
     `PreconditionFailed`, `StoreUnavailable`.
     """
     start = max(size - _TAIL, 0)
@@ -38,7 +38,7 @@ async def fetch_tail(
 
 
 def opened(tail: SparseFile, key: str) -> pq.ParquetFile:
-    """The file, of what was fetched. Raises `Damaged`."""
+    """The Parquet file over the fetched ranges. Raises `Damaged`."""
     try:
         return pq.ParquetFile(tail, page_checksum_verification=True)
     except (OSError, pa.ArrowException) as error:
@@ -46,14 +46,14 @@ def opened(tail: SparseFile, key: str) -> pq.ParquetFile:
 
 
 def chunks_of(footer: Any, index: int) -> dict[str, Any]:
-    """What the footer says of each column of a row group, by the column's path."""
+    """The footer's entry for each column of a row group, by the column's path."""
     group = footer.row_group(index)
     every = [group.column(number) for number in range(group.num_columns)]
     return {chunk.path_in_schema: chunk for chunk in every}
 
 
 def extent(first: Any, last: Any) -> tuple[int, int]:
-    """Where the bytes of two columns, and all between them, begin and end in the file."""
+    """The range in the file that holds the bytes of two columns and all between them."""
     start = first.dictionary_page_offset or first.data_page_offset
     begin = last.dictionary_page_offset or last.data_page_offset
     return int(start), int(begin + last.total_compressed_size)

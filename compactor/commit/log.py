@@ -1,18 +1,18 @@
-"""The table's log in a folder: made durable after each commit, and mended after a power cut.
+"""The table's log in a folder: made durable after each commit, and repaired after a power cut.
 
-delta-rs writes an entry beside its name and links it there, and syncs nothing. So
+delta-rs writes an entry beside its name and links it there, and syncs nothing. Therefore
 
 - **a commit counts once it is settled**: its entry and its checkpoint are synced, then the log's
-  folder and those above it. All before it are settled first (another driver may have been killed
-  before it had), so the newest alone may not be on the disk;
-- **a power cut before that** may leave that one cut off. Its commit was told to nobody: an entry
-  that is not whole, and is the newest, is set aside as `….json.torn`, and what they said is done
-  again. Ours say how many actions they have, so one that ends between two lines is known too. The
-  same goes for checkpoints, which say nothing that entries do not.
+  folder and its parents. All earlier commits are settled first (another driver may have been killed
+  before it did so), so only the newest may be missing on the disk;
+- **a power cut before that** may truncate the newest entry. Its commit was never reported: an
+  entry that is not whole, and is the newest, is renamed to `….json.torn`, and its change is
+  made again. Our entries have their number of actions, so one that ends between two lines is
+  recognised too. The same applies to checkpoints, which hold nothing that entries do not.
 
 Only files that are a while old are judged, for a folder that several machines share shows a new
-file before its bytes. All that set aside hold one lock, and look again once they have it. An entry
-that is not whole below one that is was no power cut's doing, and is left to a person.
+file before its bytes. All drivers that set files aside hold one lock, and check again once they
+have it. A truncated entry below a whole one is not the effect of a power cut; a person must decide.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _LOCK: Final = ".mending"
 
 @dataclass(slots=True)
 class FolderLog:
-    """That of the table in the folder `table`. All calls block and let out no `OSError`."""
+    """The log of the table in the folder `table`. All calls block, and none raises `OSError`."""
 
     fs: FileSystem
     table: str
@@ -62,9 +62,9 @@ class FolderLog:
             raise StoreUnavailable(f"the table's log cannot be synced: {error}") from error
 
     def mend(self, now_ms: int) -> list[str]:
-        """Sets aside what a power cut left half, and says so; once in a process.
+        """Sets aside what a power cut truncated, and logs it; once in a process.
 
-        Raises `StoreUnavailable`, and `Damaged` where that is no power cut's doing.
+        Raises `StoreUnavailable`, and `Damaged` for a fault that no power cut explains.
         """
         if self._mended:
             return []
@@ -86,7 +86,7 @@ class FolderLog:
         self._durable = max(self._durable, last)
 
     def _unsettled(self, last: int) -> list[str]:
-        """What may not be on the disk: at first all that an opening reads, then what is new."""
+        """Files that may not be on the disk: at first all that an opening reads, then new ones."""
         if self._durable < 0:
             found = _names(self.fs, self._folder)
             checkpoints, entries = _numbered(_CHECKPOINT, found), _numbered(_ENTRY, found)
@@ -122,7 +122,7 @@ class FolderLog:
                 lock.release()
 
     def _torn(self) -> list[str]:
-        """Names of what is not whole, highest version first, checkpoints before entries."""
+        """Names of files that are not whole, highest version first, checkpoints before entries."""
         found = _names(self.fs, self._folder)
         checkpoints = _numbered(_CHECKPOINT, found)
         torn = []
@@ -161,7 +161,7 @@ class FolderLog:
         )
 
     def _forget_last(self) -> None:
-        """What points to a checkpoint, which may be gone: without it the log is listed."""
+        """Removes the pointer to a checkpoint that may be gone: without it the log is listed."""
         path = os.path.join(self._folder, _LAST)
         if self.fs.stat(path) is not None:
             self.fs.unlink(path)
@@ -175,7 +175,7 @@ class FolderLog:
 
 
 def is_whole(entry: bytes) -> bool:
-    """Whether the log's entry has all its lines, as far as it says how many there are."""
+    """Whether the log's entry has all its lines, as far as it has their number."""
     try:
         actions = [orjson.loads(line) for line in entry.splitlines()]
         infos = [action["commitInfo"] for action in actions if "commitInfo" in action]
@@ -203,6 +203,6 @@ def _names(fs: FileSystem, folder: str) -> list[str]:
 
 
 def _numbered(pattern: re.Pattern[str], names: list[str]) -> dict[int, str]:
-    """Those of the pattern by their version."""
+    """Names that match the pattern, by their version."""
     found = ((pattern.match(name), name) for name in names)
     return {int(match[1]): name for match, name in found if match}

@@ -1,7 +1,8 @@
-"""Files of the table that its log names and the store has not.
+"""Missing files: files of the table that its log names and the store does not have.
 
-Nothing of ours removes one. Somebody may put it back, so whoever needs one waits and is an alarm:
-a segment whose lines may be copies of its own, the rewriting of its hour. All else goes on.
+No program of ours removes such a file. Somebody may put it back, so work that needs it waits and
+raises an alarm: a segment whose lines may be copies of the file's, the rewriting of its hour. All
+other work continues.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _AT_ONCE: Final = 16
 
 
 async def missing_files(store: ObjectStore, files: Iterable[TableFile]) -> list[TableFile]:
-    """Those of them that are not there. Raises `StoreUnavailable`."""
+    """The files that are missing. Raises `StoreUnavailable`."""
     turns = asyncio.Semaphore(_AT_ONCE)
 
     async def is_missing(file: TableFile) -> bool:
@@ -37,7 +38,7 @@ async def missing_files(store: ObjectStore, files: Iterable[TableFile]) -> list[
 
 
 def describe(file: TableFile) -> str:
-    """That it is gone, and what can be done."""
+    """Says that the file is missing, and what a person can do."""
     return (
         f"{file.path} of the table, with {file.rows} lines of the hour {hour_of(file)}, is gone:"
         " put it back, or give its lines up (docs/operations.md, A file of the table that is gone)"

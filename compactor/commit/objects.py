@@ -1,11 +1,11 @@
-"""Placing in a bucket: the server copies each file to its name, then Spark's is removed.
+"""Placing in a bucket: the server copies each file to its name, then Spark's file is removed.
 
-S3 knows no renaming. Spark could write below the table's own folders, but would then sort
+S3 has no renaming. Spark could write below the table's own folders, but would then sort
 every file once more and could not spell `hour=09`; a copy inside the store moves no byte
-through here. It also gives the file its storage class, by its level: what Spark wrote lives for
-seconds, a fresh file for an hour, and either would be paid for a month.
+through this process. It also gives the file its storage class, by its level: Spark's file lives for
+seconds and a fresh file for an hour, and a class may be billed for at least a month.
 
-A put is durable when it is answered, the log's as well, so there is nothing to settle.
+A put is durable when it is answered, also one of the log, so nothing has to be settled.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ObjectPlacement:
         return [file for file in placed if file is not None]
 
     async def markers(self, job: str) -> list[str]:
-        """Hadoop's connector puts an empty object `x/` for a folder `x`."""
+        """Hadoop's connector puts an empty object `x/` for a folder `x`; these are its keys."""
         return await self._folders(_staging(job))
 
     async def settle(self, version: int) -> None:

@@ -1,4 +1,4 @@
-"""Spark's files to their names in the table, for good, before a commit speaks of them.
+"""Gives Spark's files their names in the table, durably, before a commit names them.
 
     table/_staging/{job}/part-{bucket:05d}-….parquet       Spark's; no reader looks there
     table/_staging/{job}/bucket={bucket}/part-….parquet    where a task has several buckets
@@ -8,7 +8,7 @@ Spark writes into a folder of the job's own: its committer removes the whole wor
 folder of a target when it is done, and two drivers with one target would remove each
 other's. Which hour a file belongs to is read from the file.
 
-`Placement` is the seam: `folder.py` renames, `objects.py` has the server copy.
+`Placement` is the interface: `folder.py` renames, `objects.py` has the server copy.
 """
 
 from __future__ import annotations
@@ -28,43 +28,43 @@ _HOUR_MS = 3_600_000
 
 
 class Placement(Protocol):
-    """How what a job wrote becomes files of the table that survive a power cut."""
+    """Makes a job's files files of the table that survive a power cut."""
 
     async def place(self, job: str, level: int = 0) -> list[NewFile]:
-        """Moves what the job wrote, and describes it. `level` is said by the names.
+        """Moves the job's files, and describes them. Their names have the `level`.
 
         Raises `StoreUnavailable`, `OutcomeUnknown`, `Damaged`.
         """
         ...
 
     async def markers(self, job: str) -> list[str]:
-        """Keys that stand for the folders of the job's staging and that no list shows."""
+        """Keys that stand for the folders of the job's staging, and that no listing shows."""
         ...
 
     async def settle(self, version: int) -> None:
-        """Makes the log durable up to this version, as it must be before the next is made.
+        """Makes the log durable up to this version, which must happen before the next is made.
 
         Raises `StoreUnavailable`.
         """
         ...
 
     async def mend(self, now_ms: int) -> list[str]:
-        """Sets aside what a power cut left half of the log, before anything is planned.
+        """Sets aside the files of the log that a power cut truncated, before anything is planned.
 
-        Gives what a person is to be told. Raises `StoreUnavailable`, `Damaged`.
+        Returns messages for a person. Raises `StoreUnavailable`, `Damaged`.
         """
         ...
 
 
 def staging_folder(table: str, job: str) -> str:
-    """Where Spark writes for the job; a path, address or key as `table` is."""
+    """The folder that Spark writes for the job; a path, address or key as `table` is."""
     return f"{table}/{STAGING}/{job}"
 
 
 def is_part(name: str) -> bool:
-    """Whether the job's result is in it: `name` is below the job's staging folder.
+    """Whether a file below the job's staging folder, called `name`, belongs to the result.
 
-    What Spark leaves beside it is not, nor what a task that was too late left further below.
+    Other files that Spark leaves do not, nor those of late tasks further below.
     """
     return _PART.match(name) is not None
 

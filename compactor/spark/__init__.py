@@ -1,1 +1,1 @@
-"""What Spark does, and how it is started. Only these modules import pyspark."""
+"""Spark's jobs and session. Only these modules import pyspark."""

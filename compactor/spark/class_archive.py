@@ -1,10 +1,10 @@
-"""Spark's classes as Java keeps them in memory, in a file that each later JVM maps.
+"""An archive of Spark's classes in Java's memory format, which each later JVM maps.
 
 Starting a JVM with Spark is mostly reading, parsing and verifying some 20,000 classes. Java can
-write what comes of that into an archive (class data sharing). `python -m
+write the result into an archive (class data sharing). `python -m
 compactor.spark.class_archive` makes one, by a small merge and a small rewriting in a JVM that
-writes the archive as it ends. `make setup` does so. The archive lies beside Spark's jars: who may
-write there may change what Spark does anyway.
+writes the archive as it ends. `make setup` does so. The archive lies beside Spark's jars: a user
+who may write there may change what Spark does anyway.
 
 The file is named after the Java and the jars that it was made with. Once either has changed, the
 file is not found, and Spark starts without it. Java compares them as well, and silently starts
@@ -44,7 +44,7 @@ def archive_conf() -> dict[str, str]:
 
 
 def archive_file() -> Path | None:
-    """Where the archive of this Java and Spark is, if one was made; None without either."""
+    """The path of the archive of this Java and Spark, if one can be made; None without either."""
     from pyspark.find_spark_home import _find_spark_home
 
     java = shutil.which(os.path.join(os.environ.get("JAVA_HOME") or "", "bin", "java"))
@@ -100,7 +100,7 @@ def _write(archive: Path, folder: Path) -> None:
 
 
 def _work(engine: Engine, folder: Path) -> None:
-    """What passes do, with a few lines of one hour."""
+    """Runs the jobs of a pass, with a few lines of one hour."""
     files = [folder / f"{number}.parquet" for number in range(2)]
     for path in files:
         _write_lines(path)

@@ -1,7 +1,7 @@
-"""Spark's configuration: what correctness needs, whatever anybody says, and what is better.
+"""Spark's configuration: what correctness requires, and defaults that may be changed.
 
-`NEEDED` is set over flags and settings. `DEFAULTS` give way to `compaction.spark`, and both to
-what `spark-submit` was told.
+`NEEDED` overrides flags and settings. `DEFAULTS` are overridden by `compaction.spark`, and both by
+what `spark-submit` was given.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ DEFAULTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class SparkWishes:
-    """What the settings say of Spark: heap of the driver, master if not the usual, and more.
+    """The settings for Spark: heap of the driver, master if not the usual, and more.
 
-    `json_log`: all that it says is logged, as lines of JSON; else what goes wrong.
+    With `json_log` all that Spark logs is logged, as lines of JSON; else only problems.
     """
 
     driver_memory: str
@@ -81,7 +81,7 @@ class SparkWishes:
     json_log: bool = False
 
     def defaults(self) -> dict[str, str]:
-        """What holds where `spark-submit` was told nothing else."""
+        """The configuration where `spark-submit` was given nothing else."""
         master = {"spark.master": self.master} if self.master else {}
         return DEFAULTS | dict(self.more) | master
 

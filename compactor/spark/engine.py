@@ -1,11 +1,11 @@
-"""What runs the heavy jobs: the seam between deciding what is to be done and Spark doing it.
+"""The interface to the heavy jobs, between planning them and Spark, which runs them.
 
-A job is plain values in and a folder of Parquet files out, so whatever can read and write
-those may stand behind it. `session.py` is the one that ships; tests that go through
+A job is plain values in and a folder of Parquet files out, so any program that reads and writes
+those may implement it. `session.py` is the one that ships; tests that run
 thousands of histories have one that starts in no time. All calls block, and belong in a
 thread.
 
-What a merge or a rewriting job is given are plain values, so planning one needs no Spark.
+The inputs of merges and rewriting jobs are plain values, so planning one needs no Spark.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from logstore.runs.deletion import Deletion
 
 @dataclass(frozen=True, slots=True)
 class RewriteInput:
-    """Table files of one hour, bytes by address, to be written anew as `parts` files.
+    """Table files of one hour, bytes by address, to be rewritten as `parts` files.
 
     `rows` is their number of lines as far as is known. `deletions` say which to leave out.
     """
@@ -50,7 +50,7 @@ class MergeInput:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a merge has written, as the tasks counted it whose attempts were committed.
+    """The row counts of a merge, from the task attempts that were committed.
 
     `rows` are lines that are in its files, `deleted` lines that were left out as deleted.
     """
@@ -68,16 +68,19 @@ class Engine(Protocol):
         ...
 
     def cores(self) -> int:
-        """How many tasks run at once; starts what is not running. Raises `Unavailable`."""
+        """The number of tasks that run at once; starts the engine if needed.
+
+        Raises `Unavailable`.
+        """
         ...
 
     def merge(self, work: MergeInput, folder: str) -> Written:
         """Writes the merged lines below `folder`, each once, sorted by (fqn, run_id, ulid).
 
-        One file `part-{bucket:05d}-….parquet` for each of `work.bounds`, or
-        `bucket={bucket}/part-….parquet`; of those without lines there may be one or none. What
-        `work.held` has is left out, and what is deleted. Raises `Unavailable`; then nothing but
-        files in `folder` came of it.
+        Makes one file `part-{bucket:05d}-….parquet` for each of `work.bounds`, or
+        `bucket={bucket}/part-….parquet`; for one without lines a file may exist or not. Lines that
+        `work.held` has are left out, and deleted ones. Raises `Unavailable`; then the only effect
+        is files in `folder`.
         """
         ...
 
@@ -98,5 +101,5 @@ class Engine(Protocol):
         ...
 
     def stop(self) -> None:
-        """Gives back what it holds. The next call starts it again."""
+        """Releases its resources. The next call starts it again."""
         ...

@@ -1,17 +1,17 @@
-"""The jars by which Spark reads and writes S3, some 22 MB, and three ways to them.
+"""The jars by which Spark reads and writes S3, some 22 MB, and three ways to get them.
 
-- `compaction.jars` names a folder that holds them: nothing is looked for elsewhere;
-- else Spark fetches them at its first start from the Maven repository that it is set up for,
+- `compaction.jars` names a folder that holds them: no other place is searched;
+- else Spark fetches them at its first start from the Maven repository that it is configured for,
   and keeps them in its own cache;
 - `spark-submit` has started its JVM before this program runs, so its own flags must name
   them: `--properties-file deploy/spark/s3.conf`, or `--jars`.
 
 `python -m compactor.spark.jars FOLDER` fills such a folder, for images and for machines that reach
-no repository. `requirements/jars.sha256` says which bytes were tried.
+no repository. `requirements/jars.sha256` has the checksums of the tested jars.
 
-Hadoop's connector asks for the AWS SDK as one bundle of 640 MB, and Spark's cloud module for
-the connectors of other clouds. Left out are those, and Hadoop's client, which Spark has; what
-S3 needs of the SDK is named instead.
+Hadoop's connector requires the AWS SDK as one bundle of 640 MB, and Spark's cloud module
+the connectors of other clouds. Both are left out, and so is Hadoop's client, which Spark has. The
+parts of the SDK that S3 needs are named instead.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SUBMIT: Final = "spark-submit --properties-file deploy/spark/s3.conf compactor/j
 
 
 def jars_conf(folder: str) -> dict[str, str]:
-    """What Spark's launcher is told: the jars of `folder`, or what to fetch if it is empty.
+    """The launcher's configuration: the jars of `folder`, or what to fetch if it is empty.
 
     Raises `InvalidInput` if the folder holds no jars.
     """

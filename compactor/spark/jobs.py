@@ -112,7 +112,7 @@ def _ranges(lines: DataFrame, work: RewriteInput) -> list[Key]:
 
 
 def _text(keys: DataFrame) -> str:
-    """All of them as JSON. Collecting rows would leave a socket of pyspark's open each time."""
+    """All keys as JSON; collecting rows would leave a socket of pyspark's open each time."""
     listed = F.collect_list(F.array(*KEY))
     found: Any = keys.agg(F.to_json(listed))
     text: str = found._jdf.head().getString(0)
@@ -134,9 +134,9 @@ def _structs(keys: Sequence[Key]) -> Column:
 
 
 def bucketed(lines: DataFrame, key: Column, begins: Column, number: int) -> DataFrame:
-    """With the index, in `BUCKET`, of the last range that begins at or below the key.
+    """Adds the index, in `BUCKET`, of the last range that begins at or below the key.
 
-    `begins` is an array of `number` such keys, rising; the first is not looked at, since all
+    `begins` is an array of `number` such keys, rising; the first is ignored, since all
     lines are in some range.
     """
     found = lines.withColumn(BUCKET, F.lit(0))
@@ -186,7 +186,7 @@ def _with_held(
     work: MergeInput,
     looked_at: Callable[[DataFrame], DataFrame],
 ) -> DataFrame:
-    """The lines that the table has not."""
+    """The lines that the table does not have."""
     low, high = ulid.encode(work.low), ulid.encode(work.high)
     keys = read(spark, work.held).where(F.col("ulid").between(low, high))
     both = lines.withColumn("held", F.lit(False)).unionByName(

@@ -1,21 +1,21 @@
-"""Spark's JVM: starting it, what it says, whether it can still work, and ending it.
+"""Spark's JVM: starting it, relaying its log, checking that it lives, and ending it.
 
-Spark logs by log4j, which is given a layout of JSON with our names. What comes before that, or
-from Java itself (its launcher, the fetching of jars, a JVM that breaks), is text, on standard
-output or error. So both, of a JVM that this process starts, are a pipe to it, and each line that
-is no JSON is the message of a record of ours. For people, a start that succeeds is silent: what
-was said until the layout was set is logged only if the JVM ends before.
+Spark logs by log4j, which is given a layout of JSON with our names. Output before that, or
+from Java itself (its launcher, the fetching of jars, a JVM that crashes), is text, on standard
+output or error. For a JVM that this process starts, both are a pipe to this process, and each line
+that is no JSON becomes the message of a record of ours. For people, a start that succeeds is
+silent: output before the layout was set is logged only if the JVM ends before.
 
-`spark-submit` has started its JVM before us. Where lines of JSON are wanted the layout alone is
-set there, and what it says until then is text unless it is given
+`spark-submit` has started its JVM before us. Where lines of JSON are wanted, only the layout is
+set there, and the output until then is text unless the JVM is given
 `deploy/spark/json-log.properties`.
 
-py4j's own log is silent: what it says of a call that fails is said once, by the error that is
-raised. Whoever tells us to end may tell Spark's JVM as well, and calls that break off then are
-what was asked for.
+py4j's own log is silent: the error that a failed call raises says the same once. A signal that
+ends this process may end Spark's JVM as well; calls that then break off are
+expected.
 
-A JVM is killed for its memory, and a cluster may end an application. Whoever stays starts
-another one then, and pyspark has to forget the one that is gone.
+A JVM may be killed for its memory, and a cluster may end an application. A process that continues
+then starts another one, and pyspark has to forget the old one.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ _LAST_WORDS_SECONDS: Final = 5.0
 
 
 def reason(error: Exception) -> str:
-    """Java's own words of a py4j error, of others the first line, of the mute their name.
+    """Java's message of a py4j error; for other errors the first line, or the error's name.
 
     py4j puts a line of its own first, and Java's exception is the second.
     """
@@ -98,7 +98,7 @@ def reason(error: Exception) -> str:
 
 
 def quiet_py4j() -> None:
-    """Its logger says nothing more, nor does it by the root logger, as it does here and there."""
+    """Silences py4j's logger, also towards the root logger."""
     logging.getLogger("py4j").setLevel(logging.CRITICAL + 1)
     logging.getLogger().addFilter(_not_of_py4j)  # once, however often it is called
 
@@ -108,10 +108,10 @@ def _not_of_py4j(record: logging.LogRecord) -> bool:
 
 
 def launch(conf: SparkConf, *, all_of_it: bool) -> None:
-    """Starts the JVM of this configuration, unless there is one, and logs what it says.
+    """Starts the JVM of this configuration, unless there is one, and logs its output.
 
-    Without `all_of_it` the words of a start that succeeds are left out, and a JVM that somebody
-    else has started is left to speak for itself. Raises `PySparkRuntimeError`, `Py4JError`.
+    Without `all_of_it` the output of a successful start is left out, and the output of a JVM that
+    another process started is not relayed. Raises `PySparkRuntimeError`, `Py4JError`.
     """
     from pyspark import SparkContext
     from pyspark.java_gateway import launch_gateway
@@ -148,7 +148,7 @@ def _lay_out(jvm: Any) -> None:
 
 
 class _Relay(threading.Thread):
-    """Logs each line; what is JSON as it stands. Ends with the JVM."""
+    """Logs each line; JSON is passed on unchanged. Ends with the JVM."""
 
     def __init__(self, lines: BinaryIO, *, all_of_it: bool) -> None:
         super().__init__(name="words of the JVM", daemon=True)
@@ -209,7 +209,7 @@ def end(spark: SparkSession) -> None:
 def end_jvm() -> None:
     """Ends the JVM that this process started, if there is one; Spark's stop leaves it running.
 
-    Its memory is what an idle compactor gives back.
+    An idle compactor releases its memory that way.
     """
     gateway = SparkContext._gateway
     if gateway is None or submitted():
@@ -222,7 +222,7 @@ def end_jvm() -> None:
 
 
 def end_dead_jvm() -> None:
-    """Forgets the JVM if it does not answer any more, so that the next start is of another one."""
+    """Forgets the JVM if it does not answer any more, so that the next start makes another one."""
     gateway = SparkContext._gateway
     if gateway is None:
         return

@@ -1,16 +1,17 @@
-"""Lines as Spark reads them, and what every job does with them: each once, none that is deleted.
+"""Reads and writes lines with Spark; every job writes each record once, and no deleted one.
 
-A record is known by (fqn, run_id, ulid). Where all copies of it are in one bucket (rows that
+The identity of a record is (fqn, run_id, ulid). Where all copies of it are in one bucket (rows that
 one task has), one sort by it serves both the removal of copies and the order of the file: a
 record whose predecessor has its identity is left out. That is a window over one batch and
 its copies, so what Spark buffers is bounded by the largest batch and not by a run, and
 takes a fifth less CPU than an aggregation that keeps the first of each record.
 
-Files are read whose place and size are known, so that Spark asks the store for neither. By itself
+Place and size of the files to read are known, so Spark asks the store for neither. By itself
 it looks for each path (HEAD) and lists it (LIST, HEAD), one after the other in the driver, before
-a task reads a byte. The store's listing has said it all by then. So Spark's own index of files
-is made of what is known, by the cache that it takes listings from. What is gone meanwhile
-fails in its task, as what goes between Spark's listing and its reading does.
+a task reads a byte, although the store's listing has all of that already. Spark's own index of
+files is therefore filled from that listing, by the cache from which Spark takes listings. A file
+that is removed meanwhile fails in its task, as one that is removed between Spark's listing and its
+reading does.
 """
 
 from __future__ import annotations
@@ -90,10 +91,10 @@ def write(lines: DataFrame, folder: str) -> int:
 
 
 def rows_of(observed: Observation, seconds: float = PATIENCE_SECONDS) -> int:
-    """What was counted as `rows` in an action that is over.
+    """The number counted as `rows` in an action that is over.
 
-    Spark tells it by a queue of events that drops some when it is full, and would be waited for
-    without end. Raises `Unavailable` after so many seconds.
+    Spark delivers it by a queue of events that drops some when it is full, so waiting for it might
+    never end. Raises `Unavailable` after that many seconds.
     """
     told: Queue[int | Exception] = Queue()
 
@@ -123,10 +124,10 @@ def once(
 ) -> DataFrame:
     """The first of each record in the given order; the batch is a ULID without its line number.
 
-    `looked_at` is given all of them where they are sorted, and says which go on.
+    `looked_at` gets all lines after they are sorted, and selects those that remain.
 
     `lines` are partitioned by their task, or by their bucket if each has a task of its own, and
-    come out sorted by bucket and record's identity: so files are written one after another.
+    are returned sorted by bucket and record's identity, so files are written one after another.
     """
     batch = F.substring("ulid", 1, BATCH_CHARACTERS)
     place = [BUCKET, TASK] if TASK in lines.columns else [BUCKET]

@@ -1,16 +1,16 @@
-"""S3 as Spark knows it: `s3a://` addresses and the settings of Hadoop's connector.
+"""S3 for Spark: `s3a://` addresses and the settings of Hadoop's connector.
 
-Files come to be by the magic committer: a task uploads its file in parts and leaves the
-upload open, the driver completes it when the job is done. Nothing is renamed, which on S3
-would be a copy through nobody's memory but everybody's time, and a file is there whole or
-not at all. What a killed job leaves is uploads that nobody completes; the clean-up aborts them.
+Files are made by the magic committer: a task uploads its file in parts and leaves the
+upload open, and the driver completes it when the job is done. Nothing is renamed, since on S3
+that would be a slow copy, and a file exists whole or
+not at all. A killed job leaves uploads that nobody completes; the clean-up aborts them.
 
-A role that is assumed at AWS is renewed by the connector. Where its code for that is not in our
-jars (a server of one's own that gives out roles), or knows less than asked for (a source
-identity), the keys are borrowed from botocore, and Spark starts anew once they were renewed.
+The connector renews an assumed role at AWS. Where our jars lack its code for that (a server
+of one's own that gives out roles), or that code knows less than required (a source
+identity), the keys are taken from botocore, and Spark restarts once they were renewed.
 
 Secrets never go into Spark's own configuration: its launcher puts that on a command line,
-where every user of the machine reads it. They are set in the running session.
+where every user of the machine can read it. They are set in the running session.
 """
 
 from __future__ import annotations
@@ -52,25 +52,25 @@ _ENCRYPTION: Final = {"AES256": "AES256", "aws:kms": "SSE-KMS"}
 
 
 def address(uri: str) -> str:
-    """The place as Spark names it: `s3a://` for `s3://`; a path stays as it is."""
+    """The address in Spark's form: `s3a://` for `s3://`; a path stays as it is."""
     return f"s3a{uri[2:]}" if uri.startswith("s3://") else uri
 
 
 @dataclass(frozen=True)
 class S3A:
-    """What Spark must be told of a store on S3; `jars` is a folder, or empty: they are fetched."""
+    """Spark's configuration for a store on S3; with an empty `jars` folder, jars are fetched."""
 
     settings: S3Settings
     jars: str = ""
 
     @cached_property
     def credentials(self) -> Credentials:
-        """Who we are."""
+        """The credentials of the store."""
         return Credentials(self.settings)
 
     @property
     def borrows(self) -> bool:
-        """Whether Spark is given keys that end."""
+        """Whether Spark is given keys that expire."""
         settings = self.settings
         elsewhere = settings.sts_endpoint_url or settings.endpoint_url
         return bool(settings.role_arn and (elsewhere or settings.role_source_identity))
@@ -94,11 +94,14 @@ class S3A:
         return _COMMITTER | {name: value for name, value in found.items() if value}
 
     def launch(self) -> dict[str, str]:
-        """Where the launcher finds the jars. Raises `InvalidInput`."""
+        """The launcher's configuration for the jars. Raises `InvalidInput`."""
         return jars_conf(self.jars)
 
     def secrets(self) -> dict[str, str]:
-        """For the Hadoop configuration of the running session. Raises `StoreUnavailable`."""
+        """Secrets for the Hadoop configuration of the running session.
+
+        Raises `StoreUnavailable`.
+        """
         if self.borrows:
             key = self.credentials.frozen()
             found = key.access_key_id, key.secret_access_key, key.session_token

@@ -1,10 +1,10 @@
 """The Spark session: started at the first need, so that an idle pass costs no JVM.
 
 Where executors are other processes, maybe on other machines, a store that is a folder must be
-the same folder for all: that is tried before anything is done. After each job the rows
-that the tasks say they wrote are compared with those found (`compactor/commit/counted.py`).
+the same folder for all; this is checked before any work. After each job the rows
+that the tasks report are compared with those found (`compactor/commit/counted.py`).
 
-pyspark is imported when Spark starts, and not before: a pass that has nothing to do needs none.
+pyspark is imported when Spark starts, and not before, since a pass without work needs none.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Session:
         return self._spark is not None
 
     def get(self) -> SparkSession:
-        """The session, started if need be, also where the one there was is gone.
+        """The session, started if needed, also if the previous one has ended.
 
         Raises `Unavailable` where Spark cannot run.
         """
@@ -112,7 +112,7 @@ class Session:
         return share_batches(spark, some, others)
 
     def tasks(self) -> tuple[int, int] | None:
-        """Tasks done, and all, of the stages under way; None if there are none."""
+        """The tasks done, and all tasks, of the active stages; None without any."""
         spark = self._spark
         if spark is None or self._starting:
             return None
@@ -128,10 +128,10 @@ class Session:
         end(spark)
 
     def abandon(self) -> None:
-        """As `stop`, beside a job or a start that a thread of this process waits for.
+        """As `stop`, while a thread of this process waits for a job or a start.
 
-        The process is to end then. What was waited for fails or never comes, which is what was
-        asked for, and nothing that anybody needs to read about.
+        The process is about to end. The call that the thread waits for fails or never returns; this
+        is expected, and nothing about it is logged.
         """
         if self._spark is None or self._starting:
             return  # a JVM that is being started ends when it finds our end of its input closed
@@ -218,9 +218,9 @@ def _conf(wishes: SparkWishes, s3a: S3A | None) -> SparkConf:
 
 
 def _close_files() -> None:
-    """Ends what a JVM of spark-submit has open of S3 with older keys, before Spark begins in it.
+    """Closes what a JVM of spark-submit has open of S3 with older keys, before Spark starts in it.
 
-    Not later: Spark's event log is written by way of one of them from Spark's start to its end.
+    Later is impossible: Spark's event log uses one of them from Spark's start to its end.
     """
     from pyspark import SparkContext
 
@@ -230,7 +230,7 @@ def _close_files() -> None:
 
 
 def _tell_s3(spark: SparkSession, secrets: Mapping[str, str]) -> None:
-    """Gives the session its secrets, once its classes are found to be there."""
+    """Gives the session its secrets, after checking that its classes exist."""
     jvm: Any = spark.sparkContext._jvm
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
     for name in (FILE_SYSTEM, COMMITTER):
@@ -247,7 +247,7 @@ def _tell_s3(spark: SparkSession, secrets: Mapping[str, str]) -> None:
 
 
 def _tasks_of(spark: SparkSession) -> tuple[int, int] | None:
-    """Tasks done, and all tasks, of the stages under way; None if there are none, or no Spark."""
+    """The tasks done, and all tasks, of the active stages; None without any, or without Spark."""
     from py4j.protocol import Py4JError
 
     done = known = 0
@@ -264,7 +264,7 @@ def _tasks_of(spark: SparkSession) -> tuple[int, int] | None:
 
 
 def try_folder(spark: SparkSession, folder: str) -> None:
-    """Has executors write below `folder`, made if need be, and looks. Raises `Unavailable`."""
+    """Checks that executors can write below `folder`, made if needed. Raises `Unavailable`."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 

@@ -1,7 +1,7 @@
 """Spark's calls in threads that the end of the process does not wait for.
 
-A job or a start takes minutes, and whoever is told to end may have seconds. Every step may be
-broken off anywhere, so such a call is left where it is; its JVM ends when it finds the pipe
+A job or a start takes minutes, and a process that is told to end may have seconds. Every step may
+be interrupted anywhere, so such a call is abandoned; its JVM ends when it finds the pipe
 from this process closed.
 """
 
@@ -18,7 +18,10 @@ T = TypeVar("T")
 
 
 async def in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """What the call gives or raises, from a thread of its own. Cancelling does not end the call."""
+    """Runs the call in a thread of its own; returns or raises as it does.
+
+    Cancelling does not end it.
+    """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
