@@ -1,6 +1,6 @@
-"""Where a search stopped: the last record that was given, (ulid, fqn, run).
+"""The cursor of a search: the last record that was returned, (ulid, fqn, run).
 
-Opaque to clients: `q1.` and base64url of a JSON list, so that it is never mistaken for
+It is opaque to clients: `q1.` and base64url of a JSON list, so that it is never mistaken for
 a cursor of positions or a line number.
 """
 
@@ -19,19 +19,19 @@ _PREFIX = "q1."
 
 
 class RecordKey(NamedTuple):
-    """What makes a record the same record; `ulid` is its text."""
+    """The identity of a record; `ulid` is its text."""
 
     ulid: str
     fqn: str
     run: str
 
     def encode(self) -> str:
-        """The cursor that stands behind this record."""
+        """The cursor that points behind this record."""
         return _PREFIX + base64.urlsafe_b64encode(orjson.dumps(list(self))).decode().rstrip("=")
 
 
 def decode(text: str, field: str = "after") -> RecordKey:
-    """The record that the cursor stands behind. Raises `InvalidCursor`."""
+    """The record that the cursor points behind. Raises `InvalidCursor`."""
     body = text.removeprefix(_PREFIX)
     try:
         if body == text:

@@ -72,7 +72,7 @@ def _times(column: pa.Array) -> pa.Array:
 
 
 def _names(batch: pa.RecordBatch) -> pa.Array:
-    """What is between time and number. Few records differ in it: each kind is made once."""
+    """The JSON between time and number; it is made once for each kind, since records share it."""
     codes = np.zeros(batch.num_rows, np.int64)
     for name in _NAMES:
         column = batch.column(name).dictionary_encode(null_encoding="encode")
@@ -84,7 +84,7 @@ def _names(batch: pa.RecordBatch) -> pa.Array:
 
 
 def _objects(column: pa.Array) -> pa.Array:
-    """Maps as JSON objects. Of values of the same key the last counts, as in a `dict`."""
+    """Maps as JSON objects. If values have the same key the last one counts, as in a `dict`."""
     bounds = column.offsets.to_numpy()
     first, size = bounds[0], bounds[-1] - bounds[0]
     keys = column.keys.slice(first, size)
@@ -106,7 +106,7 @@ def _doubled(keys: pa.Array, bounds: NDArray[np.int32]) -> bool:
 
 
 def _quoted(strings: pa.Array) -> pa.Array:
-    """Each as JSON has it."""
+    """Each string in JSON's form."""
     if strings.null_count == 0:
         together = characters(_joined(strings, chr(_DEL)))
         text = orjson.dumps(str(together, "utf-8"))
@@ -121,7 +121,7 @@ def _quoted(strings: pa.Array) -> pa.Array:
 
 
 def _joined(*parts: pa.Array | str) -> pa.Array:
-    """Strings of each record, one behind the other; null where there is none."""
+    """The strings of each record, concatenated; null where one is missing."""
     return pc.binary_join_element_wise(*parts, "", null_handling="replace", null_replacement="null")
 
 
@@ -144,11 +144,11 @@ class Output(Protocol):
         ...
 
     def end(self, stats: dict[str, Any], /) -> bytes:
-        """What stands behind the last record."""
+        """The bytes after the last record."""
         ...
 
     def error(self, problem: dict[str, Any], /) -> bytes | None:
-        """What tells the reader of a break; None if the format cannot."""
+        """The bytes that report a break; None if the format has no place for them."""
         ...
 
 
@@ -224,7 +224,7 @@ class Parquet:
 
 
 class _Drain(io.RawIOBase):
-    """A file that gives out what was written to it."""
+    """A file from which written bytes are taken."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -239,7 +239,7 @@ class _Drain(io.RawIOBase):
         return len(piece)
 
     def drain(self) -> bytes:
-        """All since the last call."""
+        """All bytes since the last call."""
         drained, self._pieces = b"".join(self._pieces), []
         return drained
 

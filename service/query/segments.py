@@ -1,4 +1,4 @@
-"""Segments that a search must read: those above the table's marks, by what their footers say."""
+"""The segments that a search must read: those above the table's marks, found by their footers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Segment:
 
 
 class SegmentCatalog:
-    """Footers by key. A key is never used again, so what was read once stays true."""
+    """Footers by key. A key is never used again, so a footer that was read stays valid."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, Segment] = OrderedDict()
@@ -58,9 +58,9 @@ class SegmentCatalog:
 def above_marks(
     listed: Iterable[ObjectInfo], marks: Mapping[str, int], missing: list[str]
 ) -> list[ObjectInfo]:
-    """The listed segments above each node's mark, but for those that were set aside.
+    """The listed segments above each node's mark, without quarantined ones.
 
-    A node's numbers have no gaps. Behind one nothing is read: the number goes to `missing`.
+    A node's numbers have no gaps. Segments after a gap are not read: the number goes to `missing`.
     """
     found = {key: info for info in listed for key in [keys.parse_segment(info.key)] if key}
     markers = {info.key for info in listed if info.key.startswith(keys.ASIDE)}
