@@ -1,5 +1,8 @@
 """Pages of a pipeline's runs, those first that changed last, filtered.
 
+A store knows the time of a change by the second. So runs that changed in the minute before the
+first page come in the order of their first lines, newest first, as far as a page needs it.
+
 A first page lists the names of all runs; a run's manifest, or its hot lines, are read only for
 those that may be on the page, at most `_READ`. A page may therefore be short, even empty,
 and still have a cursor.
@@ -123,7 +126,10 @@ class _Place(NamedTuple):
 
 
 class _Order(NamedTuple):
-    """Entries in the order of pages: the first `settled` by moment, the others by key."""
+    """Entries in the order of pages: the first `settled` by moment, the others by key.
+
+    Of what is kept since the first page, those that had just changed are by their first line.
+    """
 
     entries: list[Entry]
     settled: int
@@ -156,6 +162,8 @@ class RunList:
         place = None if after is None else _decode(after)
         since = now_ms if place is None else place.since
         order = await self._order(fqn, since, place)
+        if place is None:
+            await self._rank(order, limit + _READERS, since)
         at = 0 if place is None else _behind(order, place)
         found: list[ListedRun] = []
         read, most = 0, at + _NAMES
@@ -212,6 +220,17 @@ class RunList:
         others = sorted([e for e in names.entries if e.moment > since - _SKEW_MS], key=_by_key)
         return _Order([*settled, *others], len(settled), names)
 
+    async def _rank(self, order: _Order, most: int, since: int) -> None:
+        """Puts those that just changed, at most so many, into the order of their first lines."""
+        young = [e for e in order.entries[:most] if e.moment > since - _SKEW_MS]
+        newest: list[tuple[int, Entry]] = []
+        for start in range(0, len(young), _READERS):
+            some = young[start : start + _READERS]
+            read = await asyncio.gather(*[self._summary(order.names, e.key) for e in some])
+            first = [(run.first_ms if run else None) or 0 for run in read]
+            newest += zip(first, some, strict=True)
+        order.entries[: len(young)] = [e for _, e in sorted(newest, reverse=True)]
+
     def _keep(self, name: tuple[str, int], order: _Order) -> None:
         self._kept[name] = order
         while sum([len(kept.entries) for kept in self._kept.values()]) > _KEPT_RUNS:
@@ -224,6 +243,8 @@ def _by_key(entry: Entry) -> str:
 
 def _behind(order: _Order, place: _Place) -> int:
     """The number of the first entry behind the place."""
+    if place.entry in order.entries[: order.settled]:
+        return order.entries.index(place.entry) + 1
     if place.again:
         others = order.entries[order.settled :]
         return order.settled + bisect_right(others, place.entry.key, key=_by_key)

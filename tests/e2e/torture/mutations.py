@@ -79,7 +79,7 @@ MUTATIONS = [
     Mutation(
         "a reader that comes back gets its last line again",
         "service/runs/cursors.py",
-        """    records = seen + 1 - int(row["pos"])\n""",
-        """    records = seen - int(row["pos"])\n""",
+        """at, seen + 1 - int(stretch.rows["pos"][at]))\n""",
+        """at, seen - int(stretch.rows["pos"][at]))\n""",
     ),
 ]

@@ -69,6 +69,20 @@ async def test_each_run_once_those_that_changed_last_first(limit: int) -> None:
     assert runs.listed == 1
 
 
+@pytest.mark.parametrize("limit", [1, 3, 7, 40])
+async def test_of_those_that_just_changed_the_newest_come_first(limit: int) -> None:
+    runs = Runs(40)
+    # All of them within a second, for all that a store knows; the oldest was written to last.
+    runs.moments = dict.fromkeys(runs.moments, 2_000) | {"run-000000": 3_000}
+    pages = [page async for page in runs.paged(limit, now_ms=4_000)]
+    assert pages[0] == sorted(runs.moments, reverse=True)[:limit]
+    assert sorted(chain(*pages)) == sorted(runs.moments)
+    few = Runs(5)
+    few.moments = dict.fromkeys(few.moments, 2_000) | {"run-000000": 3_000}
+    pages = [page async for page in few.paged(limit, now_ms=4_000)]
+    assert [*chain(*pages)] == sorted(few.moments, reverse=True)
+
+
 @pytest.mark.parametrize("forget", [False, True])
 async def test_runs_that_stay_are_listed_while_others_come_and_go(forget: bool) -> None:
     runs, seen = Runs(60), list[str]()
