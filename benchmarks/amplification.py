@@ -34,10 +34,9 @@ from compactor.runner import once
 from compactor.settings import Compaction
 from compactor.spark.session import Session
 from logstore import keys
-from logstore.clock import SystemClock
+from logstore.clock import SystemClock, system_entropy
 from logstore.disk import Disk
-from logstore.entropy import system_entropy
-from logstore.table.names import level_of
+from logstore.table.layout import level_of
 from logstore.table.snapshot import Snapshot
 from logstore.table.table import Table
 

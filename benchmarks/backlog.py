@@ -25,9 +25,8 @@ from pathlib import Path
 from benchmarks.corpus import blocks
 from logstore import keys, ulid
 from logstore.batch import RunKey
-from logstore.clock import SystemClock
+from logstore.clock import SystemClock, system_entropy
 from logstore.disk import Disk
-from logstore.entropy import system_entropy
 from logstore.objects.local import LocalStore
 from logstore.segments.carry import Carry
 from logstore.segments.writer import encode_segment

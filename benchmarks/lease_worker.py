@@ -28,9 +28,8 @@ from coordination.partitions.store import PartitionStore
 from coordination.partitions.transitions import Claim, completed
 from coordination.settings import DynamoDbSettings
 from coordination.storetime import StoreTime
-from logstore.clock import SystemClock
+from logstore.clock import SystemClock, system_entropy
 from logstore.disk import Disk
-from logstore.entropy import system_entropy
 from logstore.errors import NotFound, PreconditionFailed, Unavailable
 from logstore.objects.local import LocalStore
 from logstore.objects.remote import newest_date_of, requests_of

@@ -15,9 +15,8 @@ from compactor.report import Report
 from compactor.settings import Compaction
 from compactor.spark.session import Session
 from logstore import keys
-from logstore.clock import SystemClock
+from logstore.clock import SystemClock, system_entropy
 from logstore.disk import Disk
-from logstore.entropy import system_entropy
 from logstore.table.table import Table
 
 _EXECUTION = "OnHeapExecutionMemory"

@@ -45,8 +45,7 @@ from coordination.coordinator.work_queue import WorkQueue
 from coordination.counters import NAMES
 from coordination.open import open_partitions
 from coordination.partitions.partition import NewPartition, Status
-from logstore.clock import Clock
-from logstore.entropy import Entropy
+from logstore.clock import Clock, Entropy
 from logstore.errors import LeaseLost, NotFound, OutcomeUnknown, PreconditionFailed, Unavailable
 from logstore.filesystem import FileSystem, Lock
 from logstore.objects.remote import newest_date_of

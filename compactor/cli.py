@@ -36,9 +36,8 @@ from compactor.spark.conf import submitted
 from compactor.spark.threads import in_thread
 from compactor.wiring import make_session, open_compactor
 from logstore.clock import SystemClock
-from logstore.disk import Disk
+from logstore.disk import Disk, apply_umask
 from logstore.errors import InvalidInput, OutcomeUnknown, TailraceError, Unavailable
-from logstore.privacy import apply_umask
 
 log = logging.getLogger("tailrace.compactor")
 

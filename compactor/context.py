@@ -15,8 +15,7 @@ from compactor.commit.placement import Placement
 from compactor.settings import Compaction
 from compactor.spark.engine import Engine
 from logstore import ulid
-from logstore.clock import Clock
-from logstore.entropy import Entropy
+from logstore.clock import Clock, Entropy
 from logstore.objects.remote import RemoteStore
 from logstore.objects.store import ObjectStore
 from logstore.runs.deletions import StoredDeletions

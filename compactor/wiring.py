@@ -15,9 +15,8 @@ from compactor.settings import CompactorSettings
 from compactor.spark.conf import SparkWishes
 from compactor.spark.s3a import S3A
 from compactor.spark.session import Session
-from logstore.clock import Clock, SystemClock
+from logstore.clock import Clock, Entropy, SystemClock, system_entropy
 from logstore.disk import Disk
-from logstore.entropy import Entropy, system_entropy
 from logstore.filesystem import FileSystem
 from logstore.objects.open import open_store
 from logstore.objects.store import ObjectStore

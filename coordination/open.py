@@ -13,8 +13,7 @@ from coordination.partitions.partition import AGEING_MS
 from coordination.partitions.store import PartitionStore
 from coordination.settings import StoreChoice
 from coordination.storetime import StoreTime
-from logstore.clock import Clock
-from logstore.entropy import Entropy
+from logstore.clock import Clock, Entropy
 from logstore.objects.remote import DateSample
 from logstore.objects.store import ObjectStore
 

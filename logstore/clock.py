@@ -1,8 +1,12 @@
-"""The clock as a parameter: nothing outside this module asks the machine for the time."""
+"""Clock and randomness as parameters: nothing outside this module asks the machine for either.
+
+A test passes a clock that it sets and `random.Random(seed)`, so a simulation repeats itself.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from typing import Protocol
 
@@ -37,3 +41,16 @@ class SystemClock:
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
+
+
+class Entropy(Protocol):
+    """A source of random bits; `random.Random(seed)` is one."""
+
+    def getrandbits(self, k: int, /) -> int:
+        """A number of `k` random bits."""
+        ...
+
+
+def system_entropy() -> Entropy:
+    """A generator seeded from the operating system."""
+    return random.Random()  # noqa: S311 -- ids must be unlikely to meet, not secret

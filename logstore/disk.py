@@ -3,20 +3,30 @@
 Descriptors are close-on-exec. A write loops until all is written, a read until the
 end of the file. A lock is flock on a file that is never unlinked: unlinking would let
 two processes lock two files of one name.
+
+Logs are not readable for every user of the machine. The umask of a program that writes to a store
+is a setting, so that it does not depend on a shell or an init system (`apply_umask`). Files that
+belong to a node alone (the journal with its secret) are opened by a `Disk` that gives other users
+no rights, whatever the umask is. At the start, the rights are also removed from a folder of an
+older version (`close_to_others`).
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 import stat
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 from logstore.filesystem import File, Mode, Stat
 from logstore.syncer import Syncer, syncer_for
 
 __all__ = ["Disk", "Syncer", "syncer_for"]
+
+log = logging.getLogger(__name__)
 
 # POSIX promises 16; Linux takes 1,024.
 _IOV_MAX = min(os.sysconf("SC_IOV_MAX"), 1024)
@@ -268,3 +278,17 @@ def _copy_through_memory(source: int, offset: int, size: int, target: int) -> No
             raise OSError(errno.EINVAL, "the source ends before the range to copy")
         _write_rest(target, [piece], 0)
         offset += len(piece)
+
+
+def apply_umask(umask: str) -> None:
+    """Sets the umask (octal) for all files that this process and its children make from now on."""
+    os.umask(int(umask, 8))
+
+
+def close_to_others(folder: str) -> None:
+    """Lets only the owner look into the folder from now on; does nothing if it does not exist."""
+    with suppress(FileNotFoundError):
+        try:
+            os.chmod(folder, 0o700)
+        except PermissionError:
+            log.warning("%s belongs to another user: others may be able to read it", folder)

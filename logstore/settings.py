@@ -4,6 +4,18 @@ A program's settings are one frozen pydantic-settings class whose fields have a 
 and a description; sections are frozen models inside it. That one table defines the
 environment's names (`TAILRACE_` and, between section and field, `__`), the keys of the
 file and the reference page; keys that it lacks are refused.
+
+`${NAME:-default}` in the file is replaced as OpenMetadata's server replaces it. Its rules are those
+of Dropwizard's `EnvironmentVariableSubstitutor(false)`, which is commons-text's
+`StringSubstitutor` (`substitute` in org.apache.commons.text). They differ from a shell's:
+
+- The text is replaced before it is YAML, comments and keys too: a value may be a list or a number.
+- A variable that is set to nothing is replaced by nothing. The default stands only for one that is
+  not set.
+- A variable that is not set and has no default stays as it is written.
+- What a variable or a default holds is replaced in turn, but a name or a default ends at the first
+  `}`: `${A:-${B}}` is `${B}`.
+- `$${A}` is `${A}`.
 """
 
 from __future__ import annotations
@@ -22,7 +34,6 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 
 from logstore.errors import InvalidInput
 from logstore.log_storage import SECTIONS
-from logstore.variables import substituted
 
 PREFIX = "TAILRACE_"
 FILE = "tailrace.yaml"
@@ -104,8 +115,8 @@ def _plain(value: object) -> str:
 def read_file(path: str | None) -> dict[str, Any]:
     """The content of a settings file; without a path, of `tailrace.yaml` in this folder.
 
-    `${NAME:-default}` in it is replaced from the environment; see `logstore.variables`. Raises
-    `InvalidInput` if the named file does not exist or is no YAML mapping.
+    `${NAME:-default}` in it is replaced from the environment. Raises `InvalidInput` if the named
+    file does not exist or is no YAML mapping.
     """
     name = path or os.environ.get(PREFIX + "CONFIG") or FILE
     try:
@@ -240,3 +251,33 @@ def _sentence(error: ValidationError) -> str:
     name = _dotted(first["loc"])
     shown = "" if _SECRET.search(name) or isinstance(first["input"], Mapping) else first["input"]
     return f"setting {name}: {message}" + (f" (it is {shown!r})" if shown != "" else "")
+
+
+_VARIABLE = re.compile(r"\$(?P<escaped>\$\{)(?=[^}]*\})|\$\{(?P<inside>[^}]*)\}")
+
+
+def substituted(text: str, variables: Mapping[str, str]) -> str:
+    """`text` with its variables replaced. Raises `InvalidInput` for one that needs itself."""
+    return _substituted(text, variables, ())
+
+
+def _substituted(text: str, variables: Mapping[str, str], within: tuple[str, ...]) -> str:
+    def value(found: re.Match[str]) -> str:
+        if found["escaped"]:
+            return found["escaped"]
+        name, default = _parts(found["inside"])
+        said = variables.get(name, default)
+        if said is None:
+            return found[0]
+        if name in within:
+            chain = " needs ".join([*within, name])
+            raise InvalidInput(f"a variable of the settings file needs itself: {chain}", field=name)
+        return _substituted(said, variables, (*within, name))
+
+    return _VARIABLE.sub(value, text)
+
+
+def _parts(inside: str) -> tuple[str, str | None]:
+    """Name and default; a `:-` behind a further `${` parts nothing."""
+    stem, delimiter, default = inside.partition(":-")
+    return (stem, default) if delimiter and "${" not in stem else (inside, None)

@@ -18,8 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from logstore.clock import Clock
-from logstore.entropy import Entropy
+from logstore.clock import Clock, Entropy
 from logstore.errors import InvalidInput
 
 if TYPE_CHECKING:

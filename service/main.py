@@ -20,9 +20,9 @@ from typing import Any
 
 import uvloop
 
+from logstore.disk import apply_umask, close_to_others
 from logstore.errors import Unavailable
 from logstore.objects.open import open_store
-from logstore.privacy import apply_umask, close_to_others
 from service.compaction import CompactionChild, job_command, job_environment
 from service.http.server import address, listen, serving
 from service.node import Node

@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from coordination.storetime import StoreTime
-from logstore.clock import Clock, SystemClock
+from logstore.clock import Clock, Entropy, SystemClock, system_entropy
 from logstore.descriptors import ReservedDisk
 from logstore.disk import Disk
-from logstore.entropy import Entropy, system_entropy
 from logstore.filesystem import FileSystem
 from logstore.objects.remote import newest_date_of, requests_of
 from logstore.objects.store import ObjectStore

@@ -17,7 +17,7 @@ from typing import Any, Final, TextIO
 
 import orjson
 
-from logstore.privacy import apply_umask
+from logstore.disk import apply_umask
 from tailrace.verification.fault import Fault, Findings
 
 _SHOWN_EVERY: Final = 50

@@ -23,7 +23,7 @@ GOES_ROUND = re.compile(
     r"^\s*(import random|from random import)\b",
     re.MULTILINE,
 )
-ADAPTERS = {"logstore/clock.py", "logstore/entropy.py", "logstore/disk.py"}
+ADAPTERS = {"logstore/clock.py", "logstore/disk.py"}
 
 
 def test_imports_point_one_way() -> None:

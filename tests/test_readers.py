@@ -16,9 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from logstore.clock import SystemClock
+from logstore.clock import SystemClock, system_entropy
 from logstore.disk import Disk
-from logstore.entropy import system_entropy
 from logstore.objects.open import open_store
 from logstore.objects.settings import StoreSettings
 from logstore.table.options import open_table

@@ -14,9 +14,9 @@ import asyncio
 from dataclasses import dataclass
 from typing import Final
 
-from compactor.commit.footer import fetch_tail, opened
 from compactor.commit.placement import is_part, placed_path, staging_folder
 from logstore import keys
+from logstore.objects.parquet import fetch_tail, opened
 from logstore.objects.store import ObjectInfo, ObjectStore, Part
 from logstore.swap import write_until_known
 from logstore.table.stats import NewFile, describe

@@ -2,7 +2,7 @@
 
     table/_staging/{job}/part-{bucket:05d}-….parquet       Spark's; no reader looks there
     table/_staging/{job}/bucket={bucket}/part-….parquet    where a task has several buckets
-    table/date=YYYY-MM-DD/hour=HH/{job}-{bucket:05d}-….parquet   (`logstore.table.names`)
+    table/date=YYYY-MM-DD/hour=HH/{job}-{bucket:05d}-….parquet   (`logstore.table.layout`)
 
 Spark writes into a folder of the job's own: its committer removes the whole working
 folder of a target when it is done, and two drivers with one target would remove each
@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 
 from logstore import ulid
 from logstore.errors import Damaged
-from logstore.table.names import file_name
+from logstore.table.layout import file_name
 from logstore.table.stats import NewFile
 
 STAGING = "_staging"

@@ -24,7 +24,7 @@ from typing import Final, NamedTuple, TypeAlias
 from compactor.ingest.time_range import HOUR_MS, Coverage, TimeRange
 from logstore import ulid
 from logstore.batch import RunKey
-from logstore.runs.deletion import Deletion
+from logstore.runs.deletions import Deletion
 from logstore.table.snapshot import TableFile
 
 MOST_RUN_RANGES: Final = 250_000

@@ -19,12 +19,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from compactor.commit.footer import chunks_of, extent, fetch_tail, opened
 from logstore import keys, ulid
 from logstore.errors import Damaged
+from logstore.objects.parquet import SparseFile, chunks_of, extent, fetch_tail, opened
 from logstore.objects.store import ObjectStore
-from logstore.runs.deletion import Deletion
-from logstore.segments.sparse import SparseFile
+from logstore.runs.deletions import Deletion
 from logstore.table.snapshot import TableFile
 
 _KEYS: Final = ("fqn", "run_id", "ulid")

@@ -27,8 +27,7 @@ from compactor.report import Report
 from logstore import keys, ulid
 from logstore.batch import RunKey
 from logstore.errors import NotFound
-from logstore.runs.deletion import Deletion
-from logstore.runs.deletions import StoredDeletion
+from logstore.runs.deletions import Deletion, StoredDeletion
 
 _DAY_MS: Final = 86_400_000
 _AT_ONCE: Final = 16  # manifests

@@ -24,14 +24,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from compactor.commit.footer import chunks_of, extent, fetch_tail, opened
 from compactor.commit.missing_files import describe, missing_files
 from compactor.context import Compactor, Hurry, never
 from compactor.report import Report
 from logstore import keys
 from logstore.errors import Damaged, NotFound
+from logstore.objects.parquet import SparseFile, chunks_of, extent, fetch_tail, opened
 from logstore.objects.store import ObjectStore
-from logstore.segments.sparse import SparseFile
 from logstore.table.skip_index import Builder
 from logstore.table.snapshot import TableFile
 

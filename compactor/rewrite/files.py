@@ -20,9 +20,9 @@ from compactor.context import Compactor
 from compactor.report import Report
 from compactor.spark.engine import RewriteInput
 from compactor.spark.threads import in_thread
-from logstore.runs.deletion import Deletion
+from logstore.runs.deletions import Deletion
 from logstore.table.commit import Change
-from logstore.table.names import level_of
+from logstore.table.layout import level_of
 from logstore.table.snapshot import Snapshot, TableFile
 from logstore.table.stats import NewFile
 
@@ -54,7 +54,7 @@ async def rewrite(
 
     `files` are of one hour and of `snapshot`; the new ones may be committed in their place,
     once, under any job's ULID. They are about `compaction.file_bytes` each, none if no line
-    is left, and of `level` (`logstore.table.names`), else of the lowest of `files`:
+    is left, and of `level` (`logstore.table.layout`), else of the lowest of `files`:
     removing lines does not count as a rewriting of the hour.
 
     Raises `Unavailable`, `OutcomeUnknown`, `Damaged`; files that were written are then orphans.

@@ -30,8 +30,7 @@ from compactor.report import Report
 from compactor.rewrite.files import replace, rewrite
 from compactor.rewrite.plan import Rewriting, hour_of, rewriting, rewritings
 from logstore.errors import PreconditionFailed, Unavailable
-from logstore.runs.deletion import Deletion
-from logstore.runs.deletions import StoredDeletion
+from logstore.runs.deletions import Deletion, StoredDeletion
 from logstore.table.commit import Change
 from logstore.table.snapshot import Snapshot, TableFile
 

@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final, TypeAlias
 
-from logstore.table.names import level_of
+from logstore.table.layout import level_of
 from logstore.table.snapshot import TableFile
 
 _WORTH: Final = 2  # fresh bytes for each old one that is written again with them

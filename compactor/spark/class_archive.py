@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from compactor.spark.engine import Engine, MergeInput, RewriteInput
 from logstore import ulid
 from logstore.errors import TailraceError, Unavailable
-from logstore.runs.deletion import Deletion
+from logstore.runs.deletions import Deletion
 from logstore.table.schema import COLUMNS, PARTITIONS
 
 _OPTIONS: Final = "spark.driver.defaultJavaOptions"

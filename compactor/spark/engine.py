@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from logstore.runs.deletion import Deletion
+from logstore.runs.deletions import Deletion
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from compactor.spark.jvm import reason
 from compactor.spark.s3a import address
 from logstore import ulid
 from logstore.errors import Unavailable
-from logstore.runs.deletion import Deletion
+from logstore.runs.deletions import Deletion
 
 KEY = ("fqn", "run_id", "ulid")
 BUCKET = "bucket"

@@ -27,8 +27,7 @@ from coordination.coordinator.work_queue import WorkQueue
 from coordination.coordinator.workers import WORKERS
 from coordination.counters import CoordinationCounters
 from coordination.partitions.store import PartitionStore
-from logstore.clock import Clock
-from logstore.entropy import Entropy
+from logstore.clock import Clock, Entropy
 from logstore.errors import InvalidInput, TailraceError
 
 

@@ -35,7 +35,7 @@ from coordination.partitions.transitions import (
     renewed,
     saved,
 )
-from logstore.entropy import Entropy
+from logstore.clock import Entropy
 from logstore.errors import LeaseLost, NotFound, OutcomeUnknown, PreconditionFailed, TailraceError
 
 _TRIES = 4

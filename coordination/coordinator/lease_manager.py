@@ -22,8 +22,7 @@ from coordination.partitions.partition import Partition, Status
 from coordination.partitions.store import PartitionStore
 from coordination.partitions.transitions import Claim
 from logstore import ulid as ulids
-from logstore.clock import Clock
-from logstore.entropy import Entropy
+from logstore.clock import Clock, Entropy
 from logstore.errors import LeaseLost, NotFound, OutcomeUnknown, StoreUnavailable, TailraceError
 
 _LOOK_SECONDS: Final = 1.0

@@ -41,7 +41,7 @@ from coordination.partitions.transitions import (
     free,
     worn_out,
 )
-from logstore.entropy import Entropy
+from logstore.clock import Entropy
 from logstore.errors import NotFound, PreconditionFailed, TailraceError
 
 _FEWEST, _MOST = 64, 400

@@ -23,8 +23,7 @@ from coordination.dynamodb.writes import Keeping
 from coordination.partitions.partition import AGEING_MS
 from coordination.settings import DynamoDbSettings
 from coordination.storetime import StoreTime
-from logstore.clock import Clock
-from logstore.entropy import Entropy
+from logstore.clock import Clock, Entropy
 from logstore.errors import InvalidInput
 from logstore.objects.s3.client import KEEP_SECONDS, OneSend, loader
 from logstore.objects.s3.credentials import Credentials, Renewed

@@ -17,8 +17,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any, Final
 
 from coordination.dynamodb.errors import Failure, failure_of
-from logstore.clock import Clock
-from logstore.entropy import Entropy
+from logstore.clock import Clock, Entropy
 from logstore.errors import OutcomeUnknown, StoreUnavailable
 from logstore.objects.remote import DateSample
 from logstore.objects.s3.errors import NO_KEY, Meaning

@@ -21,8 +21,7 @@ from coordination.partitions.sizes import check_changed, check_new
 from coordination.partitions.store import Acquired, Page
 from coordination.partitions.transitions import Claim
 from coordination.storetime import StoreTime
-from logstore.clock import Clock
-from logstore.entropy import Entropy
+from logstore.clock import Clock, Entropy
 from logstore.errors import NotFound, OutcomeUnknown, PreconditionFailed, StoreUnavailable
 
 # What one BatchGetItem may ask for.

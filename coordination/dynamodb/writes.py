@@ -14,8 +14,7 @@ from coordination.dynamodb.requests import Refused, Requests
 from coordination.partitions.partition import Partition
 from coordination.storetime import StoreTime
 from logstore import ulid as ulids
-from logstore.clock import Clock
-from logstore.entropy import Entropy
+from logstore.clock import Clock, Entropy
 from logstore.errors import NotFound, OutcomeUnknown, PreconditionFailed, StoreUnavailable
 
 

@@ -23,8 +23,7 @@ from coordination.named.record import LeaseName, LeaseRecord, decode_lease, enco
 from coordination.storetime import StoreTime
 from logstore import keys
 from logstore import ulid as ulids
-from logstore.clock import Clock
-from logstore.entropy import Entropy
+from logstore.clock import Clock, Entropy
 from logstore.errors import NotFound, TailraceError
 from logstore.objects.store import ObjectStore
 from logstore.swap import Backoff, Change, Document, RetryBudget, Revision, swap

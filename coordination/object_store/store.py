@@ -30,8 +30,7 @@ from coordination.partitions.transitions import Claim
 from coordination.storetime import StoreTime
 from logstore import keys
 from logstore import ulid as ulids
-from logstore.clock import Clock
-from logstore.entropy import Entropy
+from logstore.clock import Clock, Entropy
 from logstore.errors import InvalidInput, NotFound, StoreUnavailable
 from logstore.objects.store import ObjectStore
 

@@ -28,8 +28,7 @@ from coordination.object_store.summary import Summary, summarized
 from coordination.partitions.partition import AGEING_MS
 from logstore import keys
 from logstore import ulid as ulids
-from logstore.clock import Clock
-from logstore.entropy import Entropy
+from logstore.clock import Clock, Entropy
 from logstore.errors import (
     Damaged,
     NotFound,

@@ -34,8 +34,7 @@ from coordination.partitions.transitions import (
 )
 from coordination.storetime import StoreTime
 from logstore import ulid as ulids
-from logstore.clock import Clock
-from logstore.entropy import Entropy
+from logstore.clock import Clock, Entropy
 from logstore.errors import NotFound, PreconditionFailed
 
 

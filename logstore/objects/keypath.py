@@ -1,20 +1,27 @@
-"""The paths at which the local store keeps objects, and the keys that it accepts.
+"""The paths at which the local store keeps objects, the keys that it accepts, and their order.
 
-{root}/{key}               the object's bytes
-{root}/.meta/{key}.json    ETag and user metadata (`logstore.objects.sidecar`)
-{root}/.locks/{00..3f}     flock files; a key's is chosen by its hash. All are made at the
+    {root}/{key}               the object's bytes
+    {root}/.meta/{key}.json    ETag and user metadata (`logstore.objects.sidecar`)
+    {root}/.locks/{00..3f}     flock files; a key's is chosen by its hash. All are made at the
                                start, so that deleting works on a full disk; none is ever removed
-{root}/.tmp/{ULID}         objects that are being written
+    {root}/.tmp/{ULID}         objects that are being written
+
+`Walk` lists keys in S3's order, lazily. S3 orders by the bytes of the whole key: `a-b`, `a.b`,
+`a/b`, `a0`. A folder therefore sorts as its name with the `/`. The order of `str` is the order of
+UTF-8, so nothing is encoded. Only the names of the folders on the way down to the present key are
+in memory.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 
 import xxhash
 
 from logstore.errors import InvalidName
+from logstore.filesystem import FileSystem
 
 META, LOCKS, TEMPORARIES = ".meta", ".locks", ".tmp"
 OWN = frozenset({META, LOCKS, TEMPORARIES})
@@ -75,3 +82,53 @@ def check_key(key: str) -> None:
         raise InvalidName(
             f"a key's component has at most {MAX_COMPONENT_BYTES} bytes", field="key", hint=_HINT
         )
+
+
+class Walk:
+    """The objects below `root` as keys."""
+
+    def __init__(self, fs: FileSystem, root: str) -> None:
+        self._fs = fs
+        self._root = root
+
+    def keys(self, prefix: str, after: str) -> Iterator[str]:
+        """Keys that begin with `prefix` and are above `after`."""
+        base = prefix[: prefix.rfind("/") + 1]
+        if is_clean(base):
+            yield from self._below(base, prefix, after)
+
+    def folders(self, prefix: str, after: str) -> Iterator[str]:
+        """Components below `prefix` that have objects below themselves, above `after`."""
+        if not is_clean(prefix):
+            return
+        for entry in self._entries(prefix):
+            is_new = not after or entry > f"{after}/"
+            if entry.endswith("/") and is_new and self._has_objects(prefix + entry):
+                yield entry[:-1]
+
+    def _below(self, base: str, prefix: str, after: str) -> Iterator[str]:
+        for entry in self._entries(base):
+            key = base + entry
+            if not key.startswith(prefix):
+                continue
+            if not entry.endswith("/"):
+                if key > after:
+                    yield key
+            elif key > after or after.startswith(key):
+                yield from self._below(key, prefix, after)
+
+    def _has_objects(self, base: str) -> bool:
+        return next(self._below(base, base, ""), None) is not None
+
+    def _entries(self, base: str) -> list[str]:
+        try:
+            found = list(self._fs.scan(f"{self._root}/{base}".rstrip("/")))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        own = OWN if not base else frozenset[str]()
+        return sorted([f"{name}/" if folder else name for name, folder in found if name not in own])
+
+
+def is_clean(base: str) -> bool:
+    """Whether keys may begin with `base`: it is empty, or folders with a `/` after each."""
+    return not base or all(part not in ("", ".", "..") for part in base[:-1].split("/"))

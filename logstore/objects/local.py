@@ -12,8 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
 
-from logstore.clock import Clock
-from logstore.entropy import Entropy
+from logstore.clock import Clock, Entropy
 from logstore.filesystem import FileSystem
 from logstore.objects.local_files import Condition, LocalFiles
 from logstore.objects.store import Body, ObjectInfo, Part

@@ -23,16 +23,14 @@ from typing import NamedTuple
 
 import xxhash
 
-from logstore.clock import Clock
-from logstore.entropy import Entropy
+from logstore.clock import Clock, Entropy
 from logstore.errors import NotFound, OutcomeUnknown, PreconditionFailed
 from logstore.filesystem import File, FileSystem, Stat
-from logstore.objects.keypath import KeyPaths
+from logstore.objects.keypath import KeyPaths, Walk
 from logstore.objects.oserrors import translated, unknown_outcome
 from logstore.objects.ranges import PIECE_BYTES, OpenRange, check_range, length_of
 from logstore.objects.sidecar import Known, Sidecars
 from logstore.objects.store import Body, ObjectInfo, Part, check_metadata
-from logstore.objects.walk import Walk
 
 STALE_TEMPORARY_MS = 24 * 3600 * 1000
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from logstore.clock import Clock
-from logstore.entropy import Entropy
+from logstore.clock import Clock, Entropy
 from logstore.filesystem import FileSystem
 from logstore.objects.local import LocalStore
 from logstore.objects.s3.place import Place
@@ -26,7 +25,7 @@ async def open_store(
     if settings.bucket is None:
         yield LocalStore(settings.store_folder, fs, clock, entropy)
         return
-    from logstore.objects.s3.open import open_s3
+    from logstore.objects.s3.store import open_s3
 
     place = Place(settings.bucket.name, settings.bucket.prefix)
     async with open_s3(settings.s3, place, clock, entropy) as store:

@@ -15,8 +15,7 @@ from typing import NamedTuple
 import orjson
 
 from logstore import ulid
-from logstore.clock import Clock
-from logstore.entropy import Entropy
+from logstore.clock import Clock, Entropy
 from logstore.filesystem import FileSystem, Stat
 from logstore.objects.keypath import KeyPaths
 

@@ -15,8 +15,7 @@ from typing import Final
 from logstore import keys
 from logstore import ulid as ulids
 from logstore.batch import RunKey
-from logstore.clock import Clock
-from logstore.entropy import Entropy
+from logstore.clock import Clock, Entropy
 from logstore.objects.store import ObjectStore
 from logstore.runs.manifest import Manifest, decode_manifest, encode_manifest
 from logstore.swap import Backoff, Document, RetryBudget, Revision, swap

@@ -18,9 +18,8 @@ from logstore.errors import TooLarge
 from logstore.segments.carry import Carry
 from logstore.segments.detection import Detection
 from logstore.segments.levels import NO_LEVEL
-from logstore.segments.ordering import by_ulid
 from logstore.segments.schema import ATTRIBUTES, LEVELS, SCHEMA
-from logstore.segments.slices import NEWLINE, WINDOW, Limits, Slice, slices
+from logstore.segments.slices import NEWLINE, WINDOW, Limits, Slice, by_ulid, slices
 from logstore.segments.ulids import line_ulids
 
 Ints = NDArray[np.int64]

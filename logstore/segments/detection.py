@@ -20,9 +20,8 @@ from logstore.batch import Batches, Indexes, RecordMeta
 from logstore.segments import carry as carrying
 from logstore.segments.carry import Carry
 from logstore.segments.levels import NAMES, NO_LEVEL, find_levels
-from logstore.segments.ordering import out_of_order
 from logstore.segments.prefixes import prefixes
-from logstore.segments.slices import Slice, slices
+from logstore.segments.slices import Slice, out_of_order, slices
 from logstore.segments.times import NO_TIME, find_times, in_range
 from logstore.segments.ulids import times_ms
 

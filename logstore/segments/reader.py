@@ -17,12 +17,12 @@ import xxhash
 
 from logstore.batch import RunKey
 from logstore.errors import Damaged
+from logstore.objects.parquet import SparseFile
 from logstore.objects.store import Body, ObjectStore
 from logstore.segments import footer as footers
 from logstore.segments import seal
 from logstore.segments.footer import Footer
 from logstore.segments.schema import SCHEMA
-from logstore.segments.sparse import SparseFile
 
 _TAIL = 64 << 10  # holds the footer of most segments
 

@@ -1,7 +1,7 @@
 """The newest version of the table, followed by its log, so that an unchanged table costs little.
 
     look      is the known version still the newest?  (three stats, or one listing)
-    apply     the commits after it, one after the other       (`replay.py`)
+    apply     the commits after it, one after the other
     open      by delta-rs, where that is impossible: at first, after a gap in the log, after
               a change of shape, after the known commit was replaced or removed
 
@@ -10,24 +10,114 @@ begins after that moment. What is remembered of a commit is how its file looked 
 bytes were read, so a file that replaces it is always noticed. A table whose log only delta-rs
 can read is opened each time.
 
+`Changes` reads the actions of our own commits and of other writers of plain tables: `add`, `remove`
+and `txn`. A commit that changes the table's shape, or is not whole, is not applied: the table is
+then opened again, where delta-rs and `shape.py` check it.
+
 All calls block on the store, and may come from several threads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from datetime import date
 from threading import Lock
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
+
+import orjson
 
 from logstore.errors import StoreUnavailable
-from logstore.table.file_index import FileIndex
+from logstore.table.file_index import FileIndex, hour_number
 from logstore.table.log import Listed
 from logstore.table.log_folder import Look
-from logstore.table.replay import Changes, NotReplayable
-from logstore.table.schema import application
-from logstore.table.snapshot import EMPTY, Snapshot
+from logstore.table.schema import ACTIONS, application
+from logstore.table.snapshot import EMPTY, Snapshot, TableFile
 from logstore.table.table import Table
+
+_SHAPE: Final = ("protocol", "metaData")
+
+
+class NotReplayable(Exception):
+    """The commit cannot be read here; the table has to be opened again."""
+
+
+@dataclass
+class Changes:
+    """The combined changes of consecutive commits."""
+
+    uri: str
+    added: dict[str, TableFile] = field(default_factory=dict)
+    removed: dict[str, int | None] = field(default_factory=dict)
+    """Paths with their hours since the epoch; None is unknown."""
+    transactions: dict[str, int] = field(default_factory=dict)
+
+    def take(self, actions: Iterable[Mapping[str, Any]]) -> None:
+        """Adds the next commit. Raises `NotReplayable`."""
+        known = list(actions)
+        _check_whole(known)
+        try:
+            for action in known:
+                self._take(action)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise NotReplayable(f"an action is not as expected: {error!r}") from error
+
+    def _take(self, action: Mapping[str, Any]) -> None:
+        if any(kind in action for kind in _SHAPE):
+            raise NotReplayable("the table's shape changes")
+        if said := action.get("txn"):
+            self.transactions[said["appId"]] = said["version"]
+        if gone := action.get("remove"):
+            path = gone["path"]
+            self.added.pop(path, None)
+            self.removed[path] = _hour(gone.get("partitionValues"))
+        if come := action.get("add"):
+            file = _file(self.uri, come)
+            self.removed.pop(file.path, None)
+            self.added[file.path] = file
+
+
+def _check_whole(actions: list[Mapping[str, Any]]) -> None:
+    """Checks that an entry was not cut off: those of ours have their number of actions."""
+    if not actions:
+        raise NotReplayable("a commit is empty")
+    infos = [action["commitInfo"] for action in actions if action.get("commitInfo")]
+    expected = [info[ACTIONS] for info in infos if ACTIONS in info]
+    if expected and expected != [str(len(actions) - len(infos))]:
+        raise NotReplayable("a commit was cut off")
+
+
+def _file(uri: str, add: Mapping[str, Any]) -> TableFile:
+    if add.get("deletionVector"):
+        raise NotReplayable("a file has rows that are deleted beside it")
+    path = add["path"]
+    stats = orjson.loads(add.get("stats") or "{}")
+    lows, highs = stats.get("minValues") or {}, stats.get("maxValues") or {}
+
+    def bounds(name: str) -> tuple[str, str] | None:
+        low, high = lows.get(name), highs.get(name)
+        return None if low is None or high is None else (str(low), str(high))
+
+    values = add["partitionValues"]
+    return TableFile(
+        path=path,
+        uri=f"{uri}/{path}",
+        size=int(add["size"]),
+        rows=int(stats.get("numRecords") or 0),
+        date=date.fromisoformat(values["date"]),
+        hour=int(values["hour"]),
+        ulids=bounds("ulid"),
+        fqns=bounds("fqn"),
+        runs=bounds("run_id"),
+    )
+
+
+def _hour(values: Mapping[str, Any] | None) -> int | None:
+    """The hour of a removed file; the protocol lets the writer omit it."""
+    if not values:
+        return None
+    return hour_number(date.fromisoformat(values["date"]), int(values["hour"]))
+
 
 _MOST_COMMITS: Final = 100  # that are applied one by one; a checkpoint is quicker for more
 _TRIES: Final = 3

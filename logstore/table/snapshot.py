@@ -20,9 +20,8 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from logstore import ulid
-from logstore.table.layout import LAYOUT, ROW_GROUP_ROWS
+from logstore.table.layout import LAYOUT, ROW_GROUP_ROWS, layout_of
 from logstore.table.log import Log
-from logstore.table.names import layout_of
 from logstore.table.schema import EXPIRED, PURGED, application
 from logstore.table.shape import check_readable, check_writable
 from logstore.table.vendor import read

@@ -19,8 +19,7 @@ from fastapi import APIRouter, Depends, FastAPI
 from starlette.types import ASGIApp
 
 from logstore import ulid as ulids
-from logstore.clock import Clock, SystemClock
-from logstore.entropy import Entropy, system_entropy
+from logstore.clock import Clock, Entropy, SystemClock, system_entropy
 from service.http import errors, schema
 from service.http.append import AppendRoutes
 from service.http.body import Receive, Scope, Send

@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from logstore.batch import RunKey
-from logstore.clock import Clock
-from logstore.entropy import Entropy
+from logstore.clock import Clock, Entropy
 from logstore.errors import InvalidName, JournalFailed, JournalFull, NodeNotReady, TooLarge
 from logstore.filesystem import FileSystem
 from logstore.syncer import Syncer

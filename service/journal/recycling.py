@@ -42,8 +42,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from logstore import ulid as ulids
-from logstore.clock import Clock
-from logstore.entropy import Entropy
+from logstore.clock import Clock, Entropy
 from logstore.errors import JournalFailed, JournalFull
 from logstore.filesystem import File, FileSystem, OpenFolder
 from service.journal import format as wal

@@ -16,8 +16,7 @@ from coordination.groups import Group, Start, State, read_group, read_groups
 from coordination.storetime import StoreTime
 from logstore import keys
 from logstore import ulid as ulids
-from logstore.clock import Clock
-from logstore.entropy import Entropy
+from logstore.clock import Clock, Entropy
 from logstore.errors import (
     InvalidInput,
     LeaseLost,

@@ -15,8 +15,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from coordination.groups import Group, Start, State, evict, group_document
 from coordination.storetime import StoreTime
-from logstore.clock import Clock
-from logstore.entropy import Entropy
+from logstore.clock import Clock, Entropy
 from logstore.errors import NotFound, StoreUnavailable, TailraceError
 from logstore.objects.store import ObjectStore
 from logstore.swap import Backoff, RetryBudget, Revision, swap

@@ -24,7 +24,7 @@ from logstore.clock import Clock
 from logstore.errors import Damaged, NotFound, PreconditionFailed, TailraceError
 from logstore.names import decode
 from logstore.objects.store import ObjectStore
-from logstore.runs.deletion import Deletion
+from logstore.runs.deletions import Deletion
 from logstore.runs.manifest import Manifest, decode_manifest
 from logstore.runs.manifests import Manifests
 from service.runs.chunks import stored_directory

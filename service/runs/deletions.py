@@ -9,8 +9,7 @@ from logstore import keys
 from logstore.batch import RunKey
 from logstore.errors import NotFound
 from logstore.objects.store import ObjectStore
-from logstore.runs.deletion import Deletion, decode_deletion, encode_deletion
-from logstore.runs.deletions import StoredDeletions
+from logstore.runs.deletions import Deletion, StoredDeletions, decode_deletion, encode_deletion
 from logstore.swap import Document, swap
 
 

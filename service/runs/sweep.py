@@ -26,7 +26,7 @@ from logstore.batch import RunKey
 from logstore.clock import Clock
 from logstore.errors import Damaged, NotFound, OutcomeUnknown, TailraceError, Unavailable
 from logstore.objects.store import ObjectInfo, ObjectStore
-from logstore.runs.deletion import Deletion
+from logstore.runs.deletions import Deletion
 from logstore.runs.manifest import Manifest, decode_manifest
 from logstore.runs.manifests import Manifests
 from service.runs.deletions import Deletions

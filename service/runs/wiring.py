@@ -9,8 +9,7 @@ from functools import partial
 from coordination.named.leases import NamedLeases
 from coordination.storetime import StoreTime
 from logstore.batch import RunKey
-from logstore.clock import Clock
-from logstore.entropy import Entropy
+from logstore.clock import Clock, Entropy
 from logstore.objects.remote import DateSample
 from logstore.objects.store import ObjectStore
 from logstore.runs.manifests import Manifests

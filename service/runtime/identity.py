@@ -19,8 +19,7 @@ import orjson
 
 from logstore import keys
 from logstore import ulid as ulids
-from logstore.clock import Clock
-from logstore.entropy import Entropy
+from logstore.clock import Clock, Entropy
 from logstore.errors import (
     Damaged,
     FolderLocked,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from logstore.clock import Clock
-from logstore.entropy import Entropy
+from logstore.clock import Clock, Entropy
 from logstore.filesystem import FileSystem
 from logstore.objects.remote import DateSample
 from logstore.objects.store import ObjectStore

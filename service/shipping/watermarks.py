@@ -20,8 +20,7 @@ import orjson
 
 from logstore import keys
 from logstore import ulid as ulids
-from logstore.clock import Clock
-from logstore.entropy import Entropy
+from logstore.clock import Clock, Entropy
 from logstore.errors import Damaged, NotFound, PreconditionFailed, UnsupportedVersion
 from logstore.objects.store import ObjectStore
 from logstore.runs.watermark import Watermark, decode_watermark

@@ -22,9 +22,8 @@ from coordination.open import open_partitions
 from coordination.partitions.partition import Status
 from coordination.settings import SourceCoordination
 from coordination.storetime import StoreTime
-from logstore.clock import Clock, SystemClock
+from logstore.clock import Clock, Entropy, SystemClock, system_entropy
 from logstore.disk import Disk
-from logstore.entropy import Entropy, system_entropy
 from logstore.errors import InvalidInput
 from logstore.log_storage import translate
 from logstore.objects.open import open_store

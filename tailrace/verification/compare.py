@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from logstore import ulid as ulids
 from logstore.batch import RunKey
-from logstore.runs.deletion import Deletion
+from logstore.runs.deletions import Deletion
 from logstore.runs.manifest import Manifest
 from service.query.database import Database
 from service.query.sql import literal

@@ -23,15 +23,13 @@ from compactor.ingest.plan import StoredSegment
 from compactor.ingest.quarantine import quarantine
 from logstore import keys
 from logstore import ulid as ulids
-from logstore.clock import Clock
-from logstore.entropy import Entropy
+from logstore.clock import Clock, Entropy
 from logstore.errors import PreconditionFailed, StoreUnavailable
 from logstore.objects.store import ObjectStore
 from logstore.runs.deletions import deletions_above
 from logstore.segments.reader import open_segment
 from logstore.table.commit import commit_segments
-from logstore.table.layout import ROW_GROUP_ROWS
-from logstore.table.names import file_name
+from logstore.table.layout import ROW_GROUP_ROWS, file_name
 from logstore.table.schema import COLUMNS
 from logstore.table.snapshot import Snapshot
 from logstore.table.stats import NewFile, describe

@@ -9,9 +9,8 @@ from compactor.commit.folder import FolderPlacement
 from compactor.commit.objects import ObjectPlacement
 from compactor.commit.placement import Placement
 from logstore import keys
-from logstore.clock import SystemClock
+from logstore.clock import SystemClock, system_entropy
 from logstore.disk import Disk
-from logstore.entropy import system_entropy
 from logstore.objects.open import open_store
 from logstore.table.options import open_table
 from service.query.database import Database

@@ -17,8 +17,7 @@ from coordination.coordinator.limits import CoordinatorLimits
 from coordination.named.stored import StoredLeases
 from coordination.object_store.store import ObjectPartitions
 from coordination.storetime import StoreTime
-from logstore.clock import SystemClock
-from logstore.entropy import system_entropy
+from logstore.clock import SystemClock, system_entropy
 from logstore.objects.local import LocalStore, inline
 from logstore.objects.store import ObjectStore
 from tests.simulation.faulty_store import FaultyStore, Schedule

@@ -24,13 +24,12 @@ from compactor.spark.engine import Engine
 from compactor.spark.session import Session
 from logstore import keys, ulid
 from logstore.batch import RunKey
-from logstore.clock import SystemClock
+from logstore.clock import SystemClock, system_entropy
 from logstore.disk import Disk
-from logstore.entropy import system_entropy
 from logstore.objects.local import LocalStore
 from logstore.objects.settings import StoreSettings
 from logstore.objects.store import ObjectStore
-from logstore.runs.deletion import Deletion, encode_deletion
+from logstore.runs.deletions import Deletion, encode_deletion
 from logstore.segments.carry import Carry
 from logstore.segments.writer import encode_segment
 from logstore.table.options import open_table

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from compactor.spark.engine import MergeInput, RewriteInput, Written
 from logstore import ulid
 from logstore.errors import Unavailable
-from logstore.runs.deletion import Deletion
+from logstore.runs.deletions import Deletion
 from logstore.table.layout import ROW_GROUP_ROWS
 from logstore.table.schema import COLUMNS, PARTITIONS
 

@@ -21,9 +21,8 @@ from coordination.object_store.store import ObjectPartitions
 from coordination.settings import SourceCoordination
 from coordination.storetime import StoreTime
 from logstore import keys
-from logstore.clock import SystemClock
+from logstore.clock import SystemClock, system_entropy
 from logstore.disk import Disk
-from logstore.entropy import system_entropy
 from logstore.errors import PreconditionFailed
 from tests.compactor.drivers import leases_of
 from tests.compactor.lake import Lake

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from logstore import keys, ulid
 from logstore.batch import RunKey
+from logstore.clock import system_entropy
 from logstore.disk import Disk
-from logstore.entropy import system_entropy
 from logstore.objects.local import LocalStore
 from logstore.objects.store import ObjectInfo
-from logstore.runs.deletion import Deletion, encode_deletion
-from logstore.runs.deletions import StoredDeletions
+from logstore.runs.deletions import Deletion, StoredDeletions, encode_deletion
 from service.runs.deletions import Deletions as Known
 from tests.compactor.lake import Lake
 

@@ -13,9 +13,8 @@ import pytest
 
 from compactor.assignment import open_assigner
 from compactor.settings import CompactorSettings
-from logstore.clock import SystemClock
+from logstore.clock import SystemClock, system_entropy
 from logstore.disk import Disk
-from logstore.entropy import system_entropy
 from tests.compactor.lake import NOON, Lake, batch
 
 HELD = "INFO another compactor has the work: new segments of 1 node (--wait waits for it)"

@@ -19,7 +19,7 @@ from compactor.report import Report
 from compactor.runner import once
 from compactor.settings import Compaction
 from logstore import keys
-from logstore.entropy import system_entropy
+from logstore.clock import system_entropy
 from logstore.errors import Damaged, StoreUnavailable
 from logstore.objects.local import LocalStore, inline
 from tests.compactor.lake import HOUR, NOON, Batch, Lake, batch

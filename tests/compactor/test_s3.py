@@ -31,8 +31,8 @@ from compactor.spark.jobs import merge
 from compactor.spark.s3a import S3A
 from compactor.spark.session import Session
 from logstore import keys, ulid
+from logstore.clock import system_entropy
 from logstore.disk import Disk
-from logstore.entropy import system_entropy
 from logstore.errors import Unavailable
 from tests.compactor.in_bucket import objects, uploads
 from tests.compactor.lake import HOUR, NOON, Lake, batch, lake_in

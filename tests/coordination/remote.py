@@ -24,8 +24,7 @@ from coordination.coordinator.lease import Lease
 from coordination.coordinator.limits import CoordinatorLimits
 from coordination.coordinator.work_queue import WorkQueue
 from coordination.partitions.store import PartitionStore
-from logstore.clock import Clock
-from logstore.entropy import system_entropy
+from logstore.clock import Clock, system_entropy
 from logstore.errors import LeaseLost, NotFound, TailraceError
 
 OpenPartitions: TypeAlias = Callable[

@@ -18,9 +18,8 @@ import pyarrow.parquet as pq
 
 from logstore import keys
 from logstore.batch import RunKey
-from logstore.clock import SystemClock
+from logstore.clock import SystemClock, system_entropy
 from logstore.disk import Disk
-from logstore.entropy import system_entropy
 from logstore.objects.open import open_store
 from logstore.objects.settings import StoreSettings
 from logstore.objects.store import ObjectStore

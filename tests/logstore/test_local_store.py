@@ -9,9 +9,8 @@ from random import Random
 
 import pytest
 
-from logstore.clock import SystemClock
+from logstore.clock import SystemClock, system_entropy
 from logstore.disk import Disk
-from logstore.entropy import system_entropy
 from logstore.errors import Conflict, InvalidName, PreconditionFailed
 from logstore.objects.local import LocalStore, inline
 from logstore.objects.store import ObjectStore

@@ -15,8 +15,7 @@ from typing import Any, cast
 
 import pytest
 
-from logstore.clock import SystemClock
-from logstore.entropy import system_entropy
+from logstore.clock import SystemClock, system_entropy
 from logstore.errors import NotFound, OutcomeUnknown, PreconditionFailed, StoreUnavailable
 from logstore.objects.s3.client import open_client
 from logstore.objects.s3.credentials import Credentials

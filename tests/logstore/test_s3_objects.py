@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from logstore.clock import SystemClock
-from logstore.entropy import system_entropy
+from logstore.clock import SystemClock, system_entropy
 from logstore.errors import (
     InvalidInput,
     NotFound,
@@ -21,11 +20,10 @@ from logstore.errors import (
 )
 from logstore.objects.s3.client import open_client
 from logstore.objects.s3.credentials import Credentials
-from logstore.objects.s3.open import keeping_of
 from logstore.objects.s3.place import Place
 from logstore.objects.s3.plan import PartLimits
 from logstore.objects.s3.settings import S3Settings
-from logstore.objects.s3.store import S3Store
+from logstore.objects.s3.store import S3Store, keeping_of
 from logstore.objects.store import Part
 from tests.servers.minio import KMS_KEY, Bucket, Minio
 

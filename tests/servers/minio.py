@@ -30,9 +30,8 @@ from urllib.request import urlopen
 
 import boto3
 
-from logstore.clock import SystemClock
+from logstore.clock import SystemClock, system_entropy
 from logstore.disk import Disk
-from logstore.entropy import system_entropy
 from logstore.objects.open import open_store
 from logstore.objects.s3.settings import S3Settings
 from logstore.objects.settings import StoreSettings

@@ -17,8 +17,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from weakref import WeakKeyDictionary
 
-from logstore.clock import Clock, SystemClock
-from logstore.entropy import Entropy
+from logstore.clock import Clock, Entropy, SystemClock
 from logstore.objects.local import LocalStore, inline
 from logstore.objects.s3.client import open_client
 from logstore.objects.s3.credentials import Credentials

@@ -19,9 +19,8 @@ from coordination.partitions.partition import NewPartition
 from coordination.partitions.transitions import Claim, completed
 from coordination.storetime import StoreTime
 from logstore import ulid
-from logstore.clock import SystemClock
+from logstore.clock import SystemClock, system_entropy
 from logstore.disk import Disk
-from logstore.entropy import system_entropy
 from logstore.objects.local import LocalStore
 from tailrace.cli import main
 from tailrace.lease_admin.table import details, duration, table

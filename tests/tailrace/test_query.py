@@ -12,9 +12,8 @@ import orjson
 import pytest
 
 from logstore import keys
-from logstore.clock import SystemClock
+from logstore.clock import SystemClock, system_entropy
 from logstore.disk import Disk
-from logstore.entropy import system_entropy
 from logstore.errors import TailraceError
 from logstore.objects.local import LocalStore
 from tailrace.query import PARTIAL, Printer, _lines, _verdict, configure, parameters, run

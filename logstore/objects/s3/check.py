@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from logstore import ulid
-from logstore.clock import Clock
-from logstore.entropy import Entropy
+from logstore.clock import Clock, Entropy
 from logstore.errors import InvalidInput, StoreUnavailable
 from logstore.objects.s3.errors import Failure, Meaning
 from logstore.objects.s3.place import Keeping, Place

@@ -17,8 +17,7 @@ from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 from typing import Any, Final, TypeVar
 
-from logstore.clock import Clock
-from logstore.entropy import Entropy
+from logstore.clock import Clock, Entropy
 from logstore.errors import StoreUnavailable, TailraceError
 from logstore.objects.remote import DateSample
 from logstore.objects.s3.errors import NO_KEY, Failure, Meaning, failure_of

@@ -1,31 +1,35 @@
 """The object store on S3, or on any server that speaks it and honours conditional writes.
 
-In the package `logstore.objects.s3`, `requests` has the retries, `writes` makes objects, `plan`
-divides them into parts, and `place` has keys and headers. An ETag is a hash of the
-bytes only for an object of one part, and with `aws:kms` not even then.
+`open_s3` opens it by its settings. In the package `logstore.objects.s3`, `requests` has the
+retries, `writes` makes objects, `plan` divides them into parts, and `place` has keys and headers.
+An ETag is a hash of the bytes only for an object of one part, and with `aws:kms` not even then.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
-from logstore.clock import Clock
-from logstore.entropy import Entropy
+from logstore import keys
+from logstore.clock import Clock, Entropy
 from logstore.errors import PreconditionFailed, StoreUnavailable
 from logstore.objects.ranges import check_range, length_of
 from logstore.objects.remote import DateSample
 from logstore.objects.s3.check import Check
+from logstore.objects.s3.client import open_client
+from logstore.objects.s3.credentials import Credentials
 from logstore.objects.s3.lifecycle import Lifecycle
-from logstore.objects.s3.lists import Lists
+from logstore.objects.s3.lists import Lists, Uploads
 from logstore.objects.s3.place import Keeping, Place
 from logstore.objects.s3.plan import Given, PartLimits, Sent, Stored, plan
 from logstore.objects.s3.reads import Reads
 from logstore.objects.s3.requests import Requests, Tries
-from logstore.objects.s3.uploads import Uploads
+from logstore.objects.s3.settings import S3Settings
 from logstore.objects.s3.writes import SourceShorter, Target, Writes
 from logstore.objects.store import Body, ObjectInfo, Part
+from logstore.table.layout import level_of
 
 _HEADS_AT_ONCE = 16
 
@@ -195,3 +199,40 @@ def _source(part: Part, info: ObjectInfo | None) -> Stored:
         raise PreconditionFailed(f"{part.key} is not as it was")
     size = length_of(info.size, part.offset, part.size)
     return Stored(part.key, part.offset, size, info.etag)
+
+
+@asynccontextmanager
+async def open_s3(
+    settings: S3Settings, place: Place, clock: Clock, entropy: Entropy
+) -> AsyncIterator[S3Store]:
+    """The store at `place` while the block runs, in the loop that runs the block.
+
+    Sends nothing to the server. Raises `InvalidInput` for invalid settings.
+    """
+    credentials = Credentials(settings)
+    async with open_client(settings, credentials, clock) as client:
+        yield S3Store(
+            client,
+            place,
+            clock,
+            entropy,
+            keeping=keeping_of(settings),
+            tries=Tries(settings.attempts, settings.backoff_milliseconds / 1000),
+            limits=PartLimits(single_put=settings.multipart_bytes),
+            uploads_by_prefix=not settings.endpoint_url,
+        )
+
+
+def keeping_of(settings: S3Settings) -> Keeping:
+    """Encryption for all objects, and a storage class for large ones that are rarely read.
+
+    Fresh files of the table are rewritten when their hour is over. Where a class is paid
+    for by the month, an object that lives for an hour costs more in it than in STANDARD.
+    """
+    large = settings.large_class
+
+    def class_of(key: str) -> str | None:
+        old = key.startswith(f"{keys.TABLE}/date=") and level_of(key) > 0
+        return large if large != "STANDARD" and (old or key.endswith("/logs.txt")) else None
+
+    return Keeping(settings.encryption, settings.kms_key_id, class_of)

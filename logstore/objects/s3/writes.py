@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from logstore import ulid
-from logstore.clock import Clock
-from logstore.entropy import Entropy
+from logstore.clock import Clock, Entropy
 from logstore.errors import NotFound, StoreUnavailable
 from logstore.objects.s3.errors import Failure, Meaning
 from logstore.objects.s3.place import MARK, Keeping, Place, described, etag_of

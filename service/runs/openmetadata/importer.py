@@ -22,8 +22,7 @@ from dataclasses import dataclass, replace
 from logstore import keys
 from logstore import ulid as ulids
 from logstore.batch import RunKey
-from logstore.clock import Clock
-from logstore.entropy import Entropy
+from logstore.clock import Clock, Entropy
 from logstore.errors import (
     Damaged,
     NotFound,

@@ -16,7 +16,7 @@ from typing import Any, Final
 from logstore import keys, ulid
 from logstore.batch import RunKey
 from logstore.objects.store import ObjectStore
-from logstore.runs.deletion import Deletion, decode_deletion, encode_deletion
+from logstore.runs.deletions import Deletion, decode_deletion, encode_deletion
 from logstore.runs.manifest import Manifest, encode_manifest
 from logstore.runs.retention import RunRetention
 from tests.compactor.histories.dated import MovedClock

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from logstore import ulid
-from logstore.runs.deletion import Deletion
+from logstore.runs.deletions import Deletion
 from tests.compactor.histories.dated import HOUR_MS
 from tests.compactor.lake import Record
 from tests.compactor.plain_engine import is_deleted

@@ -25,7 +25,7 @@ from compactor.spark.session import Session
 from logstore import ulid
 from logstore.batch import RunKey
 from logstore.clock import SystemClock
-from logstore.runs.deletion import Deletion
+from logstore.runs.deletions import Deletion
 from logstore.table.snapshot import TableFile
 from tests.compactor.files import add_files
 from tests.compactor.lake import HOUR, NOON, Batch, Lake, Record, batch, records

@@ -12,9 +12,8 @@ import pytest
 from compactor.maintenance.cleanup import remove_orphans, remove_segments
 from compactor.settings import Compaction
 from logstore import keys, ulid
-from logstore.clock import SystemClock
+from logstore.clock import SystemClock, system_entropy
 from logstore.disk import Disk
-from logstore.entropy import system_entropy
 from logstore.objects.local import LocalStore
 from logstore.runs.watermark import read_watermark
 from logstore.table.commit import Advance, commit_segments

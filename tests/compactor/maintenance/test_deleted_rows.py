@@ -9,7 +9,7 @@ import pytest
 from compactor.maintenance.deleted_rows import Horizons, taken
 from logstore import keys, ulid
 from logstore.errors import Damaged, NotFound
-from logstore.runs.deletion import Deletion
+from logstore.runs.deletions import Deletion
 from tests.compactor.files import add_files
 from tests.compactor.lake import NOON, Batch, Lake, batch, records
 from tests.compactor.plain_engine import is_deleted

@@ -18,8 +18,7 @@ from logstore.batch import RunKey
 from logstore.clock import SystemClock
 from logstore.errors import OutcomeUnknown, Unavailable
 from logstore.objects.store import ObjectStore
-from logstore.runs.deletion import Deletion
-from logstore.runs.deletions import deletions_above
+from logstore.runs.deletions import Deletion, deletions_above
 from logstore.runs.manifest import Manifest, encode_manifest
 from logstore.runs.retention import RunRetention
 from logstore.table.commit import Change, commit

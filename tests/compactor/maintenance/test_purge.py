@@ -18,8 +18,7 @@ from compactor.spark.engine import MergeInput, RewriteInput, Written
 from logstore import keys, ulid
 from logstore.clock import SystemClock
 from logstore.errors import PreconditionFailed
-from logstore.runs.deletion import Deletion
-from logstore.runs.deletions import StoredDeletion
+from logstore.runs.deletions import Deletion, StoredDeletion
 from logstore.table.commit import Advance, Change, commit
 from logstore.table.snapshot import Snapshot
 from tests.compactor.another_driver import elsewhere

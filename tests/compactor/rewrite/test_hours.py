@@ -23,13 +23,11 @@ from compactor.runner import once
 from compactor.settings import Compaction, CompactorSettings
 from logstore import keys
 from logstore import ulid as ulids
-from logstore.clock import SystemClock
+from logstore.clock import SystemClock, system_entropy
 from logstore.disk import Disk
-from logstore.entropy import system_entropy
 from logstore.errors import PreconditionFailed
 from logstore.table.commit import Advance, Change, commit
-from logstore.table.layout import ROW_GROUP_ROWS
-from logstore.table.names import level_of
+from logstore.table.layout import ROW_GROUP_ROWS, level_of
 from tests.compactor.another_driver import elsewhere
 from tests.compactor.files import add_files, commit_files, write_file
 from tests.compactor.lake import HOUR, NOON, Batch, Lake, batch

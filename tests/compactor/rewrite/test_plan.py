@@ -11,8 +11,7 @@ import pytest
 
 from compactor.rewrite.plan import Rewriting, key_range, rewriting, rewritings
 from logstore import ulid
-from logstore.table.layout import LAYOUT, ROW_GROUP_ROWS
-from logstore.table.names import file_name, layout_of, level_of
+from logstore.table.layout import LAYOUT, ROW_GROUP_ROWS, file_name, layout_of, level_of
 from logstore.table.snapshot import TableFile
 from tests.seeds import seeds
 

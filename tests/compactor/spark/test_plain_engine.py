@@ -13,7 +13,7 @@ import pytest
 from compactor.spark.engine import Engine, MergeInput, RewriteInput
 from compactor.spark.session import Session
 from logstore import ulid
-from logstore.runs.deletion import Deletion
+from logstore.runs.deletions import Deletion
 from tests.compactor.lake import NOON, Batch, Lake, batch
 from tests.compactor.plain_engine import PlainEngine
 from tests.seeds import seeds

@@ -21,7 +21,7 @@ from random import Random
 from coordination.groups import Group, Start, State, group_document
 from logstore import ulid
 from logstore.batch import RunKey
-from logstore.runs.deletion import Deletion
+from logstore.runs.deletions import Deletion
 from logstore.runs.watermark import raise_watermark
 from tests.compactor.histories.model import Model
 from tests.compactor.lake import HOUR, Batch, Lake, batch, records

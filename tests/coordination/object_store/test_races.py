@@ -19,9 +19,8 @@ from coordination.object_store.store import ObjectPartitions
 from coordination.partitions.partition import NewPartition, Partition, Status
 from coordination.partitions.transitions import Claim, completed
 from coordination.storetime import StoreTime
-from logstore.clock import SystemClock
+from logstore.clock import SystemClock, system_entropy
 from logstore.disk import Disk
-from logstore.entropy import system_entropy
 from logstore.errors import PreconditionFailed
 from logstore.objects.local import LocalStore
 from logstore.objects.remote import newest_date_of

@@ -14,7 +14,7 @@ from logstore.batch import RunKey
 from logstore.clock import SystemClock
 from logstore.errors import Damaged, UnsupportedVersion
 from logstore.objects.store import ObjectStore
-from logstore.runs.deletion import Deletion, decode_deletion, deletion_at, encode_deletion
+from logstore.runs.deletions import Deletion, decode_deletion, deletion_at, encode_deletion
 from logstore.runs.manifest import (
     Chunk,
     Closing,

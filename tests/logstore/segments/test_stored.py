@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logstore.batch import BATCH, Batches, RunKey, of_run
-from logstore.clock import SystemClock
-from logstore.entropy import system_entropy
+from logstore.clock import SystemClock, system_entropy
 from logstore.errors import Damaged, NotFound
 from logstore.objects.store import ObjectInfo, ObjectStore
 from logstore.segments.carry import Carry

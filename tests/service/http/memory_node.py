@@ -12,8 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from logstore.batch import RunKey
-from logstore.clock import SystemClock
-from logstore.entropy import system_entropy
+from logstore.clock import SystemClock, system_entropy
 from logstore.errors import BatchConflict, InvalidCursor, NodeNotReady, NotFound
 from logstore.objects.local import LocalStore, inline
 from logstore.position import Cursor, Position

@@ -18,9 +18,8 @@ from coordination.partitions.in_memory import InMemoryPartitions
 from coordination.partitions.partition import NewPartition
 from coordination.partitions.transitions import Claim
 from coordination.storetime import StoreTime
-from logstore.clock import SystemClock
+from logstore.clock import SystemClock, system_entropy
 from logstore.disk import Disk
-from logstore.entropy import system_entropy
 from logstore.objects.local import LocalStore
 from service.http.app import HttpApi, build_app
 from service.http.leases import lease_routes

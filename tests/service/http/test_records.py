@@ -10,9 +10,8 @@ import httpx
 import pytest
 
 from logstore import keys
-from logstore.clock import SystemClock
+from logstore.clock import SystemClock, system_entropy
 from logstore.disk import Disk
-from logstore.entropy import system_entropy
 from logstore.objects.local import LocalStore
 from tests.service.test_main import PLAIN, RUN, STREAM, service, settings_for
 

@@ -20,7 +20,7 @@ from compactor.runner import once
 from compactor.settings import Compaction
 from logstore import keys, ulid
 from logstore.errors import NotFound
-from logstore.runs.deletion import Deletion, encode_deletion
+from logstore.runs.deletions import Deletion, encode_deletion
 from service.query import skip_indexes
 from service.query.conditions import All, AnyOf, Column, Condition, Contains, Is, Matches, Not
 from service.query.engine import QueryEngine

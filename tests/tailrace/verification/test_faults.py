@@ -15,12 +15,11 @@ import pytest
 
 from compactor.maintenance.skip_index import build
 from logstore import keys, ulid
-from logstore.clock import SystemClock
+from logstore.clock import SystemClock, system_entropy
 from logstore.disk import Disk
-from logstore.entropy import system_entropy
 from logstore.objects.local import LocalStore
 from logstore.objects.store import ObjectInfo
-from logstore.runs.deletion import Deletion, encode_deletion
+from logstore.runs.deletions import Deletion, encode_deletion
 from logstore.segments.carry import Carry
 from logstore.segments.writer import encode_segment
 from logstore.table.commit import Change, commit

@@ -11,9 +11,8 @@ import pytest
 
 from compactor.commit.folder import FolderPlacement
 from compactor.ingest.plan import segments_of
-from logstore.clock import SystemClock
+from logstore.clock import SystemClock, system_entropy
 from logstore.disk import Disk
-from logstore.entropy import system_entropy
 from logstore.objects.local import LocalStore
 from logstore.objects.store import ObjectInfo
 from logstore.table.table import Table

@@ -12,9 +12,8 @@ import pytest
 
 from logstore import keys, ulid
 from logstore.batch import RunKey
-from logstore.clock import SystemClock
+from logstore.clock import SystemClock, system_entropy
 from logstore.disk import Disk
-from logstore.entropy import system_entropy
 from logstore.objects.local import LocalStore
 from logstore.objects.store import ObjectInfo
 from logstore.runs.blocks import BLOCK

@@ -8,9 +8,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from logstore.clock import SystemClock
+from logstore.clock import SystemClock, system_entropy
 from logstore.disk import Disk
-from logstore.entropy import system_entropy
 from logstore.objects.open import open_store
 from logstore.table.layout import ROW_GROUP_ROWS
 from logstore.table.options import open_table

@@ -23,12 +23,11 @@ import pyarrow.parquet as pq
 from compactor.ingest.plan import nodes_of, segments_of
 from compactor.ingest.quarantine import quarantine
 from logstore import keys, ulid
-from logstore.clock import SystemClock
+from logstore.clock import SystemClock, system_entropy
 from logstore.disk import Disk
-from logstore.entropy import system_entropy
 from logstore.objects.local import LocalStore
 from logstore.objects.store import ObjectStore
-from logstore.runs.deletion import Deletion, encode_deletion
+from logstore.runs.deletions import Deletion, encode_deletion
 from logstore.segments.reader import open_segment
 from logstore.table.commit import Advance, commit_segments
 from logstore.table.layout import ROW_GROUP_ROWS

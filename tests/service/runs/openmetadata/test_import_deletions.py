@@ -7,7 +7,7 @@ import pytest
 from logstore import keys
 from logstore.batch import RunKey
 from logstore.errors import NotFound
-from logstore.runs.deletion import Deletion
+from logstore.runs.deletions import Deletion
 from tests.service.runs.openmetadata.test_import import (
     DOTTED,
     FOLDERS,

@@ -14,7 +14,7 @@ import pytest
 from logstore import keys, ulid
 from logstore.batch import RecordMeta, RunKey
 from logstore.errors import LimitReached, NotFound
-from logstore.runs.deletion import Deletion
+from logstore.runs.deletions import Deletion
 from logstore.runs.watermark import raise_watermark
 from service.query.records import run_records
 from service.query.request import QueryRequest

@@ -1,10 +1,12 @@
-"""The footer of a table file in a store, read from its last bytes alone.
+"""Parquet files in a store of which only some ranges are fetched: the footer, then some columns.
 
-Rows of the file may be read once their bytes are added to what was fetched.
+`fetch_tail` reads the last bytes of a file, which hold its footer. The footer says which ranges
+hold which columns; their rows can be read once these ranges are added to the file.
 """
 
 from __future__ import annotations
 
+import io
 from typing import Any, Final
 
 import pyarrow as pa
@@ -12,7 +14,55 @@ import pyarrow.parquet as pq
 
 from logstore.errors import Damaged
 from logstore.objects.store import ObjectStore
-from logstore.segments.sparse import SparseFile
+
+
+class SparseFile(io.RawIOBase):
+    """A readable, seekable file of `size` bytes. A read outside its ranges is `Damaged`.
+
+    That error is right: Parquet's footer says which ranges a row group needs, so a read of
+    others means that the footer contradicts itself.
+    """
+
+    def __init__(self, size: int, start: int, data: bytes) -> None:
+        super().__init__()
+        self._size = size
+        self._at = 0
+        self._ranges = [(start, data)]
+
+    def add(self, start: int, data: bytes) -> None:
+        """Makes `data` readable from offset `start` on."""
+        self._ranges.append((start, data))
+
+    def first(self) -> tuple[int, bytes]:
+        """The range that the file was created with: its offset, and its bytes."""
+        return self._ranges[0]
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        self._at = base + offset
+        return self._at
+
+    def read(self, size: int | None = -1) -> bytes:
+        left = max(self._size - self._at, 0)
+        want = left if size is None or size < 0 else min(size, left)
+        for start, data in self._ranges:
+            if start <= self._at and self._at + want <= start + len(data):
+                piece = data[self._at - start : self._at - start + want]
+                self._at += want
+                return piece
+        if want == 0:
+            return b""
+        raise Damaged(f"bytes {self._at} to {self._at + want} of the segment were not fetched")
+
 
 _TAIL: Final = 256 << 10  # bytes; nearly every footer is smaller: a row group has one KB of it
 _MAGIC: Final = b"PAR1"

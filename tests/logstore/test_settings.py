@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from logstore.errors import InvalidInput
-from logstore.variables import substituted
+from logstore.settings import substituted
 
 VARIABLES = {
     "TEST": "test_value",
