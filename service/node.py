@@ -33,7 +33,7 @@ from service.journal.writer import Appended
 from service.runs.records import Details
 from service.runs.repair.rebuild import Records
 from service.runs.run_logs import RunLogs
-from service.runs.tuning import Tuning
+from service.runs.settings import Tuning
 from service.runs.wiring import Surroundings, open_run_logs
 from service.runtime.clock_skew import ClockSkew
 from service.runtime.identity import DataFolder, Identity, register

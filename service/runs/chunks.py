@@ -1,4 +1,4 @@
-"""Chunks in the store: their indexes, cached, and ranges of their texts.
+"""Chunks in the store: their indexes, cached, ranges of their texts, and the writing of new ones.
 
 If a chunk is gone, or `logs.txt` is another one, the caller's manifest is old: `Moved`. The
 caller then reads the manifest again; line numbers stay as they are.
@@ -12,13 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from logstore import keys
-from logstore.batch import Rows, RunKey, lowest_and_highest, of_batch
+from logstore.batch import Batches, Indexes, Rows, RunKey, lowest_and_highest, of_batch
 from logstore.errors import Damaged, NotFound, PreconditionFailed, UnsupportedVersion
-from logstore.objects.store import ObjectInfo, ObjectStore
-from logstore.runs.blocks import BLOCK, Blocks
-from logstore.runs.index import Directory, decode_tail, open_piece
+from logstore.objects.store import Body, ObjectInfo, ObjectStore
+from logstore.runs.blocks import BLOCK, Blocks, blocks_of, positions
+from logstore.runs.index import Directory, build_index, decode_tail, encode_tail, open_piece
 from logstore.runs.manifest import Chunk, Manifest
+from logstore.swap import write_until_known
 from service.runtime.cache import Cache
+from service.runtime.threads import Offload
 
 Piece = tuple[Blocks, list[str]]
 _SPAN_BYTES = 60
@@ -213,3 +215,45 @@ def repeated(parts: Sequence[Rows]) -> list[NDArray[np.bool_]]:
     again[np.unique(every, return_index=True)[1]] = False
     cuts = np.cumsum([len(rows) for rows in parts])[:-1]
     return [np.asarray(part, np.bool_) for part in np.split(again, cuts)]
+
+
+class ChunkWriter:
+    """Writes chunks of one run; no manifest names them yet."""
+
+    def __init__(self, store: ObjectStore, chunks: Chunks, offload: Offload) -> None:
+        self._store = store
+        self._chunks = chunks
+        self._offload = offload
+
+    async def write(self, key: RunKey, chunk_id: str, batches: Batches, rows: Indexes) -> Chunk:
+        """Stores the rows as a new chunk. Raises `StoreUnavailable`, `OutcomeUnknown`."""
+        chunk, text, index = await self._offload(lambda: _build(chunk_id, batches, rows))
+        await self._put(self._chunks.text_key(key, chunk), text)
+        await self._put(self._chunks.index_key(key, chunk), index)
+        return chunk
+
+    async def _put(self, key: str, body: Body) -> None:
+        """Puts an object whose key is used once: putting the same bytes again does no harm."""
+        await write_until_known(lambda: self._store.put(key, body))
+
+
+def _build(chunk_id: str, batches: Batches, rows: Indexes) -> tuple[Chunk, bytes, bytes]:
+    text = batches.text(rows)
+    blocks = blocks_of(batches, rows, text)
+    body, directory = build_index(blocks, [batches.node])
+    tail = encode_tail(directory)
+    first, last = lowest_and_highest(blocks)
+    chunk = Chunk(
+        id=chunk_id,
+        kind="chunk",
+        bytes=len(text),
+        lines=int(blocks["lines"].sum()),
+        records=int(blocks["records"].sum()),
+        first=first,
+        last=last,
+        blocks=len(blocks),
+        index_bytes=len(body) + len(tail),
+        tail_bytes=len(tail),
+        writers=positions(blocks, [batches.node]),
+    )
+    return chunk, text, body + tail

@@ -21,8 +21,7 @@ from logstore.errors import StoreUnavailable
 from logstore.runs.manifest import Chunk, Manifest
 from logstore.runs.manifests import Manifests, Versioned
 from service.runs.backlog import Backlog
-from service.runs.chunk_writer import ChunkWriter
-from service.runs.chunks import Chunks, Moved
+from service.runs.chunks import Chunks, ChunkWriter, Moved
 from service.runs.deletions import Deletions
 from service.runs.pin import Pin
 from service.runs.selection import Source, in_range, news

@@ -33,10 +33,10 @@ from service.runs.run_list import (
     RunList,
     RunNames,
     RunPage,
+    RunSummary,
     may_match,
 )
 from service.runs.snapshot import Snapshot, Snapshots
-from service.runs.summary import RunSummary
 
 _READERS = 16
 _READ_PIPELINES = 10_000  # for one page

@@ -30,7 +30,7 @@ from logstore.runs.manifests import Manifests
 from logstore.runs.piece import PIECE_BLOCKS, encode_piece
 from service.runs.chunks import Chunks, Moved
 from service.runs.locks import RunLocks
-from service.runs.tuning import Tuning
+from service.runs.settings import Tuning
 
 _PACK_BYTES = 256 << 10
 

@@ -29,7 +29,22 @@ from logstore.batch import RunKey
 from logstore.errors import InvalidCursor
 from logstore.names import decode
 from logstore.runs.report import Report
-from service.runs.summary import RunSummary
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """A run in a list; times in milliseconds since the epoch, of its first and last batch.
+
+    `lines` is None while they are not counted: OpenMetadata wrote the run, nobody imported it.
+    """
+
+    run: str
+    state: str
+    lines: int | None
+    bytes: int
+    first_ms: int | None
+    last_ms: int | None
+
 
 _READERS = 16
 # Of a page: runs that are read, and names that are looked at.

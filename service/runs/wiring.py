@@ -15,8 +15,7 @@ from logstore.objects.store import ObjectStore
 from logstore.runs.manifests import Manifests
 from logstore.runs.watermark import Watermark
 from service.runs.backlog import Backlog
-from service.runs.chunk_writer import ChunkWriter
-from service.runs.chunks import Chunks
+from service.runs.chunks import Chunks, ChunkWriter
 from service.runs.close import Closer
 from service.runs.delete import Deleter
 from service.runs.deletions import Deletions
@@ -37,12 +36,11 @@ from service.runs.remote_state import RemoteState
 from service.runs.repair.chunks import ChunkRepairer
 from service.runs.repair.rebuild import OrphanEvidence, Records, RunRebuilder
 from service.runs.run_logs import RunLogs
-from service.runs.settings import RunSettings
+from service.runs.settings import RunSettings, Tuning
 from service.runs.snapshot import Snapshots
 from service.runs.sweep import Sweeper
 from service.runs.takeover import Takeover, gone
 from service.runs.trim import Trimmer
-from service.runs.tuning import Tuning
 from service.runs.unflushed import ActiveMarkers
 from service.runtime.threads import Offload
 from service.settings import Settings

@@ -31,7 +31,7 @@ from service.metrics.declared import Sources
 from service.metrics.scrape import METRICS
 from service.node import Node
 from service.query.engine import QueryEngine
-from service.runs.tuning import Tuning
+from service.runs.settings import Tuning
 from service.settings import Settings
 from tests.service.simulated_node import START_MS, Life
 from tests.settings import SETTINGS, settings_with

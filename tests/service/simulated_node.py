@@ -12,7 +12,7 @@ from random import Random
 
 from logstore.objects.store import ObjectStore
 from service.node import Node
-from service.runs.tuning import Tuning
+from service.runs.settings import Tuning
 from service.runtime.seams import Seams
 from service.runtime.threads import in_place
 from service.settings import Settings

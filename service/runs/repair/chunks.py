@@ -31,8 +31,7 @@ from logstore.objects.store import ObjectInfo, ObjectStore, Part
 from logstore.runs.blocks import Blocks
 from logstore.runs.manifest import Chunk, Manifest
 from logstore.runs.manifests import Manifests
-from service.runs.chunk_writer import ChunkWriter
-from service.runs.chunks import Chunks, Moved, goes_on
+from service.runs.chunks import Chunks, ChunkWriter, Moved, goes_on
 from service.runs.locks import OncePerRun
 from service.runs.repair.orphan_chunks import OrphanChunks
 from service.runs.repair.rebuild import RebuiltBatch, RebuiltBatches, Records, batches_of

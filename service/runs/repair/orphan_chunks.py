@@ -20,8 +20,7 @@ from logstore.errors import NotFound
 from logstore.objects.store import ObjectStore
 from logstore.runs.manifest import Chunk, Manifest
 from logstore.runs.manifests import Manifests
-from service.runs.chunk_writer import ChunkWriter
-from service.runs.chunks import Chunks, Moved
+from service.runs.chunks import Chunks, ChunkWriter, Moved
 from service.runs.openmetadata.importer import WRITER
 from service.runs.repair.rebuild import RebuiltBatch, RebuiltBatches, Records, batches_of
 

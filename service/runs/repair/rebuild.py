@@ -37,8 +37,7 @@ from logstore.objects.store import ObjectStore
 from logstore.runs.manifest import Chunk, Manifest
 from logstore.runs.manifests import Manifests
 from logstore.runs.watermark import read_watermark
-from service.runs.chunk_writer import ChunkWriter
-from service.runs.chunks import stored_directory
+from service.runs.chunks import ChunkWriter, stored_directory
 from service.runs.deletions import Deletions
 from service.runs.locks import OncePerRun
 from service.runs.merge import ChunkMerger

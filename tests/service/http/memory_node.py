@@ -25,9 +25,8 @@ from service.runs.pages import Page
 from service.runs.parts import RecordPart, as_records
 from service.runs.read import LogPiece, LogSize
 from service.runs.records import ArrowRecords, RecordPage, RecordPiece
-from service.runs.run_list import ListedRun, NamePage, RunFilter, RunPage
+from service.runs.run_list import ListedRun, NamePage, RunFilter, RunPage, RunSummary
 from service.runs.settings import RunSettings
-from service.runs.summary import RunSummary
 from service.status.expiry import Expiry
 from service.status.reports import Reports
 from service.status.settings import OpenMetadataSettings

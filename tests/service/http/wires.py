@@ -24,7 +24,7 @@ from service.http.connection import QUIET, SHUT, Connection
 from service.http.guests import Guests
 from service.http.server import configured
 from service.http.settings import HttpSettings
-from service.runs.tuning import Tuning
+from service.runs.settings import Tuning
 from service.runtime.counters import HttpCounters
 from tests.service.simulated_node import Life
 from tests.settings import SETTINGS

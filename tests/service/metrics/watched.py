@@ -18,7 +18,7 @@ from logstore.objects.store import ObjectStore
 from service.metrics.declared import Sources
 from service.metrics.scrape import METRICS, families
 from service.node import Node
-from service.runs.tuning import Tuning
+from service.runs.settings import Tuning
 from service.runtime.metered import MeteredStore, MeteredSyncer
 from service.runtime.seams import Seams
 from service.runtime.threads import in_place

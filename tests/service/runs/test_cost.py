@@ -6,7 +6,7 @@ import pytest
 
 from logstore import keys
 from logstore.batch import RunKey
-from service.runs.tuning import Tuning
+from service.runs.settings import Tuning
 from tests.service.runs.world import World
 from tests.settings import SETTINGS, settings_with
 from tests.simulation.backing import on_disk

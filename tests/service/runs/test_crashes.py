@@ -10,7 +10,7 @@ import pytest
 from logstore.batch import RunKey
 from logstore.errors import NotFound
 from service.runs.chunks import Moved
-from service.runs.tuning import Tuning
+from service.runs.settings import Tuning
 from tests.service.runs.world import World
 from tests.simulation.backing import on_disk
 from tests.simulation.faulty_store import AT_EACH_STEP, Crash, Fault, FaultyStore, Schedule

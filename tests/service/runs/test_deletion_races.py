@@ -15,7 +15,7 @@ from logstore import keys
 from logstore.batch import RunKey
 from logstore.errors import JournalFull, NotFound, StoreUnavailable
 from logstore.runs.manifest import Manifest, decode_manifest
-from service.runs.tuning import Tuning
+from service.runs.settings import Tuning
 from service.settings import Settings
 from tests.service.runs.interrupted import Interrupted
 from tests.service.runs.world import FakeJournal, World

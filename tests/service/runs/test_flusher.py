@@ -11,7 +11,7 @@ import pytest
 from logstore.batch import RunKey
 from logstore.errors import StoreUnavailable
 from logstore.objects.store import ObjectStore
-from service.runs.tuning import Tuning
+from service.runs.settings import Tuning
 from tests.service.runs.world import World
 from tests.settings import SETTINGS, settings_with
 from tests.simulation.backing import on_disk

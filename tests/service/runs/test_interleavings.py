@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from logstore.batch import RunKey
 from logstore.errors import NotFound, TailraceError
-from service.runs.tuning import Tuning
+from service.runs.settings import Tuning
 from tests.service.runs.world import World
 from tests.simulation.backing import on_disk
 from tests.simulation.faulty_store import Crash, Fault, FaultyStore, Schedule

@@ -10,7 +10,7 @@ from logstore import keys
 from logstore.batch import RunKey
 from logstore.errors import Damaged, NotFound, TailraceError
 from logstore.runs.manifest import Manifest, decode_manifest
-from service.runs.tuning import Tuning
+from service.runs.settings import Tuning
 from tests.service.runs.interrupted import Interrupted
 from tests.service.runs.world import FakeJournal, World
 from tests.simulation.faulty_store import Crash, Fault, FaultyStore, Schedule

@@ -10,8 +10,7 @@ import pytest
 from logstore.batch import RunKey
 from logstore.errors import InvalidCursor
 from logstore.runs.report import Report, make_report
-from service.runs.run_list import Entry, RunFilter, RunList, RunNames, name_pattern
-from service.runs.summary import RunSummary
+from service.runs.run_list import Entry, RunFilter, RunList, RunNames, RunSummary, name_pattern
 from tests.service.runs.world import World
 
 FQN = "service.pipeline"

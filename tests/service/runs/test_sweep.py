@@ -10,7 +10,7 @@ from coordination.named.record import SWEEP, sweep_lease, text_lease
 from logstore import keys
 from logstore.batch import RunKey
 from logstore.errors import StoreUnavailable
-from service.runs.tuning import Tuning
+from service.runs.settings import Tuning
 from tests.service.runs.world import FakeJournal, World
 from tests.simulation.faulty_store import Fault, FaultyStore, Schedule
 

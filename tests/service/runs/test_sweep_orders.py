@@ -9,7 +9,7 @@ import pytest
 from coordination.named.record import sweep_lease
 from logstore import keys
 from logstore.batch import RunKey
-from service.runs.tuning import Tuning
+from service.runs.settings import Tuning
 from tests.service.runs.interrupted import Interrupted
 from tests.service.runs.world import FakeJournal, World
 

@@ -17,7 +17,7 @@ from logstore.errors import Damaged, NotFound
 from logstore.objects.store import ObjectStore
 from logstore.runs.watermark import read_watermark
 from service.runs.cursors import parse_token
-from service.runs.tuning import Tuning
+from service.runs.settings import Tuning
 from tests.service.runs.world import FakeJournal, World
 from tests.simulation.backing import on_disk
 from tests.simulation.faulty_store import Crash, FaultyStore, Schedule

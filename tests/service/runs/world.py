@@ -17,7 +17,7 @@ from logstore.segments.carry import Carry
 from logstore.segments.writer import encode_segment
 from service.runs.repair.rebuild import Records
 from service.runs.run_logs import RunLogs
-from service.runs.tuning import Tuning
+from service.runs.settings import Tuning
 from service.runs.wiring import Surroundings, open_run_logs
 from service.runtime.threads import in_place
 from service.settings import Settings

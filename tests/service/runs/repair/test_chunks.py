@@ -18,7 +18,7 @@ from logstore.runs.manifest import Manifest
 from logstore.segments.carry import Carry
 from logstore.segments.columns import record_batches
 from service.query.records import run_records
-from service.runs.tuning import Tuning
+from service.runs.settings import Tuning
 from tests.batches import make_batches
 from tests.service.query.world import World as Lake
 from tests.service.query.world import engine_of, lake_in

@@ -8,7 +8,7 @@ import pytest
 
 from logstore import keys
 from service.query.records import run_records
-from service.runs.tuning import Tuning
+from service.runs.settings import Tuning
 from tests.service.query.world import engine_of, lake_in
 from tests.service.runs.repair.test_chunks import RUN, WHERE, Reader, agree, written
 

@@ -18,7 +18,7 @@ from logstore.runs.deletions import Deletion
 from logstore.runs.watermark import raise_watermark
 from service.query.records import run_records
 from service.query.request import QueryRequest
-from service.runs.tuning import Tuning
+from service.runs.settings import Tuning
 from tests.batches import Entry
 from tests.service.query.world import NODE, NOW_MS, engine_of, lake_in
 from tests.service.query.world import World as Lake
