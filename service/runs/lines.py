@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from logstore.batch import line_ends
+from logstore.runs.blocks import Blocks
 from service.runs.large_batch import (
     BatchLines,
     has_plain_records,
@@ -38,11 +40,11 @@ async def read_lines(
     pieces: list[bytes] = []
     size = 0
     while start < end and (size < max_bytes or not pieces):
-        room = max_bytes - size
+        budget = max_bytes - size
         if start < snapshot.chunk_lines:
-            part = await _from_chunk(snapshot, start, end, room, whole_blocks)
+            part = await _chunk_lines(snapshot, start, end, budget, whole_blocks)
         else:
-            part = _from_stretch(snapshot, start, end, room, bool(pieces))
+            part = _hot_lines(snapshot, start, end, budget, bool(pieces))
         if part.end == start:
             break
         pieces.append(part.text)
@@ -56,28 +58,58 @@ def place_of_line(snapshot: Snapshot, line: int) -> Place:
     return snapshot.places[bisect_right(snapshot.places, line, key=lambda p: p.line) - 1]
 
 
-async def _from_chunk(
-    snapshot: Snapshot, start: int, end: int, room: int, whole_blocks: bool
-) -> Lines:
-    """Lines of one piece of a chunk's index: one ranged get of text."""
+class ChunkBlocks(NamedTuple):
+    """Blocks of one piece of a chunk's index, from `first` to before `last`.
+
+    `low` and `high` are the wanted lines of the chunk; the blocks may end before `high`. Their text
+    is `size` bytes of the chunk's, from `offset` on.
+    """
+
+    place: Place
+    blocks: Blocks
+    first: int
+    last: int
+    low: int
+    high: int
+    offset: int
+    size: int
+
+
+async def blocks_of_lines(snapshot: Snapshot, start: int, end: int, budget: int) -> ChunkBlocks:
+    """The blocks that have the lines of a chunk from line `start` on, one at least.
+
+    They are of one piece of the index, have line `end` at most, and if there are several, at most
+    `budget` bytes.
+    """
     place = place_of_line(snapshot, start)
     key, chunk = snapshot.manifest.key, place.chunk
-    low, high = start - place.line, min(end - place.line, chunk.lines)
+    low = start - place.line
     directory = await snapshot.chunks.directory(key, chunk)
     number = directory.piece_of_line(low)
-    entry = directory.entries[number]
     blocks, _ = await snapshot.chunks.piece(key, chunk, number)
-    high = min(high, int(entry["line"] + entry["lines"]))
+    high = min(end - place.line, int(blocks["line"][-1] + blocks["lines"][-1]))
     first = int(np.searchsorted(blocks["line"], low, "right")) - 1
     last = int(np.searchsorted(blocks["line"], high, "left"))
     ends = blocks["offset"] + blocks["size"]
-    begin = int(blocks["offset"][first])
-    fitting = int(np.searchsorted(ends, begin + room, "right"))
+    offset = int(blocks["offset"][first])
+    fitting = int(np.searchsorted(ends, offset + budget, "right"))
     last = min(last, max(fitting, first + 1))
-    block_end = int(blocks["line"][last - 1] + blocks["lines"][last - 1])
-    high = block_end if whole_blocks else min(high, block_end)
-    text = await snapshot.chunks.text(snapshot.manifest, chunk, begin, int(ends[last - 1]) - begin)
-    return Lines(_trim(text, low - int(blocks["line"][first]), high - low), place.line + high)
+    size = int(ends[last - 1]) - offset
+    return ChunkBlocks(place, blocks, first, last, low, high, offset, size)
+
+
+async def _chunk_lines(
+    snapshot: Snapshot, start: int, end: int, budget: int, whole_blocks: bool
+) -> Lines:
+    """Lines of one piece of a chunk's index: one ranged get of text."""
+    found = await blocks_of_lines(snapshot, start, end, budget)
+    place, blocks, low = found.place, found.blocks, found.low
+    last = blocks[found.last - 1]
+    block_end = int(last["line"] + last["lines"])
+    high = block_end if whole_blocks else min(found.high, block_end)
+    text = await snapshot.chunks.text(snapshot.manifest, place.chunk, found.offset, found.size)
+    skip = low - int(blocks["line"][found.first])
+    return Lines(_trim(text, skip, high - low), place.line + high)
 
 
 def _trim(text: bytes, skip: int, count: int) -> bytes:
@@ -87,19 +119,41 @@ def _trim(text: bytes, skip: int, count: int) -> bytes:
     return text[begin : int(ends[skip + count - 1])]
 
 
-def _from_stretch(snapshot: Snapshot, start: int, end: int, room: int, some: bool) -> Lines:
-    """Whole batches, or a part of the first if not all of it is requested or fits."""
+class HotRows(NamedTuple):
+    """Rows of a stretch, from `first` to before `last`; the first begins with line `line`.
+
+    Without any whole row, `last` is `first` or below.
+    """
+
+    stretch: Stretch
+    first: int
+    last: int
+    line: int
+
+
+def rows_of_lines(snapshot: Snapshot, start: int, end: int, budget: int) -> HotRows:
+    """The whole rows behind the chunks from line `start` on.
+
+    They end at line `end` at the latest, and have at most `budget` bytes.
+    """
     stretch = next(s for s in snapshot.stretches if start < s.end_line)
     first = int(np.searchsorted(stretch.ends, start, "right"))
     begin = int(stretch.byte_ends[first]) - int(stretch.rows["size"][first])
     last = min(
         int(np.searchsorted(stretch.ends, end, "right")),
-        int(np.searchsorted(stretch.byte_ends, begin + room, "right")),
+        int(np.searchsorted(stretch.byte_ends, begin + budget, "right")),
     )
-    skip = start - int(stretch.ends[first]) + int(stretch.rows["lines"][first])
+    line = int(stretch.ends[first]) - int(stretch.rows["lines"][first])
+    return HotRows(stretch, first, last, line)
+
+
+def _hot_lines(snapshot: Snapshot, start: int, end: int, budget: int, some: bool) -> Lines:
+    """Whole batches, or a part of the first if not all of it is requested or fits."""
+    stretch, first, last, line = rows_of_lines(snapshot, start, end, budget)
+    skip = start - line
     if last <= first:
-        part = _from_batch(snapshot, stretch, first, skip, end - start, room)
-        if some and (len(part.text) > room or part.lines > end - start):
+        part = _from_batch(snapshot, stretch, first, skip, end - start, budget)
+        if some and (len(part.text) > budget or part.lines > end - start):
             return Lines(b"", start)
         return Lines(part.text, start + part.lines)
     text = snapshot.stretch_text(stretch, first, last)
@@ -108,9 +162,9 @@ def _from_stretch(snapshot: Snapshot, start: int, end: int, room: int, some: boo
 
 
 def _from_batch(
-    snapshot: Snapshot, stretch: Stretch, at: int, skip: int, most: int, room: int
+    snapshot: Snapshot, stretch: Stretch, at: int, skip: int, most: int, budget: int
 ) -> BatchLines:
     batches, index = stretch.batches, int(stretch.indexes[at])
     read = read_lines_of if has_plain_records(batches, index) else read_records_of
     most = min(most, int(stretch.rows["lines"][at]) - skip)
-    return read(batches, index, snapshot.line_indexes, skip, most, room)
+    return read(batches, index, snapshot.line_indexes, skip, most, budget)

@@ -17,7 +17,7 @@ from logstore.batch import RecordMeta, line_ends
 from logstore.runs.blocks import Blocks
 from logstore.runs.manifest import Chunk, Manifest
 from service.runs.large_batch import has_plain_records, read_lines_of
-from service.runs.lines import place_of_line
+from service.runs.lines import blocks_of_lines, rows_of_lines
 from service.runs.parts import RecordPart
 from service.runs.snapshot import Place, Snapshot, Stretch
 
@@ -54,11 +54,11 @@ async def read_parts(
     parts: list[RecordPart] = []
     first, size = start, 0
     while start < end and (size < max_bytes or not parts):
-        room = max_bytes - size
+        budget = max_bytes - size
         if start < snapshot.chunk_lines:
-            found = await _from_chunk(snapshot, start, end, room, text or snapshot.chunks.text)
+            found = await _chunk_parts(snapshot, start, end, budget, text or snapshot.chunks.text)
         else:
-            found = _from_stretch(snapshot, start, end, room, bool(parts))
+            found = _hot_parts(snapshot, start, end, budget, bool(parts))
         if not found.parts:
             break
         if not parts:
@@ -72,24 +72,14 @@ async def read_parts(
 # --- chunks ------------------------------------------------------------------------
 
 
-async def _from_chunk(
-    snapshot: Snapshot, start: int, end: int, room: int, read: ReadText
+async def _chunk_parts(
+    snapshot: Snapshot, start: int, end: int, budget: int, read: ReadText
 ) -> PartLines:
-    """RecordRange of one piece of a chunk's index: one ranged get of text."""
-    place = place_of_line(snapshot, start)
-    key, chunk = snapshot.manifest.key, place.chunk
-    directory = await snapshot.chunks.directory(key, chunk)
-    number = directory.piece_of_line(start - place.line)
-    blocks, _ = await snapshot.chunks.piece(key, chunk, number)
-    low = start - place.line
-    high = min(end - place.line, int(blocks["line"][-1] + blocks["lines"][-1]))
-    first = int(np.searchsorted(blocks["line"], low, "right")) - 1
-    last = int(np.searchsorted(blocks["line"], high, "left"))
-    ends = blocks["offset"] + blocks["size"]
-    begin = int(blocks["offset"][first])
-    last = min(last, max(int(np.searchsorted(ends, begin + room, "right")), first + 1))
+    """The records of one piece of a chunk's index: one ranged get of text."""
+    found = await blocks_of_lines(snapshot, start, end, budget)
+    place, blocks, first, last, low, high, begin, size = found
     chosen = blocks[first:last]
-    text = await read(snapshot.manifest, chunk, begin, int(ends[last - 1]) - begin)
+    text = await read(snapshot.manifest, place.chunk, begin, size)
     numbers = await _numbers(snapshot, place, blocks, first, last)
     parts = [
         _of_block(block, numbers[i], text[int(block["offset"]) - begin :][: int(block["size"])])
@@ -168,20 +158,13 @@ def _without_end(part: RecordPart, end: int, wanted: int) -> tuple[RecordPart, i
 # --- behind the chunks ---------------------------------------------------------------
 
 
-def _from_stretch(snapshot: Snapshot, start: int, end: int, room: int, some: bool) -> PartLines:
+def _hot_parts(snapshot: Snapshot, start: int, end: int, budget: int, some: bool) -> PartLines:
     """Whole batches, or a part of the first if not all of it is wanted or fits."""
-    stretch = next(s for s in snapshot.stretches if start < s.end_line)
-    first = int(np.searchsorted(stretch.ends, start, "right"))
-    begin = int(stretch.byte_ends[first]) - int(stretch.rows["size"][first])
-    last = min(
-        int(np.searchsorted(stretch.ends, end, "right")),
-        int(np.searchsorted(stretch.byte_ends, begin + room, "right")),
-    )
-    line = int(stretch.ends[first]) - int(stretch.rows["lines"][first])
+    stretch, first, last, line = rows_of_lines(snapshot, start, end, budget)
     if last <= first or start > line:
         records = records_of_lines(snapshot, stretch, first, start - line, end - line)
-        part, skipped = part_of_row(snapshot, stretch, first, records, room)
-        if some and len(part.text) > room:
+        part, skipped = part_of_row(snapshot, stretch, first, records, budget)
+        if some and len(part.text) > budget:
             return PartLines([], start, start)
         return PartLines([part], line + skipped, line + skipped + part.lines)
     return PartLines(
@@ -237,14 +220,14 @@ def records_of_lines(
 
 
 def part_of_row(
-    snapshot: Snapshot, stretch: Stretch, number: int, some: RecordRange, room: int
+    snapshot: Snapshot, stretch: Stretch, number: int, some: RecordRange, budget: int
 ) -> tuple[RecordPart, int]:
-    """As many of these records as fit into `room` bytes, one at least; the lines before them."""
+    """As many of these records as fit into `budget` bytes, one at least; the lines before them."""
     batches, index = stretch.batches, int(stretch.indexes[number])
     meta = batches.meta(index) if stretch.rows["meta"][number] else None
     if has_plain_records(batches, index):
         most = some.end - some.first
-        read = read_lines_of(batches, index, snapshot.line_indexes, some.first, most, room)
+        read = read_lines_of(batches, index, snapshot.line_indexes, some.first, most, budget)
         kept = RecordRange(some.first, some.first + read.lines)
         ends = None if meta is None else line_ends(read.text).tolist()
         carried = None if meta is None or ends is None else _cut(meta, kept, ends)
@@ -256,7 +239,7 @@ def part_of_row(
         return _of_row(stretch, number, one, text, int(lines[-1]), carried), 0
     begin = int(ends[some.first - 1]) if some.first else 0
     skipped = int(lines[some.first - 1]) if some.first else 0
-    fitting = int(np.searchsorted(ends, begin + room, "right"))
+    fitting = int(np.searchsorted(ends, begin + budget, "right"))
     kept = RecordRange(some.first, max(min(some.end, fitting), some.first + 1))
     text = batches.slice(index, begin, int(ends[kept.end - 1]))
     within = (ends[kept.first : kept.end] - begin).tolist()
