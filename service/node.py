@@ -25,7 +25,6 @@ from logstore.position import Position
 from service.ingest.appender import Appender
 from service.ingest.batch import IncomingBatch, Receipt, Submitted
 from service.journal.journal import Journal
-from service.journal.problems import journal_problems
 from service.journal.recovery import Recovered, recover
 from service.journal.state import JournalState
 from service.journal.view import JournalPin
@@ -280,7 +279,7 @@ class Node:
             found.append(self.clock_skew.problem)
         if self.shipper.last_error is not None:
             found.append(f"segments wait in the journal: {self.shipper.last_error}")
-        found += [*journal_problems(self.journal, self.recovered), *self.run_logs.problems()]
+        found += [*self.journal.problems(), *self.recovered.problems(), *self.run_logs.problems()]
         return [*found, *self.marks.problems(), *self.seams.problems()]
 
     def submit(self, batch: IncomingBatch) -> Submitted | None:

@@ -7,7 +7,7 @@ everything that is synced; `release` gives away files whose lines are in the sto
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 from logstore.batch import RunKey
@@ -15,16 +15,13 @@ from logstore.clock import Clock, Entropy
 from logstore.errors import InvalidName, JournalFailed, JournalFull, NodeNotReady, TooLarge
 from logstore.filesystem import FileSystem
 from logstore.syncer import Syncer
-from service.journal import changes
 from service.journal import format as wal
-from service.journal.changes import Change
 from service.journal.failures import translated
-from service.journal.handles import ReadHandles
+from service.journal.file import ReadHandles
 from service.journal.recovery import Found, Recovered
-from service.journal.recycling import DiskRoom, FileMaker, Spares
+from service.journal.recycling import DiskRoom, FileMaker, Spares, Succession
 from service.journal.settings import JournalSettings
-from service.journal.state import Cut, JournalState
-from service.journal.succession import Succession
+from service.journal.state import Change, Cut, JournalState
 from service.journal.view import JournalPin
 from service.journal.writer import Appended, Control, GroupWriter
 from service.runtime.threads import Offload
@@ -138,6 +135,16 @@ class Journal:
         """The used share of `max_bytes`; at 1 no batch is accepted."""
         return self.bytes / self._settings.max_bytes
 
+    def problems(self) -> Iterator[str]:
+        """Why batches are refused, or no new file is begun, as sentences."""
+        if self.failure is not None:
+            yield str(self.failure)
+        shortage = self.room.shortage()
+        if shortage is not None:
+            yield shortage
+        elif self.postponed is not None:
+            yield self.postponed
+
     def pin(self) -> JournalPin:
         """The part that is synced now; release it, or use it in a `with`. Raises `NodeNotReady`."""
         self.succession.check()
@@ -201,13 +208,13 @@ class Journal:
     async def record_cut(self, seq: int, first: int) -> Cut:
         """Makes the cut of a segment durable: all lines so far from `first` on."""
         cut = Cut(seq, first, self.next_pos)
-        await self._record(changes.cut(self.state.node, cut), beyond=True)
+        await self._record(Change.cut(self.state.node, cut), beyond=True)
         return cut
 
     async def record_close(self, key: RunKey) -> int:
         """Makes a close durable, giving the position below which all lines came before it."""
         pos = self.next_pos
-        await self._record(changes.close(key, pos))
+        await self._record(Change.close(key, pos))
         return pos
 
     async def record_tombstone(self, fqn: str, run: str | None, t: int) -> None:
@@ -215,20 +222,20 @@ class Journal:
 
         It drops recorded closes of these runs.
         """
-        await self._record(changes.tombstone(fqn, run, t))
+        await self._record(Change.tombstone(fqn, run, t))
 
     async def record_open(self, key: RunKey, connector: str) -> None:
         """Makes durable that a gen-1 connector begins a run."""
-        await self._record(changes.opened(key, connector))
+        await self._record(Change.opened(key, connector))
 
     def finish_close(self, key: RunKey, pos: int) -> None:
         """The close that was recorded at `pos` is done: no start repeats it."""
         if self.state.closes.get(key, pos + 1) <= pos:
-            self._note(changes.finished_close(key, pos))
+            self._note(Change.finished_close(key, pos))
 
     def finish_deletion(self, fqn: str, run: str | None, t: int) -> None:
         """The deletion up to `t` is done: the store knows it, and no start repeats it."""
-        self._note(changes.finished_deletion(fqn, run, t))
+        self._note(Change.finished_deletion(fqn, run, t))
 
     def _note(self, change: Change) -> None:
         """Records a change that nobody waits for. If it is lost, the work is done twice."""
@@ -242,7 +249,7 @@ class Journal:
         """
         if pos > self.synced_pos:
             self._check_open()
-            await self._submit(Change(b"", changes.nothing))
+            await self._submit(Change.none())
 
     async def _record(self, change: Change, *, beyond: bool = False) -> None:
         """Appends an entry of the state, also when a little more than `max_bytes` is held.
@@ -335,7 +342,7 @@ class Journal:
         self._record_confirmed(cut, again=True)
 
     def _record_confirmed(self, cut: Cut, *, again: bool) -> None:
-        done = self._submit(changes.confirm(self.state.node, cut))
+        done = self._submit(Change.confirm(self.state.node, cut))
         done.add_done_callback(lambda done: self._confirmed(cut, done, again=again))
 
     def _confirmed(self, cut: Cut, done: asyncio.Future[None], *, again: bool) -> None:

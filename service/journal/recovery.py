@@ -15,6 +15,7 @@ Invariants:
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from logstore.descriptors import NO_DESCRIPTOR
@@ -23,8 +24,7 @@ from logstore.filesystem import File, FileSystem
 from service.journal import format as wal
 from service.journal import index as indexes
 from service.journal.failures import translated
-from service.journal.file import JournalFile, discard
-from service.journal.handles import ReadHandles
+from service.journal.file import JournalFile, ReadHandles, discard
 from service.journal.replay import Replay
 from service.journal.scan import (
     Damage,
@@ -74,6 +74,18 @@ class Recovered:
     found: list[Found] = field(default_factory=list)
     torn: list[Found] = field(default_factory=list)
     handles: ReadHandles | None = None
+
+    def problems(self) -> Iterator[str]:
+        """What was damaged when the journal was opened, as sentences."""
+        for damage in self.found:
+            yield f"{damage.file}: {damage.size} bytes at {damage.offset} {damage.reason}"
+        for tail in self.torn:
+            if tail.followed:
+                yield (
+                    f"{tail.file}: {tail.size} bytes at {tail.offset} were cut off from an entry "
+                    "on that does not read, though a whole one follows it: damage, or writes under "
+                    f"way when the power went; a copy is at {tail.copy or 'no place: no room'}"
+                )
 
 
 def recover(fs: FileSystem, folder: str) -> Recovered:

@@ -1,4 +1,4 @@
-"""Spares: files whose space exists already, for the journal to overwrite.
+"""Files that the journal lets go, and the spares from which it makes new ones.
 
 An append changes the file's size and allocates blocks, so its sync is a commit of the file
 system's journal, and waits for everything else that is written there. Overwriting avoids
@@ -32,23 +32,26 @@ cuts without which nothing could be shipped and released. Spares are dropped fir
 
 Asking the disk costs a system call, so batches do it once per MiB, and every batch does while
 the disk is scarce.
+
+A fork opens the folder of a journal again in the same process. Readers of the earlier journal
+then still hold files that the later journal has as files of its own. `Succession` keeps the later
+journal from giving them away to be overwritten while they are read.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from logstore import ulid as ulids
 from logstore.clock import Clock, Entropy
-from logstore.errors import JournalFailed, JournalFull
+from logstore.errors import JournalFailed, JournalFull, NodeNotReady
 from logstore.filesystem import File, FileSystem, OpenFolder
 from service.journal import format as wal
 from service.journal.failures import FULL, translated
-from service.journal.file import JournalFile, discard
-from service.journal.handles import ReadHandles
+from service.journal.file import JournalFile, ReadHandles, discard
 from service.journal.state import JournalState
 from service.runtime.threads import Offload
 
@@ -332,3 +335,31 @@ class DiskRoom:
             "the disk of the journal is full: batches have no room beside "
             f"the {self._min_free_bytes} bytes that are kept free"
         )
+
+
+class Succession:
+    """Files of one journal that readers may hold when it ends, and whether it has ended."""
+
+    def __init__(self) -> None:
+        self._leaving: list[JournalFile] = []
+        self._over = False
+
+    def let_go(self, file: JournalFile, give: Callable[[str, int], None]) -> None:
+        """Releases a file, and remembers it for as long as somebody reads it."""
+        self._leaving = [other for other in [*self._leaving, file] if other.pins]
+        file.release(give)
+
+    def hand_over(self, earlier: Sequence[JournalFile], later: Sequence[JournalFile]) -> None:
+        """The folder of the closed journal, with its files `earlier`, was opened again."""
+        held = {file.path: file for file in [*self._leaving, *earlier]}
+        for file in later:
+            file.after = held.get(file.path)
+        self._over = True
+
+    def check(self) -> None:
+        """Refuses to begin reading a journal that has ended. Raises `NodeNotReady`."""
+        if self._over:
+            raise NodeNotReady(
+                "the node goes on under another name since this was begun",
+                hint="Ask again from the beginning.",
+            )

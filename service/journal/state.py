@@ -8,19 +8,23 @@ The state has two lists of deletions, both `[[fqn, run or null, T], …]`: `tomb
 be done, and each start continues them; `deleted` are done, the latest at the end. With the done
 ones a node whose store is away at its start still refuses deleted lines. Past `MOST` the oldest
 is removed from the state, and only the store knows it, so the state stays small.
+
+A `Change` is the body of an entry together with its effect on the state; the journal writes the
+one and applies the other. `replay` makes the same changes from the entries that it reads back.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import orjson
 
 from logstore import ulid as ulids
 from logstore.batch import RunKey
+from service.journal import format as wal
 from service.journal.connectors import Connectors, decode_connectors
 
 MOST = 1000
@@ -195,3 +199,67 @@ def _encode_cut(cut: Cut) -> list[int]:
 def _decode_cut(value: list[int]) -> Cut:
     seq, first, end = value
     return Cut(seq, first, end)
+
+
+def _unchanged(_: JournalState) -> None:
+    """The effect of an entry whose change the state has already."""
+
+
+Apply: TypeAlias = Callable[[JournalState], None]
+
+
+class Change(NamedTuple):
+    """The body of an entry, and the change of the state once the entry is synced."""
+
+    body: bytes
+    apply: Apply
+
+    @staticmethod
+    def none() -> Change:
+        """No entry and no effect: its writer waits for what was submitted before it."""
+        return Change(b"", _unchanged)
+
+    @staticmethod
+    def cut(node: str, made: Cut) -> Change:
+        """A segment of `node` was cut."""
+        body = wal.encode_json(wal.CUT, encode_cut_entry(node, made))
+        return Change(body, lambda state: state.cuts.append(made))
+
+    @staticmethod
+    def confirm(node: str, made: Cut) -> Change:
+        """A segment is in the store; the state has this already."""
+        return Change(wal.encode_json(wal.CONFIRM, encode_cut_entry(node, made)), _unchanged)
+
+    @staticmethod
+    def close(key: RunKey, pos: int) -> Change:
+        """A run was closed; all lines below `pos` came before."""
+        value = {"fqn": key.fqn, "run": key.run, "pos": pos}
+        return Change(wal.encode_json(wal.CLOSE, value), lambda state: state.close(key, pos))
+
+    @staticmethod
+    def tombstone(fqn: str, run: str | None, t: int) -> Change:
+        """All ULIDs up to `t` of a run, or of a pipeline's runs, are deleted."""
+        value = {"fqn": fqn, "run": run, "t": ulids.encode(t)}
+        body = wal.encode_json(wal.TOMBSTONE, value)
+        return Change(body, lambda state: state.delete(fqn, run, t))
+
+    @staticmethod
+    def opened(key: RunKey, connector: str) -> Change:
+        """A gen-1 connector begins a run."""
+        value = {"fqn": key.fqn, "run": key.run, "connector": connector}
+        body = wal.encode_json(wal.OPEN, value)
+        return Change(body, lambda state: state.connectors.open(key, connector))
+
+    @staticmethod
+    def finished_close(key: RunKey, pos: int) -> Change:
+        """The close at `pos` is done: the run's manifest says it."""
+        value = {"fqn": key.fqn, "run": key.run, "pos": pos}
+        body = wal.encode_json(wal.FINISH, value)
+        return Change(body, lambda state: state.finish_close(key, pos))
+
+    @staticmethod
+    def finished_deletion(fqn: str, run: str | None, t: int) -> Change:
+        """The deletion up to `t` is done: the store knows it, and the objects are gone."""
+        value = {"fqn": fqn, "run": run, "t": ulids.encode(t)}
+        body = wal.encode_json(wal.FINISH, value)
+        return Change(body, lambda state: state.finish_deletion(fqn, run, t))

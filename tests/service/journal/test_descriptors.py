@@ -15,9 +15,8 @@ from logstore.descriptors import ReservedDisk
 from logstore.disk import Disk
 from logstore.errors import NodeNotReady
 from logstore.syncer import ThreadSyncer
-from service.journal.handles import MOST, ReadHandles
+from service.journal.file import MOST, ReadHandles
 from service.journal.journal import Journal
-from service.journal.problems import journal_problems
 from service.journal.recovery import recover
 from tests.service.journal.rig import Rig, held, journal_settings, put
 from tests.service.journal.test_powercut import Simulation, check_after_restart
@@ -78,7 +77,7 @@ async def test_without_any_left_the_file_at_hand_goes_on_and_says_so(folder: str
         kept += await fill(rig, journal, 20, 40)
         assert len(journal.files) == files
         assert journal.files[-1].size > 4 * FILE
-        problems = list(journal_problems(journal, rig.recovered))
+        problems = [*journal.problems(), *rig.recovered.problems()]
         assert len(problems) == 1
         assert "no file descriptor is free" in problems[0]
         with pytest.raises(NodeNotReady, match="no file descriptor is free"):
@@ -86,7 +85,7 @@ async def test_without_any_left_the_file_at_hand_goes_on_and_says_so(folder: str
         assert journal.failure is None
     kept += await fill(rig, journal, 60, 10)
     assert len(journal.files) > files, "it rolls again by itself"
-    assert list(journal_problems(journal, rig.recovered)) == []
+    assert [*journal.problems(), *rig.recovered.problems()] == []
     assert [text for _, _, text in held(journal)] == kept
     await journal.close()
     journal = rig.open()

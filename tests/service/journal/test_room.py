@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from logstore.errors import JournalFailed, JournalFull
-from service.journal.problems import journal_problems
 from tests.service.journal.rig import Rig, journal_settings, put
 from tests.simulation.powercut import PowerCutFileSystem
 
@@ -33,13 +32,13 @@ async def test_small_batches_hear_of_a_full_disk_once_somebody_asked() -> None:
     journal = rig.open()
     await put(journal, b"a\n", rig.next_ulid())
     assert journal.room.shortage() is None
-    assert list(journal_problems(journal, rig.recovered)) == []
+    assert [*journal.problems(), *rig.recovered.problems()] == []
 
     fs.capacity_bytes -= fs.free_bytes("/") - KEPT + 1
     assert journal.room.left_bytes() == -1
     said = journal.room.shortage()
     assert said is not None
-    assert list(journal_problems(journal, rig.recovered)) == [said]
+    assert [*journal.problems(), *rig.recovered.problems()] == [said]
     with pytest.raises(JournalFull, match="full"):
         await put(journal, b"b\n", rig.next_ulid())
     fs.capacity_bytes -= 1
