@@ -9,10 +9,9 @@ from urllib.parse import quote
 from pydantic import BaseModel
 
 from coordination.groups import Group
-from service.queue.catalog import Catalog, Listed
-from service.queue.lag import Lag, lag_of
+from service.queue.catalog import Catalog, Leased, Listed, Name
+from service.queue.counters import Lag, lag_of
 from service.queue.queue import Given
-from service.queue.segment import Leased, Name
 
 
 class NextSegment(BaseModel):

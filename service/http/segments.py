@@ -42,9 +42,9 @@ from service.http.segment_bodies import (
     segment_row,
 )
 from service.query.output import Ndjson, Output, Text
+from service.queue.catalog import parse_id
 from service.queue.contents import Contents, Opened
 from service.queue.queue import SegmentQueue
-from service.queue.segment import parse_id
 
 PARQUET: Final = "application/vnd.apache.parquet"
 _OUTPUTS: Final[Mapping[str, Callable[[], Output]]] = {"ndjson": Ndjson, "text": Text}

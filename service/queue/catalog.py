@@ -1,4 +1,6 @@
-"""The catalog of stored segments: one listing for all groups and consumers of a node.
+"""Segments as consumers see them, and the catalog: one listing for all groups of a node.
+
+A segment's id is `{node}-{seq}`, the sequence in decimal; a node's name holds no `/`.
 
 The numbers of a node only grow and objects never change, so a listing continues behind the last
 known number. A deleted segment is noticed when it is missing, and from time to time everything is
@@ -9,8 +11,10 @@ skipped. Quarantined segments count as empty and are passed over.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
@@ -22,7 +26,61 @@ from logstore.names import decode
 from logstore.objects.store import ObjectInfo, ObjectStore
 from logstore.runs.watermark import read_watermark
 from logstore.segments.reader import read_footer
-from service.queue.segment import Name, Segment
+
+_ID = re.compile(r"(.+)-([1-9][0-9]{0,18})")
+
+
+class Name(NamedTuple):
+    """The name of a segment: the node that cut it, and its number there."""
+
+    node: str
+    seq: int
+
+    @property
+    def id(self) -> str:
+        """The name as text."""
+        return f"{self.node}-{self.seq}"
+
+    @property
+    def key(self) -> str:
+        """The key of the segment's object."""
+        return keys.segment(self.node, self.seq)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A segment; `low` and `high` are ULID texts, empty without rows.
+
+    `damage` says why the segment cannot be read.
+    """
+
+    name: Name
+    size: int
+    etag: str
+    modified_ms: int
+    rows: int = 0
+    low: str = ""
+    high: str = ""
+    damage: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Leased:
+    """A lease as it was acquired or renewed."""
+
+    name: Name
+    epoch: int
+    until_ms: int
+    attempts: int
+
+
+def parse_id(text: str) -> Name:
+    """The name of an id. Raises `NotFound` for a text that is no id."""
+    found = _ID.fullmatch(text)
+    if found is None:
+        raise NotFound(f"no segment {text[:100]!r}", hint="Ids come from POST /segments/next.")
+    return Name(found[1], int(found[2]))
+
 
 # A listing from the beginning, which sees what was deleted.
 RELIST_SECONDS: Final = 600.0

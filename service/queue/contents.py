@@ -43,7 +43,7 @@ from logstore.segments.schema import SCHEMA
 from service.query.hot import SCHEMA as RECORDS
 from service.query.output import Output, pieces
 from service.query.view import Deletion
-from service.queue.segment import Name
+from service.queue.catalog import Name
 from service.runtime.cache import Cache
 
 _ROWS: Final = 4096  # decoded at once: buffers below the size of decision 015

@@ -30,12 +30,10 @@ from logstore.errors import (
 from logstore.names import check_name
 from logstore.objects.store import ObjectStore
 from service.queue import transitions
-from service.queue.catalog import Catalog
-from service.queue.counters import QueueCounters
-from service.queue.lag import lag_of
+from service.queue.catalog import Catalog, Leased, Name, Segment
+from service.queue.counters import QueueCounters, lag_of
 from service.queue.notifier import Notifier
 from service.queue.quota import NewGroups, unused
-from service.queue.segment import Leased, Name, Segment
 from service.queue.settings import QueueSettings
 from service.queue.transitions import Moment
 from service.queue.writer import Change, GroupWriter, Shared

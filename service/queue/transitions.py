@@ -20,7 +20,7 @@ from typing import Final
 from coordination.groups import Cursor, Failed, Group, Pending, Start, State
 from coordination.lease import is_over, next_epoch
 from logstore.errors import GroupEvicted, LeaseLost, NotFound
-from service.queue.segment import Leased, Name, Segment
+from service.queue.catalog import Leased, Name, Segment
 from service.queue.settings import QueueSettings
 
 _MOST_FAILED: Final = 1000

@@ -20,9 +20,8 @@ from logstore.errors import NotFound, StoreUnavailable, TailraceError
 from logstore.objects.store import ObjectStore
 from logstore.swap import Backoff, RetryBudget, Revision, swap
 from logstore.swap import Change as Swap
-from service.queue.catalog import Catalog
+from service.queue.catalog import Catalog, Segment
 from service.queue.counters import QueueCounters
-from service.queue.segment import Segment
 from service.queue.transitions import Moment, begun, fresh
 
 T = TypeVar("T")

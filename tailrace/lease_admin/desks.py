@@ -195,7 +195,7 @@ class InStore:
         return group_details(found, queue.catalog, queue.now_ms()).model_dump()
 
     async def retry_group(self, group: str, segment: str | None) -> list[str]:
-        from service.queue.segment import parse_id
+        from service.queue.catalog import parse_id
 
         chosen = None if segment is None else [parse_id(segment)]
         return [name.id for name in await self._queue().retry(group, chosen)]

@@ -14,8 +14,8 @@ from coordination.groups import Start, State
 from logstore import keys
 from logstore.errors import OutcomeUnknown, StoreUnavailable
 from logstore.objects.store import ObjectStore
+from service.queue.catalog import Name
 from service.queue.queue import SegmentQueue
-from service.queue.segment import Name
 from tests.service.queue.world import QueueWorld, commit, consume_all, playing, take
 from tests.simulation.faulty_store import Fault, FaultyStore, Schedule
 

@@ -13,8 +13,7 @@ from logstore.errors import (
     NodeNotReady,
     NotFound,
 )
-from service.queue.catalog import RELIST_SECONDS
-from service.queue.segment import Name
+from service.queue.catalog import RELIST_SECONDS, Name
 from tests.faults.schedule import Schedule as Proxy
 from tests.service.queue.world import (
     SETTINGS,

@@ -9,8 +9,8 @@ from random import Random
 import pytest
 
 from logstore.errors import LeaseLost, OutcomeUnknown, StoreUnavailable
+from service.queue.catalog import Name
 from service.queue.queue import SegmentQueue
-from service.queue.segment import Name
 from tests.service.cluster import Line
 from tests.service.queue.world import SETTINGS, QueueWorld, playing, take
 from tests.settings import changed

@@ -15,7 +15,7 @@ from coordination.groups import (
 )
 from logstore.errors import Damaged, LeaseLost, UnsupportedVersion
 from service.queue import transitions
-from service.queue.segment import Name, Segment, parse_id
+from service.queue.catalog import Name, Segment, parse_id
 from service.queue.settings import QueueSettings
 from service.queue.transitions import Moment
 from tests.settings import changed

@@ -16,8 +16,8 @@ from logstore.objects.store import ObjectStore
 from logstore.runs.watermark import raise_watermark
 from logstore.segments.carry import Carry
 from logstore.segments.writer import encode_segment
+from service.queue.catalog import Name
 from service.queue.queue import Given, SegmentQueue
-from service.queue.segment import Name
 from service.queue.settings import QueueSettings
 from tests.batches import make_batches
 from tests.settings import changed
