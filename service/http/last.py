@@ -31,7 +31,7 @@ from service.http.paging import Plain, page_response
 from service.http.settings import PageSettings
 from service.http.targets import BASE, name
 from service.runs.pages import Page
-from service.status.last import last_run
+from service.status.status import last_run
 
 DEFAULT: Final = "ingestion_task"
 TASKS: Final = {

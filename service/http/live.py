@@ -26,7 +26,7 @@ from service.http.targets import BASE, name, run_key
 from service.journal.format import decode_meta
 from service.runs.parts import RecordPart, as_records
 from service.runtime.counters import HttpCounters
-from service.status.last import last_run
+from service.status.status import last_run
 from service.tail import Published, Tick, Watcher
 
 # Lines that a stream begins with when it is given no cursor.

@@ -10,8 +10,7 @@ from logstore.filesystem import FileSystem
 from service.runs.run_logs import RunLogs
 from service.runtime.seams import Seams
 from service.settings import Settings
-from service.status.expiry import Expiry
-from service.status.reports import Reports
+from service.status.reports import Expiry, Reports
 from service.status.status import RunStatus
 from service.tail import Tail
 

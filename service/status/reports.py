@@ -1,15 +1,19 @@
-"""Reports in the store: written by compare-and-swap, read one by one or by pipeline.
+"""Reports in the store: written by compare-and-swap, read one by one or by pipeline, and expired.
 
 A report is acknowledged once it is stored. Whoever deletes a run deletes its reports: a
 report whose version is at or below the run's deletion does not exist, whether its object
 is gone yet or not, and a new one is given a version above it.
+
+A deletion removes a run's reports at once. The expiry of runs removes only lines, so `Expiry`
+removes the reports that have not changed for as long as runs are kept, and whose run does not
+exist any more or never had a line.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
 from logstore import keys
@@ -23,6 +27,7 @@ from logstore.errors import (
 )
 from logstore.objects.store import ObjectInfo, ObjectStore
 from logstore.runs.report import Report, Said, decode_report, encode_report, make_report
+from logstore.runs.retention import RunRetention
 from logstore.swap import Document, swap, write_until_known
 from service.runtime.cache import Cache
 
@@ -258,3 +263,36 @@ def _decode_or_none(body: bytes) -> Report | None:
 def _encode(report: Report | None) -> bytes:
     assert report is not None
     return encode_report(report)
+
+
+_DAY_MS = 86_400_000
+
+
+class Expiry:
+    """Of one node; doing it twice, or on several nodes, does no harm."""
+
+    def __init__(
+        self, store: ObjectStore, clock: Clock, exists: Callable[[RunKey], Awaitable[bool]]
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._exists = exists
+        self.removed = 0
+
+    async def sweep(self, retention: RunRetention) -> None:
+        """Looks at every report once. Raises `StoreUnavailable`."""
+        now = self._clock.now_ms()
+        for folder in FOLDERS:
+            async for info in self._store.list(folder):
+                days = (now - info.modified_ms) / _DAY_MS
+                if days > retention.shortest_days and await self._goes(info.key, days, retention):
+                    await self._store.delete([info.key])
+                    self.removed += 1
+
+    async def _goes(self, name: str, days: float, retention: RunRetention) -> bool:
+        try:
+            report = decode_report((await self._store.get(name))[1])
+        except (NotFound, Damaged):
+            return False  # what cannot be read is for `verify`, not for the sweeper
+        kept = retention.days_of(report.key.fqn)
+        return 0 < kept < days and not await self._exists(report.key)

@@ -1,27 +1,31 @@
-"""What clients report of runs, as one thing: kept, given back, and heard by live streams.
+"""What clients report of runs: kept, given back, and heard by live streams.
 
-A pipelineStatus with a terminal state ends the live streams of its run after a grace;
-one that says `running` again lets them go on. Reports that no run stands behind any more
-go with the runs' expiry.
+A pipelineStatus with a terminal state ends the live streams of its run after a grace period;
+one that says `running` again lets them continue. Reports whose run does not exist any more
+are removed with the expiry of runs.
+
+A pipeline's last run (`last_run`) is the one that began last. A run begins with its first
+pipelineStatus, or with its first line if it has sent no status. Of the runs with a status the last
+is, as upstream, the one with the newest `timestamp`; a run without any that began after it
+precedes it.
 """
 
 from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from logstore import keys
 from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.clock import Clock
-from logstore.errors import InvalidCursor, InvalidInput, TailraceError
+from logstore.errors import InvalidCursor, InvalidInput, NotFound, TailraceError
 from logstore.runs.report import Report
 from service.runs.settings import RunSettings
 from service.status.endings import Endings, is_terminal
-from service.status.expiry import Expiry
-from service.status.reports import Head, Reports
+from service.status.reports import Expiry, Head, Reports
 from service.status.settings import OpenMetadataSettings
 from service.tail import Tail
 
@@ -235,3 +239,39 @@ def _place(name: str) -> tuple[int, int]:
         return int(found[1]), int(ulids.parse(found[2]))
     except InvalidInput as error:
         raise InvalidCursor(f"not a place in the statuses: {error}", field="next") from error
+
+
+class Begun(Protocol):
+    """A run in a list, with the time of its first line in milliseconds."""
+
+    @property
+    def run(self) -> str: ...
+    @property
+    def first_ms(self) -> int | None: ...
+
+
+class Runs(Protocol):
+    """The lists of runs with lines."""
+
+    async def runs(self, fqn: str, limit: int) -> Sequence[Begun]:
+        """Runs of a pipeline, the one whose first line is newest first."""
+        ...
+
+
+async def last_run(status: RunStatus, text: Runs, fqn: str) -> tuple[RunKey, Report | None]:
+    """The pipeline's last run, and its status if it has one.
+
+    Raises `NotFound` if it has none, `StoreUnavailable`.
+    """
+    reported = (await status.of_pipeline(fqn, limit=1)).reports
+    written = await text.runs(fqn, 1)
+    if reported and not (written and _began_after(written[0], reported[0])):
+        return reported[0].key, reported[0]
+    if not written:
+        raise NotFound(f"{fqn} has no runs", hint="Its first batch or pipelineStatus makes a run.")
+    key = RunKey(fqn, written[0].run)
+    return key, await status.get(key)
+
+
+def _began_after(run: Begun, report: Report) -> bool:
+    return run.run != report.key.run and (run.first_ms or 0) > report.created_ms

@@ -27,8 +27,7 @@ from service.runs.read import LogPiece, LogSize
 from service.runs.records import ArrowRecords, RecordPage, RecordPiece
 from service.runs.run_list import ListedRun, NamePage, RunFilter, RunPage, RunSummary
 from service.runs.settings import RunSettings
-from service.status.expiry import Expiry
-from service.status.reports import Reports
+from service.status.reports import Expiry, Reports
 from service.status.settings import OpenMetadataSettings
 from service.status.status import RunStatus
 from service.tail import SseSettings, Tail
