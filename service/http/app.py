@@ -20,7 +20,7 @@ from starlette.types import ASGIApp
 
 from logstore import ulid as ulids
 from logstore.clock import Clock, Entropy, SystemClock, system_entropy
-from service.http import errors, schema
+from service.http import errors, openapi
 from service.http.append import AppendRoutes
 from service.http.body import Receive, Scope, Send
 from service.http.browsers import BrowserGuard
@@ -125,12 +125,11 @@ def build_app(node: NodeApi, api: HttpApi) -> Application:
     def fresh_id() -> str:
         return ulids.encode(ulids.fresh(api.clock, api.entropy))
 
-    # Asked late: a node that finds its folder copied starts again behind the same API.
     append = AppendRoutes(
-        metered_append(lambda batch: node.append(batch), api.clock, api.counters),
-        lambda batch: node.submit(batch),
-        lambda key: node.close_run(key),
-        lambda key, connector: node.open_run(key, connector),
+        metered_append(node.append, api.clock, api.counters),
+        node.submit,
+        node.close_run,
+        node.open_run,
         settings=api.settings.ingest,
         counters=api.counters,
         fresh_id=fresh_id,
@@ -155,7 +154,7 @@ def _framework(node: NodeApi, api: HttpApi, fresh_id: Callable[[], str]) -> Fast
     for router in routers:
         answer_head(router)
         app.include_router(router, dependencies=[place])
-    app.openapi = lambda: schema.complete(app)  # type: ignore[method-assign]
+    app.openapi = lambda: openapi.complete(app)  # type: ignore[method-assign]
     return app
 
 

@@ -25,6 +25,7 @@ from logstore.batch import RunKey
 from logstore.errors import InvalidInput, InvalidName, NodeNotReady
 from service.http.body import (
     BodyTooLarge,
+    Bounds,
     Budget,
     Message,
     Receive,
@@ -35,7 +36,6 @@ from service.http.body import (
     drain,
     read_rest,
 )
-from service.http.bounds import Bounds
 from service.http.decode import KINDS, Decoded, decode, kind_of, prefixed
 from service.http.errors import HttpError, Problem, problem
 from service.http.ids import echoed, parse_batch_id, request_id, run_tag, session_cookie

@@ -12,6 +12,8 @@ connection limits how long a body may take.
 The module also reads a small JSON object as a request's body, as reports are sent.
 It is bounded in bytes, values and depth before it is parsed: a MiB of brackets would
 become twenty of objects, and a value that is nested too deep could be stored and not be returned.
+
+`Bounds` limits the text that a body is decoded to; every step of the decoding has it.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import asyncio
 import re
 from collections import deque
 from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -27,6 +30,23 @@ import orjson
 from fastapi import Request
 
 from logstore.errors import InvalidInput, TooLarge, Unavailable
+
+
+def _on() -> None:
+    """Does nothing: no caller wants an end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The limits; sizes are bytes."""
+
+    text_bytes: int
+    """The text of the batch."""
+    meta_bytes: int = 16 << 20
+    """What its records carry beside the text, as it is encoded for the journal."""
+    go_on: Callable[[], None] = _on
+    """Called between pieces, each of a few milliseconds; what it raises ends the decoding."""
+
 
 Message: TypeAlias = MutableMapping[str, Any]
 Scope: TypeAlias = MutableMapping[str, Any]

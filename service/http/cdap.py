@@ -22,8 +22,7 @@ from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.clock import Clock
 from logstore.errors import InvalidInput
-from service.http.cdap_events import FIELDS, EventEncoder, events_of
-from service.http.cdap_filter import Event, Matches, parse_filter
+from service.http.cdap_events import FIELDS, Event, EventEncoder, Matches, events_of, parse_filter
 from service.http.node import NodeApi
 from service.http.parameters import refuse_unknown
 from service.http.settings import PageSettings

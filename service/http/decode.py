@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from logstore.errors import InvalidInput, TooLarge
 from logstore.ulid import MAX_LINES
-from service.http.bounds import Bounds
+from service.http.body import Bounds
 from service.http.envelope import LongString, NotJson, ParsedBody, load, parse
 from service.http.errors import HttpError
 from service.http.inflate import INFLATERS, gunzip, windows

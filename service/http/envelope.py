@@ -21,7 +21,7 @@ import orjson
 from numpy.typing import NDArray
 
 from logstore.errors import InvalidInput, TooLarge
-from service.http.bounds import Bounds
+from service.http.body import Bounds
 from service.http.text import encode_text, valid_utf8, whole_before
 
 SMALL = 64 << 10

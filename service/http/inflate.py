@@ -15,7 +15,7 @@ import zstandard
 from isal import isal_zlib
 
 from logstore.errors import InvalidInput, TooLarge
-from service.http.bounds import Bounds
+from service.http.body import Bounds
 
 # What one call is given: the rest of it is copied at the end of each member.
 _WINDOW_IN = 256 << 10

@@ -20,7 +20,7 @@ import orjson
 
 from logstore.batch import RecordMeta
 from logstore.errors import InvalidInput, TooLarge
-from service.http.bounds import Bounds
+from service.http.body import Bounds
 from service.http.envelope import SMALL, NotJson, load
 from service.http.text import encode_text, valid_utf8
 from service.journal.format import MetaColumns

@@ -21,10 +21,9 @@ from starlette.responses import Response, StreamingResponse
 
 from coordination.groups import Start
 from logstore.errors import InvalidInput
-from service.http.download import without_body
+from service.http.download import Span, matches, parse_range, without_body
 from service.http.errors import HttpError
 from service.http.query import accepted_format
-from service.http.ranges import Span, matches, parse_range
 from service.http.search_response import unless_gone
 from service.http.segment_bodies import (
     Done,

@@ -18,7 +18,7 @@ import pytest
 import zstandard
 
 from logstore import errors
-from service.http.bounds import Bounds
+from service.http.body import Bounds
 from service.http.decode import decode
 from service.journal.format import decode_meta
 from tests.gzipped import gzipped

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from service.http.app import HttpApi, all_routers, documented
 from service.http.methods import api_routes
-from service.http.openapi import render
-from service.http.schema import complete
+from service.http.openapi import complete, render
 from tests.service.http.memory_node import MemoryNode
 
 ROOT = Path(__file__).parents[3]
