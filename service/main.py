@@ -4,6 +4,9 @@ A stop has an order: the node refuses new batches (503, so clients go elsewhere)
 the API still answers, brings what it holds into the store, ends live streams, and
 only then the API closes. A second signal ends the process at once; the journal has
 everything that was acknowledged.
+
+The problems that `/health/ready` reports are also logged, for an operator who reads only the log:
+once when a problem begins, and once when it is over.
 """
 
 from __future__ import annotations
@@ -14,12 +17,13 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import uvloop
 
+from logstore.clock import Clock
 from logstore.disk import apply_umask, close_to_others
 from logstore.errors import Unavailable
 from logstore.objects.open import open_store
@@ -28,7 +32,6 @@ from service.http.server import address, listen, serving
 from service.node import Node
 from service.runtime.java import why_no_spark
 from service.runtime.lease_admin import open_leases
-from service.runtime.problems import ProblemLog
 from service.runtime.process import give_back_freed_memory, raise_limit
 from service.settings import Settings
 from service.wiring import Machine, make_app, make_engine, make_node, make_queue, make_store_check
@@ -37,6 +40,7 @@ log = logging.getLogger(__name__)
 
 # By then the node has stopped: who still is at work is a client that does not read.
 _LAST_REPLIES_SECONDS = 5.0
+_LOOK_SECONDS = 1.0
 
 
 def serve(settings: Settings) -> int:
@@ -187,3 +191,27 @@ async def _until_over(
             log.error("the node cannot go on: %s", failed.result(), exc_info=failed.result())
             return 1
     return 0
+
+
+class ProblemLog:
+    """Logs a problem as a warning when it begins, and as information when it is over."""
+
+    def __init__(self, problems: Callable[[], Iterable[str]], clock: Clock) -> None:
+        self._problems = problems
+        self._clock = clock
+        self._logged: frozenset[str] = frozenset()
+
+    async def run(self) -> None:
+        """Compares the problems once a second, until cancelled."""
+        while True:
+            self.look()
+            await self._clock.sleep(_LOOK_SECONDS)
+
+    def look(self) -> None:
+        """Logs the problems that are new, and those that are over."""
+        now = frozenset(self._problems())
+        for problem in sorted(now - self._logged):
+            log.warning("%s", problem)
+        for problem in sorted(self._logged - now):
+            log.info("over: %s", problem)
+        self._logged = now

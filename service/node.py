@@ -22,6 +22,7 @@ from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.errors import JournalFailed, NodeNotReady, OutcomeUnknown, TailraceError, Unavailable
 from logstore.position import Position
+from service.ingest.active_runs import ActiveRuns
 from service.ingest.appender import Appender
 from service.ingest.batch import IncomingBatch, Receipt, Submitted
 from service.journal.journal import Journal
@@ -83,7 +84,7 @@ class Node:
         self.details: Details | None = None
         self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self.forks = 0
-        self._confirmations = Confirmations()
+        self.confirmations = Confirmations()
         self._folder: DataFolder
         self.recovered: Recovered
         self.identity: Identity
@@ -140,9 +141,9 @@ class Node:
             settings.flush,
             offload=seams.offload,
             lineage=self.lineage,
-            confirmations=self._confirmations,
-            on_confirmed=lambda cut: self.run_logs.confirmed(cut.seq, cut.first, cut.end),
+            confirmations=self.confirmations,
         )
+        active = ActiveRuns(settings.runs.max_concurrent_streams)
         self.run_logs = open_run_logs(
             self.identity.node,
             self.identity.parents,
@@ -155,7 +156,7 @@ class Node:
                 self.journal,
                 seams.offload,
                 confirmed_through=self.shipper.confirmed_through,
-                last_ulid=lambda key: self.appender.last_ulid(key),
+                last_ulid=active.last_ulid,
                 watermark=self.marks.watermark,
                 ended=self.tail.ended,
                 newest_date=seams.newest_date,
@@ -163,6 +164,7 @@ class Node:
                 details=lambda: self.details,
             ),
         )
+        self.shipper.on_confirmed(self.run_logs.confirmed)
         for (fqn, run), t in state.deleted.all().items():
             self.run_logs.deletions.note(fqn, run, t)
         minter = ulids.Minter(seams.clock, seams.entropy, last=state.last_ulid)
@@ -172,7 +174,7 @@ class Node:
             seams.clock,
             minter,
             settings.ingest,
-            active_runs=settings.runs.max_concurrent_streams,
+            active=active,
             horizon=self.run_logs.deletions.horizon,
             confirmed_through=self.shipper.confirmed_through,
         )
@@ -378,7 +380,7 @@ class Node:
                     self._release()
         except (TimeoutError, JournalFailed, Unavailable, OutcomeUnknown):
             pass  # the journal has it all
-        self._confirmations.stop()
+        self.confirmations.stop()
         await self._let_go()
         self._folder.release()
 

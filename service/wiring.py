@@ -144,8 +144,7 @@ def make_queue(settings: Settings, node: Node) -> SegmentQueue:
         seams.entropy,
         StoreTime(seams.clock, seams.newest_date),
         settings.queue,
-        # Asked each time: a node that finds its folder copied has a new shipper.
-        woken=lambda: node.shipper.next_confirmed(),
+        woken=node.confirmations.next,
     )
 
 

@@ -45,9 +45,8 @@ from logstore.errors import (
     JournalFull,
     RunDeleted,
 )
-from service.ingest.active_runs import ActiveRun, ActiveRuns
+from service.ingest.active_runs import ActiveRun, ActiveRuns, Stored, StoreLookup
 from service.ingest.batch import IncomingBatch, KnownBatch, Receipt, Submitted
-from service.ingest.lookup import Stored, StoreLookup
 from service.ingest.settings import IngestSettings
 from service.journal.connectors import Connector, LastBatch
 from service.journal.journal import Journal
@@ -82,7 +81,7 @@ class Appender:
         minter: ulids.Minter,
         settings: IngestSettings,
         *,
-        active_runs: int,
+        active: ActiveRuns,
         horizon: Callable[[RunKey], int],
         confirmed_through: Callable[[int], Awaitable[None]],
     ) -> None:
@@ -94,7 +93,7 @@ class Appender:
         self._settings = settings
         self._horizon = horizon
         self._confirmed_through = confirmed_through
-        self.active = ActiveRuns(active_runs)
+        self.active = active
         self.batches = 0
         self.lines = 0
         self.duplicates = 0
@@ -167,11 +166,6 @@ class Appender:
         self.lines += batch.records
         return Receipt(ulid, batch.records, False, batch.durability, last)
 
-    def last_ulid(self, key: RunKey) -> int:
-        """The highest ULID of a line of the run that is known in memory, 0 if none is."""
-        run = self.active.peek(key)
-        return 0 if run is None else run.last
-
     def stop(self) -> None:
         """Stops waiting for look-ups."""
         self._lookup.stop()
@@ -185,7 +179,7 @@ class Appender:
         # With a full journal the connector is not remembered: its retries are stored twice.
         with suppress(JournalFull):
             await self._journal.record_open(key, connector)
-        return self._minter.mint(max(self.last_ulid(key), self._horizon(key)))
+        return self._minter.mint(max(self.active.last_ulid(key), self._horizon(key)))
 
     def _gen1(self, batch: IncomingBatch) -> Connector | None:
         """What is known of the sender, if it is a client that sends again without an id."""

@@ -116,7 +116,6 @@ class SegmentShipper:
         offload: Offload,
         lineage: Lineage,
         confirmations: Confirmations,
-        on_confirmed: Callable[[Cut], None],
     ) -> None:
         self._journal = journal
         self._store = store
@@ -125,7 +124,7 @@ class SegmentShipper:
         self._offload = offload
         self._lineage = lineage
         self._confirmations = confirmations
-        self._on_confirmed = on_confirmed
+        self._on_confirmed: list[Callable[[int, int, int], None]] = []
         self.carry = Carry()
         self._wake = asyncio.Event()
         self._cut_ready = asyncio.Event()
@@ -160,9 +159,9 @@ class SegmentShipper:
             self._wake.set()
         return done
 
-    async def next_confirmed(self) -> None:
-        """Returns when the next segment is confirmed, or when the shipper is stopped."""
-        await self._confirmations.next()
+    def on_confirmed(self, hear: Callable[[int, int, int], None]) -> None:
+        """Subscribes to confirmed segments: the number, the first position, one past the last."""
+        self._on_confirmed.append(hear)
 
     def stop(self) -> None:
         """Ends both tasks after their present step; callers continue to wait (for a fork)."""
@@ -325,4 +324,5 @@ class SegmentShipper:
         self._journal.confirm(cut)
         self.unshipped.confirmed(cut.seq)
         self._confirmations.confirmed(cut.end)
-        self._on_confirmed(cut)
+        for hear in self._on_confirmed:
+            hear(cut.seq, cut.first, cut.end)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,8 +14,9 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from logstore.clock import SystemClock
 from logstore.errors import FolderLocked, Unavailable
-from service.main import run
+from service.main import ProblemLog, run
 from service.metrics.scrape import METRICS
 from service.settings import Settings
 
@@ -232,3 +234,20 @@ async def _half_a_head(url: str) -> None:
     assert (await reader.read()).startswith(b"HTTP/1.1 408 ")
     writer.close()
     await writer.wait_closed()
+
+
+def test_each_problem_is_said_once_until_it_is_over(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    problems: list[str] = []
+    watch = ProblemLog(lambda: problems, SystemClock())
+    for now in ([], ["disk"], ["disk"], ["disk", "store"], ["store"], [], ["disk"]):
+        problems[:] = now
+        watch.look()
+    said = [(record.levelname, record.getMessage()) for record in caplog.records]
+    assert said == [
+        ("WARNING", "disk"),
+        ("WARNING", "store"),
+        ("INFO", "over: disk"),
+        ("INFO", "over: store"),
+        ("WARNING", "disk"),
+    ]

@@ -9,6 +9,7 @@ from logstore import ulid as ulids
 from logstore.batch import RunKey, digest
 from logstore.errors import StoreUnavailable
 from logstore.filesystem import File
+from service.ingest.active_runs import ActiveRuns
 from service.ingest.appender import Appender
 from service.ingest.batch import Durability, IncomingBatch
 from service.ingest.settings import IngestSettings
@@ -92,7 +93,7 @@ class GatedAppender:
             self.rig.clock,
             ulids.Minter(self.rig.clock, self.rig.dice, last=self.journal.state.last_ulid),
             IngestSettings(),
-            active_runs=self.active_runs,
+            active=ActiveRuns(self.active_runs),
             horizon=lambda key: self.deleted.get(key, 0),
             confirmed_through=self._confirm,
         )

@@ -9,6 +9,7 @@ import pytest
 from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.errors import BatchConflict
+from service.ingest.active_runs import ActiveRuns
 from service.ingest.appender import Appender
 from service.ingest.settings import IngestSettings
 from tests.service.ingest.gated_appender import GatedAppender, at, batch
@@ -24,7 +25,7 @@ def bounded(gated: GatedAppender) -> Appender:
         gated.rig.clock,
         ulids.Minter(gated.rig.clock, gated.rig.dice),
         IngestSettings(),
-        active_runs=LIMIT,
+        active=ActiveRuns(LIMIT),
         horizon=lambda key: gated.deleted.get(key, 0),
         confirmed_through=lambda _: asyncio.sleep(0),
     )

@@ -363,11 +363,11 @@ async def test_a_batch_counts_with_all_its_records(quick: bool) -> None:
     with gated.journal.pin() as pin:
         row = pin.batches(run=RUN).rows[0]
     assert last == ulid_of(row) + 2
-    assert gated.appender.last_ulid(RUN) == last
+    assert gated.appender.active.last_ulid(RUN) == last
     await gated.restart()
     # Seen again in the journal it is the same.
     await gated.appender.append(batch(b"below\n", ulid=at(-MINUTE)))
-    assert gated.appender.last_ulid(RUN) == last
+    assert gated.appender.active.last_ulid(RUN) == last
     again = await gated.appender.append(batch(text, ulid=ulid_of(row)))
     assert (again.duplicate, again.last) == (True, last)
     await gated.journal.close()

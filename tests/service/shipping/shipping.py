@@ -55,7 +55,7 @@ class Ship:
         self.shipper = self.make_shipper()
 
     def make_shipper(self) -> SegmentShipper:
-        return SegmentShipper(
+        shipper = SegmentShipper(
             self.journal,
             self.store,
             self.clock,
@@ -63,8 +63,9 @@ class Ship:
             offload=in_place,
             lineage=self.lineage,
             confirmations=self.confirmations,
-            on_confirmed=self.confirmed.append,
         )
+        shipper.on_confirmed(lambda *cut: self.confirmed.append(Cut(*cut)))
+        return shipper
 
     async def _asked(self, work: Callable[[], T]) -> T:
         if self.hangs:
