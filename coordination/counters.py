@@ -1,9 +1,20 @@
-"""What a coordinator counts for each source: plain numbers that metrics read at a scrape."""
+"""What coordination counts for each source, and the names of its metrics.
+
+Counters are plain numbers that metrics read at a scrape. The metrics have the same names wherever
+leases are exported, and all have the label `source`. Counters have the last words of Data Prepper's
+names, and some exist only here. Names lack the prefix `tailrace_`, and the suffix `_total` that the
+text format adds.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:  # it counts, and is no part of what its counters are
+    from coordination.coordinator.work_queue import WorkQueue
 
 Action: TypeAlias = Literal["saveState", "close", "complete"]
 
@@ -52,3 +63,95 @@ class CoordinationCounters:
     update_errors: dict[Action, int] = field(
         default_factory=lambda: {"saveState": 0, "close": 0, "complete": 0}
     )
+
+
+class Count(NamedTuple):
+    """A counter: the field of `CoordinationCounters`, its name and its help text."""
+
+    field: str
+    name: str
+    help: str
+
+
+class Measure(NamedTuple):
+    """A gauge: its name, its help text, and how it is read from a work queue."""
+
+    name: str
+    help: str
+    of: Callable[[WorkQueue], float]
+
+
+_HELP: Final = {
+    "supplied": "Runs of the supplier of new partitions.",
+    "none_acquired": "Acquires that found no partition.",
+    "created": "Partitions created.",
+    "acquired": "Leases acquired.",
+    "completed": "Partitions done for good.",
+    "closed": "Partitions done until they are due again.",
+    "deleted": "Partitions and named leases removed by their owner.",
+    "given_up": "Leases given up before the end of the work.",
+    "saved": "Saves of progress.",
+    "not_found": "Leases lost because somebody deleted the item.",
+    "not_owned": "Leases lost to another owner, or to time.",
+}
+
+
+def _snake(upstream: str) -> str:
+    return re.sub("([A-Z])", r"_\1", upstream).lower()
+
+
+UPSTREAMS: Final = tuple(Count(field, _snake(NAMES[field]), _HELP[field]) for field in NAMES)
+
+OURS: Final = (
+    Count(
+        "failures",
+        "partition_failures",
+        "Failures that workers reported, also those tried again.",
+    ),
+    Count("failed", "partitions_failed", "Partitions that became FAILED: tried too often."),
+    Count(
+        "supplies_lost",
+        "partition_supplies_lost",
+        "Runs of the supplier that outlived their lease, and were broken off.",
+    ),
+    Count(
+        "held_back",
+        "partitions_held_back",
+        "Acquires refused because this process holds its fair share.",
+    ),
+    Count("asked_back", "partitions_asked_back", "Partitions that were asked back for others."),
+    Count(
+        "renewal_errors",
+        "lease_renewal_errors",
+        "Heartbeats of a lease that the store refused.",
+    ),
+)
+
+UPDATE_ERRORS: Final = (
+    "partition_update_errors",
+    "Writes of a held partition that failed, by `saveState`, `close` and `complete`.",
+)
+"""The one with a second label, `action`."""
+
+
+def _attempts(work: WorkQueue) -> float:
+    return max([held.partition.attempts for held in work.held()], default=0)
+
+
+HELD: Final = Measure("leases_held", "Leases that this process holds.", lambda w: len(w.held()))
+OLDEST: Final = Measure(
+    "lease_oldest_seconds",
+    "For how long the oldest of them is held.",
+    lambda work: work.oldest_seconds(),
+)
+ATTEMPTS: Final = Measure(
+    "lease_attempts",
+    "Acquisitions without progress of the partition held that has most.",
+    _attempts,
+)
+LAG: Final = Measure(
+    "lease_lag_seconds",
+    "For how long the work of the held partition that was due first is due.",
+    lambda work: work.lag_seconds(),
+)
+MEASURES: Final = (HELD, OLDEST, ATTEMPTS, LAG)

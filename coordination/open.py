@@ -7,10 +7,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from coordination.object_store.store import ObjectPartitions
-from coordination.partitions.expiry import expire_for_ever
 from coordination.partitions.in_memory import InMemoryPartitions
 from coordination.partitions.partition import AGEING_MS
-from coordination.partitions.store import PartitionStore
+from coordination.partitions.store import PartitionStore, expire_for_ever
 from coordination.settings import StoreChoice
 from coordination.storetime import StoreTime
 from logstore.clock import Clock, Entropy

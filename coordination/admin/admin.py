@@ -20,9 +20,8 @@ from coordination.admin.overview import Entry, Kind, of_named, of_partition
 from coordination.lease import identity_of
 from coordination.named.stored import StoredLease, StoredLeases
 from coordination.partitions.partition import Partition, Status
-from coordination.partitions.store import PartitionStore
+from coordination.partitions.store import PartitionStore, update
 from coordination.partitions.transitions import reopened, reset, ruled_out
-from coordination.partitions.update import update
 from logstore.errors import (
     Conflict,
     InvalidCursor,

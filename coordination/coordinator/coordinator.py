@@ -79,13 +79,13 @@ class Coordinator:
         kind: str,
         *,
         supplier: Supplier | None = None,
-        spread: bool = True,
+        random: bool = True,
         balance: bool = True,
         rotate: bool = False,
     ) -> WorkQueue:
         """Returns the work queue of type `kind`; call it once for each type.
 
-        `spread` is for types whose partitions have no order: workers begin in different places.
+        With `random`, workers begin in different places; without, all follow the source's order.
         `balance` keeps each worker to its fair share. With `rotate` the coordinator itself takes
         the partitions that others are entitled to from its workers; without it, the coordinator
         only asks for them (`Lease.asked_back`).
@@ -99,7 +99,7 @@ class Coordinator:
             base=self._base,
             kind=kind,
             supplier=supplier,
-            spread=spread,
+            random=random,
             balance=balance,
             rotate=rotate,
         )

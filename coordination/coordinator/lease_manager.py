@@ -83,7 +83,7 @@ class LeaseManager:
         counters: CoordinationCounters,
         *,
         only: str | None = None,
-        spread: bool = True,
+        random: bool = True,
         max_attempts: int = 0,
         lease_ms: int | None = None,
     ) -> list[Lease]:
@@ -101,7 +101,7 @@ class LeaseManager:
                     return self._keep(found[:count], counters, for_ms)
                 self._broken_off.discard(source)
             try:
-                brought = await self.store.acquire(source, claim, count, only=only, spread=spread)
+                brought = await self.store.acquire(source, claim, count, only=only, random=random)
             except (OutcomeUnknown, asyncio.CancelledError):
                 self._broken_off.add(source)
                 raise

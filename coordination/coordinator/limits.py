@@ -1,4 +1,4 @@
-"""Every constant of a coordinator, with its unit in its name."""
+"""The limits of a coordinator, each with its unit in its name."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ class CoordinatorLimits:
     """The limits of a coordinator; the length of leases is the one that Data Prepper has."""
 
     lease_seconds: float = 600.0
-    """For how long a partition is its owner's; renewed three times as often."""
+    """How long an owner holds a partition without a renewal; it renews three times as often."""
     max_attempts: int = 10
-    """Given out so often without progress a partition becomes FAILED; 0 is never."""
+    """A partition that was acquired this often without progress becomes FAILED; 0 is never."""
     retry_seconds: float = 1.0
-    """The first pause of a partition that failed; doubles with each attempt."""
+    """The first pause of a partition that failed; it doubles with each attempt."""
     max_retry_seconds: float = 600.0
     """The longest such pause."""
     ageing_ms: int = AGEING_MS
-    """What one step of priority is worth in waiting."""
+    """The waiting time that equals one step of priority."""
     supplier_seconds: float = 300.0
-    """After so long the supplier is asked for new partitions even if there is work."""
+    """The supplier is asked for new partitions this often even if there is work."""
     supplier_pause_seconds: float = 5.0
-    """All nodes together ask it no more often, however idle they are."""
+    """The shortest pause between two calls of the supplier, over all nodes."""
     supplier_batch: int = 50_000
-    """So many new partitions are made at a time, and held in memory: some 15 MB. Each time may
-    rewrite every shard of an object store, so many little ones cost far more than they save."""
+    """New partitions that are created at a time and held in memory, about 15 MB. Each batch may
+    rewrite every shard of an object store, so many small ones cost far more than they save."""
     supplier_batch_seconds: float = 5.0
-    """Those of a slow supplier are made after so long, however few."""
+    """New partitions of a slow supplier are created after this long, however few there are."""
     worker_seconds: float = 60.0
-    """A worker that was silent for so long does not count in anybody's fair share."""
+    """A worker that is silent for this long no longer counts in the fair share of the others."""
     rotate_seconds: float = 600.0
-    """Held for so long a partition is asked back while others wait."""
+    """A partition that is held for this long is asked back while others wait."""
     poll_seconds: float = 5.0
-    """How often one who waits for the end of all work looks."""
+    """How often a caller that waits for the end of all work checks."""
 
     @property
     def lease_ms(self) -> int:

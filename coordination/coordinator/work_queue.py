@@ -23,9 +23,8 @@ from coordination.coordinator.supply import Supplier, Supply
 from coordination.coordinator.workers import Workers
 from coordination.counters import CoordinationCounters
 from coordination.partitions.partition import NewPartition, Partition, Status
-from coordination.partitions.store import Page
+from coordination.partitions.store import Page, update
 from coordination.partitions.transitions import reopened, reset, ruled_out
-from coordination.partitions.update import update
 from logstore.errors import Conflict, NotFound, PreconditionFailed
 
 _TRIES = 8
@@ -45,7 +44,7 @@ class WorkQueue:
         base: str,
         kind: str,
         supplier: Supplier | None,
-        spread: bool,
+        random: bool,
         balance: bool,
         rotate: bool,
     ) -> None:
@@ -59,7 +58,7 @@ class WorkQueue:
         )
         self._manager = manager
         self._store = manager.store
-        self._spread = spread
+        self._random = random
         self._turn = asyncio.Lock()
 
     async def acquire(self, count: int = 1) -> list[Lease]:
@@ -177,7 +176,7 @@ class WorkQueue:
             count,
             self.counters,
             only=only,
-            spread=self._spread,
+            random=self._random,
             max_attempts=self._manager.limits.max_attempts,
         )
 

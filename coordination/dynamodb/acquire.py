@@ -3,12 +3,12 @@
 An acquire of `count` leases without competition makes three queries at a time, one addition to
 the counter of epochs, and `count` writes.
 
-With `spread`, READY is one of `SHARDS` parts, chosen at random. Partitions to try are chosen at
+With `random`, READY is one of `SHARDS` parts, chosen at random. Partitions to try are chosen at
 random within each head too, at most half of them at a time. A worker that meets another keeps
 what it won and asks for no more, so that workers seldom meet and then separate. Where one part
 has too little, the others are searched.
 
-Without `spread`, READY is all parts, and the order is that of `transitions.chosen`; but only
+Without `random`, READY is all parts, and the order is that of `transitions.chosen`; but only
 some hundreds of those WAITING and ASSIGNED partitions that were due first are compared.
 
 A search returns what it won even if other parts of it failed. A search that won nothing and
@@ -173,18 +173,18 @@ class Acquiring:
         await self._take(chosen([] if found is None else [found], self._claim, 1))
         return self._brought.result()
 
-    async def search(self, count: int, *, spread: bool) -> Acquired:
+    async def search(self, count: int, *, random: bool) -> Acquired:
         """Acquires up to `count` partitions. Raises as `PartitionStore.acquire`."""
         left = left_heads(self._requests, self._source, self._claim)
         shards = [
-            ready_head(self._requests, self._source, self._claim, shard, ordered=not spread)
+            ready_head(self._requests, self._source, self._claim, shard, ordered=not random)
             for shard in self._shuffled(range(SHARDS))
         ]
-        parts = [[*left, shards[0]], shards[1:]] if spread else [[*left, *shards]]
+        parts = [[*left, shards[0]], shards[1:]] if random else [[*left, *shards]]
         try:
             for heads in parts:
-                while wanted := self._wanted(count, spread=spread):
-                    picked = await self._pick(heads, wanted, spread=spread)
+                while wanted := self._wanted(count, random=random):
+                    picked = await self._pick(heads, wanted, random=random)
                     if not picked:
                         break
                     await self._take(picked)
@@ -192,7 +192,7 @@ class Acquiring:
             self._brought.errors.append(error)
         return self._brought.result()
 
-    async def _pick(self, heads: Sequence[Head], count: int, *, spread: bool) -> list[Partition]:
+    async def _pick(self, heads: Sequence[Head], count: int, *, random: bool) -> list[Partition]:
         filling = [head.fill(count, whole=self._whole) for head in heads]
         for done in await asyncio.gather(*filling, return_exceptions=True):
             if isinstance(done, BaseException):
@@ -200,7 +200,7 @@ class Acquiring:
         seen: dict[str, Partition] = {}
         for head in heads:
             few = min(count, (len(head.found) + 1) // 2)
-            some = self._shuffled(head.found)[:few] if spread else head.found
+            some = self._shuffled(head.found)[:few] if random else head.found
             seen |= {one.key: one for one in some}
         picked = chosen(seen.values(), self._claim, count)
         for head in heads:
@@ -231,10 +231,10 @@ class Acquiring:
         won = stored.status is Status.ASSIGNED
         (self._brought.partitions if won else self._brought.failed).append(stored)
 
-    def _wanted(self, count: int, *, spread: bool) -> int:
+    def _wanted(self, count: int, *, random: bool) -> int:
         """How many more to acquire; none after a conflict with another worker, once one is won."""
         won = len(self._brought.partitions)
-        parted = spread and self._met and won > 0
+        parted = random and self._met and won > 0
         return 0 if parted or self._brought.errors else count - won
 
     def _shuffled(self, of: Sequence[T]) -> list[T]:

@@ -16,8 +16,13 @@ from coordination.dynamodb.acquire import Acquiring
 from coordination.dynamodb.requests import Requests
 from coordination.dynamodb.table import Table
 from coordination.dynamodb.writes import Keeping, Writes
-from coordination.partitions.partition import NewPartition, Partition, Status
-from coordination.partitions.sizes import check_changed, check_new
+from coordination.partitions.partition import (
+    NewPartition,
+    Partition,
+    Status,
+    check_changed,
+    check_new,
+)
 from coordination.partitions.store import Acquired, Page
 from coordination.partitions.transitions import Claim
 from coordination.storetime import StoreTime
@@ -137,12 +142,12 @@ class DynamoPartitions:
         count: int,
         *,
         only: str | None = None,
-        spread: bool = True,
+        random: bool = True,
     ) -> Acquired:
         acquiring = Acquiring(self.requests, self._writes, self._entropy, source, claim)
         if only is not None:
             return await acquiring.one(await self.get(source, only))
-        return await acquiring.search(count, spread=spread)
+        return await acquiring.search(count, random=random)
 
     async def change(self, old: Partition, wanted: Partition) -> Partition:
         check_changed(wanted.progress, wanted.priority)

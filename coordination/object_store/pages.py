@@ -21,8 +21,7 @@ import orjson
 
 from coordination.object_store.cache import EXPANSION, Cache
 from coordination.object_store.directory import ShardDirectory, each, good
-from coordination.object_store.row import status_of
-from coordination.object_store.shard import Shard
+from coordination.object_store.shard import Shard, status_of
 from coordination.object_store.writer import ShardWriter
 from coordination.partitions.partition import Partition, Status
 from coordination.partitions.store import Page

@@ -1,7 +1,6 @@
-"""A shard: the partitions of a source whose keys have one hash, in one object.
+"""The format of a shard: the partitions of a source whose keys have one hash, in one object.
 
-`coordination/partitions/{source}/{shard:04x}.json`, changed by compare-and-swap, is JSON that
-`codec.py` packs:
+`coordination/partitions/{source}/{shard:04x}.json`, changed by compare-and-swap, is JSON:
 
     format        1
     source        the source's name
@@ -10,12 +9,27 @@
                   falls, so epochs go on when a partition is deleted and made again. The object
                   is never removed
     version       the ULID of this write, so no two versions have equal bytes
-    recent        the ULIDs of the last writes, this one last: who did not hear what became of
-                  a write finds it here, also when others have written since
-    partitions    key: row (`row.py`)
+    recent        the ULIDs of the last writes, this one last: a writer whose answer was lost
+                  finds its write here, also when others have written since
+    partitions    key: row
 
-A partition's shard is the XXH3 (64 bits) of its key's UTF-8 modulo `shards`. Keys that this
-version does not know survive a rewrite.
+A partition's shard is the XXH3 (64 bits) of its key's UTF-8 modulo `shards`. A row is a partition:
+
+    version         always; the ULID of this version
+    created_at      always; milliseconds of the store's clock, as all times
+    available_at    left out if it is `created_at`
+    status          left out if UNASSIGNED
+    owner, epoch, owner_timeout, progress_state, closed_count, attempts, last_error,
+    priority, place, ended_at
+                    as in `coordination.partitions.partition`; left out if empty or 0
+
+Keys that this version does not know survive a rewrite, in a shard and in a row. Rows stay as they
+were parsed, dicts of plain values, which Python's garbage collector does not look at: there may be
+a million.
+
+JSON is stored plain if it is small, so that people can read it, and otherwise compressed with zstd.
+A supplier writes large shards with each of its batches, and a worker with each acquisition.
+Compression reduces them to about a tenth.
 """
 
 from __future__ import annotations
@@ -26,16 +40,123 @@ from typing import Any, Final
 
 import orjson
 import xxhash
+import zstandard
 
-from coordination.object_store.row import Stored, has_ended, read_row
-from coordination.partitions.partition import Partition
+from coordination.partitions.partition import NewPartition, Partition, Status
 from logstore import keys
 from logstore.errors import Damaged, UnsupportedVersion
 
+Stored = Mapping[str, Any]
+
 FORMAT: Final = 1
 RECENT: Final = 16
-_NAMES: Final = "format source shard shards epoch version recent partitions"
-_KNOWN: Final = frozenset(_NAMES.split(" "))
+"""Writes whose ULIDs a shard remembers."""
+PLAIN_BYTES: Final = 64 << 10
+"""JSON up to this size stays as it is."""
+COMPRESSION: Final = 12
+"""The ratio, as measured, by which rows that were never acquired shrink; others shrink less."""
+_MAGIC: Final = b"\x28\xb5\x2f\xfd"
+_MAX_BYTES: Final = 1 << 30
+_SHARD_KEYS: Final = frozenset(
+    ["format", "source", "shard", "shards", "epoch", "version", "recent", "partitions"]
+)
+_ENDED: Final = frozenset({Status.COMPLETED.value, Status.FAILED.value})
+_ROW_KEYS: Final = frozenset(
+    [
+        "version",
+        "created_at",
+        "available_at",
+        "status",
+        "owner",
+        "epoch",
+        "owner_timeout",
+        "progress_state",
+        "closed_count",
+        "attempts",
+        "last_error",
+        "priority",
+        "place",
+        "ended_at",
+    ]
+)
+
+
+def spelled(partition: Partition) -> dict[str, Any]:
+    """The stored fields of a partition, without its key and without unknown fields."""
+    stored: dict[str, Any] = {"version": partition.version, "created_at": partition.created_ms}
+    if partition.available_ms != partition.created_ms:
+        stored["available_at"] = partition.available_ms
+    if partition.status is not Status.UNASSIGNED:
+        stored["status"] = partition.status.value
+    fields = (
+        ("epoch", partition.epoch),
+        ("owner_timeout", partition.until_ms),
+        ("closed_count", partition.closed_count),
+        ("attempts", partition.attempts),
+        ("priority", partition.priority),
+        ("place", partition.place),
+        ("ended_at", partition.ended_ms),
+    )
+    texts = (
+        ("owner", partition.owner),
+        ("progress_state", partition.progress),
+        ("last_error", partition.last_error),
+    )
+    stored.update((name, number) for name, number in fields if number)
+    stored.update((name, text) for name, text in texts if text is not None)
+    return stored
+
+
+def unknown(stored: Stored) -> dict[str, Any]:
+    """The fields that a newer version wrote and this version does not know."""
+    return {name: value for name, value in stored.items() if name not in _ROW_KEYS}
+
+
+def status_of(stored: Stored) -> str:
+    """The status of a row, as it is spelled."""
+    found: str = stored.get("status", "UNASSIGNED")
+    return found
+
+
+def has_ended(stored: Stored) -> bool:
+    """Whether the partition never becomes free again by itself."""
+    return stored.get("status") in _ENDED
+
+
+def fresh_row(new: NewPartition, version: str, now_ms: int, place: int) -> Stored:
+    """The stored fields of a new partition, made without a `Partition` because there are many."""
+    stored: dict[str, Any] = {"version": version, "created_at": now_ms}
+    if place:
+        stored["place"] = place
+    if new.priority:
+        stored["priority"] = new.priority
+    if new.progress is not None:
+        stored["progress_state"] = new.progress
+    return stored
+
+
+def read_row(source: str, key: str, stored: Stored) -> Partition:
+    """The partition of a row. Raises `ValueError`, `TypeError` or `KeyError` for invalid rows."""
+    get = stored.get
+    created_ms = int(stored["created_at"])
+    return Partition(
+        source,
+        key,
+        version=stored["version"],
+        created_ms=created_ms,
+        available_ms=int(get("available_at", created_ms)),
+        status=Status(get("status", "UNASSIGNED")),
+        owner=get("owner"),
+        epoch=int(get("epoch", 0)),
+        until_ms=int(get("owner_timeout", 0)),
+        progress=get("progress_state"),
+        closed_count=int(get("closed_count", 0)),
+        attempts=int(get("attempts", 0)),
+        last_error=get("last_error"),
+        priority=float(get("priority", 0.0)),
+        place=int(get("place", 0)),
+        ended_ms=int(get("ended_at", 0)),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +239,7 @@ def decode_shard(expected: Shard, json: bytes) -> Shard:
             version=value["version"],
             recent=tuple(value["recent"]),
             rows=dict(value["partitions"]),
-            others={name: kept for name, kept in value.items() if name not in _KNOWN},
+            others={name: kept for name, kept in value.items() if name not in _SHARD_KEYS},
         )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise Damaged(f"{where} is not a shard: {error!r}") from error
@@ -128,3 +249,28 @@ def decode_shard(expected: Shard, json: bytes) -> Shard:
     if names != (expected.source, expected.number, expected.shards):
         raise Damaged(f"{where} says that it is shard {found.number} of {found.shards}")
     return found
+
+
+def compressed(json: bytes) -> bytes:
+    """Encodes JSON as the object's bytes."""
+    if len(json) <= PLAIN_BYTES:
+        return json
+    return zstandard.ZstdCompressor(level=1, write_checksum=True).compress(json)
+
+
+def decompressed(where: str, body: bytes) -> bytes:
+    """Decodes an object, which `where` names in errors. Raises `Damaged`."""
+    if not body.startswith(_MAGIC):
+        return body
+    try:
+        size = zstandard.frame_content_size(body)
+        if not 0 <= size <= _MAX_BYTES:
+            raise Damaged(f"{where} says that it holds {size} bytes")
+        return zstandard.ZstdDecompressor().decompress(body)
+    except zstandard.ZstdError as error:
+        raise Damaged(f"{where} cannot be decompressed: {error}") from error
+
+
+def decompressed_bytes(body_bytes: int) -> int:
+    """Estimates the size of the JSON in an object of that size; rather too high than too low."""
+    return body_bytes * COMPRESSION

@@ -14,17 +14,21 @@ from dataclasses import dataclass
 from itertools import accumulate, chain, count
 from typing import Final
 
+from coordination.object_store.acquire import OrderedAcquire, RandomAcquire
 from coordination.object_store.cache import Cache
 from coordination.object_store.directory import ShardDirectory, each, written
 from coordination.object_store.operations import Change, Make, Purge, Remove, Take
-from coordination.object_store.ordered import Ordered
 from coordination.object_store.pages import Pages
-from coordination.object_store.random_acquire import RandomAcquire
-from coordination.object_store.row import Stored, fresh_row
+from coordination.object_store.shard import Stored, fresh_row
 from coordination.object_store.source import MAX_SHARDS, Source, make_source, read_source
 from coordination.object_store.writer import Means, ShardWriter
-from coordination.partitions.partition import NewPartition, Partition, Status
-from coordination.partitions.sizes import check_changed, check_new
+from coordination.partitions.partition import (
+    NewPartition,
+    Partition,
+    Status,
+    check_changed,
+    check_new,
+)
 from coordination.partitions.store import Acquired, Page
 from coordination.partitions.transitions import Claim
 from coordination.storetime import StoreTime
@@ -46,7 +50,7 @@ class _Opened:
     def __init__(self, means: Means, source: Source) -> None:
         self.directory = ShardDirectory(means, source)
         self.random = RandomAcquire(self.directory, means.clock)
-        self.ordered = Ordered(self.directory, means)
+        self.ordered = OrderedAcquire(self.directory, means)
         self.places = 0
 
 
@@ -142,14 +146,14 @@ class ObjectPartitions:
         count: int,
         *,
         only: str | None = None,
-        spread: bool = True,
+        random: bool = True,
     ) -> Acquired:
         opened = await self._opened(source)
         if opened is None or count < 1:
             return Acquired([])
         if only is not None:
             return await opened.directory.writer_of(only).submit(Take(claim, 1, [only]))
-        way = opened.random if spread else opened.ordered
+        way = opened.random if random else opened.ordered
         return await way.acquire(claim, count)
 
     async def change(self, old: Partition, wanted: Partition) -> Partition:

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from coordination.lease import identity_of, is_over
-from coordination.object_store.row import status_of
-from coordination.object_store.shard import Shard
+from coordination.object_store.shard import Shard, status_of
 from coordination.partitions.partition import Status
 from coordination.partitions.transitions import Claim
 from logstore.errors import Damaged

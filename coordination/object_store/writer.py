@@ -20,10 +20,16 @@ from itertools import count
 from typing import Any, Final, NamedTuple, TypeVar
 
 from coordination.object_store.cache import Cache
-from coordination.object_store.codec import compressed, decompressed, decompressed_bytes
-from coordination.object_store.operations import Operation
-from coordination.object_store.shard import RECENT, Shard, decode_shard, encode_shard
-from coordination.object_store.shard_edit import ShardEdit
+from coordination.object_store.operations import Operation, ShardEdit
+from coordination.object_store.shard import (
+    RECENT,
+    Shard,
+    compressed,
+    decode_shard,
+    decompressed,
+    decompressed_bytes,
+    encode_shard,
+)
 from coordination.object_store.summary import Summary, summarized
 from coordination.partitions.partition import AGEING_MS
 from logstore import keys

@@ -20,8 +20,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from coordination.partitions.partition import AGEING_MS, NewPartition, Partition, Status
-from coordination.partitions.sizes import check_changed, check_new
+from coordination.partitions.partition import (
+    AGEING_MS,
+    NewPartition,
+    Partition,
+    Status,
+    check_changed,
+    check_new,
+)
 from coordination.partitions.store import Acquired, Page
 from coordination.partitions.transitions import (
     Claim,
@@ -138,7 +144,7 @@ class InMemoryPartitions:
         count: int,
         *,
         only: str | None = None,
-        spread: bool = True,  # noqa: ARG002 -- one process is in nobody's way
+        random: bool = True,  # noqa: ARG002 -- one process has no conflicts
     ) -> Acquired:
         taken: list[Partition] = []
         failed: list[Partition] = []

@@ -4,7 +4,7 @@
         ▲                    │ │ │                    (kept, so that it is never made again)
         ├──────give up───────┘ │ └──fail, too often──► FAILED ──reset──► UNASSIGNED
         │                      └──close──► CLOSED ──due──► ASSIGNED
-        └── an owner whose time is over is as good as none
+        └── once the lease of an owner is over, the partition may be acquired again
 
 Fields are those of a coordination item (contract, section 4). Times are milliseconds of the
 store's clock. Partitions are values: a change is another value with another `version`, a
@@ -15,6 +15,13 @@ found again by its version.
 `ageing_ms` for each step of priority. It does not depend on now, so an index can keep it;
 and whatever comes later has a higher rank, so nothing waits for ever. Equal ranks go by
 creation, by place in the supplier's list, by key.
+
+All stores have the same limits, so that a program may change its store:
+
+    key        1 to 1,024 bytes of UTF-8    DynamoDB's sort key
+    source     1 to 1,024 bytes of UTF-8    DynamoDB's hash key, with a status behind it
+    progress   up to 300 KiB of UTF-8       DynamoDB's item has 400 KB, all attributes together
+    priority   a number from -1e9 to 1e9    milliseconds of waiting that still are exact
 """
 
 from __future__ import annotations
@@ -24,9 +31,14 @@ from enum import StrEnum
 from typing import Final
 
 from coordination.lease import identity_of
+from logstore.errors import InvalidInput, TooLarge
 
 AGEING_MS: Final = 600_000
 """What one step of priority is worth in waiting, unless told otherwise."""
+MAX_KEY_BYTES: Final = 1024
+MAX_SOURCE_BYTES: Final = 1024
+MAX_PROGRESS_BYTES: Final = 300 * 1024
+MAX_PRIORITY: Final = 1e9
 
 
 class Status(StrEnum):
@@ -91,3 +103,36 @@ class Partition:
     def identity(self) -> str | None:
         """The owner's identity without its process, which may reacquire at once after a restart."""
         return None if self.owner is None else identity_of(self.owner)
+
+
+def check_new(source: str, new: NewPartition) -> None:
+    """Raises `InvalidInput`, `TooLarge` for a new partition that breaks a limit."""
+    check_name("source", source, MAX_SOURCE_BYTES)
+    check_name("key", new.key, MAX_KEY_BYTES)
+    check_changed(new.progress, new.priority)
+
+
+def check_changed(progress: str | None, priority: float) -> None:
+    """Raises `InvalidInput`, `TooLarge` for a change that breaks a limit."""
+    if progress is not None and _size("progress", progress) > MAX_PROGRESS_BYTES:
+        raise TooLarge(
+            f"progress has more than {MAX_PROGRESS_BYTES} bytes",
+            field="progress",
+            hint="Keep what is large in an object of its own, and its key as progress.",
+        )
+    if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+        raise InvalidInput(f"{priority} is not from -1e9 to 1e9", field="priority")
+
+
+def check_name(field: str, name: str, most: int) -> None:
+    """Raises `InvalidInput` for a name that is empty or longer than `most` bytes."""
+    size = _size(field, name)
+    if not 0 < size <= most:
+        raise InvalidInput(f"a {field} has 1 to {most} bytes, this has {size}", field=field)
+
+
+def _size(field: str, text: str) -> int:
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidInput(f"the {field} is not text: {error}", field=field) from error

@@ -9,17 +9,28 @@ A store resolves writes whose answer was lost itself: it looks for the version t
 An error is never reported as an empty result: no method answers "no work" because it could not
 look. All methods raise `StoreUnavailable` (nothing was changed), `OutcomeUnknown` (the write
 may have happened, and the store could not find out) and `Damaged`.
+
+`update` changes a partition in any store by a process that does not hold it. `expire_for_ever`
+removes COMPLETED partitions after their `ttl`, in stores that do not do so themselves. Each process
+checks at intervals; several that do so cost requests and nothing else. A partition that cannot be
+removed now is removed later, since nothing depends on its removal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from coordination.partitions.partition import NewPartition, Partition, Status
 from coordination.partitions.transitions import Claim
 from coordination.storetime import StoreTime
+from logstore.clock import Clock
+from logstore.errors import Conflict, PreconditionFailed, TailraceError
+
+_TRIES: Final = 8
+_LONGEST_PAUSE_SECONDS: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +87,13 @@ class PartitionStore(Protocol):
         count: int,
         *,
         only: str | None = None,
-        spread: bool = True,
+        random: bool = True,
     ) -> Acquired:
         """Acquires up to `count` partitions, as `transitions.chosen` and `acquired` say.
 
         Partitions that are `exhausted` become FAILED instead, with a reason. With `only`, that key
-        alone is acquired, if it is free. With `spread` the order holds within a part of the source
-        that the store chooses, so that workers do not meet; without, in the whole source.
+        alone is acquired, if it is free. With `random` the order holds within a part of the source
+        that the store chooses, so that workers rarely conflict; without, in the whole source.
         """
         ...
 
@@ -123,3 +134,50 @@ class PartitionStore(Protocol):
     async def purge(self, source: str, ended_before_ms: int) -> int:
         """Removes partitions that were COMPLETED before that time; returns their number."""
         ...
+
+
+async def update(
+    store: PartitionStore, source: str, key: str, change: Callable[[Partition], Partition]
+) -> Partition | None:
+    """The partition after `change`, which is called again whenever another writer was faster.
+
+    Returns None if there is no such partition. Raises what `change` raises, `Conflict` after too
+    many lost races, and as `PartitionStore.change`.
+    """
+    for _ in range(_TRIES):
+        found = await store.get(source, key)
+        if found is None:
+            return None
+        wanted = change(found)
+        if wanted == found:
+            return found
+        with suppress(PreconditionFailed):
+            return await store.change(found, wanted)
+    raise Conflict(f"{key!r} of {source!r} changes all the time")
+
+
+async def expire_for_ever(store: PartitionStore, clock: Clock, ttl_ms: int) -> None:
+    """Removes expired partitions at intervals, until it is cancelled."""
+    pause = min(ttl_ms / 1000, _LONGEST_PAUSE_SECONDS)
+    while True:
+        await clock.sleep(pause)
+        await expire(store, ttl_ms)
+
+
+async def expire(store: PartitionStore, ttl_ms: int) -> int:
+    """Removes expired partitions once and returns how many; skips sources that are unreadable."""
+    removed = 0
+    try:
+        for source in await store.sources():
+            before_ms = store.time.at_least_ms() - ttl_ms
+            removed += await _purged(store, source, before_ms)
+    except TailraceError:  # the store is away: workers report that
+        pass
+    return removed
+
+
+async def _purged(store: PartitionStore, source: str, before_ms: int) -> int:
+    try:
+        return await store.purge(source, before_ms)
+    except TailraceError:  # a damaged source must not keep others from expiring
+        return 0

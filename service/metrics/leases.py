@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from coordination.coordinator.metrics import (
+from coordination.counters import (
     ATTEMPTS,
     HELD,
     LAG,
@@ -16,10 +16,10 @@ from coordination.coordinator.metrics import (
     OURS,
     UPDATE_ERRORS,
     UPSTREAMS,
+    CoordinationCounters,
     Count,
     Measure,
 )
-from coordination.counters import CoordinationCounters
 from service.metrics.declared import Declared, Read, Sources, counter, gauge
 
 

@@ -73,7 +73,7 @@ async def taken(
     lease_ms: int = 60_000,
 ) -> Partition:
     claim = claim_of(store, owner, lease_ms=lease_ms)
-    brought = await store.acquire(source, claim, 1, only=key, spread=False)
+    brought = await store.acquire(source, claim, 1, only=key, random=False)
     assert len(brought.partitions) == 1
     return brought.partitions[0]
 
@@ -81,13 +81,13 @@ async def taken(
 async def order_of(store: PartitionStore, claim: Claim, source: str = SOURCE) -> list[str]:
     """Keys as one worker gets them, one after another."""
     found = []
-    while (brought := await store.acquire(source, claim, 1, spread=False)).partitions:
+    while (brought := await store.acquire(source, claim, 1, random=False)).partitions:
         found += [one.key for one in brought.partitions]
     return found
 
 
 async def keys_taken(store: PartitionStore, claim: Claim, count: int) -> list[str]:
-    brought = await store.acquire(SOURCE, claim, count, spread=False)
+    brought = await store.acquire(SOURCE, claim, count, random=False)
     return [one.key for one in brought.partitions]
 
 
@@ -110,8 +110,8 @@ class PartitionAcquireContract:
     # -- one partition
 
     async def test_nothing_to_acquire(self, store: PartitionStore) -> None:
-        for spread in (True, False):
-            brought = await store.acquire(SOURCE, claim_of(store), 5, spread=spread)
+        for random in (True, False):
+            brought = await store.acquire(SOURCE, claim_of(store), 5, random=random)
             assert (list(brought.partitions), list(brought.failed)) == ([], [])
 
     async def test_acquired_is_owned_until_its_time(self, store: PartitionStore) -> None:
@@ -198,7 +198,7 @@ class PartitionAcquireContract:
         earlier = claim_of(store, "host/A", restarted=True)
         assert await keys_taken(store, earlier, 9) == [], "not what a later process holds"
         again = claim_of(store, "host/B", restarted=True)
-        (back,) = (await store.acquire(SOURCE, again, 9, spread=False)).partitions
+        (back,) = (await store.acquire(SOURCE, again, 9, random=False)).partitions
         assert (back.key, back.owner) == ("a", "host/B")
         assert back.epoch > first.epoch
 
@@ -210,18 +210,18 @@ class PartitionAcquireContract:
             assert list(brought.partitions) == []
         assert await store.get(SOURCE, "absent") is None
 
-    @pytest.mark.parametrize("spread", [True, False])
-    async def test_in_batches(self, store: PartitionStore, spread: bool) -> None:
+    @pytest.mark.parametrize("random", [True, False])
+    async def test_in_batches(self, store: PartitionStore, random: bool) -> None:
         await put(store, *[f"{i:03d}" for i in range(100)])
         claim = claim_of(store)
         sizes = []
         keys: set[str] = set()
-        while found := (await store.acquire(SOURCE, claim, 30, spread=spread)).partitions:
+        while found := (await store.acquire(SOURCE, claim, 30, random=random)).partitions:
             sizes.append(len(found))
             keys |= {one.key for one in found}
         assert len(keys) == sum(sizes) == 100
         assert max(sizes) <= 30
-        if not spread:
+        if not random:
             assert sizes == [30, 30, 30, 10]
 
     async def test_racing_acquirers_never_get_the_same(self, store: PartitionStore) -> None:
@@ -243,7 +243,7 @@ class PartitionAcquireContract:
         await put(store, "a")
         claims = [claim_of(store, f"host/{i}") for i in range(8)]
         brought = await asyncio.gather(
-            *[store.acquire(SOURCE, claim, 1, spread=False) for claim in claims]
+            *[store.acquire(SOURCE, claim, 1, random=False) for claim in claims]
         )
         assert sum([len(one.partitions) for one in brought]) == 1
 
@@ -349,7 +349,7 @@ class PartitionAcquireContract:
             assert await keys_taken(store, claim, 1) == ["poison"]
         await put(store, "fine")
         claim = claim_at(now_ms + 2 * 10**6, "host/2", max_attempts=2)
-        brought = await store.acquire(SOURCE, claim, 1, spread=False)
+        brought = await store.acquire(SOURCE, claim, 1, random=False)
         assert [one.key for one in brought.partitions] == ["fine"]
         (poison,) = brought.failed
         assert poison == await got(store, "poison")

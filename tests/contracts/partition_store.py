@@ -13,8 +13,14 @@ from dataclasses import replace
 
 import pytest
 
-from coordination.partitions.partition import NewPartition, Partition, Status
-from coordination.partitions.sizes import MAX_KEY_BYTES, MAX_PROGRESS_BYTES, MAX_SOURCE_BYTES
+from coordination.partitions.partition import (
+    MAX_KEY_BYTES,
+    MAX_PROGRESS_BYTES,
+    MAX_SOURCE_BYTES,
+    NewPartition,
+    Partition,
+    Status,
+)
 from coordination.partitions.store import PartitionStore
 from coordination.partitions.transitions import (
     closed,
@@ -300,7 +306,7 @@ class PartitionStoreContract(PartitionAcquireContract):
     async def test_changes_of_many_at_a_time(self, store: PartitionStore) -> None:
         keys = [f"{i:03d}" for i in range(150)]
         await put(store, *keys)
-        brought = await store.acquire(SOURCE, claim_of(store), 150, spread=False)
+        brought = await store.acquire(SOURCE, claim_of(store), 150, random=False)
 
         async def work(held: Partition) -> None:
             for line in ("1", "2"):

@@ -66,9 +66,9 @@ class FaultyPartitions:
         count: int,
         *,
         only: str | None = None,
-        spread: bool = True,
+        random: bool = True,
     ) -> Acquired:
-        done = self.inner.acquire(source, claim, count, only=only, spread=spread)
+        done = self.inner.acquire(source, claim, count, only=only, random=random)
         return await self._call("acquire", done)
 
     async def change(self, old: Partition, wanted: Partition) -> Partition:

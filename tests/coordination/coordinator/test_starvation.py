@@ -87,7 +87,7 @@ async def flood(
 def test_a_steady_inflow_of_one_kind_starves_no_other(seed: int, load: dict[str, float]) -> None:
     async def story(world: World) -> None:
         limits = CoordinatorLimits(lease_seconds=600.0, ageing_ms=STEP_MS)
-        work = world.coordinator(limits=limits).work("file", spread=False, balance=False)
+        work = world.coordinator(limits=limits).work("file", random=False, balance=False)
         waits = await flood(world, work, Random(seed), load)
         now = world.clock.monotonic()
         # More comes than is done, so the queue grows, but for each class alike.
@@ -115,7 +115,7 @@ def test_what_kills_its_workers_holds_up_the_rest_for_bounded_time() -> None:
                 break
             turns += 1
             work = world.coordinator(str(turns), limits=limits).work(
-                "file", spread=False, balance=False
+                "file", random=False, balance=False
             )
             while held := await work.acquire():
                 if held[0].key.startswith("poison"):

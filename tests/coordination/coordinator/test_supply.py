@@ -28,7 +28,7 @@ def test_nothing_is_acquired_where_there_is_nothing() -> None:
 
 def test_with_nothing_to_do_the_supplier_is_asked_and_its_partitions_acquired() -> None:
     async def story(world: World) -> None:
-        work = world.coordinator().work("file", supplier=of("b", "a", "c"), spread=False)
+        work = world.coordinator().work("file", supplier=of("b", "a", "c"), random=False)
         assert [held.key for held in await work.acquire(2)] == ["b", "a"]
         assert [held.key for held in await work.acquire(2)] == ["c"]
         counters = work.counters

@@ -96,7 +96,7 @@ async def test_what_an_acquire_asks(dynamodb: DynamoDb) -> None:
         brought = await store.acquire(SOURCE, claim_of(store), 10)
         assert len(brought.partitions) == 10
         assert made(store) == {"query": 3, "update_item": 1, "put_item": 10}
-        await store.acquire(SOURCE, claim_of(store), 10, spread=False)
+        await store.acquire(SOURCE, claim_of(store), 10, random=False)
         assert made(store) == {"query": 2 + SHARDS, "update_item": 1, "put_item": 10}
         await taken(store, "199")
         assert made(store) == {"get_item": 1, "update_item": 1, "put_item": 1}
@@ -176,7 +176,7 @@ async def test_who_meets_another_keeps_what_it_won_and_leaves_the_rest(
 async def test_an_index_that_stands_still_gives_nothing_out_twice(dynamodb: DynamoDb) -> None:
     async with watched(dynamodb) as (store, between):
         await put(store, *[f"{i:02d}" for i in range(12)])
-        await store.acquire(SOURCE, replace(claim_of(store), at_least_ms=1), 4, spread=False)
+        await store.acquire(SOURCE, replace(claim_of(store), at_least_ms=1), 4, random=False)
         first = await keys_taken(store, claim_of(store), 4)
         between.still = True
         again = await keys_taken(store, claim_of(store, "other/B"), 4)
@@ -252,7 +252,7 @@ async def test_what_expired_is_found_though_much_is_held(dynamodb: DynamoDb) -> 
     """Held leases that run on do not stand before one that ran out, nor stop the search."""
     async with watched(dynamodb) as (store, _):
         await put(store, *[f"{i:02d}" for i in range(40)], "short")
-        long = await store.acquire(SOURCE, claim_of(store, lease_ms=10**9), 40, spread=False)
+        long = await store.acquire(SOURCE, claim_of(store, lease_ms=10**9), 40, random=False)
         assert len(long.partitions) == 40
         await taken(store, "short", lease_ms=1000)
         late = replace(claim_of(store, "other/B"), at_least_ms=NOW_MS + 5000)

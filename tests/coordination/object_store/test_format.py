@@ -9,9 +9,17 @@ import orjson
 import pytest
 import zstandard
 
-from coordination.object_store.codec import PLAIN_BYTES, compressed, decompressed
-from coordination.object_store.row import read_row, spelled
-from coordination.object_store.shard import Shard, decode_shard, encode_shard, shard_of
+from coordination.object_store.shard import (
+    PLAIN_BYTES,
+    Shard,
+    compressed,
+    decode_shard,
+    decompressed,
+    encode_shard,
+    read_row,
+    shard_of,
+    spelled,
+)
 from coordination.partitions.partition import NewPartition, Partition, Status
 from coordination.partitions.transitions import completed
 from logstore import keys
@@ -183,8 +191,8 @@ def test_what_is_no_frame(body: bytes) -> None:
     [1, {}, {"version": "V"}, {"version": "V", "created_at": 1, "status": "LOST"}],
     ids=range(4),
 )
-@pytest.mark.parametrize("spread", [True, False])
-def test_what_is_no_row(row: Any, spread: bool) -> None:
+@pytest.mark.parametrize("random", [True, False])
+def test_what_is_no_row(row: Any, random: bool) -> None:
     async def story(clock: VirtualClock) -> None:
         disk = on_disk(clock)
         store = process(disk, clock, shards=1)
@@ -193,7 +201,7 @@ def test_what_is_no_row(row: Any, spread: bool) -> None:
         with pytest.raises(Damaged):
             await store.get(SOURCE, "000000")
         with pytest.raises(Damaged):
-            await store.acquire(SOURCE, claim_at(clock), 1, spread=spread)
+            await store.acquire(SOURCE, claim_at(clock), 1, random=random)
         with pytest.raises(Damaged):
             await store.counts(SOURCE)
 

@@ -153,7 +153,7 @@ def test_a_store_that_is_away_is_an_error_and_changes_nothing() -> None:
             lambda: store.create(SOURCE, many(12)),
             lambda: store.get(SOURCE, held.key),
             lambda: take(store, clock, 1),
-            lambda: store.acquire(SOURCE, claim_at(clock), 1, spread=False),
+            lambda: store.acquire(SOURCE, claim_at(clock), 1, random=False),
             lambda: store.acquire("another", claim_at(clock), 1),
             lambda: store.change(held, completed(held, clock.now_ms())),
             lambda: store.delete(held),
@@ -176,14 +176,14 @@ def test_leases_are_told_of_though_another_shard_cannot_be_reached() -> None:
     async def story(clock: VirtualClock) -> None:
         disk = on_disk(clock)
         await process(disk, clock).create(SOURCE, many(80))
-        for spread in (True, False):
+        for random in (True, False):
             schedule = Schedule(
                 dict.fromkeys(range(1, 999), Fault.UNAVAILABLE),
                 applies=lambda call: call.startswith("put ") and call.endswith("0003.json"),
             )
             store = process(Counted(disk, schedule), clock, seed=9)
-            claim = claim_at(clock, f"host/{spread}", lease_ms=1)
-            found = (await store.acquire(SOURCE, claim, 80, spread=spread)).partitions
+            claim = claim_at(clock, f"host/{random}", lease_ms=1)
+            found = (await store.acquire(SOURCE, claim, 80, random=random)).partitions
             assert 40 < len(found) < 80
             assert schedule.fired
             await clock.sleep(10)

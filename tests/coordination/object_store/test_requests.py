@@ -104,9 +104,9 @@ def test_with_nothing_free_of_100_000_an_acquire_is_one_listing() -> None:
         early = Claim("other/B", 60_000, START_MS - 1, START_MS)  # nothing is due as yet
         assert (await store.acquire(SOURCE, early, 10)).partitions == []
         assert objects.made() == {"get": 65, "list": 1}, "each shard once, when it is new to us"
-        for spread in (True, False):
+        for random in (True, False):
             for _ in range(3):
-                assert (await store.acquire(SOURCE, early, 10, spread=spread)).partitions == []
+                assert (await store.acquire(SOURCE, early, 10, random=random)).partitions == []
                 assert objects.made() == {"list": 1}
 
         await maker.change(held, completed(held, clock.now_ms()))
@@ -126,12 +126,12 @@ def test_in_order_only_the_shards_that_come_first_are_read() -> None:
         objects = Counted(disk)
         store = process(objects, clock, cache_bytes=1)
         claim = claim_at(clock)
-        await store.acquire(SOURCE, claim, 1, spread=False)
+        await store.acquire(SOURCE, claim, 1, random=False)
         objects.made()
         keys = []
         for _ in range(10):
             keys += [
-                one.key for one in (await store.acquire(SOURCE, claim, 1, spread=False)).partitions
+                one.key for one in (await store.acquire(SOURCE, claim, 1, random=False)).partitions
             ]
         assert keys == [f"{number:06d}" for number in range(1, 11)]
         made = objects.made()

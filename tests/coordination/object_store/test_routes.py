@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from coordination.object_store.acquire import STAY_SECONDS, Route, Routes
 from coordination.object_store.cache import EXPANSION, Cache
-from coordination.object_store.random_acquire import STAY_SECONDS, Route, Routes
 from coordination.partitions.partition import NewPartition
 from coordination.partitions.transitions import completed
 from tests.coordination.object_store.counted import (

@@ -98,7 +98,7 @@ async def _work(story: Simulation, store: ObjectPartitions, owner: str, dice: Ra
         claim = claim_at(story.clock, owner, LEASE_MS)
         try:
             brought = await store.acquire(
-                SOURCE, claim, dice.choice([1, 2, 5]), spread=dice.random() < 0.7
+                SOURCE, claim, dice.choice([1, 2, 5]), random=dice.random() < 0.7
             )
         except (StoreUnavailable, OutcomeUnknown):
             continue

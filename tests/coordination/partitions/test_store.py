@@ -7,10 +7,9 @@ from collections.abc import Callable
 from random import Random
 
 from coordination.open import open_partitions
-from coordination.partitions.expiry import expire, expire_for_ever
 from coordination.partitions.in_memory import InMemoryPartitions
 from coordination.partitions.partition import Status
-from coordination.partitions.store import PartitionStore
+from coordination.partitions.store import PartitionStore, expire, expire_for_ever
 from coordination.partitions.transitions import completed
 from coordination.settings import StoreChoice
 from logstore.objects.local import LocalStore, inline

@@ -1,36 +1,69 @@
-"""Random acquire: a worker tries its current shard first, then the others in a random order.
+"""Acquiring partitions of a source with few requests and few conflicts of workers.
+
+`RandomAcquire`: a worker tries its current shard first, then the others in a random order.
 
     the current shard, without reading it     one put, if no other process changed it
     LIST; shards that may have something      a get of each that changed, a put where one is free
     races were lost and nothing was won       those shards once more, with retries
 
-If nothing is free and nothing changed, the acquire costs that LIST alone.
+If nothing is free and nothing changed, the acquire costs that LIST alone. Each worker visits all
+shards in an order of its own. It stays at a shard as long as the shard has free partitions, so that
+its next acquire needs no read, but at most for `STAY_SECONDS`, so that partitions in other shards
+do not wait for ever. It leaves a shard where it met another worker.
 
-Each worker visits all shards in an order of its own. It stays at a shard as long as the shard
-has free partitions, so that its next acquire needs no read, but at most for `STAY_SECONDS`, so
-that partitions in other shards do not wait for ever. It leaves a shard where it met another
-worker.
+`OrderedAcquire` keeps the one order of the whole source. Each shard's summary gives a lower bound
+of the order of its partitions. Shards are read from the lowest bound on, until the partitions that
+were found come before all remaining bounds.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import xxhash
 
 from coordination.object_store.directory import AT_ONCE, ShardDirectory, each
-from coordination.object_store.found import Found
 from coordination.object_store.operations import Take
-from coordination.object_store.writer import ShardWriter
+from coordination.object_store.summary import Due
+from coordination.object_store.writer import Means, ShardWriter
+from coordination.partitions.partition import Partition, Status
 from coordination.partitions.store import Acquired
-from coordination.partitions.transitions import Claim
+from coordination.partitions.transitions import Claim, chosen
 from logstore.clock import Clock
-from logstore.errors import Damaged, PreconditionFailed, TailraceError
+from logstore.errors import Damaged, PreconditionFailed, StoreUnavailable, TailraceError
 
 STAY_SECONDS: Final = 10.0
-_OWNERS: Final = 256
+_OWNERS: Final = 256  # whose routes are remembered
+_BUSY_MS: Final = 3000
+"""A shard that was written so shortly before the newest one has another worker, it is assumed."""
+_ROUNDS: Final = 40  # of lost races, in the order of the whole source
+
+
+class Found:
+    """Up to `count` leases for the claim, and the first error so far."""
+
+    def __init__(self, claim: Claim, count: int) -> None:
+        self.claim = claim
+        self.count = count
+        self.taken: list[Partition] = []
+        self.failed: list[Partition] = []
+        self.error: BaseException | None = None
+
+    @property
+    def missing(self) -> int:
+        """How many leases are still wanted."""
+        return self.count - len(self.taken)
+
+    def result(self) -> Acquired:
+        """The result so far. Raises the error if there is no lease.
+
+        Leases are returned in spite of an error: nobody else would give them back.
+        """
+        if self.error is not None and not self.taken:
+            raise self.error
+        return Acquired(self.taken, self.failed)
 
 
 class Route:
@@ -74,10 +107,6 @@ class Routes:
         if len(self._routes) > _OWNERS:
             self._routes.popitem(last=False)
         return route
-
-
-_BUSY_MS: Final = 3000
-"""A shard that was written so shortly before the last one was is one that somebody is at."""
 
 
 class RandomAcquire:
@@ -173,3 +202,72 @@ def _may_have(writer: ShardWriter, claim: Claim) -> bool:
     except Damaged:
         return True  # who takes from it hears why
     return summary is None or summary.due(claim) is not None
+
+
+class _Pick(NamedTuple):
+    due: Due
+    shard: int
+    key: str
+
+
+class OrderedAcquire:
+    """Acquires from one source in order."""
+
+    def __init__(self, directory: ShardDirectory, means: Means) -> None:
+        self._directory = directory
+        self._means = means
+
+    async def acquire(self, claim: Claim, count: int) -> Acquired:
+        """As `PartitionStore.acquire`; also raises `StoreUnavailable` after too many lost races."""
+        found = Found(claim, count)
+        for tries in range(_ROUNDS):
+            picks = await self._picked(claim, found.missing)
+            before = found.missing
+            await self._take(found, picks)
+            if not picks or not found.missing or found.error is not None:
+                return found.result()
+            if found.missing == before:
+                await self._means.pause(tries)
+        found.error = StoreUnavailable(f"others always took {self._directory.source.name}'s first")
+        return found.result()
+
+    async def _picked(self, claim: Claim, count: int) -> list[_Pick]:
+        """The first `count` that are free, in order."""
+        summaries = await self._directory.summaries(claim.ageing_ms)
+        bounds = [
+            (due, number)
+            for number, summary in enumerate(summaries)
+            if (due := summary.due(claim)) is not None
+        ]
+        picks: list[_Pick] = []
+        for bound, number in sorted(bounds):
+            if len(picks) == count and bound > picks[-1].due:
+                break
+            shard = (await self._directory.writers[number].look()).shard
+            found = chosen(shard.unended(), claim, count)
+            picks = sorted([*picks, *[_pick(one, number, claim) for one in found]])[:count]
+        return picks
+
+    async def _take(self, found: Found, picks: Sequence[_Pick]) -> None:
+        by_shard: dict[int, list[str]] = {}
+        for pick in picks:
+            by_shard.setdefault(pick.shard, []).append(pick.key)
+
+        async def take(item: tuple[int, list[str]]) -> Acquired:
+            number, keys = item
+            return await self._directory.writers[number].submit(Take(found.claim, len(keys), keys))
+
+        place = {pick.key: at for at, pick in enumerate(picks)}
+        taken: list[Partition] = []
+        for result in await each(take, by_shard.items()):
+            if isinstance(result, BaseException):
+                found.error = found.error or result
+            else:
+                taken += result.partitions
+                found.failed += result.failed
+        found.taken += sorted(taken, key=lambda one: place[one.key])
+
+
+def _pick(one: Partition, shard: int, claim: Claim) -> _Pick:
+    due = (one.status is not Status.ASSIGNED, one.order(claim.ageing_ms))
+    return _Pick(due, shard, one.key)
