@@ -11,7 +11,7 @@ owed nothing ends its pass.
 
 A lease only saves work. A batch is committed on the snapshot that it was planned from or not
 at all, so a driver that has lost a lease without knowing it commits nothing twice: it is late,
-and plans anew. Leases are taken only where there is something to do: an idle pass asks for
+and plans again. Leases are taken only where there is something to do: an idle pass asks for
 none. A driver that was killed is waited for until its leases run out, unless it starts again.
 
 The source is `[prefix|]compactor|compact`, a partition's key `compact/{node}`. One of a node
@@ -76,7 +76,7 @@ class Assignment(Protocol):
 
     @property
     def barred(self) -> Sequence[str]:
-        """Nodes that an operator told everybody to leave alone, with the reason."""
+        """Nodes whose leases an operator made FAILED, with the reason; no driver works on them."""
         ...
 
     @property

@@ -1,11 +1,11 @@
 """The command line of the compactor.
 
-Standard output has a line of JSON for each pass with something to tell, unless it is a terminal.
+Standard output has a line of JSON for each pass worth reporting, unless it is a terminal.
 
 Exit codes: 0 done; 1 done as far as possible, with alarms; 2 wrong flags or settings;
 3 nothing could be done (Java, store); 4 something in the store is damaged.
 
-It stops when it is told to, by a signal or by the end of the `spark-submit` that started it.
+It stops on a signal or by the end of the `spark-submit` that started it.
 The work is cancelled, gives its leases back, and what Spark was doing is left undone. A signal
 to `spark-submit` ends its JVM and does not reach this process, which would go on without a
 Spark. But its input is a pipe from that JVM, so the end of that is a signal as well.

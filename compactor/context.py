@@ -1,6 +1,6 @@
-"""What every part of a pass works with: one store and its table, an engine, a clock, limits.
+"""The context of every part of a pass: one store and its table, an engine, a clock, limits.
 
-`now_ms` is the time that things are removed by.
+`now_ms` is the time by which ages are judged before something is removed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from logstore.table.snapshot import Snapshot
 from logstore.table.table import Table
 
 MOST_DELETIONS: Final = 10_000
-"""At a time: they are held in memory, and told to every executor."""
+"""Deletions that are applied at a time: they are held in memory and sent to every executor."""
 
 Hurry: TypeAlias = Callable[[], Awaitable[bool]]
 """Whether segments wait, so that a part of a pass leaves the rest of its work to the next one."""
@@ -37,9 +37,10 @@ async def never() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Compactor:
-    """A compactor of one store. `reached` is told each step's name as it ends; tests kill there.
+    """A compactor of one store. `reached` is called with each step's name as it ends; tests kill
+    there.
 
-    `runs` is how long the service keeps runs, `deletions` remembers what was read of them.
+    `runs` is how long the service keeps runs, `deletions` caches the deletions that were read.
     """
 
     store: ObjectStore

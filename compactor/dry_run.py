@@ -16,11 +16,10 @@ from typing import Final, TypeAlias
 import orjson
 
 from compactor.context import Compactor
-from compactor.ingest.buckets import buckets_of
-from compactor.ingest.budget import BatchBudget
+from compactor.ingest.buckets import BatchBudget, buckets_of
 from compactor.ingest.plan import StoredSegment, choose, nodes_of, segments_of
+from compactor.ingest.prune import HOUR_MS, TimeRange, hour_of
 from compactor.ingest.ranges import text_of
-from compactor.ingest.time_range import HOUR_MS, TimeRange, hour_of
 from compactor.maintenance.retention import expiring
 from compactor.report import Batch, Lag, duration_text, rfc3339
 from compactor.reporting.progress import size
@@ -96,7 +95,7 @@ class DryRunNode:
 
 @dataclass(frozen=True, slots=True)
 class DryRunHour:
-    """Files of an hour that would be written anew; bytes are those to be read."""
+    """Files of an hour that would be rewritten; bytes are those to be read."""
 
     hour: str
     files: int
@@ -158,7 +157,7 @@ class DryRun:
                 f"  {number}: {batch.segments} segments, {size(batch.bytes)}, {batch.rows} rows"
                 f" into {batch.hours} hours by {batch.tasks} tasks"
             )
-        yield f"{len(self.rewrites)} hours would be written anew."
+        yield f"{len(self.rewrites)} hours would be rewritten."
         for hour in self.rewrites:
             yield f"  {hour.hour}: {hour.files} files, {size(hour.bytes)}"
         yield f"{self.deletions} deletions would be looked for in files of the table."

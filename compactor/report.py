@@ -1,9 +1,7 @@
-"""What a pass did: the line of JSON that it ends with, and what is seen of it meanwhile.
+"""The report of a pass: the line of JSON that it ends with, and its state meanwhile.
 
-A pass has one report, which its parts add to as they go. Whoever tells about the pass
-(`compactor/reporting`) looks at it from time to time and at its end.
-
-Times are written for people and for programs that read what is reported.
+A pass has one report, which its parts add to as they go. The listeners of `compactor/reporting`
+look at it from time to time and at its end.
 """
 
 from __future__ import annotations
@@ -49,14 +47,14 @@ def counted(text: str, *, metric: str = "", alias: str = "") -> Any:
 class Lag:
     """What waits for the table: segments, their bytes as stored, the oldest one's age."""
 
-    segments: int = counted("Segments ingested into the table.")
+    segments: int = 0
     bytes: int = 0
     seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one commit is planned to ingest. Bytes as stored.
+    """The segments that one commit is planned to ingest. Bytes as stored.
 
     A task writes one file, or one for each of several hours that have few rows.
     """
@@ -72,16 +70,16 @@ class Batch:
 class Report:
     """Counts of rows and bytes; `seconds` per phase. Any alarm makes the exit code non-zero.
 
-    `lag` is what waits for the table, of all nodes, as of the last look: at the end, what is
-    left; None before the first. `batches` are the plans of the first hundred commits that were
-    tried. `error` is why the pass broke off. `held_elsewhere` are nodes with segments to take
-    in that another driver works on, `leases` what became of this driver's, by Data Prepper's
-    names of its counters. `files_rewritten` files of the table were replaced by
-    `bytes_rewritten` bytes of new ones; `hours_held_elsewhere` and `hour_leases` are of hours
-    to be rewritten. `began` is in RFC 3339, `took_seconds` the whole of it.
+    `lag` is what waits for the table, of all nodes, as of the last look: at the end, what is left;
+    None before the first. `batches` are the plans of the first hundred commits that were tried.
+    `error` is why the pass broke off. `held_elsewhere` are nodes with segments to take in that
+    another driver works on, `leases` the counters of this driver's leases, by Data Prepper's names
+    of its counters. `files_rewritten` files of the table were replaced by `bytes_rewritten` bytes
+    of new ones; `hours_held_elsewhere` and `hour_leases` are of hours to be rewritten. `began` is
+    in RFC 3339, `took_seconds` the whole of it.
 
-    `phase` and `batch` are what goes on now, and `works` whose leases count; they are not
-    part of the line.
+    `phase` and `batch` are the current ones, and `works` the queues whose leases count; they are
+    not part of the line.
     """
 
     began: str = ""
@@ -134,7 +132,7 @@ class Report:
 
     @contextmanager
     def timed(self, phase: str, clock: Clock) -> Iterator[None]:
-        """Adds the time of the block to the phase, which is the one that goes on meanwhile."""
+        """Adds the time of the block to the phase, which is the current one meanwhile."""
         start, outer = clock.monotonic(), self.phase
         self.phase = phase
         try:
@@ -162,8 +160,8 @@ class Report:
         return any(getattr(self, name) for name in counts)
 
     @property
-    def told(self) -> bool:
-        """Whether anybody wants to read of it: it did something, could not, or may not."""
+    def worth_reporting(self) -> bool:
+        """Whether the pass changed something, failed, raised an alarm, or left work to others."""
         return bool(self.busy or self.error or self.alarms or self.held)
 
     @property
@@ -172,9 +170,9 @@ class Report:
         return bool(self.held_elsewhere or self.hours_held_elsewhere)
 
     def summary(self) -> dict[str, Any]:
-        """The report as it is told: all but what goes on now."""
-        told = [one.name for one in fields(self) if one.metadata != _LIVE]
-        return {name: getattr(self, name) for name in told}
+        """The fields of the line of JSON: all but those of the current state."""
+        names = [one.name for one in fields(self) if one.metadata != _LIVE]
+        return {name: getattr(self, name) for name in names}
 
     def line(self) -> str:
         """The report as one line of JSON."""

@@ -48,7 +48,7 @@ async def once(
     Raises `Unavailable`, `OutcomeUnknown`, `Damaged` at the end, when all that could be done is.
     """
     report = report or Report()
-    for alarm in await compactor.placement.mend(compactor.clock.now_ms()):
+    for alarm in await compactor.placement.quarantine_torn(compactor.clock.now_ms()):
         report.alarm(alarm)
     turns = _Turns()
     with turns.turn("ingesting"):

@@ -12,6 +12,6 @@ same work twice.
     groups          leases of segments by the consumers of the queue, one object a group
     admin/          what operators see and do, of partitions and of named leases
 
-`settings` and `open` choose the store of partitions. All parts use `storetime`, and `counters`, which
-names the metrics too.
+`settings` and `open` choose the store of partitions. All parts use `storetime`, and `counters`,
+which names the metrics too.
 """

@@ -105,12 +105,12 @@ class Cursor:
         """The segment up to which all are committed or failed."""
         return min(self.pending, default=self.seq + 1) - 1
 
-    def needed_from(self, aside: Collection[int] = ()) -> int:
+    def needed_from(self, quarantined: Collection[int] = ()) -> int:
         """The lowest segment that the group may still read.
 
-        Quarantined segments (`aside`) are empty.
+        Segments that are `quarantined` are empty and count as read.
         """
-        open_ = [seq for seq in (*self.pending, *self.failed) if seq not in aside]
+        open_ = [seq for seq in (*self.pending, *self.failed) if seq not in quarantined]
         return min(open_, default=self.seq + 1)
 
 
@@ -152,11 +152,11 @@ class Group:
         """The group's cursor in a node's segments."""
         return self.cursors.get(node, Cursor())
 
-    def holds(self, node: str, seq: int, aside: Collection[int] = ()) -> bool:
+    def holds(self, node: str, seq: int, quarantined: Collection[int] = ()) -> bool:
         """Whether the group still needs a segment, so that it must not be deleted."""
         if self.state is State.EVICTED:
             return False
-        return self.state is State.STARTING or seq >= self.cursor(node).needed_from(aside)
+        return self.state is State.STARTING or seq >= self.cursor(node).needed_from(quarantined)
 
     def at(self, node: str, cursor: Cursor) -> Group:
         """The group with another cursor in a node's segments."""

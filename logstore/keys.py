@@ -17,7 +17,7 @@ from logstore.names import decode, encode
 PREFIX = "pipeline-logs"
 RUNS = "runs/"
 SEGMENTS = "segments/"
-ASIDE = "segments/.aside/"
+QUARANTINE = "segments/.aside/"
 TABLE = "table"
 SKIP_INDEXES = "table/_index/"
 COORDINATION = "coordination/"
@@ -116,9 +116,9 @@ def segments_of(node: str) -> str:
     return f"{SEGMENTS}{encode(node)}/"
 
 
-def aside(node: str, seq: int) -> str:
+def quarantine_marker(node: str, seq: int) -> str:
     """The object saying why a segment cannot be read."""
-    return f"{ASIDE}{encode(node)}/{seq:020d}"
+    return f"{QUARANTINE}{encode(node)}/{seq:020d}"
 
 
 def watermark(node: str) -> str:

@@ -129,7 +129,7 @@ def _verdict(stats: dict[str, Any] | None) -> int:
         print("warning: partial: the connection ended before the result", file=sys.stderr)
         return PARTIAL
     if stats.get("set_aside"):
-        print(f"warning: damaged and set aside: {_names(stats['set_aside'])}", file=sys.stderr)
+        print(f"warning: damaged and quarantined: {_names(stats['set_aside'])}", file=sys.stderr)
     if stats.get("complete"):
         return 0
     unread = [*stats.get("missing", []), *stats.get("unreadable", [])]

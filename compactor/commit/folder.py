@@ -34,8 +34,8 @@ class FolderPlacement:
     async def settle(self, version: int) -> None:
         await asyncio.to_thread(self.log.settle, version)
 
-    async def mend(self, now_ms: int) -> list[str]:
-        return await asyncio.to_thread(self.log.mend, now_ms)
+    async def quarantine_torn(self, now_ms: int) -> list[str]:
+        return await asyncio.to_thread(self.log.quarantine_torn, now_ms)
 
 
 def place(fs: FileSystem, table: str, job: str, level: int = 0) -> list[NewFile]:

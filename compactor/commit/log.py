@@ -11,7 +11,7 @@ delta-rs writes an entry beside its name and links it there, and syncs nothing. 
   recognised too. The same applies to checkpoints, which hold nothing that entries do not.
 
 Only files that are a while old are judged, for a folder that several machines share shows a new
-file before its bytes. All drivers that set files aside hold one lock, and check again once they
+file before its bytes. All drivers that quarantine files hold one lock, and check again once they
 have it. A truncated entry below a whole one is not the effect of a power cut; a person must decide.
 """
 
@@ -47,7 +47,7 @@ class FolderLog:
     fs: FileSystem
     table: str
     _durable: int = field(default=-1, init=False)
-    _mended: bool = field(default=False, init=False)
+    _checked: bool = field(default=False, init=False)
 
     @property
     def _folder(self) -> str:
@@ -61,19 +61,19 @@ class FolderLog:
         except OSError as error:
             raise StoreUnavailable(f"the table's log cannot be synced: {error}") from error
 
-    def mend(self, now_ms: int) -> list[str]:
-        """Sets aside what a power cut truncated, and logs it; once in a process.
+    def quarantine_torn(self, now_ms: int) -> list[str]:
+        """Renames files that a power cut truncated, and returns alarms; once in a process.
 
         Raises `StoreUnavailable`, and `Damaged` for a fault that no power cut explains.
         """
-        if self._mended:
+        if self._checked:
             return []
         try:
-            told = self._mend(now_ms) if _names(self.fs, self._folder) else []
+            alarms = self._quarantine_torn(now_ms) if _names(self.fs, self._folder) else []
         except OSError as error:
             raise StoreUnavailable(f"the table's log cannot be read: {error}") from error
-        self._mended = True
-        return told
+        self._checked = True
+        return alarms
 
     def _settle(self, last: int) -> None:
         names = self._unsettled(last)
@@ -111,12 +111,12 @@ class FolderLog:
         finally:
             file.close()
 
-    def _mend(self, now_ms: int) -> list[str]:
+    def _quarantine_torn(self, now_ms: int) -> list[str]:
         if not self._torn():
             return []
         lock = self.fs.lock(os.path.join(self._folder, _LOCK), wait=True)
         try:
-            return [self._set_aside(name, now_ms) for name in self._torn()]
+            return [self._quarantine(name, now_ms) for name in self._torn()]
         finally:
             if lock is not None:
                 lock.release()
@@ -147,7 +147,7 @@ class FolderLog:
                 torn.append(name)
         return torn
 
-    def _set_aside(self, name: str, now_ms: int) -> str:
+    def _quarantine(self, name: str, now_ms: int) -> str:
         path = os.path.join(self._folder, name)
         stat = self.fs.stat(path)
         if stat is not None and now_ms - stat.modified_ns // 1_000_000 < SETTLED_MS:
@@ -156,8 +156,8 @@ class FolderLog:
         self.fs.rename(path, path + TORN)
         self.fs.sync_folder(self._folder)
         return (
-            f"{name} of the table's log was not whole, as a power cut leaves it: it is set aside as"
-            f" {name}{TORN}, and what it said is done again"
+            f"{name} of the table's log was not whole, as a power cut leaves it: it is renamed to"
+            f" {name}{TORN}, and its change is made again"
         )
 
     def _forget_last(self) -> None:

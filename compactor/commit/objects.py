@@ -41,7 +41,9 @@ class ObjectPlacement:
 
         parts = [info for info in staged if is_part(info.key.removeprefix(prefix))]
         placed = await asyncio.gather(*(one(part) for part in parts))
-        await self.store.delete([*(info.key for info in staged), *await self.markers(job)])
+        # The files are placed: an ambiguous removal must not make the job be done again.
+        gone = [*(info.key for info in staged), *await self.markers(job)]
+        await write_until_known(lambda: self.store.delete(gone))
         return [file for file in placed if file is not None]
 
     async def markers(self, job: str) -> list[str]:
@@ -51,7 +53,7 @@ class ObjectPlacement:
     async def settle(self, version: int) -> None:
         pass
 
-    async def mend(self, now_ms: int) -> list[str]:  # noqa: ARG002 - nothing is ever half
+    async def quarantine_torn(self, now_ms: int) -> list[str]:  # noqa: ARG002 - nothing is ever half
         return []
 
     async def _folders(self, prefix: str) -> list[str]:

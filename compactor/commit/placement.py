@@ -48,8 +48,8 @@ class Placement(Protocol):
         """
         ...
 
-    async def mend(self, now_ms: int) -> list[str]:
-        """Sets aside the files of the log that a power cut truncated, before anything is planned.
+    async def quarantine_torn(self, now_ms: int) -> list[str]:
+        """Renames files of the log that a power cut truncated, before anything is planned.
 
         Returns messages for a person. Raises `StoreUnavailable`, `Damaged`.
         """

@@ -22,19 +22,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from compactor.assignment import Assignment
-from compactor.commit.counted import place_all
+from compactor.commit.change import place_all
 from compactor.commit.missing_files import describe, missing_files
 from compactor.commit.placement import staging_folder
 from compactor.context import Compactor
-from compactor.ingest.buckets import buckets_of
-from compactor.ingest.budget import BatchBudget
+from compactor.ingest.buckets import BatchBudget, buckets_of
 from compactor.ingest.commit import Merged, commit_merged
 from compactor.ingest.pack import packed
-from compactor.ingest.plan import Plan
+from compactor.ingest.plan import Plan, quarantine
 from compactor.ingest.planner import Planner
-from compactor.ingest.prune import BatchRanges
-from compactor.ingest.quarantine import quarantine
-from compactor.ingest.time_range import Coverage, hour_of
+from compactor.ingest.prune import BatchRanges, Coverage, hour_of
 from compactor.ingest.verify import Corrupt, Stopped, Verdict, Verified, verify
 from compactor.report import Batch, Lag, Report
 from compactor.spark.engine import MergeInput
@@ -82,7 +79,7 @@ class _IngestPass:
             try:
                 await self._ingest_batch(plan)
             except PreconditionFailed as error:
-                log.info("planning anew: %s", error)
+                log.info("planning again: %s", error)
 
     async def _ingest_batch(self, plan: Plan) -> None:
         compactor = self.compactor

@@ -1,6 +1,8 @@
 """Which files of the table may hold a line of a batch, and which deletions may remove one.
 
-Both are decided without reading any line.
+Both are decided without reading any line, by ranges that the footers of the batch's segments give.
+A time range says where text lies in time, within one hour (UTC), as a table file does. A run range
+says between which ULIDs a run's lines of an hour are.
 
 A copy of a line has the same ULID, fqn and run. A file can therefore overlap only if its ULID
 bounds overlap the time of some text (`Coverage`), and if a run with lines in the file's hour is
@@ -21,14 +23,51 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
-from compactor.ingest.time_range import HOUR_MS, Coverage, TimeRange
 from logstore import ulid
 from logstore.batch import RunKey
 from logstore.runs.deletions import Deletion
 from logstore.table.snapshot import TableFile
 
+HOUR_MS: Final = 3_600_000
+
+
+@dataclass(frozen=True, slots=True)
+class TimeRange:
+    """Text between two ULIDs, inclusive, of one hour; `size` in bytes."""
+
+    low: int
+    high: int
+    size: int
+
+
+def hour_of(value: int) -> int:
+    """The hour of a ULID, counted from the epoch."""
+    return ulid.time_ms(value) // HOUR_MS
+
+
+class Coverage:
+    """The union of thousands of time ranges, as disjoint ranges of ULIDs, to compare with files."""
+
+    def __init__(self, time_ranges: Iterable[TimeRange]) -> None:
+        self._lows: list[str] = []
+        self._highs: list[str] = []
+        for low, high in sorted((ulid.encode(s.low), ulid.encode(s.high)) for s in time_ranges):
+            if self._highs and low <= self._highs[-1]:
+                self._highs[-1] = max(self._highs[-1], high)
+            else:
+                self._lows.append(low)
+                self._highs.append(high)
+
+    def may_overlap(self, bounds: tuple[str, str] | None) -> bool:
+        """Whether lines between two ULIDs, inclusive, may be in it; None: bounds are unknown."""
+        if bounds is None:
+            return True
+        below = bisect_right(self._lows, bounds[1]) - 1  # the last that begins at or below the end
+        return below >= 0 and self._highs[below] >= bounds[0]
+
+
 MOST_RUN_RANGES: Final = 250_000
-"""Of runs in hours that are told apart: each is some 300 bytes of the driver's memory."""
+"""Run ranges that are kept apart: each takes some 300 bytes of the driver's memory."""
 _ABOVE_ALL: Final = "~"  # as no ULID begins
 
 

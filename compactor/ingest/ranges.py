@@ -15,8 +15,7 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from compactor.ingest.prune import RunRange
-from compactor.ingest.time_range import TimeRange, hour_of
+from compactor.ingest.prune import RunRange, TimeRange, hour_of
 from logstore import ulid
 from logstore.batch import RunKey
 from logstore.segments.footer import Footer

@@ -22,12 +22,11 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from compactor.ingest.budget import BatchBudget
+from compactor.ingest.buckets import BatchBudget
 from compactor.ingest.pack import SMALL_BYTES, SmallSegments
 from compactor.ingest.plan import StoredSegment
-from compactor.ingest.prune import RunRange, RunRanges
+from compactor.ingest.prune import RunRange, RunRanges, TimeRange
 from compactor.ingest.ranges import ranges_of
-from compactor.ingest.time_range import TimeRange
 from logstore.errors import Damaged, NotFound, StoreUnavailable, UnsupportedVersion
 from logstore.objects.store import ObjectStore
 from logstore.segments.reader import open_segment

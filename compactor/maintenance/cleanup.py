@@ -81,7 +81,7 @@ async def remove_segments(compactor: Compactor) -> int:
 
 async def _remove(compactor: Compactor, segments: Sequence[StoredSegment]) -> None:
     """Removes many in a request; any that are left are below `low`."""
-    markers = [keys.aside(one.node, one.seq) for one in segments if one.quarantined]
+    markers = [keys.quarantine_marker(one.node, one.seq) for one in segments if one.quarantined]
     if markers:  # first: without it a segment is like any other
         await compactor.store.delete(markers)
     await compactor.store.delete([one.key for one in segments])

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from logstore import keys, ulid
 from logstore.errors import Damaged
-from logstore.objects.parquet import SparseFile, chunks_of, extent, fetch_tail, opened
+from logstore.objects.parquet import SparseFile, byte_range, chunks_of, fetch_tail, opened
 from logstore.objects.store import ObjectStore
 from logstore.runs.deletions import Deletion
 from logstore.table.snapshot import TableFile
@@ -156,8 +156,8 @@ def _bounds(chunk: Any) -> Bounds:
 
 async def _fetch(store: ObjectStore, key: str, sparse: SparseFile, chunks: Sequence[Any]) -> None:
     """Fetches all from the first to the last, in one piece: pyarrow reads across neighbours."""
-    extents = [extent(chunk, chunk) for chunk in chunks]
-    start, end = min(low for low, _ in extents), max(high for _, high in extents)
+    ranges = [byte_range(chunk, chunk) for chunk in chunks]
+    start, end = min(low for low, _ in ranges), max(high for _, high in ranges)
     sparse.add(start, (await store.get(key, offset=start, size=end - start))[1])
 
 

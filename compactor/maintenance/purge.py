@@ -192,7 +192,7 @@ class _Purge:
             assignment.check({hour})
             after = await replace(compactor, snapshot, Change(files=made, removed=files))
         except PreconditionFailed as error:
-            log.info("hour %s is to be purged anew: %s", hour, error)
+            log.info("hour %s is to be purged again: %s", hour, error)
             return await compactor.newest()
         compactor.reached("hour purged")
         self.report.files_purged += len(files)

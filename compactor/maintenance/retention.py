@@ -58,7 +58,7 @@ async def expire(compactor: Compactor, report: Report) -> None:
             try:
                 await make(compactor, snapshot, change)
             except PreconditionFailed as error:
-                log.info("planning anew what expires: %s", error)
+                log.info("planning the expiry again: %s", error)
                 continue
             compactor.reached("expired")
             report.hours_expired += expiry.hours
@@ -69,8 +69,8 @@ async def expire(compactor: Compactor, report: Report) -> None:
 
 def expiring(compactor: Compactor, snapshot: Snapshot) -> Expiry:
     """What the retention removes from the snapshot now. Raises `StoreUnavailable`."""
-    room = _beyond(snapshot.files, compactor.limits.retention_bytes)
-    until = max(snapshot.expired_ms, oldest_ms(compactor), room)
+    by_size = _beyond(snapshot.files, compactor.limits.retention_bytes)
+    until = max(snapshot.expired_ms, oldest_ms(compactor), by_size)
     gone = tuple(file for file in snapshot.files if file.end_ms <= until)
     ends = (file.end_ms for file in gone)
     return Expiry(max(snapshot.expired_ms, max(ends, default=0)), gone)

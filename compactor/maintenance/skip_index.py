@@ -29,7 +29,7 @@ from compactor.context import Compactor, Hurry, never
 from compactor.report import Report
 from logstore import keys
 from logstore.errors import Damaged, NotFound
-from logstore.objects.parquet import SparseFile, chunks_of, extent, fetch_tail, opened
+from logstore.objects.parquet import SparseFile, byte_range, chunks_of, fetch_tail, opened
 from logstore.objects.store import ObjectStore
 from logstore.table.skip_index import Builder
 from logstore.table.snapshot import TableFile
@@ -145,4 +145,4 @@ def _together(footer: Any) -> Iterator[range]:
 
 def _extent(footer: Any, groups: range) -> tuple[int, int]:
     """Where the messages of these row groups begin and end in the file."""
-    return extent(*(chunks_of(footer, index)[_MESSAGE] for index in (groups[0], groups[-1])))
+    return byte_range(*(chunks_of(footer, index)[_MESSAGE] for index in (groups[0], groups[-1])))

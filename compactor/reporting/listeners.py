@@ -1,6 +1,6 @@
-"""Who hears of passes, by the settings and by where standard error goes.
+"""The listeners of passes, by the settings and by where standard error goes.
 
-The summary: a line of JSON on standard output for a pass that did something, or for each.
+The summary is a line of JSON on standard output for each pass, or for each that did something.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from compactor.report import Report
 from compactor.reporting.logs import LogListener, configure
 from compactor.reporting.passes import Listener
 from compactor.reporting.progress import Progress, Tasks
-from compactor.reporting.push import PushGateway
-from compactor.reporting.recorder import MetricsListener
+from compactor.reporting.recorder import MetricsListener, PushGateway
 from compactor.reporting.textfile import Textfile
 from compactor.settings import CompactorSettings
 from logstore.clock import Clock
@@ -22,7 +21,7 @@ from logstore.filesystem import FileSystem
 
 
 class Summary:
-    """Writes the line when a pass is over: of `every` pass, or if there is something to tell."""
+    """Writes the line when a pass is over: of `every` pass, or of those worth reporting."""
 
     every_seconds = None
 
@@ -31,11 +30,11 @@ class Summary:
         self._every = every
 
     async def look(self, report: Report) -> None:
-        """Nothing is said before the end."""
+        """Writes nothing before the end."""
 
     async def over(self, report: Report) -> None:
-        """Says all of it."""
-        if not (self._every or report.told):
+        """Writes the line."""
+        if not (self._every or report.worth_reporting):
             return
         self._out.write(report.line() + "\n")
         self._out.flush()
@@ -53,10 +52,10 @@ def listeners(
     single: bool = False,
     watched: bool = True,
 ) -> list[Listener]:
-    """All of them, in the order in which they hear of a pass; logs go to `errors` from now on.
+    """All listeners, in the order in which they hear of a pass; logs go to `errors` from now on.
 
-    Lines of JSON go to `out`: of every pass, or only of those with something to tell. On a terminal
-    that is not `watched` for this, as that of a service, there is no bar.
+    Lines of JSON go to `out`: of every pass, or only of those worth reporting. A terminal that is
+    not `watched`, as that of a service, shows no progress bar.
     """
     compaction = settings.compaction
     bar = None

@@ -1,7 +1,7 @@
-"""The compactor's metrics: their names, and what a report says of each.
+"""The compactor's metrics: their names, and their values in a report.
 
 Counters come from the counts of reports, `tailrace_compactor_{field}` unless the field names
-another; what a report counts is a metric by that alone. Leases are measured under the names that
+another; each count of a report is a metric. Leases are measured under the names that
 every process has for them. A metric that was renamed is exported under its old name too, its
 `alias`, until the next version; samples are kept under the new name alone.
 """
@@ -21,7 +21,7 @@ Samples: TypeAlias = dict[tuple[str, Labels], float]
 """Values by the metric's name and the values of its labels."""
 
 STOPPED: Final = "stopped"
-"""`Report.error` of a pass that was told to end."""
+"""`Report.error` of a pass that was stopped."""
 
 
 class Metric(NamedTuple):
@@ -99,7 +99,7 @@ METRICS: Final = (*COUNTERS, *GAUGES, *LEASES)
 
 
 def counts(report: Report, *, over: bool) -> Samples:
-    """What the pass has counted so far."""
+    """The counts of the pass so far."""
     found: Samples = {(one.name, ()): getattr(report, name) for name, one in _COUNTED.items()}
     found |= {(PHASE_SECONDS.name, (phase,)): spent for phase, spent in report.seconds.items()}
     for work in report.works:
@@ -110,7 +110,7 @@ def counts(report: Report, *, over: bool) -> Samples:
 
 
 def gauges(report: Report, before: Samples, *, over: bool, now_ms: int) -> Samples:
-    """How things are. `before` is all that was told last, by this process or an earlier one."""
+    """The gauges now; `before` are the last samples, of this process or an earlier one."""
     shown = {
         name: before[f"{_OWN}{name}", ()] for name in _GAUGES if (f"{_OWN}{name}", ()) in before
     }
@@ -138,14 +138,14 @@ def gauges(report: Report, before: Samples, *, over: bool, now_ms: int) -> Sampl
 
 
 def outcome(report: Report) -> str:
-    """In one word."""
+    """The outcome of a pass: `done`, `alarmed`, `failed` or `stopped`."""
     if report.error is not None:
         return STOPPED if report.error == STOPPED else "failed"
     return "alarmed" if report.alarms else "done"
 
 
 def add(total: Samples, more: Samples) -> None:
-    """Adds up what has the same name and labels."""
+    """Adds `more` to `total` in place, by name and labels."""
     for key, value in more.items():
         total[key] = total.get(key, 0) + value
 
@@ -161,7 +161,7 @@ def _counted(work: WorkQueue) -> Samples:
 
 
 def by_name(samples: Samples) -> Iterator[tuple[Metric, list[tuple[Labels, float]]]]:
-    """The metrics that have a value, in their order, with all of theirs."""
+    """The metrics that have samples, in the order of `METRICS`, each with its samples."""
     values: dict[str, list[tuple[Labels, float]]] = {}
     for (name, labels), value in samples.items():
         values.setdefault(name, []).append((labels, value))

@@ -1,7 +1,7 @@
-"""Passes, told to whoever is to hear of them: each as it goes on, and at its end.
+"""Passes and their listeners, which hear of each pass while it runs and at its end.
 
-A listener never holds a pass up or breaks it off. What it could not tell at the end of a
-pass (a file that cannot be written, a gateway that does not answer) is an alarm of that pass.
+A listener never delays a pass or breaks it off. If it could not report at the end of a pass (a file
+cannot be written, a gateway does not answer), this is an alarm of that pass.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from logstore.errors import TailraceError
 
 
 class Listener(Protocol):
-    """Hears of passes."""
+    """Something that reports passes."""
 
     @property
     def every_seconds(self) -> float | None:
-        """How often it wants to look; None: it wants to hear of the end only."""
+        """How often `look` is called, in seconds; None: only `over` is called."""
         ...
 
     async def look(self, report: Report) -> None:
-        """The pass goes on. Raises `Unavailable` if that could not be told."""
+        """Reports a pass that is running. Raises `Unavailable` if it could not."""
         ...
 
     async def over(self, report: Report) -> None:
-        """The pass is over, as `report` says. Raises `Unavailable` if it could not be told."""
+        """Reports a pass that is over. Raises `Unavailable` if it could not."""
         ...
 
 
@@ -38,14 +38,14 @@ class Passes:
     """Makes the report of each pass. `alarmed`: whether any of them had an alarm."""
 
     def __init__(self, clock: Clock, listeners: Sequence[Listener] = ()) -> None:
-        """The last listener hears of what the ones before it could not tell."""
+        """The last listener also hears of the failures of those before it."""
         self._clock = clock
         self._listeners = listeners
         self.alarmed = False
 
     @asynccontextmanager
     async def next(self) -> AsyncIterator[Report]:
-        """The report of a pass that takes as long as the block. What the block raises goes on."""
+        """The report of a pass that takes as long as the block. Raises what the block raises."""
         clock = self._clock
         report, start = Report(began=rfc3339(clock.now_ms())), clock.monotonic()
         try:
@@ -55,7 +55,7 @@ class Passes:
             report.error = str(error)
             raise
         except BaseException as error:
-            report.error = STOPPED if _told_to_stop(error) else f"{type(error).__name__}: {error}"
+            report.error = STOPPED if _was_stopped(error) else f"{type(error).__name__}: {error}"
             raise
         finally:
             report.phase, report.batch = "", None
@@ -74,7 +74,7 @@ class Passes:
 
     async def _look(self, listener: Listener, every: float, report: Report) -> None:
         while True:
-            # What cannot be told now is told the next time, or is an alarm at the end.
+            # A failure now is made good the next time, or is an alarm at the end.
             with suppress(TailraceError):
                 await listener.look(report)
             await self._clock.sleep(every)
@@ -93,5 +93,5 @@ async def _ended(task: asyncio.Task[None]) -> None:
         await task
 
 
-def _told_to_stop(error: BaseException) -> bool:
+def _was_stopped(error: BaseException) -> bool:
     return isinstance(error, KeyboardInterrupt | asyncio.CancelledError)

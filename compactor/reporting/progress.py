@@ -57,12 +57,12 @@ class Progress:
         self._drawn = True
 
     async def over(self, report: Report) -> None:  # noqa: ARG002 - the shape is Listener's
-        """Clears the line: the summary says the rest."""
+        """Clears the line; the summary has the rest."""
         self.clear()
         self._lag, self._all, self._phase = None, 0, ""
 
     def clear(self) -> None:
-        """Takes the line away, if there is one."""
+        """Erases the line, if there is one."""
         if self._drawn:
             self._out.write(_CLEAR)
             self._out.flush()
@@ -78,9 +78,9 @@ class Progress:
             f" {share:4.0%}  {size(done)} of {size(self._all)}  {size(done / spent)}/s"
             f"  {duration_text(spent / share - spent)} left{counted}"
         )
-        room = min(max(wide - len(phase) - len(rest) - 4, _SHORTEST), _LONGEST)
-        full = round(room * share)
-        return f"{phase}  [{'=' * full}{'.' * (room - full)}]{rest}"
+        width = min(max(wide - len(phase) - len(rest) - 4, _SHORTEST), _LONGEST)
+        full = round(width * share)
+        return f"{phase}  [{'=' * full}{'.' * (width - full)}]{rest}"
 
     def _done(self, report: Report, tasks: tuple[int, int] | None) -> float:
         if report.batch is None or report.phase != "merge" or not tasks or not tasks[1]:

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compactor.commit.change import make_while
-from compactor.commit.counted import place_all
+from compactor.commit.change import make_while, place_all
 from compactor.commit.placement import staging_folder
 from compactor.context import Compactor
 from compactor.report import Report

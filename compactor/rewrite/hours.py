@@ -123,7 +123,7 @@ class _Hours:
             try:
                 self.newest = await self._rewrite(snapshot, planned)
             except PreconditionFailed as error:
-                log.info("planning hour %s anew: %s", hour, error)
+                log.info("planning hour %s again: %s", hour, error)
             else:
                 return
 

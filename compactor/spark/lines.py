@@ -96,17 +96,17 @@ def rows_of(observed: Observation, seconds: float = PATIENCE_SECONDS) -> int:
     Spark delivers it by a queue of events that drops some when it is full, so waiting for it might
     never end. Raises `Unavailable` after that many seconds.
     """
-    told: Queue[int | Exception] = Queue()
+    result: Queue[int | Exception] = Queue()
 
     def wait() -> None:
         try:
-            told.put(int(observed.get["rows"]))
+            result.put(int(observed.get["rows"]))
         except Exception as error:  # noqa: BLE001 - raised where it is waited for
-            told.put(error)
+            result.put(error)
 
     threading.Thread(target=wait, name="spark", daemon=True).start()
     try:
-        found = told.get(timeout=seconds)
+        found = result.get(timeout=seconds)
     except Empty:
         raise Unavailable(
             f"Spark did not say within {seconds:g} s how many rows its tasks counted",

@@ -2,7 +2,7 @@
 
 Where executors are other processes, maybe on other machines, a store that is a folder must be
 the same folder for all; this is checked before any work. After each job the rows
-that the tasks report are compared with those found (`compactor/commit/counted.py`).
+that the tasks report are compared with those found (`compactor/commit/change.py`).
 
 pyspark is imported when Spark starts, and not before, since a pass without work needs none.
 """

@@ -127,8 +127,8 @@ class Pages:
         if ahead is not None and ahead.serves(directory.source.name, status, after):
             ahead = await self._renewed(ahead.behind(after), directory, newest, limit)
         if ahead is None or not ahead.fills(directory.source.name, status, after, limit):
-            anew = _Ahead(directory.source.name, status, after)
-            ahead = await self._renewed(anew, directory, newest, limit)
+            fresh = _Ahead(directory.source.name, status, after)
+            ahead = await self._renewed(fresh, directory, newest, limit)
         rows = ahead.rows[:limit]
         more = len(ahead.rows) > limit
         if more:

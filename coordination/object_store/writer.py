@@ -241,7 +241,7 @@ class ShardWriter:
                     for one in group:
                         _tell(one, error)
                 finally:
-                    for one in group:  # told already, unless the loop itself ends
+                    for one in group:  # answered already, unless the loop itself ends
                         one.answer.cancel()
         finally:
             self._task = None

@@ -102,7 +102,7 @@ def chunks_of(footer: Any, index: int) -> dict[str, Any]:
     return {chunk.path_in_schema: chunk for chunk in every}
 
 
-def extent(first: Any, last: Any) -> tuple[int, int]:
+def byte_range(first: Any, last: Any) -> tuple[int, int]:
     """The range in the file that holds the bytes of two columns and all between them."""
     start = first.dictionary_page_offset or first.data_page_offset
     begin = last.dictionary_page_offset or last.data_page_offset

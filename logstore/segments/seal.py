@@ -6,7 +6,7 @@
     behind it, XXH3-64 of the first 24 bytes of the seal; numbers little-endian
 
 Readers of Parquet find pages by the offsets in the footer and the footer by its length,
-so they never look at the seal. With it, a truncated or altered object is told from a
+so they never look at the seal. With it, a truncated or altered object is distinguished from a
 whole one for certain, and a footer that was fetched alone is checked by itself.
 """
 

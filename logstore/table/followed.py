@@ -219,7 +219,7 @@ class FollowedTable:
         except (NotReplayable, StoreUnavailable):
             return None  # the opening judges it
         if look.current is None or self._look(known).current != known.look.current:
-            return None  # what was read may be of a table that was made anew
+            return None  # what was read may be of a table that was recreated
         said = {**known.said, **changes.transactions}
         files = known.version.files.changed(changes.added.values(), changes.removed)
         return _known(look, newest, files, said)

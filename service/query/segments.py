@@ -63,7 +63,7 @@ def above_marks(
     A node's numbers have no gaps. Segments after a gap are not read: the number goes to `missing`.
     """
     found = {key: info for info in listed for key in [keys.parse_segment(info.key)] if key}
-    markers = {info.key for info in listed if info.key.startswith(keys.ASIDE)}
+    markers = {info.key for info in listed if info.key.startswith(keys.QUARANTINE)}
     fresh = []
     expected = {node: mark + 1 for node, mark in marks.items()}
     for node, seq in sorted(found):
@@ -75,7 +75,7 @@ def above_marks(
                 missing.append(gap)
             continue
         expected[node] = seq + 1
-        if keys.aside(node, seq) not in markers:
+        if keys.quarantine_marker(node, seq) not in markers:
             fresh.append(found[node, seq])
     return fresh
 

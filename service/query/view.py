@@ -157,7 +157,7 @@ async def _open(sources: Sources, request: QueryRequest, pin: Pin) -> View:
     nodes = {found[0] for info in listed if (found := keys.parse_segment(info.key))}
     report.nodes |= nodes
     marks, files, skipped = await asyncio.to_thread(_newest, sources.table, request, sorted(nodes))
-    report.quarantined = [info.key for info in listed if info.key.startswith(keys.ASIDE)]
+    report.quarantined = [info.key for info in listed if info.key.startswith(keys.QUARANTINE)]
     fresh = above_marks(listed, marks, report.missing)
     segments = await _segments(sources, fresh, request, report)
     deletions = [d for d in await sources.deletions() if _concerns(d, request)]

@@ -303,8 +303,8 @@ class Catalog:
 
     async def _list_quarantined(self) -> dict[str, set[int]]:
         found: dict[str, set[int]] = {}
-        async for info in self._store.list(keys.ASIDE):
-            component, _, seq = info.key.removeprefix(keys.ASIDE).partition("/")
+        async for info in self._store.list(keys.QUARANTINE):
+            component, _, seq = info.key.removeprefix(keys.QUARANTINE).partition("/")
             node = decode(component)
             if node is not None and seq.isdecimal():
                 found.setdefault(node, set()).add(int(seq))

@@ -95,7 +95,7 @@ class Watermarks:
         self.taken_again += 1
 
     async def _from_store(self, node: str) -> Watermark:
-        prefix = keys.aside(node, 0).rsplit("/", 1)[0] + "/"
+        prefix = keys.quarantine_marker(node, 0).rsplit("/", 1)[0] + "/"
         aside = {info.key.rsplit("/", 1)[1] async for info in self._store.list(prefix)}
         seq, pos = await self.table(node), 0
         async for info in self._store.list(keys.segments_of(node)):

@@ -1,13 +1,13 @@
 """Verifying: every line in journal, segments, run texts and table compared with its copies.
 
 fault.py     what can be wrong, and where it is reported
-catalog.py   segments: numbers without gaps, bytes as they were written, what is set aside
+catalog.py   segments: numbers without gaps, bytes as they were written, quarantined ones
 records.py   a stretch of text, seen as records with their ids
 run_logs.py  manifests, chunks and indexes of runs
 journal.py   the data folder's journal, when no service holds it
 table.py     files of the table, duplicates in them, and segments that it says it holds
 compare.py   the statements: copies of lines against what segments and table have
-repair.py    setting aside and bringing back
+repair.py    quarantines segments and brings them back
 verifier.py  all of it in an order in which nothing that moves is missed
 
 Memory is bounded by one segment, one stretch of text and what DuckDB may use; it spills the

@@ -94,7 +94,7 @@ class Catalog:
         except Damaged as error:
             if segment.quarantined:
                 reason = await self._reason(segment)
-                self.findings.add("segment-aside", segment.key, f"set aside: {reason}")
+                self.findings.add("segment-aside", segment.key, f"quarantined: {reason}")
                 return None
             done = await self.repair(segment, None, str(error))
             detail = f"{error}{'; ' + done if done else ''}"
@@ -102,7 +102,7 @@ class Catalog:
             return None
         if segment.quarantined:
             done = await self.repair(segment, body, "")
-            reads = "set aside, yet it reads well"
+            reads = "quarantined, yet it reads well"
             self.findings.add("segment-aside", segment.key, reads, lines=footer.rows, repaired=done)
             if not done:
                 return None
@@ -111,14 +111,14 @@ class Catalog:
 
     async def _reason(self, segment: StoredSegment) -> str:
         try:
-            body = (await self.store.get(keys.aside(segment.node, segment.seq)))[1]
+            body = (await self.store.get(keys.quarantine_marker(segment.node, segment.seq)))[1]
         except NotFound:
             return "the marker is gone"
         return body[:300].decode("utf-8", "replace")
 
     async def _look_for_gaps(self, node: str, segments: Sequence[StoredSegment]) -> None:
         there = {segment.seq for segment in segments}
-        # `low` is raised before anything is removed; what was set aside stays below it.
+        # `low` is raised before anything is removed; what was quarantined stays below it.
         low = max(self.marks.get(node, Watermark()).low, 1)
         missing = [seq for seq in range(low, max(there, default=0)) if seq not in there]
         if not missing:
@@ -141,7 +141,7 @@ class Catalog:
 
     async def _look_for_markers(self, node: str, segments: Sequence[StoredSegment]) -> None:
         there = {segment.seq for segment in segments}
-        prefix = keys.aside(node, 0).rsplit("/", 1)[0] + "/"
+        prefix = keys.quarantine_marker(node, 0).rsplit("/", 1)[0] + "/"
         async for info in self.store.list(prefix):
             name = info.key.rsplit("/", 1)[1]
             known = (f"aside {node}", int(name) if name.isdecimal() else 0)

@@ -17,9 +17,9 @@ Kind = Literal[
     "segment-damaged",  # fails seal, schema, checksum, or is another's
     "segment-newer",  # of a format that this program does not know
     "segment-missing",  # a number between others is not there
-    "segment-aside",  # set aside: its lines are not read
+    "segment-aside",  # quarantined: its lines are not read
     "segment-overlap",  # holds positions of the segment before it
-    "marker-alone",  # a segment is set aside that is not there
+    "marker-alone",  # a segment is quarantined that is not there
     "manifest-damaged",
     "run-lost",  # lines of it are stored, and no manifest names it
     "chunk-missing",

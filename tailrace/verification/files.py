@@ -1,4 +1,9 @@
-"""Files of the table: which of them are there and read. Each is looked at once."""
+"""Checks files of the table, each once: whether it exists, can be read, and has its skip index.
+
+A skip index is optional, and a damaged one costs speed alone, since searches then read its file
+whole. One that is whole and wrong would hide lines from searches, so each is built again and
+compared.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +12,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from compactor.maintenance.skip_index import build
 from logstore import keys
-from logstore.errors import Damaged, NotFound
+from logstore.errors import Damaged, NotFound, UnsupportedVersion
 from logstore.objects.store import ObjectStore
+from logstore.table.skip_index import parse
 from logstore.table.snapshot import TableFile
 from service.query.database import Database
 from service.query.sql import COLUMNS, literal
@@ -76,3 +83,31 @@ class TableFiles:
     def _tell(self, file: TableFile, detail: str) -> None:
         self._bad.add(file.path)
         self.findings.add("table-file-damaged", file.path, detail, lines=file.rows)
+
+
+_ADVICE = "remove it, the compactor makes another"
+
+
+async def check_skip_indexes(
+    store: ObjectStore, findings: Findings, files: Iterable[TableFile]
+) -> None:
+    """Compares the indexes that there are of files that read. Raises `StoreUnavailable`."""
+    for file in files:
+        key = keys.skip_index(file.path)
+        try:
+            body = (await store.get(key))[1]
+            made = await build(store, file)
+        except (NotFound, Damaged):
+            continue  # an index is optional; what is wrong with a file is said where it is read
+        findings.count("skip indexes")
+        try:
+            parse(body, size=file.size)
+        except UnsupportedVersion:
+            findings.note(f"{key} is of a newer version, and was not compared")
+        except Damaged as error:
+            findings.add("skip-index-damaged", key, f"{error}: {_ADVICE}", lines=file.rows)
+        else:
+            if body != made:
+                findings.add(
+                    "skip-index-wrong", key, f"not of its file: {_ADVICE}", lines=file.rows
+                )

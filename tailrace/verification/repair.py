@@ -1,6 +1,6 @@
-"""Repairing segments: damage is set aside, and what reads well again is brought back.
+"""Repairing segments: damage is quarantined, and what reads well again is brought back.
 
-Nothing is deleted but a marker, and that last. A segment that was set aside counted as
+Nothing is deleted but a marker, and that last. A segment that was quarantined counted as
 empty, so the table's mark may have passed it: then its lines are added to the table first,
 those that it has not yet, in a commit that moves no mark. Killed in between, it is done
 again, and adds nothing twice. Its lines come into a run's text only if the watermark has
@@ -19,8 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from compactor.commit.placement import Placement
-from compactor.ingest.plan import StoredSegment
-from compactor.ingest.quarantine import quarantine
+from compactor.ingest.plan import StoredSegment, quarantine
 from logstore import keys
 from logstore import ulid as ulids
 from logstore.clock import Clock, Entropy
@@ -59,16 +58,16 @@ class Repair:
     entropy: Entropy
 
     async def segment(self, segment: StoredSegment, body: bytes | None, reason: str) -> str:
-        """Sets a segment that does not read well aside; brings one back that does.
+        """Quarantines a segment that does not read well; brings one back that does.
 
         Raises `StoreUnavailable`, `OutcomeUnknown`.
         """
         if body is None:
             version = self._fresh()
             await quarantine(self.store, segment.node, segment.seq, reason=reason, version=version)
-            return "set aside"
+            return "quarantined"
         added = await self._into_table(segment, body)
-        await self.store.delete([keys.aside(segment.node, segment.seq)])
+        await self.store.delete([keys.quarantine_marker(segment.node, segment.seq)])
         return f"brought back; {added} lines were added to the table"
 
     async def _into_table(self, segment: StoredSegment, body: bytes) -> int:

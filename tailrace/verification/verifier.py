@@ -31,10 +31,9 @@ from service.runs.chunks import Chunks
 from tailrace.verification.catalog import Catalog, SegmentRepair, nothing, settled
 from tailrace.verification.compare import Comparison, Stored, hold_deletions
 from tailrace.verification.fault import Findings
-from tailrace.verification.files import TableFiles
+from tailrace.verification.files import TableFiles, check_skip_indexes
 from tailrace.verification.journal import JournalCheck
 from tailrace.verification.run_logs import RunText, Texts
-from tailrace.verification.skip_indexes import check_skip_indexes
 from tailrace.verification.table import Segments, TableCheck, oldest_kept
 
 GROUP_BYTES = 128 << 20

@@ -172,7 +172,7 @@ def test_an_entry_that_ends_between_two_lines_is_known(lake: Lake, lines: int) -
         lake.compact()
     lake.clock.shift_ms = 2 * SETTLED_MS
     (alarm,) = lake.compact().alarms
-    assert f"it is set aside as {newest.name}.torn" in alarm
+    assert f"it is renamed to {newest.name}.torn" in alarm
     lake.holds(lake.taken)
     assert lake.compact().alarms == []
 

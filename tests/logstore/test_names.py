@@ -85,7 +85,7 @@ def test_no_key_leaves_its_prefix(fqn: str, run: str, node: str) -> None:
         ("pipeline-logs/", keys.chunk_index(keys.PREFIX, key, "0" * 26), 5),
         ("pipeline-logs/.active/", keys.active(keys.PREFIX, key, node), 5),
         ("segments/", keys.segment(node, 1), 3),
-        ("segments/.aside/", keys.aside(node, 1), 4),
+        ("segments/.aside/", keys.quarantine_marker(node, 1), 4),
         ("coordination/text/", keys.watermark(node), 3),
         ("coordination/nodes/", keys.node_registration(node), 3),
         ("coordination/deleted/", keys.deleted_run(key, "0" * 26), 4),
@@ -107,7 +107,12 @@ def test_a_run_is_found_from_its_manifest(fqn: str, run: str) -> None:
 def test_segments_are_found_from_their_keys() -> None:
     assert keys.segment("node-01", 7) == "segments/node-01/00000000000000000007.parquet"
     assert keys.parse_segment(keys.segment("node-01", 7)) == ("node-01", 7)
-    for other in (keys.aside("n", 1), "segments/n/1.parquet", "runs/a/b.json", "segments/n"):
+    for other in (
+        keys.quarantine_marker("n", 1),
+        "segments/n/1.parquet",
+        "runs/a/b.json",
+        "segments/n",
+    ):
         assert keys.parse_segment(other) is None
 
 

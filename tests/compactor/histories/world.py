@@ -297,8 +297,8 @@ class World:
         assert above <= left, f"not in the table, and gone: {sorted(above - left)}"
         assert self.kept_aside() <= left
         self.versions.note(self.clock.ms)
-        check_markers(self.keys(keys.ASIDE), left)
-        aside = {(key.split("/")[2], int(key.split("/")[3])) for key in self.keys(keys.ASIDE)}
+        check_markers(self.keys(keys.QUARANTINE), left)
+        aside = {(key.split("/")[2], int(key.split("/")[3])) for key in self.keys(keys.QUARANTINE)}
         of_nodes = {node: len(some) for node, some in self.model.segments.items()}
         self._kept.check(of_nodes, left, aside)
         assert aside <= self.model.unreadable.keys()

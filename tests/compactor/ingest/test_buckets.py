@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from compactor.ingest.buckets import Buckets, buckets_of
-from compactor.ingest.time_range import TimeRange, hour_of
+from compactor.ingest.prune import TimeRange, hour_of
 from logstore import ulid
 from tests.compactor.lake import HOUR, NOON
 

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from compactor.ingest.budget import BatchBudget
-from compactor.ingest.time_range import Coverage, TimeRange
+from compactor.ingest.buckets import BatchBudget
+from compactor.ingest.prune import Coverage, TimeRange
 from logstore import ulid
 from tests.compactor.lake import HOUR, NOON
 

@@ -113,7 +113,10 @@ def test_a_corrupt_segment_is_set_aside_and_the_rest_goes_on(warm: Lake) -> None
     report = warm.compact()
     warm.holds([first, third])
     assert (report.set_aside, report.segments, report.alarms) == (1, 3, [])
-    assert "seal" in orjson.loads(warm.run(warm.store.get(keys.aside("a", 2)))[1])["reason"]
+    assert (
+        "seal"
+        in orjson.loads(warm.run(warm.store.get(keys.quarantine_marker("a", 2)))[1])["reason"]
+    )
     assert bad in warm.keys("segments/a/")
     assert warm.snapshot().mark("a") == 3
 
@@ -128,7 +131,7 @@ def test_a_newer_format_stops_its_node_and_no_other(warm: Lake) -> None:
     warm.holds([first])
     assert "b waits at segment 1" in report.alarms[0]
     assert warm.snapshot().marks(["a", "b"]) == {"a": 1, "b": 0}
-    assert warm.keys(keys.ASIDE) == []
+    assert warm.keys(keys.QUARANTINE) == []
 
 
 def newer(body: bytearray) -> bytes:

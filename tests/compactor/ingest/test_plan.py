@@ -103,7 +103,7 @@ def test_only_what_is_above_the_tables_mark(lake: Lake) -> None:
 def test_the_listing_knows_nodes_and_markers(lake: Lake) -> None:
     lake.put_bytes(keys.segment("n/1 x", 2), b"22")
     lake.put_bytes(keys.segment("n/1 x", 1), b"1")
-    lake.put_bytes(keys.aside("n/1 x", 2), b"{}")
+    lake.put_bytes(keys.quarantine_marker("n/1 x", 2), b"{}")
     assert lake.run(nodes_of(lake.store)) == ["n/1 x"]
     first, second = lake.run(segments_of(lake.store, "n/1 x"))
     assert (first.seq, first.size, first.quarantined) == (1, 1, False)
@@ -184,7 +184,7 @@ def test_what_is_not_listed_would_not_have_been_chosen(
 def test_segments_between_two_numbers(lake: Lake) -> None:
     for seq in range(1, 6):
         lake.put_bytes(keys.segment("n", seq), b"x")
-        lake.put_bytes(keys.aside("n", seq), b"{}")
+        lake.put_bytes(keys.quarantine_marker("n", seq), b"{}")
     found = lake.run(segments_of(lake.store, "n", above=1, up_to=3))
     assert [(segment.seq, segment.quarantined) for segment in found] == [(2, True), (3, True)]
 

@@ -11,11 +11,10 @@ from random import Random
 import pyarrow.parquet as pq
 import pytest
 
-from compactor.ingest.budget import BatchBudget
+from compactor.ingest.buckets import BatchBudget
 from compactor.ingest.ingest import ingest_all
 from compactor.ingest.plan import segments_of
-from compactor.ingest.prune import BatchRanges, RunRange, RunRanges
-from compactor.ingest.time_range import HOUR_MS, TimeRange, hour_of
+from compactor.ingest.prune import HOUR_MS, BatchRanges, RunRange, RunRanges, TimeRange, hour_of
 from compactor.ingest.verify import Verified, verify
 from compactor.report import Report
 from compactor.rewrite.hours import rewrite_hours

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from compactor.ingest.budget import BatchBudget
+from compactor.ingest.buckets import BatchBudget
 from compactor.ingest.plan import StoredSegment, segments_of
 from compactor.ingest.verify import Corrupt, Stopped, Verdict, Verified, verify
 from logstore import keys, ulid
@@ -92,7 +92,7 @@ def test_what_is_gone_stops_the_node(lake: Lake) -> None:
 
 def test_what_is_set_aside_is_empty_and_not_read(lake: Lake) -> None:
     lake.put_bytes(keys.segment("n", 1), b"damaged")
-    lake.put_bytes(keys.aside("n", 1), b"{}")
+    lake.put_bytes(keys.quarantine_marker("n", 1), b"{}")
     (verdict,) = verdicts(lake)
     assert isinstance(verdict, Verified)
     assert (verdict.rows, verdict.time_ranges) == (0, ())

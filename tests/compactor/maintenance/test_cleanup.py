@@ -134,13 +134,13 @@ def test_low_is_raised_before_the_first_goes(lake: Lake) -> None:
 def test_many_go_in_a_request(any_lake: Lake) -> None:
     """A few requests for two hundred of them: on S3 a delete of each took as many round trips."""
     lake = consumed(any_lake, segments=200, mark=200, text=200)
-    lake.put_bytes(keys.aside("n", 7), b"{}")
+    lake.put_bytes(keys.quarantine_marker("n", 7), b"{}")
     lake.limits = Compaction(grace_seconds=0, retention_days=1)
     lake.clock.shift_ms = 3 * 24 * HOUR
     counting = FaultyStore(lake.store, Schedule.none())
     assert lake.run(remove_segments(replace(lake.compactor, store=counting))) == 200
     assert len([call for call in counting.calls if call.startswith("delete")]) == 2
-    assert (left(lake), lake.keys(keys.ASIDE)) == ([], [])
+    assert (left(lake), lake.keys(keys.QUARANTINE)) == ([], [])
 
 
 def test_what_a_crash_leaves_between_others_goes_next_time(lake: Lake) -> None:
@@ -167,7 +167,7 @@ def test_what_a_crash_leaves_between_others_goes_next_time(lake: Lake) -> None:
 
 def test_a_segment_that_is_set_aside_stays_for_repair(any_lake: Lake) -> None:
     lake = consumed(any_lake, segments=3, mark=3, text=3)
-    lake.put_bytes(keys.aside("n", 2), b"{}")
+    lake.put_bytes(keys.quarantine_marker("n", 2), b"{}")
     lake.clock.shift_ms = 2 * HOUR
     assert lake.run(remove_segments(lake.compactor)) == 2
     assert left(lake) == [2]
@@ -186,26 +186,30 @@ class Recording(LocalStore):
 def test_of_a_segment_that_is_set_aside_the_marker_goes_first(lake: Lake) -> None:
     """Killed in between, the segment would else be missing and still be quarantined."""
     consumed(lake, segments=2, mark=2, text=2)
-    lake.put_bytes(keys.aside("n", 1), b"{}")
+    lake.put_bytes(keys.quarantine_marker("n", 1), b"{}")
     lake.limits = Compaction(retention_days=10)
     lake.clock.shift_ms = 12 * 24 * HOUR
     store = Recording(lake.settings.store_folder, Disk(), lake.clock, system_entropy())
     store.deleted = []
     lake.store = store
     assert lake.run(remove_segments(lake.compactor)) == 2
-    assert store.deleted == [keys.aside("n", 1), keys.segment("n", 1), keys.segment("n", 2)]
+    assert store.deleted == [
+        keys.quarantine_marker("n", 1),
+        keys.segment("n", 1),
+        keys.segment("n", 2),
+    ]
 
 
 def test_a_segment_that_is_set_aside_goes_when_its_lines_would_have_expired(any_lake: Lake) -> None:
     lake = consumed(any_lake, segments=3, mark=3, text=3)
-    lake.put_bytes(keys.aside("n", 2), b"{}")
+    lake.put_bytes(keys.quarantine_marker("n", 2), b"{}")
     lake.limits = Compaction(retention_days=10)
     lake.clock.shift_ms = 11 * 24 * HOUR - 60_000
     lake.run(remove_segments(lake.compactor))
     assert left(lake) == [2]
     lake.clock.shift_ms += 120_000
     assert lake.run(remove_segments(lake.compactor)) == 1
-    assert (left(lake), lake.keys(keys.ASIDE)) == ([], [])
+    assert (left(lake), lake.keys(keys.QUARANTINE)) == ([], [])
 
 
 def test_what_dead_jobs_left_goes_after_a_day(lake: Lake) -> None:
@@ -262,7 +266,7 @@ def test_of_a_segment_that_is_set_aside_no_marker_stays_whenever_the_compactor_d
 ) -> None:
     """The marker goes first: nobody would look for one whose segment is gone."""
     consumed(lake, segments=2, mark=2, text=2)
-    lake.put_bytes(keys.aside("n", 1), b"{}")
+    lake.put_bytes(keys.quarantine_marker("n", 1), b"{}")
     lake.limits = Compaction(retention_days=10)
     lake.clock.shift_ms = 12 * 24 * HOUR
     store = lake.store
@@ -274,4 +278,4 @@ def test_of_a_segment_that_is_set_aside_no_marker_stays_whenever_the_compactor_d
         lake.run(remove_segments(lake.compactor))
     lake.store = store
     lake.run(remove_segments(lake.compactor))
-    assert (left(lake), lake.keys(keys.ASIDE)) == ([], [])
+    assert (left(lake), lake.keys(keys.QUARANTINE)) == ([], [])

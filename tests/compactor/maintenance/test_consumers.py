@@ -176,7 +176,7 @@ def test_a_damaged_segment_that_was_set_aside_holds_back_nothing_else(lake: Lake
     lake.put_bytes(keys.segment("n", 2), b"damaged")
     assert len(lake.run(consume_all(queue_of(lake)))) == 2
     assert removed(lake, 2) == [2, 3], "nobody has decided"
-    lake.put_bytes(keys.aside("n", 2), b"{}")
+    lake.put_bytes(keys.quarantine_marker("n", 2), b"{}")
     assert removed(lake, 2) == [2]
 
 

@@ -12,8 +12,7 @@ import pytest
 
 from compactor.report import Report
 from compactor.reporting.passes import Passes
-from compactor.reporting.push import PushGateway
-from compactor.reporting.recorder import MetricsListener
+from compactor.reporting.recorder import MetricsListener, PushGateway
 from compactor.reporting.textfile import parse
 from compactor.settings import load_settings
 from logstore.clock import SystemClock

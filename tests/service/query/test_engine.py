@@ -137,14 +137,14 @@ async def test_a_segment_that_was_set_aside_is_reported(tmp_path: Path) -> None:
     world = World(tmp_path)
     rng = random.Random(1)
     await world.segment([entry(rng)])
-    await world.store.put(keys.aside(NODE, 1), b"checksum")
+    await world.store.put(keys.quarantine_marker(NODE, 1), b"checksum")
     kept = [entry(rng)]
     world.records.clear()
     await world.segment(kept)
     async with engine_of(world) as engine:
         found, stats = await search(engine, ALL)
         assert found == world.expected(ALL)
-        assert stats["set_aside"] == [keys.aside(NODE, 1)]
+        assert stats["set_aside"] == [keys.quarantine_marker(NODE, 1)]
 
 
 async def test_behind_a_missing_segment_the_result_is_partial(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ def test_a_store_that_is_away_is_an_error_and_not_an_empty_queue() -> None:
     async def story(world: QueueWorld) -> None:
         await three(world)
         down = Schedule(dict.fromkeys(range(1, 99), Fault.UNAVAILABLE))
-        for words in (keys.GROUPS, keys.SEGMENTS, keys.ASIDE):
+        for words in (keys.GROUPS, keys.SEGMENTS, keys.QUARANTINE):
             store = FaultyStore(world.way(), down)
             down = Schedule(
                 dict.fromkeys(range(1, 99), Fault.UNAVAILABLE),

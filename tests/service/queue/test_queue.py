@@ -225,7 +225,7 @@ def test_what_is_set_aside_counts_as_empty() -> None:
     async def story(world: QueueWorld) -> None:
         names = [await world.put("a") for _ in range(4)]
         for seq in (1, 3):
-            await world.store.put(keys.aside("a", seq), b"{}")
+            await world.store.put(keys.quarantine_marker("a", seq), b"{}")
         assert await consume_all(world.queue()) == [names[1], names[3]]
 
     playing(story)

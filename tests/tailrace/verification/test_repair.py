@@ -1,4 +1,4 @@
-"""Repair: damage is set aside, what reads well again comes back, and nothing is deleted."""
+"""Repair: damage is quarantined, what reads well again comes back, and nothing is deleted."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_damaged_segment_is_set_aside_and_nothing_is_deleted(world: World) -> 
     before = files(world)
     damaged = world.segments()[1]
     world.change(damaged, 10)
-    assert "set aside" in world.look(repair=True).one("segment-damaged").detail
+    assert "quarantined" in world.look(repair=True).one("segment-damaged").detail
     again = world.look()
     assert again.kinds == {"segment-aside"}
     assert not again.findings.sound

@@ -20,8 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from compactor.ingest.plan import nodes_of, segments_of
-from compactor.ingest.quarantine import quarantine
+from compactor.ingest.plan import nodes_of, quarantine, segments_of
 from logstore import keys, ulid
 from logstore.clock import SystemClock, system_entropy
 from logstore.disk import Disk
