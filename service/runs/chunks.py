@@ -232,6 +232,12 @@ class ChunkWriter:
         await self._put(self._chunks.index_key(key, chunk), index)
         return chunk
 
+    async def remove(self, key: RunKey, written: Sequence[Chunk]) -> None:
+        """Removes chunks that no manifest ever named. Raises as `write`."""
+        names = (self._chunks.index_key, self._chunks.text_key)
+        where = [name(key, chunk) for name in names for chunk in written]
+        await write_until_known(lambda: self._store.delete(where))
+
     async def _put(self, key: str, body: Body) -> None:
         """Puts an object whose key is used once: putting the same bytes again does no harm."""
         await write_until_known(lambda: self._store.put(key, body))

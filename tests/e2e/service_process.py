@@ -22,8 +22,7 @@ _READY_SECONDS = 180.0
 class ServiceProcess:
     """`tailrace serve` on a folder; the port stays the same over restarts.
 
-    Whoever ends it hears of a run's log that it repaired: `AssertionError`. Where somebody else
-    writes under its name, it `may_repair`.
+    Whoever ends it hears of a run's log that it repaired: `AssertionError`.
 
     `open_files` is how many it may have open at most, `ulimit -n`; None: as this process.
     """
@@ -31,7 +30,6 @@ class ServiceProcess:
     def __init__(self, data: Path, *, store: Path | None = None, **settings: str) -> None:
         self.data = data
         self.open_files: int | None = None
-        self.may_repair = False
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._environment = {
@@ -94,7 +92,7 @@ class ServiceProcess:
         self._process.send_signal(how)
         status = self._process.wait(timeout=300)
         self._process = None
-        repairs = [] if self.may_repair else repairs_in(self.output())
+        repairs = repairs_in(self.output())
         assert repairs == [], f"nobody took anything away, yet: {repairs}"
         return status
 

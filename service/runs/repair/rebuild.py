@@ -231,7 +231,6 @@ class RunRebuilder:
         if not chunks:
             return False
         await self._swap(_manifest(key, chunks, horizon))
-        self._count(key)
         return True
 
     async def _run(self, key: RunKey) -> bool:
@@ -251,13 +250,16 @@ class RunRebuilder:
             return False
         if not chunks:
             return False
-        await self._merger.merge(await self._swap(_manifest(key, chunks, horizon)))
-        self._count(key)
+        # A segment may have come between the look and the search. A copy of this folder ships under
+        # this node's name, so no marker tells of its lines before. Now every segment that was
+        # searched is either above its watermark still, or its lines have a manifest.
+        if (await self._held(key))(Manifest(key)):
+            await self._writer.remove(key, chunks)
+            return False
+        stored = await self._swap(_manifest(key, chunks, horizon))
+        if stored is not None:
+            await self._merger.merge(stored)
         return True
-
-    def _count(self, key: RunKey) -> None:
-        self.rebuilt += 1
-        log.warning("the log of %s/%s was gone; it is made again from records", key.fqn, key.run)
 
     async def _chunks(self, key: RunKey, records: Records, low: int) -> list[Chunk]:
         chunks: list[Chunk] = []
@@ -278,11 +280,20 @@ class RunRebuilder:
         chunk_id = self._manifests.fresh_id()
         return await self._writer.write(key, chunk_id, batches, np.arange(len(held)))
 
-    async def _swap(self, manifest: Manifest) -> Manifest:
+    async def _swap(self, manifest: Manifest) -> Manifest | None:
+        """The manifest as stored; None if another node was first, and the chunks are removed."""
+
         async def decide(newest: Manifest | None) -> Manifest | None:
             return manifest if newest is None else None
 
-        return (await self._manifests.update_by(manifest.key, decide)).manifest
+        key = manifest.key
+        stored = (await self._manifests.update_by(key, decide)).manifest
+        if not {chunk.id for chunk in stored.chunks} & {chunk.id for chunk in manifest.chunks}:
+            await self._writer.remove(key, manifest.chunks)
+            return None
+        self.rebuilt += 1
+        log.warning("the log of %s/%s was gone; it is made again from records", key.fqn, key.run)
+        return stored
 
 
 def _manifest(key: RunKey, chunks: Sequence[Chunk], generation: int) -> Manifest:

@@ -130,9 +130,6 @@ class Torture:
         name = f"clone-{self._clones}"
         await asyncio.to_thread(shutil.copytree, self._folder / "node", self._folder / name)
         clone = self._make(name)
-        # Lines of both may be in a segment of the other alone until that is flushed: to the one
-        # that lost the segment's number they are a run of which only records are left.
-        clone.may_repair = self._service.may_repair = True
         # Both at once, so that either may be the first with a segment of the next number.
         await asyncio.gather(*[asyncio.to_thread(one.start) for one in (clone, self._service)])
         key = RunKey("torture.clones", f"run-{self._clones}")

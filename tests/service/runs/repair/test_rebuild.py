@@ -224,3 +224,48 @@ async def test_two_nodes_remake_it_once(tmp_path: Path) -> None:
         assert set(found) == {text_of(*batches)}
         await agree(one, text_of(*batches))
         await agree(two, text_of(*batches))
+
+
+async def test_what_a_clone_ships_while_a_reader_looks_is_left_to_it(tmp_path: Path) -> None:
+    """A copy of this node's folder lives under its name, so its marker says nothing to this node.
+
+    Its segment comes after the reader looked for lines that others hold, and before it searches.
+    """
+    lake = lake_in(tmp_path)
+    async with reading(lake) as reader:
+        search = reader.records
+        assert search is not None
+        name = reader.journal.node
+        await lake.store.put(keys.active("pipeline-logs", RUN, name), b"")
+
+        async def shipped_first(key: RunKey, low: int, high: int) -> AsyncIterator[pa.RecordBatch]:
+            await lake.segment(entries(6), node=name)
+            async for part in search(key, low, high):
+                yield part
+
+        reader.records = shipped_first
+        await gone(reader)
+        assert [info.key async for info in lake.store.list("pipeline-logs/service")] == []
+
+
+async def test_a_run_that_begins_while_a_reader_looks_was_not_gone(tmp_path: Path) -> None:
+    """Its own flush was first: what the search made of its segment is dropped, and no repair."""
+    lake = lake_in(tmp_path)
+    (first,) = entries(1)
+    async with reading(lake) as reader:
+        search = reader.records
+        assert search is not None
+
+        async def begun_first(key: RunKey, low: int, high: int) -> AsyncIterator[pa.RecordBatch]:
+            reader.append(RUN, first[2], ulid=first[1])
+            lake.know(first)
+            await reader.confirm()
+            await reader.run_logs.flusher.drain()
+            async for part in search(key, low, high):
+                yield part
+
+        reader.records = begun_first
+        await agree(reader, first[2])
+        assert reader.run_logs.rebuilder.rebuilt == 0
+        chunks = keys.chunks_of("pipeline-logs", RUN)
+        assert len([info.key async for info in lake.store.list(chunks)]) == 2  # text and index
