@@ -34,7 +34,16 @@ from service.runtime.java import why_no_spark
 from service.runtime.lease_admin import open_leases
 from service.runtime.process import give_back_freed_memory, raise_limit
 from service.settings import Settings
-from service.wiring import Machine, make_app, make_engine, make_node, make_queue, make_store_check
+from service.wiring import (
+    Machine,
+    make_app,
+    make_engine,
+    make_live,
+    make_node,
+    make_queue,
+    make_sources,
+    make_store_check,
+)
 
 log = logging.getLogger(__name__)
 
@@ -94,13 +103,16 @@ async def run(
         stack.callback(bound.close)
         await node.start()
         _tell_torn(node)
-        engine = make_engine(settings, machine, node)
+        sources = make_sources(settings, node)
+        engine = make_engine(settings, machine, node, sources)
         stack.callback(engine.close)
+        live = make_live(engine, sources, node)
+        stack.push_async_callback(live.close)
         queue = make_queue(settings, node)
         opening_leases = open_leases(settings.source_coordination, node.seams)
         leases = await stack.enter_async_context(opening_leases)
         child = _compactor(settings, machine)
-        app = make_app(settings, machine, node, lambda: engine, queue, leases, child)
+        app = make_app(settings, machine, node, lambda: engine, live, queue, leases, child)
         http = await stack.enter_async_context(
             serving(app, bound, stop_seconds=_LAST_REPLIES_SECONDS)
         )

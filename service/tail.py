@@ -29,6 +29,8 @@ from logstore.batch import RunKey
 from logstore.position import Cursor, Position
 from logstore.settings import Bytes, Section
 
+ALL_RUNS = RunKey("", "")
+"""What those watch who look at all runs: they are woken, and nothing is published to them."""
 EndReason = Literal["runFinished", "idleTimeout", "maxDuration", "maxBytes"]
 Woken = Literal["news", "heartbeat", "gone"]
 MIB = 1 << 20

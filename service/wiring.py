@@ -34,6 +34,7 @@ from service.metrics.declared import Sources
 from service.metrics.scrape import scraper
 from service.node import Node
 from service.query.engine import QueryEngine
+from service.query.live.matches import LiveLimits, LiveMatches
 from service.query.records import run_details, run_records
 from service.query.segments import SegmentCatalog
 from service.query.view import Deletion
@@ -48,6 +49,7 @@ from service.runtime.seams import Seams
 from service.runtime.store_check import StoreCheck
 from service.runtime.verification import Verification, verify_command, verify_environment
 from service.settings import Settings, is_loopback
+from service.tail import ALL_RUNS
 
 if TYPE_CHECKING:
     from service.query.bucket import Bucket
@@ -102,10 +104,9 @@ def make_store_check(settings: Settings, machine: Machine, store: ObjectStore) -
     return StoreCheck(store, machine.clock, texts=runs.prefix, expiration_days=days)
 
 
-def make_engine(settings: Settings, machine: Machine, node: Node) -> QueryEngine:
-    """Searches of a started node: its folder must be locked, for the scratch is emptied."""
-
-    sources = QuerySources(
+def make_sources(settings: Settings, node: Node) -> QuerySources:
+    """Where the searches of a started node look."""
+    return QuerySources(
         store=node.store,
         table=FollowedTable(open_table(settings)),
         pin=node.pin,
@@ -113,6 +114,25 @@ def make_engine(settings: Settings, machine: Machine, node: Node) -> QueryEngine
         deletions=deletions_of(node),
         catalog=SegmentCatalog(),
     )
+
+
+def make_live(engine: QueryEngine, sources: QuerySources, node: Node) -> LiveMatches:
+    """Searches that are followed live, on the same node and sources as the engine's."""
+    return LiveMatches(
+        engine,
+        sources,
+        pin=node.pin,
+        carry=lambda: node.shipper.carry.copy(),
+        # Asked each time: a node that finds its folder copied has a new tail.
+        wake=lambda: node.tail.nudge(ALL_RUNS),
+        limits=LiveLimits(most_searches=engine.settings.max_streams),
+    )
+
+
+def make_engine(
+    settings: Settings, machine: Machine, node: Node, sources: QuerySources
+) -> QueryEngine:
+    """Searches of a started node: its folder must be locked, for the scratch is emptied."""
     scratch = os.path.join(os.path.abspath(settings.data), "scratch")
     engine = QueryEngine(
         sources,
@@ -153,6 +173,7 @@ def make_app(
     machine: Machine,
     node: Node,
     engine: Callable[[], QueryEngine],
+    live: LiveMatches,
     queue: SegmentQueue,
     leases: LeasesOfStore,
     compaction: CompactionChild | None = None,
@@ -179,6 +200,7 @@ def make_app(
             entropy=machine.entropy,
             scrape=scraper(sources),
             query=engine,
+            live=lambda: live,
             queue=lambda: queue,
             contents=lambda: contents,
             leases=leases,

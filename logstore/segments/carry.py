@@ -32,6 +32,12 @@ class Carry:
         self._limit = limit
         self._last: OrderedDict[RunKey, tuple[int, int]] = OrderedDict()
 
+    def copy(self) -> Carry:
+        """The same state, on its own from now on."""
+        other = Carry(self._limit)
+        other._last = self._last.copy()
+        return other
+
     def load(self, runs: Sequence[RunKey]) -> Last:
         """The state of these runs as arrays, which the caller may change."""
         known = [self._last.get(run, (NO_TIME, NO_LEVEL)) for run in runs]

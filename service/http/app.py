@@ -37,6 +37,7 @@ from service.http.methods import answer_head
 from service.http.node import NodeApi
 from service.http.pages import page_routes
 from service.http.query import router as query_routes
+from service.http.query_stream import query_stream_routes
 from service.http.replies import Replies, places
 from service.http.segments import group_routes, queue_routes, reading_routes
 from service.http.settings import HttpSettings
@@ -45,6 +46,7 @@ from service.http.system import health_routes, version_routes
 from service.http.targets import BASE, PREFIX, canonical, canonical_beside
 from service.http.verify import Verifier, verify_routes
 from service.query.engine import QueryEngine
+from service.query.live.matches import LiveMatches
 from service.queue.contents import Contents
 from service.queue.queue import SegmentQueue
 from service.runtime.counters import HttpCounters
@@ -75,6 +77,7 @@ class HttpApi:
     entropy: Entropy = field(default_factory=system_entropy)
     scrape: Callable[[], bytes] = bytes
     query: Callable[[], QueryEngine] | None = None
+    live: Callable[[], LiveMatches] | None = None
     queue: Callable[[], SegmentQueue] | None = None
     contents: Callable[[], Contents] | None = None
     leases: Open | None = None
@@ -174,6 +177,11 @@ def all_routers(node: NodeApi, api: HttpApi) -> list[APIRouter]:
         docs_routes(),
         version_routes(api.reported_version, version("tailrace")),
         *(_searches(api.query) if api.query is not None else []),
+        *(
+            [query_stream_routes(api.live, node, most, api.counters)]
+            if api.live is not None
+            else []
+        ),
         *([group_routes(api.queue), queue_routes(api.queue)] if api.queue is not None else []),
         *([reading_routes(api.contents)] if api.contents is not None else []),
         *([lease_routes(api.leases)] if api.leases is not None else []),
@@ -187,7 +195,12 @@ def documented() -> FastAPI:
     nobody = cast("NodeApi", None)
     nothing = cast("Callable[[], Any]", lambda: None)
     api = HttpApi(
-        query=nothing, queue=nothing, contents=nothing, leases=nothing, verification=nothing
+        query=nothing,
+        live=nothing,
+        queue=nothing,
+        contents=nothing,
+        leases=nothing,
+        verification=nothing,
     )
     return _framework(nobody, api, str)
 

@@ -324,7 +324,8 @@ def live_routes(node: NodeApi, max_readers: int, counters: HttpCounters) -> APIR
             raise InvalidInput(
                 "a live view cannot be in the order of ULIDs: a lower one may come at any time",
                 field="order",
-                hint="Leave it out, or read pages or the download with order=ulid.",
+                hint="Leave it out, read pages or the download with order=ulid, or follow"
+                " GET /query/stream?fqn=…&run=…, which waits for a window.",
             )
         if runId == "last":
             key, _ = await last_run(node.status, node.run_logs.listing, name(fqn.encode(), "fqn"))

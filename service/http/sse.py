@@ -92,10 +92,15 @@ def data(value: dict[str, Any]) -> bytes:
 
 def json_data(text: bytes) -> bytes:
     """Encoded JSON as the end of an event."""
+    return b"data: %b\n\n" % one_line(text)
+
+
+def one_line(text: bytes) -> bytes:
+    """Encoded JSON without what any client takes for a line end, but for `\n`."""
     for separator, escape in _JSON_ESCAPES:
         if separator in text:
             text = text.replace(separator, escape)
-    return b"data: %b\n\n" % text
+    return text
 
 
 def logs(run: str, text: bytes, cursor: str) -> bytes:
@@ -124,10 +129,7 @@ def text_lines(text: bytes, before: str, cursor: str, skipped: int = 0) -> bytes
 
 def records(batch: pa.RecordBatch, before: str, cursor: str, skipped: int = 0) -> bytes:
     """Records as one event each; ids count lines, and those of the first `skipped` are left out."""
-    objects = lines(batch)
-    for separator, escape in _JSON_ESCAPES:
-        if separator in objects:
-            objects = objects.replace(separator, escape)
+    objects = one_line(lines(batch))
     ends = np.cumsum(pc.count_substring(batch.column("message"), "\n").to_numpy() + 1)
     stem = before.encode()
     frames = [

@@ -153,6 +153,7 @@ class Journal:
             list(self.files),
             first_pos=max(self.files[0].first_pos, self.state.base),
             confirmed_pos=self.state.confirmed.end,
+            confirmed_seq=self.state.confirmed.seq,
             end_pos=self.synced_pos,
         )
 

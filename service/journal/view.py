@@ -119,8 +119,8 @@ class JournalPin:
     """The hot part of the node at one moment; a context manager.
 
     `first_pos` is the lowest position that the journal still holds. All lines below
-    `confirmed_pos` are in confirmed segments. `end_pos` is one past the last line that was
-    synced when the pin was taken: nothing beyond is ever shown.
+    `confirmed_pos` are in confirmed segments, of which `confirmed_seq` is the last. `end_pos` is
+    one past the last line that was synced when the pin was taken: nothing beyond is ever shown.
     """
 
     def __init__(
@@ -130,11 +130,13 @@ class JournalPin:
         *,
         first_pos: int,
         confirmed_pos: int,
+        confirmed_seq: int,
         end_pos: int,
     ) -> None:
         self.node = node
         self.first_pos = first_pos
         self.confirmed_pos = confirmed_pos
+        self.confirmed_seq = confirmed_seq
         self.end_pos = end_pos
         self._files = files
         for file in files:
@@ -182,6 +184,22 @@ class JournalPin:
                 break
             holder = file.ulid
         return Position(holder, pos)
+
+    def again(self) -> JournalPin:
+        """Another pin of the same moment, to be released on its own. This one must be held."""
+        return JournalPin(
+            self.node,
+            self._files,
+            first_pos=self.first_pos,
+            confirmed_pos=self.confirmed_pos,
+            confirmed_seq=self.confirmed_seq,
+            end_pos=self.end_pos,
+        )
+
+    @property
+    def held(self) -> bool:
+        """Whether it was not released yet."""
+        return self._held
 
     def release(self) -> None:
         """Unpins the files."""

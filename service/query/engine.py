@@ -34,7 +34,7 @@ from service.query.search import Search
 from service.query.settings import QuerySettings
 from service.query.skip_indexes import SkipIndexes
 from service.query.tiles import TileSizes
-from service.query.view import Sources, View, open_view
+from service.query.view import Look, Sources, View, open_view
 
 if TYPE_CHECKING:
     from service.query.bucket import Bucket
@@ -74,7 +74,7 @@ class QueryEngine:
         self.indexes = SkipIndexes(sources.store, clock, settings.index_bytes)
         self._scratch = scratch
         self._numbers = itertools.count()
-        self._databases = DatabasePool(
+        self.databases = DatabasePool(
             self._open_database,
             lambda: None if bucket is None else bucket.key(),
             clock,
@@ -89,7 +89,7 @@ class QueryEngine:
         shutil.rmtree(scratch, ignore_errors=True)
         os.makedirs(scratch, mode=0o700, exist_ok=True)
 
-    async def open(self, request: QueryRequest) -> RunningSearch:
+    async def open(self, request: QueryRequest, look: Look = open_view) -> RunningSearch:
         """Starts a search; close it. Waits for a slot if all are taken.
 
         Raises `InvalidInput` (a regular expression), `Unavailable` (the queue is full),
@@ -103,7 +103,7 @@ class QueryEngine:
             )
         await self.enter()
         try:
-            view = await open_view(self._sources, request)
+            view = await look(self._sources, request)
             running = RunningSearch(self, request, view, self._database(request))
         except BaseException:
             self.leave()
@@ -128,7 +128,7 @@ class QueryEngine:
 
     def close(self) -> None:
         """Lets the threads and databases go; searches that still run fail."""
-        self._databases.close()
+        self.databases.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def enter(self) -> None:
@@ -168,12 +168,12 @@ class QueryEngine:
 
     def leave(self) -> None:
         """Gives a slot back."""
-        self._databases.watch()
+        self.databases.watch()
         self.running -= 1
         self._slots.release()
 
     def _database(self, request: QueryRequest) -> Callable[[], Database]:
-        return lambda: self._databases.take(separate=bool(patterns(request.condition)))
+        return lambda: self.databases.take(separate=bool(patterns(request.condition)))
 
     def _open_database(self, separate: bool) -> LockedDatabase:
         # Here, in the search's thread: a node that nobody searches does without DuckDB.

@@ -82,11 +82,17 @@ class Selected:
 
 
 class HotRecords:
-    """What the journal held beyond its confirmed segments when it was pinned."""
+    """What the journal held from `start` on when it was pinned.
 
-    def __init__(self, pin: Pin, encode: Encode, fqn: str | None, run: str | None) -> None:
+    By default that is beyond its confirmed segments.
+    """
+
+    def __init__(
+        self, pin: Pin, encode: Encode, fqn: str | None, run: str | None, start: int | None = None
+    ) -> None:
         exact = RunKey(fqn, run) if fqn is not None and run is not None else None
-        self._batches = pin.batches(run=exact, start=pin.confirmed_pos)
+        first = pin.confirmed_pos if start is None else start
+        self._batches = pin.batches(run=exact, start=first)
         self._encode = encode
         wanted = [
             number

@@ -19,7 +19,10 @@ _REMEMBERED: Final = 4_096
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A stored segment; `low` and `high` bound its ULIDs, inclusive."""
+    """A stored segment; `low` and `high` bound its ULIDs, inclusive.
+
+    It was cut of the positions from `first_pos` to before `end_pos`.
+    """
 
     key: str
     uri: str
@@ -27,6 +30,8 @@ class Segment:
     low: int
     high: int
     runs: tuple[RunKey, ...]
+    first_pos: int
+    end_pos: int
 
     def meets(self, tile: Tile) -> bool:
         """False only if it has no record in the tile."""
@@ -84,4 +89,6 @@ def _segment(store: ObjectStore, info: ObjectInfo, footer: Footer) -> Segment:
     # A segment without rows meets no tile.
     low, high = (ulid.decode(footer.low), ulid.decode(footer.high)) if footer.rows else (1, 0)
     runs = tuple(run.key for run in footer.runs)
-    return Segment(info.key, store.uri(info.key), info.size, low, high, runs)
+    first_pos = min([first for first, _ in footer.ranges], default=0)
+    end_pos = max([end for _, end in footer.ranges], default=0)
+    return Segment(info.key, store.uri(info.key), info.size, low, high, runs, first_pos, end_pos)

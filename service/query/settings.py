@@ -32,6 +32,16 @@ class QuerySettings(Section):
     )
     max_concurrent: int = Field(default=4, ge=1, description="Searches at once")
     max_waiting: int = Field(default=32, ge=0, description="Searches in the queue behind them")
+    stream_window_seconds: float = Field(
+        default=2,
+        ge=0,
+        le=60,
+        description="A live search holds records back for this long and gives them in the order of"
+        " their ULIDs",
+    )
+    max_streams: int = Field(
+        default=32, ge=1, description="Different searches that are followed live at once"
+    )
     idle_seconds: float = Field(
         default=300,
         ge=0,

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from logstore import keys
-from logstore.errors import Damaged, NotFound
+from logstore.errors import Damaged, NotFound, Unavailable
 from logstore.objects.store import ObjectInfo, ObjectStore
 from logstore.table.file_index import FileIndex
 from logstore.table.followed import FollowedTable
@@ -28,6 +28,8 @@ from service.query.request import QueryRequest
 from service.query.segments import Segment, SegmentCatalog, above_marks
 from service.query.tiles import Tile, hour_of
 
+Look: TypeAlias = "Callable[[Sources, QueryRequest], Awaitable[View]]"
+"""Pins what a search reads; `open_view` is the usual one."""
 Deletion: TypeAlias = "tuple[str, str | None, int]"
 """(fqn, run or None for the whole pipeline, highest deleted ULID)."""
 
@@ -79,6 +81,10 @@ class Sources:
     encode: Encode
     deletions: Callable[[], Awaitable[Sequence[Deletion]]]
     catalog: SegmentCatalog
+
+
+class Outdated(Unavailable):
+    """The pin is not held any more, or the table holds lines that came after it: pin again."""
 
 
 class View:
@@ -143,20 +149,34 @@ class View:
 
 async def open_view(sources: Sources, request: QueryRequest) -> View:
     """Pins, lists, opens, in this order. Raises `StoreUnavailable`."""
-    pin = sources.pin()
+    return await open_pinned(sources, request, sources.pin())
+
+
+async def open_pinned(
+    sources: Sources, request: QueryRequest, pin: Pin, through: int | None = None
+) -> View:
+    """Lists and opens behind a pin, which the view releases. Raises as `open_view`.
+
+    With `through`, of the pin's node no segment above that number is read.
+    """
     try:
-        return await _open(sources, request, pin)
+        return await _open(sources, request, pin, through)
     except BaseException:
         pin.release()
         raise
 
 
-async def _open(sources: Sources, request: QueryRequest, pin: Pin) -> View:
+async def _open(sources: Sources, request: QueryRequest, pin: Pin, through: int | None) -> View:
     report = Report(nodes={pin.node})
     listed = [info async for info in sources.store.list(keys.SEGMENTS)]
+    if through is not None:
+        listed = [info for info in listed if not _is_above(info, pin.node, through)]
     nodes = {found[0] for info in listed if (found := keys.parse_segment(info.key))}
     report.nodes |= nodes
+    nodes.add(pin.node)  # of which the table may be ahead
     marks, files, skipped = await asyncio.to_thread(_newest, sources.table, request, sorted(nodes))
+    if through is not None and marks.get(pin.node, 0) > through:
+        raise Outdated(f"the table is beyond segment {through} of {pin.node}")
     report.quarantined = [info.key for info in listed if info.key.startswith(keys.QUARANTINE)]
     fresh = above_marks(listed, marks, report.missing)
     segments = await _segments(sources, fresh, request, report)
@@ -164,6 +184,11 @@ async def _open(sources: Sources, request: QueryRequest, pin: Pin) -> View:
     hot = await asyncio.to_thread(HotRecords, pin, sources.encode, request.fqn, request.run)
     report.segments, report.files, report.files_skipped = len(segments), files.count, skipped
     return View(pin, hot, segments, files, deletions, report)
+
+
+def _is_above(info: ObjectInfo, node: str, seq: int) -> bool:
+    found = keys.parse_segment(info.key)
+    return found is not None and found[0] == node and found[1] > seq
 
 
 def _newest(

@@ -23,7 +23,7 @@ from service.runtime.metered import MeteredStore, MeteredSyncer
 from service.runtime.seams import Seams
 from service.runtime.threads import in_place
 from service.settings import Settings
-from service.wiring import Machine, make_engine
+from service.wiring import Machine, make_engine, make_sources
 from tests.service.simulated_node import DATA, SMALL, START_MS, TUNING, nothing_taken
 from tests.settings import changed
 from tests.simulation.backing import open_store
@@ -89,7 +89,8 @@ class Watched:
             machine = Machine(fs=self.fs, journal_fs=self.fs, clock=clock)
             node = self._node(machine, changed(settings, data=data, node_id=name), tuning)
             await node.start()
-            engine = make_engine(Settings(data=str(self.scratch)), machine, node)
+            scratch = Settings(data=str(self.scratch))
+            engine = make_engine(scratch, machine, node, make_sources(scratch, node))
             sources = Sources(node, engine, machine.http, machine.store, machine.fsync)
             watching = asyncio.create_task(self._watch(sources, clock))
             await story(node, clock)
