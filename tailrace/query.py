@@ -2,23 +2,27 @@
 
 Reads ndjson, whose last record says whether the result is complete. Without `--json` a
 record is its message, with the run's name before it unless `--fqn` and `--run` name
-it, as grep does with files. Exit status: 0 complete, 2 partial (stderr says why).
+it, as grep does with files. `--follow` goes on live, `--histogram` draws counts. Exit status:
+0 complete, 2 partial (stderr says why).
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Any, Final, TextIO
+from typing import Any, Final
 
 import httpx
-import orjson
 
-from logstore.errors import TailraceError
+from logstore.errors import InvalidInput
 from tailrace.api import add_url, check, errors_as_ours
+from tailrace.query_output import Printer, chart
 
 PARTIAL: Final = 2
+_FOLLOWED: Final[tuple[str, ...]] = ("q", "regex", "from", "fqn", "run", "level")
+_COUNTED: Final[tuple[str, ...]] = (*_FOLLOWED, "to")
 _READ_SECONDS: Final = 300  # longer than any search may work without finding anything
 
 
@@ -35,12 +39,31 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fqn", metavar="F", help="only this pipeline")
     parser.add_argument("--run", metavar="R", help="only runs of this id")
     parser.add_argument("--level", metavar="L", help="only these levels, separated by commas")
-    parser.add_argument("--limit", metavar="N", type=int, help="at most N records (default: all)")
+    parser.add_argument(
+        "--limit",
+        metavar="N",
+        type=int,
+        help="at most N records (default: all; hits, with --context: 20); with --follow: begin with"
+        " the newest N",
+    )
     parser.add_argument(
         "--order", choices=("asc", "desc"), default="desc", help="newest first, or oldest first"
     )
     parser.add_argument("--regex", action="store_true", help="EXPRESSION is a regular expression")
-    parser.add_argument("--json", action="store_true", help="whole records, one JSON object a line")
+    parser.add_argument(
+        "--context", metavar="N", type=int, help="each hit with N records of its run around it"
+    )
+    parser.add_argument(
+        "--follow", action="store_true", help="go on with what is acknowledged from now on"
+    )
+    parser.add_argument(
+        "--histogram", action="store_true", help="counts over time, by level, as a chart"
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="whole records, one JSON object a line; with --histogram: the counts as JSON",
+    )
     parser.add_argument(
         "expression",
         metavar="EXPRESSION",
@@ -51,20 +74,62 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the result. Raises what the service answers."""
+    _check(arguments)
+    if arguments.follow:
+        return _follow(arguments)
     timeout = httpx.Timeout(10, read=_READ_SECONDS)
     with (
         errors_as_ours(arguments.url),
         httpx.Client(base_url=arguments.url, timeout=timeout) as client,
-        client.stream("GET", "/query", params=parameters(arguments)) as response,
     ):
-        if not response.is_success:
-            response.read()
-        check(response)
-        named = arguments.fqn is None or arguments.run is None
-        printer = Printer(sys.stdout, whole=arguments.json, named=named)
-        for lines in _lines(response.iter_bytes()):
-            printer.take(lines)
+        if arguments.histogram:
+            return _histogram(arguments, client)
+        with client.stream("GET", "/query", params=parameters(arguments)) as response:
+            if not response.is_success:
+                response.read()
+            check(response)
+            printer = _printer(arguments)
+            for lines in _lines(response.iter_bytes()):
+                printer.take(lines)
     return _verdict(printer.stats)
+
+
+def _follow(arguments: argparse.Namespace) -> int:
+    from tailrace.query_follow import follow
+
+    given = parameters(arguments)
+    asked = {name: given[name] for name in _FOLLOWED if name in given}
+    if "limit" in given:
+        asked["tail"] = given["limit"]
+    asyncio.run(follow(arguments.url, asked, _printer(arguments)))
+    return 0
+
+
+def _histogram(arguments: argparse.Namespace, client: httpx.Client) -> int:
+    given = parameters(arguments)
+    asked = {name: given[name] for name in _COUNTED if name in given}
+    response = client.get("/query/histogram", params=asked)
+    check(response)
+    found = response.json()
+    sys.stdout.write(f"{response.text}\n" if arguments.json else chart(found))
+    sys.stdout.flush()
+    return _verdict(found["stats"])
+
+
+def _printer(arguments: argparse.Namespace) -> Printer:
+    named = arguments.fqn is None or arguments.run is None
+    return Printer(sys.stdout, whole=arguments.json, named=named)
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Raises `InvalidInput` for flags that say nothing together."""
+    alone = [name for name in ("follow", "histogram", "context") if getattr(arguments, name)]
+    if len(alone) > 1:
+        raise InvalidInput(
+            f"--{alone[0]} and --{alone[1]} are both given", hint="Give one of the two."
+        )
+    if arguments.follow and arguments.end is not None:
+        raise InvalidInput("--follow has no end", hint="Leave --to out, or --follow.")
 
 
 def parameters(arguments: argparse.Namespace) -> dict[str, str]:
@@ -78,39 +143,10 @@ def parameters(arguments: argparse.Namespace) -> dict[str, str]:
         "level": arguments.level,
         "limit": arguments.limit,
         "regex": "true" if arguments.regex else None,
+        "context": arguments.context,
     }
     always = {"order": arguments.order, "format": "ndjson"}
     return {name: str(value) for name, value in given.items() if value is not None} | always
-
-
-class Printer:
-    """Writes records; keeps the `stats` that the result ends with."""
-
-    def __init__(self, out: TextIO, *, whole: bool, named: bool) -> None:
-        self._out = out
-        self._whole = whole
-        self._named = named
-        self.stats: dict[str, Any] | None = None
-
-    def take(self, lines: Iterable[bytes]) -> None:
-        """Prints some lines of ndjson. Raises `TailraceError` if the search broke off."""
-        texts = [text for line in lines if (text := self._text(line)) is not None]
-        self._out.write("".join(texts))
-        self._out.flush()
-
-    def _text(self, line: bytes) -> str | None:
-        record = orjson.loads(line)
-        if "ulid" in record:
-            return f"{line.decode()}\n" if self._whole else self._message(record)
-        if "error" in record:
-            problem = record["error"]
-            raise TailraceError(str(problem.get("detail")), hint=str(problem.get("hint") or ""))
-        self.stats = record.get("stats")
-        return None
-
-    def _message(self, record: dict[str, Any]) -> str:
-        name = f"{record['fqn']}/{record['run_id']}: " if self._named else ""
-        return f"{name}{record['message']}\n"
 
 
 def _lines(pieces: Iterable[bytes]) -> Iterator[list[bytes]]:

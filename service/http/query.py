@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from logstore.errors import InvalidInput
 from logstore.segments.schema import LEVELS
+from service.http.query_context import CONTEXT_PARAMETERS, around, context_response
 from service.http.search_response import SearchResponse, opened
 from service.query.engine import QueryEngine
 from service.query.output import Ndjson, Output, Parquet, Text
@@ -79,7 +80,7 @@ _DESCRIPTION: Final = (
 
 OPENAPI: Final[dict[str, Any]] = {
     "description": _DESCRIPTION,
-    "parameters": described(PARAMETERS),
+    "parameters": described(PARAMETERS | CONTEXT_PARAMETERS),
     "responses": {
         "200": {"description": "What was found.", "content": _RESULT},
         "206": {"description": "What was found; something could not be read.", "content": _RESULT},
@@ -108,9 +109,14 @@ def router(engine: Callable[[], QueryEngine]) -> APIRouter:
 
     async def query(request: Request) -> Response:
         parameters = parameters_of(request)
-        output = _output(parameters.get("format"), request.headers.get("accept", ""))
+        form = _form(parameters.get("format"), request.headers.get("accept", ""))
+        wanted = around(parameters)
         current = engine()
-        asked = QueryRequest.parse(parameters, now_ms=current.clock.now_ms())
+        searched = {n: text for n, text in parameters.items() if n not in CONTEXT_PARAMETERS}
+        asked = QueryRequest.parse(searched, now_ms=current.clock.now_ms())
+        if wanted is not None and request.method != "HEAD" and not asked.stats_only:
+            return await context_response(current, asked, wanted, form, request)
+        output = _OUTPUTS[form]
         search = await opened(current, asked, request, head=request.method == "HEAD")
         return SearchResponse(search, output()) if search else Response(status_code=204)
 
@@ -136,8 +142,8 @@ def parameters_of(request: Request) -> dict[str, str]:
     return found
 
 
-def _output(asked: str | None, accept: str) -> Callable[[], Output]:
-    """The output of `format`, else of the first known type of `Accept`, else ndjson."""
+def _form(asked: str | None, accept: str) -> str:
+    """`format`, else the format of the first known type of `Accept`, else ndjson."""
     if asked:
         if asked not in _OUTPUTS:
             raise InvalidInput(
@@ -145,8 +151,8 @@ def _output(asked: str | None, accept: str) -> Callable[[], Output]:
                 field="format",
                 hint=f"Write one of {', '.join(_OUTPUTS)}.",
             )
-        return _OUTPUTS[asked]
-    return _OUTPUTS[accepted_format(accept)]
+        return asked
+    return accepted_format(accept)
 
 
 def accepted_format(accept: str) -> str:

@@ -14,10 +14,13 @@ import pytest
 from logstore import keys
 from logstore.clock import SystemClock, system_entropy
 from logstore.disk import Disk
-from logstore.errors import TailraceError
+from logstore.errors import InvalidInput, TailraceError
 from logstore.objects.local import LocalStore
-from tailrace.query import PARTIAL, Printer, _lines, _verdict, configure, parameters, run
+from tailrace.query import PARTIAL, _lines, _verdict, configure, parameters, run
+from tailrace.query_follow import follow
+from tailrace.query_output import Printer, chart
 from tests.service.test_main import PLAIN, RUN, service, settings_for
+from tests.settings import changed
 
 RECORD = {"ulid": "0" * 26, "fqn": "svc.p", "run_id": "r1", "message": "hello"}
 COMPLETE = {"complete": True, "set_aside": [], "missing": [], "unreadable": []}
@@ -76,6 +79,35 @@ def test_a_search_that_broke_off_is_an_error_after_what_it_found() -> None:
     assert caught.value.hint == "narrow it"
 
 
+def test_groups_around_hits_look_as_those_of_grep() -> None:
+    out = io.StringIO()
+    printer = Printer(out, whole=False, named=True)
+    groups = [(0, False), (0, True), (1, True)]
+    printer.take([line(RECORD | {"group": group, "hit": hit}) for group, hit in groups])
+    assert out.getvalue() == "svc.p/r1- hello\nsvc.p/r1: hello\n--\nsvc.p/r1: hello\n"
+
+
+def test_a_chart_has_a_line_for_each_bucket() -> None:
+    buckets = [
+        {"at": "2026-11-21T10:00:00.000Z", "count": 20, "levels": {"INFO": 19, "null": 1}},
+        {"at": "2026-11-21T10:05:00.000Z", "count": 0, "levels": {}},
+        {"at": "2026-11-21T10:10:00.500Z", "count": 1, "levels": {"ERROR": 1}},
+    ]
+    assert chart({"buckets": buckets}).splitlines() == [
+        f"2026-11-21T10:00:00  20  {'#' * 40}  19 INFO, 1 without a level",
+        "2026-11-21T10:05:00   0",
+        f"2026-11-21T10:10:00.500Z   1  {'##':<40}  1 ERROR",
+    ]
+
+
+@pytest.mark.parametrize(
+    "words", [["--follow", "--histogram"], ["--follow", "--to", "now"], ["--context=1", "--follow"]]
+)
+def test_flags_that_say_nothing_together_are_refused(words: list[str]) -> None:
+    with pytest.raises(InvalidInput, match=r"--follow"):
+        run(parsed(*words))
+
+
 def test_lines_do_not_depend_on_pieces() -> None:
     whole = b'{"a":1}\n{"b":2}\n{"c":3}\n'
     for size in range(1, len(whole) + 1):
@@ -114,3 +146,51 @@ async def test_the_command_says_what_a_running_service_could_not_read(
     out = capsys.readouterr()
     assert out.out == "p/r: found\n"
     assert bad in out.err
+
+
+async def test_context_and_counts_of_a_running_service(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with service(settings_for(tmp_path)) as (client, _):
+        await client.post(RUN, content=b"INFO before\nERROR found\nbehind\n", headers=PLAIN)
+        url = str(client.base_url)
+        asked = parsed("--url", url, "--context", "1", "--fqn", "p", "--run", "r", "found")
+        assert await asyncio.to_thread(run, asked) == 0
+        assert capsys.readouterr().out == "INFO before\nERROR found\nbehind\n"
+        assert await asyncio.to_thread(run, parsed("--url", url, "--histogram")) == 0
+        drawn = capsys.readouterr().out
+        assert "1 INFO, 2 ERROR" in drawn
+        assert await asyncio.to_thread(run, parsed("--url", url, "--histogram", "--json")) == 0
+        counts = orjson.loads(capsys.readouterr().out)
+        assert sum(bucket["count"] for bucket in counts["buckets"]) == 3
+
+
+async def test_a_search_is_followed_over_a_restart(tmp_path: Path) -> None:
+    out, settings = io.StringIO(), settings_for(tmp_path)
+    following = None
+    try:
+        async with service(settings) as (client, _):
+            url = str(client.base_url)
+            port = client.base_url.port
+            printer = Printer(out, whole=False, named=True)
+            asked = {"q": "found", "from": "now-5m"}
+            following = asyncio.create_task(follow(url, asked, printer))
+            await client.post(RUN, content=b"found 1\nother\n", headers=PLAIN)
+            await printed(out, "p/r: found 1\n")
+        async with service(changed(settings, server=changed(settings.server, port=port))) as (
+            client,
+            _,
+        ):
+            await client.post(RUN, content=b"found 2\n", headers=PLAIN)
+            await printed(out, "p/r: found 1\np/r: found 2\n")
+    finally:
+        assert following is not None
+        following.cancel()
+        await asyncio.wait({following})
+
+
+async def printed(out: io.StringIO, text: str) -> None:
+    async with asyncio.timeout(120):
+        while out.getvalue() != text:
+            assert text.startswith(out.getvalue())
+            await asyncio.sleep(0.05)

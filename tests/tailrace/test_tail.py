@@ -9,7 +9,8 @@ import httpx
 import pytest
 
 from logstore.errors import NotFound, TailraceError, Unavailable
-from tailrace.tail import EventParser, Follower, newest_run
+from tailrace.events import EventParser
+from tailrace.tail import Follower, newest_run
 
 Handler = Callable[[httpx.Request], httpx.Response]
 

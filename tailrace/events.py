@@ -1,0 +1,132 @@
+"""Server-sent events as a client reads them, over connections that end anywhere.
+
+When a connection ends without an end of the stream, it is opened again at the last cursor.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import httpx
+
+from logstore.clock import Clock
+from logstore.errors import Unavailable
+from tailrace.api import check, errors_as_ours
+
+READ_SECONDS = 60  # several heartbeats: silence beyond it is a dead connection
+_PATIENCE_SECONDS = 60
+_LONGEST_PAUSE_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A server-sent event; `id` is the last one seen, also when this event names none."""
+
+    name: str
+    data: str
+    id: str | None
+
+
+class EventParser:
+    """Lines of a stream to events, as the HTML standard's section on them says."""
+
+    def __init__(self) -> None:
+        self._name = ""
+        self._data: list[str] = []
+        self._id: str | None = None
+
+    @property
+    def id(self) -> str | None:
+        """The last id that was read."""
+        return self._id
+
+    def feed(self, lines: Iterable[str]) -> Iterator[Event]:
+        """Takes lines without their ends; an empty one ends an event."""
+        for line in lines:
+            if line:
+                self._field(*_split(line))
+            else:
+                if self._data:
+                    yield Event(self._name or "message", "\n".join(self._data), self._id)
+                self._name, self._data = "", []
+
+    def _field(self, name: str, value: str) -> None:
+        if name == "data":
+            self._data.append(value)
+        elif name == "event":
+            self._name = value
+        elif name == "id":
+            self._id = value
+
+
+def _split(line: str) -> tuple[str, str]:
+    name, _, value = line.partition(":")
+    return name, value.removeprefix(" ")
+
+
+class EventFollower(ABC):
+    """A stream of events; `cursor` is beyond the last one that was taken.
+
+    Where `silence_counts`, the id of a heartbeat is a cursor as well.
+    """
+
+    silence_counts = False
+
+    def __init__(
+        self, client: httpx.AsyncClient, clock: Clock, path: str, parameters: Mapping[str, str]
+    ) -> None:
+        self._client = client
+        self._clock = clock
+        self._path = path
+        self._parameters = parameters
+        self.cursor: str | None = None
+
+    async def follow(self, after: str | None = None) -> None:
+        """Returns at the end of the stream.
+
+        Raises what the service answers, and `Unavailable` when it cannot be reached for a minute.
+        """
+        self.cursor = after
+        pause, quiet_since = 0.1, self._clock.monotonic()
+        while True:
+            before = self.cursor
+            try:
+                with errors_as_ours(str(self._client.base_url)):
+                    if await self._connection():
+                        return
+                quiet_since = self._clock.monotonic()
+            except Unavailable:
+                if self._clock.monotonic() - quiet_since > _PATIENCE_SECONDS:
+                    raise
+            if self.cursor != before:
+                pause, quiet_since = 0.1, self._clock.monotonic()
+            await self._clock.sleep(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+
+    @abstractmethod
+    def take(self, event: Event) -> bool:
+        """Takes an event and sets the cursor; whether it is the stream's end."""
+
+    async def _connection(self) -> bool:
+        """Reads one connection to its end; whether the stream is at its end, too."""
+        parameters = dict(self._parameters)
+        if self.cursor is not None:
+            parameters["after"] = self.cursor
+        async with self._client.stream("GET", self._path, params=parameters) as response:
+            if not response.is_success:
+                await response.aread()
+            check(response)
+            return await self._read(response)
+
+    async def _read(self, response: httpx.Response) -> bool:
+        parser, buffer = EventParser(), b""
+        async for piece in response.aiter_bytes():
+            *lines, buffer = (buffer + piece).split(b"\n")
+            for event in parser.feed(line.decode().removesuffix("\r") for line in lines):
+                if self.take(event):
+                    return True
+            if self.silence_counts and parser.id is not None:
+                self.cursor = parser.id
+        return False

@@ -1,0 +1,50 @@
+"""`tailrace query --follow`: prints what matches as it is acknowledged, each record once."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+
+import httpx
+import orjson
+
+from logstore.clock import Clock, SystemClock
+from logstore.errors import TailraceError
+from tailrace.events import READ_SECONDS, Event, EventFollower
+from tailrace.query_output import Printer
+
+
+class SearchFollower(EventFollower):
+    """A live search; goes on until it is interrupted."""
+
+    silence_counts = True
+
+    def __init__(
+        self,
+        client: httpx.AsyncClient,
+        clock: Clock,
+        parameters: Mapping[str, str],
+        printer: Printer,
+    ) -> None:
+        super().__init__(client, clock, "/query/stream", parameters)
+        self._printer = printer
+
+    def take(self, event: Event) -> bool:
+        """Prints a record, or says on stderr what may be missing."""
+        if event.name == "error":
+            problem = orjson.loads(event.data)
+            raise TailraceError(str(problem.get("detail")), hint=str(problem.get("hint") or ""))
+        if event.name == "gap":
+            reason = orjson.loads(event.data).get("reason")
+            print(f"warning: records may be missing: {reason}", file=sys.stderr)
+        else:
+            self._printer.take([event.data.encode()])
+        self.cursor = event.id
+        return False
+
+
+async def follow(url: str, parameters: Mapping[str, str], printer: Printer) -> None:
+    """Follows until it is interrupted. Raises what the service answers."""
+    timeout = httpx.Timeout(10, read=READ_SECONDS)
+    async with httpx.AsyncClient(base_url=url, timeout=timeout) as client:
+        await SearchFollower(client, SystemClock(), parameters, printer).follow()
