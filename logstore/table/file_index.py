@@ -66,6 +66,10 @@ class FileIndex:
         """How many files there are."""
         return sum(len(hour.files) for hour in self._hours.values())
 
+    def paths(self) -> Iterator[str]:
+        """The path of each file, below the table's folder."""
+        return (file.path for hour in self._hours.values() for file in hour.files)
+
     def sizes(self) -> Mapping[int, int]:
         """Stored bytes by hour."""
         return {number: hour.size for number, hour in self._hours.items()}

@@ -13,9 +13,10 @@ from starlette.types import Receive, Scope, Send
 
 from logstore.errors import TailraceError
 from service.http.errors import classify
-from service.query.engine import QueryEngine, RunningSearch
+from service.query.engine import QueryEngine
 from service.query.output import Output
 from service.query.request import QueryRequest
+from service.query.running import RunningSearch
 
 T = TypeVar("T")
 

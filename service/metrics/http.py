@@ -83,4 +83,15 @@ HTTP: tuple[Declared, ...] = (
         "Skip indexes that were found damaged, so that their files were read whole.",
         lambda s: s.query.indexes.damaged,
     ),
+    gauge(
+        "scan_copies_bytes",
+        "Disk used by copies of table files that searches scan.",
+        lambda s: s.query.copies.bytes,
+    ),
+    counter("scan_copies_made", "Copies of table files made.", lambda s: s.query.copies.made),
+    counter(
+        "scan_copies_failed",
+        "Copies of table files that could not be made, so that the files themselves are read.",
+        lambda s: s.query.copies.failed,
+    ),
 )

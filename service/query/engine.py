@@ -17,34 +17,28 @@ import asyncio
 import itertools
 import os
 import shutil
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import pyarrow as pa
-
-from logstore import keys, ulid
+from logstore import keys
 from logstore.clock import Clock
-from logstore.errors import LimitReached, TailraceError, Unavailable
+from logstore.errors import Unavailable
 from service.query.conditions import patterns
 from service.query.pool import DatabasePool
 from service.query.request import QueryRequest
-from service.query.search import Search
+from service.query.running import RunningSearch
+from service.query.scan_copies import ScanCopies, budget
 from service.query.settings import QuerySettings
 from service.query.skip_indexes import SkipIndexes
 from service.query.tiles import TileSizes
-from service.query.view import Look, Sources, View, open_view
+from service.query.view import Look, Sources, open_view
 
 if TYPE_CHECKING:
     from service.query.bucket import Bucket
     from service.query.database import Database
     from service.query.locked import LockedDatabase
-
-_NUDGE_SECONDS: Final = 0.05
-# A client that takes nothing for so long makes room for others.
-_UNREAD_SECONDS: Final = 0.1
-_SHOWN: Final = 20
 
 T = TypeVar("T")
 
@@ -72,6 +66,13 @@ class QueryEngine:
         self._sources = sources
         self._bucket = bucket
         self.indexes = SkipIndexes(sources.store, clock, settings.index_bytes)
+        self.copies = ScanCopies(
+            sources.store,
+            lambda: frozenset(sources.table.newest().files.paths()),
+            clock,
+            f"{scratch}/copies",
+            most_bytes=budget(settings.scan_copies_bytes),
+        )
         self._scratch = scratch
         self._numbers = itertools.count()
         self.databases = DatabasePool(
@@ -129,6 +130,7 @@ class QueryEngine:
     def close(self) -> None:
         """Lets the threads and databases go; searches that still run fail."""
         self.databases.close()
+        self.copies.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def enter(self) -> None:
@@ -180,7 +182,8 @@ class QueryEngine:
         from service.query.locked import LockedDatabase, in_this_process
         from service.query.process import ProcessConnection
 
-        folders = [self._sources.store.uri(keys.SEGMENTS.rstrip("/")), self._sources.table.uri]
+        segments = self._sources.store.uri(keys.SEGMENTS.rstrip("/"))
+        folders = [segments, self._sources.table.uri, self.copies.folder]
         spill = str(Path(self._scratch) / str(next(self._numbers)))
         connect = ProcessConnection if separate else in_this_process
         return LockedDatabase(self.settings, folders, spill, self._bucket, connect)
@@ -188,211 +191,3 @@ class QueryEngine:
     async def in_thread(self, call: Callable[[], T]) -> T:
         """`call` in one of the searches' threads."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
-
-
-class RunningSearch:
-    """A search under way. Not for several tasks at once."""
-
-    def __init__(
-        self,
-        engine: QueryEngine,
-        request: QueryRequest,
-        view: View,
-        database: Callable[[], Database],
-    ) -> None:
-        self.request = request
-        self.report = view.report
-        self._engine = engine
-        self._view = view
-        self._make_database = database
-        self._database: Database | None = None
-        self._search: Search | None = None
-        self._records: Generator[pa.RecordBatch] | None = None
-        self._work: asyncio.Future[Any] | None = None
-        self._left_seconds = engine.settings.time_limit_seconds
-        self._closing: asyncio.Task[None] | None = None
-        self._stopped: TailraceError | None = None
-        self._entered = True
-        self._moving: asyncio.Future[None] | None = None
-
-    async def start(self) -> None:
-        """Makes the database and checks what only it can check. Raises `InvalidInput`."""
-        await self._step(self._prepare)
-
-    @property
-    def moving(self) -> bool:
-        """Whether it is paused, and has not given back everything yet."""
-        return self._moving is not None and not self._moving.done()
-
-    async def batches(self) -> AsyncGenerator[pa.RecordBatch]:
-        """The matches in order. Raises `LimitReached`, `Damaged`, `StoreUnavailable`."""
-        while (batch := await self._next()) is not None:
-            waiting = asyncio.ensure_future(self._wait_for_client())
-            try:
-                yield batch
-            finally:
-                waiting.cancel()
-                self._engine.read(self)
-        # There is nothing more to find: what is left is the client's, who may take his time.
-        await asyncio.shield(self.pause())
-
-    async def _next(self) -> pa.RecordBatch | None:
-        if self._moving is not None:
-            await self._return()
-        if self._records is None:
-            self._records = self._running().batches()
-        records = self._records
-        return await self._step(lambda: next(records, None))
-
-    def pause(self) -> asyncio.Future[None]:
-        """Gives back slot and database, between two batches; the next one is waited for."""
-        self._moving = asyncio.ensure_future(self._pause())
-        return self._moving
-
-    async def _pause(self) -> None:
-        try:
-            await self._engine.in_thread(self._clear)
-        finally:
-            self._leave()
-
-    async def _return(self) -> None:
-        """A slot and a database again, where it was."""
-        if self._moving is not None:
-            await asyncio.shield(self._moving)
-        if self._stopped is not None:
-            raise self._stopped
-        await self._engine.enter()
-        self._entered, self._moving = True, None
-        await self._step(self._resume)
-
-    def _leave(self) -> None:
-        if self._entered:
-            self._entered = False
-            self._engine.leave()
-
-    async def count(self) -> int:
-        """How many records match, whatever the limit. Raises as `batches`."""
-        return await self.totals(Search.count)
-
-    async def totals(self, work: Callable[[Search], T]) -> T:
-        """What `work` makes of all matches, in the search's thread. Raises as `batches`."""
-        found = await self._step(lambda: work(self._running()))
-        await asyncio.shield(self.pause())
-        return found
-
-    def stats(self) -> dict[str, Any]:
-        """What was searched and found so far; authoritative once all was taken."""
-        report, search = self.report, self._running()
-        return {
-            "complete": report.complete,
-            "matches": search.matches,
-            "next": search.next,
-            **report.counts(),
-            "bytes": search.bytes,
-            "set_aside": report.quarantined[:_SHOWN],
-            "missing": report.missing[:_SHOWN],
-            "unreadable": list(report.unreadable)[:_SHOWN],
-            "from": ulid.encode(self.request.low),
-            "to": ulid.encode(self.request.high),
-        }
-
-    async def close(self) -> None:
-        """Stops it if need be, and gives back all that it holds. May be repeated."""
-        if self._closing is None:
-            self._closing = asyncio.ensure_future(self._close())
-        await asyncio.shield(self._closing)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    def _prepare(self) -> None:
-        self._database = self._make_database()
-        sizes, indexes = self._engine.tile_sizes, self._engine.indexes
-        self._search = Search(self.request, self._view, self._database, sizes, indexes.in_thread)
-
-    def _resume(self) -> None:
-        self._database = self._make_database()
-        self._running().go_on(self._database)
-
-    def _clear(self) -> None:
-        records, self._records = self._records, None
-        if records is not None:
-            records.close()
-        database, self._database = self._database, None
-        if database is not None:
-            database.close()
-
-    def _running(self) -> Search:
-        assert self._search is not None, "start() comes first"
-        return self._search
-
-    async def _step(self, call: Callable[[], T]) -> T:
-        """One piece of work in a thread, within what is left of the time."""
-        if self._stopped is not None:
-            raise self._stopped
-        clock = self._engine.clock
-        began = clock.monotonic()
-        self._work = work = asyncio.ensure_future(self._engine.in_thread(call))
-        alarm = asyncio.ensure_future(self._time_out(work))
-        try:
-            return await asyncio.shield(work)
-        finally:
-            alarm.cancel()
-            self._left_seconds -= clock.monotonic() - began
-
-    async def _time_out(self, work: asyncio.Future[Any]) -> None:
-        seconds = self._engine.settings.time_limit_seconds
-        await self._engine.clock.sleep(self._left_seconds)
-        await self._stop(
-            work,
-            LimitReached(
-                f"the search was stopped after {seconds:g} s of work",
-                hint="Narrow the time, name an fqn or run, or set a limit.",
-            ),
-        )
-
-    async def _wait_for_client(self) -> None:
-        seconds, clock = self._engine.settings.stall_seconds, self._engine.clock
-        end = clock.monotonic() + seconds
-        await clock.sleep(min(_UNREAD_SECONDS, seconds))
-        self._engine.unread(self)
-        if (left := end - clock.monotonic()) > 0:
-            await clock.sleep(left)
-        self.let_go()
-
-    def let_go(self) -> None:
-        """Ends a search whose client takes nothing: it holds journal files, and maybe a slot."""
-        seconds = self._engine.settings.stall_seconds
-        self._stopped = LimitReached(
-            f"nothing was taken of the result for up to {seconds:g} s",
-            hint="Read on without pauses, or ask for less with `limit` and go on with `after`.",
-        )
-        self._closing = self._closing or asyncio.ensure_future(self._close())
-
-    async def _stop(self, work: asyncio.Future[Any], reason: TailraceError) -> None:
-        """Interrupts until the thread has come to rest."""
-        self._stopped = self._stopped or reason
-        self._engine.stopped += 1
-        while not work.done():
-            if self._database is not None:
-                self._database.interrupt(reason)
-            await asyncio.wait({work}, timeout=_NUDGE_SECONDS)
-
-    async def _close(self) -> None:
-        if self._moving is not None:
-            await asyncio.wait({self._moving})
-        work = self._work
-        if work is not None:
-            if not work.done():
-                await self._stop(work, LimitReached("the search was cancelled"))
-            work.cancelled() or work.exception()  # looked at, so that asyncio does not warn
-        self._stopped = self._stopped or LimitReached("the search is closed")
-        try:
-            await self._engine.in_thread(self._clear)
-        finally:
-            self._view.release()
-            self._leave()
-            self._engine.read(self)

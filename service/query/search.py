@@ -8,7 +8,7 @@ compared. If a cut tile turns out to have held copies, it is read on from the la
 
 A segment, or a file of the table, that turns out unreadable midway is left out, named in the
 report, and the tile is read on from the last record: the rest is still given, and said to be
-partial.
+partial. Where copies of files were read (`scan_copies`), it is first tried without them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ import pyarrow.compute as pc
 
 from logstore import ulid
 from logstore.errors import Damaged
+from logstore.table.snapshot import TableFile
 from service.query.conditions import patterns
 from service.query.cursor import RecordKey
 from service.query.deleted import Live, live
 from service.query.hot import SCHEMA
 from service.query.needs import needs_of
 from service.query.request import QueryRequest
+from service.query.scan_copies import ScanCopies, ScanCopy
 from service.query.skip_indexes import Indexes
 from service.query.slices import slices
 from service.query.sql import READABLE, Scans, Statement, literal
@@ -55,12 +57,15 @@ class Search:
         database: Database,
         sizes: TileSizes,
         indexes: Indexes,
+        copies: ScanCopies,
     ) -> None:
         self._request = request
         self._view = view
         self._database = database
         self._sizes = sizes
         self._indexes = indexes
+        self._copies: ScanCopies | None = copies
+        self._scanned: dict[str, None] = {}  # paths of files that were read as copies
         self._needs = needs_of(request.condition)
         self._statement = Statement(request)
         self.matches = 0
@@ -87,7 +92,7 @@ class Search:
         tiles = self._tiles()
         while not self._done() and (tile := tiles.take(budget)) is not None:
             before = self.matches
-            self.bytes += self._reads(tile).bytes + self._view.size_beside_table(tile)
+            self._note(tile)
             for part in self._slices(tile):
                 yield from self._tile(part, after)
             quiet = self.matches - before < self._sizes.busy_rows
@@ -109,7 +114,7 @@ class Search:
         """The rows of the summary, tile by tile. Raises as `batches`."""
         tiles = self._tiles()
         while (tile := tiles.take(self._sizes.largest_bytes)) is not None:
-            self.bytes += self._reads(tile).bytes + self._view.size_beside_table(tile)
+            self._note(tile)
             yield from self._totals(tile, summary)
 
     def _tiles(self) -> Tiles:
@@ -123,6 +128,15 @@ class Search:
         if bounds.low > bounds.high:
             return Tiles({}, bounds, descending=request.descending)
         return Tiles(self._view.weights(bounds), bounds, descending=request.descending)
+
+    def _note(self, tile: Tile) -> None:
+        """Counts what the tile reads."""
+        reads = self._reads(tile)
+        self.bytes += reads.bytes + self._view.size_beside_table(tile)
+        if self._copies is not None:
+            for file, share in reads.shares:
+                if file not in reads.copied:
+                    self._copies.note_read(file, file.size * share)
 
     def _grown(self, budget: int) -> int:
         return min(budget * _GROWTH, self._sizes.largest_bytes)
@@ -156,7 +170,7 @@ class Search:
                         if fresh.num_rows:
                             yield fresh
             except Damaged:
-                if not self._leave_out_unreadable(tile):
+                if not self._without_copies() and not self._leave_out_unreadable(tile):
                     raise
             else:
                 if limit is None or given < limit:
@@ -168,7 +182,7 @@ class Search:
     ) -> Generator[pa.RecordBatch]:
         reads = self._reads(tile)
         sources = self._sources(reads, tile)
-        if not sources and not reads.ranges:
+        if not sources and reads.empty:
             return _nothing()
         live, scans = self._live(tile), _scans(sources, reads)
         statement = self._statement.records(scans, after, limit, live.terms)
@@ -178,7 +192,7 @@ class Search:
         while True:
             reads = self._reads(tile)
             sources = self._sources(reads, tile)
-            if not sources and not reads.ranges:
+            if not sources and reads.empty:
                 return []
             after, live = self._request.after, self._live(tile)
             statement = summary(self._statement, tile, _scans(sources, reads), live.terms)
@@ -186,20 +200,27 @@ class Search:
             try:
                 return list(self._database.run(statement, bound))
             except Damaged:
-                if not self._leave_out_unreadable(tile):
+                if not self._without_copies() and not self._leave_out_unreadable(tile):
                     raise
 
     def _reads(self, tile: Tile) -> TableReads:
         """What the tile needs of the table."""
         files = self._view.table_files(tile)
         indexes = self._indexes(files) if files and self._needs is not None else {}
-        return table_reads(tile, files, self._needs, indexes)
+        return table_reads(tile, files, self._needs, indexes, self._copy_of)
+
+    def _copy_of(self, file: TableFile) -> ScanCopy | None:
+        copy = None if self._copies is None else self._copies.of(file)
+        if copy is not None:
+            self._scanned[file.path] = None
+        return copy
 
     def _sources(self, reads: TableReads, tile: Tile) -> dict[str, Sequence[str]]:
         """What is read whole, by source, as names of files."""
         view = self._view
-        found = {"table": reads.files, "segments": view.segment_files(tile)}
-        sources = {name: files for name, files in found.items() if files}
+        sources = dict(reads.files)
+        if segments := view.segment_files(tile):
+            sources["segments"] = segments
         if view.hot.size(tile):
             sources["hot"] = []
         return sources
@@ -223,11 +244,20 @@ class Search:
             self._database.feed("hot", SCHEMA, self._view.hot.records(tile))
         files = {name: [literal(n) for n in names] for name, names in sources.items() if names}
         rows: dict[str, Any] = {}
-        for n, (uri, first, last) in enumerate(reads.ranges):
-            rows |= {f"part{n}": literal(uri), f"first{n}": first, f"last{n}": last}
+        for n, one in enumerate(reads.ranges):
+            rows |= {f"part{n}": literal(one.path), f"first{n}": one.first, f"last{n}": one.last}
         bounded = _scans(sources, reads).bounded
         values = self._statement.parameters(tile, after, bounded=bounded)
         return values | live.parameters | files | rows
+
+    def _without_copies(self) -> bool:
+        """Goes on without copies of table files; False if none was read."""
+        if self._copies is None or not self._scanned:
+            return False
+        for path in self._scanned:
+            self._copies.forget(path)
+        self._copies = None
+        return True
 
     def _leave_out_unreadable(self, tile: Tile) -> bool:
         """Finds segments and files of the tile that cannot be read and goes on without them."""
@@ -257,7 +287,7 @@ class Search:
 
 
 def _scans(sources: Mapping[str, Sequence[str]], reads: TableReads) -> Scans:
-    return Scans(sources, len(reads.ranges), reads.inside)
+    return Scans(sources, [one.bare for one in reads.ranges], reads.inside)
 
 
 def _nothing() -> Generator[pa.RecordBatch]:

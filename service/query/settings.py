@@ -22,6 +22,11 @@ class QuerySettings(Section):
         description="Memory of a node for skip indexes of table files, which say what a search"
         " may leave out",
     )
+    scan_copies_bytes: Bytes | None = Field(
+        default=None,
+        description="Disk of a node for copies of table files without compression, which searches"
+        " scan three times as fast; empty: a quarter of the machine's memory, 0: none",
+    )
     time_limit_seconds: float = Field(
         default=60,
         gt=0,

@@ -16,7 +16,7 @@ the one that is stored longest first.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -30,18 +30,30 @@ COLUMNS: Final = "ulid, ts, fqn, run_id, pos, level, connector_id, message, attr
 KEY: Final = "ulid, fqn, run_id"
 
 _PATTERN: Final = re.compile(r"[*?\[]")
+
+
+def _without_attributes(files: str) -> str:
+    """Scans copies that have no column for attributes, as if each had none."""
+    columns = COLUMNS.replace("attributes", "NULL::MAP(VARCHAR, VARCHAR) AS attributes")
+    scan = f"read_parquet({files}, hive_partitioning = false)"
+    return f"(SELECT {columns}, file_row_number FROM {scan})"  # noqa: S608
+
+
 # Oldest copy first: what the table says of a record does not change any more.
 _SOURCES: Final = {
-    "table": "read_parquet($table, hive_partitioning = false)",
-    "segments": "read_parquet($segments, hive_partitioning = false)",
-    "hot": "hot",
+    "table": (0, "read_parquet($table, hive_partitioning = false)"),
+    "copies": (0, "read_parquet($copies, hive_partitioning = false)"),
+    "bare_copies": (0, _without_attributes("$bare_copies")),
+    "segments": (1, "read_parquet($segments, hive_partitioning = false)"),
+    "hot": (2, "hot"),
 }
+"""By name, the rank among copies of a record, and what stands behind FROM. Copies are the table."""
 
 
 _BOUNDS: Final = " AND r.ulid >= $low AND r.ulid <= $high"
 
 READABLE: Final = (
-    f"SELECT count(*) FROM (SELECT hash({COLUMNS}) AS h FROM {_SOURCES['segments']})"  # noqa: S608
+    f"SELECT count(*) FROM (SELECT hash({COLUMNS}) AS h FROM {_SOURCES['segments'][1]})"  # noqa: S608
     " WHERE h IS NOT NULL"
 )
 """Reads every byte of `$segments`, which may be files of the table."""
@@ -49,15 +61,16 @@ READABLE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Scans:
-    """What a statement reads: whole sources by name, and of so many table files `ranges` of rows.
+    """What a statement reads: whole sources by name, and `ranges` of rows of table files.
 
-    Parameters of a range are `part`, `first` and `last` with its number. Where all files of the
+    Of a range it only matters here whether it is of a copy without attributes. Its parameters are
+    `part`, `first` and `last` with its number. Where all files of the
     table lie `inside` the tile, nobody compares their ULIDs with its bounds, which would read
     that column for every row.
     """
 
     names: Collection[str]
-    ranges: int = 0
+    ranges: Sequence[bool] = ()
     inside: bool = False
 
     @property
@@ -72,14 +85,15 @@ class Scans:
 
     def scans(self, where: str) -> Iterator[tuple[int, str]]:
         """What stands behind FROM for each, as `r`, with the source's number."""
-        for number, (name, source) in enumerate(_SOURCES.items()):
+        for name, (rank, source) in _SOURCES.items():
             if name in self.names:
-                bounds = "" if name == "table" and self.inside else _BOUNDS
-                yield number, f"{source} r{where}{bounds}"
-        for n in range(self.ranges):
+                bounds = "" if rank == 0 and self.inside else _BOUNDS
+                yield rank, f"{source} r{where}{bounds}"
+        for n, bare in enumerate(self.ranges):
             rows = f" AND r.file_row_number BETWEEN $first{n} AND $last{n}"
             bounds = "" if self.inside else _BOUNDS
-            yield 0, f"read_parquet($part{n}, hive_partitioning = false) r{where}{bounds}{rows}"
+            scan = f"read_parquet($part{n}, hive_partitioning = false)"
+            yield 0, f"{_without_attributes(f'$part{n}') if bare else scan} r{where}{bounds}{rows}"
 
 
 class Statement:

@@ -2,19 +2,20 @@
 
 Row groups that cannot match are left out by the files' skip indexes. DuckDB is told ranges of row
 numbers, each in a scan of its own, and reads no other row group. Of a file of which most is needed
-anyway all is read.
+anyway all is read. Where there is a copy of a file (`scan_copies`), the copy is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from logstore import ulid
 from logstore.table.skip_index import SkipIndex, ranges
 from logstore.table.snapshot import TableFile
 from service.query.needs import Needs, may_hold
+from service.query.scan_copies import ScanCopy
 from service.query.tiles import Tile
 
 _MOST_RANGES: Final = 64
@@ -23,25 +24,44 @@ _WORTH: Final = 0.7
 """Of a file's rows: above it all of the file is read, in one scan by all threads."""
 
 
-class RowRange(NamedTuple):
-    """Rows of a file from `first` to `last`, inclusive, counted from 0."""
+CopyOf: TypeAlias = Callable[[TableFile], ScanCopy | None]
 
-    uri: str
+
+class RowRange(NamedTuple):
+    """Rows of a file from `first` to `last`, inclusive, counted from 0.
+
+    `bare`: it is a copy that has no attributes.
+    """
+
+    path: str
     first: int
     last: int
+    bare: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class TableReads:
-    """Files to be read whole, and ranges of others; `bytes` are about what that is as stored.
+    """Files to be read whole by source (`sql`), and ranges of others.
 
-    `inside`: none of their lines has a ULID outside of the tile.
+    `shares` says how much of each file is read, by its size as stored, and `copied` which of them
+    are read as copies. `inside`: none of their lines has a ULID outside of the tile.
     """
 
-    files: Sequence[str]
+    files: Mapping[str, Sequence[str]]
     ranges: Sequence[RowRange]
-    bytes: int
+    shares: Sequence[tuple[TableFile, float]]
+    copied: Sequence[TableFile]
     inside: bool
+
+    @property
+    def bytes(self) -> int:
+        """About how many bytes that is, as stored."""
+        return round(sum(file.size * share for file, share in self.shares))
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing of the table is read."""
+        return not self.shares
 
 
 def table_reads(
@@ -49,10 +69,11 @@ def table_reads(
     files: Sequence[TableFile],
     needs: Needs | None,
     indexes: Mapping[str, SkipIndex],
+    copy_of: CopyOf,
 ) -> TableReads:
     """What may hold a match, by the indexes that there are, by path."""
     whole: list[TableFile] = []
-    parts: list[tuple[TableFile, list[RowRange], float]] = []
+    parts: list[tuple[TableFile, list[tuple[int, int]], float]] = []
     for file in files:
         index = indexes.get(file.path)
         if needs is None or index is None:
@@ -63,13 +84,23 @@ def table_reads(
         if share > _WORTH:
             whole.append(file)
         elif share > 0:
-            found = [RowRange(file.uri, *bounds) for bounds in ranges(index.rows, wanted)]
-            parts.append((file, found, share))
+            parts.append((file, list(ranges(index.rows, wanted)), share))
     parts.sort(key=lambda one: len(one[1]))
     while sum(len(found) for _, found, _ in parts) > _MOST_RANGES:
         whole.append(parts.pop()[0])
-    size = sum(file.size for file in whole) + sum(file.size * share for file, _, share in parts)
-    found = [one for _, some, _ in parts for one in some]
+    shares = [*((file, 1.0) for file in whole), *((file, share) for file, _, share in parts)]
+    copies = {file.path: copy for file, _ in shares if (copy := copy_of(file)) is not None}
+    sources: dict[str, list[str]] = {}
+    for file in whole:
+        copy = copies.get(file.path)
+        name = "table" if copy is None else "bare_copies" if copy.bare else "copies"
+        sources.setdefault(name, []).append(file.uri if copy is None else copy.path)
+    found = []
+    for file, bounds, _ in parts:
+        copy = copies.get(file.path)
+        path, bare = (file.uri, False) if copy is None else (copy.path, copy.bare)
+        found += [RowRange(path, first, last, bare) for first, last in bounds]
     low, high = ulid.encode(tile.low), ulid.encode(tile.high)
     inside = all(f.ulids is not None and low <= f.ulids[0] and f.ulids[1] <= high for f in files)
-    return TableReads([file.uri for file in whole], found, round(size), inside)
+    copied = [file for file, _ in shares if file.path in copies]
+    return TableReads(sources, found, shares, copied, inside)

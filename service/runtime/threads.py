@@ -50,7 +50,12 @@ def _begin() -> None:
         lower_priority(threading.get_native_id())
 
 
-_threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="behind", initializer=_begin)
+def low_priority_threads(number: int, name: str) -> ThreadPoolExecutor:
+    """Threads for work that can wait, apart from those of `in_thread`, since it may take long."""
+    return ThreadPoolExecutor(number, thread_name_prefix=name, initializer=_begin)
+
+
+_threads = low_priority_threads(_THREADS, "behind")
 
 
 async def in_thread(work: Callable[[], T]) -> T:

@@ -25,11 +25,12 @@ from logstore.errors import Damaged, NotFound
 from logstore.table.file_index import FileIndex
 from service.query.conditions import All, Column, Compares
 from service.query.cursor import RecordKey
-from service.query.engine import QueryEngine, RunningSearch
+from service.query.engine import QueryEngine
 from service.query.hot import SCHEMA, HotRecords, Pin
 from service.query.live.cursor import StreamCursor
 from service.query.live.reorder import Matches, late_pieces, pieces
 from service.query.request import QueryRequest
+from service.query.running import RunningSearch
 from service.query.segments import Segment
 from service.query.view import Look, Outdated, Report, Sources, View, open_pinned
 

@@ -9,12 +9,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pyarrow.parquet as pq
 import pytest
 
 from logstore import keys
 from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.errors import LimitReached, Unavailable
+from logstore.table.schema import COLUMNS
 from logstore.table.snapshot import TableFile
 from service.ingest.batch import IncomingBatch
 from service.journal.scan import Unused, read_header, scan
@@ -45,7 +47,8 @@ DAY_MS = 86_400_000
 
 MOVE_IN_SEARCHES = {
     *("tailrace_queries_running", "tailrace_queries_waiting", "tailrace_queries_refused"),
-    *("tailrace_queries_stopped", "tailrace_skip_indexes_damaged"),
+    *("tailrace_queries_stopped", "tailrace_skip_indexes_damaged", "tailrace_scan_copies_bytes"),
+    *("tailrace_scan_copies_made", "tailrace_scan_copies_failed"),
 }
 MOVE_IN_OUTAGES = {
     *("tailrace_batches_slowed", "tailrace_segment_failures"),
@@ -242,5 +245,13 @@ async def test_the_metrics_of_searches(tmp_path: Path) -> None:
         file = TableFile("x.parquet", "", 1, 1, date(2026, 11, 21), 12, None, None, None)
         await world.store.put(keys.skip_index(file.path), b"harmed")
         assert await engine.indexes.of([file]) == {}
+        stored = tmp_path / "y.parquet"
+        pq.write_table(COLUMNS.empty_table(), stored)
+        good = replace(file, path="y.parquet", uri=str(stored), rows=0)
+        for copied in (good, replace(good, path="z.parquet", rows=1)):
+            engine.copies.note_read(copied, copied.size)
+        async with asyncio.timeout(60):
+            while not (engine.copies.made and engine.copies.failed):
+                await asyncio.sleep(0.01)
         look()
     assert {name for name in MOVE_IN_SEARCHES if len(shown[name]) < 2} == set()

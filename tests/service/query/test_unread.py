@@ -12,8 +12,8 @@ import pytest
 
 from logstore.errors import LimitReached
 from service.query.cursor import RecordKey
-from service.query.engine import RunningSearch
 from service.query.request import QueryRequest
+from service.query.running import RunningSearch
 from tests.service.query.test_limits import ALL, big
 from tests.service.query.world import RUNS, engine_of, search
 from tests.simulation.hand_clock import HandClock

@@ -1,0 +1,292 @@
+"""Copies of table files change how long a search takes, and never what it finds."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from logstore import keys
+from logstore.segments.carry import Carry
+from logstore.segments.columns import record_batches
+from logstore.table.snapshot import TableFile
+from service.query import scan_copies
+from service.query.conditions import Attribute, Contains, Exists
+from service.query.engine import QueryEngine
+from service.query.request import QueryRequest
+from tests.batches import make_batches
+from tests.seeds import seeds
+from tests.servers.minio import Bucket as S3Bucket
+from tests.service.query.scattered import ALL, scattered, some_requests
+from tests.service.query.test_skipping import batch_at, put_in_table, requests_like
+from tests.service.query.world import NODE, World, engine_of, search
+from tests.simulation.hand_clock import HandClock
+
+PATIENCE_SECONDS = 60
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def records(engine: QueryEngine, request: QueryRequest) -> list[dict[str, Any]]:
+    """What is found, without what differs between two copies of a record at two nodes."""
+    found: list[dict[str, Any]] = []
+    async with await engine.open(request) as running:
+        async for batch in running.batches():
+            found += batch.drop_columns(["pos", "level"]).to_pylist()
+        assert running.stats()["complete"]
+    return found
+
+
+async def copied(engine: QueryEngine, number: int) -> None:
+    """Reads everything until so many files have a copy."""
+    await search(engine, ALL)
+    await until(lambda: engine.copies.made == number)
+
+
+def files_of(world: World) -> Sequence[TableFile]:
+    return world.table.snapshot().files
+
+
+def kept(engine: QueryEngine) -> list[Path]:
+    return sorted(Path(engine.copies.folder).glob("*"))
+
+
+def put_with_attributes(world: World, words: Sequence[str]) -> None:
+    entries = [batch_at(90 + n, [f"{word} with more"]) for n, word in enumerate(words)]
+    for entry in entries:
+        world.know(entry)
+    rows = pa.Table.from_batches(record_batches(make_batches(NODE, entries), Carry()))
+    place = rows.schema.get_field_index("attributes")
+    maps = [[("k", word)] if n % 3 else [] for n, word in enumerate(words)]
+    column = pa.array(maps, rows.schema.field(place).type)
+    world.write_table(rows.set_column(place, rows.schema.field(place), column), {}, group_rows=5)
+
+
+@pytest.mark.parametrize("seed", seeds(3))
+@pytest.mark.parametrize("indexed", [False, True])
+async def test_searches_find_in_copies_what_is_in_the_files(
+    tmp_path: Path, seed: int, indexed: bool
+) -> None:
+    rng = random.Random(seed)
+    words = [f"word{rng.randrange(10**6):06}" for _ in range(40)]
+    world = await scattered(World(tmp_path), seed)
+    entries = [
+        batch_at(n, [f"{rng.choice(words)} key={rng.choice(words)} {n}-{i}" for i in range(30)])
+        for n in range(40)
+    ]
+    put_in_table(world, entries[:20], group_rows=50)
+    put_in_table(world, entries[20:], group_rows=7)
+    put_with_attributes(world, words)
+    if indexed:
+        await world.index()
+    asked = [
+        *requests_like(words, rng),
+        *some_requests(rng),
+        replace(ALL, condition=Exists(Attribute("k"))),
+    ]
+    async with engine_of(world, scan_copies_bytes=0) as engine:
+        plain = [await records(engine, request) for request in asked]
+        assert not kept(engine)
+    async with engine_of(world) as engine:
+        await copied(engine, len(files_of(world)))
+        for request, expected in zip(asked, plain, strict=True):
+            assert await records(engine, request) == expected
+            counting = replace(request, limit=None, after=None)
+            async with await engine.open(counting) as running:
+                counted = await running.count()
+            if request.limit is None and request.after is None:
+                assert counted == len(expected)
+        assert engine.copies.failed == 0
+        bare = [copy for file in files_of(world) if (copy := engine.copies.of(file)) and copy.bare]
+        assert 0 < len(bare) < len(files_of(world))
+        for file in files_of(world):  # nothing of the answers is from the files themselves
+            Path(file.uri).write_bytes(b"")
+        for request, expected in zip(asked, plain, strict=True):
+            assert await records(engine, request) == expected
+
+
+async def one_file(world: World, lines: int = 200) -> TableFile:
+    rng = random.Random(4)
+    put_in_table(world, [batch_at(0, [f"{rng.getrandbits(64):016x} word" for _ in range(lines)])])
+    (file,) = files_of(world)
+    return file
+
+
+async def test_a_file_is_copied_once_as_much_of_it_was_read_as_it_has(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    file = await one_file(world)
+    async with engine_of(world) as engine:
+        for _ in range(3):
+            engine.copies.note_read(file, file.size * 0.3)
+        await asyncio.sleep(0.1)
+        assert engine.copies.made == 0
+        engine.copies.note_read(file, file.size * 0.11)
+        await until(lambda: engine.copies.made == 1)
+        await copied(engine, 1)
+        assert len(kept(engine)) == 1
+        assert engine.copies.bytes == kept(engine)[0].stat().st_size
+        footer, copy = pq.read_metadata(file.uri), pq.read_metadata(kept(engine)[0])
+        rows = [[m.row_group(n).num_rows for n in range(m.num_row_groups)] for m in (footer, copy)]
+        assert rows[0] == rows[1]
+        assert {copy.row_group(0).column(n).compression for n in range(copy.num_columns)} == {
+            "UNCOMPRESSED"
+        }
+
+
+def removed(path: Path) -> None:
+    path.unlink()
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def overwritten(path: Path) -> None:
+    path.write_bytes(b"PAR1" + bytes(1000) + b"PAR1")
+
+
+@pytest.mark.parametrize("harm", [removed, cut, overwritten])
+@pytest.mark.parametrize("counting", [False, True])
+async def test_a_harmed_copy_changes_no_answer(
+    tmp_path: Path, harm: Callable[[Path], None], counting: bool
+) -> None:
+    world = World(tmp_path)
+    await one_file(world)
+    async with engine_of(world) as engine:
+        await copied(engine, 1)
+        harm(kept(engine)[0])
+        if counting:
+            async with await engine.open(ALL) as running:
+                assert await running.count() == len(world.expected(ALL))
+                assert running.stats()["complete"]
+        else:
+            found, stats = await search(engine, ALL)
+            assert found == world.expected(ALL)
+            assert stats["complete"]
+            assert stats["files_failed"] == 0
+        assert not engine.copies.bytes
+        await copied(engine, 2)
+        assert await records(engine, ALL)
+
+
+async def test_a_damaged_file_gets_no_copy_and_is_reported(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    file = await one_file(world)
+    path = Path(file.uri)
+    body = bytearray(path.read_bytes())
+    chunk = pq.read_metadata(path).row_group(2).column(7)
+    assert chunk.path_in_schema == "message"
+    start = chunk.data_page_offset
+    body[start : start + chunk.total_compressed_size] = bytes(chunk.total_compressed_size)
+    path.write_bytes(body)
+    async with engine_of(world) as engine:
+        engine.copies.note_read(file, file.size)
+        await until(lambda: engine.copies.failed == 1)
+        assert not kept(engine)
+        _, stats = await search(engine, replace(ALL, condition=Contains("word")))
+        assert stats["files_failed"] == 1
+        engine.copies.note_read(file, file.size * 7)
+        await asyncio.sleep(0.1)
+        assert engine.copies.failed == 1  # only after a while it is tried again
+        engine.copies.note_read(file, file.size * 3)
+        await until(lambda: engine.copies.failed == 2)
+
+
+async def test_copies_keep_to_their_budget_and_those_in_use_stay(tmp_path: Path) -> None:
+    world, clock = World(tmp_path), HandClock()
+    for number in range(3):
+        lines = [f"{number} {i} {'x' * 50}" for i in range(500)]
+        put_in_table(world, [batch_at(number, lines)])
+    files = files_of(world)
+    async with engine_of(world) as engine:
+        await copied(engine, 3)
+        sizes = [copy.stat().st_size for copy in kept(engine)]
+    budget = sizes[0] + sizes[1] + sizes[2] // 2
+    async with engine_of(world, clock, scan_copies_bytes=budget) as engine:
+        for file in files[:2]:
+            engine.copies.note_read(file, file.size)
+        await until(lambda: engine.copies.made == 2)
+        engine.copies.note_read(files[2], files[2].size)
+        await asyncio.sleep(0.2)
+        assert [engine.copies.of(file) is None for file in files] == [False, False, True]
+        await clock.advance(400)
+        assert engine.copies.of(files[0])
+        await clock.advance(300)
+        engine.copies.note_read(files[2], files[2].size * 10)
+        await until(lambda: engine.copies.made == 3)
+        assert [engine.copies.of(file) is None for file in files] == [False, True, False]
+        assert engine.copies.bytes <= budget
+        assert len(kept(engine)) == 2
+
+
+async def test_without_enough_free_disk_nothing_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan_copies, "_FREE_BYTES", 1 << 60)
+    world = World(tmp_path)
+    file = await one_file(world)
+    async with engine_of(world) as engine:
+        engine.copies.note_read(file, file.size)
+        await asyncio.sleep(0.2)
+        assert engine.copies.made == engine.copies.failed == 0
+        assert not kept(engine)
+
+
+async def test_a_copy_goes_soon_after_its_file_left_the_table(tmp_path: Path) -> None:
+    world, clock = World(tmp_path), HandClock()
+    await one_file(world)
+    put_in_table(world, [batch_at(1, ["another file"] * 60)])
+    async with engine_of(world, clock) as engine:
+        await copied(engine, 2)
+        await clock.advance(61)
+        assert len(kept(engine)) == 2
+        delta = world.table.create().delta
+        assert delta is not None
+        delta.delete()
+        await clock.advance(61)
+        await until(lambda: not kept(engine))
+        assert engine.copies.bytes == 0
+
+
+async def test_a_copy_that_nobody_uses_goes_after_an_hour(tmp_path: Path) -> None:
+    world, clock = World(tmp_path), HandClock()
+    await one_file(world)
+    async with engine_of(world, clock) as engine:
+        await copied(engine, 1)
+        for _ in range(50):
+            await clock.advance(61)
+            await asyncio.sleep(0.01)
+        assert len(kept(engine)) == 1
+        for _ in range(12):
+            await clock.advance(61)
+            await asyncio.sleep(0.05)
+        await until(lambda: not kept(engine))
+
+
+@pytest.mark.minio
+async def test_files_of_a_bucket_are_copied_and_asked_for_no_more(
+    tmp_path: Path, bucket: S3Bucket
+) -> None:
+    async with bucket.open() as store:
+        world = World(tmp_path, bucket, store)
+        await one_file(world)
+        put_with_attributes(world, ["one", "two", "three"])
+        async with engine_of(world) as engine:
+            plain = await records(engine, ALL)
+            assert len(plain) == len(world.expected(ALL))
+            await copied(engine, 2)
+            await store.delete([f"{keys.TABLE}/{file.path}" for file in files_of(world)])
+            assert await records(engine, ALL) == plain
+            assert len(kept(engine)) == 2
