@@ -1,29 +1,29 @@
-"""Which nodes this driver ingests and which hours it rewrites: those that it leases.
+"""Assigns nodes to ingest and hours to rewrite to drivers, by leases.
 
     pass: what has segments to ingest ──► leases (`compact/{node}`) ──► batch, batch, …
                                               ▲                          │ between two batches:
                                               └── hand over, acquire ────┘ what is asked back
     end of a pass: all is closed, and free again at once
 
-A driver that gets nothing, though by its fair share some nodes will be handed over to it,
-waits for them: two that start together share what there is, whichever is first. One that is
-owed nothing ends its pass.
+A driver that acquires nothing, although its fair share is not zero, waits until nodes are handed
+over to it: two drivers that start together share the nodes, whichever is first. A driver whose
+fair share is zero ends its pass.
 
-A lease only saves work. A batch is committed on the snapshot that it was planned from or not
-at all, so a driver that has lost a lease without knowing it commits nothing twice: it is late,
-and plans again. Leases are taken only where there is something to do: an idle pass asks for
+A lease only saves work. A batch is committed on the snapshot that it was planned from or not at
+all, so a driver that has lost a lease without knowing it commits nothing twice: its commit fails,
+and it plans again. Leases are taken only where there is something to do: an idle pass asks for
 none. A driver that was killed is waited for until its leases run out, unless it starts again.
 
-The source is `[prefix|]compactor|compact`, a partition's key `compact/{node}`. One of a node
-that has no segments any more is removed by whoever acquires it. For hours to be rewritten it
-is `[prefix|]compactor|hour` and `hour/{YYYY-MM-DDTHH}`, removed when the hour is done: there
-are new ones for ever. What is said of nodes here holds for them.
+The source is `[prefix|]compactor|compact`, a partition's key `compact/{node}`. The partition of a
+node that has no segments any more is removed by the driver that acquires it. For hours to be
+rewritten it is `[prefix|]compactor|hour` and `hour/{YYYY-MM-DDTHH}`, removed when the hour is done:
+there are always new ones. The rules for nodes hold for hours as well.
 
 Settings say how this driver shares nodes with others: who it is, and where leases are. A
 driver that was killed and starts again takes its own leases back at once, if it is sure that
 the earlier one is gone: it holds `compactor.lock` in the data folder, which dies with its
 process. Its identity is the host and that folder. A second driver on the same folder, or one
-where there is no such folder, is nobody's successor: what it leaves behind runs out.
+without such a folder, succeeds no other driver: the leases that it leaves behind run out.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _LOOK_AGAIN_SECONDS: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """For how long at a time a driver waits for what is to be handed over to it."""
+    """How long at a time a driver waits for leases that others hand over to it."""
 
     clock: Clock
     seconds: float
@@ -81,23 +81,23 @@ class Assignment(Protocol):
 
     @property
     def counted(self) -> Mapping[str, int]:
-        """What became of leases, by Data Prepper's names; those that are 0 are left out."""
+        """The counters of leases above 0, by Data Prepper's names."""
         ...
 
     @property
     def works(self) -> Sequence[WorkQueue]:
-        """Whose leases they are, for metrics."""
+        """The work queues whose leases it holds, for metrics."""
         ...
 
     @property
     def settled(self) -> bool:
-        """Whether the last `claim` gave none that was not this driver's before."""
+        """Whether the last `claim` acquired no node that this driver did not hold before."""
         ...
 
     async def claim(self, nodes: Sequence[str], waiting: Collection[str]) -> list[str]:
-        """Those of `waiting`, nodes with something to do, that are this driver's now.
+        """Acquires nodes with something to do (`waiting`), and returns those that it holds.
 
-        `nodes` are all that have segments. Raises `StoreUnavailable`, `OutcomeUnknown`.
+        `nodes` are all nodes that have segments. Raises `StoreUnavailable`, `OutcomeUnknown`.
         """
         ...
 
@@ -106,7 +106,7 @@ class Assignment(Protocol):
         ...
 
     async def wait(self) -> bool:
-        """After a `claim` that gave none: whether it is worth to ask again, which is then due."""
+        """After a `claim` that returned none: waits, and returns whether to claim again."""
         ...
 
 
@@ -114,15 +114,15 @@ class Assigner(Protocol):
     """How nodes are assigned to drivers."""
 
     def joined(self, kind: str = NODES) -> AbstractAsyncContextManager[Assignment]:
-        """This driver takes part in the work on nodes, or on `HOURS`, as long as the block runs.
+        """Takes part in the work on nodes, or on `HOURS`, while the block runs.
 
-        At its end it gives all back.
+        Gives all leases back at the end.
         """
         ...
 
 
 class Alone:
-    """Nobody else is expected: everything is this driver's."""
+    """Assigns everything to this driver, which is the only one."""
 
     barred: Sequence[str] = ()
     works: Sequence[WorkQueue] = ()
@@ -137,7 +137,7 @@ class Alone:
         return [node for node in nodes if node in waiting]
 
     def check(self, nodes: Collection[str]) -> None:
-        """Nobody takes any."""
+        """Raises nothing: there is no other driver."""
 
     async def wait(self) -> bool:
         return False
@@ -301,7 +301,7 @@ async def open_assigner(
     entropy: Entropy,
     fs: FileSystem,
 ) -> AsyncIterator[Assigner]:
-    """As long as the block lasts. Raises `InvalidInput`, `StoreUnavailable`."""
+    """The settings' assigner, while the block runs. Raises `InvalidInput`, `StoreUnavailable`."""
     coordination = settings.source_coordination
     # A node's segments are never given up on, however often a driver died over them.
     limits = replace(
@@ -341,7 +341,7 @@ async def open_assigner(
 
 
 def _identity(data: str, fs: FileSystem) -> tuple[str, Lock | None]:
-    """Who we are, and the lock that says that nobody else is, if there can be one."""
+    """This driver's identity, and the lock on its folder; without the lock it is only the host."""
     host, folder = socket.gethostname(), os.path.abspath(data)
     try:
         lock = fs.lock(f"{folder}/{_LOCK}", wait=False)

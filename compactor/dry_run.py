@@ -35,7 +35,7 @@ _AT_ONCE: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """What a footer says; nothing of a segment that is, or would be, quarantined."""
+    """The rows of a segment by its footer, 0 if the segment is, or would be, quarantined."""
 
     rows: int
     time_ranges: tuple[TimeRange, ...]
@@ -85,7 +85,7 @@ def _time_ranges(opened: SegmentFile, index: int) -> Iterator[TimeRange]:
 
 @dataclass(frozen=True, slots=True)
 class DryRunNode:
-    """What waits of a node: the table has its segments up to `mark`."""
+    """The waiting segments of a node; the table has those up to `mark`. Bytes as stored."""
 
     node: str
     mark: int
@@ -104,7 +104,7 @@ class DryRunHour:
 
 @dataclass(frozen=True, slots=True)
 class DryRunExpiry:
-    """What the retention would take: all hours that ended by `until`, if there are any."""
+    """The files that the retention would remove: those of all hours that ended by `until`."""
 
     until: str
     hours: int
@@ -115,11 +115,10 @@ class DryRunExpiry:
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """The plan. `version` is the table's, -1 where there is none yet.
+    """The preview. `version` is that of the table, -1 if there is none yet.
 
-    Hours and tasks of `batches` are by the segments' footers; what a batch would find to be a
-    duplicate, or deleted, is known only to who reads it. `rewrites` are planned without what
-    `batches` would bring.
+    Hours and tasks of `batches` follow from the segments' footers. Duplicates and deleted lines are
+    not known before the lines are read. `rewrites` are planned without the files of `batches`.
     """
 
     version: int
@@ -132,11 +131,11 @@ class DryRun:
     alarms: tuple[str, ...]
 
     def line(self) -> str:
-        """As one line of JSON."""
+        """The preview as one line of JSON."""
         return orjson.dumps(self).decode()
 
     def text(self) -> str:
-        """For people."""
+        """The preview as sentences."""
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
@@ -184,7 +183,7 @@ class Ahead(Snapshot):
 
 
 async def dry_run(compactor: Compactor) -> DryRun:
-    """What a pass would do now. Raises `StoreUnavailable`, `Damaged`."""
+    """Previews a pass that would begin now. Raises `StoreUnavailable`, `Damaged`."""
     snapshot = await compactor.newest()
     nodes = await nodes_of(compactor.store)
     marks = await asyncio.to_thread(snapshot.marks, nodes)
@@ -213,7 +212,7 @@ async def _batches(
     waiting: Waiting,
     alarms: list[str],
 ) -> AsyncIterator[Batch]:
-    """What the commits would ingest, one after the other, as if each were made."""
+    """The batches of the commits, one after the other, as if each were made."""
     limits, taken, going = compactor.limits, dict(marks), dict(waiting)
     before = compactor.clock.now_ms() - int(limits.gap_alarm_seconds * 1000)
     while True:

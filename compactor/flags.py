@@ -11,7 +11,7 @@ _UNITS = {"": 1, "s": 1, "m": 60, "h": 3_600}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Adds them."""
+    """Adds the flags to a parser."""
     parser.add_argument("--data", metavar="DIR", help="data folder (default: ./data)")
     parser.add_argument("--config", metavar="FILE", help="settings file (default: ./tailrace.yaml)")
     parser.add_argument(

@@ -45,7 +45,7 @@ def counted(text: str, *, metric: str = "", alias: str = "") -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """What waits for the table: segments, their bytes as stored, the oldest one's age."""
+    """The segments that are not in the table yet: number, bytes as stored, the oldest one's age."""
 
     segments: int = 0
     bytes: int = 0

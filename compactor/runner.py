@@ -4,10 +4,11 @@ The next pass begins when it is time or when too much waits, whichever is first.
 Between passes Spark is kept for `idle_seconds` without work and then stopped, so that a
 quiet store costs no memory.
 
-Ingesting and each part of the maintenance have a turn of their own: where one breaks off, the
-others go on, and what broke off is raised at the end. Else segments that cannot be ingested would
-keep what is expired, deleted and consumed. Each stands on what it reads itself. Only what nobody
-understands (`UnsupportedVersion`) ends the pass at once: nothing is removed on a guess.
+Ingesting and each part of the maintenance have a turn of their own: if one breaks off, the others
+continue, and its error is raised at the end. Otherwise segments that cannot be ingested would
+prevent the removal of expired, deleted and consumed data. Each part reads its own input. Only a
+format of a newer version (`UnsupportedVersion`) ends the pass at once: nothing is removed on a
+guess.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ async def once(
 ) -> Report:
     """Ingests what there is, cleans up, and reports.
 
-    What comes after it has begun is the next one's. Where there is a next one, `backlog` has seen
-    what was there before: then a little waits for more, and hours wait where segments do.
+    Segments that come after its begin are left to the next pass. If there is a next pass, `backlog`
+    has seen the earlier state: a few segments then wait for more, and hours wait for segments.
 
-    Raises `Unavailable`, `OutcomeUnknown`, `Damaged` at the end, when all that could be done is.
+    Raises `Unavailable`, `OutcomeUnknown`, `Damaged` at the end, when everything else is done.
     """
     report = report or Report()
     for alarm in await compactor.placement.quarantine_torn(compactor.clock.now_ms()):
@@ -72,13 +73,13 @@ async def once(
 
 @dataclass(slots=True)
 class _Turns:
-    """The parts of a pass, and what they raised."""
+    """The parts of a pass, and the errors that they raised."""
 
     _failures: list[tuple[str, TailraceError]] = field(default_factory=list)
 
     @contextmanager
     def turn(self, name: str) -> Iterator[None]:
-        """What breaks off inside waits for the end, but for what nobody understands."""
+        """Keeps an error of the block until `end`; raises `UnsupportedVersion` at once."""
         try:
             yield
         except UnsupportedVersion:
@@ -88,7 +89,7 @@ class _Turns:
             self._failures.append((name, error))
 
     def end(self, report: Report) -> None:
-        """Raises what broke off, of several the first that needs a person; others are alarms."""
+        """Raises the first error, one that needs a person before others; the rest become alarms."""
         if not self._failures:
             return
         worst = min(self._failures, key=lambda one: not isinstance(one[1], Damaged))
@@ -106,7 +107,7 @@ async def repeat(
     """Passes for ever, `every` seconds from the end of one to the start of the next, at most.
 
     One begins before its time when the limits of what may wait are reached (`ingest/lag.py`). Each
-    runs inside its own `next_pass`, which gives its report and tells of it.
+    runs inside its own `next_pass`, which gives its report and reports it.
     A store that does not answer, or does not say what became of a write, is tried again at
     the next pass; other errors end it.
     """

@@ -145,7 +145,7 @@ class Group:
 
     @property
     def key(self) -> str:
-        """Its object's key."""
+        """The key of the group's object."""
         return keys.group(self.name)
 
     def cursor(self, node: str) -> Cursor:

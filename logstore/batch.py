@@ -102,7 +102,7 @@ class Batches(Protocol):
 
 
 def digest(text: bytes | bytearray | memoryview) -> int:
-    """The checksum that tells whether two batches of one id are the same: XXH3-64 of the text."""
+    """The checksum by which two batches of one id are compared: XXH3-64 of the text."""
     return xxhash.xxh3_64_intdigest(text)
 
 

@@ -37,7 +37,7 @@ _NOT_UPSTREAM = re.compile(r"[^a-zA-Z0-9_-]")
 
 
 def run_manifest(key: RunKey) -> str:
-    """The run's manifest."""
+    """The key of the run's manifest."""
     return f"{manifests_of(key.fqn)}{encode(key.run)}.json"
 
 

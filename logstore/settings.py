@@ -95,7 +95,7 @@ class Setting:
 
 
 def table(model: type[BaseModel], prefix: str = "") -> Iterator[Setting]:
-    """All settings of a class, in the order of its text."""
+    """All settings of a class, in the order of their declaration."""
     kinds = get_type_hints(model)
     for name, field in model.model_fields.items():
         kind = kinds[name]

@@ -47,7 +47,7 @@ class ThreadSyncer:
 
 
 class Fdsync(Protocol):
-    """What `AioSyncer` uses of caio's context."""
+    """The part of caio's context that `AioSyncer` uses."""
 
     def fdsync(self, fd: int) -> Awaitable[None]:
         """Waits for the end of an fdatasync; its failure is a `SystemError`."""

@@ -27,7 +27,7 @@ _READ_SECONDS: Final = 300  # longer than any search may work without finding an
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """What to look for, and where."""
+    """Adds the flags of a search, and of the service to ask."""
     add_url(parser)
     parser.add_argument(
         "--from",

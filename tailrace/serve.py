@@ -25,7 +25,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serves until it is told to stop."""
+    """Serves until a signal stops it; returns the exit code."""
     from service.settings import load_settings
 
     settings, warnings = load_settings(flags(arguments), config=arguments.config)

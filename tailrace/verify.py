@@ -97,7 +97,7 @@ class Printer:
             self._terminal.flush()
 
     def summary(self, findings: Findings) -> None:
-        """What was compared, what was not, and what was found."""
+        """The result as text: what was compared, what was not, and the faults."""
         self._clear()
         if self._json:
             whole = {

@@ -113,7 +113,7 @@ def _points(time_range: TimeRange, target: int) -> list[tuple[int, float]]:
 
 @dataclass(slots=True)
 class BatchBudget:
-    """What is left for a batch; `bucket_bytes` of text are one task's."""
+    """The rest of a batch's budget; a task sorts `bucket_bytes` of text."""
 
     bucket_bytes: int
     most_tasks: int = MOST_TASKS

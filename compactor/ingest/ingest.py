@@ -61,7 +61,7 @@ async def ingest_all(compactor: Compactor, report: Report, *, gather: bool = Fal
 
 @dataclass(slots=True)
 class _IngestPass:
-    """One pass."""
+    """Plans, merges and commits batches until nothing is left."""
 
     compactor: Compactor
     assignment: Assignment

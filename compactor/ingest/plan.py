@@ -1,4 +1,4 @@
-"""Which segments are next: those above the table's marks, each node's in sequence.
+"""Plans the next batch: segments above the table's marks, each node's in sequence.
 
 If a number is missing, later segments of that node wait. After a long time this is an alarm,
 but the number is never skipped. Segments are chosen in order of their upload over all nodes, so
@@ -48,7 +48,7 @@ class StoredSegment:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A node's first segments above its mark; `more` if there are others behind them."""
+    """A node's first segments above its mark; `more` says that others follow."""
 
     segments: tuple[StoredSegment, ...]
     more: bool = False
@@ -56,7 +56,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to ingest next, planned from `snapshot`; each node's segments begin at its mark."""
+    """The next batch, planned from `snapshot`; each node's segments begin at its mark."""
 
     snapshot: Snapshot
     segments: tuple[StoredSegment, ...]

@@ -68,7 +68,7 @@ async def expire(compactor: Compactor, report: Report) -> None:
 
 
 def expiring(compactor: Compactor, snapshot: Snapshot) -> Expiry:
-    """What the retention removes from the snapshot now. Raises `StoreUnavailable`."""
+    """The files that the retention removes from the snapshot now. Raises `StoreUnavailable`."""
     by_size = _beyond(snapshot.files, compactor.limits.retention_bytes)
     until = max(snapshot.expired_ms, oldest_ms(compactor), by_size)
     gone = tuple(file for file in snapshot.files if file.end_ms <= until)

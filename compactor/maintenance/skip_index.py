@@ -62,7 +62,7 @@ async def index_files(compactor: Compactor, report: Report, hurry: Hurry = never
 
 
 def _wanted(compactor: Compactor, files: Mapping[str, TableFile]) -> list[tuple[str, TableFile]]:
-    """Those large enough, the newest hour first."""
+    """The files that are large enough for an index, the newest hour first."""
     least = compactor.limits.index_min_bytes
     if least is None:
         return []
@@ -85,7 +85,7 @@ async def _index(compactor: Compactor, report: Report, key: str, file: TableFile
 
 
 async def _remove_lone(store: ObjectStore, lone: set[str]) -> None:
-    """Removes indexes whose file is gone, of those whose file the newest version has not."""
+    """Removes the indexes among `lone` whose file does not exist any more."""
     gone = []
     for key in sorted(lone):
         try:
@@ -105,7 +105,7 @@ async def build(store: ObjectStore, file: TableFile) -> bytes:
     footer = await asyncio.to_thread(opened, SparseFile(file.size, start, tail), key)
     builder = Builder(file.size, footer.num_row_groups)
     for groups in _together(footer.metadata):
-        low, high = _extent(footer.metadata, groups)
+        low, high = _byte_range_of(footer.metadata, groups)
         sparse = SparseFile(file.size, start, tail)
         sparse.add(low, (await store.get(key, offset=low, size=high - low))[1])
         await asyncio.to_thread(_add, builder, opened(sparse, key), groups)
@@ -123,7 +123,7 @@ def _add(builder: Builder, parquet: pq.ParquetFile, groups: range) -> None:
 
 
 def _text(strings: pa.StringArray) -> bytes:
-    """All of them, one behind the other."""
+    """The bytes of all strings, one after another."""
     _, offsets, data = strings.buffers()
     if data is None:
         return b""
@@ -135,7 +135,7 @@ def _together(footer: Any) -> Iterator[range]:
     """Row groups in order, so many at a time as one request fetches."""
     first = 0
     for index in range(footer.num_row_groups):
-        low, high = _extent(footer, range(first, index + 1))
+        low, high = _byte_range_of(footer, range(first, index + 1))
         if high - low > _FETCHED_BYTES and index > first:
             yield range(first, index)
             first = index
@@ -143,6 +143,6 @@ def _together(footer: Any) -> Iterator[range]:
         yield range(first, footer.num_row_groups)
 
 
-def _extent(footer: Any, groups: range) -> tuple[int, int]:
+def _byte_range_of(footer: Any, groups: range) -> tuple[int, int]:
     """Where the messages of these row groups begin and end in the file."""
     return byte_range(*(chunks_of(footer, index)[_MESSAGE] for index in (groups[0], groups[-1])))

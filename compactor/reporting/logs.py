@@ -61,20 +61,20 @@ class _Handler(logging.StreamHandler[TextIO]):
 class LogListener:
     """Logs the alarms of a pass, and what it did if it did anything.
 
-    Of a `single` pass, which somebody has asked for, it says as well why it did nothing.
+    For a `single` pass, which a person started, it also logs why the pass did nothing.
     """
 
     every_seconds = None
 
     def __init__(self, *, single: bool = False) -> None:
         self._single = single
-        self._said = ""
+        self._last_reason = ""
 
     async def look(self, report: Report) -> None:
-        """Parts of a pass log for themselves."""
+        """Logs nothing: the parts of a pass log their own steps."""
 
     async def over(self, report: Report) -> None:
-        """Of passes that found nothing to do nobody wants to read every few minutes."""
+        """Logs alarms and the result; a repeated pass that found nothing to do logs nothing."""
         for alarm in report.alarms:
             log.error("%s", alarm, extra={"fields": {"event": "alarm"}})
         if report.error is None and not report.busy:
@@ -94,8 +94,8 @@ class LogListener:
 
     def _idle(self, report: Report, *, only_held: bool = False) -> None:
         why = _why_nothing(report)
-        if self._single and why != self._said and (report.held or not only_held):
-            self._said = why  # one that waits for others makes pass after pass
+        if self._single and why != self._last_reason and (report.held or not only_held):
+            self._last_reason = why  # a driver that waits for others makes one pass after another
             log.info("%s", why, extra={"fields": {"event": "nothing to do"}})
 
 

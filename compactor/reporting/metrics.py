@@ -25,7 +25,7 @@ STOPPED: Final = "stopped"
 
 
 class Metric(NamedTuple):
-    """What is known of a metric; counters are without the `_total` of the text format."""
+    """A metric's name, kind and text; counters lack the `_total` of the text format."""
 
     name: str
     kind: Literal["counter", "gauge"]

@@ -1,11 +1,11 @@
-"""Metrics as a file in Prometheus' text format: for node_exporter, for the service beside us.
+"""Metrics as a file in Prometheus' text format, for node_exporter and for the service.
 
-Counters add up in the file over passes, over restarts, and over all compactors that write to
-it, so that a job that cron starts has counters that rise. A change is read, added and renamed
-into place under a lock, `{path}.lock`; whoever reads sees the old file or the new one. A file
-that does not read (damaged, or somebody else's) is begun anew: for Prometheus its counters
-were reset. It is not synced, and a power cut may cost it. Metrics that were renamed stand there
-under their aliases too; what an older compactor wrote under these alone is counted on.
+Counters add up in the file over passes, over restarts, and over all compactors that write to it, so
+that a job that cron starts has counters that rise. A change is read, added and renamed into place
+under a lock, `{path}.lock`; a reader sees the old file or the new one. A file that is damaged, or
+another program's, is replaced: for Prometheus its counters were reset. It is not synced, and a
+power cut may cost it. Metrics that were renamed stand there under their aliases too; what an older
+compactor wrote under these alone is counted on.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Textfile:
         self._path = path
 
     def read(self) -> Samples:
-        """What it says now; nothing if it is not there or does not read. Raises `Unavailable`."""
+        """The samples in the file; none if it is absent or invalid. Raises `Unavailable`."""
         try:
             with closing(self._fs.open(self._path, "read")) as file:
                 return parse(file.pread(file.size(), 0))
@@ -43,7 +43,7 @@ class Textfile:
             raise self._failed(error) from error
 
     def change(self, counted: Samples, gauges: Samples) -> Samples:
-        """Adds to the counters, sets the gauges, and gives all of it. Raises `Unavailable`."""
+        """Adds to the counters, sets the gauges, returns all samples. Raises `Unavailable`."""
         try:
             lock = self._fs.lock(f"{self._path}.lock", wait=True)
         except OSError as error:
@@ -81,14 +81,14 @@ def total(before: Samples, counted: Samples, gauges: Samples) -> Samples:
 
 
 def render(samples: Samples) -> bytes:
-    """As Prometheus reads them."""
+    """The samples in Prometheus' text format."""
     registry = CollectorRegistry()
     registry.register(_Collected(samples))
     return bytes(generate_latest(registry))
 
 
 def parse(content: bytes) -> Samples:
-    """What `render` made; nothing of what is not ours, nor of what is no metrics at all."""
+    """The samples in the text format; those of other programs, and invalid content, are ignored."""
     try:
         families = list(text_string_to_metric_families(content.decode()))
     except (ValueError, KeyError, IndexError):  # the parser's, of text that is something else

@@ -24,7 +24,7 @@ from coordination.storetime import StoreTime
 
 
 class Kind(StrEnum):
-    """What a lease protects."""
+    """The kind of a lease: of a partition, or a named one."""
 
     PARTITION = "partition"
     LOCK = "lock"

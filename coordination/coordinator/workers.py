@@ -52,23 +52,28 @@ def fair_level(total: int, demands: Sequence[float]) -> float:
 
 
 def fair_share(total: int, demands: Sequence[float]) -> int:
-    """The level, rounded up."""
+    """The level of `fair_level`, rounded up."""
     return math.ceil(fair_level(total, demands))
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What was seen of a type: its share for each worker, with and without CLOSED partitions."""
+    """The fair shares of one type, as this worker computed them at its last look at the others."""
 
     share: int
+    """Partitions that each worker may hold, rounded up."""
     busy_share: int
+    """The same without CLOSED partitions."""
     sure: int
-    """What is left for each who wants more whoever got the one that cannot be parted."""
+    """Partitions that every worker that wants more can have: the share rounded down."""
     least: float
-    """What that one of the others holds that has least and wants more; infinite without one."""
+    """Partitions that the poorest other worker that wants more holds; infinite without one."""
     free: int
+    """Partitions that nobody holds."""
     workers: int
+    """Workers that are registered, with this one."""
     seen: float
+    """The monotonic second of the look."""
 
     def may_hold(self, share: int) -> int:
         """How many partitions one worker may hold of a share without keeping others from theirs."""
@@ -76,8 +81,8 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
-    """What another worker published about itself."""
+class _Published:
+    """The state that another worker published about itself."""
 
     held: int
     wants: bool
@@ -218,9 +223,9 @@ class Workers:
             raise LeaseLost(f"{key!r} is not free yet")
         return held[0]
 
-    async def _others(self) -> list[_Said]:
-        """What each other worker published; those whose registration ended are removed."""
-        others: list[_Said] = []
+    async def _others(self) -> list[_Published]:
+        """The states of the other workers; registrations that ended are removed."""
+        others: list[_Published] = []
         after: str | None = self._prefix
         while after is not None:
             page = await self._manager.store.page(self._source, after=after)
@@ -247,11 +252,11 @@ class Workers:
             return  # it is back, or another forgot it
 
 
-def _said(worker: Partition) -> _Said:
+def _said(worker: Partition) -> _Published:
     if worker.progress is None:
-        return _Said(0, wants=True)
+        return _Published(0, wants=True)
     try:
         value = orjson.loads(worker.progress)
-        return _Said(int(value["held"]), wants=bool(value["wants"]))
+        return _Published(int(value["held"]), wants=bool(value["wants"]))
     except (ValueError, TypeError, KeyError) as error:
         raise Damaged(f"{worker.key!r} is no worker: {error}") from error

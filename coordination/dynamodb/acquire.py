@@ -139,7 +139,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Brought:
-    """What a search has won so far."""
+    """The partitions that a search has acquired so far."""
 
     partitions: list[Partition] = field(default_factory=list)
     failed: list[Partition] = field(default_factory=list)

@@ -74,7 +74,7 @@ class Failure:
 
 
 def failure_of(error: Exception) -> Failure | None:
-    """What an error of botocore or aiohttp means; None for other errors, which are bugs."""
+    """Classifies an error of botocore or aiohttp; None for other errors, which are bugs."""
     if isinstance(error, ClientError):
         return _answered(error.response)
     found = on_the_way.failure_of(error)

@@ -27,7 +27,7 @@ import xxhash
 from coordination.object_store.directory import AT_ONCE, ShardDirectory, each
 from coordination.object_store.operations import Take
 from coordination.object_store.summary import Due
-from coordination.object_store.writer import Means, ShardWriter
+from coordination.object_store.writer import ShardWriter, WriterContext
 from coordination.partitions.partition import Partition, Status
 from coordination.partitions.store import Acquired
 from coordination.partitions.transitions import Claim, chosen
@@ -213,9 +213,9 @@ class _Pick(NamedTuple):
 class OrderedAcquire:
     """Acquires from one source in order."""
 
-    def __init__(self, directory: ShardDirectory, means: Means) -> None:
+    def __init__(self, directory: ShardDirectory, context: WriterContext) -> None:
         self._directory = directory
-        self._means = means
+        self._context = context
 
     async def acquire(self, claim: Claim, count: int) -> Acquired:
         """As `PartitionStore.acquire`; also raises `StoreUnavailable` after too many lost races."""
@@ -227,7 +227,7 @@ class OrderedAcquire:
             if not picks or not found.missing or found.error is not None:
                 return found.result()
             if found.missing == before:
-                await self._means.pause(tries)
+                await self._context.pause(tries)
         found.error = StoreUnavailable(f"others always took {self._directory.source.name}'s first")
         return found.result()
 

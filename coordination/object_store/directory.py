@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 from coordination.object_store.shard import Shard, shard_of
 from coordination.object_store.source import Source
 from coordination.object_store.summary import Summary
-from coordination.object_store.writer import Means, ShardWriter
+from coordination.object_store.writer import ShardWriter, WriterContext
 from logstore import keys
 from logstore.errors import OutcomeUnknown, StoreUnavailable
 
@@ -27,13 +27,13 @@ AT_ONCE: Final = 8
 class ShardDirectory:
     """The shards of a source as this process knows them."""
 
-    def __init__(self, means: Means, source: Source) -> None:
+    def __init__(self, context: WriterContext, source: Source) -> None:
         self.source = source
         self.writers = [
-            ShardWriter(means, Shard(source.name, number, source.shards))
+            ShardWriter(context, Shard(source.name, number, source.shards))
             for number in range(source.shards)
         ]
-        self._means = means
+        self._context = context
         self._prefix = keys.partitions_of(source.name)
 
     def writer_of(self, key: str) -> ShardWriter:
@@ -50,8 +50,8 @@ class ShardDirectory:
 
         Raises `StoreUnavailable`.
         """
-        began = next(self._means.moments)
-        found = {info.key: info async for info in self._means.store.list(self._prefix)}
+        began = next(self._context.moments)
+        found = {info.key: info async for info in self._context.store.list(self._prefix)}
         newest = [found.get(writer.key) for writer in self.writers]
         for writer, info in zip(self.writers, newest, strict=True):
             writer.listed(info, began)

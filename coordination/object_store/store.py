@@ -21,7 +21,7 @@ from coordination.object_store.operations import Change, Make, Purge, Remove, Ta
 from coordination.object_store.pages import Pages
 from coordination.object_store.shard import Stored, fresh_row
 from coordination.object_store.source import MAX_SHARDS, Source, make_source, read_source
-from coordination.object_store.writer import Means, ShardWriter
+from coordination.object_store.writer import ShardWriter, WriterContext
 from coordination.partitions.partition import (
     NewPartition,
     Partition,
@@ -47,10 +47,10 @@ _MADE_AT_ONCE: Final = 4
 class _Opened:
     """A source that exists."""
 
-    def __init__(self, means: Means, source: Source) -> None:
-        self.directory = ShardDirectory(means, source)
-        self.random = RandomAcquire(self.directory, means.clock)
-        self.ordered = OrderedAcquire(self.directory, means)
+    def __init__(self, context: WriterContext, source: Source) -> None:
+        self.directory = ShardDirectory(context, source)
+        self.random = RandomAcquire(self.directory, context.clock)
+        self.ordered = OrderedAcquire(self.directory, context)
         self.places = 0
 
 
@@ -65,7 +65,7 @@ class _Birth:
     """Each with its place."""
 
     def rows(self) -> list[tuple[str, Stored]]:
-        """Keys and rows.
+        """The keys and rows of the new partitions.
 
         They take several times as much memory, so they are made only when needed.
         """
@@ -96,7 +96,7 @@ class ObjectPartitions:
         if not 0 < shards <= MAX_SHARDS:
             raise InvalidInput(f"a source has 1 to {MAX_SHARDS} shards", field="shards")
         cache = Cache(cache_bytes)
-        self._means = Means(store, clock, entropy, cache, count())
+        self._context = WriterContext(store, clock, entropy, cache, count())
         self._pages = Pages(cache)
         self._time = time
         self._shards = shards
@@ -108,7 +108,7 @@ class ObjectPartitions:
 
     async def start(self) -> None:
         """Makes one request, so that the store's time becomes known."""
-        async for _ in self._means.store.folders(keys.PARTITIONS):
+        async for _ in self._context.store.folders(keys.PARTITIONS):
             break
 
     async def close(self) -> None:
@@ -120,7 +120,7 @@ class ObjectPartitions:
             check_new(source, one)
         if not new:
             return []
-        moment = next(self._means.moments)
+        moment = next(self._context.moments)
         opened = await self._made(source)
         births = self._births(opened, new)
         if len(births) > 1:
@@ -133,7 +133,7 @@ class ObjectPartitions:
         return [key for key in dict.fromkeys([one.key for one in new]) if key in made]
 
     async def get(self, source: str, key: str) -> Partition | None:
-        moment = next(self._means.moments)
+        moment = next(self._context.moments)
         opened = await self._opened(source)
         if opened is None:
             return None
@@ -185,7 +185,7 @@ class ObjectPartitions:
         return totals
 
     async def sources(self) -> list[str]:
-        folders = [name async for name in self._means.store.folders(keys.PARTITIONS)]
+        folders = [name async for name in self._context.store.folders(keys.PARTITIONS)]
         found = [await self._at(f"{keys.PARTITIONS}{folder}/") for folder in folders]
         directories = [opened.directory for opened in found if opened is not None]
         return sorted(
@@ -222,7 +222,7 @@ class ObjectPartitions:
     async def _at(self, prefix: str) -> _Opened | None:
         """The source below `prefix`; None if it does not exist."""
         if prefix not in self._sources:
-            found = await read_source(self._means.store, f"{prefix}source.json")
+            found = await read_source(self._context.store, f"{prefix}source.json")
             return None if found is None else self._keep(prefix, found)
         self._sources.move_to_end(prefix)
         return self._sources[prefix]
@@ -232,7 +232,7 @@ class ObjectPartitions:
         if opened is not None:
             return opened
         wanted = Source(source, self._shards, self._now_ms())
-        made = await make_source(self._means.store, keys.partition_source(source), wanted)
+        made = await make_source(self._context.store, keys.partition_source(source), wanted)
         return self._keep(keys.partitions_of(source), made)
 
     def _now_ms(self) -> int:
@@ -243,7 +243,7 @@ class ObjectPartitions:
 
     def _births(self, opened: _Opened, new: Sequence[NewPartition]) -> list[_Birth]:
         now_ms = self._now_ms()
-        first = ulids.fresh(self._means.clock, self._means.entropy) - len(new)
+        first = ulids.fresh(self._context.clock, self._context.entropy) - len(new)
         by_writer: dict[ShardWriter, list[tuple[int, NewPartition]]] = {}
         # Places go on from call to call: several may come in one millisecond.
         for item in enumerate(new, opened.places):
@@ -257,7 +257,7 @@ class ObjectPartitions:
 
     def _keep(self, prefix: str, source: Source) -> _Opened:
         # Two calls may come here for one source: one of them made it already.
-        opened = self._sources.setdefault(prefix, _Opened(self._means, source))
+        opened = self._sources.setdefault(prefix, _Opened(self._context, source))
         self._sources.move_to_end(prefix)
         if len(self._sources) > _SOURCES:
             _, oldest = self._sources.popitem(last=False)

@@ -52,8 +52,8 @@ _TRIES: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
-    """What all writers of a process share."""
+class WriterContext:
+    """The context that all writers of a process share."""
 
     store: ObjectStore
     clock: Clock
@@ -62,7 +62,7 @@ class Means:
     moments: count[int]
 
     def fresh_id(self) -> str:
-        """A ULID."""
+        """A fresh ULID."""
         return ulids.encode(ulids.fresh(self.clock, self.entropy))
 
     async def pause(self, tries: int) -> None:
@@ -114,10 +114,10 @@ class _Tried(NamedTuple):
 class ShardWriter:
     """A shard as this process sees and changes it. `empty` names it."""
 
-    def __init__(self, means: Means, empty: Shard) -> None:
+    def __init__(self, context: WriterContext, empty: Shard) -> None:
         self.number = empty.number
         self.key = keys.partition_shard(empty.source, empty.number)
-        self._means = means
+        self._context = context
         self._empty = empty
         self._shard: Shard | None = None
         self._summary: Summary | None = None
@@ -176,7 +176,7 @@ class ShardWriter:
         """
         known = self._known(needed)
         if known is None:
-            async with self._means.cache.reserved(self, self._size):
+            async with self._context.cache.reserved(self, self._size):
                 known = self._known(needed) or await self._read()
         return known
 
@@ -186,9 +186,9 @@ class ShardWriter:
         return Version(self._shard, self._etag, self._seen)
 
     async def _read(self) -> Version:
-        began = next(self._means.moments)
+        began = next(self._context.moments)
         try:
-            info, body = await self._means.store.get(self.key)
+            info, body = await self._context.store.get(self.key)
         except NotFound:
             found, size = Version(self._empty, None, began), 0
         else:
@@ -202,14 +202,14 @@ class ShardWriter:
         self._shard, self._etag, self._seen = version
         self._summary = None
         self._size = size
-        self._changed = next(self._means.moments)
-        self._means.cache.used(self, size)
+        self._changed = next(self._context.moments)
+        self._context.cache.used(self, size)
 
     def forget(self) -> None:
         """Drops all that is known; the next request reads the shard."""
         self._shard = self._summary = self._etag = None
         self._seen = -1
-        self._means.cache.dropped(self)
+        self._context.cache.dropped(self)
 
     # --- changing it -----------------------------------------------------------------
 
@@ -220,7 +220,7 @@ class ShardWriter:
         `PreconditionFailed` if the operation is not patient and another process was first.
         """
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        came = next(self._means.moments) if moment is None else moment
+        came = next(self._context.moments) if moment is None else moment
         self._group.append(_Waiting(operation, came, answer))
         if self._task is None:
             self._task = asyncio.create_task(self._run())
@@ -249,7 +249,7 @@ class ShardWriter:
     async def _commit(self, group: Sequence[_Waiting]) -> None:
         tried: list[_Tried] = []
         try:
-            async with self._means.cache.reserved(self, self._size):
+            async with self._context.cache.reserved(self, self._size):
                 await self._write_group(group, tried)
         except StoreUnavailable as error:
             if any(one.unclear for one in tried):
@@ -282,11 +282,11 @@ class ShardWriter:
             else:
                 decided.answer()
                 return
-            await self._means.pause(tries)
+            await self._context.pause(tries)
         raise StoreUnavailable(f"{self.key} was always just changed by others")
 
     def _decide(self, shard: Shard, group: Sequence[_Waiting]) -> _Decided:
-        edit = ShardEdit(shard, self._means.fresh_id)
+        edit = ShardEdit(shard, self._context.fresh_id)
         outcomes: list[tuple[_Waiting, Any]] = []
         for one in group:
             if one.answer.cancelled():
@@ -298,11 +298,11 @@ class ShardWriter:
         return _Decided(outcomes, shard, edit.finished() if edit.changed else None)
 
     async def _put(self, shard: Shard, etag: str | None) -> None:
-        began, json = next(self._means.moments), encode_shard(shard)
+        began, json = next(self._context.moments), encode_shard(shard)
         size, body = len(json), compressed(json)
         del json
         try:
-            info = await self._means.store.put(
+            info = await self._context.store.put(
                 self.key, body, if_absent=etag is None, if_match=etag
             )
         except TailraceError:

@@ -40,7 +40,7 @@ class Sidecars:
         self._entropy = entropy
 
     def read(self, key: str, stat: Stat) -> Known | None:
-        """What is known of the file of that `stat`, None if nothing."""
+        """The stored ETag and metadata of the file with that `stat`; None if there are none."""
         try:
             file = self._fs.open(self._paths.sidecar(key), "read")
         except OSError:  # absent, or a name too long: then nothing is known

@@ -32,7 +32,7 @@ from logstore.objects.store import ObjectInfo, ObjectStore
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """All ULIDs of the run (or, without `run`, of the pipeline) up to `t` are deleted."""
+    """Deletes all ULIDs up to `t` of the run or, without `run`, of the pipeline."""
 
     fqn: str
     run: str | None
@@ -107,7 +107,7 @@ class StoredDeletions:
     async def each(
         self, store: ObjectStore, prefix: str = keys.DELETED
     ) -> AsyncIterator[StoredDeletion]:
-        """Every present deletion whose key has the prefix; those that had to be read come last.
+        """Yields the deletions whose keys have the prefix; those that had to be read come last.
 
         Raises `StoreUnavailable`, `Damaged`.
         """

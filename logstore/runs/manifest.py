@@ -73,7 +73,7 @@ class Partial:
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """What `logs.txt` is about to become: the text of `chunks`, of `bytes` bytes."""
+    """The `logs.txt` that a close is about to put: the text of `chunks`, of `bytes` bytes."""
 
     put: str
     bytes: int

@@ -26,8 +26,8 @@ FORMAT = 1
 
 
 class Said(NamedTuple):
-    """What the service itself acts on: a status' `pipelineState`, and its `timestamp`, else
-    `startDate`, in milliseconds since the epoch. None for what is missing or something else."""
+    """The fields of a status that the service acts on: `pipelineState`, and `timestamp` or else
+    `startDate` in milliseconds since the epoch. None for a field that is missing or invalid."""
 
     state: str | None
     moment_ms: int | None
@@ -50,7 +50,7 @@ class Report:
 
     @property
     def value(self) -> dict[str, Any]:
-        """The body, parsed anew at each call."""
+        """The body, parsed at each call."""
         value: dict[str, Any] = orjson.loads(self.body)
         return value
 

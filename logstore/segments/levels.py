@@ -1,15 +1,20 @@
-"""Severity found in text.
+"""Finds the level of each record in its text.
 
-A level is one of `schema.LEVELS`. The first of these within a record's prefix counts:
+A level is one of `schema.LEVELS`. Their names are level words, and so are WARNING (WARN), NOTICE
+(INFO), SEVERE (ERROR) and CRITICAL (FATAL). The level of a record is the first of these in its
+prefix (`prefixes`, which has no colours):
 
-- one of the words below in capitals, with no letter, digit or `_` at its sides;
-- one of them in any case as `[word]` or `[word   ]`, or as the value of a key that ends in `level`,
+- a level word in capitals, with no letter, digit or `_` on either side;
+- a level word in any case as `[word]` or `[word   ]`, or as the value of a key that ends in
+`level`,
   `lvl` or `severity` (`level=word`, `level="word"`, `"level": "word"`);
-- one of them in any case behind a number and a comma (`2016-09-28 04:30:30, Info`);
-- the letter of a logcat line (`MM-DD HH:MM:SS.mmm  PID  TID L`), which goes first.
+- a level word in any case after a number and a comma (`2016-09-28 04:30:30, Info`).
 
-Colours take no place (`prefixes`). WARNING is WARN, NOTICE is INFO, SEVERE is ERROR, CRITICAL is
-FATAL. A word in lower case in the middle of a message ("no error") is none.
+The letter of a logcat line (`MM-DD HH:MM:SS.mmm  PID  TID L`) precedes all of them. A word in lower
+case in the middle of a message ("no error") is not a level.
+
+The search works on all records at once. `_starts` finds positions where a word may begin, `_lookup`
+keeps those where a level word stands, and `_in_capitals` and `_marked` apply the rules above.
 """
 
 from __future__ import annotations
@@ -45,7 +50,7 @@ def _word(text: str) -> int:
     return int.from_bytes(text.lower().encode()[:8], "little")
 
 
-# A table by a hash of the first four letters, which tell all but WARN and WARNING apart.
+# Hash tables of the level words by their first four letters, which only WARN and WARNING share.
 _FACTOR, _SHIFT = np.uint64(143), np.uint64(28)  # no two of them have the same hash
 _KEYS: Words = np.zeros(16, dtype=np.uint64)
 _TEXTS: Words = np.zeros(16, dtype=np.uint64)
@@ -57,7 +62,7 @@ _LEVEL, _LVL, _SEVERITY = (np.uint64(_word(key)) for key in ("level", "lvl", "se
 
 
 def _slots(four: Words) -> Words:
-    """Where in the tables a word stands that begins with these four letters."""
+    """The slots of the tables for words that begin with these four letters."""
     return (four * _FACTOR & _FOUR) >> _SHIFT
 
 
@@ -90,7 +95,10 @@ def find_levels(prefixes: Prefixes) -> Levels:
 
 
 def _starts(flat: Bytes) -> Ints:
-    """Where four capitals stand in a row behind something else, or four letters behind a mark."""
+    """Positions at which a level word may begin.
+
+    These are four capitals after another character, or four letters after `[`, `=`, `"`, `, `.
+    """
     capital = (flat - np.uint8(65)) < 26
     letter = ((flat | np.uint8(32)) - np.uint8(97)) < 26
     mark = (flat == 91) | (flat == 61) | (flat == 34)
@@ -101,7 +109,7 @@ def _starts(flat: Bytes) -> Ints:
 
 
 def _four(mask: Bools) -> Bools:
-    """Where four in a row begin."""
+    """Positions at which four true values in a row begin."""
     two = mask[:-1] & mask[1:]
     four: Bools = two[:-2] & two[2:]
     return four
@@ -110,7 +118,7 @@ def _four(mask: Bools) -> Bools:
 def _lookup(prefixes: Prefixes, found: Ints) -> tuple[Ints, NDArray[np.intp], Levels]:
     """The positions at which a level's word stands in any case, its length and level.
 
-    `found` ascends. Nearly all of it is something else, which the first four letters tell.
+    `found` ascends. Most positions hold other words, which the first four letters exclude.
     """
     found = found[: np.searchsorted(found, prefixes.words.size)]
     words = prefixes.words[found] | _LOWER
@@ -129,7 +137,7 @@ def _lookup(prefixes: Prefixes, found: Ints) -> tuple[Ints, NDArray[np.intp], Le
 
 
 def _in_capitals(prefixes: Prefixes, found: Ints, sizes: NDArray[np.intp]) -> Bools:
-    """Which words are in capitals from end to end, and begin where they seem to."""
+    """Which words are in capitals throughout, with no word character before them."""
     lower = _LOWER >> (np.uint64(64) - sizes.astype(np.uint64) * np.uint64(8))
     pure = (prefixes.words[found] & lower) == 0
     good: Bools = pure & ~is_word(prefixes.flat[found - 1])
@@ -137,7 +145,7 @@ def _in_capitals(prefixes: Prefixes, found: Ints, sizes: NDArray[np.intp]) -> Bo
 
 
 def _marked(prefixes: Prefixes, found: Ints, sizes: NDArray[np.intp]) -> Bools:
-    """Which words are marked as a level by brackets, a key, or a number and a comma."""
+    """Which words are marked as a level by brackets, a key, or a number and a comma before them."""
     flat = prefixes.flat
     mark = flat[found - 1]
     good: Bools = mark == 91
@@ -151,7 +159,7 @@ def _marked(prefixes: Prefixes, found: Ints, sizes: NDArray[np.intp]) -> Bools:
 
 
 def _behind_padding(prefixes: Prefixes, found: Ints) -> Ints:
-    """Where the blanks end that fill a level up to the length of the longest."""
+    """The positions after the blanks that pad a level to the length of the longest."""
     last = prefixes.flat.size - 1
     for _ in range(_MOST_PADDING):
         blank = _SPACE[prefixes.flat[np.minimum(found, last)]]
@@ -162,7 +170,7 @@ def _behind_padding(prefixes: Prefixes, found: Ints) -> Ints:
 
 
 def _one_of(marks: bytes) -> Bools:
-    """By byte: whether it is one of them."""
+    """A table of 256 entries: whether a byte is one of `marks`."""
     table = np.zeros(256, dtype=np.bool_)
     table[list(marks)] = True
     return table
@@ -172,7 +180,7 @@ _QUOTE, _SPACE, _SIGN = _one_of(b'"'), _one_of(b" "), _one_of(b":=")
 
 
 def _has_key(prefixes: Prefixes, found: Ints) -> Bools:
-    """Whether a key like `level` stands before each position, behind `=`, `:`, quotes."""
+    """Whether a key like `level`, then `=` or `:`, stands before each position; quotes may too."""
     flat = prefixes.flat
     last = found - 1
     for marks in (_QUOTE, _SPACE, _SIGN, _QUOTE):
@@ -189,7 +197,7 @@ def _has_key(prefixes: Prefixes, found: Ints) -> Bools:
 
 
 def _logcat(prefixes: Prefixes, levels: Levels) -> None:
-    """Puts the level of each line that logcat wrote into `levels`."""
+    """Sets the level of each line of logcat in `levels`."""
     rows = prefixes.rows
     which = np.flatnonzero((rows[:, 3] == 45) & (rows[:, 33] == 32) & (rows[:, 31] == 32))
     for column, byte in ((6, 32), (9, 58), (12, 58), (15, 46), (19, 32)):

@@ -1,13 +1,12 @@
-"""The first bytes of every record as a matrix, where levels and times are searched.
+"""The first bytes of every record as a matrix, in which levels and times are searched.
 
-A row is `WIDTH` bytes that begin one byte before the record, so column 0 is the newline
-before it (or an inserted one), and column `1 + i` is byte `i` of the record. If the record is
-shorter, its row continues into the next record: a caller that finds something compares
-its column with `lengths`. Matches are positions in the flattened matrix, which NumPy
-searches at memory speed.
+Each record has a row of `WIDTH` bytes. Column 0 is the newline before the record (the first record
+gets one), and column `1 + i` is byte `i` of the record. The row of a shorter record continues with
+the bytes of the next record, so a caller that finds something compares its column with `lengths`.
+Callers search the flattened matrix, where NumPy is as fast as memory, and get positions in it.
 
-Colours and other control sequences of terminals (`ESC [ … letter`) are not part of a prefix:
-`ESC[32mINFO ESC[0m` is searched as `INFO `. Records that hold some are prepared one by one.
+A prefix contains no colours and no other control sequences of terminals (`ESC [ … letter`):
+`ESC[32mINFO ESC[0m` is searched as `INFO `. These records are prepared one by one, in Python.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ Bools = NDArray[np.bool_]
 _ALL = slice(None)
 _ESCAPE = b"\x1b"
 _CONTROL = re.compile(rb"\x1b\[[0-9;:?]*[A-Za-z]")  # ECMA-48's CSI, as terminals get them
-_COLOURED_WIDTH = 4 * WIDTH  # of a record with control sequences, the bytes that are looked at
+_COLOURED_WIDTH = 4 * WIDTH  # bytes of a record in which control sequences are removed
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ def prefixes(text: bytes, ends: Ints, part: slice = _ALL) -> Prefixes:
 
 
 def _without_control_sequences(look: Prefixes, text: bytes, starts: Ints) -> None:
-    """Takes them out of the rows that have some, which then go on with what stands behind."""
+    """Removes control sequences from the rows that have some; later bytes of the record move up."""
     coloured = np.flatnonzero((look.rows == _ESCAPE[0]).any(axis=1))
     lengths = np.minimum(look.lengths[coloured], _COLOURED_WIDTH)
     windows: list[bytes] = []
@@ -86,7 +85,7 @@ def _without_control_sequences(look: Prefixes, text: bytes, starts: Ints) -> Non
 
 
 def _rows(text: bytes, starts: Ints) -> Bytes:
-    """`WIDTH` bytes from one before each start, taken from where they stand."""
+    """Copies `WIDTH` bytes of the text for each start, beginning one byte before it."""
     last_start = len(text) - WIDTH
     inside = (starts > 0) & (starts <= last_start + 1)
     if last_start < 0:

@@ -64,7 +64,7 @@ class SegmentFile:
 
 
 def open_segment(body: Body) -> SegmentFile:
-    """A segment whose whole body is at hand. Raises `Damaged`, `UnsupportedVersion`."""
+    """Opens a segment from its whole body. Raises `Damaged`, `UnsupportedVersion`."""
     seal.check(memoryview(body))
     return _opened(pa.BufferReader(body))
 

@@ -1,10 +1,13 @@
-"""Event times found in text: `YYYY-MM-DD[T ]HH:MM:SS[.,fraction][Z|±hh[:]mm]`.
+"""Finds the event time of each record in its text.
 
-The date may be written with `/`. The first such text within a record's prefix
-counts (`[2024-…`, `{"ts":"2024-…`, `INFO 2024-…`). Without a zone it is UTC; digits below
-a microsecond are cut. What is no date (month 13), and years outside 1900–9999, which
-readers of Parquet disagree about, count as no time. Formats without a year
-(syslog, logcat) or with two digits of it are not guessed at.
+The format is `YYYY-MM-DD[T ]HH:MM:SS[.,fraction][Z|±hh[:]mm]`; the date may be written with `/`.
+The time of a record is the first one in its prefix (`[2024-…`, `{"ts":"2024-…`, `INFO 2024-…`). A
+time without a zone is in UTC, and digits below a microsecond are cut. Invalid dates (month 13) are
+not times, nor are years outside 1900–9999, about which readers of Parquet disagree. Formats without
+a year (syslog, logcat), or with two digits of it, are not guessed.
+
+The search works on all records at once: `_candidates` finds positions by their separators, and
+`_parse` decodes a matrix with a column for each.
 """
 
 from __future__ import annotations
@@ -44,12 +47,12 @@ def find_times(prefixes: Prefixes) -> Ints:
 
 
 def in_range(times: Ints) -> Bools:
-    """Which times every reader of a segment can show."""
+    """Which times are in the range that every reader of Parquet can show."""
     return (times >= EARLIEST_US) & (times <= LATEST_US)
 
 
 def _candidates(prefixes: Prefixes) -> Ints:
-    """Where the separators of a date and time stand right, in columns 1 and up."""
+    """The positions in columns 1 and up at which the separators of a date and time match."""
     flat = prefixes.flat
     if flat.size == 0:
         return np.empty(0, dtype=np.int64)
@@ -74,11 +77,11 @@ def _cut(flat: Bytes, found: Ints) -> Bytes:
 
 
 def _parse(texts: Bytes) -> Ints:
-    """The time that each column of `texts` writes."""
+    """The time in each column of `texts`, in microseconds; `NO_TIME` if it is invalid."""
     digits = texts - np.uint8(48)
     good = digits[_DIGITS].max(axis=0) <= 9
     good &= (texts[4] == texts[7]) & ((texts[10] == 32) | (texts[10] == 84))
-    # Most lines have the minute of the line before them: reckon each minute once.
+    # Most lines have the minute of the line before them, so each minute is computed once.
     change = np.ones(texts.shape[1], dtype=np.bool_)
     change[1:] = (texts[:16, 1:] != texts[:16, :-1]).any(axis=0)
     minutes = _minutes(digits[:16, change].astype(np.int64))[np.cumsum(change) - 1]
@@ -91,7 +94,7 @@ def _parse(texts: Bytes) -> Ints:
 
 
 def _minutes(digits: Ints) -> Ints:
-    """Minutes since the epoch of `YYYY-MM-DD HH:MM`, `NO_TIME` for what is no such time."""
+    """Minutes since the epoch of `YYYY-MM-DD HH:MM`, `NO_TIME` for invalid ones."""
     year = digits[0] * 1000 + digits[1] * 100 + digits[2] * 10 + digits[3]
     month = digits[5] * 10 + digits[6]
     day = digits[8] * 10 + digits[9]
@@ -116,7 +119,7 @@ def _days(year: Ints, month: Ints, day: Ints) -> Ints:
 
 
 def _fraction(texts: Bytes, digits: Bytes) -> tuple[Ints, Ints]:
-    """Microseconds behind `.` or `,`, and how many bytes they take with the separator."""
+    """The fraction after `.` or `,` in microseconds, and its bytes with the separator."""
     going = (texts[_DATE] == 46) | (texts[_DATE] == 44)
     value = np.zeros(texts.shape[1], dtype=np.int64)
     width = np.zeros(texts.shape[1], dtype=np.int64)

@@ -4,7 +4,7 @@
   next version (`max_commit_retries=0`: delta-rs's own retry would rebase it, and checks
   neither duplicates nor removed files).
 - It carries, per node, the sequence that the table holds with it. It is refused before it
-  is tried unless the snapshot's mark is exactly one below the first segment taken in.
+  is tried unless the snapshot's mark is exactly one below the first segment of the commit.
 - A commit that failed is *unknown*: the table is read again and the job's ULID looked for. If
   there is no newer version, the same commit is tried again: of itself and a late copy of
   itself, one becomes that version.
@@ -45,7 +45,7 @@ class Advance:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What one version changes: `files` are added, `removed` are removed, marks rise.
+    """The change of one version: `files` are added, `removed` are removed, marks rise.
 
     `purged_ms`: deletions that were stored by that time are applied in all files of the snapshot
     outside `removed`. `expired_ms`: hours that ended by that time are beyond the retention, and

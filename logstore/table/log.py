@@ -102,7 +102,7 @@ class Log:
         return None
 
     def jobs(self, key: str, after: int, up_to: int) -> set[str]:
-        """What the commits `after` some version and up to another say under `key` of themselves.
+        """The values under `key` in the commit infos `after` some version and up to another.
 
         Raises `StoreUnavailable`, also if one of them was removed.
         """

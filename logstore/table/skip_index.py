@@ -55,7 +55,7 @@ Slots: TypeAlias = NDArray[np.uint64]
 
 
 class Grams(NamedTuple):
-    """What a search must find: hashes of the n-grams of a text, by their length."""
+    """The hashes of a text's n-grams, by their length; a search needs all of them."""
 
     hashes: tuple[NDArray[np.uint64], ...]
 

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 def read(uri: str, call: Callable[[], T]) -> T:
-    """What `call` reads of the table by delta-rs; it may be called several times.
+    """The result of `call`, which reads the table by delta-rs; it may be called several times.
 
     Raises `NotFound` if there is no table, and `StoreUnavailable`.
     """

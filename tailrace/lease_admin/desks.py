@@ -1,4 +1,4 @@
-"""Where `tailrace leases` does what it is told: in a store by its settings, or at a service.
+"""The two ways in which `tailrace leases` works: on a store by its settings, or over HTTP.
 
 Both give rows as `/leases` and `/segments/groups` spell them, so that what people and programs
 see is the same.
@@ -42,7 +42,7 @@ class OperatorSettings(StoreSettings):
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A store, and what oversees the leases in it."""
+    """A store, and the administration of its leases."""
 
     admin: LeaseAdmin
     store: ObjectStore
@@ -69,7 +69,7 @@ def load_settings(data: str | None, config: str | None) -> OperatorSettings:
 
 @asynccontextmanager
 async def open_leases(*, data: str | None, config: str | None) -> AsyncIterator[Opened]:
-    """All of the settings' leases, as long as the block lasts.
+    """Opens the leases of the settings' store while the block runs.
 
     Raises `InvalidInput`, `StoreUnavailable`.
     """

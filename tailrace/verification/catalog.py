@@ -36,17 +36,17 @@ class Whole:
 
 
 SegmentRepair = Callable[[StoredSegment, bytes | None, str], Awaitable[str]]
-"""Given a segment, its bytes if they read well, else why not: what was done, or nothing."""
+"""Takes a segment, its bytes if they are intact, and else the reason; returns what it did."""
 
 
 async def nothing(_segment: StoredSegment, _body: bytes | None, _reason: str) -> str:
-    """Mends nothing."""
+    """Repairs nothing."""
     return ""
 
 
 @dataclass(slots=True)
 class Catalog:
-    """All segments that were there at the last `refresh`."""
+    """The segments that existed at the last `refresh`."""
 
     store: ObjectStore
     findings: Findings
@@ -57,7 +57,7 @@ class Catalog:
     _gaps: set[tuple[str, int]] = field(default_factory=set)
 
     def segments(self) -> list[Whole]:
-        """Those that read well, by node and number."""
+        """The readable segments, by node and number."""
         found = [self._whole[key] for key in self._listed]
         return sorted((s for s in found if s is not None), key=lambda s: (s.node, s.seq))
 
@@ -166,7 +166,7 @@ class Catalog:
 
 
 def settled(segments: Sequence[Whole], marks: Mapping[str, Watermark]) -> list[Whole]:
-    """Those whose lines are in their runs' texts, or left out for good."""
+    """The segments whose lines are in their runs' logs, or are left out for good."""
     return [s for s in segments if s.seq <= marks.get(s.node, Watermark()).seq]
 
 

@@ -31,7 +31,7 @@ _READ_ALL: Final = (
 
 @dataclass(slots=True)
 class TableFiles:
-    """What is known of them; a file that is not as the log says is told when it is found."""
+    """The state of the table's files; a file that differs from the log is reported when found."""
 
     store: ObjectStore
     database: Database
@@ -40,7 +40,7 @@ class TableFiles:
     _bad: set[str] = field(default_factory=set)
 
     async def usable(self, files: Iterable[TableFile]) -> list[TableFile]:
-        """Those that are there and not known to be unreadable. Raises `StoreUnavailable`."""
+        """The files that exist and are not known to be unreadable. Raises `StoreUnavailable`."""
         wanted = list(files)
         turns = asyncio.Semaphore(_AT_ONCE)
 
@@ -53,7 +53,7 @@ class TableFiles:
         return [file for file in wanted if file.path not in self._bad]
 
     def unreadable(self, files: Sequence[TableFile]) -> bool:
-        """Reads each file whole, tells those that do not read, and says whether there is one."""
+        """Reads each file whole, reports unreadable ones, and returns whether there are any."""
         found = False
         for file in files:
             if file.path in self._bad:
@@ -61,7 +61,7 @@ class TableFiles:
             try:
                 self.database.number(_READ_ALL, {"files": [literal(file.uri)]})
             except Damaged as error:
-                self._tell(file, str(error))
+                self._report(file, str(error))
                 found = True
         return found
 
@@ -76,11 +76,11 @@ class TableFiles:
         finally:
             self.findings.count("table files")
         if size != file.size:
-            self._tell(file, f"{size} bytes where the table's log says {file.size}")
+            self._report(file, f"{size} bytes where the table's log says {file.size}")
         else:
             self._good.add(file.path)
 
-    def _tell(self, file: TableFile, detail: str) -> None:
+    def _report(self, file: TableFile, detail: str) -> None:
         self._bad.add(file.path)
         self.findings.add("table-file-damaged", file.path, detail, lines=file.rows)
 

@@ -48,7 +48,7 @@ _NEWS = (
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """Of one store; `placement` syncs what delta-rs leaves to the system."""
+    """Repairs segments of one store; `placement` syncs the log, which delta-rs does not."""
 
     store: ObjectStore
     table: Table

@@ -121,7 +121,7 @@ class Texts:
         return self.chunks.index_key(run.manifest.key, chunk)
 
     async def _there(self, run: RunText, chunk: Chunk) -> ObjectInfo | None:
-        """The text, if it and its index can be read; what is not as it must be is told."""
+        """The text, if it and its index can be read; faults are reported."""
         text_key, index_key = (
             self.chunks.text_key(run.manifest.key, chunk),
             self._index_key(run, chunk),
@@ -197,7 +197,7 @@ class _Text(Damaged):
 
 
 def _wrong(manifest: Manifest, chunk: Chunk, text: ObjectInfo | None) -> str:
-    """What is wrong with the object at the text's key, nothing if it is what it must be."""
+    """Describes what is wrong with the object at the text's key; empty if nothing is."""
     if text is None:
         return "it is missing"
     if chunk.kind == "logs":

@@ -97,7 +97,7 @@ def oldest_kept(snapshot: Snapshot) -> str:
 
 
 def tiles(files: Sequence[TableFile]) -> Iterator[Tile]:
-    """All of the table and of time, in order."""
+    """Divides the table, and all of time, into tiles in order."""
     ordered = sorted(files, key=lambda f: (f.date, f.hour, f.path))
     low, taken, size = _LOWEST, list[TableFile](), 0
     for file in ordered:
@@ -127,7 +127,10 @@ class TableCheck:
     has_manifest: Callable[[RunKey], Awaitable[bool]]
 
     async def check(self, snapshot: Snapshot, segments: Segments) -> None:
-        """All tiles. Raises `StoreUnavailable`; `Damaged` if segments were removed meanwhile."""
+        """Checks all tiles.
+
+        Raises `StoreUnavailable`; `Damaged` if segments were removed meanwhile.
+        """
         expired = oldest_kept(snapshot)
         for tile in tiles(snapshot.files):
             await self._tile(tile, segments, expired)
@@ -176,7 +179,7 @@ class TableCheck:
             pass
 
     def _statistics(self, files: Mapping[str, TableFile]) -> None:
-        """What the log says of each file is what it has, and all of that is of its hour."""
+        """Compares each file with its statistics in the log, and with its hour."""
         found = {row[0]: row[1:] for row in self._rows(_FILES, {})}
         for uri, file in files.items():
             count, low, high = found.get(uri, (0, None, None))

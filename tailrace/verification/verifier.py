@@ -43,7 +43,7 @@ _TRIES = 4
 
 @dataclass(slots=True)
 class Verifier:
-    """Of one store; every run is kept for `expiration_days`, 0 if for ever."""
+    """Verifies one store; every run is kept for `expiration_days`, 0 if for ever."""
 
     store: ObjectStore
     table: Table
@@ -69,7 +69,7 @@ class Verifier:
         )
 
     async def verify(self, fs: FileSystem, data: str, *, repair: bool) -> None:
-        """Everything; a fault is told when it is found.
+        """Verifies everything, and reports each fault when it is found.
 
         Raises `StoreUnavailable`; `Damaged` only if the store moves faster than it is read.
         """

@@ -26,7 +26,7 @@ _SPILL_BYTES: Final = 64 << 30
 
 
 async def verify(settings: Settings, findings: Findings, spill: str, *, repair: bool) -> None:
-    """Compares everything and tells `findings`; `spill` is a folder for what memory does not hold.
+    """Compares everything into `findings`; `spill` is a folder for data that exceeds memory.
 
     Raises `StoreUnavailable`, `LimitReached` if memory and spill do not do, `Damaged` if the
     store moves faster than it is read.

@@ -35,7 +35,7 @@ from logstore.errors import (
 
 
 class Meaning(Enum):
-    """What a failure says about the request."""
+    """The effect of a failed request, as far as the failure tells."""
 
     DONE_NOTHING = "done nothing"
     UNCLEAR = "unclear"
@@ -111,7 +111,7 @@ class Failure:
 
     @property
     def hint(self) -> str | None:
-        """What a person can do about the error."""
+        """Advice for the operator."""
         if self.code.lower().startswith("kms") and self.code not in _HINTS:
             return "The server cannot use that key: look at s3.kms_key_id and at the key's policy."
         return _HINTS.get(self.code)
@@ -139,7 +139,7 @@ class Failure:
 
 
 def failure_of(error: Exception) -> Failure | None:
-    """What an error of botocore or aiohttp means; None for other errors, which are bugs."""
+    """Classifies an error of botocore or aiohttp; None for other errors, which are bugs."""
     if isinstance(error, botocore_errors.ClientError):
         return _answered(error.response)
     if isinstance(error, botocore_errors.ParamValidationError):

@@ -111,7 +111,7 @@ def _is_gone(entry: Mapping[str, Any]) -> bool:
 
 
 class Uploads:
-    """All uploads below the store's prefix, whoever began them."""
+    """The uncompleted uploads below the store's prefix, of all programs."""
 
     def __init__(self, requests: Requests, place: Place, *, by_prefix: bool) -> None:
         self._requests = requests

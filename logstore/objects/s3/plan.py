@@ -50,7 +50,7 @@ class Given:
 
     @property
     def size(self) -> int:
-        """Their number."""
+        """The number of bytes."""
         return len(self.data)
 
     def split(self, size: int) -> tuple[Given, Given]:
@@ -66,7 +66,7 @@ class Sent:
 
     @property
     def size(self) -> int:
-        """Its bytes."""
+        """The number of bytes of the part."""
         return sum([piece.size for piece in self.pieces])
 
 

@@ -42,7 +42,7 @@ class _Begin(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is to be written: its key, condition and metadata."""
+    """The key, condition and metadata of a write."""
 
     key: str
     if_absent: bool
