@@ -112,10 +112,10 @@ class Drivers:
 Simulation = Callable[[Drivers], Coroutine[Any, Any, None]]
 
 
-def play(story: Simulation) -> None:
-    """The story, in virtual time."""
+def play(scenario: Simulation) -> None:
+    """The scenario, in virtual time."""
 
     async def go(clock: VirtualClock) -> None:
-        await story(Drivers(clock))
+        await scenario(Drivers(clock))
 
     simulate(go, start_ms=START_MS)

@@ -24,7 +24,7 @@ from compactor.spark.engine import Engine
 from compactor.spark.session import Session
 from logstore import keys, ulid
 from logstore.batch import RunKey
-from logstore.clock import SystemClock, system_entropy
+from logstore.clock import system_entropy
 from logstore.disk import Disk
 from logstore.objects.local import LocalStore
 from logstore.objects.settings import StoreSettings
@@ -36,6 +36,7 @@ from logstore.table.options import open_table
 from logstore.table.snapshot import Snapshot, TableFile
 from tests.batches import make_batches
 from tests.servers.minio import Bucket
+from tests.simulation.clocks import ShiftedClock
 from tests.simulation.outside import Outside, OutsideStore
 
 T = TypeVar("T")
@@ -44,16 +45,6 @@ HOUR = 3_600_000
 
 Batch = tuple[RunKey, int, bytes]
 Record = tuple[str, str, str, str]  # fqn, run, ulid, message
-
-
-@dataclass
-class ShiftedClock(SystemClock):
-    """The machine's clock, moved by some milliseconds."""
-
-    shift_ms: int = 0
-
-    def now_ms(self) -> int:
-        return super().now_ms() + self.shift_ms
 
 
 def batch(fqn: str, run: str, at_ms: int, lines: int, *, salt: int = 0, tag: str = "") -> Batch:

@@ -17,7 +17,7 @@ NODES = ["a", "b", "c", "d"]
 
 
 def test_one_driver_has_all_and_gives_all_back() -> None:
-    async def story(drivers: Drivers) -> None:
+    async def scenario(drivers: Drivers) -> None:
         async with drivers.joined("x") as assignment:
             assert await assignment.claim(NODES, NODES) == NODES
             settled = [assignment.settled]
@@ -32,11 +32,11 @@ def test_one_driver_has_all_and_gives_all_back() -> None:
         async with drivers.joined("y") as assignment:
             assert await assignment.claim(NODES, NODES) == NODES, "free at once"
 
-    play(story)
+    play(scenario)
 
 
 def test_what_another_driver_holds_is_left_to_it() -> None:
-    async def story(drivers: Drivers) -> None:
+    async def scenario(drivers: Drivers) -> None:
         async with drivers.joined("x") as first, drivers.joined("y") as second:
             assert await first.claim(NODES, NODES) == NODES
             assert await second.claim(NODES, NODES) == []
@@ -44,11 +44,11 @@ def test_what_another_driver_holds_is_left_to_it() -> None:
                 second.check(["a"])
             first.check(NODES)
 
-    play(story)
+    play(scenario)
 
 
 def test_nodes_are_handed_over_between_batches_until_each_has_its_part() -> None:
-    async def story(drivers: Drivers) -> None:
+    async def scenario(drivers: Drivers) -> None:
         async with drivers.joined("x") as first, drivers.joined("y") as second:
             await first.claim(NODES, NODES)
             mine: list[str] = []
@@ -62,12 +62,12 @@ def test_nodes_are_handed_over_between_batches_until_each_has_its_part() -> None
             assert sorted(mine + theirs) == NODES
             assert (len(mine), len(theirs)) == (2, 2)
 
-    play(story)
+    play(scenario)
 
 
 @pytest.mark.parametrize("nodes", [["a", "b"], ["a", "b", "c"], NODES])
 def test_one_that_comes_when_all_is_taken_waits_for_its_part(nodes: list[str]) -> None:
-    async def story(drivers: Drivers) -> None:
+    async def scenario(drivers: Drivers) -> None:
         async with drivers.joined("x") as first, drivers.joined("y") as second:
             assert await first.claim(nodes, nodes) == nodes
 
@@ -87,18 +87,18 @@ def test_one_that_comes_when_all_is_taken_waits_for_its_part(nodes: list[str]) -
             assert sorted(mine + theirs) == nodes
             assert abs(len(mine) - len(theirs)) <= 1
 
-    play(story)
+    play(scenario)
 
 
 def test_one_that_is_owed_nothing_does_not_wait() -> None:
-    async def story(drivers: Drivers) -> None:
+    async def scenario(drivers: Drivers) -> None:
         async with drivers.joined("x") as first, drivers.joined("y") as second:
             assert await second.wait() is False, "it has not asked"
             assert await first.claim(["a"], ["a"]) == ["a"]
             assert await second.claim(["a"], ["a"]) == []
             assert await second.wait() is False
 
-    play(story)
+    play(scenario)
 
 
 async def waited(drivers: Drivers, assignment: Assignment) -> float:
@@ -110,7 +110,7 @@ async def waited(drivers: Drivers, assignment: Assignment) -> float:
 
 
 def test_the_dead_and_the_stubborn_are_not_waited_for_without_end() -> None:
-    async def story(drivers: Drivers) -> None:
+    async def scenario(drivers: Drivers) -> None:
         await drivers.killed("x", NODES)
         async with drivers.joined("y") as assignment:
             assert 50 <= await waited(drivers, assignment) <= 80, "until it counts as gone"
@@ -120,21 +120,21 @@ def test_the_dead_and_the_stubborn_are_not_waited_for_without_end() -> None:
             assert await stubborn.claim(NODES, NODES) == NODES
             assert 0 <= await waited(drivers, assignment) - PATIENCE_SECONDS <= 5
 
-    play(story)
+    play(scenario)
 
 
 def test_leases_are_kept_however_long_a_batch_takes() -> None:
-    async def story(drivers: Drivers) -> None:
+    async def scenario(drivers: Drivers) -> None:
         async with drivers.joined("x") as assignment:
             await assignment.claim(NODES, NODES)
             await drivers.clock.sleep(5 * LIMITS.lease_seconds)
             assignment.check(NODES)
 
-    play(story)
+    play(scenario)
 
 
 def test_nodes_of_a_killed_driver_are_taken_over_when_its_time_is_over() -> None:
-    async def story(drivers: Drivers) -> None:
+    async def scenario(drivers: Drivers) -> None:
         await drivers.killed("x", NODES)
         async with drivers.joined("y") as assignment:
             await drivers.clock.sleep(LIMITS.lease_seconds - 1)
@@ -142,21 +142,21 @@ def test_nodes_of_a_killed_driver_are_taken_over_when_its_time_is_over() -> None
             await drivers.clock.sleep(4)
             assert await assignment.claim(NODES, NODES) == NODES
 
-    play(story)
+    play(scenario)
 
 
 def test_a_driver_that_starts_again_as_who_it_was_need_not_wait() -> None:
-    async def story(drivers: Drivers) -> None:
+    async def scenario(drivers: Drivers) -> None:
         await drivers.killed("x", NODES, configured=True)
         await drivers.clock.sleep(1)
         async with drivers.driver("x", configured=True).joined() as assignment:
             assert await assignment.claim(NODES, NODES) == NODES
 
-    play(story)
+    play(scenario)
 
 
 def test_a_driver_that_was_suspended_learns_that_its_nodes_are_anothers() -> None:
-    async def story(drivers: Drivers) -> None:
+    async def scenario(drivers: Drivers) -> None:
         zombie = await drivers.forsaken("x", NODES)
         zombie.check(NODES)
         await drivers.clock.sleep(LIMITS.lease_seconds + 3)
@@ -166,11 +166,11 @@ def test_a_driver_that_was_suspended_learns_that_its_nodes_are_anothers() -> Non
                 zombie.check(["a"])
             assert await zombie.claim(NODES, NODES) == []
 
-    play(story)
+    play(scenario)
 
 
 def test_a_lease_that_somebody_deleted_counts_not_found_and_stops_the_driver() -> None:
-    async def story(drivers: Drivers) -> None:
+    async def scenario(drivers: Drivers) -> None:
         async with drivers.joined("x") as assignment:
             await assignment.claim(NODES, NODES)
             partitions = drivers.leases("operator")
@@ -184,11 +184,11 @@ def test_a_lease_that_somebody_deleted_counts_not_found_and_stops_the_driver() -
             assert drivers.made[0].counters[SOURCE].not_found == 1
             assert await assignment.claim(NODES, NODES) == NODES, "made anew"
 
-    play(story)
+    play(scenario)
 
 
 def test_a_node_that_an_operator_failed_is_an_alarm_until_it_is_reset() -> None:
-    async def story(drivers: Drivers) -> None:
+    async def scenario(drivers: Drivers) -> None:
         async with drivers.joined("x") as assignment:
             await assignment.claim(NODES, NODES)
         partitions = drivers.leases("operator")
@@ -202,22 +202,22 @@ def test_a_node_that_an_operator_failed_is_an_alarm_until_it_is_reset() -> None:
             assert await assignment.claim(NODES, NODES) == NODES
             assert list(assignment.barred) == []
 
-    play(story)
+    play(scenario)
 
 
 def test_the_lease_of_a_node_without_segments_goes() -> None:
-    async def story(drivers: Drivers) -> None:
+    async def scenario(drivers: Drivers) -> None:
         async with drivers.joined("x") as assignment:
             await assignment.claim(NODES, NODES)
         async with drivers.joined("x") as assignment:
             assert await assignment.claim(["a", "c"], ["c"]) == ["c"]
         assert list(await drivers.seen()) == ["compact/a", "compact/c"]
 
-    play(story)
+    play(scenario)
 
 
 def test_a_store_that_is_away_is_an_error_and_never_no_work() -> None:
-    async def story(drivers: Drivers) -> None:
+    async def scenario(drivers: Drivers) -> None:
         async with drivers.joined("x") as assignment:
             drivers.store.schedule = Schedule(dict.fromkeys(range(1, 100), Fault.UNAVAILABLE))
             with pytest.raises(StoreUnavailable):
@@ -229,11 +229,11 @@ def test_a_store_that_is_away_is_an_error_and_never_no_work() -> None:
         drivers.store.schedule = Schedule.none()
         assert all(entry.held for entry in (await drivers.seen()).values())
 
-    play(story)
+    play(scenario)
 
 
 def test_one_driver_costs_few_requests_of_the_store() -> None:
-    async def story(drivers: Drivers) -> None:
+    async def scenario(drivers: Drivers) -> None:
         many = [f"node-{i:02}" for i in range(20)]
         counts = []
         for _ in range(3):
@@ -250,4 +250,4 @@ def test_one_driver_costs_few_requests_of_the_store() -> None:
             await drivers.clock.sleep(3600)
         assert drivers.store.calls[before:] == [], "nothing to do, nothing leased"
 
-    play(story)
+    play(scenario)

@@ -54,7 +54,7 @@ async def compact(lake: Lake, assigner: Assigner) -> Report:
 def test_a_driver_takes_all_in_and_leaves_all_free(lake: Lake) -> None:
     segments_without_rows(lake, 2)
 
-    async def story() -> Report:
+    async def scenario() -> Report:
         async with sharing_of(lake) as assigner:
             report = await compact(lake, assigner)
             assert {entry.status.value for entry in await leases_of(lake.store)} == {"CLOSED"}
@@ -64,7 +64,7 @@ def test_a_driver_takes_all_in_and_leaves_all_free(lake: Lake) -> None:
             assert [e.version for e in await leases_of(lake.store)] == [e.version for e in before]
             return report
 
-    report = lake.run(story())
+    report = lake.run(scenario())
     assert (report.segments, report.held_elsewhere) == (8, 0)
     assert report.leases == {
         "partitionsCreatedCount": 4, "partitionsAcquired": 4, "partitionsClosed": 4
@@ -75,7 +75,7 @@ def test_a_driver_takes_all_in_and_leaves_all_free(lake: Lake) -> None:
 def test_what_another_driver_holds_is_said_and_left_alone(lake: Lake) -> None:
     lake.put_bytes(keys.segment("a", 1), b"not a segment")
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with sharing_of(lake) as one, sharing_of(lake) as other:
             async with one.joined() as assignment:
                 assert await assignment.claim(["a"], ["a"]) == ["a"]
@@ -84,18 +84,18 @@ def test_what_another_driver_holds_is_said_and_left_alone(lake: Lake) -> None:
                 assert orjson.loads(report.line())["held_elsewhere"] == 1
             assert (await compact(lake, other)).segments == 1
 
-    lake.run(story())
+    lake.run(scenario())
 
 
 def test_two_at_once_take_each_segment_in_once(lake: Lake) -> None:
     segments_without_rows(lake, 5)
 
-    async def story() -> list[Report]:
+    async def scenario() -> list[Report]:
         async with sharing_of(lake) as one, sharing_of(lake) as other:
             reports = await asyncio.gather(*[compact(lake, who) for who in (one, other)])
             return [*reports, await compact(lake, one)]
 
-    reports = lake.run(story())
+    reports = lake.run(scenario())
     assert sum(report.segments for report in reports) == 20
     assert reports[-1].held_elsewhere == 0
     assert lake.snapshot().marks(NODES) == dict.fromkeys(NODES, 5)
@@ -130,7 +130,7 @@ def test_a_batch_of_a_lost_node_is_not_committed_and_the_rest_is_planned_anew(la
 def test_a_node_that_an_operator_failed_waits_with_an_alarm(lake: Lake) -> None:
     segments_without_rows(lake, 1)
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with sharing_of(lake) as assigner:
             await compact(lake, assigner)
             for node in NODES:
@@ -145,7 +145,7 @@ def test_a_node_that_an_operator_failed_waits_with_an_alarm(lake: Lake) -> None:
             await admin.reset("compactor|compact", "compact/b")
             assert (await compact(lake, assigner)).segments == 1
 
-    lake.run(story())
+    lake.run(scenario())
 
 
 def test_only_who_locked_the_folder_is_the_successor_of_who_did_before(
@@ -159,7 +159,7 @@ def test_only_who_locked_the_folder_is_the_successor_of_who_did_before(
             entry.owner and entry.owner.rpartition("/")[0] for entry in await leases_of(lake.store)
         ]
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with sharing_of(lake) as first:
             async with first.joined() as assignment:
                 await assignment.claim(["a"], ["a"])
@@ -176,14 +176,14 @@ def test_only_who_locked_the_folder_is_the_successor_of_who_did_before(
             await assignment.claim(["a"], ["a"])
             assert await owners() == [f"{host}:{lake.data}"]
 
-    lake.run(story())
+    lake.run(scenario())
 
 
 def test_leases_in_memory_share_with_nobody(lake: Lake) -> None:
     segments_without_rows(lake, 1)
     memory = SourceCoordination.model_validate({"store": {"in_memory": None}})
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with (
             sharing_of(lake, source_coordination=memory) as one,
             sharing_of(lake, source_coordination=memory) as other,
@@ -193,17 +193,17 @@ def test_leases_in_memory_share_with_nobody(lake: Lake) -> None:
                 assert (await compact(lake, other)).segments == 4
         assert [info.key async for info in lake.store.list(keys.PARTITIONS)] == []
 
-    lake.run(story())
+    lake.run(scenario())
 
 
 def test_the_lease_is_as_long_as_the_setting_says(lake: Lake) -> None:
     limits = Compaction(lease_seconds=77)
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with sharing_of(lake, compaction=limits) as assigner, assigner.joined() as assignment:
             before = CLOCK.now_ms()
             await assignment.claim(["a"], ["a"])
             (entry,) = await leases_of(lake.store)
             assert before <= entry.until_ms - 77_000 <= CLOCK.now_ms()
 
-    lake.run(story())
+    lake.run(scenario())

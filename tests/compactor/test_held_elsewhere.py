@@ -42,14 +42,14 @@ async def compact(lake: Lake, *flags: str) -> asyncio.subprocess.Process:
 def test_it_says_who_has_the_work(lake: Lake) -> None:
     lake.put("a", [batch("f", "r", NOON, 3)])
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with another(lake):
             process = await compact(lake)
             out, errors = await process.communicate()
         assert (process.returncode, errors.decode().splitlines()) == (0, [HELD])
         assert b'"held_elsewhere":1' in out
 
-    lake.run(story())
+    lake.run(scenario())
 
 
 @pytest.mark.spark
@@ -57,7 +57,7 @@ def test_it_waits_for_the_work_when_told_to(lake: Lake) -> None:
     sent = batch("f", "r", NOON, 3)
     lake.put("a", [sent])
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with another(lake):
             process = await compact(lake, "--wait", "--quiet")
             assert process.stderr is not None
@@ -66,12 +66,12 @@ def test_it_waits_for_the_work_when_told_to(lake: Lake) -> None:
         assert (process.returncode, out) == (0, b""), errors
         assert HELD not in errors.decode()
 
-    lake.run(story())
+    lake.run(scenario())
     lake.holds([sent])
 
 
 def test_where_nothing_waits_it_says_so(lake: Lake) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         process = await compact(lake)
         out, errors = await process.communicate()
         assert (process.returncode, out) == (0, b"")
@@ -81,4 +81,4 @@ def test_where_nothing_waits_it_says_so(lake: Lake) -> None:
         assert process.returncode == 2
         assert b"--wait is for a single pass" in errors
 
-    lake.run(story())
+    lake.run(scenario())

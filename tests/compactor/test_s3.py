@@ -218,7 +218,7 @@ def test_two_drivers_lease_hours(lake: Lake, tmp_path: Path) -> None:
     settings = CompactorSettings(data=str(tmp_path), **lake.settings.model_dump(exclude={"data"}))
     clock, entropy = lake.clock, system_entropy()
 
-    async def story() -> tuple[Report, Report]:
+    async def scenario() -> tuple[Report, Report]:
         opened = [open_assigner(settings, lake.store, clock, entropy, Disk()) for _ in range(2)]
         during, after = Report(), Report()
         async with opened[0] as one, opened[1] as other:
@@ -230,7 +230,7 @@ def test_two_drivers_lease_hours(lake: Lake, tmp_path: Path) -> None:
             await rewrite_hours(second, after)
         return during, after
 
-    during, after = lake.run(story())
+    during, after = lake.run(scenario())
     assert (during.hours_held_elsewhere, during.hours_rewritten) == (2, 0)
     assert (after.hours_held_elsewhere, after.hours_rewritten) == (0, 2)
     lake.holds(lake.taken)

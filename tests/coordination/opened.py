@@ -20,6 +20,7 @@ from logstore.objects.remote import newest_date_of
 from tests.coordination.dynamodb.tables import standing
 from tests.servers.dynamodb import ACCESS_KEY, SECRET_KEY
 from tests.servers.minio import Bucket
+from tests.simulation.clocks import ShiftedClock
 
 KEYS = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
 
@@ -39,16 +40,6 @@ class FastClock(SystemClock):
         await asyncio.sleep(seconds / self.SPEED)
 
 
-class SkewedClock(SystemClock):
-    """A clock that somebody set wrong."""
-
-    def __init__(self, skew_ms: int) -> None:
-        self._skew_ms = skew_ms
-
-    def now_ms(self) -> int:
-        return super().now_ms() + self._skew_ms
-
-
 @asynccontextmanager
 async def in_folder(folder: str, _: int) -> AsyncIterator[tuple[PartitionStore, Clock]]:
     clock = FastClock()
@@ -59,7 +50,7 @@ async def in_folder(folder: str, _: int) -> AsyncIterator[tuple[PartitionStore, 
 
 @asynccontextmanager
 async def in_bucket(bucket: Bucket, skew_ms: int) -> AsyncIterator[tuple[PartitionStore, Clock]]:
-    clock = SkewedClock(skew_ms)
+    clock = ShiftedClock(skew_ms)
     async with bucket.open() as objects:
         time = StoreTime(clock, newest_date_of(objects))
         yield ObjectPartitions(objects, clock, SystemRandom(), time, shards=3), clock
@@ -69,7 +60,7 @@ async def in_bucket(bucket: Bucket, skew_ms: int) -> AsyncIterator[tuple[Partiti
 async def in_table(
     settings: DynamoDbSettings, skew_ms: int
 ) -> AsyncIterator[tuple[PartitionStore, Clock]]:
-    clock = SkewedClock(skew_ms)
+    clock = ShiftedClock(skew_ms)
     with patch.dict(os.environ, KEYS):  # it checks none, but botocore wants one to sign with
         async with standing(settings, clock=clock) as store:
             yield store, clock

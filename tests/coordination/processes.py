@@ -67,11 +67,11 @@ class World:
         return found
 
 
-def told(story: Callable[[World], Coroutine[Any, Any, T]]) -> T:
-    """The story of a world, in leaping time."""
+def told(scenario: Callable[[World], Coroutine[Any, Any, T]]) -> T:
+    """The scenario of a world, in leaping time."""
 
     async def whole(clock: VirtualClock) -> T:
-        return await story(World(clock))
+        return await scenario(World(clock))
 
     return simulate(whole, start_ms=START_MS)
 

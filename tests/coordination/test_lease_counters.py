@@ -32,7 +32,7 @@ def world(clock: VirtualClock) -> tuple[FaultyStore, NamedLeases, NamedLeases]:
 
 
 def test_each_source_has_its_own_counts() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         _, a, b = world(clock)
         held = await a.acquire(MINE)
         swept = await a.acquire(RUN)
@@ -48,11 +48,11 @@ def test_each_source_has_its_own_counts() -> None:
         assert a.counters["sweep"] == CoordinationCounters(acquired=1, deleted=1)
         assert b.counters["text"] == CoordinationCounters(none_acquired=1)
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)
 
 
 def test_a_lease_whose_object_somebody_deleted_is_not_found_and_stops_its_worker() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         store, a, _ = world(clock)
         held = await a.acquire(MINE)
         assert held is not None
@@ -66,11 +66,11 @@ def test_a_lease_whose_object_somebody_deleted_is_not_found_and_stops_its_worker
         assert a.counters["text"].not_found == 1
         assert [info.key async for info in store.list("coordination/")] == []
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)
 
 
 def test_a_lease_that_another_has_is_not_owned() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         _, a, b = world(clock)
         held = await a.acquire(MINE)
         await clock.sleep(TIMEOUT + 3)
@@ -82,11 +82,11 @@ def test_a_lease_that_another_has_is_not_owned() -> None:
         await a.release(held)
         assert a.counters["text"].given_up == 0
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)
 
 
 def test_a_heartbeat_that_the_store_refused() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         store, a, _ = world(clock)
         held = await a.acquire(MINE)
         store.schedule = Schedule(dict.fromkeys(range(1, 100), Fault.UNAVAILABLE))
@@ -95,4 +95,4 @@ def test_a_heartbeat_that_the_store_refused() -> None:
         assert held.valid()
         assert a.counters["text"] == CoordinationCounters(acquired=1, renewal_errors=1)
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)

@@ -69,7 +69,7 @@ async def trouble(world: World, random: Random, processes: list[Process], sink: 
 
 @pytest.mark.parametrize("seed", [*seeds(8), 610])
 def test_every_partition_is_done_exactly_once_whatever_happens(seed: int) -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         random = Random(seed)
         sink = Sink()
         processes = [
@@ -100,7 +100,7 @@ def test_every_partition_is_done_exactly_once_whatever_happens(seed: int) -> Non
         for process in processes:
             await process.end()
 
-    told(story)
+    told(scenario)
 
 
 async def done(world: World) -> bool:
@@ -110,7 +110,7 @@ async def done(world: World) -> bool:
 
 def test_the_same_seed_takes_the_same_course() -> None:
     def course(seed: int) -> list[tuple[str, list[tuple[int, int]]]]:
-        async def story(world: World) -> list[tuple[str, list[tuple[int, int]]]]:
+        async def scenario(world: World) -> list[tuple[str, list[tuple[int, int]]]]:
             sink = Sink()
             random = Random(seed)
             process = Process(world, "P", random, sink, LIMITS, supplier=listing)
@@ -119,6 +119,6 @@ def test_the_same_seed_takes_the_same_course() -> None:
             await asyncio.sleep(0)
             return list(sink.lines.items())
 
-        return told(story)
+        return told(scenario)
 
     assert course(1) == course(1) != course(2)

@@ -9,7 +9,7 @@ import pytest
 from coordination.storetime import WINDOW_SECONDS, StoreTime
 from logstore.objects.remote import DateSample
 from tests.seeds import seeds
-from tests.simulation.moved_clock import MovedClock
+from tests.simulation.clocks import ManualClock
 
 EPOCH_MS = 1_750_000_000_000
 
@@ -18,7 +18,7 @@ class Server:
     """A store whose clock is `ahead_ms` of the machine's running one."""
 
     def __init__(self) -> None:
-        self.machine = MovedClock()
+        self.machine = ManualClock()
         self.ahead_ms = EPOCH_MS
         self.newest: DateSample | None = None
         self.time = StoreTime(self.machine, lambda: self.newest)

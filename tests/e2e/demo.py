@@ -45,7 +45,7 @@ Texts = dict[RunKey, bytes]
 
 
 class Demo:
-    """The story of one folder, and the list of what went wrong."""
+    """The scenario of one folder, and the list of what went wrong."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self._folder = folder

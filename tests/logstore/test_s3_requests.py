@@ -21,7 +21,7 @@ from logstore.objects.s3.place import MARK, Keeping, Place
 from logstore.objects.s3.plan import PartLimits
 from logstore.objects.s3.requests import Requests, Tries
 from logstore.objects.s3.writes import Target, Writes
-from tests.service.runs.world import TestClock
+from tests.simulation.clocks import ManualClock
 
 LOST = vendor.ReadTimeoutError(endpoint_url="http://store")
 
@@ -85,7 +85,7 @@ SINCE = Since()
 
 
 def put(client: Scripted, *, if_absent: bool) -> Callable[[], Awaitable[Any]]:
-    clock, dice = TestClock(), Random(1)
+    clock, dice = ManualClock(), Random(1)
     requests = Requests(client, "bucket", clock, dice, Tries(3, 0.1))
     place = Place("bucket", "")
     writes = Writes(requests, place, Keeping(), PartLimits(), clock, dice)
@@ -153,7 +153,7 @@ async def test_a_refused_condition_that_nobody_made_is_no_condition() -> None:
 
 
 async def test_tries_are_bounded_and_pauses_grow_with_jitter() -> None:
-    clock = TestClock()
+    clock = ManualClock()
 
     def pauses(seed: int, count: int) -> list[float]:
         return list(Requests(None, "b", clock, Random(seed), Tries(count, 0.1)).pauses())
@@ -174,7 +174,7 @@ async def test_a_read_says_at_last_what_the_server_said() -> None:
         async def head_object(self, **_: Any) -> None:
             raise SLOW
 
-    requests = Requests(Away(), "b", TestClock(), Random(1), Tries(3, 0.1))
+    requests = Requests(Away(), "b", ManualClock(), Random(1), Tries(3, 0.1))
     with pytest.raises(StoreUnavailable, match="head k: SlowDown"):
         await requests.ask("head_object", "head k", Key="k")
     assert requests.made == {"head_object": 3}
@@ -187,7 +187,7 @@ async def test_what_is_not_there_is_asked_for_once() -> None:
         async def head_object(self, **_: Any) -> None:
             raise refusal("404", 404)
 
-    requests = Requests(Empty(), "b", TestClock(), Random(1), Tries(3, 0.1))
+    requests = Requests(Empty(), "b", ManualClock(), Random(1), Tries(3, 0.1))
     with pytest.raises(NotFound):
         await requests.ask("head_object", "head k", Key="k")
     assert requests.made == {"head_object": 1}

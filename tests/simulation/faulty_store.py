@@ -33,8 +33,8 @@ class Fault(Enum):
     CRASH_AFTER = "crash after"
 
 
-# What a story that dies at each of its steps meets: dying before a step leaves what dying after
-# the one before it left, so that those are the same stories told again.
+# The faults of a scenario that dies at each of its steps: dying before a step leaves what dying
+# after the step before it left, so those scenarios would be run twice.
 AT_EACH_STEP = tuple(fault for fault in Fault if fault is not Fault.CRASH_BEFORE)
 
 

@@ -94,7 +94,7 @@ class PowerCutFileSystem:
         """What `reboot` would give now; this one lives on.
 
         Called from `at_cut_point`, which is told the number of each call at the moment
-        where the power may go, it spares telling a long story anew for every call.
+        where the power may go, it spares telling a long scenario anew for every call.
         """
         dice = Random(seed)
         copies: dict[int, Inode] = {}
@@ -264,7 +264,7 @@ class PowerCutFileSystem:
         """At least `wanted` bytes, or exactly how many are free.
 
         All files are measured only where they might be too many: no file is larger than the sum of
-        what was ever added, and stories write some hundred thousand times to thousands of files.
+        what was ever added, and scenarios write some hundred thousand times to thousands of files.
         """
         self.grown_bytes += wanted
         return wanted if self.grown_bytes <= self.capacity_bytes else self.free_bytes("/")

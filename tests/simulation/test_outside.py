@@ -44,7 +44,7 @@ def test_time_stands_still_while_somebody_waits_outside(outside: Outside) -> Non
         await asyncio.to_thread(answer.wait)
         return "answer"
 
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         waiting = asyncio.create_task(outside.call(slow()))
         sleeping = asyncio.create_task(clock.sleep(3600))
         threading.Timer(0.1, answer.set).start()
@@ -53,7 +53,7 @@ def test_time_stands_still_while_somebody_waits_outside(outside: Outside) -> Non
         await sleeping
         assert clock.now_ms() == START_MS + 3_600_000
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)
 
 
 def test_whoever_gives_up_takes_the_call_back(outside: Outside) -> None:
@@ -65,7 +65,7 @@ def test_whoever_gives_up_takes_the_call_back(outside: Outside) -> None:
         finally:
             ended.set()
 
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         waiting = asyncio.create_task(outside.call(endless()))
         await asyncio.sleep(0)
         waiting.cancel()
@@ -73,12 +73,12 @@ def test_whoever_gives_up_takes_the_call_back(outside: Outside) -> None:
             await waiting
         await clock.sleep(60)
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)
     assert ended.wait(120)
 
 
 def test_objects_are_as_old_as_the_asking_world_says(outside: Outside, tmp_path: Path) -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         store = OutsideStore(local(tmp_path), outside, clock)
         await store.put("old", b"1")
         await clock.sleep(86_400)
@@ -87,4 +87,4 @@ def test_objects_are_as_old_as_the_asking_world_says(outside: Outside, tmp_path:
         assert ages == {"new": 0, "old": 86_400_000}
         assert (await store.head("old")).modified_ms == START_MS
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)

@@ -1,7 +1,7 @@
 """An event loop whose time leaps: nobody waits, and every run takes the same course.
 
-    result = simulate(story, start_ms=…)            # `story(clock)` is a coroutine
-    simulate(story, start_ms=…, halted=lambda: fs.dead)
+    result = simulate(scenario, start_ms=…)            # `scenario(clock)` is a coroutine
+    simulate(scenario, start_ms=…, halted=lambda: fs.dead)
 
 When nothing is ready, time moves to the next timer at once. So hours of back-off and
 flushing pass in milliseconds, and with blocking work done in place, calls come in the
@@ -106,15 +106,15 @@ class VirtualClock:
 
 
 def simulate(
-    story: Callable[[VirtualClock], Coroutine[Any, Any, T]],
+    scenario: Callable[[VirtualClock], Coroutine[Any, Any, T]],
     *,
     start_ms: int,
     halted: Callable[[], bool] = lambda: False,
 ) -> T:
-    """What `story` gives. Raises what it raises, and `Halted`."""
+    """The result of `scenario`. Raises what it raises, and `Halted`."""
     loop = VirtualLoop(halted)
     try:
-        return loop.run_until_complete(story(VirtualClock(loop, start_ms)))
+        return loop.run_until_complete(scenario(VirtualClock(loop, start_ms)))
     finally:
         _end(loop)
 

@@ -11,24 +11,9 @@ import pytest
 from logstore.errors import NotFound, TailraceError, Unavailable
 from tailrace.events import EventParser
 from tailrace.tail import Follower, newest_run
+from tests.simulation.clocks import ManualClock
 
 Handler = Callable[[httpx.Request], httpx.Response]
-
-
-class QuickClock:
-    """A clock whose sleeps pass at once."""
-
-    def __init__(self) -> None:
-        self.elapsed = 0.0
-
-    def now_ms(self) -> int:
-        return int(self.elapsed * 1000)
-
-    def monotonic(self) -> float:
-        return self.elapsed
-
-    async def sleep(self, seconds: float) -> None:
-        self.elapsed += seconds
 
 
 class Cut(httpx.AsyncByteStream):
@@ -63,7 +48,7 @@ def _client(handler: Handler) -> httpx.AsyncClient:
 async def _follow(handler: Handler, after: str | None = None) -> tuple[str, Follower]:
     written: list[str] = []
     async with _client(handler) as client:
-        follower = Follower(client, QuickClock(), "a/b c", "r#1", written.append)
+        follower = Follower(client, ManualClock(), "a/b c", "r#1", written.append)
         await follower.follow(after)
     return "".join(written), follower
 

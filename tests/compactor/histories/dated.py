@@ -1,7 +1,7 @@
 """Days in a second: a world whose clock is moved by hand and whose files are dated by it.
 
 delta-rs dates its log and reckons ages by the machine's clock, and so does its vacuum. The
-story therefore lies in the past (`AHEAD_MS`), files are dated by its clock, and ages that
+scenario therefore lies in the past (`AHEAD_MS`), files are dated by its clock, and ages that
 delta-rs is asked about are lengthened by what lies between. What a version's time was is kept
 here.
 """
@@ -22,7 +22,7 @@ from logstore.filesystem import Mode
 T = TypeVar("T")
 HOUR_MS: Final = 3_600_000
 AHEAD_MS: Final = 400 * 24 * HOUR_MS
-"""How long ago a story begins."""
+"""How long ago a scenario begins."""
 
 
 class MovedClock:
@@ -30,7 +30,7 @@ class MovedClock:
 
     def __init__(self, ms: int | None = None) -> None:
         start = SystemClock().now_ms() - AHEAD_MS
-        # A whole hour, so that a story is the same whenever it is told.
+        # A whole hour, so that a scenario is the same whenever it runs.
         self.ms = start - start % HOUR_MS if ms is None else ms
 
     def now_ms(self) -> int:
@@ -64,7 +64,7 @@ class _DatedFile(DiskFile):
 
 @dataclass
 class DatedDisk(Disk):
-    """A disk that writes the story's time upon its files."""
+    """A disk that writes the scenario's time upon its files."""
 
     clock: MovedClock
 

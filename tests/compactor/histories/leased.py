@@ -1,6 +1,6 @@
-"""Leases of drivers whose time is the story's.
+"""Leases of drivers whose time is the scenario's.
 
-Heartbeats sleep until the story's time has come, which they see when their driver takes a step:
+Heartbeats sleep until the scenario's time has come, which they see when their driver takes a step:
 a process that stood still for an hour finds its leases lost, as it should.
 """
 
@@ -35,7 +35,7 @@ class Some(Alone):
 
 
 class PassingClock:
-    """The story's time, which passes where it is waited for."""
+    """The scenario's time, which passes where it is waited for."""
 
     def __init__(self, clock: MovedClock) -> None:
         self._clock = clock
@@ -51,7 +51,7 @@ class PassingClock:
 
 
 class DriverClock:
-    """The story's time, for whoever waits beside a pass; `wake` is called at its steps."""
+    """The scenario's time, for whoever waits beside a pass; `wake` is called at its steps."""
 
     def __init__(self, clock: MovedClock) -> None:
         self._clock = clock

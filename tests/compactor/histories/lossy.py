@@ -1,6 +1,6 @@
 """A table whose commits go wrong: answers are lost, attempts come late, the program dies.
 
-`LossyTable` is the table of one driver. Its time is the story's: see `dated.py`.
+`LossyTable` is the table of one driver. Its time is the scenario's: see `dated.py`.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Losses:
 class Versions:
     """What is known of a table's versions, which never change: when each came to be.
 
-    The newest is opened once and not by everybody who looks: half of a story's time went there.
+    The newest is opened once and not by everybody who looks: half of a scenario's time went there.
     """
 
     uri: str
@@ -124,7 +124,7 @@ class Versions:
 
 @dataclass(frozen=True)
 class _DatedLog:
-    """The log's folder, in which each version is as old as it is in the story."""
+    """The log's folder, in which each version is as old as it is in the scenario."""
 
     inner: LocalLogFolder
     made: Sequence[int]

@@ -10,7 +10,7 @@ model, and in the end, nothing is left of it all but the table.
 Each has some meetings that matter, too (`episodes.py`, `borders.py`). Which faults of a list are
 seen by how few seeds is told by `python -m tests.compactor.histories`.
 
-`make sim SEED=7` tells other stories than the first, `make sim SEED=7 COUNT=400` many.
+`make sim SEED=7` tells other scenarios than the first, `make sim SEED=7 COUNT=400` many.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def test_a_history_ends_as_the_model_says(tmp_path: Path, seed: int) -> None:
             world.upgrade()
             settle(world)
     except BaseException:
-        print("\n".join(world.story))
+        print("\n".join(world.scenario))
         raise
 
 

@@ -64,7 +64,7 @@ class World:
     runs: RunRetention = FOR_EVER
     clock: MovedClock = field(default_factory=MovedClock)
     model: Model = field(default_factory=Model)
-    story: list[str] = field(default_factory=list)
+    scenario: list[str] = field(default_factory=list)
     sent: list[Batch] = field(default_factory=list)
     _newer: dict[tuple[str, int], tuple[bytes, set[Record]]] = field(default_factory=dict)
     _restarted: bool = False
@@ -334,7 +334,7 @@ class World:
 
     def tell(self, line: str) -> None:
         """For who reads of a failure."""
-        self.story.append(line)
+        self.scenario.append(line)
 
     def _segment(self, node: str, batches: Sequence[Batch]) -> bytes:
         first = self._pos.get(node, 0)

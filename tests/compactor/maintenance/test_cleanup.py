@@ -18,7 +18,8 @@ from logstore.objects.local import LocalStore
 from logstore.runs.watermark import read_watermark
 from logstore.table.commit import Advance, commit_segments
 from tests.compactor.dated_store import DatedStore
-from tests.compactor.lake import HOUR, NOON, Lake, ShiftedClock, batch
+from tests.compactor.lake import HOUR, NOON, Lake, batch
+from tests.simulation.clocks import ShiftedClock
 from tests.simulation.faulty_store import Crash, Fault, FaultyStore, Schedule
 
 

@@ -68,7 +68,7 @@ def test_counters_rise_over_passes_and_restarts(tmp_path: Path) -> None:
 def test_a_pass_that_goes_on_is_counted_as_it_goes_and_once(tmp_path: Path) -> None:
     file = Textfile(Disk(), str(tmp_path / "c.prom"))
 
-    async def story(clock: VirtualClock) -> list[tuple[float | None, ...]]:
+    async def scenario(clock: VirtualClock) -> list[tuple[float | None, ...]]:
         seen = []
         passes = Passes(clock, [MetricsListener(clock, file)])
         async with passes.next() as report:
@@ -80,7 +80,7 @@ def test_a_pass_that_goes_on_is_counted_as_it_goes_and_once(tmp_path: Path) -> N
         samples = file.read()
         return [*seen, (value(samples, "segments"), value(samples, "running"))]
 
-    assert simulate(story, start_ms=1_795_262_400_000) == [(1, 1), (2, 1), (3, 1), (3, 0)]
+    assert simulate(scenario, start_ms=1_795_262_400_000) == [(1, 1), (2, 1), (3, 1), (3, 0)]
 
 
 def test_what_a_pass_has_not_looked_at_stays_as_it_was(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_what_could_not_be_written_is_owed_and_an_alarm(tmp_path: Path) -> None:
     assert isinstance(cast("File", NoRoom()), NoRoom)
     file = Textfile(disk, str(tmp_path / "c.prom"))
 
-    async def story(clock: VirtualClock) -> list[list[str]]:
+    async def scenario(clock: VirtualClock) -> list[list[str]]:
         passes = Passes(clock, [MetricsListener(clock, file)])
         async with passes.next() as first:
             first.segments = 3
@@ -186,7 +186,7 @@ def test_what_could_not_be_written_is_owed_and_an_alarm(tmp_path: Path) -> None:
         assert passes.alarmed
         return [first.alarms, second.alarms]
 
-    first, second = simulate(story, start_ms=1_795_262_400_000)
+    first, second = simulate(scenario, start_ms=1_795_262_400_000)
     assert len(first) == 1
     assert "cannot be written: No space left on device" in first[0]
     assert second == []
@@ -256,12 +256,12 @@ def test_a_metrics_own_name_decides_over_its_alias(names: tuple[str, str]) -> No
 def test_a_pass_that_breaks_off_is_told_and_goes_on_breaking_off(tmp_path: Path) -> None:
     file = Textfile(Disk(), str(tmp_path / "c.prom"))
 
-    async def story(clock: VirtualClock) -> Report:
+    async def scenario(clock: VirtualClock) -> Report:
         passes = Passes(clock, [MetricsListener(clock, file)])
         with pytest.raises(StoreUnavailable):
             async with passes.next() as report:
                 raise StoreUnavailable("no answer")
         return report
 
-    assert simulate(story, start_ms=1_795_262_400_000).error == "no answer"
+    assert simulate(scenario, start_ms=1_795_262_400_000).error == "no answer"
     assert value(file.read(), "passes", "failed") == 1

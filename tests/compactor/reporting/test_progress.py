@@ -69,10 +69,10 @@ def test_it_goes_from_nothing_to_all_and_leaves_nothing_behind() -> None:
     async def tasks() -> tuple[int, int]:
         return 1, 4
 
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         await _pass(clock, Passes(clock, [Progress(clock, terminal, tasks)]))
 
-    simulate(story, start_ms=1_795_262_400_000)
+    simulate(scenario, start_ms=1_795_262_400_000)
     lines = terminal.lines
     assert re.fullmatch(r"plan  0:00:0[01]  tasks 1/4", lines[1])
     shares = [int(found[1]) for line in lines if (found := re.search(r"(\d+)%", line))]
@@ -91,12 +91,12 @@ def heard(errors: io.StringIO, *, watched: bool = True) -> str:
     async def none() -> None:
         return None
 
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         settings = CompactorSettings(data="/nowhere")
         hearing = listeners(settings, clock, Disk(), none, out=out, errors=errors, watched=watched)
         await _pass(clock, Passes(clock, hearing))
 
-    simulate(story, start_ms=1_795_262_400_000)
+    simulate(scenario, start_ms=1_795_262_400_000)
     return out.getvalue()
 
 
@@ -126,7 +126,7 @@ def test_without_a_terminal_nothing_is_drawn() -> None:
 def test_a_pass_that_did_nothing_has_a_line_only_where_every_pass_has() -> None:
     asked, told = io.StringIO(), io.StringIO()
 
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         passes = Passes(clock, [Summary(asked), Summary(told, every=False)])
         async with passes.next():
             pass
@@ -137,7 +137,7 @@ def test_a_pass_that_did_nothing_has_a_line_only_where_every_pass_has() -> None:
         async with passes.next() as report:
             report.commits = 1
 
-    simulate(story, start_ms=1_795_262_400_000)
+    simulate(scenario, start_ms=1_795_262_400_000)
     lines = [orjson.loads(line) for line in asked.getvalue().splitlines()]
     assert [orjson.loads(line) for line in told.getvalue().splitlines()] == lines[1:]
     assert len(lines) == 4
@@ -146,10 +146,10 @@ def test_a_pass_that_did_nothing_has_a_line_only_where_every_pass_has() -> None:
 def test_the_summary_has_all_of_a_pass() -> None:
     out = io.StringIO()
 
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         await _pass(clock, Passes(clock, [Summary(out)]))
 
-    simulate(story, start_ms=1_795_262_400_000)
+    simulate(scenario, start_ms=1_795_262_400_000)
     line = orjson.loads(out.getvalue())
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line["began"])
     assert line["took_seconds"] == 24

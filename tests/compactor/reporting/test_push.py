@@ -51,7 +51,7 @@ def gateway(*, status: int = 200) -> Iterator[tuple[str, list[Request]]]:
 def told(address: str, *reports: int) -> list[Report]:
     """Passes of so many segments each, told to the gateway at their ends."""
 
-    async def story() -> list[Report]:
+    async def scenario() -> list[Report]:
         made = []
         listener = MetricsListener(SystemClock(), None, PushGateway(address, "host/1"))
         passes = Passes(SystemClock(), [listener])
@@ -61,7 +61,7 @@ def told(address: str, *reports: int) -> list[Report]:
             made.append(report)
         return made
 
-    return asyncio.run(story())
+    return asyncio.run(scenario())
 
 
 def test_it_gets_all_that_was_counted_under_this_host() -> None:

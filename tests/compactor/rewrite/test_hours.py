@@ -324,7 +324,7 @@ def test_hours_are_shared_by_leases_that_are_gone_afterwards(plain: Lake, tmp_pa
         settings = CompactorSettings(data=str(data))
         return open_assigner(settings, plain.store, SystemClock(), system_entropy(), Disk())
 
-    async def story() -> tuple[Report, Report]:
+    async def scenario() -> tuple[Report, Report]:
         async with assigner(tmp_path / "one") as one, assigner(tmp_path / "two") as two:
             async with two.joined(HOURS) as assignment:
                 assert await assignment.claim(held, held) == held
@@ -334,7 +334,7 @@ def test_hours_are_shared_by_leases_that_are_gone_afterwards(plain: Lake, tmp_pa
             await rewrite_hours(replace(plain.compactor, assigner=two), second)
             return first, second
 
-    first, second = asyncio.run(story())
+    first, second = asyncio.run(scenario())
     assert (first.hours_rewritten, first.hours_held_elsewhere) == (2, 1)
     assert (second.hours_rewritten, second.hours_held_elsewhere) == (1, 0)
     assert second.hour_leases["partitionsDeleted"] == 1

@@ -51,7 +51,7 @@ SETTINGS = {
     "TAILRACE_COMPACTION__PURGE_SECONDS": "0",
     "TAILRACE_COMPACTION__SETTLE_SECONDS": "0",
 }
-"""So that every chapter of the story has work for every step, and leases soon run out."""
+"""So that every chapter of the scenario has work for every step, and leases soon run out."""
 
 
 PARTS = ["meetings", "steps", "moments", "pairs"]

@@ -28,7 +28,7 @@ _PASSES = 5
 
 @dataclass
 class Told:
-    """A story of which nothing is left to do; `before` are the rows ahead of its deletions."""
+    """A scenario of which nothing is left to do; `before` are the rows ahead of its deletions."""
 
     lake: Lake
     simulation: Simulation = field(init=False)

@@ -83,15 +83,15 @@ class Timeless(InMemoryPartitions):
 Simulation = Callable[[World], Coroutine[Any, Any, None]]
 
 
-def play(story: Simulation) -> None:
+def play(scenario: Simulation) -> None:
     async def go(clock: VirtualClock) -> None:
-        await story(World(clock))
+        await scenario(World(clock))
 
     simulate(go, start_ms=START_MS)
 
 
 def test_every_lease_is_listed_once_whatever_the_size_of_a_page() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         node = world.leases("node-A")
         await node.acquire(text_lease("node-A"))
         await node.acquire(text_lease(LONG))
@@ -106,11 +106,11 @@ def test_every_lease_is_listed_once_whatever_the_size_of_a_page() -> None:
         for _, source, key in seen[0]:
             assert (await world.admin.show(source, key)).key == key
 
-    play(story)
+    play(scenario)
 
 
 def test_filters() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         await world.leases("host-1").acquire(text_lease("old"))
         await world.held("a", owner="host-2/Q")
         await world.clock.sleep(100)
@@ -131,11 +131,11 @@ def test_filters() -> None:
         assert await listed(older_than_ms=50_000) == ["text old", f"{SOURCE} a"]
         assert await listed(source="nobody's") == []
 
-    play(story)
+    play(scenario)
 
 
 def test_age_lag_and_whether_it_is_held() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         world_now = world.clock.now_ms
         await world.partitions.create(SOURCE, [NewPartition("free")])
         await world.held("held")
@@ -158,11 +158,11 @@ def test_age_lag_and_whether_it_is_held() -> None:
         await world.clock.sleep(2)
         assert not (await world.admin.show(SOURCE, "held")).held
 
-    play(story)
+    play(scenario)
 
 
 def test_json_has_the_same_keys_for_every_lease_and_progress_only_when_asked() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         await world.leases("n").acquire(text_lease("n"))
         await world.held("a")
         rows = [entry.spelled(whole=False) for entry in await world.all()]
@@ -170,11 +170,11 @@ def test_json_has_the_same_keys_for_every_lease_and_progress_only_when_asked() -
         assert "progress" not in rows[1]
         assert (await world.admin.show(SOURCE, "a")).spelled(whole=True)["progress"] == ('{"at":7}')
 
-    play(story)
+    play(scenario)
 
 
 def test_reset_of_what_is_held_needs_force_and_ends_the_holder() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         mine = await world.held("a", owner="host-9/Z")
         with pytest.raises(Conflict, match="held by host-9/Z"):
             await world.admin.reset(SOURCE, "a")
@@ -187,11 +187,11 @@ def test_reset_of_what_is_held_needs_force_and_ends_the_holder() -> None:
         gone = await world.admin.reset(SOURCE, "a", forget=True)
         assert (gone.progress, gone.attempts) == (None, 0)
 
-    play(story)
+    play(scenario)
 
 
 def test_reset_of_a_named_lease() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         node = world.leases("node-A")
         held = await node.acquire(text_lease(LONG))
         assert held is not None
@@ -209,11 +209,11 @@ def test_reset_of_a_named_lease() -> None:
         (after,) = await world.all()
         assert after.key == entry.key
 
-    play(story)
+    play(scenario)
 
 
 def test_reopen_keeps_progress_and_leaves_what_is_held() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         ends: dict[str, Callable[[Partition, int], Partition]] = {
             "done": completed,
             "bad": lambda p, now: failed(p, "no", now, max_attempts=1),
@@ -230,11 +230,11 @@ def test_reopen_keeps_progress_and_leaves_what_is_held() -> None:
                 assert (entry.attempts, entry.lag_ms, entry.ended_ms) == (0, 0, 0)
             assert (await world.held(key)).attempts == 1
 
-    play(story)
+    play(scenario)
 
 
 def test_fail_says_why_until_somebody_reopens_it() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         await world.partitions.create(SOURCE, [NewPartition("a")])
         for _ in range(2):
             entry = await world.admin.fail(SOURCE, "a", reason="poison")
@@ -252,11 +252,11 @@ def test_fail_says_why_until_somebody_reopens_it() -> None:
         with pytest.raises(Conflict, match="COMPLETED"):
             await world.admin.fail(SOURCE, "a", reason="x", force=True)
 
-    play(story)
+    play(scenario)
 
 
 def test_purge_removes_what_was_completed_long_ago() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         old, bad = await world.held("old"), await world.held("bad")
         await world.partitions.change(old, completed(old, world.clock.now_ms()))
         await world.partitions.change(bad, failed(bad, "no", world.clock.now_ms(), max_attempts=1))
@@ -266,11 +266,11 @@ def test_purge_removes_what_was_completed_long_ago() -> None:
         assert await world.admin.purge(SOURCE, older_than_ms=50_000) == 1
         assert [entry.key for entry in await world.all()] == ["bad", "new"]
 
-    play(story)
+    play(scenario)
 
 
 def test_what_is_not_there_and_what_cannot_be() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         await world.leases("n").acquire(text_lease("n"))
         await world.objects.put(keys.watermark("n"), b"{}")
         for source, key in [("text", "m"), ("a|b", "c"), ("text", "../../text/n"), ("..", "n")]:
@@ -286,12 +286,12 @@ def test_what_is_not_there_and_what_cannot_be() -> None:
             with pytest.raises(InvalidCursor):
                 await world.admin.page(Wanted(), after=cursor)
 
-    play(story)
+    play(scenario)
 
 
 @pytest.mark.parametrize("fault", [Fault.UNKNOWN_DONE, Fault.UNKNOWN_NOT_DONE, Fault.UNAVAILABLE])
 def test_freeing_whose_answer_is_lost(fault: Fault) -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         await world.leases("n").acquire(text_lease("n"))
         world.objects.schedule = Schedule({2: fault})
         if fault is Fault.UNAVAILABLE:
@@ -301,20 +301,20 @@ def test_freeing_whose_answer_is_lost(fault: Fault) -> None:
             assert (await world.admin.reset("text", "n", force=True)).owner is None
         assert (await world.admin.reset("text", "n", force=True)).owner is None
 
-    play(story)
+    play(scenario)
 
 
 def test_two_operators_and_a_worker_at_once() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         await world.held("a")
         acts = [world.admin.reset(SOURCE, "a", force=True) for _ in range(5)]
         assert {entry.status for entry in await asyncio.gather(*acts)} == {Status.UNASSIGNED}
 
-    play(story)
+    play(scenario)
 
 
 def test_nothing_is_written_while_the_stores_time_is_not_known() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         dark = Timeless(world.clock, Random(3))
         await dark.create(SOURCE, [NewPartition("a")])
         blind = LeaseAdmin(dark, world.named)
@@ -323,4 +323,4 @@ def test_nothing_is_written_while_the_stores_time_is_not_known() -> None:
         with pytest.raises(StoreUnavailable, match="time"):
             await blind.purge(SOURCE, older_than_ms=0)
 
-    play(story)
+    play(scenario)

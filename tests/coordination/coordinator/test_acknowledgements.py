@@ -13,7 +13,7 @@ from tests.simulation.faulty_store import Fault
 
 
 def test_a_heartbeat_does_not_keep_what_waits_for_acknowledgements() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         a = world.coordinator("A")
         work, other = a.work("file"), world.coordinator("B").work("file")
         await put(work, "a", "b")
@@ -30,12 +30,12 @@ def test_a_heartbeat_does_not_keep_what_waits_for_acknowledgements() -> None:
             assert [held.key for held in await other.acquire(2)] == [first.key]
             assert second.valid()
 
-    told(story)
+    told(scenario)
 
 
 @pytest.mark.parametrize("verb", ["save", "renew"])
 def test_an_acknowledgement_that_comes_ends_the_waiting(verb: str) -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         a = world.coordinator("A")
         work = a.work("file")
         await put(work, "a")
@@ -47,14 +47,14 @@ def test_an_acknowledgement_that_comes_ends_the_waiting(verb: str) -> None:
             await world.clock.sleep(500.0)
             assert held.valid()
 
-    told(story)
+    told(scenario)
 
 
 @pytest.mark.parametrize("name", ENDS)
 def test_what_is_waited_for_may_be_ended_at_any_moment(name: str) -> None:
     """Whoever gets the acknowledgement ends it, however long was asked for."""
 
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         a = world.coordinator("A")
         work = a.work("file")
         held = await one_held(work)
@@ -71,11 +71,11 @@ def test_what_is_waited_for_may_be_ended_at_any_moment(name: str) -> None:
         assert (again is not None) == (name == "give up"), "nobody waits for two hours"
         assert sum(counted(work).values()) == 1
 
-    told(story)
+    told(scenario)
 
 
 def test_what_was_acknowledged_in_part_is_gone_on_with_from_there() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         a = world.coordinator("A")
         held = await one_held(a.work("file"))
         async with world.running(a):
@@ -90,17 +90,17 @@ def test_what_was_acknowledged_in_part_is_gone_on_with_from_there() -> None:
         assert (second.progress, second.partition.attempts) == ("7", 2)
         assert second.epoch > held.epoch
 
-    told(story)
+    told(scenario)
 
 
 def test_a_short_wait_takes_nothing_of_the_lease() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         held = await one_held(world.coordinator().work("file"))
         until_ms = held.partition.until_ms
         await held.wait_for_acknowledgements(1.0)
         assert (await world.stored()).until_ms == until_ms
 
-    told(story)
+    told(scenario)
 
 
 async def wait(held: Lease) -> None:
@@ -108,7 +108,7 @@ async def wait(held: Lease) -> None:
 
 
 def test_who_lost_it_waits_for_nothing() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         work = world.coordinator("A").work("file")
         deleted, taken = await one_held(work, "deleted"), await one_held(work, "taken")
         await work.delete("deleted")
@@ -122,11 +122,11 @@ def test_who_lost_it_waits_for_nothing() -> None:
         assert await world.stored("taken") == second.partition
         assert counted(work) == {"deleted": 1, "not_found": 1, "not_owned": 1}
 
-    told(story)
+    told(scenario)
 
 
 def test_a_wait_that_the_store_did_not_hear_of_is_none() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         a = world.coordinator("A")
         held = await one_held(a.work("file"))
         async with world.running(a):
@@ -138,4 +138,4 @@ def test_a_wait_that_the_store_did_not_hear_of_is_none() -> None:
             assert held.valid(), "the heart goes on beating for it"
             assert (await world.stored()).status is Status.ASSIGNED
 
-    told(story)
+    told(scenario)

@@ -16,29 +16,29 @@ from tests.simulation.faulty_store import Fault
 
 
 def test_a_source_is_made_of_prefix_name_and_type() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         await put(world.coordinator().work("file"), "a")
         await put(world.coordinator(prefix="blue").work("file"), "a")
         await put(world.coordinator(name="other").work("table"), "a")
         expected = ["blue|pipeline|file", "other|table", "pipeline|file"]
         assert await world.store.sources() == expected
 
-    told(story)
+    told(scenario)
 
 
 def test_types_that_cannot_be() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         coordinator = world.coordinator()
         coordinator.work("file")
         for kind in ("file", "GLOBAL", "WORKERS", "a|b", "a/b", ""):
             with pytest.raises(InvalidInput):
                 coordinator.work(kind)
 
-    told(story)
+    told(scenario)
 
 
 def test_owners_of_one_host_differ_by_process() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         a = world.coordinator("host")
         await world.clock.sleep(0.1)
         b = world.coordinator("host")
@@ -50,11 +50,11 @@ def test_owners_of_one_host_differ_by_process() -> None:
         assert held.partition.owner == a.owner
         assert await b.work("file").acquire() == []
 
-    told(story)
+    told(scenario)
 
 
 def test_the_heartbeat_keeps_what_a_worker_says_nothing_of() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         a = world.coordinator("A")
         work, other = a.work("file"), world.coordinator("B").work("file")
         await put(work, *"abc")
@@ -66,11 +66,11 @@ def test_the_heartbeat_keeps_what_a_worker_says_nothing_of() -> None:
                 assert await other.acquire(3) == []
         assert work.oldest_seconds() == pytest.approx(LIMITS.lease_seconds * 10)
 
-    told(story)
+    told(scenario)
 
 
 def test_what_cannot_be_renewed_is_lost_two_seconds_early_and_its_worker_woken() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         a = world.coordinator("A")
         work, other = a.work("file"), world.coordinator("B", store=healthy(world)).work("file")
         await put(work, "a")
@@ -87,7 +87,7 @@ def test_what_cannot_be_renewed_is_lost_two_seconds_early_and_its_worker_woken()
             await world.clock.sleep(4.1)
             assert len(await other.acquire()) == 1
 
-    told(story)
+    told(scenario)
 
 
 def healthy(world: World) -> FaultyPartitions:
@@ -96,7 +96,7 @@ def healthy(world: World) -> FaultyPartitions:
 
 
 def test_a_short_outage_loses_nothing() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         a = world.coordinator("A")
         work = a.work("file")
         await put(work, "a")
@@ -109,11 +109,11 @@ def test_a_short_outage_loses_nothing() -> None:
                 await world.clock.sleep(40.0)
                 assert held.valid()
 
-    told(story)
+    told(scenario)
 
 
 def test_a_partition_that_was_deleted_is_lost_at_the_next_heartbeat() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         a = world.coordinator("A")
         work = a.work("file")
         await put(work, "a")
@@ -124,11 +124,11 @@ def test_a_partition_that_was_deleted_is_lost_at_the_next_heartbeat() -> None:
             assert work.counters.not_found == 1
             assert work.held() == []
 
-    told(story)
+    told(scenario)
 
 
 def test_a_configured_identity_takes_its_leases_back_at_once_after_a_restart() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         first = world.coordinator("node", configured=True).work("file")
         await put(first, "a", "b")
         (held,) = await first.acquire()
@@ -140,11 +140,11 @@ def test_a_configured_identity_takes_its_leases_back_at_once_after_a_restart() -
         assert back[0].epoch > held.epoch
         assert await first.acquire(2) == [], "of two with one name the later one wins"
 
-    told(story)
+    told(scenario)
 
 
 def test_a_host_does_not_take_what_another_process_of_it_holds() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         first = world.coordinator("host").work("file")
         await put(first, "a")
         await first.acquire()
@@ -154,11 +154,11 @@ def test_a_host_does_not_take_what_another_process_of_it_holds() -> None:
         await world.clock.sleep(LIMITS.lease_seconds + 3.0)
         assert len(await second.acquire()) == 1
 
-    told(story)
+    told(scenario)
 
 
 def test_stop_hands_over_with_progress_and_without_an_attempt() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         a = world.coordinator("A")
         work, other = a.work("file"), world.coordinator("B").work("file")
         await put(work, *"abc")
@@ -177,11 +177,11 @@ def test_stop_hands_over_with_progress_and_without_an_attempt() -> None:
             left = await world.store.page("pipeline|WORKERS")
             assert [one.owner for one in left.partitions] == [other._manager.owner]
 
-    told(story)
+    told(scenario)
 
 
 def test_stop_ends_the_heartbeat_even_if_the_store_is_away() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         a = world.coordinator("A")
         work = a.work("file")
         await put(work, "a")
@@ -195,11 +195,11 @@ def test_stop_ends_the_heartbeat_even_if_the_store_is_away() -> None:
         assert "no answer" in (a.last_error or "")
         assert (await world.stored()).status is Status.ASSIGNED, "it runs out"
 
-    told(story)
+    told(scenario)
 
 
 def test_what_an_acquire_on_its_way_brings_is_handed_over_as_well() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         slow = FaultyPartitions(world.store, world.clock, seconds=lambda: 2.0)
         a = world.coordinator("A", store=slow)
         work = a.work("file", balance=False)
@@ -210,12 +210,12 @@ def test_what_an_acquire_on_its_way_brings_is_handed_over_as_well() -> None:
         assert not any(held.valid() for held in await acquiring)
         assert (await world.stored()).owner is None
 
-    told(story)
+    told(scenario)
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
 def test_an_acquire_whose_answer_was_lost_strands_nothing(cancelled: bool) -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         seconds = 1.0 if cancelled else 0.0
         store = FaultyPartitions(world.store, world.clock, seconds=lambda: seconds)
         work = world.coordinator("A", store=store).work("file", balance=False)
@@ -236,11 +236,11 @@ def test_an_acquire_whose_answer_was_lost_strands_nothing(cancelled: bool) -> No
         assert await work.acquire(2) == []
         assert len(work.held()) == 3
 
-    told(story)
+    told(scenario)
 
 
 def test_as_long_as_the_time_is_not_known_nothing_is_taken_and_that_is_an_error() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         store = FaultyPartitions(
             world.store, world.clock, time=StoreTime(world.clock, lambda: None)
         )
@@ -249,11 +249,11 @@ def test_as_long_as_the_time_is_not_known_nothing_is_taken_and_that_is_an_error(
         with pytest.raises(StoreUnavailable, match="time"):
             await work.acquire()
 
-    told(story)
+    told(scenario)
 
 
 def test_errors_are_errors_and_never_no_work() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         work = world.coordinator().work("file")
         await put(work, "a")
         await work.acquire()
@@ -264,14 +264,14 @@ def test_errors_are_errors_and_never_no_work() -> None:
                 await other.acquire()
             assert other.counters.none_acquired == 0
 
-    told(story)
+    told(scenario)
 
 
 # -- by key
 
 
 def test_what_ended_is_reopened_with_its_progress() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         work = world.coordinator().work("file")
         await put(work, *"abcde")
         held = {one.key: one for one in await work.acquire(4)}
@@ -290,11 +290,11 @@ def test_what_ended_is_reopened_with_its_progress() -> None:
             await work.reopen("absent")
         assert {one.key for one in await work.acquire(9)} == {"a", "b", "c", "e"}
 
-    told(story)
+    told(scenario)
 
 
 def test_reset_forgets_progress_if_asked_and_takes_it_from_its_worker() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         a = world.coordinator("A")
         work = a.work("file")
         await put(work, "a")
@@ -306,11 +306,11 @@ def test_reset_forgets_progress_if_asked_and_takes_it_from_its_worker() -> None:
         assert (await work.reset("a", forget=True)).progress is None
         assert len(await work.acquire()) == 1
 
-    told(story)
+    told(scenario)
 
 
 def test_what_is_failed_by_hand_is_failed_though_it_was_never_tried() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         work = world.coordinator().work("file")
         await put(work, "a", "b")
         one = await work.fail("a", "not ours")
@@ -319,11 +319,11 @@ def test_what_is_failed_by_hand_is_failed_though_it_was_never_tried() -> None:
         listed = await work.page(status=Status.FAILED)
         assert [found.key for found in listed.partitions] == ["a"]
 
-    told(story)
+    told(scenario)
 
 
 def test_what_kills_its_workers_becomes_failed_and_is_counted() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         limits = CoordinatorLimits(lease_seconds=60.0, max_attempts=3)
         await put(world.coordinator().work("file"), "poison")
         for turn in range(4):
@@ -334,4 +334,4 @@ def test_what_kills_its_workers_becomes_failed_and_is_counted() -> None:
         assert (await world.stored("poison")).status is Status.FAILED
         assert (work.counters.failed, work.counters.none_acquired) == (1, 1)
 
-    told(story)
+    told(scenario)

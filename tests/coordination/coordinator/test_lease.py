@@ -16,7 +16,7 @@ from tests.simulation.faulty_partitions import FaultyPartitions
 
 
 def test_it_has_the_key_the_progress_the_count_of_closes_and_an_epoch() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         work = world.coordinator().work("file")
         first = await one_held(work)
         await first.save('{"line":3}')
@@ -27,11 +27,11 @@ def test_it_has_the_key_the_progress_the_count_of_closes_and_an_epoch() -> None:
         assert second.epoch > first.epoch
         assert second.valid()
 
-    told(story)
+    told(scenario)
 
 
 def test_saving_keeps_progress_and_renews() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         work = world.coordinator().work("file")
         held = await one_held(work)
         until_ms = held.partition.until_ms
@@ -42,11 +42,11 @@ def test_saving_keeps_progress_and_renews() -> None:
         assert stored.until_ms == until_ms + 30_000
         assert counted(work) == {"saved": 1}
 
-    told(story)
+    told(scenario)
 
 
 def test_renewing_keeps_what_was_saved() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         held = await one_held(world.coordinator().work("file"))
         await held.save("half")
         await world.clock.sleep(30.0)
@@ -55,12 +55,12 @@ def test_renewing_keeps_what_was_saved() -> None:
         assert stored.progress == "half"
         assert stored.until_ms == world.clock.now_ms() + 60_000
 
-    told(story)
+    told(scenario)
 
 
 @pytest.mark.parametrize("name", ENDS)
 def test_an_end_keeps_progress_and_frees_the_partition_of_its_owner(name: str) -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         work = world.coordinator().work("file")
         held = await one_held(work)
         await held.save("half")
@@ -71,11 +71,11 @@ def test_an_end_keeps_progress_and_frees_the_partition_of_its_owner(name: str) -
         assert not held.lost.is_set(), "it ended as its worker wanted"
         assert work.held() == []
 
-    told(story)
+    told(scenario)
 
 
 def test_each_end_is_counted() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         work = world.coordinator().work("file")
         for i, end in enumerate(ENDS.values()):
             await end(await one_held(work, str(i)))
@@ -84,11 +84,11 @@ def test_each_end_is_counted() -> None:
         assert counted(work) == expected
         assert await work.get("gone") is None
 
-    told(story)
+    told(scenario)
 
 
 def test_a_close_below_its_highest_count_closes_and_at_it_completes() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         work = world.coordinator().work("file")
         for count, status in enumerate([Status.CLOSED, Status.CLOSED, Status.COMPLETED], 1):
             await (await one_held(work)).close(0.0, max_closed_count=3)
@@ -96,11 +96,11 @@ def test_a_close_below_its_highest_count_closes_and_at_it_completes() -> None:
             assert (stored.status, stored.closed_count) == (status, count)
         assert counted(work) == {"closed": 2, "completed": 1}
 
-    told(story)
+    told(scenario)
 
 
 def test_closed_it_is_nobodys_until_it_is_due() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         work = world.coordinator().work("file")
         await (await one_held(work)).close(100.0)
         assert await work.acquire() == []
@@ -109,11 +109,11 @@ def test_closed_it_is_nobodys_until_it_is_due() -> None:
         await world.clock.sleep(1.0)
         assert [held.key for held in await work.acquire()] == ["a"]
 
-    told(story)
+    told(scenario)
 
 
 def test_given_up_with_another_priority_later_and_with_last_progress() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         work = world.coordinator().work("file")
         held = await one_held(work)
         await held.give_up(priority=-2.5, later_seconds=30.0, progress="last")
@@ -123,13 +123,13 @@ def test_given_up_with_another_priority_later_and_with_last_progress() -> None:
         await world.clock.sleep(30.0)
         assert len(await work.acquire()) == 1
 
-    told(story)
+    told(scenario)
 
 
 def test_failures_are_tried_again_later_and_later_until_there_were_too_many() -> None:
     limits = CoordinatorLimits(max_attempts=4, retry_seconds=10.0, max_retry_seconds=15.0)
 
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         work = world.coordinator(limits=limits).work("file")
         await put(work, "a")
         waits = []
@@ -146,11 +146,11 @@ def test_failures_are_tried_again_later_and_later_until_there_were_too_many() ->
         assert await work.acquire() == []
         assert counted(work) == {"failures": 4, "failed": 1}
 
-    told(story)
+    told(scenario)
 
 
 def test_progress_between_failures_begins_their_count_anew() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         limits = CoordinatorLimits(max_attempts=2, retry_seconds=0.0)
         work = world.coordinator(limits=limits).work("file")
         await put(work, "a")
@@ -160,12 +160,12 @@ def test_progress_between_failures_begins_their_count_anew() -> None:
             await held.fail("store of the sink away")
         assert counted(work) == {"failures": 6, "saved": 6}
 
-    told(story)
+    told(scenario)
 
 
 @pytest.mark.parametrize("name", ["save", "renew", *ENDS])
 def test_what_was_deleted_is_not_found_and_its_worker_stops(name: str) -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         work = world.coordinator().work("file")
         held = await one_held(work)
         await work.delete("a")
@@ -180,12 +180,12 @@ def test_what_was_deleted_is_not_found_and_its_worker_stops(name: str) -> None:
         assert work.counters.not_found == 1
         assert await work.get("a") is None
 
-    told(story)
+    told(scenario)
 
 
 @pytest.mark.parametrize("name", ["save", "renew", "delete", *ENDS])
 def test_what_another_owns_is_left_to_it(name: str) -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         work = world.coordinator().work("file")
         held = await one_held(work)
         await work.reset("a")
@@ -201,11 +201,11 @@ def test_what_another_owns_is_left_to_it(name: str) -> None:
         assert work.counters.not_owned == 1
         assert await world.stored() == second.partition
 
-    told(story)
+    told(scenario)
 
 
 def test_what_this_process_acquired_anew_is_another_lease() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         work = world.coordinator().work("file")
         first = await one_held(work)
         await work.reset("a")
@@ -217,11 +217,11 @@ def test_what_this_process_acquired_anew_is_another_lease() -> None:
         assert (await world.stored()).progress == "mine"
         assert work.held() == [second]
 
-    told(story)
+    told(scenario)
 
 
 def test_a_change_that_leaves_it_ours_fails_nothing() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         held = await one_held(world.coordinator().work("file"))
         stored = await world.stored()
         await world.store.change(stored, replace(stored, priority=7.0))
@@ -229,12 +229,12 @@ def test_a_change_that_leaves_it_ours_fails_nothing() -> None:
         stored = await world.stored()
         assert (stored.priority, stored.progress) == (7.0, "half")
 
-    told(story)
+    told(scenario)
 
 
 @pytest.mark.parametrize("name", ["save", *ENDS])
 def test_after_its_time_it_changes_nothing_though_nobody_took_it(name: str) -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         held = await one_held(world.coordinator().work("file"))
         before = await world.stored()
         await world.clock.sleep(LIMITS.lease_seconds - 2.0)
@@ -243,11 +243,11 @@ def test_after_its_time_it_changes_nothing_though_nobody_took_it(name: str) -> N
             await (ENDS | {"save": lambda held: held.save("x")})[name](held)
         assert await world.stored() == before
 
-    told(story)
+    told(scenario)
 
 
 def test_to_delete_what_was_deleted_is_no_error() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         work = world.coordinator().work("file")
         held = await one_held(work)
         await work.delete("a")
@@ -255,11 +255,11 @@ def test_to_delete_what_was_deleted_is_no_error() -> None:
         assert (held.valid(), held.lost.is_set(), work.held()) == (False, False, [])
         assert counted(work) == {"deleted": 2}
 
-    told(story)
+    told(scenario)
 
 
 def test_a_worker_and_its_heartbeat_do_not_refuse_each_other() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         slow = FaultyPartitions(world.store, world.clock, seconds=lambda: 2.0)
         work = world.coordinator(store=slow).work("file")
         held = await one_held(work)
@@ -269,11 +269,11 @@ def test_a_worker_and_its_heartbeat_do_not_refuse_each_other() -> None:
         assert (stored.status, stored.progress) == (Status.COMPLETED, "4")
         assert counted(work) == {"saved": 5, "completed": 1}
 
-    told(story)
+    told(scenario)
 
 
 def test_progress_that_is_too_large_changes_nothing() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         held = await one_held(world.coordinator().work("file"))
         await held.save("small")
         with pytest.raises(TooLarge):
@@ -282,4 +282,4 @@ def test_progress_that_is_too_large_changes_nothing() -> None:
         await held.save("fits")
         assert (await world.stored()).progress == "fits"
 
-    told(story)
+    told(scenario)

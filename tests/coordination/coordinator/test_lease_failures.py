@@ -20,7 +20,7 @@ from tests.simulation.faulty_store import Fault
 def test_an_update_that_fails_is_counted_raised_and_may_be_tried_again(
     name: str, action: str
 ) -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         work = world.coordinator().work("file")
         held = await one_held(work)
         verb = (ENDS | {"save": lambda held: held.save("x")})[name]
@@ -34,12 +34,12 @@ def test_an_update_that_fails_is_counted_raised_and_may_be_tried_again(
         await verb(held)
         assert sum(counted(work).values()) == 1
 
-    told(story)
+    told(scenario)
 
 
 @pytest.mark.parametrize("name", ["renew", "delete", "give up", "fail"])
 def test_what_has_no_such_counter_is_raised_and_may_be_tried_again_as_well(name: str) -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         work = world.coordinator().work("file")
         held = await one_held(work)
         before = await world.stored()
@@ -57,11 +57,11 @@ def test_what_has_no_such_counter_is_raised_and_may_be_tried_again_as_well(name:
         assert sum(counted(work).values()) == (name != "renew")
         assert not any(work.counters.update_errors.values())
 
-    told(story)
+    told(scenario)
 
 
 def test_a_close_that_fails_counts_as_what_it_would_have_been() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         work = world.coordinator().work("file")
         for status in (Status.CLOSED, Status.COMPLETED):
             held = await one_held(work)
@@ -74,7 +74,7 @@ def test_a_close_that_fails_counts_as_what_it_would_have_been() -> None:
         assert work.counters.update_errors == {"saveState": 0, "close": 1, "complete": 1}
         assert counted(work) == {"closed": 1, "completed": 1}
 
-    told(story)
+    told(scenario)
 
 
 @pytest.mark.parametrize("fault", [Fault.UNKNOWN_DONE, Fault.UNKNOWN_NOT_DONE])
@@ -83,7 +83,7 @@ def test_a_close_that_fails_counts_as_what_it_would_have_been() -> None:
 def test_an_end_whose_answer_was_lost_may_be_asked_for_again(
     name: str, by_heartbeat: bool, fault: Fault
 ) -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         coordinator = world.coordinator()
         work = coordinator.work("file")
         held = await one_held(work)
@@ -100,11 +100,11 @@ def test_an_end_whose_answer_was_lost_may_be_asked_for_again(
         assert sum(counted(work).values()) == 1, "and is counted once"
         assert work.held() == []
 
-    told(story)
+    told(scenario)
 
 
 def test_another_end_than_the_one_that_happened_unheard_is_refused() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         held = await one_held(world.coordinator().work("file"))
         world.faulty.fault = lambda _: Fault.UNKNOWN_DONE
         with pytest.raises(OutcomeUnknown):
@@ -114,14 +114,14 @@ def test_another_end_than_the_one_that_happened_unheard_is_refused() -> None:
             await held.give_up()
         assert (await world.stored()).status is Status.COMPLETED
 
-    told(story)
+    told(scenario)
 
 
 @pytest.mark.parametrize("fault", [Fault.UNKNOWN_DONE, Fault.UNKNOWN_NOT_DONE, None])
 def test_a_save_whose_answer_was_lost_or_not_awaited_fails_no_later_one(
     fault: Fault | None,
 ) -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         held = await one_held(world.coordinator().work("file"))
         for turn in range(3):
             world.faulty.fault = lambda call: fault if call == "change" else None
@@ -135,4 +135,4 @@ def test_a_save_whose_answer_was_lost_or_not_awaited_fails_no_later_one(
             await held.save(f"line {turn}")
             assert (await world.stored()).progress == f"line {turn}"
 
-    told(story)
+    told(scenario)

@@ -85,7 +85,7 @@ async def flood(
     ids=["new ones", "due again", "all", "urgent ones"],
 )
 def test_a_steady_inflow_of_one_kind_starves_no_other(seed: int, load: dict[str, float]) -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         limits = CoordinatorLimits(lease_seconds=600.0, ageing_ms=STEP_MS)
         work = world.coordinator(limits=limits).work("file", random=False, balance=False)
         waits = await flood(world, work, Random(seed), load)
@@ -99,11 +99,11 @@ def test_a_steady_inflow_of_one_kind_starves_no_other(seed: int, load: dict[str,
             assert one.done > 50, name
             assert max(one.longest, one.oldest(now)) < bound, name
 
-    told(story)
+    told(scenario)
 
 
 def test_what_kills_its_workers_holds_up_the_rest_for_bounded_time() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         limits = CoordinatorLimits(lease_seconds=10.0, max_attempts=3)
         poison = [NewPartition(f"poison {i}") for i in range(20)]
         fine = [NewPartition(f"fine {i}") for i in range(100)]
@@ -128,4 +128,4 @@ def test_what_kills_its_workers_holds_up_the_rest_for_bounded_time() -> None:
         counts = await world.store.counts("pipeline|file")
         assert counts == {Status.COMPLETED: 100, Status.FAILED: 20}
 
-    told(story)
+    told(scenario)

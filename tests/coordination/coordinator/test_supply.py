@@ -18,16 +18,16 @@ from tests.simulation.faulty_store import Fault
 
 
 def test_nothing_is_acquired_where_there_is_nothing() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         work = world.coordinator().work("file")
         assert await work.acquire(5) == []
         assert (work.counters.none_acquired, work.counters.supplied) == (1, 0)
 
-    told(story)
+    told(scenario)
 
 
 def test_with_nothing_to_do_the_supplier_is_asked_and_its_partitions_acquired() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         work = world.coordinator().work("file", supplier=of("b", "a", "c"), random=False)
         assert [held.key for held in await work.acquire(2)] == ["b", "a"]
         assert [held.key for held in await work.acquire(2)] == ["c"]
@@ -35,11 +35,11 @@ def test_with_nothing_to_do_the_supplier_is_asked_and_its_partitions_acquired() 
         assert (counters.supplied, counters.created, counters.acquired) == (1, 3, 3)
         assert counters.none_acquired == 0
 
-    told(story)
+    told(scenario)
 
 
 def test_only_those_that_do_not_exist_are_made() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         work = world.coordinator().work("file", supplier=of("new 1", "old", "new 2", "done"))
         await put(work, "old", "done")
         held = await work.acquire_key("done")
@@ -52,11 +52,11 @@ def test_only_those_that_do_not_exist_are_made() -> None:
         assert await work.acquire() == [], "a supplier that has nothing new makes nothing"
         assert (work.counters.created, work.counters.supplied) == (4, 2)
 
-    told(story)
+    told(scenario)
 
 
 def test_while_another_supplies_nobody_else_does() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         gate = asyncio.Event()
 
         async def slow(state: SharedState) -> AsyncGenerator[NewPartition, None]:
@@ -77,11 +77,11 @@ def test_while_another_supplies_nobody_else_does() -> None:
             assert [held.key for held in await first] == ["a"]
             assert (await global_of(world)).owner is None
 
-    told(story)
+    told(scenario)
 
 
 def test_the_state_of_one_that_died_is_free_after_its_time() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         dead = world.coordinator("A").work("file", supplier=counting())
         await dead.supply._take()
         work = world.coordinator("B").work("file", supplier=counting())
@@ -90,22 +90,22 @@ def test_the_state_of_one_that_died_is_free_after_its_time() -> None:
         assert len(await work.acquire()) == 1
         assert work.counters.supplied == 1
 
-    told(story)
+    told(scenario)
 
 
 def test_a_restarted_process_has_its_state_back_at_once() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         dead = world.coordinator("A", configured=True).work("file", supplier=counting())
         await dead.supply._take()
         await world.clock.sleep(0.1)
         again = world.coordinator("A", configured=True).work("file", supplier=counting())
         assert len(await again.acquire()) == 1
 
-    told(story)
+    told(scenario)
 
 
 def test_what_a_supplier_raises_is_raised_and_the_state_is_free_at_once() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         async def bad(state: SharedState) -> AsyncGenerator[NewPartition, None]:
             state.map["seen"] = True
             yield NewPartition("a")
@@ -119,11 +119,11 @@ def test_what_a_supplier_raises_is_raised_and_the_state_is_free_at_once() -> Non
         other = world.coordinator("B").work("file", supplier=counting())
         assert len(await other.acquire()) == 1
 
-    told(story)
+    told(scenario)
 
 
 def test_a_state_that_cannot_be_given_back_runs_out_though_the_heart_beats() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         async def bad(state: SharedState) -> AsyncGenerator[NewPartition, None]:
             world.faulty.fault = lambda _: Fault.UNAVAILABLE
             yield NewPartition("a")
@@ -137,11 +137,11 @@ def test_a_state_that_cannot_be_given_back_runs_out_though_the_heart_beats() -> 
             await world.clock.sleep(LIMITS.lease_seconds + 3.0)
             assert len(await other.acquire()) == 1
 
-    told(story)
+    told(scenario)
 
 
 def test_a_store_that_is_away_is_no_reason_to_supply() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         work = world.coordinator().work("file", supplier=of("a"), balance=False)
         world.faulty.fault = lambda call: Fault.UNAVAILABLE if call == "acquire" else None
         with pytest.raises(StoreUnavailable):
@@ -151,11 +151,11 @@ def test_a_store_that_is_away_is_no_reason_to_supply() -> None:
             await work.acquire()
         assert (work.counters.supplied, work.counters.none_acquired) == (0, 0)
 
-    told(story)
+    told(scenario)
 
 
 def test_there_is_work_and_yet_the_supplier_is_asked_now_and_then() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         limits = CoordinatorLimits(lease_seconds=1e6, supplier_seconds=300.0)
         work = world.coordinator(limits=limits).work("file", supplier=counting(size=1000))
         asked: list[int] = []
@@ -167,11 +167,11 @@ def test_there_is_work_and_yet_the_supplier_is_asked_now_and_then() -> None:
         assert asked == [0, 300, 600, 900]
         assert world.faulty.calls.count("get") < 20, "and nobody looks each time whether it is due"
 
-    told(story)
+    told(scenario)
 
 
 def test_the_idle_do_not_ask_all_the_time_however_many_they_are() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         works = [world.coordinator(name).work("file", supplier=of()) for name in "ABCDE"]
         for _ in range(50):
             for work in works:
@@ -179,11 +179,11 @@ def test_the_idle_do_not_ask_all_the_time_however_many_they_are() -> None:
             await world.clock.sleep(0.2)
         assert 5 <= sum([work.counters.supplied for work in works]) <= 11
 
-    told(story)
+    told(scenario)
 
 
 def test_all_is_complete_once_the_supplier_said_so_and_nothing_is_left() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         a, b = world.coordinator("A"), world.coordinator("B")
         supplying = a.work("file", supplier=counting(lambda total: total >= 20))
         watching = b.work("file")
@@ -204,11 +204,11 @@ def test_all_is_complete_once_the_supplier_said_so_and_nothing_is_left() -> None
         await supplying.reopen("000007")
         assert not await watching.finished()
 
-    told(story)
+    told(scenario)
 
 
 def test_where_partitions_are_made_by_hand_the_end_is_said_by_hand() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         work = world.coordinator().work("file")
         await put(work, "a")
         (held,) = await work.acquire()
@@ -217,4 +217,4 @@ def test_where_partitions_are_made_by_hand_the_end_is_said_by_hand() -> None:
         await work.supply.finish()
         assert await work.finished()
 
-    told(story)
+    told(scenario)

@@ -23,7 +23,7 @@ from tests.simulation.virtual_time import VirtualClock
 
 
 def test_the_next_one_goes_on_with_the_map_of_the_last() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         for identity in ("A", "B", "A"):
             work = world.coordinator(identity).work("file", supplier=counting())
             assert len(await work.acquire(10)) == 10
@@ -32,11 +32,11 @@ def test_the_next_one_goes_on_with_the_map_of_the_last() -> None:
         assert orjson.loads(found.progress or "")["map"] == {"next": 30}
         assert (found.status, found.owner) == (Status.UNASSIGNED, None)
 
-    told(story)
+    told(scenario)
 
 
 def test_partitions_are_made_in_batches_and_each_is_followed_by_the_map() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         seen = []
 
         async def listing(state: SharedState) -> AsyncGenerator[NewPartition, None]:
@@ -53,11 +53,11 @@ def test_partitions_are_made_in_batches_and_each_is_followed_by_the_map() -> Non
         assert sorted(set(seen)) == [(0, 0), (10, 10), (20, 20), (30, 30)]
         assert work.counters.created == 35
 
-    told(story)
+    told(scenario)
 
 
 def test_one_that_died_in_the_middle_is_gone_on_with() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         limits = CoordinatorLimits(supplier_batch=10, lease_seconds=60.0)
         first = world.coordinator("A", limits=limits).work("file", supplier=counting(size=35))
         calls = asyncio.create_task(first.acquire())
@@ -74,11 +74,11 @@ def test_one_that_died_in_the_middle_is_gone_on_with() -> None:
         assert 20 <= made < 35 <= len(keys)
         assert keys == [f"{i:06d}" for i in range(len(keys))], "without a gap"
 
-    told(story)
+    told(scenario)
 
 
 def test_one_that_outlived_its_lease_makes_nothing_more_and_overwrites_nothing() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         limits = CoordinatorLimits(lease_seconds=60.0, supplier_batch=1)
         closed = []
 
@@ -105,11 +105,11 @@ def test_one_that_outlived_its_lease_makes_nothing_more_and_overwrites_nothing()
         assert found == held.partition
         assert b"late one" not in (found.progress or "").encode()
 
-    told(story)
+    told(scenario)
 
 
 def test_the_heartbeat_keeps_the_state_of_a_long_listing() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         async def slow(state: SharedState) -> AsyncGenerator[NewPartition, None]:
             for i in range(10):
                 await world.clock.sleep(LIMITS.lease_seconds)
@@ -121,11 +121,11 @@ def test_the_heartbeat_keeps_the_state_of_a_long_listing() -> None:
             assert len(await work.acquire(10)) == 10
         assert not expired(await global_of(world), world.clock.now_ms() + 10**9)
 
-    told(story)
+    told(scenario)
 
 
 def test_partitions_of_a_slow_listing_are_there_before_its_end() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         async def slow(state: SharedState) -> AsyncGenerator[NewPartition, None]:
             for i in range(60):
                 await world.clock.sleep(1.0)
@@ -137,11 +137,11 @@ def test_partitions_of_a_slow_listing_are_there_before_its_end() -> None:
         assert len(await b.work("file").acquire()) == 1
         await listing
 
-    told(story)
+    told(scenario)
 
 
 def test_a_map_that_is_too_large_is_refused_and_the_state_is_free() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         async def large(state: SharedState) -> AsyncGenerator[NewPartition, None]:
             state.map["all"] = "x" * 400_000
             yield NewPartition("a")
@@ -150,11 +150,11 @@ def test_a_map_that_is_too_large_is_refused_and_the_state_is_free() -> None:
             await world.coordinator().work("file", supplier=large).acquire()
         assert (await global_of(world)).owner is None
 
-    told(story)
+    told(scenario)
 
 
 def test_two_types_have_a_state_each() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         coordinator = world.coordinator()
         files = coordinator.work("file", supplier=counting())
         tables = coordinator.work("table", supplier=counting(lambda _: True))
@@ -163,11 +163,11 @@ def test_two_types_have_a_state_each() -> None:
         assert await tables.supply.finished()
         assert await world.store.get(GLOBAL, "table") is not None
 
-    told(story)
+    told(scenario)
 
 
 def test_the_state_is_purged_by_nothing() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         work = world.coordinator().work("file", supplier=counting())
         (held,) = await work.acquire()
         await held.complete()
@@ -176,14 +176,14 @@ def test_the_state_is_purged_by_nothing() -> None:
         assert await work.purge(3600.0) == 1
         assert len(await work.acquire()) == 1
 
-    told(story)
+    told(scenario)
 
 
 @pytest.mark.parametrize("found", ["", "not JSON", "[]", '{"map":{}}'])
 def test_a_state_that_is_none_is_an_error(found: str) -> None:
     """To begin from nothing might make again what was done and purged."""
 
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         work = world.coordinator().work("file", supplier=counting())
         await work.acquire()
         state = await global_of(world)
@@ -197,11 +197,11 @@ def test_a_state_that_is_none_is_an_error(found: str) -> None:
         assert (after.owner, after.progress) == (None, found), "it stays to be looked at"
         assert (work.counters.supplied, work.counters.created) == (1, 10)
 
-    told(story)
+    told(scenario)
 
 
 def test_a_state_that_somebody_deleted_is_made_again() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         work = world.coordinator().work("file", supplier=counting())
         assert len(await work.acquire(10)) == 10
         await world.store.delete(await global_of(world))
@@ -211,7 +211,7 @@ def test_a_state_that_somebody_deleted_is_made_again() -> None:
         assert len(await work.acquire(10)) == 10
         assert (work.counters.supplied, work.counters.created) == (3, 20)
 
-    told(story)
+    told(scenario)
 
 
 class Forgetful(FaultyPartitions):
@@ -229,7 +229,7 @@ class Forgetful(FaultyPartitions):
 
 
 def test_thirty_thousand_are_made_in_constant_memory() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         store = Forgetful(world.store, world.clock)
         coordinator = world.coordinator(store=store, limits=CoordinatorLimits(supplier_batch=1000))
         work = coordinator.work("file", supplier=counting(size=30_000))
@@ -240,11 +240,11 @@ def test_thirty_thousand_are_made_in_constant_memory() -> None:
         assert (sum(store.sizes), max(store.sizes)) == (30_000, 1000)
         assert peak < 3 << 20
 
-    told(story)
+    told(scenario)
 
 
 def test_partitions_with_much_progress_are_made_a_few_at_a_time() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         async def heavy(state: SharedState) -> AsyncGenerator[NewPartition, None]:
             for i in range(300):
                 yield NewPartition(f"{i}", progress="x" * (BATCH_CHARACTERS // 100))
@@ -254,4 +254,4 @@ def test_partitions_with_much_progress_are_made_a_few_at_a_time() -> None:
         assert sum(store.sizes) == 300
         assert 99 <= max(store.sizes) <= 101
 
-    told(story)
+    told(scenario)

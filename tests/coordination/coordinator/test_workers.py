@@ -61,16 +61,16 @@ def test_shares() -> None:
 
 
 def test_one_alone_may_have_everything() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         _, work = worked(world, "A")
         await put(work, *[str(i) for i in range(50)])
         assert len(await work.acquire(100)) == 50
 
-    told(story)
+    told(scenario)
 
 
 def test_nobody_acquires_beyond_its_share_and_one() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         _, a = worked(world, "A")
         _, b = worked(world, "B")
         await put(a, *[str(i) for i in range(20)])
@@ -82,11 +82,11 @@ def test_nobody_acquires_beyond_its_share_and_one() -> None:
         assert b.counters.held_back == 1
         assert b.counters.none_acquired == 1
 
-    told(story)
+    told(scenario)
 
 
 def test_of_two_each_of_two_has_one() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         a, works = worked(world, "A")
         b, late = worked(world, "B")
         await put(works, "1", "2")
@@ -103,11 +103,11 @@ def test_of_two_each_of_two_has_one() -> None:
             for task in tasks:
                 task.cancel()
 
-    told(story)
+    told(scenario)
 
 
 def test_one_that_comes_late_gets_its_share() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         a, works = worked(world, "A")
         await put(works, *[str(i) for i in range(20)])
         b, late = worked(world, "B")
@@ -128,11 +128,11 @@ def test_one_that_comes_late_gets_its_share() -> None:
             for task in tasks:
                 task.cancel()
 
-    told(story)
+    told(scenario)
 
 
 def test_five_that_come_at_once_share_and_those_left_share_when_some_die() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         both = [worked(world, name, rotate=True) for name in "ABCDE"]
         works = [work for _, work in both]
         await put(works[0], *[str(i) for i in range(52)])
@@ -151,11 +151,11 @@ def test_five_that_come_at_once_share_and_those_left_share_when_some_die() -> No
         for task in (*beats[2:], *tasks[2:]):
             task.cancel()
 
-    told(story)
+    told(scenario)
 
 
 def test_who_wants_no_more_leaves_the_rest_to_others() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         a, modest = worked(world, "A")
         b, other = worked(world, "B")
         await put(modest, *[str(i) for i in range(20)])
@@ -167,11 +167,11 @@ def test_who_wants_no_more_leaves_the_rest_to_others() -> None:
             assert modest.counters.asked_back == 0
             task.cancel()
 
-    told(story)
+    told(scenario)
 
 
 def test_more_partitions_than_hands_take_turns() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         both = [worked(world, name, rotate=True) for name in "AB"]
         works = [work for _, work in both]
         keys = [str(i) for i in range(10)]
@@ -192,11 +192,11 @@ def test_more_partitions_than_hands_take_turns() -> None:
         turns = LIMITS.rotate_seconds + 2 * BEATS
         assert 0.0 < longest <= 2 * turns, "the rest waits for two turns of the six at most"
 
-    told(story)
+    told(scenario)
 
 
 def test_what_is_held_long_stays_while_nobody_waits() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         a, work = worked(world, "A", rotate=True)
         await put(work, "a", "b")
         held = await work.acquire(2)
@@ -209,11 +209,11 @@ def test_what_is_held_long_stays_while_nobody_waits() -> None:
         stored = await world.stored("a", work.source)
         assert (stored.owner, stored.attempts) == (None, 0)
 
-    told(story)
+    told(scenario)
 
 
 def test_the_register_forgets_who_is_gone() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         both = [worked(world, name) for name in "ABC"]
         await put(both[0][1], *[str(i) for i in range(9)])
         for _, work in both:
@@ -225,4 +225,4 @@ def test_the_register_forgets_who_is_gone() -> None:
             assert [one.owner for one in found] == [both[0][0].owner]
             assert len(await both[0][1].acquire(9)) == 6
 
-    told(story)
+    told(scenario)

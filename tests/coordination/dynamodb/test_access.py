@@ -17,8 +17,8 @@ from logstore.errors import InvalidInput, StoreUnavailable
 from logstore.objects.s3.requests import Tries
 from tests.contracts.partition_acquire import SOURCE, got, put
 from tests.coordination.dynamodb.tables import settings_of, standing
-from tests.coordination.dynamodb.workers import SkewedClock
 from tests.servers.dynamodb import DynamoDb
+from tests.simulation.clocks import ShiftedClock
 
 pytestmark = pytest.mark.dynamodb
 
@@ -113,7 +113,7 @@ async def test_a_server_that_is_not_there_is_a_store_that_is_away() -> None:
 
 @pytest.mark.parametrize("skew_ms", [-3_600_000, 60_000, 0])
 async def test_the_time_is_the_servers(dynamodb: DynamoDb, skew_ms: int) -> None:
-    async with standing(settings_of(dynamodb), clock=SkewedClock(skew_ms)) as store:
+    async with standing(settings_of(dynamodb), clock=ShiftedClock(skew_ms)) as store:
         before_ms = SystemClock().now_ms()
         least_ms, most_ms = store.time.at_least_ms(), store.time.at_most_ms()
         await put(store, "a")

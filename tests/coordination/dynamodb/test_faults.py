@@ -29,7 +29,7 @@ from tests.faults.proxy import FaultProxy
 from tests.faults.requests import Request
 from tests.faults.schedule import Schedule, evenly
 from tests.servers.dynamodb import DynamoDb
-from tests.simulation.moved_clock import MovedClock
+from tests.simulation.clocks import ManualClock
 
 pytestmark = pytest.mark.dynamodb
 
@@ -40,7 +40,7 @@ FEW = Tries(count=3, pause_seconds=0.001)
 class Quick(SystemClock):
     """Waits as the machine does, and tells the time of another clock."""
 
-    def __init__(self, other: MovedClock) -> None:
+    def __init__(self, other: ManualClock) -> None:
         self._other = other
         self.meanwhile: Callable[[], Awaitable[None]] | None = None
         """Happens once, before the next try of a request."""
@@ -70,7 +70,7 @@ async def site_of(
     server: DynamoDb, schedule: Schedule, *, tries: Tries = PATIENT
 ) -> AsyncIterator[Site]:
     settings = settings_of(server)
-    moved = MovedClock()
+    moved = ManualClock()
     quick = Quick(moved)
     async with FaultProxy(
         server.endpoint_url,
@@ -91,13 +91,13 @@ def operation(name: str) -> Callable[[Request], bool]:
 
 class TestThroughFaults(PartitionStoreContract):
     MANY = 120
-    clock: MovedClock
+    clock: ManualClock
 
     @pytest.fixture
     async def store(
         self, dynamodb: DynamoDb, request: pytest.FixtureRequest
     ) -> AsyncIterator[DynamoPartitions]:
-        self.clock = MovedClock()
+        self.clock = ManualClock()
         schedule = Schedule(request.node.name, evenly(0.2), delay_seconds=0.002)
         settings, quick = settings_of(dynamodb), Quick(self.clock)
         time = StoreTime(self.clock, None)

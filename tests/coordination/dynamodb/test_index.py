@@ -26,7 +26,7 @@ from logstore.errors import Damaged, InvalidInput
 from tests.contracts.partition_acquire import SOURCE, claim_of, got, keys_taken, put, taken
 from tests.coordination.dynamodb.tables import settings_of
 from tests.servers.dynamodb import DynamoDb
-from tests.simulation.moved_clock import NOW_MS, MovedClock
+from tests.simulation.clocks import NOW_MS, ManualClock
 
 pytestmark = pytest.mark.dynamodb
 
@@ -63,7 +63,7 @@ class Between:
 
 @asynccontextmanager
 async def watched(server: DynamoDb) -> AsyncIterator[tuple[DynamoPartitions, Between]]:
-    clock, settings = MovedClock(), settings_of(server)
+    clock, settings = ManualClock(), settings_of(server)
     async with open_client(settings, clock, 8) as client:
         between = Between(client)
         requests = Requests(between, settings.table_name, clock, Random(1))

@@ -32,7 +32,7 @@ from logstore.errors import InvalidInput, NotFound, StoreUnavailable
 from tests.contracts.partition_acquire import SOURCE, claim_of, got, keys_taken, put, taken
 from tests.coordination.dynamodb.tables import settings_of, standing
 from tests.servers.dynamodb import DynamoDb
-from tests.simulation.moved_clock import NOW_MS, MovedClock
+from tests.simulation.clocks import NOW_MS, ManualClock
 
 pytestmark = pytest.mark.dynamodb
 
@@ -186,7 +186,7 @@ async def test_a_table_is_used_when_it_and_its_index_are_complete(
     dynamodb: DynamoDb, client: Any
 ) -> None:
     """An index that is being filled would say that there is no work."""
-    settings, clock = settings_of(dynamodb), MovedClock()
+    settings, clock = settings_of(dynamodb), ManualClock()
     make_table(client, settings.table_name)
     states: list[dict[str, Any]] = [
         {},
@@ -245,7 +245,7 @@ async def test_ttl_by_another_attribute(dynamodb: DynamoDb, client: Any, skip: b
 
 async def test_only_what_is_completed_expires(dynamodb: DynamoDb, client: Any) -> None:
     """And later with each update; put back it stays again. Upstream lost live work by its TTL."""
-    clock = MovedClock()
+    clock = ManualClock()
     settings = settings_of(dynamodb, ttl="7d")
     time = StoreTime(clock, None)
     async with standing(settings, clock=clock, time=time) as store:
@@ -296,7 +296,7 @@ async def test_without_ttl_nothing_expires(dynamodb: DynamoDb, client: Any) -> N
 async def test_what_dynamodb_removed_goes_on_above_its_epochs(
     dynamodb: DynamoDb, client: Any
 ) -> None:
-    clock = MovedClock()
+    clock = ManualClock()
     time = StoreTime(clock, None)
     async with standing(settings_of(dynamodb), clock=clock, time=time) as store:
         await put(store, "a")
@@ -315,7 +315,7 @@ async def test_what_dynamodb_removed_goes_on_above_its_epochs(
 async def test_a_counter_that_somebody_removed_is_set_right(
     dynamodb: DynamoDb, client: Any
 ) -> None:
-    clock = MovedClock()
+    clock = ManualClock()
     time = StoreTime(clock, None)
     async with standing(settings_of(dynamodb), clock=clock, time=time) as store:
         await put(store, "a")

@@ -12,24 +12,14 @@ from coordination.dynamodb.store import DynamoPartitions
 from coordination.partitions.partition import Partition, Status
 from coordination.partitions.transitions import completed
 from coordination.settings import DynamoDbSettings
-from logstore.clock import SystemClock
 from logstore.errors import PreconditionFailed
 from tests.contracts.partition_acquire import SOURCE, claim_of
 from tests.coordination.dynamodb.tables import standing
+from tests.simulation.clocks import ShiftedClock
 
 LEASE_MS = 1000
 HELD = 7
 _SECONDS = 300.0
-
-
-class SkewedClock(SystemClock):
-    """A machine whose clock somebody set wrong."""
-
-    def __init__(self, skew_ms: int) -> None:
-        self._skew_ms = skew_ms
-
-    def now_ms(self) -> int:
-        return super().now_ms() + self._skew_ms
 
 
 @dataclass(frozen=True)
@@ -54,7 +44,7 @@ def hold(job: Job) -> None:
 
 
 async def _work(job: Job) -> None:
-    async with standing(_settings(job), clock=SkewedClock(job.skew_ms), seed=job.owner) as store:
+    async with standing(_settings(job), clock=ShiftedClock(job.skew_ms), seed=job.owner) as store:
         while (await store.counts(SOURCE)).get(Status.COMPLETED, 0) < job.total:
             held = await _taken(store, job, 8)
             await asyncio.gather(*[_done(store, job, one) for one in held])
@@ -63,7 +53,7 @@ async def _work(job: Job) -> None:
 
 
 async def _hold(job: Job) -> None:
-    async with standing(_settings(job), clock=SkewedClock(job.skew_ms), seed=job.owner) as store:
+    async with standing(_settings(job), clock=ShiftedClock(job.skew_ms), seed=job.owner) as store:
         while not (held := await _taken(store, job, HELD)):
             await asyncio.sleep(0.05)
         _say(job, held)

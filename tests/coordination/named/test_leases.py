@@ -55,7 +55,7 @@ async def taken(leases: NamedLeases, name: LeaseName = NAME) -> NamedLease:
 
 
 def test_one_holds_it_until_it_lets_go() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         store = open_store(clock)
         a, b = of(store, clock, "node-A"), of(store, clock, "node-B")
         held = await taken(a)
@@ -66,11 +66,11 @@ def test_one_holds_it_until_it_lets_go() -> None:
         assert await a.held_by(NAME) is None
         assert (await taken(b)).epoch > held.epoch
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)
 
 
 def test_who_goes_silent_loses_it_and_cannot_write_it_back() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         store = open_store(clock)
         a, b = of(store, clock, "node-A"), of(store, clock, "node-B")
         held = await taken(a)
@@ -89,11 +89,11 @@ def test_who_goes_silent_loses_it_and_cannot_write_it_back() -> None:
         await a.release(held)
         assert await a.held_by(NAME) == "node-B"
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)
 
 
 def test_a_heartbeat_keeps_it() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         store = open_store(clock)
         a, b = of(store, clock, "node-A"), of(store, clock, "node-B")
         held = await taken(a)
@@ -105,21 +105,21 @@ def test_a_heartbeat_keeps_it() -> None:
         assert await b.acquire(NAME) is not None
         beats.cancel()
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)
 
 
 def test_a_node_that_starts_again_need_not_wait_for_its_earlier_life() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         store = open_store(clock)
         first = await taken(of(store, clock, "node-A", seed=1))
         again = await taken(of(store, clock, "node-A", seed=2))
         assert again.epoch > first.epoch
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)
 
 
 def test_epochs_rise_also_when_nothing_of_it_was_kept() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         store = open_store(clock)
         a, b = of(store, clock, "node-A"), of(store, clock, "node-B")
         name = sweep_lease(RunKey("a/b", "c"))
@@ -129,12 +129,12 @@ def test_epochs_rise_also_when_nothing_of_it_was_kept() -> None:
         assert [info.key async for info in store.list("coordination/")] == []
         assert (await taken(b, name)).epoch > held.epoch
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)
 
 
 @pytest.mark.parametrize("fault", [Fault.UNKNOWN_DONE, Fault.UNKNOWN_NOT_DONE])
 def test_lost_answers(fault: Fault) -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         disk = open_store(clock)
         for step in range(1, 8):
             await disk.delete([NAME.key])
@@ -149,11 +149,11 @@ def test_lost_answers(fault: Fault) -> None:
                 await clock.sleep(TIMEOUT + 5)
             assert await b.acquire(NAME) is not None
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)
 
 
 def test_a_store_that_is_away_takes_the_lease_from_nobody_before_its_time() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         store = FaultyStore(open_store(clock), Schedule.none())
         a = of(store, clock, "node-A")
         held = await taken(a)
@@ -164,7 +164,7 @@ def test_a_store_that_is_away_takes_the_lease_from_nobody_before_its_time() -> N
         await clock.sleep(TIMEOUT)
         assert not held.valid()
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)
 
 
 @dataclass
@@ -207,7 +207,7 @@ class DatedStore(FaultyStore):
 
 @pytest.mark.parametrize("seed", seeds(20))
 def test_never_two_holders_whatever_the_machines_clocks_say(seed: int) -> None:
-    async def story(true: VirtualClock) -> None:
+    async def scenario(true: VirtualClock) -> None:
         dice = Random(seed)
         disk = open_store(true, seed)
         holders: list[set[str]] = [set()]
@@ -242,7 +242,7 @@ def test_never_two_holders_whatever_the_machines_clocks_say(seed: int) -> None:
         await asyncio.gather(*[live(f"node-{name}") for name in "ABC"])
         assert count > 5
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)
 
 
 def test_bytes_survive_and_unknown_keys_too() -> None:

@@ -34,7 +34,7 @@ def test_those_used_last_are_kept() -> None:
 
 
 def test_what_is_under_way_takes_the_room_of_what_is_kept() -> None:
-    async def story(_: VirtualClock) -> None:
+    async def scenario(_: VirtualClock) -> None:
         cache = Cache(40 * EXPANSION)
         holders = [Holder() for _ in range(4)]
         for one in holders:
@@ -44,11 +44,11 @@ def test_what_is_under_way_takes_the_room_of_what_is_kept() -> None:
         cache.used(Holder(), 10)
         assert holders[0].has_rows
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)
 
 
 def test_as_many_at_a_time_as_half_of_the_memory_holds_in_the_order_in_which_they_came() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         cache = Cache(40 * EXPANSION)
         inside: list[int] = []
         came: list[int] = []
@@ -68,11 +68,11 @@ def test_as_many_at_a_time_as_half_of_the_memory_holds_in_the_order_in_which_the
         assert came == sizes
         assert most == 20
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)
 
 
 def test_what_is_larger_than_all_memory_goes_alone() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         cache = Cache(10)
         inside = 0
 
@@ -86,11 +86,11 @@ def test_what_is_larger_than_all_memory_goes_alone() -> None:
 
         await asyncio.gather(*[work() for _ in range(5)])
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)
 
 
 def test_who_gives_up_waiting_leaves_the_room_to_others() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         cache = Cache(10)
 
         async def stay() -> None:
@@ -111,4 +111,4 @@ def test_who_gives_up_waiting_leaves_the_room_to_others() -> None:
         async with cache.reserved(Holder(), 1000):
             pass
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)

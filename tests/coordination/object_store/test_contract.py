@@ -29,18 +29,18 @@ from tests.contracts.partition_store import PartitionStoreContract
 from tests.faults.schedule import Schedule, evenly
 from tests.faults.thread import fault_proxy
 from tests.servers.minio import Bucket, Minio
-from tests.simulation.moved_clock import MovedClock
+from tests.simulation.clocks import ManualClock
 
 
 class OnObjects(PartitionStoreContract):
     """Leases go by a clock that tests move; pauses between tries are real."""
 
     SHARDS = 5
-    clock: MovedClock
+    clock: ManualClock
 
     @asynccontextmanager
     async def opened(self, objects: ObjectStore) -> AsyncIterator[ObjectPartitions]:
-        self.clock = MovedClock()
+        self.clock = ManualClock()
         store = ObjectPartitions(
             objects,
             SystemClock(),

@@ -50,7 +50,7 @@ async def _life(store: ObjectPartitions, clock: VirtualClock) -> None:
 
 @pytest.mark.parametrize("after", [False, True])
 def test_at_every_call(after: bool) -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         step, fired = 1, True
         while fired:
             disk = on_disk(clock)
@@ -72,7 +72,7 @@ def test_at_every_call(after: bool) -> None:
             assert [one.key for one in page.partitions] == [one.key for one in many(COUNT)]
         assert step > 12, "so many calls it takes"
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)
 
 
 async def _dies(life: Callable[[], Awaitable[None]]) -> None:

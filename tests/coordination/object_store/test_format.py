@@ -72,7 +72,7 @@ async def _edit(objects: ObjectStore, key: str, **changed: Any) -> None:
 
 
 def test_what_newer_versions_wrote_survives() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         disk = on_disk(clock)
         await process(disk, clock, shards=1).create(SOURCE, many(2))
         rows = orjson.loads((await disk.get(KEY))[1])["partitions"]
@@ -86,11 +86,11 @@ def test_what_newer_versions_wrote_survives() -> None:
         assert value["partitions"]["000000"]["colour"] == {"of": "hope"}
         assert value["partitions"]["000000"]["status"] == "COMPLETED"
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)
 
 
 def test_shards_are_counted_by_who_made_the_source() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         disk = on_disk(clock)
         await process(disk, clock, shards=3).create(SOURCE, many(50))
         other = process(disk, clock, shards=7)
@@ -101,11 +101,11 @@ def test_shards_are_counted_by_who_made_the_source() -> None:
             keys.partition_source(SOURCE),
         ]
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)
 
 
 def test_a_newer_format_stops_us() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         disk = on_disk(clock)
         await process(disk, clock, shards=1).create(SOURCE, many(2))
         for key in (KEY, keys.partition_source(SOURCE)):
@@ -122,7 +122,7 @@ def test_a_newer_format_stops_us() -> None:
             await _edit(disk, key, format=1)
         assert len(await take(process(disk, clock), clock, 9)) == 2
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_what_is_no_shard(body: bytes) -> None:
 
 
 def test_small_ones_can_be_read_by_people_and_large_ones_are_packed() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         disk = on_disk(clock)
         store = process(disk, clock, shards=1)
         await store.create(SOURCE, many(100))
@@ -161,7 +161,7 @@ def test_small_ones_can_be_read_by_people_and_large_ones_are_packed() -> None:
         await disk.put(KEY, orjson.dumps(orjson.loads(decompressed(KEY, packed))))
         assert len(await take(process(disk, clock), clock, 3000)) == 2000, "large, but as it was"
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)
 
 
 LARGE = compressed(b'{"format":1,"a":"' + bytes(range(32, 90)) * 2000 + b'"}')
@@ -193,7 +193,7 @@ def test_what_is_no_frame(body: bytes) -> None:
 )
 @pytest.mark.parametrize("random", [True, False])
 def test_what_is_no_row(row: Any, random: bool) -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         disk = on_disk(clock)
         store = process(disk, clock, shards=1)
         await store.create(SOURCE, many(2))
@@ -205,11 +205,11 @@ def test_what_is_no_row(row: Any, random: bool) -> None:
         with pytest.raises(Damaged):
             await store.counts(SOURCE)
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)
 
 
 def test_one_damaged_shard_stops_no_work_in_others() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         disk = on_disk(clock)
         await process(disk, clock).create(SOURCE, many(80))
         await disk.put(keys.partition_shard(SOURCE, 3), b"{")
@@ -219,11 +219,11 @@ def test_one_damaged_shard_stops_no_work_in_others() -> None:
         with pytest.raises(Damaged):
             await take(store, clock, 80)
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)
 
 
 def test_epochs_go_on_when_all_is_gone() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         disk = on_disk(clock)
         epochs = []
         for life in range(4):
@@ -239,4 +239,4 @@ def test_epochs_go_on_when_all_is_gone() -> None:
             assert await store.sources() == []
         assert epochs == sorted(set(epochs))
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)

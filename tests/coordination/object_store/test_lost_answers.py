@@ -55,7 +55,7 @@ class Interfering(Counted):
 
 @pytest.mark.parametrize("fault", [Fault.UNKNOWN_DONE, Fault.UNKNOWN_NOT_DONE])
 def test_what_was_written_is_found_and_what_was_not_is_written(fault: Fault) -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         for step in range(1, 9):
             objects = Counted(on_disk(clock), Schedule({step: fault}, applies=writes))
             store = process(objects, clock, shards=1, seed=step)
@@ -72,13 +72,13 @@ def test_what_was_written_is_found_and_what_was_not_is_written(fault: Fault) -> 
             assert await store.purge(SOURCE, clock.now_ms() + 1) == 1
             assert objects.schedule.fired == (step < 9)
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)
 
 
 @pytest.mark.parametrize("heard", [OutcomeUnknown, PreconditionFailed])
 @pytest.mark.parametrize("done", [True, False])
 def test_also_when_others_wrote_since(heard: type[Exception], done: bool) -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         disk = on_disk(clock)
         objects = Interfering(disk, heard)
         objects.done = done
@@ -100,11 +100,11 @@ def test_also_when_others_wrote_since(heard: type[Exception], done: bool) -> Non
         counts = await store.counts(SOURCE)
         assert counts[Status.COMPLETED] == 1
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)
 
 
 def test_a_change_that_was_done_and_changed_again_is_no_lost_race() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         disk = on_disk(clock)
         objects = Interfering(disk, OutcomeUnknown)
         store, other = process(objects, clock, shards=1), process(disk, clock, shards=1, seed=5)
@@ -120,11 +120,11 @@ def test_a_change_that_was_done_and_changed_again_is_no_lost_race() -> None:
         with pytest.raises(PreconditionFailed):
             await store.change(mine, completed(mine, clock.now_ms()))
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)
 
 
 def test_who_cannot_know_says_so() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         disk = on_disk(clock)
         objects = Interfering(disk, OutcomeUnknown)
         store, other = process(objects, clock, shards=1), process(disk, clock, shards=1, seed=5)
@@ -138,11 +138,11 @@ def test_who_cannot_know_says_so() -> None:
         with pytest.raises(OutcomeUnknown):
             await store.change(held, completed(held, clock.now_ms()))
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)
 
 
 def test_a_store_that_is_away_is_an_error_and_changes_nothing() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         objects = Counted(on_disk(clock))
         store = process(objects, clock, shards=2)
         await store.create(SOURCE, many(9))
@@ -169,11 +169,11 @@ def test_a_store_that_is_away_is_an_error_and_changes_nothing() -> None:
         assert await store.counts(SOURCE) == {Status.ASSIGNED: 1, Status.UNASSIGNED: 8}
         assert await store.get(SOURCE, held.key) == held
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)
 
 
 def test_leases_are_told_of_though_another_shard_cannot_be_reached() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         disk = on_disk(clock)
         await process(disk, clock).create(SOURCE, many(80))
         for random in (True, False):
@@ -188,11 +188,11 @@ def test_leases_are_told_of_though_another_shard_cannot_be_reached() -> None:
             assert schedule.fired
             await clock.sleep(10)
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)
 
 
 def test_a_caller_that_goes_away_stops_no_other() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         objects = Counted(on_disk(clock))
         store = process(objects, clock, shards=1)
         await store.create(SOURCE, many(2))
@@ -209,11 +209,11 @@ def test_a_caller_that_goes_away_stops_no_other() -> None:
         assert leaving.cancelled() or await asyncio.wait([leaving])
         await store.close()
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)
 
 
 def test_one_process_makes_the_source_whatever_answers_were_lost() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         disk = on_disk(clock)
 
         async def supplier(number: int) -> list[str]:
@@ -227,4 +227,4 @@ def test_one_process_makes_the_source_whatever_answers_were_lost() -> None:
         page = await process(disk, clock).page(SOURCE)
         assert len(page.partitions) == 30
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)

@@ -19,7 +19,7 @@ BATCHES = 5
 def test_making_and_listing_take_no_more_memory_than_they_may(tmp_path: Path) -> None:
     """All rows take some 7 MB, those of a shard 2 MB, and all shards are asked for at a time."""
 
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         disk = LocalStore(str(tmp_path), Disk(), clock, Random(1), run=inline)
         store = process(Slow(disk, clock, 1), clock, shards=4, cache_bytes=1 << 20)
         tracemalloc.start()
@@ -41,4 +41,4 @@ def test_making_and_listing_take_no_more_memory_than_they_may(tmp_path: Path) ->
         assert made < 6_500_000
         assert seen < 7_500_000
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)

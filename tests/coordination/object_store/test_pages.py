@@ -40,7 +40,7 @@ async def _listed(
 
 
 def test_a_list_is_read_once_if_it_fits() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         disk = on_disk(clock)
         await process(disk, clock).create(SOURCE, many(1000))
         objects = Counted(disk)
@@ -48,11 +48,11 @@ def test_a_list_is_read_once_if_it_fits() -> None:
         assert await _listed(store, 10) == [one.key for one in many(1000)]
         assert objects.made() == {"list": 100, "get": 9}
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)
 
 
 def test_a_long_list_is_read_far_less_often_than_it_has_pages() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         disk = on_disk(clock)
         await process(disk, clock).create(SOURCE, many(1000))
         objects = Counted(disk)
@@ -62,11 +62,11 @@ def test_a_long_list_is_read_far_less_often_than_it_has_pages() -> None:
         assert made["list"] == 200
         assert 8 * 5 < made["get"] < 8 * 25, "all eight shards, for 40 to 200 rows"
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)
 
 
 def test_only_shards_that_changed_are_read_again() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         disk = on_disk(clock)
         other = process(disk, clock)
         await other.create(SOURCE, many(1000))
@@ -80,11 +80,11 @@ def test_only_shards_that_changed_are_read_again() -> None:
         assert objects.made() == {"list": 1, "get": 1}
         assert [one.key for one in page.partitions] == [one.key for one in many(20)[10:]]
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)
 
 
 def test_an_earlier_page_and_another_status_are_read_anew() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         store = process(on_disk(clock), clock, cache_bytes=LITTLE)
         await store.create(SOURCE, many(500))
         held = await take(store, clock, 3)
@@ -98,11 +98,11 @@ def test_an_earlier_page_and_another_status_are_read_anew() -> None:
             behind = [key for key in assigned if key > (first.after or "")]
             assert [one.key for one in page.partitions] == behind
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)
 
 
 def test_pages_of_two_sources_in_turn() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         store = process(on_disk(clock), clock)
         sources = [SOURCE, "p|pipeline|other"]
         for source in sources:
@@ -114,14 +114,14 @@ def test_pages_of_two_sources_in_turn() -> None:
                 assert [one.key for one in page.partitions] == [f"{source} {at + 1}"]
                 assert {one.source for one in page.partitions} == {source}
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_while_others_make_change_and_delete(seed: int) -> None:
     """Each page is what a list of all at that moment has behind the last key."""
 
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         dice = Random(seed)
         disk = on_disk(clock)
         maker = process(disk, clock)
@@ -166,11 +166,11 @@ def test_while_others_make_change_and_delete(seed: int) -> None:
                 if dice.random() < 0.2:
                     await changes()
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)
 
 
 def test_a_damaged_shard_ends_the_list() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         disk = on_disk(clock)
         await process(disk, clock).create(SOURCE, many(80))
         store = process(disk, clock)
@@ -183,4 +183,4 @@ def test_a_damaged_shard_ends_the_list() -> None:
         await disk.put(keys.partition_shard(SOURCE, 3), body)
         assert await _listed(store, 10) == [one.key for one in many(80)]
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)

@@ -156,7 +156,7 @@ class Races:
     ) -> None:
         told = tmp_path / "told"
 
-        async def story() -> None:
+        async def scenario() -> None:
             async with partitions(open_store) as store:
                 await store.create(SOURCE, [NewPartition(f"{i}") for i in range(4)])
                 context = multiprocessing.get_context("spawn")
@@ -174,7 +174,7 @@ class Races:
                     await asyncio.sleep(0.05)
                 assert {one.attempts for one in taken} == {2}
 
-        asyncio.run(story())
+        asyncio.run(scenario())
 
 
 class TestInAFolder(Races):

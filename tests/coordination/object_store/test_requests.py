@@ -23,7 +23,7 @@ from tests.simulation.virtual_time import VirtualClock, simulate
 
 
 def test_changes_of_a_process_at_one_time_are_one_write() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         objects = Counted(on_disk(clock))
         store = process(objects, clock, shards=1)
         await store.create(SOURCE, many(100))
@@ -38,11 +38,11 @@ def test_changes_of_a_process_at_one_time_are_one_write() -> None:
         counts = await store.counts(SOURCE)
         assert counts == {Status.ASSIGNED: 40, Status.COMPLETED: 30}
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)
 
 
 def test_what_comes_during_a_write_is_in_the_next() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         objects = Counted(on_disk(clock))
         store = process(objects, clock, shards=1)
         await store.create(SOURCE, many(30))
@@ -55,11 +55,11 @@ def test_what_comes_during_a_write_is_in_the_next() -> None:
         )
         assert objects.made()["put"] <= 2
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)
 
 
 def test_acquiring_and_completing_at_a_shard_of_ones_own_is_a_write_each() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         objects = Counted(on_disk(clock))
         store = process(objects, clock)
         await store.create(SOURCE, many(800))
@@ -70,11 +70,11 @@ def test_acquiring_and_completing_at_a_shard_of_ones_own_is_a_write_each() -> No
             await store.change(held, completed(held, clock.now_ms()))
         assert objects.made() == {"put": 40}
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)
 
 
 def test_a_batch_costs_as_much_as_one() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         objects = Counted(on_disk(clock))
         store = process(objects, clock)
         await store.create(SOURCE, many(800))
@@ -86,11 +86,11 @@ def test_a_batch_costs_as_much_as_one() -> None:
         await asyncio.gather(*[store.change(one, completed(one, clock.now_ms())) for one in held])
         assert objects.made() == {"put": 1}
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)
 
 
 def test_with_nothing_free_of_100_000_an_acquire_is_one_listing() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         disk = on_disk(clock)
         maker = process(disk, clock, shards=64)
         for start in range(0, 100_000, 50_000):
@@ -116,11 +116,11 @@ def test_with_nothing_free_of_100_000_an_acquire_is_one_listing() -> None:
         assert objects.made() == {"list": 1}
         assert len(await take(store, clock, 10)) == 10
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)
 
 
 def test_in_order_only_the_shards_that_come_first_are_read() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         disk = on_disk(clock)
         await process(disk, clock, shards=32).create(SOURCE, many(3200))
         objects = Counted(disk)
@@ -138,11 +138,11 @@ def test_in_order_only_the_shards_that_come_first_are_read() -> None:
         assert (made["list"], made["put"]) == (10, 10)
         assert made["get"] <= 40
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)
 
 
 def test_a_supplier_that_comes_again_with_what_exists_lists_once() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         objects = Counted(on_disk(clock))
         store = process(objects, clock)
         await store.create(SOURCE, many(500))
@@ -150,11 +150,11 @@ def test_a_supplier_that_comes_again_with_what_exists_lists_once() -> None:
         assert await store.create(SOURCE, many(500)) == []
         assert objects.made() == {"list": 1}
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)
 
 
 def test_workers_of_their_own_seldom_meet() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         disk = on_disk(clock)
         await process(disk, clock, shards=64).create(SOURCE, many(2000))
         calls: Counter[str] = Counter()
@@ -178,4 +178,4 @@ def test_workers_of_their_own_seldom_meet() -> None:
         assert refused / calls["put"] < 0.10
         assert calls.total() / 2000 < 0.8
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)

@@ -71,7 +71,7 @@ def test_what_was_used_longest_ago_goes_first() -> None:
 
 
 def test_work_in_one_shard_alone_is_a_write_each_also_after_a_while() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         objects = Counted(on_disk(clock))
         store = process(objects, clock)
         await store.create(SOURCE, many(80))
@@ -89,4 +89,4 @@ def test_work_in_one_shard_alone_is_a_write_each_also_after_a_while() -> None:
             await clock.sleep(STAY_SECONDS)
         assert len(held) == 80
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)

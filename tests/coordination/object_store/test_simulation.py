@@ -93,9 +93,9 @@ class Simulation:
         return stored
 
 
-async def _work(story: Simulation, store: ObjectPartitions, owner: str, dice: Random) -> None:
+async def _work(scenario: Simulation, store: ObjectPartitions, owner: str, dice: Random) -> None:
     for _ in range(60):
-        claim = claim_at(story.clock, owner, LEASE_MS)
+        claim = claim_at(scenario.clock, owner, LEASE_MS)
         try:
             brought = await store.acquire(
                 SOURCE, claim, dice.choice([1, 2, 5]), random=dice.random() < 0.7
@@ -103,21 +103,21 @@ async def _work(story: Simulation, store: ObjectPartitions, owner: str, dice: Ra
         except (StoreUnavailable, OutcomeUnknown):
             continue
         for one in brought.partitions:
-            story.got(one)
-        await asyncio.gather(*[_do(story, store, one, dice) for one in brought.partitions])
-        await story.clock.sleep(dice.uniform(0.0, 2.0))
+            scenario.got(one)
+        await asyncio.gather(*[_do(scenario, store, one, dice) for one in brought.partitions])
+        await scenario.clock.sleep(dice.uniform(0.0, 2.0))
 
 
-async def _do(story: Simulation, store: ObjectPartitions, one: Partition, dice: Random) -> None:
+async def _do(scenario: Simulation, store: ObjectPartitions, one: Partition, dice: Random) -> None:
     held: Partition | None = one
     if dice.random() < 0.4:
-        until_ms = story.clock.now_ms() + LEASE_MS
-        held = await story.changed(store, one, saved(one, f"{dice.random()}", until_ms))
+        until_ms = scenario.clock.now_ms() + LEASE_MS
+        held = await scenario.changed(store, one, saved(one, f"{dice.random()}", until_ms))
     if held is None or dice.random() < 0.2:  # it hangs, or lost it
         return
-    now_ms = story.clock.now_ms()
+    now_ms = scenario.clock.now_ms()
     wanted = given_up(held, now_ms) if dice.random() < 0.3 else completed(held, now_ms)
-    await story.changed(store, held, wanted)
+    await scenario.changed(store, held, wanted)
 
 
 async def _made(store: ObjectPartitions, dice: Random, clock: Clock) -> None:
@@ -133,13 +133,13 @@ async def _made(store: ObjectPartitions, dice: Random, clock: Clock) -> None:
 @pytest.mark.parametrize("seed", seeds(12))
 def test_each_is_held_by_one_and_completed_once(seed: int) -> None:
     async def run(clock: VirtualClock) -> None:
-        disk, story = on_disk(clock), Simulation(clock, seed)
+        disk, scenario = on_disk(clock), Simulation(clock, seed)
 
         async def live(number: int) -> None:
             dice, objects = Random(f"{seed} {number}"), faulty(disk, clock, f"{seed}/{number}")
             store = process(objects, clock, seed=seed * 10 + number, shards=3, cache_bytes=4000)
             await _made(store, dice, clock)
-            await _work(story, store, f"host-{number}/A", dice)
+            await _work(scenario, store, f"host-{number}/A", dice)
             await store.close()
             assert objects.schedule.fired
 
@@ -147,10 +147,10 @@ def test_each_is_held_by_one_and_completed_once(seed: int) -> None:
         page = await process(disk, clock).page(SOURCE)
         assert len(page.partitions) == COUNT
         for one in page.partitions:
-            assert story.done[one.key] <= 1
-            if one.key not in story.unclear:
-                assert story.done[one.key] == (one.status is Status.COMPLETED)
-        assert story.done.total() > COUNT / 2
+            assert scenario.done[one.key] <= 1
+            if one.key not in scenario.unclear:
+                assert scenario.done[one.key] == (one.status is Status.COMPLETED)
+        assert scenario.done.total() > COUNT / 2
 
     simulate(run, start_ms=START_MS)
 

@@ -8,15 +8,15 @@ import pytest
 
 from coordination.partitions.in_memory import InMemoryPartitions
 from tests.contracts.partition_store import PartitionStoreContract
-from tests.simulation.moved_clock import MovedClock
+from tests.simulation.clocks import ManualClock
 
 
 class TestInMemory(PartitionStoreContract):
-    clock: MovedClock
+    clock: ManualClock
 
     @pytest.fixture
     def store(self) -> InMemoryPartitions:
-        self.clock = MovedClock()
+        self.clock = ManualClock()
         return InMemoryPartitions(self.clock, Random(7))
 
     async def pass_time(self, ms: int) -> None:

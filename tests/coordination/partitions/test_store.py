@@ -37,7 +37,7 @@ def failing(call: str) -> Callable[[str], Fault | None]:
 
 
 def test_what_is_completed_goes_after_its_time_and_nothing_else() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         store = InMemoryPartitions(clock, Random(1))
         await put(store, "early", "late", "held", "free")
         await taken(store, "held")
@@ -57,11 +57,11 @@ def test_what_is_completed_goes_after_its_time_and_nothing_else() -> None:
         assert await keys_of(store) == ["free", "held"]
         running.cancel()
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)
 
 
 def test_a_store_that_is_away_is_looked_at_again() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         inner = InMemoryPartitions(clock, Random(1))
         await put(inner, "a")
         await complete(inner, "a")
@@ -72,11 +72,11 @@ def test_a_store_that_is_away_is_looked_at_again() -> None:
             assert (await inner.counts(SOURCE))[Status.COMPLETED] == 1
         assert await expire(inner, 1000) == 1
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)
 
 
 def test_the_object_stores_ttl_is_seen_to_while_it_is_open() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         objects = LocalStore("/store", PowerCutFileSystem(), clock, Random(1), run=inline)
         choice = StoreChoice.model_validate({"object_store": {"ttl": "12h"}})
         opening = open_partitions(choice, objects, clock, Random(2), newest_date=None)
@@ -88,4 +88,4 @@ def test_the_object_stores_ttl_is_seen_to_while_it_is_open() -> None:
             assert await store.counts(SOURCE) == {Status.UNASSIGNED: 1}
         assert len(asyncio.all_tasks()) == 1, "nothing runs on"
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)

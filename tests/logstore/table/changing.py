@@ -18,7 +18,8 @@ from logstore.table.log_folder import commit_name
 from logstore.table.stats import NewFile
 from logstore.table.table import LOG, Table
 from tests import reshaped
-from tests.logstore.table.conftest import HOUR, NOON, FixedClock
+from tests.logstore.table.conftest import HOUR, NOON
+from tests.simulation.clocks import ManualClock
 
 NODES = ("a", "b", "c")
 NAMES = ("svc.a", "svc.b", "späße 100%")
@@ -31,7 +32,7 @@ class ChangingTable:
 
     table: Table
     dice: random.Random
-    clock: FixedClock = field(default_factory=FixedClock)
+    clock: ManualClock = field(default_factory=lambda: ManualClock(NOON))
     made: int = 0
 
     def step(self) -> str:

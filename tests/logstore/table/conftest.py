@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,33 +12,18 @@ import pytest
 from logstore import ulid
 from logstore.table.stats import NewFile, describe, read_footer
 from logstore.table.table import Table
+from tests.simulation.clocks import ManualClock
 
 HOUR = 3_600_000
 NOON = 1_795_262_400_000  # 2026-11-21T12:00:00Z
-
-
-@dataclass
-class FixedClock:
-    """A clock that stands still until it is moved."""
-
-    now: int = NOON
-
-    def now_ms(self) -> int:
-        return self.now
-
-    def monotonic(self) -> float:
-        return self.now / 1000
-
-    async def sleep(self, seconds: float) -> None:
-        self.now += int(seconds * 1000)
 
 
 WriteFile = Callable[..., NewFile]
 
 
 @pytest.fixture
-def clock() -> FixedClock:
-    return FixedClock()
+def clock() -> ManualClock:
+    return ManualClock(NOON)
 
 
 @pytest.fixture

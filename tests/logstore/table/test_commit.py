@@ -15,13 +15,14 @@ from logstore.table.commit import Advance, Change, commit, commit_segments
 from logstore.table.snapshot import Snapshot
 from logstore.table.stats import NewFile
 from logstore.table.table import Table
-from tests.logstore.table.conftest import HOUR, FixedClock, WriteFile
+from tests.logstore.table.conftest import HOUR, WriteFile
+from tests.simulation.clocks import ManualClock
 
 
 def ingest(
     table: Table,
     snapshot: Snapshot,
-    clock: FixedClock,
+    clock: ManualClock,
     *files: NewFile,
     node: str = "n1",
     first: int = 1,
@@ -34,7 +35,7 @@ def ingest(
 
 
 def test_the_mark_is_read_back_from_the_application_transaction(
-    table: Table, clock: FixedClock, write_file: WriteFile
+    table: Table, clock: ManualClock, write_file: WriteFile
 ) -> None:
     after = ingest(table, table.create(), clock, write_file("a"), last=7)
     assert after.mark("n1") == 7
@@ -42,7 +43,7 @@ def test_the_mark_is_read_back_from_the_application_transaction(
 
 
 def test_a_stale_snapshot_is_refused_even_for_another_node(
-    table: Table, clock: FixedClock, write_file: WriteFile
+    table: Table, clock: ManualClock, write_file: WriteFile
 ) -> None:
     stale = table.create()
     ingest(table, stale, clock, write_file("a"), job="J1")
@@ -55,7 +56,7 @@ def test_a_stale_snapshot_is_refused_even_for_another_node(
 
 @pytest.mark.parametrize(("first", "last"), [(1, 1), (1, 3), (3, 3), (4, 4), (2, 1)])
 def test_only_the_next_segments_are_taken_in(
-    table: Table, clock: FixedClock, write_file: WriteFile, first: int, last: int
+    table: Table, clock: ManualClock, write_file: WriteFile, first: int, last: int
 ) -> None:
     snapshot = ingest(table, table.create(), clock, write_file("a"))
     with pytest.raises(PreconditionFailed):
@@ -64,7 +65,7 @@ def test_only_the_next_segments_are_taken_in(
 
 
 def test_several_nodes_advance_in_one_version_or_not_at_all(
-    table: Table, clock: FixedClock, write_file: WriteFile
+    table: Table, clock: ManualClock, write_file: WriteFile
 ) -> None:
     base = table.create()
     both = [Advance("n1", 1, 2), Advance("n2", 1, 5)]
@@ -76,14 +77,14 @@ def test_several_nodes_advance_in_one_version_or_not_at_all(
     assert table.snapshot().mark("n1") == 2
 
 
-def test_segments_without_a_line_move_the_mark(table: Table, clock: FixedClock) -> None:
+def test_segments_without_a_line_move_the_mark(table: Table, clock: ManualClock) -> None:
     after = ingest(table, table.create(), clock, last=2)
     assert after.mark("n1") == 2
     assert after.files == ()
 
 
 def test_a_commit_that_failed_but_happened_is_recognised(
-    table: Table, clock: FixedClock, write_file: WriteFile
+    table: Table, clock: ManualClock, write_file: WriteFile
 ) -> None:
     """The answer was lost: the same job tries again on the snapshot that it still holds."""
     planned = table.create()
@@ -121,7 +122,7 @@ def unanswered(table: Table, *, lost: int, done: int = 0) -> tuple[Snapshot, Una
 
 
 def test_a_commit_that_failed_and_is_not_there_is_tried_again(
-    table: Table, clock: FixedClock, write_file: WriteFile
+    table: Table, clock: ManualClock, write_file: WriteFile
 ) -> None:
     planned, delta = unanswered(table, lost=1)
     after = ingest(table, planned, clock, write_file("a"), job="MINE")
@@ -129,7 +130,7 @@ def test_a_commit_that_failed_and_is_not_there_is_tried_again(
 
 
 def test_a_commit_that_failed_and_is_there_is_not_tried_again(
-    table: Table, clock: FixedClock, write_file: WriteFile
+    table: Table, clock: ManualClock, write_file: WriteFile
 ) -> None:
     planned, delta = unanswered(table, lost=1, done=1)
     after = ingest(table, planned, clock, write_file("a"), job="MINE")
@@ -137,7 +138,7 @@ def test_a_commit_that_failed_and_is_there_is_not_tried_again(
 
 
 def test_a_commit_that_is_never_confirmed_ends_as_unknown(
-    table: Table, clock: FixedClock, write_file: WriteFile
+    table: Table, clock: ManualClock, write_file: WriteFile
 ) -> None:
     planned, delta = unanswered(table, lost=1_000)
     with pytest.raises(OutcomeUnknown):
@@ -147,24 +148,24 @@ def test_a_commit_that_is_never_confirmed_ends_as_unknown(
 
 
 def test_files_that_the_vacuum_may_take_are_refused(
-    table: Table, clock: FixedClock, write_file: WriteFile
+    table: Table, clock: ManualClock, write_file: WriteFile
 ) -> None:
     file = write_file("a")
     base = table.create()
-    clock.now += 12 * HOUR + 1
+    clock.ms += 12 * HOUR + 1
     with pytest.raises(PreconditionFailed, match="older than 12 h"):
         ingest(table, base, clock, file)
-    clock.now -= 1
+    clock.ms -= 1
     assert ingest(table, base, clock, file).mark("n1") == 1
 
 
-def test_no_table_no_commit(table: Table, clock: FixedClock) -> None:
+def test_no_table_no_commit(table: Table, clock: ManualClock) -> None:
     with pytest.raises(NotFound):
         ingest(table, table.snapshot(), clock)
 
 
 def test_a_commit_that_cannot_be_looked_up_stays_unknown(
-    table: Table, clock: FixedClock, write_file: WriteFile
+    table: Table, clock: ManualClock, write_file: WriteFile
 ) -> None:
     base = table.create()
     log = Path(table.uri) / "_delta_log"
@@ -176,7 +177,7 @@ def test_a_commit_that_cannot_be_looked_up_stays_unknown(
 
 
 def test_racing_writers_each_take_in_their_segments_once(
-    table: Table, clock: FixedClock, write_file: WriteFile
+    table: Table, clock: ManualClock, write_file: WriteFile
 ) -> None:
     table.create()
     files = {n: [write_file(f"{n}-{i}") for i in range(5)] for n in ("n1", "n2", "n3")}
@@ -207,7 +208,7 @@ def test_racing_writers_each_take_in_their_segments_once(
 
 
 def test_two_drivers_with_the_same_segments_commit_them_once(
-    table: Table, clock: FixedClock, write_file: WriteFile
+    table: Table, clock: ManualClock, write_file: WriteFile
 ) -> None:
     base = table.create()
     files = [write_file(f"driver-{i}") for i in range(4)]
@@ -230,7 +231,7 @@ def test_two_drivers_with_the_same_segments_commit_them_once(
 
 
 def test_files_go_and_come_in_one_version(
-    table: Table, clock: FixedClock, write_file: WriteFile
+    table: Table, clock: ManualClock, write_file: WriteFile
 ) -> None:
     before = ingest(table, table.create(), clock, write_file("a"), write_file("b"))
     gone = [file for file in before.files if file.path.endswith("a.parquet")]
@@ -243,7 +244,7 @@ def test_files_go_and_come_in_one_version(
 
 
 def test_a_file_that_the_snapshot_has_not_is_not_removed(
-    table: Table, clock: FixedClock, write_file: WriteFile
+    table: Table, clock: ManualClock, write_file: WriteFile
 ) -> None:
     before = ingest(table, table.create(), clock, write_file("a"))
     after = commit(table, before, Change(removed=before.files), job="J2", clock=clock)
@@ -253,7 +254,7 @@ def test_a_file_that_the_snapshot_has_not_is_not_removed(
 
 
 def test_of_two_that_remove_the_same_file_one_is_refused(
-    table: Table, clock: FixedClock, write_file: WriteFile
+    table: Table, clock: ManualClock, write_file: WriteFile
 ) -> None:
     before = ingest(table, table.create(), clock, write_file("a"))
     same = [Change(files=[write_file(name)], removed=before.files) for name in ("b", "c")]

@@ -21,7 +21,7 @@ from logstore.table.log_folder import LocalLogFolder, LogFile, Look
 from logstore.table.schema import JOB
 from logstore.table.snapshot import Snapshot
 from logstore.table.table import LOG, Table
-from tests.logstore.table.conftest import FixedClock
+from tests.simulation.clocks import ManualClock
 
 NODES = ("a", "b", "c")
 
@@ -51,7 +51,7 @@ def folder_of(table: Table) -> Path:
     return Path(table.uri) / LOG
 
 
-def grown(table: Table, clock: FixedClock, commits: int) -> Snapshot:
+def grown(table: Table, clock: ManualClock, commits: int) -> Snapshot:
     """Nodes advance in turn; a commit in five is of no node."""
     snapshot = table.create()
     at = dict.fromkeys(NODES, 0)
@@ -71,14 +71,14 @@ def by_delta(table: Table, version: int) -> dict[str, int]:
     return {name: found for name, found in loaded.items() if found is not None}
 
 
-def test_of_every_version_it_says_what_delta_rs_says(table: Table, clock: FixedClock) -> None:
+def test_of_every_version_it_says_what_delta_rs_says(table: Table, clock: ManualClock) -> None:
     """With no checkpoint yet, at one, between two, and behind the last."""
     grown(table, clock, 45)
     for version in range(46):
         assert table.log.transactions(version) == by_delta(table, version)
 
 
-def test_also_of_one_whose_first_commits_are_cleaned_up(table: Table, clock: FixedClock) -> None:
+def test_also_of_one_whose_first_commits_are_cleaned_up(table: Table, clock: ManualClock) -> None:
     snapshot = grown(table, clock, 44)
     for path in folder_of(table).iterdir():
         moment = path.stat().st_mtime - 3 * 86_400
@@ -90,7 +90,7 @@ def test_also_of_one_whose_first_commits_are_cleaned_up(table: Table, clock: Fix
     assert table.log.transactions(20) is None
 
 
-def test_the_marks_of_all_nodes_are_one_read(table: Table, clock: FixedClock) -> None:
+def test_the_marks_of_all_nodes_are_one_read(table: Table, clock: ManualClock) -> None:
     """Each commit since the checkpoint once, however many nodes: it was once for each."""
     grown(table, clock, 35)
     counted = Counted(LocalLogFolder(str(folder_of(table))))
@@ -111,7 +111,7 @@ def test_the_marks_of_all_nodes_are_one_read(table: Table, clock: FixedClock) ->
     assert counted.got == {f"{number:020}.json": 1 for number in range(base + 1, 36)}
 
 
-def test_a_checkpoint_of_another_form_is_left_to_delta_rs(table: Table, clock: FixedClock) -> None:
+def test_a_checkpoint_of_another_form_is_left_to_delta_rs(table: Table, clock: ManualClock) -> None:
     """Named by a UUID, as version 2 of checkpoints is."""
     grown(table, clock, 44)
     log = folder_of(table)
@@ -162,7 +162,7 @@ def test_a_version_known_by_its_checkpoint_alone_has_its_time(tmp_path: Path) ->
 
 
 def test_marks_at_a_time_are_those_of_its_version_while_others_commit(
-    table: Table, clock: FixedClock
+    table: Table, clock: ManualClock
 ) -> None:
     """delta-rs's history of a version that was loaded begins at the newest one."""
     grown(table, clock, 30)
@@ -180,7 +180,7 @@ def test_a_table_that_does_not_exist_had_no_marks(table: Table) -> None:
     assert table.marks_at(int(time.time() * 1000), NODES) == dict.fromkeys(NODES, 0)
 
 
-def test_jobs_are_those_of_the_versions_between(table: Table, clock: FixedClock) -> None:
+def test_jobs_are_those_of_the_versions_between(table: Table, clock: ManualClock) -> None:
     grown(table, clock, 6)
     assert table.log.jobs(JOB, 3, 6) == {"J4", "J5", "J6"}
     assert table.log.jobs(JOB, 6, 6) == set()
@@ -189,14 +189,16 @@ def test_jobs_are_those_of_the_versions_between(table: Table, clock: FixedClock)
         table.log.jobs(JOB, 3, 6)
 
 
-def test_what_is_no_commit_is_not_skipped(table: Table, clock: FixedClock) -> None:
+def test_what_is_no_commit_is_not_skipped(table: Table, clock: ManualClock) -> None:
     grown(table, clock, 3)
     (folder_of(table) / f"{2:020}.json").write_bytes(b'{"txn": and so on')
     with pytest.raises(StoreUnavailable, match="no commit"):
         table.log.transactions(3)
 
 
-def test_a_broken_checkpoint_is_not_taken_for_an_empty_one(table: Table, clock: FixedClock) -> None:
+def test_a_broken_checkpoint_is_not_taken_for_an_empty_one(
+    table: Table, clock: ManualClock
+) -> None:
     grown(table, clock, 30)
     (first,) = sorted(folder_of(table).glob("*.checkpoint.parquet"))[:1]
     first.write_bytes(first.read_bytes()[:-100])
@@ -204,7 +206,7 @@ def test_a_broken_checkpoint_is_not_taken_for_an_empty_one(table: Table, clock: 
         table.log.transactions(30)
 
 
-def test_of_a_checkpoint_in_parts_all_must_be_there(table: Table, clock: FixedClock) -> None:
+def test_of_a_checkpoint_in_parts_all_must_be_there(table: Table, clock: ManualClock) -> None:
     """As Spark writes large ones; here the parts are one and the same, which adds nothing."""
     grown(table, clock, 30)
     log = folder_of(table)
@@ -239,7 +241,7 @@ def test_a_local_folder_gives_what_is_there(tmp_path: Path) -> None:
         folder.get("d")
 
 
-def test_it_is_read_from_several_threads_at_once(table: Table, clock: FixedClock) -> None:
+def test_it_is_read_from_several_threads_at_once(table: Table, clock: ManualClock) -> None:
     snapshot = grown(table, clock, 30)
     found: list[int] = []
     threads = [threading.Thread(target=lambda: found.append(snapshot.mark("a"))) for _ in range(4)]

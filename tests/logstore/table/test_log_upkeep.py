@@ -10,12 +10,13 @@ from pathlib import Path
 from logstore.table.commit import Advance, Change, commit
 from logstore.table.snapshot import Snapshot
 from logstore.table.table import Table
-from tests.logstore.table.conftest import FixedClock, WriteFile
+from tests.logstore.table.conftest import WriteFile
+from tests.simulation.clocks import ManualClock
 
 DAY_SECONDS = 86_400
 
 
-def commits(table: Table, snapshot: Snapshot, clock: FixedClock, numbers: range) -> Snapshot:
+def commits(table: Table, snapshot: Snapshot, clock: ManualClock, numbers: range) -> Snapshot:
     for i in numbers:
         change = Change(advances=[Advance("n", i, i)], purged_ms=i, expired_ms=i)
         snapshot = commit(table, snapshot, change, job=f"J{i}", clock=clock)
@@ -33,9 +34,9 @@ def grow_old(table: Table, days: int) -> None:
 
 
 def test_marks_survive_when_the_commits_that_made_them_are_gone(
-    table: Table, clock: FixedClock
+    table: Table, clock: ManualClock
 ) -> None:
-    clock.now = 1  # transactions are as old as they can be
+    clock.ms = 1  # transactions are as old as they can be
     first = [Advance("quiet", 1, 7)]
     made = commit(table, table.create(), Change(advances=first), job="first", clock=clock)
     snapshot = commits(table, made, clock, range(1, 45))
@@ -51,7 +52,7 @@ def test_marks_survive_when_the_commits_that_made_them_are_gone(
     assert (reopened.purged_ms, reopened.expired_ms) == (45, 45)
 
 
-def test_what_a_reader_of_yesterday_needs_stays(table: Table, clock: FixedClock) -> None:
+def test_what_a_reader_of_yesterday_needs_stays(table: Table, clock: ManualClock) -> None:
     commits(table, table.create(), clock, range(1, 45))
     before = log_of(table)
     grow_old(table, days=1)
@@ -60,20 +61,20 @@ def test_what_a_reader_of_yesterday_needs_stays(table: Table, clock: FixedClock)
 
 
 def test_a_file_that_was_removed_is_no_orphan_for_a_day(
-    table: Table, clock: FixedClock, write_file: WriteFile
+    table: Table, clock: ManualClock, write_file: WriteFile
 ) -> None:
     """However old the file itself is, and also when the checkpoint is all that knows of it."""
-    clock.now = int(time.time() * 1000)
+    clock.ms = int(time.time() * 1000)
     files = [write_file("today"), write_file("long-ago")]
     for file in files:
         moment = time.time() - 30 * DAY_SECONDS
         os.utime(Path(table.uri) / file.path, (moment, moment))
-    fresh = [replace(file, modified_ms=clock.now) for file in files]
+    fresh = [replace(file, modified_ms=clock.ms) for file in files]
     snapshot = commit(table, table.create(), Change(files=fresh), job="A", clock=clock)
     by_name = {file.path.rpartition("/")[2]: file for file in snapshot.files}
     change = Change(removed=[by_name["today.parquet"]])
     snapshot = commit(table, snapshot, change, job="B", clock=clock)
-    clock.now -= 25 * 3_600_000
+    clock.ms -= 25 * 3_600_000
     change = Change(removed=[by_name["long-ago.parquet"]])
     snapshot = commit(table, snapshot, change, job="C", clock=clock)
     assert table.orphans(24) == [by_name["long-ago.parquet"].path]

@@ -14,12 +14,13 @@ from logstore.table.commit import Advance, commit_segments
 from logstore.table.snapshot import Snapshot
 from logstore.table.table import Table
 from tests import reshaped
-from tests.logstore.table.conftest import FixedClock, WriteFile
+from tests.logstore.table.conftest import WriteFile
 from tests.reshaped import Action, Reshape
+from tests.simulation.clocks import ManualClock
 
 
 @pytest.fixture
-def filled(table: Table, clock: FixedClock, write_file: WriteFile) -> Snapshot:
+def filled(table: Table, clock: ManualClock, write_file: WriteFile) -> Snapshot:
     """Version 1, with five lines and a mark."""
     made = write_file("a", rows=5)
     return commit_segments(
@@ -102,7 +103,7 @@ def test_a_table_of_another_shape_is_not_read(
 def test_nor_written_to(
     filled: Snapshot,
     table: Table,
-    clock: FixedClock,
+    clock: ManualClock,
     write_file: WriteFile,
     change: Reshape,
     reason: str,
@@ -126,7 +127,7 @@ def test_what_only_writers_must_know_is_read(
 
 @pytest.mark.parametrize("change", HARMLESS)
 def test_what_changes_nothing_is_read_and_written(
-    filled: Snapshot, table: Table, clock: FixedClock, write_file: WriteFile, change: Reshape
+    filled: Snapshot, table: Table, clock: ManualClock, write_file: WriteFile, change: Reshape
 ) -> None:
     change(Path(table.uri))
     newest = table.snapshot()

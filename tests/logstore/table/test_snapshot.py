@@ -7,10 +7,11 @@ from logstore.table.commit import Advance, commit_segments
 from logstore.table.snapshot import Snapshot
 from logstore.table.stats import NewFile
 from logstore.table.table import Table
-from tests.logstore.table.conftest import HOUR, NOON, FixedClock, WriteFile
+from tests.logstore.table.conftest import HOUR, NOON, WriteFile
+from tests.simulation.clocks import ManualClock
 
 
-def commit(table: Table, clock: FixedClock, *files: NewFile, last: int = 1) -> Snapshot:
+def commit(table: Table, clock: ManualClock, *files: NewFile, last: int = 1) -> Snapshot:
     advance = Advance("n1", last, last)
     return commit_segments(table, table.create(), files, [advance], job=f"J{last}", clock=clock)
 
@@ -23,7 +24,7 @@ def test_a_table_that_does_not_exist_is_empty(table: Table) -> None:
 
 
 def test_a_snapshot_does_not_see_later_commits(
-    table: Table, clock: FixedClock, write_file: WriteFile
+    table: Table, clock: ManualClock, write_file: WriteFile
 ) -> None:
     before = commit(table, clock, write_file("a"))
     after = commit(table, clock, write_file("b"), last=2)
@@ -34,7 +35,7 @@ def test_a_snapshot_does_not_see_later_commits(
 
 
 def test_files_carry_their_place_and_bounds(
-    table: Table, clock: FixedClock, write_file: WriteFile
+    table: Table, clock: ManualClock, write_file: WriteFile
 ) -> None:
     (file,) = commit(table, clock, write_file("a", rows=4)).files
     assert file.uri == f"{table.uri}/date=2026-11-21/hour=12/a.parquet"
@@ -47,7 +48,7 @@ def test_files_carry_their_place_and_bounds(
 
 
 def test_files_are_pruned_by_ulid_fqn_and_run(
-    table: Table, clock: FixedClock, write_file: WriteFile
+    table: Table, clock: ManualClock, write_file: WriteFile
 ) -> None:
     snapshot = commit(
         table,
@@ -72,7 +73,7 @@ def test_files_are_pruned_by_ulid_fqn_and_run(
 
 
 def test_a_file_without_bounds_may_hold_anything(
-    table: Table, clock: FixedClock, write_file: WriteFile
+    table: Table, clock: ManualClock, write_file: WriteFile
 ) -> None:
     snapshot = commit(table, clock, write_file("a", fqn="f" * 2_000))
     assert len(snapshot.files_for(fqn="f" * 2_000)) == 1

@@ -12,7 +12,8 @@ import duckdb
 from logstore.clock import SystemClock
 from logstore.table.commit import Advance, commit_segments
 from logstore.table.table import Table
-from tests.logstore.table.conftest import FixedClock, WriteFile
+from tests.logstore.table.conftest import WriteFile
+from tests.simulation.clocks import ManualClock
 
 
 def test_creating_twice_gives_the_same_table(table: Table) -> None:
@@ -33,7 +34,7 @@ def test_racing_creators_end_with_one_table(table: Table) -> None:
 
 
 def test_orphans_are_files_that_are_old_and_in_no_version(
-    table: Table, clock: FixedClock, write_file: WriteFile
+    table: Table, clock: ManualClock, write_file: WriteFile
 ) -> None:
     live, old, young = (write_file(name) for name in ("live", "old", "young"))
     commit_segments(table, table.create(), [live], [Advance("n", 1, 1)], job="J", clock=clock)
@@ -49,7 +50,7 @@ def test_a_table_that_does_not_exist_has_no_orphans(table: Table) -> None:
 
 
 def test_partitions_read_as_date_and_number_from_the_path(
-    table: Table, clock: FixedClock, write_file: WriteFile
+    table: Table, clock: ManualClock, write_file: WriteFile
 ) -> None:
     commit_segments(
         table, table.create(), [write_file("a")], [Advance("n", 1, 1)], job="J", clock=clock

@@ -20,27 +20,12 @@ from service.journal.view import JournalPin
 from service.journal.writer import Appended
 from service.runtime.threads import Offload
 from tests.settings import changed
+from tests.simulation.clocks import ManualClock
 from tests.simulation.powercut import DirectSyncer, PowerCutFileSystem
 
 NODE = "node-01J00000000000000000000000"
 RUN = RunKey("service.pipeline", "run-1")
 START_MS = 1_750_000_000_000
-
-
-@dataclass
-class SetClock:
-    """A clock that stands where it was put."""
-
-    ms: int = START_MS
-
-    def now_ms(self) -> int:
-        return self.ms
-
-    def monotonic(self) -> float:
-        return self.ms / 1000
-
-    async def sleep(self, seconds: float) -> None:
-        self.ms += int(seconds * 1000)
 
 
 def journal_settings(**values: float) -> JournalSettings:
@@ -57,7 +42,7 @@ class Rig:
     settings: JournalSettings = field(
         default_factory=lambda: journal_settings(fast_sync_seconds=0.01)
     )
-    clock: SetClock = field(default_factory=SetClock)
+    clock: ManualClock = field(default_factory=lambda: ManualClock(START_MS))
     syncer: Syncer = field(default_factory=DirectSyncer)
     dice: random.Random = field(default_factory=lambda: random.Random(7))
     offload: Offload | None = None

@@ -25,32 +25,12 @@ from service.shipping.watermarks import Watermarks
 from tests.batches import MemoryBatches, make_batches
 from tests.settings import SETTINGS, settings_with
 from tests.simulation.backing import on_disk, open_store
+from tests.simulation.clocks import ManualClock
 from tests.simulation.powercut import PowerCutFileSystem
 
 NODE = "node-A"
 START_MS = 1_750_000_000_000
 _WIDER = 20
-
-
-class TestClock:
-    """A clock that moves when it is told to, or slept on."""
-
-    __test__ = False
-
-    def __init__(self) -> None:
-        self.ms = START_MS
-
-    def now_ms(self) -> int:
-        return self.ms
-
-    def monotonic(self) -> float:
-        return self.ms / 1000
-
-    async def sleep(self, seconds: float) -> None:
-        self.ms += int(seconds * 1000) + 1
-
-    def pass_seconds(self, seconds: float) -> None:
-        self.ms += int(seconds * 1000)
 
 
 def patient(settings: Settings) -> Settings:
@@ -128,7 +108,7 @@ class World:
         parents: Sequence[str] = (),
         seed: int = 1,
     ) -> None:
-        self.clock = TestClock()
+        self.clock = ManualClock(START_MS)
         self.random = Random(seed)
         self.journal = journal or FakeJournal()
         self.parents = parents

@@ -18,7 +18,7 @@ from logstore.objects.s3.store import S3Store
 from logstore.objects.store import ObjectStore
 from service.runtime.store_check import StoreCheck
 from tests.servers.minio import KMS_KEY, Bucket, Minio
-from tests.service.runs.world import TestClock
+from tests.simulation.clocks import ManualClock
 
 
 async def checked(store: ObjectStore, *, days: int = 0) -> StoreCheck:
@@ -143,7 +143,7 @@ async def test_a_store_that_is_away_does_not_stop_the_start() -> None:
 
 
 async def test_a_store_that_comes_back_and_cannot_be_used_ends_the_service() -> None:
-    clock, away = TestClock(), asyncio.Event()
+    clock, away = ManualClock(), asyncio.Event()
     away.set()
     async with forgetful_server(away=away) as url, Bucket(url, "bucket").open() as store:
         check = StoreCheck(store, clock, texts="pipeline-logs", expiration_days=0)

@@ -13,7 +13,8 @@ from logstore.batch import RunKey
 from logstore.errors import OutcomeUnknown, PreconditionFailed
 from logstore.objects.store import Body, ObjectInfo
 from service.status.reports import Reports
-from tests.service.runs.world import TestClock, World
+from tests.service.runs.world import World
+from tests.simulation.clocks import ManualClock
 from tests.simulation.faulty_store import FaultyStore, Schedule
 
 RUN = RunKey("service.pipeline", "run")
@@ -44,7 +45,7 @@ async def test_a_report_that_the_store_kept_waiting_does_not_replace_a_later_one
     """A client that gave up on `running` has said `success` meanwhile."""
     world = World()
     store = Stalling(world.disk_store, error)
-    reports = Reports(store, TestClock(), Random(1), horizon=lambda _: 0)
+    reports = Reports(store, ManualClock(), Random(1), horizon=lambda _: 0)
     first = asyncio.create_task(reports.put(keys.STATUS, RUN, {"pipelineState": "running"}))
     await store.stalled.wait()
     await reports.put(keys.STATUS, RUN, {"pipelineState": "success"})
