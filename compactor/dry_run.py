@@ -1,4 +1,4 @@
-"""What a pass would do: the plan that `--dry-run` prints, for people or as a line of JSON.
+"""Previews a pass: the plan that `--dry-run` prints, for people or as a line of JSON.
 
 It is the same planning, on a snapshot that is moved on in memory alone. Nothing is written, no
 lease is asked for, and no Spark is started. Segments are known by their footers, where a pass

@@ -1,4 +1,4 @@
-"""From settings to a compactor: the one place that knows whether its store is a folder."""
+"""Opens a compactor from settings; the one place that knows whether its store is a folder."""
 
 from __future__ import annotations
 

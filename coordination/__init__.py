@@ -1,4 +1,4 @@
-"""Leases and partitions: which process does which piece of work.
+"""Leases and partitions: they decide which process does which piece of work.
 
 All programs that share a store agree through it. No effect relies on a lease alone: every
 effect is also guarded by a compare-and-swap. A lease only keeps two programs from doing the

@@ -1,4 +1,4 @@
-"""A running service as the command line sees it: its address, and its errors as ours."""
+"""Access to a running service from the command line: its address, and errors of ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tailrace leases`: who works on what, on a store or over HTTP, and what to do about it.
+"""`tailrace leases`: lists leases of a store or over HTTP, and changes them.
 
 Without a verb it lists. A table for people; with `--json` one object a line for programs, the
 same as `GET /leases` gives. What somebody holds is changed only with `--force`.

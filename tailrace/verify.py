@@ -1,4 +1,4 @@
-"""`tailrace verify`: compares all that journal, segments, run texts and table hold.
+"""`tailrace verify`: compares all that journal, segments, run logs and table hold.
 
 Prints a line for each fault, and at the end what was compared; with `--json` an object a line,
 the last one the summary. Exit status: 0 no fault is left, 1 there are faults.

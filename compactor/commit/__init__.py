@@ -1,1 +1,1 @@
-"""From Spark's files to a commit: files are placed, made durable, and compared with row counts."""
+"""Places the files that Spark wrote, compares them with row counts, and commits them."""

@@ -1,4 +1,4 @@
-"""Placing in a folder: files are synced, renamed, and their folders synced."""
+"""Places files in a folder: syncs them, renames them, and syncs their folders."""
 
 from __future__ import annotations
 

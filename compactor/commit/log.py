@@ -1,4 +1,4 @@
-"""The table's log in a folder: made durable after each commit, and repaired after a power cut.
+"""Makes the table's log in a folder durable after each commit, and repairs it after a power cut.
 
 delta-rs writes an entry beside its name and links it there, and syncs nothing. Therefore
 

@@ -1,4 +1,4 @@
-"""Missing files: files of the table that its log names and the store does not have.
+"""Finds files of the table that its log names and the store does not have.
 
 No program of ours removes such a file. Somebody may put it back, so work that needs it waits and
 raises an alarm: a segment whose lines may be copies of the file's, the rewriting of its hour. All

@@ -1,4 +1,4 @@
-"""Placing in a bucket: the server copies each file to its name, then Spark's file is removed.
+"""Places files in a bucket: the server copies each one, then Spark's file is removed.
 
 S3 has no renaming. Spark could write below the table's own folders, but would then sort
 every file once more and could not spell `hour=09`; a copy inside the store moves no byte

@@ -1,4 +1,4 @@
-"""Commits a batch on a newer version than it was planned on, where the result is as exact.
+"""Commits a batch on a newer version than it was planned on, if its result still holds there.
 
 The result of a merge is: these are the batch's lines, each once, without lines that the table
 had and without deleted ones. It still holds on a newer version if, since then,

@@ -1,4 +1,4 @@
-"""Whether so many segments wait that the next pass should begin early.
+"""Decides whether so many segments wait that the next pass should begin early.
 
 A check costs a list per node of the segments since the last pass began, and no Spark. Only these
 segments are counted. A pass had a reason to leave others (another driver has the node, a segment

@@ -1,4 +1,4 @@
-"""The lines of many small segments, given to Spark as one file.
+"""Packs the lines of many small segments into one file for Spark.
 
 Spark reads a segment with four requests, however small it is, and as many segments at a time as
 it has cores. On S3 it mostly waits. The driver has read each segment anyway to check it

@@ -1,4 +1,4 @@
-"""What one pass ingests next, of the segments that existed when it began.
+"""Plans one pass, batch by batch, of the segments that existed when it began.
 
 **A pass ends**: its first look lists all waiting segments, and later ones belong to the next pass.
 Otherwise a client that writes steadily would make the pass ingest its segments one by one, each

@@ -1,4 +1,4 @@
-"""Which files of the table may hold a line of a batch, and which deletions may remove one.
+"""Excludes files of the table, and deletions, that cannot concern any line of a batch.
 
 Both are decided without reading any line, by ranges that the footers of the batch's segments give.
 A time range says where text lies in time, within one hour (UTC), as a table file does. A run range

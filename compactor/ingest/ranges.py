@@ -1,4 +1,4 @@
-"""Where the lines of an intact segment are: their text in time, and each run's in each hour.
+"""Finds where the lines of an intact segment are: in time, and of each run in each hour.
 
 The footer says it for each row group. The rows of a group are read only if it crosses an hour, so
 that no empty hour is planned, or if it spans more than a minute: if some lines are late, most

@@ -1,1 +1,1 @@
-"""Maintenance: removes objects that nobody needs any more."""
+"""Maintenance: removes expired, deleted and consumed data, and makes skip indexes."""

@@ -1,4 +1,4 @@
-"""Which segments consumer groups still need, and the eviction of groups that are late.
+"""Finds the segments that consumer groups still need, and evicts groups that are late.
 
 A segment that table and run logs have stays as long as a group needs it: it was not handed out,
 is leased, or has failed and nobody has retried it. A group that keeps it for `evict_after_hours`

@@ -1,4 +1,4 @@
-"""Removes records of deletions that nothing needs any more; else one per run would stay for ever.
+"""Removes records of deletions that are done everywhere; there is one for each expired run.
 
 A record excludes deleted lines that are still in segments, or in the journal of a node that is
 away. It is removed when all of this holds:

@@ -1,4 +1,4 @@
-"""Skip indexes of table files (`logstore.table.skip_index`), made behind the commits.
+"""Makes the skip indexes of table files (`logstore.table.skip_index`), after the commits.
 
 Each pass looks which files of the newest version have none, and makes them, the newest hour
 first. So a file that was written without one, by an older release, by a driver that was killed,

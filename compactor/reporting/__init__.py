@@ -1,1 +1,1 @@
-"""What passes tell: to a person who watches, to logs, to Prometheus, to who reads the summary."""
+"""Reports passes: a progress bar, the log, metrics for Prometheus, and a line of JSON each."""

@@ -1,4 +1,4 @@
-"""Rewriting files of one hour: read, sorted over all, named. Nothing is committed here.
+"""Rewrites files of one hour: reads, sorts and names them. Commits nothing.
 
 Other drivers may commit between reading and replacing. A rewriting takes long and others commit
 often, so it need not be the next version after its snapshot: files never change, and the new

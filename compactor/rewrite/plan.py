@@ -1,4 +1,4 @@
-"""Which files of which hours are rewritten, from the snapshot's statistics alone.
+"""Plans which files of which hours are rewritten, from the snapshot's statistics alone.
 
 A file that holds lines as they were ingested is **fresh** (level 0), any other is **old**.
 Of an hour that is over, these files are rewritten:

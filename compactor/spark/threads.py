@@ -1,4 +1,4 @@
-"""Spark's calls in threads that the end of the process does not wait for.
+"""Runs Spark's calls in threads that the end of the process does not wait for.
 
 A job or a start takes minutes, and a process that has to stop may have seconds. Every step may
 be interrupted anywhere, so such a call is abandoned; its JVM ends when it finds the pipe

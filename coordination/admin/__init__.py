@@ -1,1 +1,1 @@
-"""How operators inspect (`overview`) and change (`admin`) partitions and named leases."""
+"""Lets operators inspect (`overview`) and change (`admin`) partitions and named leases."""

@@ -1,4 +1,4 @@
-"""What operators do with leases: list, inspect, free, reopen, fail and purge them.
+"""Lets operators list, inspect, free, reopen, fail and purge leases.
 
 Lists show named leases before partitions, each ordered by source, then by key. Every action is
 a compare-and-swap of the version that was looked at. An action on a lease that somebody holds

@@ -1,4 +1,4 @@
-"""What programs use to share work: one coordinator in each process.
+"""The coordinator of a process: programs share work through it.
 
     coordinator = Coordinator(store, clock, entropy, name="pipeline", identity=hostname)
     await store.start()

@@ -1,4 +1,4 @@
-"""A partition: a piece of work that one worker at a time holds, and what became of it.
+"""A partition: a piece of work that one worker at a time holds, and its state.
 
     UNASSIGNED ──acquire──► ASSIGNED ──complete──► COMPLETED
         ▲                    │ │ │                    (kept, so that it is never made again)

@@ -1,4 +1,4 @@
-"""What a store on a server has beyond `ObjectStore`: a clock, request counts, rules and checks.
+"""The further operations of a store on a server: a clock, request counts, rules and checks.
 
 Callers of these need none of the vendor's modules, which cost 35 MB of memory and are loaded only
 where a bucket is opened; a store in a folder does without them.

@@ -1,4 +1,4 @@
-"""What a client reports of a run beside its lines: its status, its progress, its metrics.
+"""Reports of clients about a run, beside its lines: its status, its progress, its metrics.
 
     coordination/status/{fqn}/{run}            the newest status, changed by compare-and-swap
     coordination/progress/{fqn}/{run}          the newest progress, the same

@@ -1,4 +1,4 @@
-"""From batches to Arrow record batches of `schema.SCHEMA`, without touching a line in Python.
+"""Makes Arrow record batches of `schema.SCHEMA` from batches, without a loop over lines in Python.
 
 Rows come in order of (ULID, fqn, run): batches are sorted, and only where batches share an
 id are their records sorted, too. Memory is that of one slice at a time.

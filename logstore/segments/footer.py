@@ -1,4 +1,4 @@
-"""What a segment says about itself, in the key-value metadata of its Parquet footer.
+"""The description of a segment, in the key-value metadata of its Parquet footer.
 
     key                    value
     tailrace.segment       JSON: "version", "node", "seq", "ranges" ([[first, end) of `pos`]),

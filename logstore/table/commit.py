@@ -1,4 +1,4 @@
-"""Changing the table, each change exactly once, whatever is killed or repeated.
+"""Changes the table, each change exactly once, even if programs are killed or repeat it.
 
 - A commit is made on the snapshot that it was planned from and succeeds only as the very
   next version (`max_commit_retries=0`: delta-rs's own retry would rebase it, and checks

@@ -1,4 +1,4 @@
-"""The skip index of a table file: which of its row groups cannot hold a text.
+"""The skip index of a table file: it tells which row groups cannot hold a text.
 
 For each row group it has two Bloom filters with one hash: of all substrings of four and of six
 bytes (n-grams) of its messages in lower case. A message can hold a text only if its row group has

@@ -1,1 +1,1 @@
-"""What `tailrace leases` works with: a store or a service, and tables for people."""
+"""The parts of `tailrace leases`: access to a store or a service, and tables for people."""

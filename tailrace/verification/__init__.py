@@ -1,4 +1,4 @@
-"""Verifying: every line in journal, segments, run texts and table compared with its copies.
+"""Verification: compares every line in journal, segments, run logs and table with its copies.
 
 fault.py     what can be wrong, and where it is reported
 catalog.py   segments: numbers without gaps, bytes as they were written, quarantined ones

@@ -1,4 +1,4 @@
-"""Copies of lines against what segments and table have: one statement for many lines.
+"""Compares lines with the copies in segments and table: one statement for many lines.
 
 `copies` are the records of some runs' texts, or of a journal file, as (fqn, run_id, ulid, pos,
 hash of the message, writer). `stored` is what table and segments have of the same runs:

@@ -1,4 +1,4 @@
-"""What is wrong, where, and how much was looked at.
+"""The faults that a verification finds, with their places, and the number of things compared.
 
 A fault is said when it is found, and only counted afterwards: memory does not grow with
 their number. Its `kind` is for programs, its `place` a key, a path or a run.

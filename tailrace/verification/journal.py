@@ -1,4 +1,4 @@
-"""The journal of a data folder that no service holds: read as recovery reads it, changing nothing.
+"""Verifies the journal of a data folder that no service holds; reads it and changes nothing.
 
 Damage, files that are no journal, and gaps in positions below which nothing says that the
 lines are in the store, are faults. What was never synced is none. Lines of confirmed

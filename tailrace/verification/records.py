@@ -1,4 +1,4 @@
-"""A stretch of text seen as records: id, position and message of each, without a loop over lines.
+"""Splits a range of text into records: their ids, positions and messages, without a loop.
 
 Where a block's lines are its records each line end ends a record; a block that is one
 record with newlines in it ends once. A record's number within its batch is the distance of

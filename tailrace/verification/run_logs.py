@@ -1,4 +1,4 @@
-"""The texts of runs: what manifests name is there, and its bytes are those of their indexes.
+"""Verifies the logs of runs: objects that manifests name exist, and match their indexes.
 
 A run is read block by block, and each batch's bytes are compared with its checksum. Chunks
 that were folded or closed meanwhile are read on at the same byte from the newer manifest:

@@ -1,4 +1,4 @@
-"""The table: its files are there, each line is in it once, and it holds what it says it holds.
+"""Verifies the table: its files exist, each line is in it once, and its statistics are true.
 
 It is looked at in tiles, whole hours one after another up to `TILE_BYTES` of files: a line's
 hour is that of its ULID, so a copy of a line can only be in the same tile. Between two tiles

@@ -1,4 +1,4 @@
-"""All comparisons of a store, and of a data folder's journal, in the right order.
+"""Verifies a store, and a data folder's journal, in the right order.
 
     per group of runs:   watermarks ─► manifests, chunks ─► segments ─► table ─► deletions
 

@@ -1,4 +1,4 @@
-"""From settings to a comparison of their store: a folder or a place on S3."""
+"""Opens a store from settings, and verifies it: a folder or a place on S3."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a store's objects are on S3, and how they are stored: keys, headers, metadata.
+"""Maps keys of a store to keys of its bucket, and sets headers and metadata of objects.
 
 Every object carries `x-amz-meta-tailrace-write`, an id of the request that wrote it. By it a
 writer whose answer was lost recognises its own object. It is not shown as metadata.
