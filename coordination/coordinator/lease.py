@@ -177,6 +177,8 @@ class Lease:
         """Reports a failure: the partition is retried later, or FAILED after too many attempts."""
 
         def wanted(one: Partition, now: int) -> Partition:
+            # Partitions that failed together, with a server that they need, are not retried
+            # together.
             dice = self._entropy.getrandbits(_DICE_BITS) / (1 << _DICE_BITS)
             later_ms = now + self._limits.retry_ms(one.attempts, dice)
             return failed(
@@ -198,7 +200,7 @@ class Lease:
                     await self._look()
                     continue
                 except NotFound:
-                    pass
+                    pass  # an earlier try whose answer was lost, or somebody else, removed it
                 self._finish()
                 self.counters.deleted += 1
                 return
@@ -218,6 +220,7 @@ class Lease:
 
     async def beat(self) -> None:
         """Renews the lease if it is due for renewal. Raises as the other methods."""
+        # Saving progress renews, too: a lease that was just written needs no other write.
         fresh = self._unclear is None and self.left_ms() > self._lease_ms * 5 / 6
         if not self._waiting and not fresh and self.valid():
             await self._renew(self._lease_ms)

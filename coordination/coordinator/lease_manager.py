@@ -96,6 +96,8 @@ class LeaseManager:
             if self._stopping:
                 return []
             claim = await self._claim(source, for_ms, max_attempts)
+            # An acquire whose answer was lost may have taken partitions, which nobody else gives
+            # back.
             if source in self._broken_off:
                 if found := await self._left_over(source, only):
                     return self._keep(found[:count], counters, for_ms)
@@ -152,6 +154,7 @@ class LeaseManager:
 
     async def _looks(self) -> None:
         while not self._stopping:
+            # A worker learns that its lease is over when it is, not at the next heartbeat.
             for held in list(self._held.values()):
                 held.look_at_time()
             left = [held.left_ms() / 1000 for held in self._held.values()]

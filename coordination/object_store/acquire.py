@@ -144,6 +144,7 @@ class RandomAcquire:
             newest_ms = max([writer.modified_ms for writer in ahead], default=0)
             ahead.sort(key=lambda writer: writer.modified_ms > newest_ms - _BUSY_MS)
         lost: list[ShardWriter] = []
+        # The first shard mostly has enough. Where little is free, doubling visits all of them soon.
         wave = 1
         while ahead and found.missing:
             these, ahead = ahead[:wave], ahead[wave:]

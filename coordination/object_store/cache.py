@@ -55,6 +55,7 @@ class Cache:
         """
         needed = size * EXPANSION
         async with self._turn:
+            # Half of the memory stays for shards that are kept for the next operation.
             while self._under_way and self._under_way + needed > self.limit_bytes // 2:
                 self._left.clear()
                 await self._left.wait()

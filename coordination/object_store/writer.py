@@ -266,6 +266,7 @@ class ShardWriter:
             group = group if lost is None else _patient(group, lost)
             decided = self._decide(version.shard, group)
             if decided.shard is None:
+                # Without a write, only a shard that was the newest after all of them came will do.
                 if version.seen >= max([one.moment for one in group], default=-1):
                     decided.answer()
                     return
@@ -300,13 +301,13 @@ class ShardWriter:
     async def _put(self, shard: Shard, etag: str | None) -> None:
         began, json = next(self._context.moments), encode_shard(shard)
         size, body = len(json), compressed(json)
-        del json
+        del json  # which may be large, while the compressed bytes are on their way
         try:
             info = await self._context.store.put(
                 self.key, body, if_absent=etag is None, if_match=etag
             )
         except TailraceError:
-            self.forget()
+            self.forget()  # whose version the object is now, only a read tells
             raise
         self._learn(Version(shard, info.etag, began), size)
 
