@@ -24,6 +24,7 @@ from coordination.coordinator.work_queue import WorkQueue
 from coordination.storetime import StoreTime
 from logstore.errors import LeaseLost, NotFound, OutcomeUnknown, TailraceError, Unavailable
 from tests.coordination.processes import World
+from tests.simulation.clocks import MachineClock
 from tests.simulation.faulty_partitions import FaultyPartitions
 from tests.simulation.faulty_store import Fault
 from tests.simulation.virtual_time import VirtualClock
@@ -32,23 +33,16 @@ FAULTS = (Fault.UNAVAILABLE, Fault.UNKNOWN_DONE, Fault.UNKNOWN_NOT_DONE)
 LINES = 5
 
 
-class WrongClock:
+class WrongClock(MachineClock):
     """A clock that is off by `skew_ms`, of a process that may be frozen."""
 
     def __init__(self, true: VirtualClock, skew_ms: int) -> None:
-        self._true = true
-        self._skew_ms = skew_ms
+        super().__init__(true, skew_ms)
         self.runs = asyncio.Event()
         self.runs.set()
 
-    def now_ms(self) -> int:
-        return self._true.now_ms() + self._skew_ms
-
-    def monotonic(self) -> float:
-        return self._true.monotonic()
-
     async def sleep(self, seconds: float) -> None:
-        await self._true.sleep(seconds)
+        await super().sleep(seconds)
         await self.runs.wait()
 
 

@@ -1,10 +1,10 @@
-"""The clocks of tests: one that a test moves, and the machine's clock moved by some time.
+"""The clocks of tests: one that a test moves, and clocks that are wrong by some time.
 
 Other clocks of tests do more than tell the time, and stay with what they do:
 
 - `virtual_time.VirtualClock` is the time of an event loop that leaps;
 - `hand_clock.HandClock` holds sleepers until the test wakes them;
-- clocks of histories, of frozen processes and of slow servers wrap one of these.
+- clocks of the compactor's histories, of frozen processes and of slow servers wrap one of these.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import asyncio
 import math
 from dataclasses import dataclass
 
-from logstore.clock import SystemClock
+from logstore.clock import Clock, SystemClock
 
 NOW_MS = 1_795_255_200_000
 
@@ -51,3 +51,21 @@ class ShiftedClock(SystemClock):
 
     def now_ms(self) -> int:
         return super().now_ms() + self.shift_ms
+
+
+@dataclass
+class MachineClock:
+    """The clock of one machine beside the true one: wall time is wrong, running time is its own."""
+
+    true: Clock
+    wrong_ms: int
+    since_seconds: float = 0.0
+
+    def now_ms(self) -> int:
+        return self.true.now_ms() + self.wrong_ms
+
+    def monotonic(self) -> float:
+        return self.true.monotonic() + self.since_seconds
+
+    async def sleep(self, seconds: float) -> None:
+        await self.true.sleep(seconds)

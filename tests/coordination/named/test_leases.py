@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
 from random import Random
 from typing import Any, TypeVar
 
@@ -21,6 +20,7 @@ from logstore.objects.local import LocalStore, inline
 from logstore.objects.remote import DateSample
 from logstore.objects.store import ObjectStore
 from tests.seeds import seeds
+from tests.simulation.clocks import MachineClock
 from tests.simulation.faulty_store import Fault, FaultyStore, Schedule
 from tests.simulation.powercut import PowerCutFileSystem
 from tests.simulation.virtual_time import VirtualClock, simulate
@@ -167,24 +167,6 @@ def test_a_store_that_is_away_takes_the_lease_from_nobody_before_its_time() -> N
     simulate(scenario, start_ms=START_MS)
 
 
-@dataclass
-class SkewedClock:
-    """A machine whose wall clock is wrong; its running clock is its own."""
-
-    clock: VirtualClock
-    wrong_ms: int
-    since: float = field(default=0.0)
-
-    def now_ms(self) -> int:
-        return self.clock.now_ms() + self.wrong_ms
-
-    def monotonic(self) -> float:
-        return self.clock.monotonic() + self.since
-
-    async def sleep(self, seconds: float) -> None:
-        await self.clock.sleep(seconds)
-
-
 class DatedStore(FaultyStore):
     """A store with a clock of its own in whole seconds, and slow to answer."""
 
@@ -215,7 +197,7 @@ def test_never_two_holders_whatever_the_machines_clocks_say(seed: int) -> None:
 
         async def live(node: str) -> None:
             nonlocal count
-            machine = SkewedClock(true, dice.randint(-(10**8), 10**8), dice.random() * 1e6)
+            machine = MachineClock(true, dice.randint(-(10**8), 10**8), dice.random() * 1e6)
             store = DatedStore(disk, true, machine, dice)
             leases = of(store, machine, node, seed, StoreTime(machine, lambda: store.newest))
             for _ in range(60):
