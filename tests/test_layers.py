@@ -11,7 +11,11 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ["logstore", "coordination", "service", "compactor", "tailrace"]
-SOURCES = [path for name in PACKAGES for path in sorted((ROOT / name).rglob("*.py"))]
+SOURCES = [
+    path
+    for name in [*PACKAGES, "client/tailrace_client"]
+    for path in sorted((ROOT / name).rglob("*.py"))
+]
 ALL = [
     *SOURCES,
     *sorted((ROOT / "tests").rglob("*.py")),
@@ -23,7 +27,7 @@ GOES_ROUND = re.compile(
     r"^\s*(import random|from random import)\b",
     re.MULTILINE,
 )
-ADAPTERS = {"logstore/clock.py", "logstore/disk.py"}
+ADAPTERS = {"logstore/clock.py", "logstore/disk.py", "client/tailrace_client/system.py"}
 
 
 def test_imports_point_one_way() -> None:

@@ -1,0 +1,120 @@
+"""`python -m tailrace_client send SPOOL`: delivers what programs that have ended left behind.
+
+The token, if the service wants one, is read from the environment: TAILRACE_TOKEN. It is sent
+to the service that `--url` names, else to that of the spool, and to no other.
+
+Exit status: 0 all was delivered, 1 something is left, 2 a wrong command line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import Dict, List, Optional, Sequence
+
+from tailrace_client import system
+from tailrace_client.errors import InvalidRequest
+from tailrace_client.ids import BatchIds
+from tailrace_client.sender import Sender
+from tailrace_client.service import Service
+from tailrace_client.spool import Queue, has_work, queues, read_target
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Runs the command and gives its exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tailrace_client", allow_abbrev=False)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    send = verbs.add_parser("send", help="deliver what a spool holds")
+    send.add_argument("spool", help="the folder that programs were given as their spool")
+    send.add_argument("--url", help="deliver only what is for this service (default: every one)")
+    send.add_argument(
+        "--seconds", type=float, default=60.0, help="how long to try (default: %(default)s)"
+    )
+    parsed = parser.parse_args(arguments)
+    try:
+        return _send(parsed.spool, parsed.url, parsed.seconds)
+    except InvalidRequest as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _send(spool: str, url: Optional[str], seconds: float) -> int:
+    token = os.environ.get("TAILRACE_TOKEN") or None
+    wanted = Service(url).url if url else None
+    by_url: Dict[str, List[str]] = {}
+    status = 0
+    for path in queues(os.path.abspath(spool)):
+        if not has_work(path):
+            continue
+        try:
+            by_url.setdefault(read_target(path).url, []).append(path)
+        except ValueError as error:
+            print(f"error: {error}", file=sys.stderr)
+            status = 1
+    if wanted is not None:
+        by_url = {wanted: by_url.get(wanted, [])}
+    elif token is not None and len(by_url) > 1:
+        raise InvalidRequest(
+            "the spool is for several services, and there is a token", hint="Name one with --url."
+        )
+    until = system.monotonic() + seconds
+    for service_url, paths in by_url.items():
+        sending = _Sending(Service(service_url, token=token), until)
+        for path in paths:
+            status = max(status, sending.deliver(path))
+        counts = sending.sender.counts
+        print(f"{counts.delivered} records delivered to {service_url}", file=sys.stderr)
+    return status
+
+
+class _Sending:
+    """Delivers queues to one service until a moment."""
+
+    def __init__(self, service: Service, until: float) -> None:
+        self._until = until
+        self.sender = Sender(service, BatchIds(), lock=_NoLock, pause=self._pause, say=self._say)
+
+    def deliver(self, path: str) -> int:
+        """0, or 1 if something is left."""
+        try:
+            queue = Queue.take_over(path)
+        except (OSError, ValueError) as error:
+            self._say(str(error))
+            return 1
+        if queue is None:
+            self._say(f"{path} belongs to a program that runs")
+            return 1
+        try:
+            for batch in queue.sealed():
+                if not self.sender.deliver(queue, batch):
+                    return 1
+            closing = queue.closing
+            if closing is not None:
+                if not self.sender.close_run(queue.target, closing):
+                    return 1
+                queue.closed()
+            return 0
+        finally:
+            queue.release()
+
+    def _pause(self, seconds: float, asked: bool) -> bool:  # noqa: ARG002
+        if system.monotonic() + seconds > self._until:
+            return False
+        system.sleep(seconds)
+        return True
+
+    def _say(self, sentence: str) -> None:
+        print(f"tailrace-client: {sentence}", file=sys.stderr)
+
+
+class _NoLock:
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,330 @@
+"""Records on their way to the disk: a bounded queue in memory, then a spool.
+
+    put() ─► memory ─► open batch of the spool ─► sealed batches ─► the sender takes them
+
+`put` may be called from any thread, from a signal handler, and while another `put` of the same
+thread runs: it appends to a deque, and whoever gets the lock writes what is there. It waits
+at most `block_seconds`, for room or for the lock.
+
+Invariants:
+- Records reach the spool in the order in which they were put into memory.
+- A record is in memory, in the spool, or counted: as delivered, or as dropped.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from contextlib import contextmanager, suppress
+from typing import Callable, Deque, Dict, Iterator, List, NamedTuple, Optional, Tuple
+
+from tailrace_client import system
+from tailrace_client.ids import BatchIds
+from tailrace_client.records import dropped_record
+from tailrace_client.spool import Batch, Queue, Target
+
+POLICIES = ("block", "drop-oldest", "drop-newest")
+_LOOK_SECONDS = 0.01
+
+
+class Options(NamedTuple):
+    """How records are kept and sent."""
+
+    block_seconds: float = 0.1
+    """How long a `put` may wait, for room and for other threads."""
+    on_full: str = "drop-oldest"
+    """`block` waits `block_seconds` for room, then drops the new record; `drop-newest` drops it
+    at once; `drop-oldest` drops the oldest batch that is not being sent."""
+    spool_bytes: int = 256 << 20
+    """Of the batches of this process."""
+    memory_bytes: int = 8 << 20
+    """Of records that could not be written to the spool yet."""
+    batch_bytes: int = 1 << 20
+    linger_seconds: float = 0.2
+    """How long the first record of a batch waits for others."""
+    sync_seconds: float = 1.0
+    """What is written to the spool is synced after this time, and before it is sent."""
+    exit_seconds: float = 5.0
+    """How long the end of the program waits for the service."""
+    write_through: bool = True
+    """Whether `put` itself writes to the spool, or leaves that to a thread."""
+
+    def check(self) -> Options:
+        """Raises `ValueError` for a value that cannot be."""
+        if self.on_full not in POLICIES:
+            raise ValueError(f"on_full is {self.on_full!r}: one of {', '.join(POLICIES)}")
+        sizes = (self.spool_bytes, self.memory_bytes, self.batch_bytes, self.sync_seconds)
+        if min(sizes) <= 0 or self.block_seconds < 0 or self.linger_seconds < 0:
+            raise ValueError("sizes and sync_seconds are above 0, the other times 0 or more")
+        return self
+
+
+class _Drop(NamedTuple):
+    """Records that were dropped; `counted` already, where only the note about them is new."""
+
+    records: int
+    why: str
+    at: float
+    counted: bool = False
+
+
+class _Notes(NamedTuple):
+    """What a batch says about dropped records: in so many records of it, of so many others."""
+
+    notes: int = 0
+    dropped: int = 0
+
+
+class Buffer:
+    """What this process has put and the service has not acknowledged."""
+
+    def __init__(
+        self,
+        spool: str,
+        target: Target,
+        ids: BatchIds,
+        options: Options,
+        say: Callable[[str], None],
+    ) -> None:
+        self.queue: Optional[Queue] = None
+        self.sending: Optional[str] = None
+        """The batch that a request may be about: it is not dropped."""
+        self.written = 0
+        self.on_work: Callable[[], None] = lambda: None
+        """Called when there is something to write or to send."""
+        self._spool = spool
+        self._target = target
+        self._ids = ids
+        self._options = options
+        self._say = say
+        self._memory: Deque[bytes] = deque()
+        self._memory_size = 0
+        self._lock = threading.RLock()
+        self._inside = False
+        self._opened_at = 0.0
+        self._disk_error = ""
+        self._drops: Deque[_Drop] = deque()
+        self._dropped = 0
+        self._notes: Dict[str, _Notes] = {}
+
+    @property
+    def in_memory(self) -> int:
+        """Records that are not in the spool yet."""
+        return len(self._memory)
+
+    @property
+    def dropped(self) -> int:
+        """Records that were dropped so far."""
+        return self._dropped + _new(list(self._drops))
+
+    @property
+    def pending(self) -> int:
+        """Records that are not acknowledged yet."""
+        queue = self.queue
+        return len(self._memory) + (0 if queue is None else queue.records)
+
+    @property
+    def unwritten(self) -> bool:
+        """Whether memory has anything that belongs into the spool."""
+        return bool(self._memory or self._drops)
+
+    def open(self) -> None:
+        """Makes the queue on disk, which else the first record does. Raises `OSError`."""
+        with self.locked():
+            if self.queue is None:
+                self.queue = Queue.create(self._spool, self._target, self._ids)
+
+    def put(self, record: bytes, *, may_wait: bool = True) -> bool:
+        """Takes a record, a line of ndjson; False if it was dropped."""
+        until = system.monotonic() + (self._options.block_seconds if may_wait else 0.0)
+        if not self._has_room(len(record), until):
+            self.drop(1, self._disk_error or "the spool is full")
+            return False
+        self._memory.append(record)
+        self._memory_size += len(record)
+        if self._options.write_through:
+            self.write(until)
+        self.on_work()
+        return True
+
+    def drop(self, count: int, why: str) -> None:
+        """Counts records as dropped; the run is told by the next write."""
+        self._drops.append(_Drop(count, why, system.now_ms() / 1000))
+
+    def _has_room(self, size: int, until: float) -> bool:
+        policy = self._options.on_full
+        if not self._fits(size) and self._memory:
+            self.write(until)  # the disk may be well again
+        while not self._fits(size):
+            if policy == "drop-oldest":
+                if not self._drop_oldest(until):
+                    return False
+            elif policy == "drop-newest" or system.monotonic() >= until:
+                return False
+            else:
+                system.sleep(_LOOK_SECONDS)
+        return True
+
+    def _fits(self, size: int) -> bool:
+        queue = self.queue
+        memory = self._memory_size + size
+        spooled = 0 if queue is None else queue.size
+        return memory <= self._options.memory_bytes and (
+            memory + spooled <= self._options.spool_bytes
+        )
+
+    def _drop_oldest(self, until: float) -> bool:
+        """Makes room; False if there is nothing to drop."""
+        with self.locked(until) as held:
+            queue = self.queue
+            if not held:
+                return False
+            if queue is not None:
+                queue.seal()
+                for batch in queue.sealed():
+                    if batch.id != self.sending:
+                        queue.remove(batch.id)
+                        self._drop_batch(batch)
+                        return True
+            if self._memory:
+                self._memory_size -= len(self._memory.popleft())
+                self.drop(1, self._disk_error or "the spool is full")
+                return True
+        return False
+
+    def _drop_batch(self, batch: Batch) -> None:
+        why = self._disk_error or "the spool is full"
+        lost = self._notes.pop(batch.id, _Notes())
+        if lost.dropped:  # the run is told again
+            self._drops.append(_Drop(lost.dropped, why, system.now_ms() / 1000, counted=True))
+        self.drop(batch.records - lost.notes, why)
+
+    @contextmanager
+    def locked(self, until: Optional[float] = None) -> Iterator[bool]:
+        """Whether the queue may be changed inside: without `until` always, else if it was free.
+
+        A signal handler may come in at any point, and it must not wait for the thread that it
+        interrupts: the lock lets it pass, and `_inside` says whether a change is going on.
+        """
+        wait = -1.0 if until is None else max(until - system.monotonic(), 0.0)
+        if not self._lock.acquire(timeout=wait):
+            yield False
+            return
+        try:
+            if self._inside:
+                yield False
+                return
+            self._inside = True
+            try:
+                yield True
+            finally:
+                self._inside = False
+        finally:
+            self._lock.release()
+
+    def write(self, until: Optional[float] = None) -> bool:
+        """Moves what is in memory to the spool; False if the lock or the disk did not allow it."""
+        while self.unwritten:
+            with self.locked(until) as held:
+                if not held or not self._write_some():
+                    return False
+        return True
+
+    def _write_some(self) -> bool:
+        records: List[bytes] = []
+        size = 0
+        with suppress(IndexError):
+            while size < self._options.batch_bytes:
+                records.append(self._memory.popleft())
+                size += len(records[-1])
+        drops = list(self._drops)
+        try:
+            self._append([*_told(drops), *records])
+        except BaseException as error:  # an interrupt too: what is not written comes back
+            self._memory.extendleft(reversed(records))
+            if not isinstance(error, OSError):
+                raise
+            reason = f"the spool cannot be written: {error.strerror or error}"
+            if reason != self._disk_error:
+                self._say(f"{reason}: {self._spool}")
+            self._disk_error = reason
+            return False
+        self._tell(drops)
+        self.written += len(records)
+        self._disk_error = ""
+        # Threads add to the size without a lock; where memory is empty it is right again.
+        self._memory_size = max(self._memory_size - size, 0) if self._memory else 0
+        return True
+
+    def _tell(self, drops: List[_Drop]) -> None:
+        """Counts drops, and remembers which batch has the note about them."""
+        if not drops or self.queue is None:
+            return
+        for _ in drops:
+            self._drops.popleft()
+        self._dropped += _new(drops)
+        batch = self.queue.open_batch
+        before = self._notes.get(batch, _Notes())
+        dropped = sum([drop.records for drop in drops])
+        self._notes[batch] = _Notes(before.notes + 1, before.dropped + dropped)
+
+    def _append(self, records: List[bytes]) -> None:
+        if self.queue is None:
+            self.queue = Queue.create(self._spool, self._target, self._ids)
+        queue = self.queue
+        if queue.open_size >= self._options.batch_bytes:
+            queue.seal()
+        if not queue.open_size:
+            self._opened_at = system.monotonic()
+        queue.append(records, self._ids)
+
+    def sync(self) -> None:
+        """Syncs what is in the spool. Raises `OSError`."""
+        with self.locked():
+            files = [] if self.queue is None else self.queue.descriptors()
+        for file in files:  # others may write meanwhile
+            try:
+                os.fsync(file)
+            finally:
+                os.close(file)
+
+    def next_batch(self, *, at_once: bool = False) -> Tuple[Optional[Batch], float]:
+        """The oldest batch, to be sent: it is sealed and synced. Else seconds until one is due.
+
+        `at_once` does not wait for more records. Raises `OSError`.
+        """
+        with self.locked():
+            queue = self.queue
+            if queue is None:
+                return None, float("inf")
+            batches = queue.sealed()
+            if not batches and queue.open_size:
+                age = system.monotonic() - self._opened_at
+                full = queue.open_size >= self._options.batch_bytes
+                if not full and not at_once and age < self._options.linger_seconds:
+                    return None, self._options.linger_seconds - age
+                queue.seal()
+                batches = queue.sealed()
+            if not batches:
+                return None, float("inf")
+            self.sending = batches[0].id
+            self._notes.pop(self.sending, None)
+        self.sync()
+        return batches[0], 0.0
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: everything in here is the parent's."""
+        if self.queue is not None:
+            self.queue.leave_to_parent()
+
+
+def _new(drops: List[_Drop]) -> int:
+    return sum([drop.records for drop in drops if not drop.counted])
+
+
+def _told(drops: List[_Drop]) -> List[bytes]:
+    if not drops:
+        return []
+    count = sum([drop.records for drop in drops])
+    return [dropped_record(count, drops[-1].why, drops[0].at, drops[-1].at)]

@@ -1,0 +1,168 @@
+"""Reading a run: pages of records, and a live view that resumes exactly.
+
+A page is ndjson: an object per record, and `{"stats": {…}}` at the end. A page without it
+broke off, and is read again. The live view is server-sent events, one per record; the `id` of
+each is the place behind the record.
+"""
+
+from __future__ import annotations
+
+import json
+from http.client import HTTPResponse
+from typing import Any, Iterator, Mapping, NamedTuple, Optional, Tuple
+from urllib.parse import urlencode
+
+from tailrace_client import system
+from tailrace_client.errors import Unavailable
+from tailrace_client.retry import Backoff
+from tailrace_client.service import Service
+
+_READ_SECONDS = 60.0  # several heartbeats: silence beyond it is a dead connection
+_LONGEST_PAUSE_SECONDS = 5.0
+
+
+class Record(NamedTuple):
+    """One record of a run. `ts` is RFC 3339 text; `cursor` is the place behind it, in `tail`."""
+
+    ulid: str
+    ts: str
+    level: Optional[str]
+    message: str
+    attributes: Optional[Mapping[str, str]]
+    cursor: Optional[str] = None
+
+
+class Page(NamedTuple):
+    """Records in the order of the run's log; `after` is where the next page begins.
+
+    `after` is None where there is no more for now. `state` is `open`, `closing` or `closed`.
+    """
+
+    records: Tuple[Record, ...]
+    after: Optional[str]
+    state: str
+
+
+def read_page(service: Service, path: str, after: Optional[str], limit: int) -> Page:
+    """One page. Raises `TailraceError`; `Unavailable` for one that broke off."""
+    query = {"format": "ndjson", "limit": str(limit)}
+    if after is not None:
+        query["after"] = after
+    answer = service.request("GET", f"{path}?{urlencode(query)}")
+    try:
+        objects = [json.loads(line) for line in answer.body.split(b"\n") if line]
+        records = tuple(_record(value) for value in objects if "ulid" in value)
+    except (ValueError, KeyError, TypeError) as error:
+        raise Unavailable("a page broke off, or is no page of records") from error
+    last = objects[-1] if objects else {}
+    if "error" in last:
+        raise Unavailable(f"a page broke off: {last['error'].get('detail')}")
+    if "stats" not in last:
+        raise Unavailable("a page broke off before its end")
+    following = last["stats"].get("after")
+    return Page(records, following and str(following), str(last["stats"].get("state", "")))
+
+
+def _record(value: Mapping[str, Any], cursor: Optional[str] = None) -> Record:
+    return Record(
+        value["ulid"],
+        value["ts"],
+        value.get("level"),
+        value["message"],
+        value.get("attributes"),
+        cursor,
+    )
+
+
+class Event(NamedTuple):
+    """A server-sent event; `id` is the last one seen, also where this event has none."""
+
+    name: str
+    data: str
+    id: Optional[str]
+
+
+def parse_events(lines: Iterator[bytes]) -> Iterator[Event]:
+    """Events of a stream's lines, as the HTML standard says. One without its end is left out."""
+    event, data, last = "", [], None  # type: str, list[str], Optional[str]
+    for raw in lines:
+        if not raw.endswith(b"\n"):
+            return  # broke off inside the line
+        line = raw.rstrip(b"\r\n").decode("utf-8", "replace")
+        if not line:
+            if data or event:
+                yield Event(event or "message", "\n".join(data), last)
+            event, data = "", []
+            continue
+        field, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if field == "data":
+            data.append(value)
+        elif field == "event":
+            event = value
+        elif field == "id":
+            last = value
+
+
+def follow(
+    service: Service, path: str, after: Optional[str], patience_seconds: float
+) -> Iterator[Record]:
+    """Records as they come, until the run is complete, over lost connections."""
+    stream = _Stream(service, path, after)
+    backoff = Backoff(longest=_LONGEST_PAUSE_SECONDS)
+    while True:
+        cursor, retry_after = stream.cursor, None
+        try:
+            yield from stream.connection()
+            if stream.complete:
+                return
+            problem = Unavailable("the stream ended before its run")
+        except Unavailable as error:
+            problem, retry_after = error, error.retry_after
+        if system.monotonic() - stream.heard_at > patience_seconds:
+            raise problem
+        if stream.cursor != cursor:
+            backoff.reset()
+        system.sleep(backoff.pause(retry_after))
+
+
+class _Stream:
+    """A live view over connections; `cursor` is behind the last record that was given."""
+
+    def __init__(self, service: Service, path: str, cursor: Optional[str]) -> None:
+        self.cursor = cursor
+        self.complete = False
+        self.heard_at = system.monotonic()
+        self._service = service
+        self._address = f"{path}?format=ndjson"
+
+    def connection(self) -> Iterator[Record]:
+        """The records of one connection. Raises `TailraceError`."""
+        headers = {"Accept": "text/event-stream"}
+        if self.cursor is not None:
+            headers["Last-Event-ID"] = self.cursor
+        with self._service.stream(
+            self._address, headers, timeout_seconds=_READ_SECONDS
+        ) as response:
+            for event in parse_events(self._lines(response)):
+                if event.name == "complete":
+                    self.complete = True
+                    return
+                if event.name == "error":
+                    raise Unavailable(f"the stream ended: {_said(event.data)}")
+                if event.name == "message":
+                    self.cursor = event.id
+                    yield _record(json.loads(event.data), event.id)
+
+    def _lines(self, response: HTTPResponse) -> Iterator[bytes]:
+        for line in iter(response.readline, b""):
+            self.heard_at = system.monotonic()  # a heartbeat is a sign of life, too
+            yield line
+
+
+def _said(data: str) -> str:
+    try:
+        value = json.loads(data)
+    except ValueError:
+        return data
+    return str(value.get("message") or data) if isinstance(value, dict) else data

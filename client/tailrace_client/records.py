@@ -1,0 +1,96 @@
+"""Records as the service takes them: one JSON object per line.
+
+{"message": "…", "ts": <epoch seconds>, "level": "…", "attributes": {"name": "text", …}}
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from json.encoder import encode_basestring_ascii as _quoted
+from typing import Any, Iterable, Mapping, Match, Optional
+
+MOST_MESSAGE_BYTES = 1 << 20
+"""A longer message is cut, with a note at its end."""
+_MOST_ATTRIBUTES = 64
+_MOST_ATTRIBUTE = 8 << 10
+_MOST_LEVEL = 32
+_SHORT = 1 << 10
+_HALF = re.compile(
+    r"\\\\|\\ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}|(?P<half>\\ud[89a-f][0-9a-f]{2})"
+)
+_YEAR_10000 = 253_402_300_799
+
+
+def encode_record(
+    message: str,
+    *,
+    ts: Optional[float] = None,
+    level: Optional[str] = None,
+    attributes: Optional[Mapping[str, Any]] = None,
+) -> bytes:
+    """One record as a line of JSON; `ts` is in seconds since 1970.
+
+    Values that are no text become JSON, or what `repr` says of them. What is too long is cut.
+    """
+    # By hand: a fifth of the time of `json.dumps`.
+    parts = [f'{{"message":{_quoted(_cut(message, MOST_MESSAGE_BYTES))}']
+    if ts is not None and 0 <= ts < _YEAR_10000:
+        parts.append(f',"ts":{ts:.6f}')
+    if level:
+        parts.append(f',"level":{_quoted(level[:_MOST_LEVEL])}')
+    if attributes:
+        some = list(attributes.items())[:_MOST_ATTRIBUTES]
+        pairs = [f"{_quoted(str(key)[:_SHORT])}:{_quoted(_text(value))}" for key, value in some]
+        parts.append(f',"attributes":{{{",".join(pairs)}}}')
+    line = f"{''.join(parts)}}}\n"
+    if "\\ud" in line:  # half of a surrogate pair is no text, and the service refuses it
+        line = _HALF.sub(_whole_or_replaced, line)
+    return line.encode("ascii")
+
+
+def _whole_or_replaced(found: Match[str]) -> str:
+    """Keeps backslashes and whole pairs; half a pair becomes U+FFFD."""
+    return "\\ufffd" if found.lastgroup == "half" else found.group()
+
+
+def encode_records(records: Iterable[Mapping[str, Any]]) -> bytes:
+    """Records that the caller made, as they are. Raises `ValueError`, `TypeError`."""
+    lines = []
+    for record in records:
+        if not isinstance(record.get("message"), str):
+            raise TypeError("a record has no `message` that is text")
+        lines.append(json.dumps(record, separators=(",", ":"), allow_nan=False).encode())
+    return b"\n".join([*lines, b""]) if lines else b""
+
+
+def dropped_record(count: int, why: str, since: float, until: float) -> bytes:
+    """The record that stands in a run for records that it does not have."""
+    return encode_record(
+        f"tailrace-client dropped {count} record{'' if count == 1 else 's'} here: {why}",
+        ts=until,
+        level="WARN",
+        attributes={"tailrace_client.dropped": count, "tailrace_client.dropped_since": since},
+    )
+
+
+def _cut(text: str, most: int) -> str:
+    if len(text) * 4 <= most:
+        return text
+    raw = text.encode("utf-8", "surrogatepass")
+    if len(raw) <= most:
+        return text
+    kept = raw[:most].decode("utf-8", "ignore")
+    return f"{kept}… [{len(raw) - most} bytes cut]"
+
+
+def _text(value: object) -> str:
+    if isinstance(value, str):
+        return _cut(value, _MOST_ATTRIBUTE)
+    if type(value) is int:
+        return str(value)
+    try:
+        text = json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        text = repr(value)
+    return _cut(text, _MOST_ATTRIBUTE)

@@ -1,0 +1,267 @@
+"""A run of the log store: append, close, read by pages, and follow live.
+
+    with Run("http://127.0.0.1:8790", "shop.orders", "run-1") as run:
+        run.append("hello\\nworld\\n")
+
+Each append is a batch with an id that is made here and used again in every retry, so the
+service stores it once, however many attempts it takes.
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+from functools import partial
+from types import TracebackType
+from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Optional, Type, TypeVar
+
+from tailrace_client import system
+from tailrace_client.errors import InvalidRequest, TailraceError, Unavailable
+from tailrace_client.ids import BatchIds, is_batch_id
+from tailrace_client.reading import Page, Record, follow, read_page
+from tailrace_client.records import encode_records
+from tailrace_client.retry import Backoff
+from tailrace_client.service import ROOT, Answer, Service, name
+
+DURABILITIES = ("fast", "durable", "bulk")
+OUTCOMES = ("success", "failed", "partialSuccess", "stopped")
+TEXT = "text/plain; charset=utf-8"
+RECORDS = "application/x-ndjson"
+_Result = TypeVar("_Result")
+
+
+class Receipt(NamedTuple):
+    """The answer to a batch: its id, its number of lines or records, the ULID of the last one.
+
+    `duplicate` says that the service had the batch already, from an earlier attempt.
+    """
+
+    batch: str
+    lines: int
+    duplicate: bool
+    durability: str
+    last: str
+
+
+class Run:
+    """The run `run` of the pipeline `fqn` at the service `url`.
+
+    `durability` is what an acknowledgement means: `fast`, `durable` or `bulk`.
+    `retry_seconds` is for how long a call goes on trying when the service is away; then it
+    raises `Unavailable`. Calls may come from several threads.
+
+    As a context manager it closes the run at the end, with the outcome `failed` if an exception
+    leaves the block, else `success`; with `report=False` without an outcome.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        fqn: str,
+        run: str,
+        *,
+        token: Optional[str] = None,
+        durability: str = "durable",
+        retry_seconds: float = 60.0,
+        timeout_seconds: float = 30.0,
+        ssl_context: Optional[ssl.SSLContext] = None,
+        compress: bool = True,
+        report: bool = True,
+        ids: Optional[BatchIds] = None,
+    ) -> None:
+        self.service = Service(
+            url,
+            token=token,
+            timeout_seconds=timeout_seconds,
+            ssl_context=ssl_context,
+            compress=compress,
+        )
+        self.fqn, self.run = fqn, run
+        self.durability = check_durability(durability)
+        self.retry_seconds = retry_seconds
+        self._report = report
+        self._ids = ids or BatchIds()
+        self._path = run_path(fqn, run)
+
+    def __repr__(self) -> str:
+        return f"Run({self.service.url!r}, {self.fqn!r}, {self.run!r})"
+
+    def __enter__(self) -> Run:  # noqa: PYI034 -- `Self` is of Python 3.11
+        return self
+
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        trace: Optional[TracebackType],
+    ) -> None:
+        outcome = "success" if kind is None else "failed"
+        try:
+            self.close(outcome if self._report else None)
+        except TailraceError:
+            if kind is None:
+                raise  # else the block's own exception is the one to see
+        finally:
+            self.service.close()
+
+    def append(
+        self,
+        text: Optional[str] = None,
+        *,
+        lines: Optional[Iterable[str]] = None,
+        records: Optional[Iterable[Mapping[str, Any]]] = None,
+        batch: Optional[str] = None,
+        durability: Optional[str] = None,
+    ) -> Optional[Receipt]:
+        """Sends one batch: `text`, `lines` without their ends, or `records`; waits for its answer.
+
+        Records are objects with `message` and, if wanted, `ts`, `level` and `attributes`. Returns
+        None if there is nothing to send. Raises `TailraceError`, whose `batch` is the id: after
+        `Unavailable` the same content may be sent again with `batch=error.batch`.
+        """
+        body, kind = _body(text, lines, records)
+        if not body:
+            return None
+        if batch is not None and not is_batch_id(batch):
+            raise InvalidRequest(f"{batch!r} is no batch id", hint="Use one that an error gave.")
+        chosen = self.durability if durability is None else check_durability(durability)
+        used = batch or self._ids.mint()
+
+        def post() -> Optional[Receipt]:
+            return receipt_of(post_batch(self.service, self._path, body, kind, used, chosen))
+
+        try:
+            return self._retried(post)
+        except TailraceError as error:
+            error.batch = used
+            raise
+
+    def close(self, outcome: Optional[str] = None) -> str:
+        """Closes the run, after it said how the run ended, if `outcome` is given.
+
+        Returns `closed`, or `closing` if the service finishes it later. A closed run may be
+        closed again; a later append opens it again.
+        """
+        if outcome is not None and outcome not in OUTCOMES:
+            raise InvalidRequest(
+                f"{outcome!r} is no outcome", hint=f"One of {', '.join(OUTCOMES)}."
+            )
+        return self._retried(lambda: close_run(self.service, self.fqn, self.run, outcome))
+
+    def pages(self, after: Optional[str] = None, *, limit: int = 1000) -> Iterator[Page]:
+        """The run's records, page by page, up to its present end; `limit` counts lines of a page.
+
+        `after` is the `after` of an earlier page, or the `cursor` of a record of `tail`.
+        """
+        place = after
+        while True:
+            page = self._retried(partial(read_page, self.service, self._path, place, limit))
+            if page.records:
+                yield page
+            if page.after is None or page.after == place:
+                return
+            place = page.after
+
+    def tail(self, after: Optional[str] = None) -> Iterator[Record]:
+        """The run's records as they come, each once and in order, until the run is closed.
+
+        Without `after` it begins with the last 100 lines; with `after="0"` at the beginning; with
+        the `cursor` of a record behind that record. A lost connection is opened again where it
+        ended. Raises `Unavailable` after `retry_seconds` without the service.
+        """
+        path = f"{ROOT}/logs/{name(self.fqn)}/stream/{name(self.run)}"
+        return follow(self.service, path, after, self.retry_seconds)
+
+    def _retried(self, call: Callable[[], _Result]) -> _Result:
+        backoff, until = Backoff(), system.monotonic() + self.retry_seconds
+        while True:
+            try:
+                return call()
+            except Unavailable as error:
+                pause = backoff.pause(error.retry_after)
+                if system.monotonic() + pause > until:
+                    raise
+            system.sleep(pause)
+
+
+def run_path(fqn: str, run: str) -> str:
+    """The path of a run's log. Raises `InvalidRequest` for an empty name."""
+    return f"{ROOT}/logs/{name(fqn)}/{name(run)}"
+
+
+def check_durability(durability: str) -> str:
+    """Raises `InvalidRequest` for one that the service does not know."""
+    if durability not in DURABILITIES:
+        raise InvalidRequest(
+            f"{durability!r} is no durability", hint=f"One of {', '.join(DURABILITIES)}."
+        )
+    return durability
+
+
+def post_batch(
+    service: Service, path: str, body: bytes, kind: str, batch: str, durability: str
+) -> Answer:
+    """Sends a batch once. Raises `TailraceError`."""
+    headers = {
+        "Content-Type": kind,
+        "Tailrace-Batch": batch,
+        "Tailrace-Durability": durability,
+    }
+    return service.request("POST", path, body, headers)
+
+
+def receipt_of(answer: Answer) -> Optional[Receipt]:
+    """The receipt of a batch; None if it had no lines.
+
+    Raises `Unavailable` for an answer that is no receipt: the batch may not be stored.
+    """
+    try:
+        value = json.loads(answer.body)
+        if value["batch"] is None:
+            return None
+        return Receipt(
+            str(value["batch"]),
+            int(value["lines"]),
+            bool(value["duplicate"]),
+            str(value["durability"]),
+            str(value["last"]),
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise Unavailable(
+            "the answer to a batch is no receipt", hint="Is this the address of a Tailrace service?"
+        ) from error
+
+
+def close_run(service: Service, fqn: str, run: str, outcome: Optional[str]) -> str:
+    """Says how a run ended, if that is known, and closes it. Raises `TailraceError`."""
+    if outcome is not None:
+        now = system.now_ms()
+        status = {"runId": run, "pipelineState": outcome, "timestamp": now, "endDate": now}
+        service.request(
+            "PUT",
+            f"{ROOT}/{name(fqn)}/pipelineStatus",
+            json.dumps(status).encode(),
+            {"Content-Type": "application/json"},
+        )
+    answer = service.request("POST", run_path(fqn, run) + "/close", b"")
+    try:
+        return str(json.loads(answer.body)["state"])
+    except (ValueError, KeyError, TypeError):
+        return "closed"
+
+
+def _body(
+    text: Optional[str],
+    lines: Optional[Iterable[str]],
+    records: Optional[Iterable[Mapping[str, Any]]],
+) -> tuple[bytes, str]:
+    if sum(part is not None for part in (text, lines, records)) != 1:
+        raise InvalidRequest("an append has one of text, lines and records")
+    if records is not None:
+        try:
+            return encode_records(records), RECORDS
+        except (TypeError, ValueError) as error:
+            raise InvalidRequest(f"records cannot be sent: {error}") from error
+    if text is None:
+        text = "".join(f"{line}\n" for line in lines or ())
+    return text.encode("utf-8", "replace"), TEXT

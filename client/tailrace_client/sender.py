@@ -1,0 +1,202 @@
+"""Sends batches of a queue until the service has acknowledged them.
+
+What the service answers, and what becomes of the batch:
+
+| answer | batch |
+| --- | --- |
+| 200, also as a duplicate | acknowledged: removed |
+| no answer, 429, 5xx | sent again under the same id, after a pause of at least `Retry-After` |
+| 401, 403, 404, a redirect | the same, and said: the token or the address is wrong |
+| `batch-too-old`, `batch-from-the-future` | looked for in the run; if it is not there, a new id |
+| `run-deleted` | dropped and counted |
+| `batch-conflict`, any other refusal | kept aside in the spool, said, and counted |
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Callable, ContextManager, TypeVar
+from urllib.parse import urlencode
+
+from tailrace_client import errors
+from tailrace_client.errors import TailraceError, Unavailable
+from tailrace_client.ids import BatchIds
+from tailrace_client.retry import Backoff
+from tailrace_client.run import RECORDS, close_run, post_batch, receipt_of, run_path
+from tailrace_client.service import Service
+from tailrace_client.spool import Batch, Closing, Content, Queue, Target
+
+_RETRIED = (Unavailable, errors.NotAuthorized, errors.NotFound, errors.Redirected)
+_OTHER_ID = (errors.BatchTooOld, errors.BatchFromTheFuture)
+_Result = TypeVar("_Result")
+
+
+class _GaveUp(Exception):
+    """There is no time for another attempt."""
+
+
+class Counts:
+    """What became of records. Grows only."""
+
+    def __init__(self) -> None:
+        self.delivered = 0
+        self.duplicates = 0
+        self.deleted = 0
+        self.refused = 0
+        self.retries = 0
+
+
+class Sender:
+    """Delivers to one service, for one thread.
+
+    `lock()` is a context in which a queue may be changed. `pause(seconds, asked)` waits
+    before the next attempt, and returns False if there is to be none; `asked` says that the
+    service asked for this pause.
+    `say` takes a sentence for the program's user, without a token in it.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        ids: BatchIds,
+        *,
+        lock: Callable[[], ContextManager[object]],
+        pause: Callable[[float, bool], bool],
+        say: Callable[[str], None],
+    ) -> None:
+        self.counts = Counts()
+        self._service = service
+        self._ids = ids
+        self._lock = lock
+        self._pause = pause
+        self._say = say
+        self._backoff = Backoff()
+        self._said = ""
+
+    def deliver(self, queue: Queue, batch: Batch) -> bool:
+        """Sends a batch until it is acknowledged, dropped or kept aside.
+
+        False if `pause` ended it. Raises `OSError` if the batch cannot be read.
+        """
+        content = queue.read(batch.id)
+        try:
+            self._deliver(queue, batch, content)
+        except _GaveUp:
+            return False
+        return True
+
+    def close_run(self, target: Target, closing: Closing) -> bool:
+        """Closes a run; False if `pause` ended it."""
+        fqn, run = target.fqn, target.run
+        try:
+            self._retried(lambda: close_run(self._service, fqn, run, closing.outcome))
+        except _GaveUp:
+            return False
+        except TailraceError as error:
+            self._say(f"run {fqn}/{run} cannot be closed: {error}")
+        return True
+
+    def _deliver(self, queue: Queue, batch: Batch, content: Content) -> None:
+        target, name, renamed = queue.target, batch.id, 0
+        path = run_path(target.fqn, target.run)
+
+        def post() -> bool:
+            return self._post(path, content.payload, name, target.durability)
+
+        while True:
+            try:
+                duplicate = self._retried(post)
+            except _OTHER_ID as error:
+                if renamed and not self._later(error):
+                    raise _GaveUp from None
+                if not self._retried(lambda: self._is_there(path, name)):  # noqa: B023
+                    name = self._renamed(queue, name, error)
+                    renamed += 1
+                    continue
+                duplicate = True
+            except errors.RunDeleted:
+                self.counts.deleted += batch.records
+                with self._lock():
+                    queue.remove(name)
+                return
+            except TailraceError as error:
+                self._keep_aside(queue, name, batch.records, error)
+                return
+            self._acknowledged(queue, name, batch.records, duplicate, content.damaged)
+            return
+
+    def _retried(self, call: Callable[[], _Result]) -> _Result:
+        """What `call` returns, once it does. Raises `_GaveUp`, and what is not tried again."""
+        while True:
+            try:
+                result = call()
+            except _RETRIED as error:  # noqa: PERF203
+                if not self._later(error):
+                    raise _GaveUp from None
+            else:
+                self._worked()
+                return result
+
+    def _post(self, path: str, payload: bytes, batch: str, durability: str) -> bool:
+        if not payload:
+            return False
+        answer = post_batch(self._service, path, payload, RECORDS, batch, durability)
+        receipt = receipt_of(answer)
+        return receipt is not None and receipt.duplicate
+
+    def _is_there(self, path: str, batch: str) -> bool:
+        """Whether the run has a batch's first record. Raises `TailraceError` if that is unknown."""
+        # The ULID of a batch's first record is the batch's id.
+        query = urlencode({"at": batch, "limit": 1, "format": "ndjson"})
+        try:
+            answer = self._service.request("GET", f"{path}?{query}")
+        except errors.NotFound as error:
+            if error.type == "not-found":
+                return False
+            raise
+        try:
+            found = [json.loads(line) for line in answer.body.split(b"\n") if line]
+        except ValueError as error:
+            raise Unavailable("a page broke off") from error
+        return any(record.get("ulid") == batch for record in found)
+
+    def _renamed(self, queue: Queue, batch: str, error: TailraceError) -> str:
+        if error.service_ms is not None:
+            self._ids.correct(error.service_ms)
+        with self._lock():
+            return queue.give_new_id(batch, self._ids)
+
+    def _acknowledged(
+        self, queue: Queue, batch: str, records: int, duplicate: bool, damaged: int
+    ) -> None:
+        self.counts.delivered += records
+        self.counts.duplicates += records if duplicate else 0
+        with self._lock():
+            if damaged:
+                path = queue.set_aside(batch, "damaged")
+                self._say(
+                    f"the last {damaged} bytes of a batch are no whole record: kept in {path}"
+                )
+            else:
+                queue.remove(batch)
+
+    def _keep_aside(self, queue: Queue, batch: str, records: int, error: TailraceError) -> None:
+        self.counts.refused += records
+        why = "conflict" if isinstance(error, errors.BatchConflict) else "refused"
+        with self._lock():
+            path = queue.set_aside(batch, why)
+        self._say(f"the service refused {records} records, which are kept in {path}: {error}")
+
+    def _later(self, error: TailraceError) -> bool:
+        self.counts.retries += 1
+        kind = f"{type(error).__name__} {error.status}"
+        if kind != self._said:
+            self._said = kind
+            self._say(f"records wait in the spool: {error}")
+        return self._pause(self._backoff.pause(error.retry_after), error.retry_after is not None)
+
+    def _worked(self) -> None:
+        self._backoff.reset()
+        if self._said:
+            self._said = ""
+            self._say("the service answers again")

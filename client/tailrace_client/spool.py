@@ -1,0 +1,346 @@
+"""Batches on disk until the service has acknowledged them.
+
+A spool is a folder. Each process that uses it has a folder in it, a queue, for one run:
+
+    SPOOL/
+      01M8…/                  a queue: named by a ULID, owned by who holds its lock
+        lock                  locked (flock) as long as the owner lives
+        target.json           {"version": 1, "url", "fqn", "run", "durability"}
+        01M8…00000.batch      a batch: the file's name is the batch's id
+        01M8…00000.conflict   a batch that the service refused, kept for people; also
+                              .refused (another reason) and .damaged (bytes that are not intact)
+        close.json            {"outcome": …}: close the run when all batches are delivered
+
+    batch file = "TRBATCH1", then entries: length (4 bytes, little endian), CRC-32 of length
+                 and payload (4 bytes), payload (records as ndjson)
+
+Invariants:
+- The id of a batch is on disk before its first byte. A file that was sent is never written to
+  again, and is synced before it is sent: whoever sends it again sends the same bytes.
+- A file is removed once the service has acknowledged it, or the batch was dropped and counted.
+- A write that a crash broke off is an entry whose checksum fails at the end of a file that was
+  never sent. It is left out.
+- A queue whose lock is free has no owner any more: any process may take it over.
+- Files are for their owner only (0600, folders 0700). No token is ever written.
+
+What survives: `kill -9` takes nothing that was written; a power cut may take what was written
+since the last sync.
+
+A queue is not safe for threads: callers serialise its methods, but for `read`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+from contextlib import suppress
+from typing import Dict, List, NamedTuple, Optional
+from zlib import crc32
+
+from tailrace_client import system
+from tailrace_client.ids import BatchIds, decode, is_batch_id
+
+MAGIC = b"TRBATCH1"
+BATCH = ".batch"
+_LOCK, _TARGET, _CLOSE = "lock", "target.json", "close.json"
+_HEAD = struct.Struct("<II")
+_VERSION = 1
+_MOST_ENTRY = 64 << 20
+_DRAFT_SECONDS = 3600.0
+
+
+class Target(NamedTuple):
+    """Where the batches of a queue go."""
+
+    url: str
+    fqn: str
+    run: str
+    durability: str = "durable"
+
+
+class Batch(NamedTuple):
+    """A batch that takes no more records: its id, its records and the bytes of its file."""
+
+    id: str
+    records: int
+    size: int
+
+
+class Content(NamedTuple):
+    """The payload of a batch, its number of entries, and the bytes behind it that are damaged."""
+
+    payload: bytes
+    records: int
+    damaged: int
+
+
+class Closing(NamedTuple):
+    """The run is to be closed, with this outcome, when its batches are delivered."""
+
+    outcome: Optional[str]
+
+
+class Queue:
+    """One run's batches in order of their ids. Made by `create` or `take_over`."""
+
+    def __init__(self, path: str, target: Target, lock: int) -> None:
+        self.path = path
+        self.target = target
+        self._lock: Optional[int] = lock
+        self._file: Optional[int] = None
+        self._current = ""
+        self._records: Dict[str, int] = {}
+        self._sizes: Dict[str, int] = {}
+        self.size = 0
+        """Bytes of the batches that are not removed."""
+        self._unsynced: List[int] = []
+
+    @classmethod
+    def create(cls, spool: str, target: Target, ids: BatchIds) -> Queue:
+        """A new queue. Raises `OSError` if the folder cannot be used."""
+        os.makedirs(spool, mode=system.PRIVATE_FOLDER, exist_ok=True)
+        name = ids.mint()
+        # Under a name that nobody takes over, until it is locked.
+        draft = os.path.join(spool, f".{name}")
+        os.mkdir(draft, mode=system.PRIVATE_FOLDER)
+        lock = system.lock_file(os.path.join(draft, _LOCK))
+        if lock is None:
+            raise OSError(f"the new folder {draft} is locked by another process")
+        try:
+            content = {"version": _VERSION, **target._asdict()}
+            system.write_whole(os.path.join(draft, _TARGET), json.dumps(content).encode())
+            path = os.path.join(spool, name)
+            system.rename(draft, path)
+        except BaseException:
+            os.close(lock)
+            raise
+        return cls(path, target, lock)
+
+    @classmethod
+    def take_over(cls, path: str) -> Optional[Queue]:
+        """The queue of a process that has ended; None if it has an owner, or is no queue.
+
+        Raises `ValueError` for one that this version cannot read.
+        """
+        if not os.path.isdir(path):
+            return None
+        lock = system.lock_file(os.path.join(path, _LOCK))
+        if lock is None:
+            return None
+        try:
+            queue = cls(path, read_target(path), lock)
+            for name in sorted(os.listdir(path)):
+                stem, suffix = os.path.splitext(name)
+                if suffix == BATCH and is_batch_id(stem):
+                    queue._resize(stem, os.path.getsize(os.path.join(path, name)))
+                    queue._records[stem] = queue.read(stem).records
+        except BaseException:
+            os.close(lock)
+            raise
+        return queue
+
+    @property
+    def records(self) -> int:
+        """Records of the batches that are not removed."""
+        return sum(list(self._records.values()))
+
+    @property
+    def open_batch(self) -> str:
+        """The id of the batch that still takes records; empty if there is none."""
+        return self._current
+
+    @property
+    def open_size(self) -> int:
+        """Bytes of the batch that still takes records; 0 if there is none."""
+        return self._sizes.get(self._current, 0)
+
+    def append(self, payloads: List[bytes], ids: BatchIds) -> None:
+        """Adds records to the open batch, or to a new one. Raises `OSError`: none was added."""
+        if self._file is None:
+            self._begin(ids.mint())
+        file = self._file
+        assert file is not None
+        data = b"".join([_entry(payload) for payload in payloads])
+        start = self._sizes[self._current]
+        try:
+            written = os.write(file, data)
+            if written != len(data):
+                raise OSError(28, "no space left for the whole record")
+        except OSError:
+            os.ftruncate(file, start)
+            raise
+        self._resize(self._current, start + len(data))
+        self._records[self._current] += len(payloads)
+
+    def seal(self) -> None:
+        """Ends the open batch: it takes no more records. It is not synced yet."""
+        if self._file is not None:
+            self._unsynced.append(self._file)
+            self._file, self._current = None, ""
+
+    def descriptors(self) -> List[int]:
+        """Copies of the descriptors of what may not be synced, for the caller to sync and close."""
+        files = [*self._unsynced, *([] if self._file is None else [self._file])]
+        copies = [os.dup(file) for file in files]
+        done, self._unsynced = self._unsynced, []
+        for file in done:
+            os.close(file)
+        return copies
+
+    def sealed(self) -> List[Batch]:
+        """The batches that may be sent, oldest first."""
+        return [
+            Batch(name, self._records[name], self._sizes[name])
+            for name in sorted(self._sizes)
+            if name != self._current
+        ]
+
+    def read(self, batch: str) -> Content:
+        """A batch from its file. Raises `OSError`."""
+        with open(self._path(batch), "rb") as file:
+            return parse(file.read())
+
+    def remove(self, batch: str) -> None:
+        """Removes a batch: it was acknowledged, or dropped and counted."""
+        with suppress(FileNotFoundError):
+            os.unlink(self._path(batch))
+        self._forget(batch)
+
+    def give_new_id(self, batch: str, ids: BatchIds) -> str:
+        """Renames a batch that the service certainly does not have."""
+        new = ids.mint()
+        system.rename(self._path(batch), self._path(new))
+        self._sizes[new] = self._sizes.pop(batch)
+        self._records[new] = self._records.pop(batch)
+        return new
+
+    def set_aside(self, batch: str, why: str) -> str:
+        """Keeps a batch for people, and sends it no more: `why` is the file's new ending."""
+        path = os.path.join(self.path, f"{batch}.{why}")
+        system.rename(self._path(batch), path)
+        self._forget(batch)
+        return path
+
+    @property
+    def closing(self) -> Optional[Closing]:
+        """Whether the run is to be closed when all batches are delivered."""
+        try:
+            with open(os.path.join(self.path, _CLOSE), "rb") as file:
+                return Closing(json.loads(file.read()).get("outcome"))
+        except FileNotFoundError:
+            return None
+
+    @closing.setter
+    def closing(self, value: Closing) -> None:
+        content = json.dumps({"outcome": value.outcome}).encode()
+        system.write_whole(os.path.join(self.path, _CLOSE), content)
+
+    def closed(self) -> None:
+        """The run was closed: nobody needs to do it later."""
+        with suppress(FileNotFoundError):
+            os.unlink(os.path.join(self.path, _CLOSE))
+
+    def release(self) -> None:
+        """Lets another process take the queue over. An empty queue is removed."""
+        self.seal()
+        for file in self._unsynced:
+            os.fsync(file)
+            os.close(file)
+        self._unsynced = []
+        lock, self._lock = self._lock, None
+        if lock is None:
+            return
+        if set(os.listdir(self.path)) <= {_LOCK, _TARGET}:
+            shutil.rmtree(self.path, ignore_errors=True)
+        os.close(lock)
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: closes what it inherited. The parent keeps its lock."""
+        for file in (self._lock, self._file, *self._unsynced):
+            if file is not None:
+                os.close(file)
+        self._lock, self._file, self._unsynced = None, None, []
+
+    def _begin(self, batch: str) -> None:
+        file = system.open_new(self._path(batch))
+        try:
+            os.write(file, MAGIC)
+            system.sync_folder(self.path)
+        except BaseException:
+            os.close(file)
+            os.unlink(self._path(batch))
+            raise
+        self._resize(batch, len(MAGIC))
+        self._records[batch] = 0
+        self._current, self._file = batch, file
+
+    def _resize(self, batch: str, size: int) -> None:
+        self.size += size - self._sizes.get(batch, 0)
+        self._sizes[batch] = size
+
+    def _forget(self, batch: str) -> None:
+        self.size -= self._sizes.pop(batch, 0)
+        self._records.pop(batch, None)
+
+    def _path(self, batch: str) -> str:
+        return os.path.join(self.path, batch + BATCH)
+
+
+def read_target(path: str) -> Target:
+    """Where a queue's batches go. Raises `ValueError` for a queue that cannot be read."""
+    try:
+        with open(os.path.join(path, _TARGET), "rb") as file:
+            value = json.loads(file.read())
+        if value["version"] != _VERSION:
+            raise ValueError(f"{path} has version {value['version']}: use a newer tailrace-client")
+        return Target(*(str(value[field]) for field in Target._fields))
+    except (OSError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is no queue of a spool: {error}") from error
+
+
+def queues(spool: str) -> List[str]:
+    """The folders of all queues of a spool, oldest first. Drafts that a crash left are removed."""
+    try:
+        names = sorted(os.listdir(spool))
+    except FileNotFoundError:
+        return []
+    for name in names:
+        if name.startswith(".") and is_batch_id(name[1:]):
+            age = system.now_ms() - (decode(name[1:]) >> 80)
+            if age > _DRAFT_SECONDS * 1000:
+                shutil.rmtree(os.path.join(spool, name), ignore_errors=True)
+    return [os.path.join(spool, name) for name in names if is_batch_id(name)]
+
+
+def has_work(path: str) -> bool:
+    """Whether a queue has anything to deliver."""
+    try:
+        names = os.listdir(path)
+    except OSError:
+        return False
+    return any(name == _CLOSE or name.endswith(BATCH) for name in names)
+
+
+def _entry(payload: bytes) -> bytes:
+    length = len(payload)
+    return _HEAD.pack(length, crc32(payload, length)) + payload
+
+
+def parse(data: bytes) -> Content:
+    """The intact entries of a file's beginning."""
+    if not data.startswith(MAGIC):
+        return Content(b"", 0, len(data))
+    payloads, at = [], len(MAGIC)
+    while at + _HEAD.size <= len(data):
+        length, checksum = _HEAD.unpack_from(data, at)
+        end = at + _HEAD.size + length
+        if length > _MOST_ENTRY or end > len(data):
+            break
+        payload = data[at + _HEAD.size : end]
+        if crc32(payload, length) != checksum:
+            break
+        payloads.append(payload)
+        at = end
+    return Content(b"".join(payloads), len(payloads), len(data) - at)

@@ -1,0 +1,18 @@
+"""One service for the tests that do not kill it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.service_process import ServiceProcess
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
+    """A service that runs for the tests of a module."""
+    started = ServiceProcess(tmp_path_factory.mktemp("service") / "node")
+    started.start()
+    yield started
+    started.stop()

@@ -1,0 +1,161 @@
+"""What is written to the spool is read back, wherever a crash cut it, and by one process only."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tailrace_client.ids import BatchIds
+from tailrace_client.spool import Closing, Queue, Target, has_work, parse, queues, read_target
+
+TARGET = Target("http://node:8790", "shop.orders", "r", "fast")
+RECORDS = [b'{"message":"one"}\n', b'{"message":"two"}\n', b'{"message":"three"}\n']
+
+
+def _queue(spool: Path) -> tuple[Queue, BatchIds]:
+    ids = BatchIds()
+    return Queue.create(str(spool), TARGET, ids), ids
+
+
+def test_a_file_that_is_cut_anywhere_has_the_records_before(tmp_path: Path) -> None:
+    queue, ids = _queue(tmp_path)
+    ends = []
+    for record in RECORDS:
+        queue.append([record], ids)
+        ends.append(queue.open_size)
+    (path,) = tmp_path.rglob("*.batch")
+    whole = path.read_bytes()
+    for cut in range(len(whole) + 1):
+        intact = sum(end <= cut for end in ends)
+        content = parse(whole[:cut])
+        assert content.payload == b"".join(RECORDS[:intact])
+        assert content.records == intact
+        assert content.damaged == cut - max([8, *ends[:intact]]) or cut < 8
+
+
+def test_a_bit_that_is_flipped_is_noticed(tmp_path: Path) -> None:
+    queue, ids = _queue(tmp_path)
+    queue.append(RECORDS, ids)
+    (path,) = tmp_path.rglob("*.batch")
+    whole = path.read_bytes()
+    for at in range(len(whole)):
+        content = parse(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        assert content.damaged > 0
+        assert b"".join(RECORDS).startswith(content.payload)
+
+
+def test_a_queue_belongs_to_one_process_until_that_has_ended(tmp_path: Path) -> None:
+    queue, ids = _queue(tmp_path)
+    queue.append(RECORDS, ids)
+    queue.closing = Closing("failed")
+    code = (
+        "import sys; from tailrace_client.spool import Queue; q = Queue.take_over(sys.argv[1]);"
+        "print(q and (q.target, [b[:2] for b in q.sealed()], q.closing))"
+    )
+    command = [sys.executable, "-c", code, queue.path]
+    environment = {**os.environ, "PYTHONPATH": "client"}
+
+    def other() -> str:
+        return subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    assert other() == "None"
+    queue.release()
+    (path,) = tmp_path.rglob("*.batch")
+    expected = (TARGET, [(path.stem, 3)], Closing("failed"))
+    assert other() == str(expected)
+
+
+def test_files_are_for_their_owner_only(tmp_path: Path) -> None:
+    os.umask(0)
+    try:
+        queue, ids = _queue(tmp_path / "spool")
+        queue.append(RECORDS, ids)
+        queue.closing = Closing(None)
+    finally:
+        os.umask(0o022)
+    modes = {
+        path.name: stat.S_IMODE(path.stat().st_mode)
+        for path in [tmp_path / "spool", *(tmp_path / "spool").rglob("*")]
+    }
+    assert len(modes) == 6
+    assert {modes.pop("spool"), modes.pop(Path(queue.path).name)} == {0o700}
+    assert set(modes.values()) == {0o600}
+
+
+def test_batches_are_in_the_order_of_their_ids_and_each_is_removed_alone(tmp_path: Path) -> None:
+    queue, ids = _queue(tmp_path)
+    for record in RECORDS:
+        queue.append([record], ids)
+        queue.seal()
+    batches = queue.sealed()
+    assert [batch.id for batch in batches] == sorted(batch.id for batch in batches)
+    assert [queue.read(batch.id).payload for batch in batches] == RECORDS
+    assert queue.size == sum(batch.size for batch in batches)
+    queue.remove(batches[0].id)
+    new = queue.give_new_id(batches[1].id, ids)
+    assert [batch.id for batch in queue.sealed()] == [batches[2].id, new]
+    aside = queue.set_aside(new, "refused")
+    assert parse(Path(aside).read_bytes()).payload == RECORDS[1]
+    queue.remove(batches[2].id)
+    assert (queue.size, queue.records) == (0, 0)
+    queue.release()
+    assert Path(aside).exists()
+    assert not has_work(queue.path)
+
+
+def test_an_empty_queue_leaves_nothing(tmp_path: Path) -> None:
+    queue, _ = _queue(tmp_path)
+    assert queues(str(tmp_path)) == [queue.path]
+    queue.release()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_is_full_takes_no_half_record(tmp_path: Path) -> None:
+    """The limit of a file's size stops a write in the middle, as a full disk does."""
+    code = """
+import resource, signal, sys
+from tailrace_client.ids import BatchIds
+from tailrace_client.spool import Queue, Target
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+ids = BatchIds()
+queue = Queue.create(sys.argv[1], Target("http://n", "p", "r"), ids)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+kept = 0
+try:
+    while True:
+        queue.append([b"x" * 99 + b"\\n"], ids)
+        kept += 1
+except OSError:
+    pass
+(batch,) = [queue.seal()] and queue.sealed()
+print(kept, batch.records, queue.read(batch.id).records, queue.read(batch.id).damaged)
+"""
+    environment = {**os.environ, "PYTHONPATH": "client"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    kept, records, read, damaged = map(int, done.stdout.split())
+    assert kept == records == read > 0
+    assert damaged == 0
+
+
+def test_a_folder_that_is_no_queue_is_refused(tmp_path: Path) -> None:
+    queue, _ = _queue(tmp_path)
+    target = Path(queue.path) / "target.json"
+    target.write_text('{"version": 2}')
+    with pytest.raises(ValueError, match="version 2: use a newer"):
+        read_target(queue.path)
+    target.unlink()
+    with pytest.raises(ValueError, match="is no queue"):
+        read_target(queue.path)
