@@ -3,6 +3,11 @@
 A pin is the hot part of the node at one moment: everything that was synced by then. Its
 files are not deleted while it is held. A reader that pins first and lists the store
 afterwards therefore misses nothing.
+
+Entries are checked before their lines leave the journal for good (`JournalPin.damaged`). A disk
+may give back other bytes than were synced, and a segment gets checksums of its own, so it would
+certify wrong bytes as right. Each entry is therefore compared with its CRC32C and with its row, in
+one pass over the file's bytes and with no work per line.
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ from numpy.typing import NDArray
 
 from logstore.batch import BATCH, Indexes, RecordMeta, Rows, RunKey
 from logstore.position import Position
-from service.journal import check
+from service.journal import format as wal
 from service.journal import index as indexes
 from service.journal.file import JournalFile
 from service.journal.format import decode_meta
@@ -27,6 +32,22 @@ _GAP_BYTES = 4096
 
 Ints = NDArray[np.int64]
 T = TypeVar("T")
+_CHECKED_BYTES = 1 << 20
+_HEAD = np.dtype(
+    [
+        ("kind", "u1"),
+        ("flags", "u1"),
+        ("names", "<u2", 3),
+        ("records", "<u4"),
+        ("lines", "<u4"),
+        ("meta", "<u4"),
+        ("pos", "<u8"),
+        ("digest", "<u8"),
+        ("ulid_hi", ">u8"),
+        ("ulid_lo", ">u8"),
+    ]
+)
+_SAME = ("records", "lines", "meta", "pos", "digest", "ulid_hi", "ulid_lo")
 
 
 class JournalBatches:
@@ -173,7 +194,7 @@ class JournalPin:
         found = []
         for file in self._files:
             blocks = indexes.select(file.index.blocks(), max(start, self.first_pos), end)
-            found += [(file, check.damaged(file, block)) for block in blocks]
+            found += [(file, _damaged_rows(file, block)) for block in blocks]
         return [(file, rows) for file, rows in found if len(rows)]
 
     def position(self, pos: int) -> Position:
@@ -261,3 +282,41 @@ class _Names:
                 numbers[name] = len(known)
                 known.append(name)
         return np.array([numbers[name] for name in names], np.uint32)
+
+
+def _damaged_rows(file: JournalFile, rows: Rows) -> Rows:
+    """The `rows` of the file, in order, whose entries are not what was written."""
+    if len(rows) == 0:
+        return rows
+    index = file.index
+    runs = [len(key.fqn.encode()) + len(key.run.encode()) for key in index.runs]
+    connectors = [len((name or "").encode()) for name in index.connectors]
+    names = np.array(runs)[rows["run"]] + np.array(connectors)[rows["connector"]]
+    texts = rows["offset"].astype(np.int64)
+    starts = texts - names - wal.BATCH_HEAD.size - wal.PREFIX.size
+    stops = texts + rows["size"].astype(np.int64) + rows["meta"]
+    whole = np.zeros(len(rows), np.bool_)
+    low = 0
+    while low < len(rows):
+        high = max(int(np.searchsorted(stops, starts[low] + _CHECKED_BYTES, "right")), low + 1)
+        whole[low:high] = _whole(file, rows[low:high], starts[low:high], stops[low:high])
+        low = high
+    return rows[~whole]
+
+
+def _whole(file: JournalFile, rows: Rows, starts: Ints, stops: Ints) -> NDArray[np.bool_]:
+    first, size = int(starts[0]), int(stops[-1] - starts[0])
+    data = file.read(size, first).ljust(size, b"\0")  # less if the file was cut
+    begins = starts - first
+    every = np.frombuffer(data, np.uint8)
+    prefixes = every[begins[:, None] + np.arange(wal.PREFIX.size)].view("<u4")
+    bodies = begins + wal.PREFIX.size
+    heads = every[bodies[:, None] + np.arange(_HEAD.itemsize)].view(_HEAD)[:, 0]
+    pairs = zip(bodies.tolist(), (stops - first).tolist(), strict=True)
+    seals = wal.seals([data[low:high] for low, high in pairs], file.secret)
+    found: NDArray[np.bool_] = (prefixes[:, 0] == stops - starts - wal.PREFIX.size) & (
+        prefixes[:, 1] == np.array(seals, np.uint32)
+    )
+    for name in _SAME:
+        found &= heads[name] == rows[name]
+    return found
