@@ -31,6 +31,24 @@ from fastapi import Request
 
 from logstore.errors import InvalidInput, TooLarge, Unavailable
 
+Message: TypeAlias = MutableMapping[str, Any]
+Scope: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+
+_DRAIN_SECONDS = 5.0
+# Of what it holds, a body has to send so much in so long while others wait for memory.
+_STILL_SECONDS = 1.0
+_LEAST_BYTES = 4 << 10
+_LEAST_PART = 64
+MAX_BYTES = 1 << 20
+MAX_VALUES = 20_000
+MAX_DEPTH = 100
+_HINT = "Send one JSON object of at most 1 MiB."
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+# `[` and `{` differ by one bit, and so do the brackets that close.
+_ONE_BIT, _OPEN, _CLOSE = 0x20, ord("{"), ord("}")
+
 
 def _on() -> None:
     """Does nothing: no caller wants an end."""
@@ -46,18 +64,6 @@ class Bounds:
     """What its records carry beside the text, as it is encoded for the journal."""
     go_on: Callable[[], None] = _on
     """Called between pieces, each of a few milliseconds; what it raises ends the decoding."""
-
-
-Message: TypeAlias = MutableMapping[str, Any]
-Scope: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[Message]]
-Send: TypeAlias = Callable[[Message], Awaitable[None]]
-
-_DRAIN_SECONDS = 5.0
-# Of what it holds, a body has to send so much in so long while others wait for memory.
-_STILL_SECONDS = 1.0
-_LEAST_BYTES = 4 << 10
-_LEAST_PART = 64
 
 
 class Share:
@@ -239,15 +245,6 @@ async def drain(receive: Receive, limit: int) -> None:
                     return
     except TimeoutError:
         return
-
-
-MAX_BYTES = 1 << 20
-MAX_VALUES = 20_000
-MAX_DEPTH = 100
-_HINT = "Send one JSON object of at most 1 MiB."
-_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
-# `[` and `{` differ by one bit, and so do the brackets that close.
-_ONE_BIT, _OPEN, _CLOSE = 0x20, ord("{"), ord("}")
 
 
 async def json_object(request: Request) -> dict[str, Any]:

@@ -41,6 +41,13 @@ _WORD: Final = re.compile(r"\S+")
 _OWN: Final = {".fqn": "fqn", ".runId": "run_id", ".connectorId": "connector_id"}
 _HINT: Final = "Write key=value, with AND or OR between; keys are loglevel, .tag and MDC:name."
 
+FIELDS: Final = (
+    *("timestamp", "logLevel", "threadName", "className", "simpleClassName", "lineNumber"),
+    *("message", "stackTrace", "loggerName", "mdc", "isNativeMethod"),
+)
+_TEXTS: Final = ("threadName", "className", "simpleClassName", "stackTrace", "loggerName")
+_NAMED: Final = frozenset((*_TEXTS, "lineNumber", "isNativeMethod"))
+
 
 def parse_filter(text: str) -> Matches:
     """What the filter matches; one without a condition matches all. Raises `InvalidInput`."""
@@ -87,14 +94,6 @@ def _attribute(event: Event, name: str) -> str | None:
 
 def _wrong(what: str, place: int) -> InvalidInput:
     return InvalidInput(f"filter: {what}, at character {place + 1}", field="filter", hint=_HINT)
-
-
-FIELDS: Final = (
-    *("timestamp", "logLevel", "threadName", "className", "simpleClassName", "lineNumber"),
-    *("message", "stackTrace", "loggerName", "mdc", "isNativeMethod"),
-)
-_TEXTS: Final = ("threadName", "className", "simpleClassName", "stackTrace", "loggerName")
-_NAMED: Final = frozenset((*_TEXTS, "lineNumber", "isNativeMethod"))
 
 
 def events_of(batch: pa.RecordBatch) -> Iterator[Event]:

@@ -25,7 +25,7 @@ from logstore.batch import RunKey
 from logstore.errors import NotFound
 from service.http.errors import HttpError
 from service.http.node import NodeApi
-from service.http.record_pages import (
+from service.http.page_bodies import (
     NDJSON,
     ORDER_HELP,
     Order,
@@ -38,6 +38,11 @@ from service.runs.read import LogSize
 
 _RANGE = re.compile(r"bytes\s*=\s*(\d*)\s*-\s*(\d*)", re.IGNORECASE)
 _MAX_DIGITS = 18
+
+_GZIP = 16 + isal_zlib.MAX_WBITS
+_TYPE = "text/plain; charset=utf-8"
+_STRING = {"schema": {"type": "string"}}
+_BYTES = {"content": {"text/plain": _STRING, NDJSON: _STRING}}
 
 
 class Span(NamedTuple):
@@ -95,12 +100,6 @@ def accepts_gzip(header: str | None) -> bool:
         if coding.strip() in ("gzip", "x-gzip"):
             return weight.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
     return False
-
-
-_GZIP = 16 + isal_zlib.MAX_WBITS
-_TYPE = "text/plain; charset=utf-8"
-_STRING = {"schema": {"type": "string"}}
-_BYTES = {"content": {"text/plain": _STRING, NDJSON: _STRING}}
 
 
 class _Validators(NamedTuple):

@@ -26,8 +26,8 @@ from logstore.errors import NotFound
 from logstore.runs.report import Report
 from service.http.download import answer, without_body
 from service.http.node import NodeApi
+from service.http.page_bodies import Plain, page_response
 from service.http.pages import more_lines, page_from_start, total_of
-from service.http.paging import Plain, page_response
 from service.http.settings import PageSettings
 from service.http.targets import BASE, name
 from service.runs.pages import Page

@@ -11,9 +11,8 @@ from pydantic import BaseModel
 from logstore.clock import Clock
 from service.http.node import NodeApi
 from service.http.pages import must_know
-from service.http.parameters import one_of_each, refuse_unknown
 from service.http.settings import PageSettings
-from service.http.targets import BASE, run_key
+from service.http.targets import BASE, one_of_each, refuse_unknown, run_key
 from service.http.targets import name as component_name
 from service.query.moments import parse_moment
 from service.runs.run_list import ListedRun, RunFilter, name_pattern

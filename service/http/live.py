@@ -21,7 +21,7 @@ from logstore.position import Cursor
 from service.http import sse
 from service.http.body import Receive, Scope, Send
 from service.http.node import NodeApi
-from service.http.record_pages import Order
+from service.http.page_bodies import Order
 from service.http.targets import BASE, name, run_key
 from service.journal.format import decode_meta
 from service.runs.parts import RecordPart, as_records

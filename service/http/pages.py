@@ -19,15 +19,18 @@ from logstore import ulid
 from logstore.batch import RunKey
 from logstore.errors import InvalidCursor, InvalidInput, NotFound
 from service.http.node import NodeApi
-from service.http.paging import PIECE_BYTES, Packed, Plain, page_response
-from service.http.record_pages import (
+from service.http.page_bodies import (
     NDJSON,
     ORDER_HELP,
+    RECORD_BYTES,
+    TEXT_BYTES,
     Order,
+    Packed,
+    Plain,
+    page_response,
     record_page,
     wants_ndjson,
 )
-from service.http.record_pages import PIECE_BYTES as RECORD_BYTES
 from service.http.settings import PageSettings
 from service.http.targets import BASE, run_key
 from service.runs.pages import Page
@@ -205,7 +208,7 @@ async def _read(
 ) -> Page:
     _check_one(start)
     after, before, tail, at = start
-    read = partial(node.run_logs.reader.page, key, max_bytes=PIECE_BYTES)
+    read = partial(node.run_logs.reader.page, key, max_bytes=TEXT_BYTES)
     if tail is not None:
         tail = min(tail, settings.max_lines)
         return await read(after=None, limit=tail, tail=tail)
@@ -223,10 +226,10 @@ async def page_from_start(node: NodeApi, key: RunKey, after: str | None, limit: 
     """
     try:
         return await node.run_logs.reader.page(
-            key, after=after or None, limit=limit, max_bytes=PIECE_BYTES
+            key, after=after or None, limit=limit, max_bytes=TEXT_BYTES
         )
     except InvalidCursor:
-        return await node.run_logs.reader.page(key, after=None, limit=limit, max_bytes=PIECE_BYTES)
+        return await node.run_logs.reader.page(key, after=None, limit=limit, max_bytes=TEXT_BYTES)
 
 
 async def must_know(node: NodeApi, fqn: str) -> None:

@@ -1,8 +1,9 @@
-"""The names in a path: parsed from the right, because real clients do not quote names.
+"""The names in a URL: pipelines and runs in its path, and its parameters.
 
-OpenMetadata's client puts the pipeline's name into the URL as it is. A `/` in it
-arrives as more path segments, everything else percent-encoded. The run id is therefore the
-last segment before the verb, and everything before it is the name:
+A path is parsed from the right, because real clients do not quote names. OpenMetadata's client puts
+the pipeline's name into the URL as it is. A `/` in it arrives as more path segments, everything
+else percent-encoded. The run id is therefore the last segment before the verb, and everything
+before it is the name:
 
     /api/v1/services/ingestionPipelines/logs/<anything>/<run>[/close]
 
@@ -11,15 +12,20 @@ the name of a verb (`close`, `last`): then its name is quoted, `%63lose`. Unquot
 refused on all routes, for half of them would take it for the verb. Only `logs` is
 a verb for readers, behind a name and a run: the run `logs` of a pipeline with a `/` in its
 name is read with that `/` quoted.
+
+Unknown parameters are refused, since they may be typing errors.
 """
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable
 from typing import NamedTuple
 from urllib.parse import quote, unquote_to_bytes
 
+from fastapi import Request
+
 from logstore.batch import RunKey
-from logstore.errors import InvalidName, NotFound
+from logstore.errors import InvalidInput, InvalidName, NotFound
 from logstore.names import check_name
 
 ROOT = "/api/v1/services/ingestionPipelines"
@@ -149,3 +155,30 @@ def _quoted(segment: bytes) -> str:
 def spelled(verb: str) -> str:
     """A name that is spelled like a verb, quoted as in a path."""
     return f"%{ord(verb[0]):02X}{verb[1:]}"
+
+
+def refuse_unknown(
+    request: Request, known: Iterable[str], *, repeatable: Container[str] = ()
+) -> None:
+    """Raises `InvalidInput` for a parameter that is not `known`, or that is given twice."""
+    names = frozenset(known)
+    seen: set[str] = set()
+    for name, _ in request.query_params.multi_items():
+        if name not in names:
+            raise InvalidInput(
+                f"there is no parameter {name[:80]!r}",
+                field=name[:80],
+                hint=f"Parameters are {', '.join(sorted(names))}.",
+            )
+        if name in seen and name not in repeatable:
+            raise InvalidInput(f"{name} is given twice", field=name, hint="Give it once.")
+        seen.add(name)
+
+
+def one_of_each(text: str | None, field: str, known: Container[str], hint: str) -> frozenset[str]:
+    """The words between commas, each of them known; none if there is no text."""
+    words = frozenset(word.strip() for word in (text or "").split(",")) - {""}
+    for word in sorted(words):
+        if word not in known:
+            raise InvalidInput(f"there is no {field} {word[:80]!r}", field=field, hint=hint)
+    return words

@@ -1,32 +1,55 @@
-"""Runs as ndjson: pages and whole runs, one JSON object per record, as `/query` has them.
+"""Bodies of pages of a run, made while they are sent: lines in a JSON object, or records as ndjson.
 
-The last object is `{"stats": {…}}`, or `{"error": {…}}` if the reply broke off; a reply without
-either is truncated. `complete` is false if metadata of the records could not be read:
-times, levels, connectors and attributes; `missing` names them. The records are all there.
+A page may have 16 MiB of text, several times as much as JSON. It is read, encoded and sent in
+pieces. The next piece is read when the connection has taken the one before, so a client that does
+not read costs two pieces and no snapshot.
 
-Records are read, encoded and sent in pieces, the next when the connection has taken the one before.
+Lines are sent as `{"logs": "…", "after": …}`. A page of one piece is an ordinary reply with a
+length. The text is the first value; values that are known only at its end follow. The pieces are
+the lines of one page, each once, in order, linked by the run's cursors. A page that breaks off ends
+the connection within the object.
+
+Records are sent as one JSON object each, as `/query` has them. The last object is
+`{"stats": {…}}`, or `{"error": {…}}` if the reply broke off; a reply without either is truncated.
+`complete` is false if metadata of the records could not be read: times, levels, connectors and
+attributes; `missing` names them. The records are all there.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any, Final, Literal
+import base64
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, Literal, Protocol
 
+import orjson
 from fastapi.responses import Response, StreamingResponse
+from isal import isal_zlib
 
 from logstore.batch import RunKey
 from logstore.errors import TailraceError
 from service.http.errors import classify
 from service.http.node import NodeApi
-from service.http.paging import MAX_BYTES
+from service.http.text import shown
 from service.query.output import Ndjson
 from service.runs.pages import Page
 from service.runs.parts import RecordPart
 from service.runs.records import RecordPage
 
+TEXT_BYTES: Final = 512 << 10
+MAX_BYTES: Final = 16 << 20
+"""Of the text of a page, whatever it has of lines."""
+_JSON: Final = "application/json"
+_GZIP: Final = 16 + isal_zlib.MAX_WBITS
+
+More = Callable[[str | None, int, int], Awaitable[Page]]
+"""What follows a cursor: at most so many lines and so many bytes."""
+
+Rest = Callable[[Page, Page], Mapping[str, Any]]
+"""What stands behind the text, of the page's first piece and its last."""
+
 NDJSON: Final = "application/x-ndjson"
-PIECE_BYTES: Final = 256 << 10
+RECORD_BYTES: Final = 256 << 10
 _WHOLE_BYTES: Final = 512 << 10  # each piece costs a search
 _SHOWN: Final = 20
 
@@ -38,6 +61,89 @@ ORDER_HELP: Final = (
     "`arrival`, or `ulid`: the order of the producers' ids. Cursors of one are not those of the"
     " other."
 )
+
+
+class Encoder(Protocol):
+    """Encodes text that comes in pieces as the inside of a JSON string."""
+
+    def add(self, text: bytes) -> bytes:
+        """Takes a piece; returns what can be sent already."""
+        ...
+
+    def end(self) -> bytes:
+        """Returns the rest."""
+        ...
+
+
+class Plain:
+    """The lines, joined by newlines, without one behind the last."""
+
+    def __init__(self) -> None:
+        self._held = ""
+
+    def add(self, text: bytes) -> bytes:
+        lines = self._held + shown(text)
+        self._held = "\n" if lines.endswith("\n") else ""
+        return orjson.dumps(lines.removesuffix("\n"))[1:-1]
+
+    def end(self) -> bytes:
+        return b""
+
+
+class Packed:
+    """As `Plain`, but as base64 of gzip."""
+
+    def __init__(self) -> None:
+        self._gzip = isal_zlib.compressobj(1, isal_zlib.DEFLATED, _GZIP)
+        self._newline = b""
+        self._rest = b""
+
+    def add(self, text: bytes) -> bytes:
+        lines = self._newline + shown(text).encode()
+        self._newline = lines[-1:] if lines.endswith(b"\n") else b""
+        packed = self._rest + self._gzip.compress(lines.removesuffix(b"\n"))
+        whole = len(packed) - len(packed) % 3
+        self._rest = packed[whole:]
+        return base64.b64encode(packed[:whole])
+
+    def end(self) -> bytes:
+        return base64.b64encode(self._rest + self._gzip.flush())
+
+
+def page_response(
+    more: More,
+    first: Page,
+    name: str,
+    rest: Rest,
+    *,
+    encoder: Encoder,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """The page that begins with `first`, its text under `name`."""
+    begun = b'{%b:"' % orjson.dumps(name) + encoder.add(first.text)
+    if not first.missing:
+        body = begun + encoder.end() + _behind(rest(first, first))
+        return Response(body, media_type=_JSON, headers=headers)
+    pieces = _text_pieces(more, first, begun, rest, encoder)
+    return StreamingResponse(pieces, media_type=_JSON, headers=headers)
+
+
+async def _text_pieces(
+    more: More, first: Page, begun: bytes, rest: Rest, encoder: Encoder
+) -> AsyncIterator[bytes]:
+    size, last = len(first.text), first
+    yield begun
+    del begun
+    while last.missing and size < MAX_BYTES:
+        most = min(TEXT_BYTES, MAX_BYTES - size)
+        last = await more(last.after, last.missing, most)
+        size += len(last.text)
+        yield encoder.add(last.text)
+    yield encoder.end() + _behind(rest(first, last))
+
+
+def _behind(rest: Mapping[str, Any]) -> bytes:
+    return b'",' + orjson.dumps(rest)[1:]
 
 
 def wants_ndjson(asked: str | None, accept: str | None) -> bool:
@@ -96,11 +202,11 @@ async def record_page(
     if not first.page.missing:
         body = begun + lines.end(stats(first.page, first.page))
         return Response(body, status_code=status, media_type=NDJSON)
-    pieces = _pieces(node, key, first, begun, lines, stats, by_ulid)
+    pieces = _record_pieces(node, key, first, begun, lines, stats, by_ulid)
     return StreamingResponse(pieces, status_code=status, media_type=NDJSON)
 
 
-async def _pieces(
+async def _record_pieces(
     node: NodeApi,
     key: RunKey,
     first: RecordPage,
@@ -119,7 +225,7 @@ async def _pieces(
                 after=page.after,
                 limit=page.missing,
                 by_ulid=by_ulid,
-                max_bytes=min(PIECE_BYTES, MAX_BYTES - size),
+                max_bytes=min(RECORD_BYTES, MAX_BYTES - size),
             )
             page = found.page
             size += sum([len(part.text) for part in found.parts])
@@ -157,5 +263,5 @@ async def _rest(
 
 async def whole_text(node: NodeApi, key: RunKey) -> AsyncIterator[bytes]:
     """The text of all records in order of ULID. Raises as reading does."""
-    async for parts in node.run_logs.records.whole(key, by_ulid=True, max_bytes=PIECE_BYTES):
+    async for parts in node.run_logs.records.whole(key, by_ulid=True, max_bytes=RECORD_BYTES):
         yield b"".join([part.text for part in parts])
