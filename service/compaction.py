@@ -43,8 +43,8 @@ class RestartPolicy:
 
 def job_path() -> str:
     """The compactor's program."""
-    house = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    return os.path.join(house, "compactor", "job.py")
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    return os.path.join(root, "compactor", "job.py")
 
 
 def job_command(settings: Settings) -> list[str]:

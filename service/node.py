@@ -257,7 +257,7 @@ class Node:
     @property
     def ready(self) -> bool:
         """Whether batches are taken now: those that come hear at once what keeps them out."""
-        return self._takes_batches and self.journal.room.shortage() is None
+        return self._takes_batches and self.journal.space.shortage() is None
 
     @property
     def _takes_batches(self) -> bool:

@@ -34,8 +34,8 @@ from uvicorn.protocols.http.httptools_impl import (
 from uvicorn.server import ServerState
 
 from logstore.errors import InvalidInput, Unavailable
+from service.http.clients import Clients, peer_of
 from service.http.errors import Headers, HttpError, problem
-from service.http.guests import Guests, peer_of
 from service.http.http10 import VERSION, ended_by_closing
 from service.http.ids import request_id
 from service.http.receipt import response_bytes
@@ -89,13 +89,13 @@ class Flow(FlowControl):
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's connection; `guests` counts it and knows its limits."""
+    """uvicorn's connection; `clients` counts it and knows its limits."""
 
-    def __init__(self, guests: Guests, *arguments: Any, **named: Any) -> None:
+    def __init__(self, clients: Clients, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self.guests = guests
-        self.limits = guests.settings.server
-        self._body_seconds = guests.settings.ingest.body_timeout_seconds
+        self.clients = clients
+        self.limits = clients.settings.server
+        self._body_seconds = clients.settings.ingest.body_timeout_seconds
         self.reading = QUIET
         self.headers = []
         self._messages = 0
@@ -112,14 +112,14 @@ class Connection(HttpToolsProtocol):
     # --- what the transport tells --------------------------------------------------
 
     def connection_made(self, transport: Any) -> None:
-        """Accepts the client, or answers that there is no room."""
+        """Accepts the client, or refuses it if there are too many connections."""
         super().connection_made(transport)
         self.flow = Flow(transport, self.pipeline)
         peer = peer_of(self.client)
-        full = self.guests.enter(peer)
+        full = self.clients.enter(peer)
         if full is None:
             self._peer = peer
-        elif self.guests.turn_away():
+        elif self.clients.turn_away():
             self.refuse(full)
         else:
             transport.abort()
@@ -127,10 +127,10 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Counts the connection as closed."""
         if self._peer is not None:
-            self.guests.leave(self._peer)
+            self.clients.leave(self._peer)
             self._peer = None
         elif self.reading == SHUT:
-            self.guests.turned_away()
+            self.clients.turned_away()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -235,7 +235,7 @@ class Connection(HttpToolsProtocol):
     def refuse(self, error: Exception) -> None:
         """Answers with a problem, after the requests before; nothing is read afterwards."""
         begun, self.reading = self.reading == BODY, SHUT
-        refusal = Refusal(error, self.headers, self.guests.fresh_id)
+        refusal = Refusal(error, self.headers, self.clients.fresh_id)
         cycle = self._current
         if begun and self.pipeline:
             self.pipeline.popleft()  # the refused one: nobody knows it yet
@@ -256,7 +256,7 @@ class Connection(HttpToolsProtocol):
 
         Reads on for a while, since a reset would discard the response.
         """
-        self.guests.counters.connections_refused += 1
+        self.clients.counters.connections_refused += 1
         self.transport.write(refusal.response(self.server_state.default_headers))
         self.flow.resume_reading()
         if self.transport.can_write_eof():
@@ -318,7 +318,7 @@ class Connection(HttpToolsProtocol):
         elif not self.flow.read_paused and not (self.reading == SHUT and self._unsent):
             self._still += seconds
         if not self._reads_its_replies(seconds):
-            self.guests.counters.connections_timed_out += 1
+            self.clients.counters.connections_timed_out += 1
             self.transport.abort()
         elif self.transport.is_closing():
             return
@@ -332,7 +332,7 @@ class Connection(HttpToolsProtocol):
                 self.transport.close()
 
     def _time_out(self, what: str, seconds: float, kind: str = "", hint: str = "") -> None:
-        self.guests.counters.connections_timed_out += 1
+        self.clients.counters.connections_timed_out += 1
         message = f"the {what} took longer than {seconds:g} s"
         self.refuse(HttpError(408, message, kind=kind, hint=hint))
 
@@ -357,7 +357,7 @@ class Connection(HttpToolsProtocol):
 
     def cut_off(self) -> None:
         """Closes the connection, whatever its client has not read."""
-        self.guests.counters.connections_timed_out += 1
+        self.clients.counters.connections_timed_out += 1
         self.transport.abort()
 
     @property

@@ -247,9 +247,9 @@ def _part(
 async def _compressed(text: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     stream = isal_zlib.compressobj(1, isal_zlib.DEFLATED, _GZIP)
     async for piece in text:
-        packed = await asyncio.to_thread(stream.compress, piece)
-        if packed:
-            yield packed
+        compressed = await asyncio.to_thread(stream.compress, piece)
+        if compressed:
+            yield compressed
     yield stream.flush()
 
 

@@ -19,8 +19,8 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 from service.http.append import AppendRoutes
+from service.http.clients import Clients
 from service.http.connection import QUIET, Connection
-from service.http.guests import Guests
 from service.http.receipt import QuickReply, response_bytes
 
 _OTHER_WAY = frozenset(
@@ -46,8 +46,10 @@ class PendingRequest:
 class FastPathProtocol(Connection):
     """A connection that tries the fast path first."""
 
-    def __init__(self, guests: Guests, routes: AppendRoutes, *arguments: Any, **named: Any) -> None:
-        super().__init__(guests, *arguments, **named)
+    def __init__(
+        self, clients: Clients, routes: AppendRoutes, *arguments: Any, **named: Any
+    ) -> None:
+        super().__init__(clients, *arguments, **named)
         self._routes = routes
         self._nobody = asyncio.Event()
         self._pending: PendingRequest | None = None
@@ -158,10 +160,10 @@ class FastPathProtocol(Connection):
         self.on_response_complete()
 
 
-def fast_path(routes: AppendRoutes, guests: Guests) -> Callable[..., FastPathProtocol]:
+def fast_path(routes: AppendRoutes, clients: Clients) -> Callable[..., FastPathProtocol]:
     """The protocol factory that uvicorn calls for every connection."""
 
     def protocol(*arguments: Any, **named: Any) -> FastPathProtocol:
-        return FastPathProtocol(guests, routes, *arguments, **named)
+        return FastPathProtocol(clients, routes, *arguments, **named)
 
     return protocol

@@ -53,7 +53,7 @@ _APPENDED: Final = {
     "properties": {
         "batch": {"type": ["string", "null"], "description": "ULID of the batch."},
         "lines": {"type": "integer", "description": "Records stored."},
-        "duplicate": {"type": "boolean", "description": "It was known: nothing was stored anew."},
+        "duplicate": {"type": "boolean", "description": "It was known: nothing was stored again."},
         "durability": {"type": "string"},
         "last": {"type": ["string", "null"], "description": "ULID of the last record."},
         "replaced": {

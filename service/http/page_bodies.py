@@ -90,7 +90,7 @@ class Plain:
         return b""
 
 
-class Packed:
+class Compressed:
     """As `Plain`, but as base64 of gzip."""
 
     def __init__(self) -> None:
@@ -101,10 +101,10 @@ class Packed:
     def add(self, text: bytes) -> bytes:
         lines = self._newline + shown(text).encode()
         self._newline = lines[-1:] if lines.endswith(b"\n") else b""
-        packed = self._rest + self._gzip.compress(lines.removesuffix(b"\n"))
-        whole = len(packed) - len(packed) % 3
-        self._rest = packed[whole:]
-        return base64.b64encode(packed[:whole])
+        compressed = self._rest + self._gzip.compress(lines.removesuffix(b"\n"))
+        whole = len(compressed) - len(compressed) % 3
+        self._rest = compressed[whole:]
+        return base64.b64encode(compressed[:whole])
 
     def end(self) -> bytes:
         return base64.b64encode(self._rest + self._gzip.flush())

@@ -24,8 +24,8 @@ from service.http.page_bodies import (
     ORDER_HELP,
     RECORD_BYTES,
     TEXT_BYTES,
+    Compressed,
     Order,
-    Packed,
     Plain,
     page_response,
     record_page,
@@ -132,7 +132,7 @@ def page_routes(node: NodeApi, settings: PageSettings) -> APIRouter:
             # As upstream: a reader may come before the first line, but not to no pipeline.
             await must_know(node, key.fqn)
             return _nothing() if ndjson else _json(_EMPTY)
-        encoder = Packed() if compressed else Plain()
+        encoder = Compressed() if compressed else Plain()
         more = partial(_more_by_ulid, node, key) if by_ulid else partial(more_lines, node, key)
         return page_response(more, found, "logs", rest, encoder=encoder)
 

@@ -222,7 +222,7 @@ def group_details(group: Group, catalog: Catalog, now_ms: int) -> GroupDetails:
     )
 
 
-def segment_row(name: Name, listed: Listed, aside: bool, groups: list[Group]) -> SegmentRow:
+def segment_row(name: Name, listed: Listed, quarantined: bool, groups: list[Group]) -> SegmentRow:
     """A segment, and what it is to each group."""
     return SegmentRow(
         id=name.id,
@@ -231,7 +231,7 @@ def segment_row(name: Name, listed: Listed, aside: bool, groups: list[Group]) ->
         seq=name.seq,
         bytes=listed.size,
         stored=rfc3339(listed.modified_ms),
-        aside=aside,
+        aside=quarantined,
         groups={group.name: state_of(group, name) for group in groups},
     )
 

@@ -13,9 +13,9 @@ import uvicorn
 from uvicorn.config import Config
 
 from service.http.app import Application
+from service.http.clients import Clients
 from service.http.connection import Connection, watch
 from service.http.fast_path import fast_path
-from service.http.guests import Guests
 
 _BACKLOG = 2048
 
@@ -48,13 +48,13 @@ def address(bound: socket.socket) -> str:
 
 
 def configured(
-    app: Application, guests: Guests, *, stop_seconds: float, quick: bool = True
+    app: Application, clients: Clients, *, stop_seconds: float, quick: bool = True
 ) -> Config:
-    """uvicorn's settings: `app` behind connections that `guests` counts.
+    """uvicorn's settings: `app` behind connections that `clients` counts.
 
     Without `quick` every append uses ASGI, which gives the same answers later.
     """
-    connection = fast_path(app.append, guests) if quick else partial(Connection, guests)
+    connection = fast_path(app.append, clients) if quick else partial(Connection, clients)
     return Config(
         cast("uvicorn._types.ASGIApplication", app),
         loop="none",
@@ -77,8 +77,8 @@ async def serving(
 ) -> AsyncIterator[asyncio.Task[None]]:
     """Serves while the block runs, and then until the requests in progress are answered."""
     append = app.append
-    guests = Guests(app.settings, append.counters, append.fresh_id)
-    server = Server(configured(app, guests, stop_seconds=stop_seconds))
+    clients = Clients(app.settings, append.counters, append.fresh_id)
+    server = Server(configured(app, clients, stop_seconds=stop_seconds))
     task = asyncio.create_task(server.serve(sockets=[bound]), name="http")
     watching = asyncio.create_task(watch(server.server_state, app.settings), name="connections")
     try:

@@ -39,7 +39,7 @@ def verify_routes(verification: Verifier) -> APIRouter:
         repair: Annotated[
             bool,
             Query(
-                description="Set damage aside, bring back what reads well again; deletes nothing."
+                description="Quarantine damage, and restore what reads again; nothing is deleted."
             ),
         ] = False,
     ) -> StreamingResponse:

@@ -10,7 +10,7 @@ KIB, MIB = 1 << 10, 1 << 20
 
 
 class IngestSettings(Section):
-    """What is taken in, and how much at once."""
+    """Which batches are accepted, and how much of them at once."""
 
     max_age_days: int = Field(
         default=7,

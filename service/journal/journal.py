@@ -19,7 +19,7 @@ from service.journal import format as wal
 from service.journal.failures import translated
 from service.journal.file import ReadHandles
 from service.journal.recovery import Found, Recovered
-from service.journal.recycling import DiskRoom, FileMaker, Spares, Succession
+from service.journal.recycling import DiskSpace, FileMaker, Spares, Succession
 from service.journal.settings import JournalSettings
 from service.journal.state import Change, Cut, JournalState
 from service.journal.view import JournalPin
@@ -83,7 +83,7 @@ class Journal:
         )  # fmt: skip
         self._release_pos = 0
         self._confirmed_on_disk = 0
-        self.room = DiskRoom(fs, folder, self._spares, min_free_bytes=settings.min_free_bytes)
+        self.space = DiskSpace(fs, folder, self._spares, min_free_bytes=settings.min_free_bytes)
         pos = max(recovered.next_pos, state.last_cut().end)
         self._writer = GroupWriter(
             state,
@@ -139,7 +139,7 @@ class Journal:
         """Why batches are refused, or no new file is begun, as sentences."""
         if self.failure is not None:
             yield str(self.failure)
-        shortage = self.room.shortage()
+        shortage = self.space.shortage()
         if shortage is not None:
             yield shortage
         elif self.postponed is not None:
@@ -280,7 +280,7 @@ class Journal:
             raise self._full()
         if size > _MAX_BATCH_BYTES:
             raise TooLarge(f"a batch of {size} bytes; an entry holds {_MAX_BATCH_BYTES}")
-        self.room.take(size)
+        self.space.take(size)
 
     def _full(self) -> JournalFull:
         return JournalFull(

@@ -281,7 +281,7 @@ def _begin(out: File, header: wal.FileHeader, state: bytes) -> tuple[int, int]:
 _CHECK_BYTES = 1 << 20
 
 
-class DiskRoom:
+class DiskSpace:
     """The free space of one folder's disk."""
 
     def __init__(self, fs: FileSystem, folder: str, spares: Spares, *, min_free_bytes: int) -> None:

@@ -78,7 +78,7 @@ def loops(sources: Sources) -> dict[str, Heartbeat]:
 
 def _left_bytes(sources: Sources) -> float:
     try:
-        return sources.node.journal.room.left_bytes()
+        return sources.node.journal.space.left_bytes()
     except JournalFailed:
         return nan
 

@@ -55,7 +55,7 @@ def low_priority_threads(number: int, name: str) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(number, thread_name_prefix=name, initializer=_begin)
 
 
-_threads = low_priority_threads(_THREADS, "behind")
+_threads = low_priority_threads(_THREADS, "offload")
 
 
 async def in_thread(work: Callable[[], T]) -> T:

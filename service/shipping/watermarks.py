@@ -96,11 +96,11 @@ class Watermarks:
 
     async def _from_store(self, node: str) -> Watermark:
         prefix = keys.quarantine_marker(node, 0).rsplit("/", 1)[0] + "/"
-        aside = {info.key.rsplit("/", 1)[1] async for info in self._store.list(prefix)}
+        quarantined = {info.key.rsplit("/", 1)[1] async for info in self._store.list(prefix)}
         seq, pos = await self.table(node), 0
         async for info in self._store.list(keys.segments_of(node)):
             parsed = keys.parse_segment(info.key)
-            if parsed is None or f"{parsed[1]:020d}" in aside:
+            if parsed is None or f"{parsed[1]:020d}" in quarantined:
                 continue
             seq, pos = parsed[1] - 1, await self._first_pos(info.key)
             break

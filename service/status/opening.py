@@ -1,4 +1,8 @@
-"""A node's reports, made from the node: it has its parts only once it is started."""
+"""Composes the reports of a node.
+
+Reports look up the node's run logs and tail at each call: the node makes them when it starts, and
+makes new ones after a fork.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ class KeepFree(NamedTuple):
 
 
 class Owner(Protocol):
-    """What is asked of the node, late: a node that starts anew has new ones."""
+    """The parts of the node that reports use."""
 
     @property
     def run_logs(self) -> RunLogs: ...
@@ -32,7 +36,7 @@ class Owner(Protocol):
 
 
 def open_status(owner: Owner, seams: Seams, settings: Settings) -> RunStatus:
-    """The reports of what `owner` stands on."""
+    """The reports of `owner`, over its store."""
     keep_free = _keep_free(settings)
 
     def horizon(key: RunKey) -> int:
@@ -41,16 +45,16 @@ def open_status(owner: Owner, seams: Seams, settings: Settings) -> RunStatus:
     async def exists(key: RunKey) -> bool:
         return await owner.run_logs.listing.exists(key)
 
-    def room(size: int) -> None:
+    def check_space(size: int) -> None:
         if keep_free is not None:
-            _check_room(seams.fs, keep_free, size)
+            _check_space(seams.fs, keep_free, size)
 
     reports = Reports(
         seams.store,
         seams.clock,
         seams.entropy,
         horizon=horizon,
-        room=room,
+        check_space=check_space,
         cache_bytes=settings.openmetadata.report_cache_bytes,
     )
     return RunStatus(
@@ -70,7 +74,7 @@ def _keep_free(settings: Settings) -> KeepFree | None:
     return KeepFree(settings.store_folder, settings.journal.min_free_bytes)
 
 
-def _check_room(fs: FileSystem, keep: KeepFree, size: int) -> None:
+def _check_space(fs: FileSystem, keep: KeepFree, size: int) -> None:
     """Reports may not take what batches are refused for. Raises `JournalFull`."""
     try:
         free = fs.free_bytes(keep.folder)

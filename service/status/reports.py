@@ -55,8 +55,8 @@ def _no_limit(_: int) -> None:
 class Reports:
     """Of all runs; `horizon` gives the highest deleted ULID of a run.
 
-    `room` is asked before bytes are written, and raises where the store's disk has none. Heads
-    are remembered by number, bodies by their bytes.
+    `check_space` is called with a size before bytes are written; it raises if the store's disk is
+    full. Heads are remembered by number, bodies by their bytes.
     """
 
     def __init__(
@@ -66,14 +66,14 @@ class Reports:
         entropy: Entropy,
         *,
         horizon: Callable[[RunKey], int],
-        room: Callable[[int], None] = _no_limit,
+        check_space: Callable[[int], None] = _no_limit,
         cache_bytes: int = _CACHE_BYTES,
     ) -> None:
         self._store = store
         self._clock = clock
         self._entropy = entropy
         self._horizon = horizon
-        self._room = room
+        self._check_space = check_space
         self._heads: OrderedDict[str, Head] = OrderedDict()
         self._bodies: Cache[Report] = Cache(cache_bytes)
         self._asked = 0
@@ -95,7 +95,7 @@ class Reports:
             if there is not None and self._newest.get(name, 0) > asked:
                 return None
             report = self._fresh(key, value, None if there is None else there.created_ms)
-            self._room(len(encode_report(report)))
+            self._check_space(len(encode_report(report)))
             return report
 
         stored = await swap(Document(self._store, name, _decode_or_none, _encode), change)
@@ -119,7 +119,7 @@ class Reports:
         report = self._fresh(key, value, None)
         name = f"{keys.run_report(folder, key)}/{ulids.encode(report.version)}"
         encoded = encode_report(report)
-        self._room(len(encoded))
+        self._check_space(len(encoded))
         await write_until_known(lambda: self._store.put(name, encoded))
         return report
 

@@ -77,7 +77,7 @@ async def test_who_gives_up_just_when_let_in_gives_it_back() -> None:
 
 
 def test_of_those_that_stand_still_the_largest_is_let_go_and_only_if_others_wait() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         budget = Budget(100_000)
         sent: list[asyncio.Queue[Message]] = [asyncio.Queue() for _ in range(3)]
 
@@ -112,7 +112,7 @@ def test_of_those_that_stand_still_the_largest_is_let_go_and_only_if_others_wait
         late.end()
         assert budget.used == 0
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)
 
 
 def _piece(size: int, *, more: bool = True) -> Message:

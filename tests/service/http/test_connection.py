@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from service.http.clients import peer_of
 from service.http.connection import watch
-from service.http.guests import peer_of
 from service.http.targets import ROOT
 from tests.service.http.wires import RUNS, Client, Side, post, statuses
 from tests.service.simulated_node import START_MS
@@ -24,15 +24,17 @@ STREAM = f"GET {RUNS}/p/stream/r HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
 REPORT = f"PUT {ROOT}/p/pipelineStatus HTTP/1.1\r\nHost: localhost\r\n".encode()
 
 
-def played(story: Callable[[Side], Awaitable[None]], *, quick: bool = True, **limits: Any) -> None:
-    """`story` over a node that knows the run p/r, while connections are watched."""
+def played(
+    scenario: Callable[[Side], Awaitable[None]], *, quick: bool = True, **limits: Any
+) -> None:
+    """`scenario` over a node that knows the run p/r, while connections are watched."""
 
     async def go(clock: VirtualClock) -> None:
         side = Side(clock, quick=quick, settings=http_settings(**limits))
         await side.start()
         await side.say(post(b"first\n"))
         watching = asyncio.create_task(watch(side.state, side.settings))
-        await story(side)
+        await scenario(side)
         watching.cancel()
         await side.stop()
 
@@ -49,7 +51,7 @@ async def over_after(side: Side, client: Client, seconds: float) -> None:
 
 @pytest.mark.parametrize("quick", [True, False])
 def test_a_head_that_never_ends_is_given_up(quick: bool) -> None:
-    async def story(side: Side) -> None:
+    async def scenario(side: Side) -> None:
         client = Client(side)
         await client.send(post(b"a\n")[:40])
         await over_after(side, client, 30)
@@ -59,11 +61,11 @@ def test_a_head_that_never_ends_is_given_up(quick: bool) -> None:
         assert side.counters.connections_timed_out == 1
         client.leave()
 
-    played(story, quick=quick)
+    played(scenario, quick=quick)
 
 
 def test_a_head_that_comes_in_drops_is_given_up() -> None:
-    async def story(side: Side) -> None:
+    async def scenario(side: Side) -> None:
         client = Client(side)
         for byte in post(b"a\n", "X-Long: " + "1" * 200):
             await client.send(bytes([byte]))
@@ -72,7 +74,7 @@ def test_a_head_that_comes_in_drops_is_given_up() -> None:
         assert len(side.stored()) == 1
         client.leave()
 
-    played(story)
+    played(scenario)
 
 
 @pytest.mark.parametrize("quick", [True, False])
@@ -91,7 +93,7 @@ def test_a_head_that_comes_in_drops_is_given_up() -> None:
 def test_a_body_that_never_ends_is_given_up_on_every_route(
     sent: bytes, expected: list[int], quick: bool
 ) -> None:
-    async def story(side: Side) -> None:
+    async def scenario(side: Side) -> None:
         client = Client(side)
         await client.send(sent)
         await over_after(side, client, 60)
@@ -102,11 +104,11 @@ def test_a_body_that_never_ends_is_given_up_on_every_route(
         assert not side.state.tasks
         assert side.app.append.budget.used == 0
 
-    played(story, quick=quick)
+    played(scenario, quick=quick)
 
 
 def test_who_asks_for_nothing_is_let_go_and_who_reads_on_is_not() -> None:
-    async def story(side: Side) -> None:
+    async def scenario(side: Side) -> None:
         silent, asked, reader = Client(side), Client(side), Client(side)
         await asked.send(post(b"a\n"))
         await reader.send(STREAM)
@@ -122,11 +124,11 @@ def test_who_asks_for_nothing_is_let_go_and_who_reads_on_is_not() -> None:
         for client in (silent, asked, reader):
             client.leave()
 
-    played(story)
+    played(scenario)
 
 
 def test_a_long_answer_does_not_count_as_idle() -> None:
-    async def story(side: Side) -> None:
+    async def scenario(side: Side) -> None:
         client = Client(side)
         await client.send(STREAM)
         await side.clock.sleep(1000)
@@ -138,11 +140,11 @@ def test_a_long_answer_does_not_count_as_idle() -> None:
         assert client.wire.written.count(b"HTTP/1.1 200") == 2
         client.leave()
 
-    played(story)
+    played(scenario)
 
 
 def test_a_client_that_does_not_read_its_reply_is_let_go() -> None:
-    async def story(side: Side) -> None:
+    async def scenario(side: Side) -> None:
         client, reader = Client(side), Client(side)
         for each in (client, reader):
             await each.send(STREAM)
@@ -161,11 +163,11 @@ def test_a_client_that_does_not_read_its_reply_is_let_go() -> None:
         assert not side.state.tasks
         assert side.counters.readers == 0
 
-    played(story)
+    played(scenario)
 
 
 def test_a_connection_that_is_being_closed_is_told_nothing_more() -> None:
-    async def story(side: Side) -> None:
+    async def scenario(side: Side) -> None:
         client = Client(side)
         client.wire.unread = True
         await client.send(post(b"a\n", "Connection: close") + post(b"b\n")[:40])
@@ -177,7 +179,7 @@ def test_a_connection_that_is_being_closed_is_told_nothing_more() -> None:
         assert statuses(client.wire.replies()) == [200]
         assert side.counters.connections_timed_out == 1
 
-    played(story)
+    played(scenario)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +193,7 @@ def test_a_connection_that_is_being_closed_is_told_nothing_more() -> None:
 def test_headers_without_end_are_refused_while_they_come(
     piece: bytes, times: int, status: int
 ) -> None:
-    async def story(side: Side) -> None:
+    async def scenario(side: Side) -> None:
         client = Client(side)
         await client.send(PAGE[:-2])
         sent = 0
@@ -204,12 +206,12 @@ def test_headers_without_end_are_refused_while_they_come(
         assert sent * len(piece) < 128 << 10
         client.leave()
 
-    played(story)
+    played(scenario)
 
 
 @pytest.mark.parametrize("quick", [True, False])
 def test_a_url_and_a_head_may_be_as_long_as_the_limit(quick: bool) -> None:
-    async def story(side: Side) -> None:
+    async def scenario(side: Side) -> None:
         for path, header, status in [
             ("/p/r" + "?" + "x" * (8192 - len(RUNS) - 5), "", 200),
             ("/p/r" + "?" + "x" * (8193 - len(RUNS) - 5), "", 414),
@@ -221,11 +223,11 @@ def test_a_url_and_a_head_may_be_as_long_as_the_limit(quick: bool) -> None:
                 assert statuses(await side.say(*pieces)) == [status]
         assert len(side.stored()) == 1 + 4
 
-    played(story, quick=quick)
+    played(scenario, quick=quick)
 
 
 def test_trailers_without_end_are_refused() -> None:
-    async def story(side: Side) -> None:
+    async def scenario(side: Side) -> None:
         client = Client(side)
         await client.send(post(b"2\r\na\n\r\n0\r\n", "Transfer-Encoding: chunked"))
         for _ in range(100):
@@ -234,11 +236,11 @@ def test_trailers_without_end_are_refused() -> None:
         assert len(side.stored()) == 1
         client.leave()
 
-    played(story)
+    played(scenario)
 
 
 def test_requests_sent_ahead_are_bounded_and_those_before_are_answered() -> None:
-    async def story(side: Side) -> None:
+    async def scenario(side: Side) -> None:
         client = Client(side)
         await client.send(post(b"a\n") * 1000)
         replies = await client.settled()
@@ -248,11 +250,11 @@ def test_requests_sent_ahead_are_bounded_and_those_before_are_answered() -> None
         assert len(side.stored()) == len(replies)  # and the first of all, which is no reply here
         client.leave()
 
-    played(story)
+    played(scenario)
 
 
 def test_who_sends_ahead_behind_a_live_stream_is_not_read_on() -> None:
-    async def story(side: Side) -> None:
+    async def scenario(side: Side) -> None:
         client = Client(side)
         await client.send(STREAM)
         await side.clock.sleep(1)
@@ -262,11 +264,11 @@ def test_who_sends_ahead_behind_a_live_stream_is_not_read_on() -> None:
         assert len(client.connection.pipeline) == 1
         client.leave()
 
-    played(story)
+    played(scenario)
 
 
 def test_one_address_may_not_take_all_connections() -> None:
-    async def story(side: Side) -> None:
+    async def scenario(side: Side) -> None:
         mine = [Client(side) for _ in range(5)]
         assert [client.ended() for client in mine] == [False] * 3 + [True] * 2
         (reply,) = mine[-1].wire.replies()
@@ -285,11 +287,11 @@ def test_one_address_may_not_take_all_connections() -> None:
         assert side.counters.connections == 0
         assert statuses(await side.say(post(b"a\n"))) == [200]
 
-    played(story, max_connections=5, max_connections_per_peer=3)
+    played(scenario, max_connections=5, max_connections_per_peer=3)
 
 
 def test_those_who_are_told_that_there_is_no_room_are_bounded_too() -> None:
-    async def story(side: Side) -> None:
+    async def scenario(side: Side) -> None:
         turned_away = [Client(side) for _ in range(101)][1:]
         assert sum(bool(client.wire.written) for client in turned_away) == 32
         assert all(client.ended() for client in turned_away)
@@ -299,11 +301,11 @@ def test_those_who_are_told_that_there_is_no_room_are_bounded_too() -> None:
         again = Client(side)
         assert again.wire.written
 
-    played(story, max_connections=1)
+    played(scenario, max_connections=1)
 
 
 def test_a_refused_client_that_goes_on_sending_is_let_go() -> None:
-    async def story(side: Side) -> None:
+    async def scenario(side: Side) -> None:
         client = Client(side)
         await client.send(b"hello\r\n\r\n")
         assert statuses(client.wire.replies()) == [400]
@@ -314,7 +316,7 @@ def test_a_refused_client_that_goes_on_sending_is_let_go() -> None:
         assert bytes(client.wire.written) == written
         assert len(side.stored()) == 1
 
-    played(story)
+    played(scenario)
 
 
 def test_an_address_of_ipv6_counts_by_its_network() -> None:
@@ -326,7 +328,7 @@ def test_an_address_of_ipv6_counts_by_its_network() -> None:
 
 
 def test_half_sent_bodies_hold_up_nobody() -> None:
-    async def story(side: Side) -> None:
+    async def scenario(side: Side) -> None:
         half = [Client(side) for _ in range(20)]
         for client in half:
             await client.send(post(b"x" * 100_000, f"Content-Length: {64 << 20}"))
@@ -341,11 +343,11 @@ def test_half_sent_bodies_hold_up_nobody() -> None:
         assert side.app.append.budget.used == 0
         assert [text for _, text, _ in side.stored()] == [b"first\n", line]
 
-    played(story)
+    played(scenario)
 
 
 def test_who_stands_still_on_all_the_memory_is_let_go_when_another_needs_it() -> None:
-    async def story(side: Side) -> None:
+    async def scenario(side: Side) -> None:
         still = [Client(side) for _ in range(3)]
         for client in still:
             await client.send(post(b"x" * 100_000, "Content-Length: 1000000"))
@@ -364,11 +366,11 @@ def test_who_stands_still_on_all_the_memory_is_let_go_when_another_needs_it() ->
         assert len(side.stored()) == 2
         assert side.app.append.budget.used == 0
 
-    played(story, in_flight_bytes=300_000)
+    played(scenario, in_flight_bytes=300_000)
 
 
 def test_bodies_that_fill_the_memory_half_way_all_get_through() -> None:
-    async def story(side: Side) -> None:
+    async def scenario(side: Side) -> None:
         clients = [Client(side) for _ in range(10)]
         pieces = [bytes([ord("a") + i]) * 10_000 for i in range(10)]
         most = 0
@@ -391,4 +393,4 @@ def test_bodies_that_fill_the_memory_half_way_all_get_through() -> None:
         for client in clients:
             client.leave()
 
-    played(story, in_flight_bytes=300_000)
+    played(scenario, in_flight_bytes=300_000)

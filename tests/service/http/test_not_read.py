@@ -9,7 +9,7 @@ from tests.service.http.wires import Client, Side, post
 def test_who_is_not_read_does_not_stand_still() -> None:
     """Half of a body is there, and the request waits for its turn behind a live stream."""
 
-    async def story(side: Side) -> None:
+    async def scenario(side: Side) -> None:
         client, request = Client(side), post(b"x" * 1000 + b"\n")
         await client.send(STREAM)
         await client.send(request[:-500])
@@ -24,4 +24,4 @@ def test_who_is_not_read_does_not_stand_still() -> None:
         assert [text for _, text, _ in side.stored()][-1] == b"x" * 1000 + b"\n"
         client.leave()
 
-    played(story)
+    played(scenario)

@@ -85,7 +85,7 @@ async def test_a_cursor_that_nobody_gave_out_is_the_start(direct: Serve) -> None
         assert (await served.get("/p/r" + query)).json()["logs"] == "a\nb"
 
 
-async def test_a_page_is_packed_for_who_asks(direct: Serve) -> None:
+async def test_a_page_is_compressed_for_who_asks(direct: Serve) -> None:
     """As upstream's client unpacks it: base64 of gzip."""
     served = await direct()
     await put(served.node, "ü\n".encode())

@@ -13,7 +13,7 @@ from tests.service.runs.interrupted import Interrupted
 def test_what_comes_with_the_end_is_sent_before_it(flushed: bool, skip: int) -> None:
     """The last batch and the close come just after the stream has looked at the run."""
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         store = Interrupted(server.store.inner)
         server.store.inner = store
         await server.append("one\n")
@@ -32,4 +32,4 @@ def test_what_comes_with_the_end_is_sent_before_it(flushed: bool, skip: int) -> 
         assert viewer.text == "one\nlast\n"
         assert viewer.last["eventType"] == "complete"
 
-    play(story)
+    play(scenario)

@@ -26,8 +26,8 @@ DAMAGED = 150
 _PASSING = re.compile(r"[0-9A-HJKMNP-TV-Z]{21,26}")
 
 
-def played(story: Callable[[Side, Side], Awaitable[None]]) -> None:
-    """`story(quick, ordinary)` over two nodes that know both runs."""
+def played(scenario: Callable[[Side, Side], Awaitable[None]]) -> None:
+    """`scenario(quick, ordinary)` over two nodes that know both runs."""
 
     async def go(clock: VirtualClock) -> None:
         sides = Side(clock, settings=SHORT), Side(clock, quick=False, settings=SHORT)
@@ -35,7 +35,7 @@ def played(story: Callable[[Side, Side], Awaitable[None]]) -> None:
             await side.start()
             for path in ("/p/r", "/p/other"):
                 await side.say(post(b"first\n", path=path))
-        await story(*sides)
+        await scenario(*sides)
         for side in sides:
             await side.stop()
 
@@ -73,7 +73,7 @@ async def asked(side: Side, pieces: list[bytes]) -> tuple[list[Reply], bool]:
 
 @pytest.mark.parametrize("entry", CORPUS, ids=lambda entry: entry.name)
 def test_a_request_cut_anywhere_is_answered_and_stored_alike(entry: Entry) -> None:
-    async def story(quick: Side, ordinary: Side) -> None:
+    async def scenario(quick: Side, ordinary: Side) -> None:
         befores = [len(side.stored()) for side in (quick, ordinary)]
         by_asgi, times = quick.by_asgi, 0
         for pieces in cut(entry.sent):
@@ -90,11 +90,11 @@ def test_a_request_cut_anywhere_is_answered_and_stored_alike(entry: Entry) -> No
         assert [text for _, text, _ in stored] == list(entry.stored) * (1 if entry.once else times)
         assert (quick.by_asgi == by_asgi) or not entry.fast_path
 
-    played(story)
+    played(scenario)
 
 
 def test_every_refusal_is_a_problem_that_says_what_to_do() -> None:
-    async def story(quick: Side, ordinary: Side) -> None:
+    async def scenario(quick: Side, ordinary: Side) -> None:
         for side in (quick, ordinary):
             for entry in CORPUS:
                 for reply in (await asked(side, [entry.sent]))[0]:
@@ -104,14 +104,14 @@ def test_every_refusal_is_a_problem_that_says_what_to_do() -> None:
                         assert b'"hint":""' not in reply.body
                         assert b'"code":%d' % reply.status in reply.body
 
-    played(story)
+    played(scenario)
 
 
 @pytest.mark.parametrize("seed", seeds(1))
 def test_damaged_requests_in_any_pieces_are_answered_and_stored_alike(seed: int) -> None:
     dice = Random(f"damaged {seed}")
 
-    async def story(quick: Side, ordinary: Side) -> None:
+    async def scenario(quick: Side, ordinary: Side) -> None:
         for _ in range(DAMAGED):
             pieces = torn(dice, damaged(dice))
             replies, over = await asked(quick, pieces)
@@ -121,7 +121,7 @@ def test_damaged_requests_in_any_pieces_are_answered_and_stored_alike(seed: int)
         await quick.clock.sleep(2)
         assert quick.stored() == ordinary.stored()
 
-    played(story)
+    played(scenario)
 
 
 def damaged(dice: Random) -> bytes:

@@ -20,8 +20,8 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from service.http.app import HttpApi, build_app
+from service.http.clients import Clients
 from service.http.connection import QUIET, SHUT, Connection
-from service.http.guests import Guests
 from service.http.server import configured
 from service.http.settings import HttpSettings
 from service.runs.settings import Tuning
@@ -224,10 +224,10 @@ class Side:
             settings=self.settings, counters=self.counters, clock=self.clock, entropy=Random(1)
         )
         self.app = build_app(self.node, api)
-        self.guests = Guests(self.settings, self.counters, self.app.append.fresh_id)
+        self.clients = Clients(self.settings, self.counters, self.app.append.fresh_id)
         self.state = ServerState()
         self.by_asgi = 0
-        self.config: Config = configured(self.app, self.guests, stop_seconds=1, quick=self.quick)
+        self.config: Config = configured(self.app, self.clients, stop_seconds=1, quick=self.quick)
         self.config.app = self._counted
         self.config.load()
 

@@ -232,7 +232,7 @@ def test_a_payload_that_looks_like_entries_and_marks_is_text() -> None:
         bytes((0,)),
     ],
 )
-def test_an_entry_that_makes_no_sense_is_set_aside_though_its_checksum_fits(body: bytes) -> None:
+def test_an_entry_that_makes_no_sense_is_quarantined_though_its_checksum_fits(body: bytes) -> None:
     fs = written([b"one\n"])
     path = wals(fs)[0]
     data = read(fs, path)
@@ -249,7 +249,7 @@ def test_an_entry_that_makes_no_sense_is_set_aside_though_its_checksum_fits(body
     asyncio.run(opened(copy, ask))
 
 
-def test_files_that_are_no_journal_are_set_aside_or_removed() -> None:
+def test_files_that_are_no_journal_are_quarantined_or_removed() -> None:
     fs = written([b"one\n"])
     path = wals(fs)[0]
     folder = "/data/journal"
@@ -298,7 +298,7 @@ def test_an_older_file_that_is_gone_is_reported() -> None:
     asyncio.run(opened(fs, ask))
 
 
-def cut_story(cuts: int) -> PowerCutFileSystem:
+def journal_with_cuts(cuts: int) -> PowerCutFileSystem:
     """Two files: each line is cut as a segment of its own, the first is confirmed."""
     fs = PowerCutFileSystem()
 
@@ -326,7 +326,7 @@ def test_without_the_newest_state_the_older_one_and_its_changes_say_the_same() -
         assert journal.state.cuts == [Cut(n, n - 1, n) for n in range(2, 7)]
         assert journal.state.closes == {RUN: 3}
 
-    fs = cut_story(3)
+    fs = journal_with_cuts(3)
     asyncio.run(_with_third_start(fs))
     asyncio.run(opened(resealed(fs, 2, b'"base"', b'"bass"'), ask))
 
@@ -340,7 +340,7 @@ def test_one_lost_cut_is_known_by_its_neighbours() -> None:
     def ask(_: Rig, journal: Journal) -> None:
         assert journal.state.cuts == [Cut(n, n - 1, n) for n in range(2, 7)]
 
-    fs = cut_story(3)
+    fs = journal_with_cuts(3)
     asyncio.run(_with_third_start(fs))
     damaged = resealed(fs, 1, b'"cut":[5,4,5]', b'"cut":"?????"')
     asyncio.run(opened(resealed(damaged, 2, b'"base"', b'"bass"'), ask))
@@ -353,7 +353,7 @@ def test_if_nobody_knows_how_lines_were_cut_no_segment_is_claimed() -> None:
         assert journal.state.closes == {RUN: 3}
         assert len(held(journal)) == 6
 
-    fs = cut_story(3)
+    fs = journal_with_cuts(3)
     asyncio.run(_with_third_start(fs))
     damaged = resealed(fs, 1, b'"cut":[4,3,4]', b'"cut":"?????"')
     damaged = resealed(damaged, 1, b'"cut":[5,4,5]', b'"cut":"?????"')
@@ -361,7 +361,7 @@ def test_if_nobody_knows_how_lines_were_cut_no_segment_is_claimed() -> None:
 
 
 def test_without_any_state_the_lines_of_a_file_begin_a_journal_again() -> None:
-    fs = cut_story(3)
+    fs = journal_with_cuts(3)
     fs.unlink(wals(fs)[0])
 
     def ask(_: Rig, journal: Journal) -> None:

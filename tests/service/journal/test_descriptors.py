@@ -111,21 +111,21 @@ def test_a_folder_that_cannot_be_opened_is_not_damaged(folder: str) -> None:
 
 
 def test_no_call_that_finds_none_ends_the_journal() -> None:
-    """From call n on none is left, for n = 1, 2, 3…; the story of the power cuts is told."""
+    """From call n on none is left, for n = 1, 2, 3…; the scenario of the power cuts is run."""
     told = refused = call = 0
     while True:
         call += 1
         fs = PowerCutFileSystem()
         fs.fail_with(errno.EMFILE, at=call)
-        story = Simulation(fs)
+        scenario = Simulation(fs)
         try:
-            asyncio.run(story.tell())
+            asyncio.run(scenario.run())
             told += 1
         except NodeNotReady:
-            refused += 1  # where the story opens its folder
+            refused += 1  # where the scenario opens its folder
         met = len(fs.calls) >= call
         fs.heal()
-        asyncio.run(check_after_restart(fs, story))
+        asyncio.run(check_after_restart(fs, scenario))
         if not met:
             break
     assert told > 30

@@ -1,6 +1,6 @@
 """The power goes, or the disk fails, at call n, for n = 1, 2, 3… until a run gets through.
 
-A story of appends, cuts, closes, rolls, releases and restarts is told again for each n.
+A scenario of appends, cuts, closes, rolls, releases and restarts is run again for each n.
 What is asked of the disk afterwards: every line that was acknowledged as durable, once and
 in order; nothing twice; the state at least as it was acknowledged; and a journal that goes on.
 """
@@ -48,7 +48,7 @@ class Simulation:
         self.promises = Promises()
         self.number = 0
 
-    async def tell(self) -> None:
+    async def run(self) -> None:
         journal = self.rig.open()
         await self._append(journal, 3)
         await self._cut(journal)
@@ -125,8 +125,8 @@ def check(journal: Journal, promises: Promises) -> None:
     assert journal.next_pos > max(promises.positions.values(), default=-1)
 
 
-async def check_after_restart(fs: PowerCutFileSystem, story: Simulation) -> None:
-    promises = deepcopy(story.promises)
+async def check_after_restart(fs: PowerCutFileSystem, scenario: Simulation) -> None:
+    promises = deepcopy(scenario.promises)
     rig = Rig(fs=fs, settings=SETTINGS)
     journal = rig.open()
     assert not rig.recovered.found
@@ -142,12 +142,12 @@ async def check_after_restart(fs: PowerCutFileSystem, story: Simulation) -> None
     await journal.close()
 
 
-def tell(story: Simulation) -> None:
+def run_through(scenario: Simulation) -> None:
     """Runs it; whoever still waits when the power goes is let go quietly."""
 
     async def main() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)
-        await story.tell()
+        await scenario.run()
 
     asyncio.run(main())
 
@@ -158,12 +158,12 @@ def test_a_power_cut_at_every_call(seed: int) -> None:
     while True:
         call += 1
         fs = PowerCutFileSystem(fail_at=call)
-        story = Simulation(fs)
+        scenario = Simulation(fs)
         try:
-            tell(story)
+            run_through(scenario)
         except (PowerCut, JournalFailed):
             assert fs.dead
-        asyncio.run(check_after_restart(fs.reboot(seed), story))
+        asyncio.run(check_after_restart(fs.reboot(seed), scenario))
         if not fs.calls[call - 1 :]:
             break
     assert call > 60
@@ -172,12 +172,12 @@ def test_a_power_cut_at_every_call(seed: int) -> None:
 def test_a_power_cut_at_every_call_of_a_recovery() -> None:
     """However often recovery is interrupted, it does the same in the end."""
     plain = PowerCutFileSystem()
-    tell(Simulation(plain))
+    run_through(Simulation(plain))
     for first in range(20, len(plain.calls), 7):
         fs = PowerCutFileSystem(fail_at=first)
-        story = Simulation(fs)
+        scenario = Simulation(fs)
         with pytest.raises((PowerCut, JournalFailed)):
-            tell(story)
+            run_through(scenario)
         call = 0
         while True:
             call += 1
@@ -187,7 +187,7 @@ def test_a_power_cut_at_every_call_of_a_recovery() -> None:
             try:
                 asyncio.run(_open_and_close(rig))
             except (PowerCut, JournalFailed):
-                asyncio.run(check_after_restart(again.reboot(call), story))
+                asyncio.run(check_after_restart(again.reboot(call), scenario))
                 continue
             break
 
@@ -204,12 +204,12 @@ def test_a_disk_that_is_full_at_every_call_refuses_and_goes_on() -> None:
         call += 1
         fs = PowerCutFileSystem()
         fs.fail_with(errno.ENOSPC, at=call, once=True)
-        story = Simulation(fs)
-        with suppress(JournalFull):  # the story ends with it; a client would try again
-            tell(story)
+        scenario = Simulation(fs)
+        with suppress(JournalFull):  # the scenario ends with it; a client would try again
+            run_through(scenario)
         done = fs.fault_pending
         fs.heal()
-        asyncio.run(check_after_restart(fs, story))
+        asyncio.run(check_after_restart(fs, scenario))
         if done:
             break
     assert call > 60
@@ -242,9 +242,9 @@ def test_a_batch_that_a_full_disk_refused_leaves_no_trace() -> None:
 
 
 def test_a_failed_sync_is_never_acknowledged_nor_tried_again() -> None:
-    async def main(fs: PowerCutFileSystem, story: Simulation) -> None:
+    async def main(fs: PowerCutFileSystem, scenario: Simulation) -> None:
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)
-        await story.tell()
+        await scenario.run()
 
     plain = PowerCutFileSystem()
     asyncio.run(main(plain, Simulation(plain)))
@@ -253,11 +253,11 @@ def test_a_failed_sync_is_never_acknowledged_nor_tried_again() -> None:
     for at in syncs:
         fs = PowerCutFileSystem()
         fs.fail_with(errno.EIO, at=at, once=True)
-        story = Simulation(fs)
+        scenario = Simulation(fs)
         with pytest.raises(JournalFailed):
-            asyncio.run(main(fs, story))
+            asyncio.run(main(fs, scenario))
         for seed in range(3):
-            asyncio.run(check_after_restart(fs.reboot(seed), story))
+            asyncio.run(check_after_restart(fs.reboot(seed), scenario))
 
 
 def test_what_a_killed_process_left_unsynced_is_synced_before_it_is_shown() -> None:

@@ -151,7 +151,7 @@ class Recycling:
         self.promises = Promises()
         self.number = 0
 
-    async def tell(self) -> None:
+    async def run(self) -> None:
         journal = self.rig.open()
         for turn in range(24):
             fast = turn % 3 == 0
@@ -187,14 +187,14 @@ class Recycling:
 @pytest.mark.parametrize("seed", seeds(6))
 async def test_a_power_cut_at_every_call_while_files_come_back(seed: int, fill: bool) -> None:
     fs = PowerCutFileSystem()
-    story = Recycling(fs, fill=fill)
+    scenario = Recycling(fs, fill=fill)
     kept: list[tuple[PowerCutFileSystem, Promises]] = []
 
     def keep(call: int) -> None:
-        kept.append((fs.after_power_cut(seed * 1_000 + call), deepcopy(story.promises)))
+        kept.append((fs.after_power_cut(seed * 1_000 + call), deepcopy(scenario.promises)))
 
     fs.at_cut_point = keep
-    await story.tell()
+    await scenario.run()
     taken = [call for call in fs.calls if call.startswith("rename") and ".spare " in call]
     assert len([call for call in taken if call.endswith(".wal.new")]) >= 5
     for after, promises in kept:

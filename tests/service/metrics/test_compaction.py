@@ -101,7 +101,7 @@ def test_a_file_that_is_something_else_costs_only_its_own_metrics(
     }
 
 
-async def story(tmp_path: Path) -> dict[str, list[float]]:
+async def scenario(tmp_path: Path) -> dict[str, list[float]]:
     """Readings of all metrics: before the child, while it runs, after it ended, a bad file."""
     path = tmp_path / "compactor.prom"
     restart = RestartPolicy(first_pause_seconds=600)
@@ -139,7 +139,7 @@ async def story(tmp_path: Path) -> dict[str, list[float]]:
 
 
 def test_each_metric_of_the_child_moves(tmp_path: Path) -> None:
-    assert asyncio.run(story(tmp_path)) == {
+    assert asyncio.run(scenario(tmp_path)) == {
         "tailrace_compaction_running": [0, 1, 0],
         "tailrace_compaction_starts": [0, 1, 1],
         "tailrace_compaction_failures": [0, 0, 1],

@@ -64,7 +64,7 @@ def shown(sources: Sources) -> dict[str, dict[tuple[str, ...], float]]:
 def test_the_metrics_of_a_coordinator() -> None:
     seen: dict[str, set[str]] = {metric.name: set() for metric in LEASES}
 
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         mine = world.coordinator("A", limits=replace(LIMITS, max_attempts=1))
         work = mine.work("file", supplier=supplier)
         other = world.coordinator("B").work("file")
@@ -113,13 +113,13 @@ def test_the_metrics_of_a_coordinator() -> None:
             await listing.acquire()
             look()
 
-    told(story)
+    told(scenario)
     still = {name for name, readings in seen.items() if len(readings) < 2}
     assert still == set()
 
 
 def test_the_metrics_of_named_leases() -> None:
-    async def story(world: World) -> None:
+    async def scenario(world: World) -> None:
         leases = named(world.clock)
         sources = sources_of(world.clock, leases)
         held = await leases.acquire(text_lease("node-A"))
@@ -136,7 +136,7 @@ def test_the_metrics_of_named_leases() -> None:
         assert found["tailrace_leases_held"] == {("text",): 1}
         assert ("text", "saveState") in found["tailrace_partition_update_errors"]
 
-    told(story)
+    told(scenario)
 
 
 def test_the_names_are_data_preppers_last_words() -> None:

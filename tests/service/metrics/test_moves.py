@@ -37,7 +37,7 @@ from tests.service.query.test_limits import ALL, endless
 from tests.service.query.world import engine_of
 from tests.service.shipping.copies import CLONE, Copies
 from tests.service.simulated_node import DATA, SMALL, TUNING
-from tests.service.test_main import MOVE_AT_THE_DOORS
+from tests.service.test_main import MOVE_OVER_HTTP
 from tests.settings import settings_with
 from tests.simulation.virtual_time import VirtualClock
 
@@ -66,25 +66,25 @@ MOVE_WITH_TIME = {
     "tailrace_flush_alert_after_failures",
 }
 MOVE_ON_S3 = {"tailrace_s3_requests"}
-MOVE_BY_MENDING = {
+MOVE_BY_REPAIR = {
     *("tailrace_chunks_vanished", "tailrace_chunks_repaired", "tailrace_chunks_lost"),
     "tailrace_runs_rebuilt",
 }
 MOVE_AT_WORK = (
     {metric.name for metric in (*NODE, *RUN_LOGS, *STORE, *OPENMETADATA)}
-    - MOVE_AT_THE_DOORS
+    - MOVE_OVER_HTTP
     - MOVE_IN_OUTAGES
     - MOVE_WITH_DAMAGE
     - MOVE_WITH_TIME
     - MOVE_ON_S3
-    - MOVE_BY_MENDING
+    - MOVE_BY_REPAIR
     - {"tailrace_forks"}
 )
 
 
 def test_every_metric_is_in_one_of_these_tests() -> None:
     here = MOVE_AT_WORK | MOVE_IN_OUTAGES | MOVE_WITH_DAMAGE | MOVE_WITH_TIME | {"tailrace_forks"}
-    elsewhere = MOVE_IN_SEARCHES | MOVE_AT_THE_DOORS | MOVE_ON_S3 | MOVE_BY_MENDING
+    elsewhere = MOVE_IN_SEARCHES | MOVE_OVER_HTTP | MOVE_ON_S3 | MOVE_BY_REPAIR
     elsewhere |= MOVE_BY_REPORTS | MOVE_IN_QUEUES | MOVE_WITH_LEASES
     elsewhere |= MOVE_WITH_COMPACTION
     assert {metric.name for metric in METRICS} == here | elsewhere

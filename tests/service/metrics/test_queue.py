@@ -25,7 +25,7 @@ ONCE = changed(SETTINGS, max_attempts=1)
 def test_the_metrics_of_queues() -> None:
     shown: dict[str, set[str]] = {metric.name: set() for metric in QUEUE}
 
-    async def story(world: QueueWorld) -> None:
+    async def scenario(world: QueueWorld) -> None:
         queue, other = world.queue(settings=ONCE), world.queue()
         nobody = cast("Any", SimpleNamespace())
         sources = Sources(nobody, nobody, queue=queue.counters)
@@ -84,6 +84,6 @@ def test_the_metrics_of_queues() -> None:
         assert [error is None for error in (*said, queue.last_error)] == [False, True]
         running.cancel()
 
-    playing(story)
+    playing(scenario)
     playing(away)
     assert {name for name, readings in shown.items() if len(readings) < 2} == set()

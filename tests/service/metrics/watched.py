@@ -75,7 +75,7 @@ class Watched:
 
     def live(
         self,
-        story: Callable[[Node, VirtualClock], Coroutine[Any, Any, None]],
+        scenario: Callable[[Node, VirtualClock], Coroutine[Any, Any, None]],
         *,
         settings: Settings = SMALL,
         tuning: Tuning = TUNING,
@@ -83,7 +83,7 @@ class Watched:
         data: str = DATA,
         stops: bool = True,
     ) -> None:
-        """One life of a node; without `stops` it is killed at the end of the story."""
+        """One life of a node; without `stops` it is killed at the end of the scenario."""
 
         async def go(clock: VirtualClock) -> int:
             machine = Machine(fs=self.fs, journal_fs=self.fs, clock=clock)
@@ -93,7 +93,7 @@ class Watched:
             engine = make_engine(scratch, machine, node, make_sources(scratch, node))
             sources = Sources(node, engine, machine.http, machine.store, machine.fsync)
             watching = asyncio.create_task(self._watch(sources, clock))
-            await story(node, clock)
+            await scenario(node, clock)
             self.look(sources)
             watching.cancel()
             if stops:

@@ -7,7 +7,7 @@ from shutil import rmtree
 
 import pytest
 
-from tests.service.metrics.test_moves import MOVE_BY_MENDING
+from tests.service.metrics.test_moves import MOVE_BY_REPAIR
 from tests.service.test_main import PLAIN, RUN, scrape, service, settings_for
 
 
@@ -38,4 +38,4 @@ async def test_the_metrics_of_what_vanished(tmp_path: Path) -> None:
     assert lost["tailrace_chunks_lost"] > after["tailrace_chunks_lost"] == 0
     assert after["tailrace_chunks_mended_total"] == after["tailrace_chunks_repaired_total"]
     assert after["tailrace_runs_remade_total"] == after["tailrace_runs_rebuilt_total"]
-    assert {name.removesuffix("_total") for name in lost} >= MOVE_BY_MENDING
+    assert {name.removesuffix("_total") for name in lost} >= MOVE_BY_REPAIR

@@ -1,8 +1,8 @@
 """The connected clients: how many in all and from one address.
 
 Invariants: no more connections are accepted than the limits allow; the number of clients that are
-being told that there is no room is bounded as well. An IPv6 address counts by its /64, which is
-what one client has.
+being sent a refusal is bounded as well. An IPv6 address counts by its /64, which is what one client
+has.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from service.runtime.counters import HttpCounters
 _MOST_TURNED_AWAY = 32
 
 
-class Guests:
-    """The counts that all connections share."""
+class Clients:
+    """The counts, settings and counters that all connections share."""
 
     def __init__(
         self, settings: HttpSettings, counters: HttpCounters, fresh_id: Callable[[], str]
@@ -54,7 +54,7 @@ class Guests:
             del self._of[peer]
 
     def turn_away(self) -> bool:
-        """Whether one more client may be told that there is no room, and read that at leisure."""
+        """Whether one more refused client may be sent the reason and take its time to read it."""
         if self._turned_away >= _MOST_TURNED_AWAY:
             self.counters.connections_refused += 1
             return False

@@ -31,21 +31,21 @@ async def test_small_batches_hear_of_a_full_disk_once_somebody_asked() -> None:
     rig = rig_on(fs)
     journal = rig.open()
     await put(journal, b"a\n", rig.next_ulid())
-    assert journal.room.shortage() is None
+    assert journal.space.shortage() is None
     assert [*journal.problems(), *rig.recovered.problems()] == []
 
     fs.capacity_bytes -= fs.free_bytes("/") - KEPT + 1
-    assert journal.room.left_bytes() == -1
-    said = journal.room.shortage()
+    assert journal.space.left_bytes() == -1
+    said = journal.space.shortage()
     assert said is not None
     assert [*journal.problems(), *rig.recovered.problems()] == [said]
     with pytest.raises(JournalFull, match="full"):
         await put(journal, b"b\n", rig.next_ulid())
     fs.capacity_bytes -= 1
-    assert journal.room.shortage() == said, "one trouble, one sentence"
+    assert journal.space.shortage() == said, "one trouble, one sentence"
 
     fs.capacity_bytes += KEPT
-    assert journal.room.shortage() is None
+    assert journal.space.shortage() is None
     await put(journal, b"c\n", rig.next_ulid())
     await journal.close()
 
@@ -66,7 +66,7 @@ async def test_spares_go_before_anything_is_short() -> None:
     spares = [name for name, _ in fs.scan(rig.folder) if name.endswith(".spare")]
     assert spares
     fs.capacity_bytes -= fs.free_bytes("/") - KEPT + 1
-    assert journal.room.shortage() is None
+    assert journal.space.shortage() is None
     assert not [name for name, _ in fs.scan(rig.folder) if name.endswith(".spare")]
     await journal.close()
 
@@ -76,7 +76,7 @@ async def test_a_disk_that_does_not_answer_is_a_problem_and_no_batch_is_taken_on
     rig = rig_on(fs)
     journal = rig.open()
     fs.gone = True
-    assert "does not answer" in str(journal.room.shortage())
+    assert "does not answer" in str(journal.space.shortage())
     with pytest.raises(JournalFailed, match="does not answer"):
         await put(journal, b"x" * (1 << 20) + b"\n", rig.next_ulid())
     fs.gone = False
