@@ -1,12 +1,12 @@
 """A whole service in leaping time, spoken to as OpenMetadata's clients and page speak to it.
 
     def test_it() -> None:
-        async def story(server: Server) -> None:
+        async def scenario(server: Server) -> None:
             await server.append("a\\n")
             await server.passes(minutes=3)
             assert await server.text() == "a\\n"
 
-        play(story)
+        play(scenario)
 
 The limits are those of the settings' defaults. Nothing of the service is replaced: requests
 go through the api, lines through journal, segments and chunks to a store on the same
@@ -284,7 +284,7 @@ class Server:
 
 
 def play(
-    story: Callable[[Server], Coroutine[Any, Any, None]],
+    scenario: Callable[[Server], Coroutine[Any, Any, None]],
     *,
     settings: Settings = NODE,
     fs: PowerCutFileSystem | None = None,
@@ -296,7 +296,7 @@ def play(
     async def go(clock: VirtualClock) -> None:
         server = Server(clock, settings, disk)
         await server.start()
-        await story(server)
+        await scenario(server)
         assert not server.node.failed.done()
         await server.stop()
 

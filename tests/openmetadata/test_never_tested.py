@@ -22,7 +22,7 @@ def test_a_gap_longer_than_every_timeout() -> None:
     The bug of it all: after the gap the next flush overwrote 80 MB with a few KB.
     """
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         await server.append(numbered(0, 5000, "before"))
         viewer = await server.watch(after="0")
         await server.passes(minutes=60)
@@ -39,13 +39,13 @@ def test_a_gap_longer_than_every_timeout() -> None:
         assert await server.stored("logs.txt") == whole
         assert (await server.page(limit=1))["total"] == len(whole)
 
-    play(story, settings=SHORT)
+    play(scenario, settings=SHORT)
 
 
 def test_a_restart_in_mid_run() -> None:
     """DesignSpec.restartMidRun: a server that is killed in mid-run loses nothing it took."""
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         whole, cursor = "", "0"
         for life in range(5):
             for part in range(3):
@@ -61,13 +61,13 @@ def test_a_restart_in_mid_run() -> None:
         assert await server.close() == "closed"
         assert await server.stored("logs.txt") == whole
 
-    play(story)
+    play(scenario)
 
 
 def test_a_burst_of_more_than_ten_thousand_lines() -> None:
     """DesignSpec.burst: more lines than every ring and queue has places, byte for byte."""
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         viewer = await server.watch(after="0")
         pieces = [
             "".join([f"{part}/{i} ü \t {'=' * (i % 70)}\n" for i in range(1000)])
@@ -91,7 +91,7 @@ def test_a_burst_of_more_than_ten_thousand_lines() -> None:
         await server.close()
         assert await server.stored("logs.txt") == whole
 
-    play(story)
+    play(scenario)
 
 
 def test_a_close_after_the_sweeper() -> None:
@@ -100,7 +100,7 @@ def test_a_close_after_the_sweeper() -> None:
     The close changes nothing; lines that come between them are added.
     """
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         await server.append("swept\n")
         await server.passes(minutes=16)
         assert server.metric("tailrace_runs_finalised") == 1
@@ -112,4 +112,4 @@ def test_a_close_after_the_sweeper() -> None:
         assert await server.stored("logs.txt") == "swept\nlater\n"
         assert await server.stored("partial.txt") is None
 
-    play(story, settings=SHORT)
+    play(scenario, settings=SHORT)

@@ -9,7 +9,7 @@ from tests.settings import settings_with
 def test_an_older_run_that_finished_ends_while_a_newer_one_goes_on() -> None:
     """LogStreamFactory.1: the state is that of the run, not that of the pipeline's newest."""
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         await server.append("old\n", OTHER)
         await server.append("new\n", RUN)
         old, new = await server.watch(run=OTHER), await server.watch(run=RUN)
@@ -19,7 +19,7 @@ def test_an_older_run_that_finished_ends_while_a_newer_one_goes_on() -> None:
         assert old.last["reason"] == "runFinished"
         assert not new.ended()
 
-    play(story)
+    play(scenario)
 
 
 def test_a_run_id_need_not_be_a_uuid() -> None:
@@ -28,18 +28,18 @@ def test_a_run_id_need_not_be_a_uuid() -> None:
     Ours: a run is called what its client calls it, like `scheduled__2026-11-21`.
     """
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         await server.append("a\n", "scheduled__2026-11-21T00:00:00+00:00")
         viewer = await server.watch(run="scheduled__2026-11-21T00:00:00+00:00")
         assert viewer.text == "a\n"
 
-    play(story)
+    play(scenario)
 
 
 def test_running_again_takes_the_end_back() -> None:
     """Not upstream's: a run that is started anew under its id within the grace goes on."""
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         await server.append("a\n")
         viewer = await server.watch()
         await server.says("failed")
@@ -51,7 +51,7 @@ def test_running_again_takes_the_end_back() -> None:
         await server.passes(seconds=11)
         assert viewer.ended()
 
-    play(story)
+    play(scenario)
 
 
 def test_an_abandoned_run_is_completed() -> None:
@@ -60,10 +60,10 @@ def test_an_abandoned_run_is_completed() -> None:
         NODE, runs={"cleanup_interval_minutes": 2.0, "stream_timeout_minutes": 10.0}
     )
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         await server.append("a\n")
         viewer = await server.watch()
         await server.passes(minutes=16)
         assert viewer.last["eventType"] == "complete"
 
-    play(story, settings=settings)
+    play(scenario, settings=settings)

@@ -16,7 +16,7 @@ REPLAYED = 100
 def test_new_content_is_delivered() -> None:
     """LogTailer.1: what is appended reaches the viewer."""
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         viewer = await server.watch()
         await server.append("a\n")
         await server.passes(seconds=1)
@@ -26,7 +26,7 @@ def test_new_content_is_delivered() -> None:
         assert {event["eventType"] for event in viewer.events} == {"logs"}
         assert {event["runId"] for event in viewer.events} == {RUN}
 
-    play(story)
+    play(scenario)
 
 
 def test_one_reader_serves_all_viewers() -> None:
@@ -35,7 +35,7 @@ def test_one_reader_serves_all_viewers() -> None:
     Ours: none: viewers that are level are told by the append, and share its frame.
     """
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         await server.append("seed\n")
         viewers = [await server.watch() for _ in range(20)]
         before = len(server.store.calls)
@@ -48,7 +48,7 @@ def test_one_reader_serves_all_viewers() -> None:
         assert len(ticks[-1].frames) == 1
         assert {viewer.text for viewer in viewers} == {"seed\n" + numbered(0, 50)}
 
-    play(story)
+    play(scenario)
 
 
 def test_a_late_viewer_gets_what_was() -> None:
@@ -58,7 +58,7 @@ def test_a_late_viewer_gets_what_was() -> None:
     wants more asks with a cursor.
     """
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         first = await server.watch()
         await server.append(numbered(0, 150))
         await server.passes(minutes=3)
@@ -68,7 +68,7 @@ def test_a_late_viewer_gets_what_was() -> None:
         await server.passes(seconds=1)
         assert late.last["logs"] == first.last["logs"] == "next\n"
 
-    play(story)
+    play(scenario)
 
 
 def test_a_long_backlog_comes_whole() -> None:
@@ -77,7 +77,7 @@ def test_a_long_backlog_comes_whole() -> None:
     Ours: with a cursor every line comes, however many; nothing is cut.
     """
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         for part in range(12):
             await server.append(numbered(part * 4000, part * 4000 + 4000))
         await server.passes(minutes=3)
@@ -86,13 +86,13 @@ def test_a_long_backlog_comes_whole() -> None:
         assert viewer.text == numbered(0, 48_000)
         assert not [event for event in viewer.events if event.get("truncated")]
 
-    play(story)
+    play(scenario)
 
 
 def test_a_run_that_finished_is_completed_after_a_grace() -> None:
     """LogTailer.5: finished by its status, and 10 s of grace: `complete` with `runFinished`."""
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         await server.append("a\n")
         viewer = await server.watch()
         await server.says("success")
@@ -105,13 +105,13 @@ def test_a_run_that_finished_is_completed_after_a_grace() -> None:
         assert viewer.text == "a\nlast words\n"
         assert (viewer.last["eventType"], viewer.last["reason"]) == ("complete", "runFinished")
 
-    play(story)
+    play(scenario)
 
 
 def test_a_run_that_goes_on_is_not_completed() -> None:
     """LogTailer.6: `running` keeps the stream open."""
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         await server.says("running")
         await server.append("a\n")
         viewer = await server.watch()
@@ -121,7 +121,7 @@ def test_a_run_that_goes_on_is_not_completed() -> None:
         await server.passes(seconds=1)
         assert viewer.text == "a\nb\n"
 
-    play(story)
+    play(scenario)
 
 
 def test_an_idle_stream_stays() -> None:
@@ -131,7 +131,7 @@ def test_an_idle_stream_stays() -> None:
     sends a comment every 25 s.
     """
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         await server.append("a\n")
         viewer = await server.watch()
         await server.passes(minutes=15)
@@ -141,7 +141,7 @@ def test_an_idle_stream_stays() -> None:
         await server.passes(seconds=1)
         assert viewer.text == "a\nb\n"
 
-    play(story)
+    play(scenario)
 
 
 def test_a_long_stream_stays() -> None:
@@ -151,7 +151,7 @@ def test_a_long_stream_stays() -> None:
     """
     settings = settings_with(NODE, sse={"ring_bytes": 64 << 10})
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         viewer = await server.watch(after="0")
         for part in range(40):
             await server.append(numbered(part * 3000, part * 3000 + 3000))
@@ -159,13 +159,13 @@ def test_a_long_stream_stays() -> None:
         assert not viewer.ended()
         assert viewer.text == numbered(0, 120_000)
 
-    play(story, settings=settings)
+    play(scenario, settings=settings)
 
 
 def test_the_last_viewer_that_leaves_ends_the_watch() -> None:
     """LogTailer.9: when the last viewer has left, the run is not read any more."""
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         await server.append("a\n")
         viewers = [await server.watch(), await server.watch()]
         for viewer in viewers:
@@ -178,13 +178,13 @@ def test_the_last_viewer_that_leaves_ends_the_watch() -> None:
         await server.passes(minutes=1)
         assert [viewer.text for viewer in viewers] == ["a\n", "a\n"]
 
-    play(story)
+    play(scenario)
 
 
 def test_a_read_that_fails_for_a_moment_is_borne() -> None:
     """LogTailer.10: a transient error of the store does not end the stream."""
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         await server.append(numbered(0, 10))
         await server.passes(minutes=3)
         server.outage.words.update(("get", "stream"))
@@ -196,13 +196,13 @@ def test_a_read_that_fails_for_a_moment_is_borne() -> None:
         await server.passes(seconds=5)
         assert viewer.text == numbered(0, 10)
 
-    play(story)
+    play(scenario)
 
 
 def test_a_read_that_can_never_work_ends_with_an_error() -> None:
     """LogTailer.11: a permanent error is one `error` event, and the end."""
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         await server.append("a\n")
         await server.close()
         await server.disk_store.put("runs/service.pipeline/" + RUN + ".json", b"nonsense")
@@ -213,7 +213,7 @@ def test_a_read_that_can_never_work_ends_with_an_error() -> None:
         assert [event["eventType"] for event in viewer.events] == ["error"]
         assert viewer.last["message"]
 
-    play(story)
+    play(scenario)
 
 
 def test_a_run_that_nobody_knows_yet_is_waited_for() -> None:
@@ -222,7 +222,7 @@ def test_a_run_that_nobody_knows_yet_is_waited_for() -> None:
     Ours: it is waited for as long as the viewer likes.
     """
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         viewer = await server.watch(run="not-yet")
         await server.passes(minutes=5)
         assert not viewer.ended()
@@ -230,13 +230,13 @@ def test_a_run_that_nobody_knows_yet_is_waited_for() -> None:
         await server.passes(seconds=1)
         assert viewer.text == "here I am\n"
 
-    play(story)
+    play(scenario)
 
 
 def test_the_state_of_a_run_is_asked_for_all_viewers_at_once() -> None:
     """LogTailer.13: the probe of the run's state is cached for 10 s."""
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         await server.append("a\n")
         viewers = [await server.watch() for _ in range(10)]
         assert len(server.calls("get", f"coordination/status/service.pipeline/{RUN}")) == 1
@@ -245,13 +245,13 @@ def test_the_state_of_a_run_is_asked_for_all_viewers_at_once() -> None:
         assert asked <= 4, "once a heartbeat, whatever their number"
         assert not any(viewer.ended() for viewer in viewers)
 
-    play(story)
+    play(scenario)
 
 
 def test_every_event_has_a_cursor() -> None:
     """LogTailer.14: each event can be resumed from."""
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         viewer = await server.watch()
         for part in range(5):
             await server.append(f"{part}\n")
@@ -262,7 +262,7 @@ def test_every_event_has_a_cursor() -> None:
         assert len(set(cursors[:-1])) == len(cursors) - 1 == 5
         assert cursors[-1] == cursors[-2], "complete says where it ended"
 
-    play(story)
+    play(scenario)
 
 
 def test_a_viewer_that_comes_back_gets_what_it_missed() -> None:
@@ -271,7 +271,7 @@ def test_a_viewer_that_comes_back_gets_what_it_missed() -> None:
     Ours: also after a restart of the server, and once the lines have moved to the store.
     """
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         await server.append("a\nb\n")
         viewer = await server.watch()
         cursor = viewer.last["after"]
@@ -283,26 +283,26 @@ def test_a_viewer_that_comes_back_gets_what_it_missed() -> None:
         again = await server.watch(after=cursor)
         assert again.text == "c\nd\n"
 
-    play(story)
+    play(scenario)
 
 
 def test_a_viewer_that_is_up_to_date_gets_nothing() -> None:
     """LogTailer.16: nothing is sent again."""
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         await server.append("a\n")
         viewer = await server.watch()
         again = await server.watch(after=viewer.last["after"])
         await server.passes(minutes=3)
         assert again.events == []
 
-    play(story)
+    play(scenario)
 
 
 def test_a_cursor_that_nobody_can_place_is_said() -> None:
     """LogTailer.17: an empty event, `replay` and `truncated`, without a cursor; then what was."""
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         await server.append("a\n")
         viewer = await server.watch(after="no-such-cursor")
         first, *rest = viewer.events
@@ -315,13 +315,13 @@ def test_a_cursor_that_nobody_can_place_is_said() -> None:
         }
         assert "".join([event["logs"] for event in rest]) == "a\n"
 
-    play(story)
+    play(scenario)
 
 
 def test_a_state_that_cannot_be_asked_is_not_the_end() -> None:
     """LogTailer.18: a probe that fails does not count as finished."""
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         await server.append("a\n")
         await server.says("success", OTHER)
         server.outage.words.add("coordination/status")
@@ -334,7 +334,7 @@ def test_a_state_that_cannot_be_asked_is_not_the_end() -> None:
         await server.passes(seconds=15)
         assert viewer.last["eventType"] == "complete"
 
-    play(story)
+    play(scenario)
 
 
 def test_a_server_that_ends_closes_its_streams_cleanly() -> None:
@@ -344,7 +344,7 @@ def test_a_server_that_ends_closes_its_streams_cleanly() -> None:
     the viewer to come back with its cursor.
     """
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         await server.append("a\n")
         viewer = await server.watch()
         cursor = viewer.last["after"]
@@ -355,4 +355,4 @@ def test_a_server_that_ends_closes_its_streams_cleanly() -> None:
         again = await server.watch(after=cursor)
         assert again.text == "b\n"
 
-    play(story)
+    play(scenario)

@@ -49,7 +49,7 @@ class Sent:
 
 @dataclass(eq=False)
 class Clients:
-    """All clients of a story, over every life of the node."""
+    """All clients of a scenario, over every life of the node."""
 
     seed: int = 0
     sent: list[Sent] = field(default_factory=list)

@@ -1,6 +1,6 @@
-"""A story of everything that a node does, and how it ends well whatever came between.
+"""A scenario of everything that a node does, and how it ends well whatever came between.
 
-`first_life` is told while things go wrong. `last_life` comes after: clients send again
+`first_life` is run while things go wrong. `last_life` comes after: clients send again
 what was not acknowledged, everything is closed, and every way to read is held against what
 clients were told. `sweeping_life` comes two days later, `check_end` looks at the store.
 """
@@ -161,7 +161,7 @@ async def check_end(
 
 
 def end_well(fs: PowerCutFileSystem, clients: Clients, seed: int, *, forks: bool = False) -> None:
-    """Checks the store, then tells the last lives and checks again."""
+    """Checks the store, then runs the last lives and checks again."""
 
     async def go(clock: VirtualClock) -> None:
         await check_store(copy_of(fs), clock, clients)

@@ -1,7 +1,7 @@
 """A whole node on a simulated disk: journal, folder and store, in leaping time.
 
 A `Life` is one process: a node from its start to its stop, or to the end of the power.
-Settings are so small that a story of seconds cuts, uploads, flushes, merges and publishes.
+Settings are so small that a scenario of seconds cuts, uploads, flushes, merges and publishes.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ KEEPS_FREE = settings_with(NODE, journal={"min_free_bytes": KEPT})
 
 
 def test_a_full_disk_is_no_ready_node_until_there_is_room() -> None:
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         await server.append("before\n")
         assert (await server.client.get("/health/ready")).json() == {
             "status": "ready",
@@ -35,7 +35,7 @@ def test_a_full_disk_is_no_ready_node_until_there_is_room() -> None:
         await server.append("after\n")
         assert await server.text() == "before\nafter\n"
 
-    play(story, settings=KEEPS_FREE)
+    play(scenario, settings=KEEPS_FREE)
 
 
 def test_reports_do_not_take_the_room_that_batches_are_refused_for() -> None:
@@ -43,7 +43,7 @@ def test_reports_do_not_take_the_room_that_batches_are_refused_for() -> None:
     report = {"runId": RUN, "text": "x" * (KEPT // 4)}
     metrics = f"{ROOT}/metrics/{FQN}/{RUN}"
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         await server.append("before\n")
         server.fs.capacity_bytes -= server.fs.free_bytes("/") - 3 * KEPT
         replies = [await server.client.post(metrics, json=report) for _ in range(20)]
@@ -67,4 +67,4 @@ def test_reports_do_not_take_the_room_that_batches_are_refused_for() -> None:
         server.fs.capacity_bytes += 4 * KEPT
         assert (await server.client.post(metrics, json=report)).status_code == 200
 
-    play(story, settings=KEEPS_FREE)
+    play(scenario, settings=KEEPS_FREE)

@@ -28,7 +28,7 @@ STOPS_AT_ONCE: dict[str, Any] = {
     "server": {"port": 0, "stop_seconds": 0.001},
     "flush": {"segment_seconds": 3600, "segment_bytes": "1GiB"},
 }
-MOVE_AT_THE_DOORS = {
+MOVE_OVER_HTTP = {
     *{
         f"tailrace_{name}"
         for name in (
@@ -211,7 +211,7 @@ async def test_every_metric_is_exported_and_the_metrics_of_http_move(tmp_path: P
     assert during["tailrace_connections"] == 2  # the stream's, and the one that asks
     moved = {sample for sample in after if after[sample] > before.get(sample, 0)}
     moved |= {"tailrace_stream_readers", "tailrace_connections"}
-    assert {name for name in MOVE_AT_THE_DOORS if names[name] not in moved} == set()
+    assert {name for name in MOVE_OVER_HTTP if names[name] not in moved} == set()
 
 
 async def _half_a_body(url: str) -> None:

@@ -23,11 +23,11 @@ pytestmark = pytest.mark.usefixtures("every_store")
 RUN = RunKey("service.pipeline", "run-1")
 
 
-def live(story: Callable[[VirtualClock], Awaitable[None]]) -> None:
+def live(scenario: Callable[[VirtualClock], Awaitable[None]]) -> None:
     """Plays it in leaping time."""
 
     async def go(clock: VirtualClock) -> None:
-        await story(clock)
+        await scenario(clock)
 
     simulate(go, start_ms=START_MS)
 
@@ -39,7 +39,7 @@ def away(clock: VirtualClock, fs: PowerCutFileSystem) -> tuple[FaultyStore, dict
 
 
 def test_a_node_starts_takes_lines_and_leaves_them_in_the_store() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         fs, clients = PowerCutFileSystem(), Clients()
         node = Life(fs, clock).node
         await node.start()
@@ -56,11 +56,11 @@ def test_a_node_starts_takes_lines_and_leaves_them_in_the_store() -> None:
         clients.check(RUN, await downloaded(again, RUN), where="download")
         await again.stop()
 
-    live(story)
+    live(scenario)
 
 
 def test_a_stopping_node_refuses_batches_and_says_so() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         clients = Clients()
         node = Life(PowerCutFileSystem(), clock).node
         await node.start()
@@ -75,11 +75,11 @@ def test_a_stopping_node_refuses_batches_and_says_so() -> None:
             await node.close_run(RUN)
         await stopping
 
-    live(story)
+    live(scenario)
 
 
 def test_a_folder_belongs_to_one_node_at_a_time() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         fs = PowerCutFileSystem()
         node = Life(fs, clock).node
         await node.start()
@@ -87,11 +87,11 @@ def test_a_folder_belongs_to_one_node_at_a_time() -> None:
             await Life(fs, clock, seed=1).node.start()
         await node.stop()
 
-    live(story)
+    live(scenario)
 
 
 def test_a_new_node_takes_nothing_before_it_is_registered() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         fs, clients = PowerCutFileSystem(), Clients()
         store, faults = away(clock, fs)
         node = Life(fs, clock, store=store).node
@@ -109,11 +109,11 @@ def test_a_new_node_takes_nothing_before_it_is_registered() -> None:
         await store.inner.head(keys.node_registration(node.identity.node))
         await node.stop()
 
-    live(story)
+    live(scenario)
 
 
 def test_a_known_node_takes_lines_while_the_store_is_away_and_keeps_them() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         fs, clients = PowerCutFileSystem(), Clients()
         first = Life(fs, clock).node
         await first.start()
@@ -136,11 +136,11 @@ def test_a_known_node_takes_lines_while_the_store_is_away_and_keeps_them() -> No
         assert await last.close_run(RUN) == "closed"
         await last.stop()
 
-    live(story)
+    live(scenario)
 
 
 def test_a_folder_under_another_name_goes_on_as_a_fork() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         fs, clients = PowerCutFileSystem(), Clients()
         first = Life(fs, clock, name="first").node
         await first.start()
@@ -161,11 +161,11 @@ def test_a_folder_under_another_name_goes_on_as_a_fork() -> None:
         assert third.identity == second.identity
         await third.stop()
 
-    live(story)
+    live(scenario)
 
 
 def test_a_node_that_finds_itself_a_copy_goes_on_under_its_name() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         fs, clients = PowerCutFileSystem(), Clients()
         store = open_store(fs, clock, Random(1))
         node = Life(fs, clock, store=store).node
@@ -183,4 +183,4 @@ def test_a_node_that_finds_itself_a_copy_goes_on_under_its_name() -> None:
         await node.stop()
         assert not node.failed.done()
 
-    live(story)
+    live(scenario)

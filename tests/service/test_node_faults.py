@@ -1,6 +1,6 @@
 """A whole node whose disk is full, whose disk fails, or whose store is away or unclear.
 
-The same story as under power cuts, told to the end by clients that try again. A node that
+The same scenario as under power cuts, run to the end with clients that try again. A node that
 gives up is started again, as a supervisor would. No line that was acknowledged is lost or
 doubled, and once the trouble is over the node goes on by itself.
 """
@@ -35,7 +35,7 @@ DATA = "/data"
 
 @dataclass
 class Trouble:
-    """A story during which a disk or a store fails for a while."""
+    """A scenario during which a disk or a store fails for a while."""
 
     seed: int
     disk: Callable[[PowerCutFileSystem], None] = lambda _: None
@@ -45,15 +45,15 @@ class Trouble:
     gave_up: int = 0
     schedule: Schedule = field(init=False)
 
-    def tell(self) -> None:
-        """The story, and its end. Raises what does not hold."""
+    def run(self) -> None:
+        """The scenario, and its end. Raises what does not hold."""
         self.schedule = Schedule(self.faults)
         self.disk(self.fs)
         clients, now = PatientClients(self.seed), START_MS
-        told = False
-        while not told:
+        ended = False
+        while not ended:
             assert self.lives < 100, "it never starts"
-            told, now = simulate(lambda clock: self._live(clock, clients), start_ms=now)
+            ended, now = simulate(lambda clock: self._live(clock, clients), start_ms=now)
             now += 1000
             if now >= START_MS + TROUBLE_SECONDS * 1000:
                 self.fs.heal()
@@ -62,25 +62,25 @@ class Trouble:
         end_well(self.fs, clients, self.seed, forks=True)
 
     async def _live(self, clock: VirtualClock, clients: PatientClients) -> tuple[bool, int]:
-        """Whether the story was told to its end before the node gave up, and when that was."""
+        """Whether the scenario was run to its end before the node gave up, and when that was."""
         self.lives += 1
         asyncio.create_task(self._heal(clock))  # noqa: RUF006 -- ends with the loop
-        told = True
+        ended = True
         try:
             await self._first_life(clock, clients)
         except* TailraceError:
-            told = False
-        return told, clock.now_ms()
+            ended = False
+        return ended, clock.now_ms()
 
     async def _first_life(self, clock: VirtualClock, clients: PatientClients) -> None:
         life = self._life(clock)
-        story = asyncio.create_task(first_life(life, clients))
-        ended: list[asyncio.Future[Any]] = [story, life.node.failed]
+        scenario = asyncio.create_task(first_life(life, clients))
+        ended: list[asyncio.Future[Any]] = [scenario, life.node.failed]
         await asyncio.wait(ended, return_when=asyncio.FIRST_COMPLETED)
         if life.node.failed.done():
             self.gave_up += 1
             raise life.node.failed.result()
-        await story
+        await scenario
 
     def _life(self, clock: VirtualClock) -> Life:
         dice = Random(f"{self.seed} {self.lives}")
@@ -97,7 +97,7 @@ def try_all(seed: int, total: int, stride: int, trouble: Callable[[int], Trouble
     failures = []
     for call in range(1 + Random(seed).randrange(stride), total + 1, stride):
         try:
-            trouble(call).tell()
+            trouble(call).run()
         except Exception as error:  # noqa: BLE001 -- all failing calls are wanted
             failures.append(f"seed {seed} call {call}: {error!r}")
     return failures
@@ -126,16 +126,16 @@ def test_a_store_whose_disk_fails(seed: int, once: bool) -> None:
 @pytest.mark.parametrize("under", ["/", DATA])
 def test_a_process_without_descriptors_for_a_while(seed: int, under: str) -> None:
     """Nothing can be opened. A node that runs goes on; at most its start is tried again."""
-    told: list[Trouble] = []
+    made: list[Trouble] = []
 
     def trouble(call: int) -> Trouble:
-        told.append(Trouble(seed, lambda fs: fs.fail_with(errno.EMFILE, at=call, under=under)))
-        return told[-1]
+        made.append(Trouble(seed, lambda fs: fs.fail_with(errno.EMFILE, at=call, under=under)))
+        return made[-1]
 
     failures = try_all(seed, 1200, STRIDE, trouble)
     assert not failures, "\n".join(failures)
-    assert {trouble.gave_up for trouble in told} == {0}
-    assert sum(trouble.lives > 1 for trouble in told) <= 2
+    assert {trouble.gave_up for trouble in made} == {0}
+    assert sum(trouble.lives > 1 for trouble in made) <= 2
 
 
 @pytest.mark.parametrize("seed", seeds(2))

@@ -1,4 +1,4 @@
-"""A whole node on a real S3 server, through a proxy that misbehaves: the story to its end.
+"""A whole node on a real S3 server, through a proxy that misbehaves: the scenario to its end.
 
 The disk of its journal is simulated, its store is not. Between the two lie lost answers, late
 answers, refusals and halves, by seed; and the process is killed at any of the store's calls.
@@ -44,7 +44,7 @@ class Kill(Schedule):
 
 
 @dataclass
-class Telling:
+class FirstLife:
     """The first life over a disk and a server, as far as it comes."""
 
     seed: int
@@ -52,7 +52,7 @@ class Telling:
     fs: PowerCutFileSystem = field(default_factory=PowerCutFileSystem)
     clients: Clients = field(default_factory=Clients)
 
-    def tell(self) -> None:
+    def run(self) -> None:
         """Until its end, or the kill."""
 
         async def go(clock: VirtualClock) -> None:
@@ -73,27 +73,27 @@ class Telling:
 
 
 @pytest.mark.parametrize("seed", seeds(1))
-def test_the_story_of_a_node(every_server: Faults, seed: int) -> None:
-    telling = Telling(seed, clients=Clients(seed))
-    telling.tell()
-    end_well(telling.fs, telling.clients, seed)
-    # A put and its answer, a refusal, half of a body: the story met most of them.
+def test_the_scenario_of_a_node(every_server: Faults, seed: int) -> None:
+    first = FirstLife(seed, clients=Clients(seed))
+    first.run()
+    end_well(first.fs, first.clients, seed)
+    # A put and its answer, a refusal, half of a body: the scenario met most of them.
     assert len(every_server.injected) >= 8
 
 
 @pytest.mark.usefixtures("every_server")
 @pytest.mark.parametrize("seed", seeds(1))
 def test_a_node_is_killed_at_any_call_of_its_store(seed: int) -> None:
-    whole = Telling(seed)
-    whole.tell()
+    whole = FirstLife(seed)
+    whole.run()
     total = whole.kill.steps
     failures = []
     for at in sorted(Random(seed).sample(range(1, total + 1), KILLS)):
-        telling = Telling(seed, Kill(at), clients=Clients(seed))
+        first = FirstLife(seed, Kill(at), clients=Clients(seed))
         try:
-            telling.tell()
-            assert telling.kill.dead
-            end_well(telling.fs, telling.clients, seed)
+            first.run()
+            assert first.kill.dead
+            end_well(first.fs, first.clients, seed)
         except Exception as error:  # noqa: BLE001 -- all failing calls are wanted, to replay
             failures.append(f"seed {seed} call {at}: {error!r}")
     assert not failures, "\n".join(failures)
@@ -106,12 +106,12 @@ def test_a_server_that_is_away_for_a_while(every_server: Faults, kind: Kind) -> 
 
     async def go(clock: VirtualClock) -> None:
         life = Life(fs, clock, seed=1)
-        story = asyncio.create_task(first_life(life, clients))
+        scenario = asyncio.create_task(first_life(life, clients))
         await clock.sleep(4.0)
         every_server.refuse(kind)
         await clock.sleep(2.0)
         every_server.relent()
-        await story
+        await scenario
 
     simulate(go, start_ms=START_MS)
     assert every_server.injected[kind] > 4

@@ -1,6 +1,6 @@
 """The power goes at any call of a whole node: journal, folder, store and texts at once.
 
-A story of many kinds of steps is told over a simulated disk. At each call the disk is kept
+A scenario of many kinds of steps is run over a simulated disk. At each call the disk is kept
 as it might be after a power cut. On each of those a new node starts; clients send again
 what was not acknowledged; then everything is read back in every way and held against
 what the clients were told. Some of those nodes lose their power again.
@@ -101,11 +101,11 @@ def test_every_call_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def trace(seed: int) -> str:
-    """A digest of all calls of a story."""
+    """A digest of all calls of a scenario."""
     fs, _ = told(seed, [])
     return blake2b("\n".join(fs.calls).encode()).hexdigest()
 
 
-def test_a_seed_tells_the_same_story_each_time() -> None:
+def test_a_seed_gives_the_same_scenario_each_time() -> None:
     assert trace(1) == trace(1)
     assert trace(1) != trace(2)

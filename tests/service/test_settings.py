@@ -171,7 +171,7 @@ def test_a_named_file_must_exist() -> None:
         read_file("nowhere.yaml")
 
 
-def test_insecure_opens_the_door() -> None:
+def test_insecure_allows_it() -> None:
     settings, _ = load_settings({"server": {"host": "0.0.0.0", "insecure": True}})
     assert settings.server.host == "0.0.0.0"
 

@@ -91,7 +91,7 @@ async def test_what_comes_within_one_interval_is_one_tick() -> None:
     tail.unwatch(watcher)
 
 
-async def test_a_node_that_starts_anew_begins_a_new_tick() -> None:
+async def test_a_node_that_starts_again_begins_a_new_tick() -> None:
     channel = Channel(KEY, QUICK)
     channel.publish("a", published(b"x\n", 9), Position("f", 9))
     channel.publish("b", published(b"y\n", 3), Position("g", 3))

@@ -12,7 +12,7 @@ def test_no_multipart_upload_is_started_by_an_append() -> None:
     Ours: an append does not touch the store at all; the journal makes it durable.
     """
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         await server.passes(seconds=1)
         before = list(server.store.calls)
         await server.append("burst-1\nburst-2\n")
@@ -21,7 +21,7 @@ def test_no_multipart_upload_is_started_by_an_append() -> None:
         assert server.calls("put", "chunks/")
         assert await server.text() == "burst-1\nburst-2\n"
 
-    play(story)
+    play(scenario)
 
 
 def test_an_append_leaves_no_lock_behind_and_waits_for_none() -> None:
@@ -30,7 +30,7 @@ def test_an_append_leaves_no_lock_behind_and_waits_for_none() -> None:
     Ours: an append takes no lock that a flush holds while the store is slow.
     """
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         server.delays["chunks/"] = 30.0
         await server.append("line 1\n")
         await server.passes(seconds=140)
@@ -46,13 +46,13 @@ def test_an_append_leaves_no_lock_behind_and_waits_for_none() -> None:
         assert await server.close() == "closed"
         assert await server.text() == "line 1\nline 2\n"
 
-    play(story)
+    play(scenario)
 
 
 def test_lines_wait_for_the_flush_and_are_counted() -> None:
     """S3LogStorageTest.testAppendLogsPopulatesPendingFlushAndCounter: 3 lines pend, counter 3."""
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         await server.append("line 1\nline 2\nline 3")
         assert (await server.page())["totalLines"] == 3
         assert server.metric("tailrace_run_log_lag_lines") == 3
@@ -61,13 +61,13 @@ def test_lines_wait_for_the_flush_and_are_counted() -> None:
         assert server.metric("tailrace_run_log_lag_lines") == 0
         assert (await server.page())["totalLines"] == 3
 
-    play(story)
+    play(scenario)
 
 
 def test_a_newline_at_the_end_is_no_line() -> None:
     """S3LogStorageTest.testAppendLogsTrailingNewlineDoesNotOvercount: "A\\nB\\n" is two lines."""
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         reply = await server.append("line A\nline B\n")
         assert reply["lines"] == 2
         page = await server.page()
@@ -75,7 +75,7 @@ def test_a_newline_at_the_end_is_no_line() -> None:
         await server.passes(minutes=3)
         assert (await server.metadata("partial.txt"))["last-flushed-line"] == "2"
 
-    play(story)
+    play(scenario)
 
 
 def test_a_late_append_after_the_close_is_kept() -> None:
@@ -84,7 +84,7 @@ def test_a_late_append_after_the_close_is_kept() -> None:
     Ours: it is kept. The run is open again, and closed once it was idle for a minute.
     """
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         await server.append("before-close\n")
         assert await server.close() == "closed"
         await server.append("late-after-close\n")
@@ -96,7 +96,7 @@ def test_a_late_append_after_the_close_is_kept() -> None:
         assert await server.stored("logs.txt") == "before-close\nlate-after-close\n"
         assert await server.stored("partial.txt") is None
 
-    play(story)
+    play(scenario)
 
 
 def test_much_news_is_flushed_early_and_once() -> None:
@@ -109,7 +109,7 @@ def test_much_news_is_flushed_early_and_once() -> None:
         runs={"early_flush_watermark_bytes": 1, "partial_flush_interval_minutes": 100_000 / 60},
     )
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         for word in ("first", "second", "third"):
             await server.append(f"{word}\n")
         await server.passes(seconds=15)
@@ -117,7 +117,7 @@ def test_much_news_is_flushed_early_and_once() -> None:
         assert server.metric("tailrace_chunks") == 1
         assert server.metric("tailrace_run_log_lag_lines") == 0
 
-    play(story, settings=settings)
+    play(scenario, settings=settings)
 
 
 def test_long_lines_and_many_lines_are_kept_whole() -> None:
@@ -128,7 +128,7 @@ def test_long_lines_and_many_lines_are_kept_whole() -> None:
     without a cursor begins with the last 100 lines.
     """
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         oversized = "x" * (10 * 1024 + 25) + "\n"
         await server.append(oversized)
         fresh = await server.watch()
@@ -140,13 +140,13 @@ def test_long_lines_and_many_lines_are_kept_whole() -> None:
         assert late.text == numbered(905, 1005)
         assert fresh.text == whole.text == everything == await server.text()
 
-    play(story)
+    play(scenario)
 
 
 def test_two_runs_of_a_pipeline_do_not_meet() -> None:
     """Not upstream's: names that differ only in punctuation share a folder there."""
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         await server.append("a\n", RUN, "svc.a_b")
         await server.append("b\n", RUN, "svc_a.b")
         await server.append("c\n", OTHER, FQN)
@@ -154,4 +154,4 @@ def test_two_runs_of_a_pipeline_do_not_meet() -> None:
         assert await server.text(RUN, "svc_a.b") == "b\n"
         assert await server.runs("svc.a_b") == []
 
-    play(story)
+    play(scenario)

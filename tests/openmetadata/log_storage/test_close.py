@@ -22,7 +22,7 @@ def test_a_close_flushes_makes_the_final_text_and_forgets() -> None:
     Flush, copy `partial.txt` to `logs.txt` in the store, delete `partial.txt`, drop the state.
     """
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         await server.append("first-line\n")
         await server.passes(minutes=3)
         assert await server.stored("partial.txt") == "first-line\n"
@@ -37,7 +37,7 @@ def test_a_close_flushes_makes_the_final_text_and_forgets() -> None:
         assert (page["state"], page["total"], "streaming" in page) == ("closed", len(whole), False)
         assert server.metric("tailrace_runs_waiting") == 0
 
-    play(story)
+    play(scenario)
 
 
 def test_a_late_partial_does_not_overwrite_the_final_text() -> None:
@@ -47,7 +47,7 @@ def test_a_late_partial_does_not_overwrite_the_final_text() -> None:
     Ours: the final text stays the beginning, and the late lines are added to it.
     """
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         await server.disk_store.put(f"{THEIRS}/logs.txt", b"closed by OpenMetadata\n")
         await server.append("late-tail\n")
         assert (await server.page())["logs"] == "closed by OpenMetadata\nlate-tail"
@@ -55,7 +55,7 @@ def test_a_late_partial_does_not_overwrite_the_final_text() -> None:
         assert await server.stored("logs.txt") == "closed by OpenMetadata\nlate-tail\n"
         assert await server.stored("partial.txt") is None
 
-    play(story)
+    play(scenario)
 
 
 def test_a_bare_404_to_a_head_means_that_it_is_not_there() -> None:
@@ -71,18 +71,18 @@ def test_a_bare_404_to_a_head_means_that_it_is_not_there() -> None:
     assert failure is not None
     assert isinstance(failure.error("head logs.txt"), NotFound)
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         await server.append("tail\n")
         assert await server.close() == "closed"
         assert await server.stored("logs.txt") == "tail\n"
 
-    play(story)
+    play(scenario)
 
 
 def test_a_second_close_changes_nothing() -> None:
     """S3LogStorageTest.testCloseStreamIsIdempotent: it is a graceful no-op."""
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         await server.append("x\n")
         assert await server.close() == "closed"
         once = await server.stored("logs.txt"), await server.metadata("logs.txt")
@@ -92,7 +92,7 @@ def test_a_second_close_changes_nothing() -> None:
         assert (await server.stored("logs.txt"), await server.metadata("logs.txt")) == once
         assert await server.close(run="never-was") == "closed"
 
-    play(story)
+    play(scenario)
 
 
 def test_a_close_whose_flush_fails_loses_nothing() -> None:
@@ -102,7 +102,7 @@ def test_a_close_whose_flush_fails_loses_nothing() -> None:
     process, as soon as the store takes it. The client does not look at the answer.
     """
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         await server.append("to-flush\n")
         server.outage.words.add("chunks")
         assert await server.close() == "closing"
@@ -116,7 +116,7 @@ def test_a_close_whose_flush_fails_loses_nothing() -> None:
         assert await server.stored("logs.txt") == "to-flush\n"
         assert (await server.page())["state"] == "closed"
 
-    play(story)
+    play(scenario)
 
 
 def test_an_abandoned_run_is_finalised() -> None:
@@ -125,7 +125,7 @@ def test_an_abandoned_run_is_finalised() -> None:
     Ours: also when no process remembers it: upstream's sweeper looks at its memory only.
     """
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         await server.append("abandoned\n")
         viewer = await server.watch()
         await server.passes(minutes=20)
@@ -139,16 +139,16 @@ def test_an_abandoned_run_is_finalised() -> None:
         assert viewer.ended()
         assert viewer.last["eventType"] == "complete"
 
-    play(story, settings=SWEEPING)
+    play(scenario, settings=SWEEPING)
 
 
 def test_an_abandoned_run_of_openmetadata_is_read_as_it_is() -> None:
     """Not upstream's: a run that its server left behind can be read and closed here."""
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         await written_by_openmetadata(server, "left behind\n")
         assert (await server.page())["logs"] == "left behind"
         assert await server.close() == "closed"
         assert await server.text() == "left behind\n"
 
-    play(story)
+    play(scenario)

@@ -23,7 +23,7 @@ def test_a_flush_goes_on_behind_the_partial_text_that_is_there() -> None:
     The prior lines stay, the new ones follow, and the metadata says how far it is.
     """
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         await written_by_openmetadata(server, numbered(1, 4, "old-line"))
         await server.append(numbered(1, 3, "new-line"))
         await server.passes(minutes=3)
@@ -33,7 +33,7 @@ def test_a_flush_goes_on_behind_the_partial_text_that_is_there() -> None:
         assert set(about) == METADATA
         assert about["total-bytes"] == str(len(merged))
 
-    play(story)
+    play(scenario)
 
 
 def test_a_large_partial_text_is_put_together_by_the_store() -> None:
@@ -44,7 +44,7 @@ def test_a_large_partial_text_is_put_together_by_the_store() -> None:
     once the text has doubled, so that copying stays linear.
     """
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         block = numbered(0, 15_000)  # 154 KB
         for _ in range(42):
             await server.append(block)
@@ -60,7 +60,7 @@ def test_a_large_partial_text_is_put_together_by_the_store() -> None:
         assert not [call for call in calls if "get" in call and call.endswith(".txt")]
         assert await server.stored("partial.txt") == block * 86 == await server.text()
 
-    play(story)
+    play(scenario)
 
 
 def test_a_partial_text_that_cannot_be_put_together_costs_nothing() -> None:
@@ -70,7 +70,7 @@ def test_a_partial_text_that_cannot_be_put_together_costs_nothing() -> None:
     that no line is lost and the next flush publishes again.
     """
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         server.outage.words.add(f"compose pipeline-logs/{FQN}/{RUN}/partial.txt")
         await server.append("line\n")
         await server.passes(minutes=3)
@@ -81,7 +81,7 @@ def test_a_partial_text_that_cannot_be_put_together_costs_nothing() -> None:
         await server.passes(minutes=5)
         assert await server.stored("partial.txt") == "line\nnext\n"
 
-    play(story)
+    play(scenario)
 
 
 def test_a_restart_keeps_old_and_new_lines() -> None:
@@ -90,7 +90,7 @@ def test_a_restart_keeps_old_and_new_lines() -> None:
     Ours: also when it was killed, and with lines that no flush had seen.
     """
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         await server.append(numbered(1, 4, "L"))
         await server.passes(minutes=3)
         await server.append(numbered(4, 6, "L"))
@@ -99,13 +99,13 @@ def test_a_restart_keeps_old_and_new_lines() -> None:
         await server.passes(minutes=3)
         assert await server.stored("partial.txt") == numbered(1, 8, "L")
 
-    play(story)
+    play(scenario)
 
 
 def test_the_counter_goes_on_from_the_metadata() -> None:
     """S3LogStorageTest.testFlushUsesMetadataLastFlushedLineToBumpCounter: 5 + 2 = 7."""
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         await written_by_openmetadata(server, numbered(1, 6, "L"))
         await server.append(numbered(6, 8, "L"))
         await server.passes(minutes=3)
@@ -113,13 +113,13 @@ def test_the_counter_goes_on_from_the_metadata() -> None:
         assert about["last-flushed-line"] == "7"
         assert (await server.page())["total"] == 7
 
-    play(story)
+    play(scenario)
 
 
 def test_a_run_that_fails_does_not_stop_the_others() -> None:
     """S3LogStorageTest.testWritePartialLogsContinuesEvenIfOneStreamFails."""
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         server.outage.words.add(f"{RUN}/chunks")
         await server.append("from-A\n", RUN)
         await server.append("from-B\n", OTHER)
@@ -132,13 +132,13 @@ def test_a_run_that_fails_does_not_stop_the_others() -> None:
         assert await server.stored("partial.txt", RUN) == "from-A\n"
         assert server.metric("tailrace_runs_failing") == 0
 
-    play(story)
+    play(scenario)
 
 
 def test_what_pends_and_the_flushers_heartbeat_are_shown() -> None:
     """S3LogStorageTest.testWritePartialLogsUpdatesPendingMetricsAndHeartbeat."""
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         await server.append("alpha\nbeta\ngamma\n")
         await server.passes(seconds=15)
         assert server.metric("tailrace_runs_waiting") == 1
@@ -149,13 +149,13 @@ def test_what_pends_and_the_flushers_heartbeat_are_shown() -> None:
         assert server.node.run_logs.flusher.heartbeat.age_seconds < 60
         server.delays.clear()
 
-    play(story)
+    play(scenario)
 
 
 def test_a_flush_that_worked_is_dated() -> None:
     """S3LogStorageTest.testFlushSuccessUpdatesLastPartialFlushTimestamp."""
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         await server.passes(minutes=2)
         before = server.node.run_logs.flusher.heartbeat.success_age_seconds
         assert before > 100
@@ -164,13 +164,13 @@ def test_a_flush_that_worked_is_dated() -> None:
         assert server.node.run_logs.flusher.heartbeat.success_age_seconds < 60
         assert server.metric("tailrace_run_flushes") == 1
 
-    play(story)
+    play(scenario)
 
 
 def test_a_flush_that_failed_is_counted() -> None:
     """S3LogStorageTest.testFlushFailureIncrementsFailureCounter."""
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         server.outage.words.add("chunks")
         await server.append("z\n")
         await server.passes(minutes=3)
@@ -180,14 +180,14 @@ def test_a_flush_that_failed_is_counted() -> None:
         await server.passes(minutes=3)
         assert server.metric("om_streamable_logs_consecutive_flush_failures") == 0
 
-    play(story)
+    play(scenario)
 
 
 def test_a_sweep_that_hangs_does_not_stop_the_flushes() -> None:
     """S3LogStorageTest.testPartialFlushAndAbandonedCleanupExecutorsAreSeparate."""
     settings = settings_with(NODE, runs={"cleanup_interval_minutes": 1.0})
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         server.delays["list runs/"] = 10_000.0
         await server.passes(minutes=2)
         assert server.node.run_logs.sweeper.heartbeat.age_seconds > 55
@@ -196,14 +196,14 @@ def test_a_sweep_that_hangs_does_not_stop_the_flushes() -> None:
         assert await server.stored("partial.txt") == "x\n"
         server.delays.clear()
 
-    play(story, settings=settings)
+    play(scenario, settings=settings)
 
 
 def test_a_loop_that_met_an_error_goes_on() -> None:
     """S3LogStorageTest.testSafeScheduledTaskSwallowsThrowableSoSchedulerKeepsRunning."""
     settings = settings_with(NODE, runs={"cleanup_interval_minutes": 1.0})
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         await server.passes(seconds=5)
         server.outage.words.update(("list runs/", "coordination/text"))
         await server.append("x\n")
@@ -215,14 +215,14 @@ def test_a_loop_that_met_an_error_goes_on() -> None:
         assert server.node.run_logs.sweeper.last_error is None
         assert server.node.run_logs.flushed_pos == server.node.journal.next_pos
 
-    play(story, settings=settings)
+    play(scenario, settings=settings)
 
 
 def test_the_sweepers_heartbeat_moves() -> None:
     """S3LogStorageTest.testCleanupHeartbeatUpdates."""
     settings = settings_with(NODE, runs={"cleanup_interval_minutes": 1.0})
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         heartbeat = server.node.run_logs.sweeper.heartbeat
         await server.passes(seconds=90)
         assert heartbeat.success_age_seconds < 60
@@ -234,4 +234,4 @@ def test_the_sweepers_heartbeat_moves() -> None:
         await server.passes(minutes=2)
         assert heartbeat.success_age_seconds < 60
 
-    play(story, settings=settings)
+    play(scenario, settings=settings)

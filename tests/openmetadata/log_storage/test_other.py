@@ -8,7 +8,7 @@ from tests.openmetadata.server import FQN, OTHER, ROOT, RUN, Server, numbered, p
 def test_runs_are_listed() -> None:
     """S3LogStorageTest.testListRuns: both runs. Ours: newest first, whatever their names."""
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         await server.append("a\n", OTHER)
         await server.close(OTHER)
         await server.passes(seconds=1)
@@ -17,7 +17,7 @@ def test_runs_are_listed() -> None:
         await server.passes(minutes=3)
         assert await server.runs(limit=10) == [RUN, OTHER]
 
-    play(story)
+    play(scenario)
 
 
 def test_deletion_takes_all_that_was_stored() -> None:
@@ -26,7 +26,7 @@ def test_deletion_takes_all_that_was_stored() -> None:
     Ours: every object of the run, and nothing of it can be read or searched from then on.
     """
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         await server.append("a\n")
         await server.passes(minutes=3)
         await server.close()
@@ -38,13 +38,13 @@ def test_deletion_takes_all_that_was_stored() -> None:
         await server.append("again\n")
         assert await server.text() == "again\n"
 
-    play(story)
+    play(scenario)
 
 
 def test_whether_a_run_exists() -> None:
     """S3LogStorageTest.testLogsExist: true, then false. Ours: also true while it is active."""
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         url = f"{ROOT}/logs/{FQN}/{RUN}/download"
         assert (await server.client.head(url)).status_code == 404
         await server.append("a\n")
@@ -54,13 +54,13 @@ def test_whether_a_run_exists() -> None:
         await server.delete()
         assert (await server.client.head(url)).status_code == 404
 
-    play(story)
+    play(scenario)
 
 
 def test_a_store_that_is_away_is_not_a_run_that_is_not_there() -> None:
     """S3LogStorageTest.testLogsExistWrapsUnexpectedHeadObjectErrors: the error is passed on."""
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         await server.append("a\n")
         await server.close()
         server.outage.words.update(("get", "head"))
@@ -71,13 +71,13 @@ def test_a_store_that_is_away_is_not_a_run_that_is_not_there() -> None:
         assert page.json()["message"]
         server.outage.words.clear()
 
-    play(story)
+    play(scenario)
 
 
 def test_a_listener_gets_what_was_then_what_comes_and_nothing_afterwards() -> None:
     """S3LogStorageTest.testRegisterLogListenerReplaysBufferedLogsAndStopsAfterUnregister."""
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         await server.append("old-1\nold-2")
         viewer = await server.watch()
         assert viewer.text == "old-1\nold-2\n"
@@ -92,7 +92,7 @@ def test_a_listener_gets_what_was_then_what_comes_and_nothing_afterwards() -> No
         assert "after-unregister" not in viewer.text
         assert server.node.tail.watched == {}
 
-    play(story)
+    play(scenario)
 
 
 def test_all_runs_of_a_pipeline_are_deleted() -> None:
@@ -101,7 +101,7 @@ def test_all_runs_of_a_pipeline_are_deleted() -> None:
     However many objects there are, and what is only in memory too.
     """
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         for number in range(12):
             await server.append(numbered(0, 50), f"run-{number}")
         await server.passes(minutes=3)
@@ -116,4 +116,4 @@ def test_all_runs_of_a_pipeline_are_deleted() -> None:
             assert await server.stored("", run) is None
         assert await server.text(RUN, "service.other") == "of another pipeline\n"
 
-    play(story)
+    play(scenario)

@@ -15,50 +15,50 @@ async def closed_with(server: Server, text: str) -> None:
 def test_the_first_page_of_a_closed_run() -> None:
     """S3LogStorageTest.testGetLogs: 2 of 5 lines, `after` "2", `total` in bytes."""
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         await closed_with(server, FIVE)
         page = await server.page(limit=2)
         assert (page["logs"], page["after"]) == ("Line 1\nLine 2", "2")
         assert page["total"] == len(FIVE)
 
-    play(story)
+    play(scenario)
 
 
 def test_the_page_behind_a_cursor() -> None:
     """S3LogStorageTest.testGetLogsWithPagination: after "2" come lines 3 and 4, then "4"."""
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         await closed_with(server, FIVE)
         page = await server.page(limit=2, after="2")
         assert (page["logs"], page["after"]) == ("Line 3\nLine 4", "4")
         last = await server.page(limit=2, after="4")
         assert (last["logs"], last["after"]) == ("Line 5", None)
 
-    play(story)
+    play(scenario)
 
 
 def test_a_run_that_is_not_there() -> None:
     """S3LogStorageTest.testGetLogsNonExistent: no lines, no cursor, total 0."""
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         await server.append("of another run\n", OTHER)
         page = await server.page(limit=10)
         assert (page["logs"], page["after"], page["total"]) == ("", None, 0)
 
-    play(story)
+    play(scenario)
 
 
 def test_a_cursor_that_is_none_is_the_start_of_a_closed_run() -> None:
     """S3LogStorageTest.testGetLogsWithInvalidCursorFallsBackToBeginningForCompletedFile."""
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         text = numbered(1, 4, "Line")
         await closed_with(server, text)
         page = await server.page(after="bad-cursor", limit=2)
         assert (page["logs"], page["after"]) == ("Line 1\nLine 2", "2")
         assert page["total"] == len(text)
 
-    play(story)
+    play(scenario)
 
 
 def test_a_page_of_an_active_run_from_what_is_flushed() -> None:
@@ -67,7 +67,7 @@ def test_a_page_of_an_active_run_from_what_is_flushed() -> None:
     `total` is flushed and pending lines together, `streaming` is true.
     """
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         await server.append(numbered(1, 4, "Processed"))
         await server.passes(minutes=3)
         await server.append("memory line 1\nmemory line 2")
@@ -75,7 +75,7 @@ def test_a_page_of_an_active_run_from_what_is_flushed() -> None:
         assert (page["logs"], page["after"]) == ("Processed 2", "2")
         assert (page["total"], page["streaming"]) == (5, True)
 
-    play(story)
+    play(scenario)
 
 
 def test_a_page_of_an_active_run_of_which_nothing_is_flushed() -> None:
@@ -85,7 +85,7 @@ def test_a_page_of_an_active_run_of_which_nothing_is_flushed() -> None:
     long as the lines behind it have not got their place, so that a tailer sees each once.
     """
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         await server.append("Line 1\nLine 2\nLine 3")
         page = await server.page(after="bad-cursor", limit=2)
         assert page["logs"] == "Line 1\nLine 2"
@@ -94,13 +94,13 @@ def test_a_page_of_an_active_run_of_which_nothing_is_flushed() -> None:
         await server.passes(minutes=3)
         assert (await server.page(after=page["after"]))["logs"] == "Line 3"
 
-    play(story)
+    play(scenario)
 
 
 def test_a_page_in_mid_run_has_the_pending_lines_too() -> None:
     """S3LogStorageTest.testGetLogsMidRunIncludesPendingFlushTail: total 4, each line once."""
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         await server.append("flushed-1\nflushed-2\n")
         await server.passes(minutes=3)
         await server.append("tail-1\ntail-2\n")
@@ -108,13 +108,13 @@ def test_a_page_in_mid_run_has_the_pending_lines_too() -> None:
         assert page["logs"] == "flushed-1\nflushed-2\ntail-1\ntail-2"
         assert page["total"] == 4
 
-    play(story)
+    play(scenario)
 
 
 def test_the_whole_text_of_a_closed_run() -> None:
     """S3LogStorageTest.testGetLogInputStream: the stored text, as it is."""
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         await closed_with(server, "Stream content")
         assert await server.text() == "Stream content\n"
         before = len(server.store.calls)
@@ -122,7 +122,7 @@ def test_the_whole_text_of_a_closed_run() -> None:
         read = [call for call in server.store.calls[before:] if call.startswith("stream pipeline")]
         assert len(read) == 1, "it comes from the final text, in one go"
 
-    play(story)
+    play(scenario)
 
 
 def test_the_whole_text_of_an_active_run() -> None:
@@ -132,7 +132,7 @@ def test_the_whole_text_of_an_active_run() -> None:
     Ours: all of it, wherever it stands, and without the store for what is not there yet.
     """
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         await server.append(numbered(1, 1501, "Line"))
         before = len(server.store.calls)
         assert await server.text() == numbered(1, 1501, "Line")
@@ -142,4 +142,4 @@ def test_the_whole_text_of_an_active_run() -> None:
         await server.append("Line 1501\n")
         assert await server.text() == numbered(1, 1502, "Line")
 
-    play(story)
+    play(scenario)

@@ -60,11 +60,11 @@ async def check_gone(node: Node, clock: VirtualClock, batch: IncomingBatch) -> N
     assert (await node.run_logs.manifests.get(RUN)).manifest.lines == 1
 
 
-def live(story: Callable[[VirtualClock], Awaitable[None]]) -> None:
+def live(scenario: Callable[[VirtualClock], Awaitable[None]]) -> None:
     """Plays it in leaping time."""
 
     async def go(clock: VirtualClock) -> None:
-        await story(clock)
+        await scenario(clock)
 
     simulate(go, start_ms=START_MS)
 
@@ -75,7 +75,7 @@ def live(story: Callable[[VirtualClock], Awaitable[None]]) -> None:
 def test_it_reaches_what_is_not_synced_yet_also_of_a_run_that_memory_forgot(
     durability: Durability, crowded: bool, what: str
 ) -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         node = Life(PowerCutFileSystem(), clock, settings=FEW).node
         await node.start()
         batch = ahead(clock, durability)
@@ -89,12 +89,12 @@ def test_it_reaches_what_is_not_synced_yet_also_of_a_run_that_memory_forgot(
         await check_gone(node, clock, batch)
         await node.stop()
 
-    live(story)
+    live(scenario)
 
 
 @pytest.mark.parametrize("what", ["run", "pipeline"])
 def test_it_reaches_what_only_the_journal_of_an_earlier_start_holds(what: str) -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         fs = PowerCutFileSystem()
         store = FaultyStore(open_store(fs, clock, Random(1)), Schedule({}))
         faults = dict.fromkeys(range(1, 100_000), Fault.UNAVAILABLE)
@@ -115,11 +115,11 @@ def test_it_reaches_what_only_the_journal_of_an_earlier_start_holds(what: str) -
         await check_gone(again, clock, batch)
         await again.stop()
 
-    live(story)
+    live(scenario)
 
 
 def test_lines_that_come_while_it_is_recorded_go_with_it_or_stay_whole() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         node = Life(PowerCutFileSystem(), clock, settings=FEW).node
         await node.start()
         batches = [replace_id(ahead(clock), number) for number in range(20)]
@@ -144,7 +144,7 @@ def test_lines_that_come_while_it_is_recorded_go_with_it_or_stay_whole() -> None
         assert await downloaded(node, RUN) == b"".join(batch.text for batch in left)
         await node.stop()
 
-    live(story)
+    live(scenario)
 
 
 def replace_id(batch: IncomingBatch, number: int) -> IncomingBatch:

@@ -131,7 +131,7 @@ async def test_who_did_not_open_has_no_retries() -> None:
     await gated.journal.close()
 
 
-async def test_opening_again_begins_anew() -> None:
+async def test_a_second_opening_call_begins_again() -> None:
     gated, _ = await opened()
     await send(gated)
     await gated.appender.open_run(RUN, NAME)
@@ -345,7 +345,7 @@ def test_a_power_cut_at_every_call(seed: int) -> None:
         fs = PowerCutFileSystem(fail_at=call)
         client = Client(Random(f"gen1 {seed}"), NAME)
 
-        async def story(fs: PowerCutFileSystem, client: Client) -> None:
+        async def scenario(fs: PowerCutFileSystem, client: Client) -> None:
             asyncio.get_running_loop().set_exception_handler(lambda *_: None)
             gated = GatedAppender(fs, SMALL)
             for number in range(14):
@@ -356,10 +356,10 @@ def test_a_power_cut_at_every_call(seed: int) -> None:
             await gated.journal.close()
 
         try:
-            asyncio.run(story(fs, client))
+            asyncio.run(scenario(fs, client))
         except (PowerCut, JournalFailed):
             assert fs.dead
-            asyncio.run(story(fs.reboot(seed), client))
+            asyncio.run(scenario(fs.reboot(seed), client))
             continue
         break
     assert call > 40

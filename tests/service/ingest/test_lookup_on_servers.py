@@ -36,7 +36,7 @@ def sent(key: RunKey, turn: int, text: bytes = b"") -> IncomingBatch:
 
 
 def test_batches_that_memory_and_journal_have_forgotten_are_known() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         fs = PowerCutFileSystem()
         node = Life(fs, clock, settings=FEW).node
         await node.start()
@@ -61,11 +61,11 @@ def test_batches_that_memory_and_journal_have_forgotten_are_known() -> None:
             assert await downloaded(again, key) == (b"0\n1\n2\n" if key == RUNS[0] else b"0\n1\n")
         await again.stop()
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)
 
 
 def test_a_retry_without_an_id_is_known_over_a_kill() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         fs, key = PowerCutFileSystem(), RUNS[0]
         node = Life(fs, clock).node
         await node.start()
@@ -84,7 +84,7 @@ def test_a_retry_without_an_id_is_known_over_a_kill() -> None:
         assert await downloaded(again, key) == b"a\na\n"
         await again.stop()
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)
 
 
 @pytest.mark.repairs(reason="all but the segments is taken away")

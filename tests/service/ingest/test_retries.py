@@ -209,7 +209,7 @@ def sent(key: RunKey, number: int) -> IncomingBatch:
 
 
 def test_with_a_hanging_store_one_batch_waits_and_not_each() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         fs = PowerCutFileSystem()
         store = HangingStore(open_store(fs, clock, Random(1)), lambda call: "runs/" in call)
         node = Life(fs, clock, store=store).node
@@ -244,11 +244,11 @@ def test_with_a_hanging_store_one_batch_waits_and_not_each() -> None:
         assert await downloaded(again, OTHERS[2]) == text
         await again.stop()
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)
 
 
 def test_an_answer_that_comes_late_still_counts() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         fs = PowerCutFileSystem()
         store = HangingStore(open_store(fs, clock, Random(1)), lambda call: "runs/" in call)
         node = Life(fs, clock, store=store).node
@@ -265,13 +265,13 @@ def test_an_answer_that_comes_late_still_counts() -> None:
         assert (await node.append(sent(OTHERS[0], 1))).duplicate
         await node.stop()
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)
 
 
 def test_other_bytes_that_nobody_could_compare_are_no_copy_and_stay() -> None:
     """They were acknowledged while the store hung: only the same bytes are left out as a copy."""
 
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         fs = PowerCutFileSystem()
         store = HangingStore(open_store(fs, clock, Random(1)), lambda call: "runs/" in call)
         node = Life(fs, clock, store=store).node
@@ -294,4 +294,4 @@ def test_other_bytes_that_nobody_could_compare_are_no_copy_and_stay() -> None:
             assert await downloaded(again, OTHERS[0]) == b"1\nother\n"
         await again.stop()
 
-    simulate(story, start_ms=START_MS)
+    simulate(scenario, start_ms=START_MS)

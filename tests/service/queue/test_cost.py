@@ -33,7 +33,7 @@ def counted(store: FaultyStore) -> Counter[str]:
 
 
 def test_what_waits_together_is_written_together() -> None:
-    async def story(world: QueueWorld) -> None:
+    async def scenario(world: QueueWorld) -> None:
         for _ in range(40):
             await world.put("a")
         store = FaultyStore(world.store, Schedule.none())
@@ -47,11 +47,11 @@ def test_what_waits_together_is_written_together() -> None:
         assert calls["put groups"] <= 2
         assert calls["get groups"] == 0, "the version that was written last is remembered"
 
-    playing(story)
+    playing(scenario)
 
 
 def test_a_thousand_who_wait_ask_as_much_as_one() -> None:
-    async def story(world: QueueWorld) -> list[Counter[str]]:
+    async def scenario(world: QueueWorld) -> list[Counter[str]]:
         costs = []
         for count in (1, 500):
             await world.put("a")
@@ -64,7 +64,7 @@ def test_a_thousand_who_wait_ask_as_much_as_one() -> None:
             costs.append(counted(store))
         return costs
 
-    one, many = playing(story)
+    one, many = playing(scenario)
     # All but a few of them join the first beat.
     assert sum(many.values()) <= sum(one.values()) + 10
     assert sum(one.values()) < 20 / SETTINGS.poll_seconds * 6
@@ -75,11 +75,11 @@ async def nothing_deleted() -> Sequence[Deletion]:
 
 
 def test_what_a_segment_is_takes_two_requests() -> None:
-    async def story(world: QueueWorld) -> None:
+    async def scenario(world: QueueWorld) -> None:
         name = await world.put("a")
         store = FaultyStore(world.store, Schedule.none())
         opened = await Contents(store, nothing_deleted, 1 << 20).open(name)
         assert opened.footer.rows == 2
         assert counted(store) == {"head others": 1, "get others": 1}
 
-    playing(story)
+    playing(scenario)

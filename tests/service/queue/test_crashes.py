@@ -68,7 +68,7 @@ async def three(world: QueueWorld) -> list[Name]:
 
 @pytest.mark.parametrize("after", [False, True])
 def test_killed_between_any_two_steps(after: bool) -> None:
-    async def story(world: QueueWorld, step: int) -> bool:
+    async def scenario(world: QueueWorld, step: int) -> bool:
         names = await three(world)
         line = Dying(world.way(), step, after=after)
         first = Consumer()
@@ -90,7 +90,7 @@ def test_killed_between_any_two_steps(after: bool) -> None:
         return through
 
     for step in range(1, _MOST_STEPS):
-        if playing(partial(story, step=step)):
+        if playing(partial(scenario, step=step)):
             assert step > 20
             return
     pytest.fail("it never got through")
@@ -100,7 +100,7 @@ def test_killed_between_any_two_steps(after: bool) -> None:
     "fault", [Fault.UNKNOWN_DONE, Fault.UNKNOWN_NOT_DONE, Fault.UNAVAILABLE], ids=str
 )
 def test_an_answer_is_lost_at_any_write(fault: Fault) -> None:
-    async def story(world: QueueWorld, step: int) -> int:
+    async def scenario(world: QueueWorld, step: int) -> int:
         names = await three(world)
         puts = Schedule({step: fault}, applies=lambda call: call.startswith("put coordination"))
         consumer, queue = Consumer(), world.queue(FaultyStore(world.way(), puts))
@@ -120,7 +120,7 @@ def test_an_answer_is_lost_at_any_write(fault: Fault) -> None:
         return puts.fired
 
     steps = 1
-    while playing(partial(story, step=steps)):
+    while playing(partial(scenario, step=steps)):
         steps += 1
     assert steps > 8
 
@@ -128,7 +128,7 @@ def test_an_answer_is_lost_at_any_write(fault: Fault) -> None:
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("to", list(Start))
 def test_a_reset_that_is_killed_at_any_step_is_done_or_not_begun(to: Start, after: bool) -> None:
-    async def story(world: QueueWorld, step: int) -> bool:
+    async def scenario(world: QueueWorld, step: int) -> bool:
         names = await three(world)
         await consume_all(world.queue())
         line = Dying(world.way(), step, after=after)
@@ -141,13 +141,13 @@ def test_a_reset_that_is_killed_at_any_step_is_done_or_not_begun(to: Start, afte
         return working.done()
 
     for step in range(1, _MOST_STEPS):
-        if playing(partial(story, step=step)):
+        if playing(partial(scenario, step=step)):
             return
     pytest.fail("it never got through")
 
 
 def test_a_store_that_is_away_is_an_error_and_not_an_empty_queue() -> None:
-    async def story(world: QueueWorld) -> None:
+    async def scenario(world: QueueWorld) -> None:
         await three(world)
         down = Schedule(dict.fromkeys(range(1, 99), Fault.UNAVAILABLE))
         for words in (keys.GROUPS, keys.SEGMENTS, keys.QUARANTINE):
@@ -159,4 +159,4 @@ def test_a_store_that_is_away_is_an_error_and_not_an_empty_queue() -> None:
             with pytest.raises(StoreUnavailable):
                 await take(world.queue(store))
 
-    playing(story)
+    playing(scenario)

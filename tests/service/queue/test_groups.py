@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("every_store")
 
 
 def test_groups_and_those_who_wait_are_bounded() -> None:
-    async def story(world: QueueWorld) -> None:
+    async def scenario(world: QueueWorld) -> None:
         queue = world.queue(settings=changed(SETTINGS, max_groups=2, max_waiting=1))
         for name in ("one", "two", "one"):
             await take(queue, name)
@@ -45,11 +45,11 @@ def test_groups_and_those_who_wait_are_bounded() -> None:
             await take(queue, "two", wait=10)
         assert await waiting is None
 
-    playing(story)
+    playing(scenario)
 
 
 def test_one_client_cannot_take_all_groups() -> None:
-    async def story(world: QueueWorld) -> None:
+    async def scenario(world: QueueWorld) -> None:
         settings = changed(SETTINGS, max_groups=10, new_groups_per_hour=3)
         queue = world.queue(settings=settings)
         await world.put("a")
@@ -65,11 +65,11 @@ def test_one_client_cannot_take_all_groups() -> None:
         await world.clock.sleep(3601)
         assert await take(queue, "theirs-3", peer="2001:db8::1") is not None
 
-    playing(story)
+    playing(scenario)
 
 
 def test_a_group_that_nobody_uses_gives_its_place_to_one_that_is_needed() -> None:
-    async def story(world: QueueWorld) -> None:
+    async def scenario(world: QueueWorld) -> None:
         settings = changed(SETTINGS, max_groups=3, unused_group_seconds=600)
         queue = world.queue(settings=settings)
         for _ in range(3):
@@ -88,11 +88,11 @@ def test_a_group_that_nobody_uses_gives_its_place_to_one_that_is_needed() -> Non
         with pytest.raises(OverQuota):
             await take(queue, "another")
 
-    playing(story)
+    playing(scenario)
 
 
 def test_a_group_below_what_was_deleted_is_evicted_until_somebody_resets_it() -> None:
-    async def story(world: QueueWorld) -> None:
+    async def scenario(world: QueueWorld) -> None:
         names = [await world.put("a") for _ in range(5)]
         one, other = world.queue(), world.queue()
         held = await taken(one)
@@ -114,11 +114,11 @@ def test_a_group_below_what_was_deleted_is_evicted_until_somebody_resets_it() ->
         with pytest.raises((LeaseLost, NotFound)):
             await commit(one, held)
 
-    playing(story)
+    playing(scenario)
 
 
 def test_a_reset_takes_leases_away_and_starts_over() -> None:
-    async def story(world: QueueWorld) -> None:
+    async def scenario(world: QueueWorld) -> None:
         names = [await world.put("a") for _ in range(3)]
         one, other = world.queue(), world.queue()
         await commit(one, await taken(one))
@@ -130,11 +130,11 @@ def test_a_reset_takes_leases_away_and_starts_over() -> None:
         await other.reset("g", Start.NOW)
         assert await consume_all(one) == []
 
-    playing(story)
+    playing(scenario)
 
 
-def test_a_group_that_was_forgotten_begins_anew_with_higher_epochs() -> None:
-    async def story(world: QueueWorld) -> None:
+def test_a_group_that_was_forgotten_begins_again_with_higher_epochs() -> None:
+    async def scenario(world: QueueWorld) -> None:
         await world.put("a")
         one, other = world.queue(), world.queue()
         held = await taken(one)
@@ -149,15 +149,15 @@ def test_a_group_that_was_forgotten_begins_anew_with_higher_epochs() -> None:
         with pytest.raises(LeaseLost):
             await commit(other, held)
 
-    playing(story)
+    playing(scenario)
 
 
 def test_a_group_begins_with_what_is_kept() -> None:
-    async def story(world: QueueWorld) -> None:
+    async def scenario(world: QueueWorld) -> None:
         names = [await world.put("a") for _ in range(4)]
         await world.low("a", 3)
         await world.delete(*names[:2])
         assert await consume_all(world.queue()) == names[2:]
         assert await consume_all(world.queue(), "other", start=Start.NOW) == []
 
-    playing(story)
+    playing(scenario)

@@ -31,19 +31,19 @@ pytestmark = pytest.mark.usefixtures("every_store")
 
 
 def test_oldest_first_over_all_nodes_and_each_nodes_in_sequence(every_store: Proxy | None) -> None:
-    async def story(world: QueueWorld) -> list[Name]:
+    async def scenario(world: QueueWorld) -> list[Name]:
         for node, seconds in (("a", 10), ("b", 5), ("a", 1), ("b", 30), ("c", 20)):
             await world.put(node, START_MS + seconds * 1000)
         return await consume_all(world.queue())
 
     # a's second is the oldest of all, and still comes behind a's first.
-    assert playing(story) == [
+    assert playing(scenario) == [
         Name("b", 1), Name("a", 1), Name("a", 2), Name("c", 1), Name("b", 2),
     ]  # fmt: skip
 
 
 def test_what_is_leased_is_told() -> None:
-    async def story(world: QueueWorld) -> None:
+    async def scenario(world: QueueWorld) -> None:
         name = await world.put("a", lines=7)
         given = await taken(world.queue(), lease=30.0)
         assert given.lease.name == name
@@ -54,11 +54,11 @@ def test_what_is_leased_is_told() -> None:
         info = await world.store.head(name.key)
         assert (given.segment.size, given.segment.etag) == (info.size, info.etag)
 
-    playing(story)
+    playing(scenario)
 
 
 def test_each_group_gets_everything_and_a_group_each_segment_once() -> None:
-    async def story(world: QueueWorld) -> None:
+    async def scenario(world: QueueWorld) -> None:
         names = [await world.put("a") for _ in range(3)]
         one, other = world.queue(), world.queue()
         assert await consume_all(one, "first") == names
@@ -67,11 +67,11 @@ def test_each_group_gets_everything_and_a_group_each_segment_once() -> None:
         found = {group.name: group for group in await one.groups()}
         assert found["first"].committed_segments == found["second"].committed_segments == 3
 
-    playing(story)
+    playing(scenario)
 
 
 def test_a_group_that_starts_now_gets_what_comes_later() -> None:
-    async def story(world: QueueWorld) -> None:
+    async def scenario(world: QueueWorld) -> None:
         for _ in range(3):
             await world.put("a")
         queue = world.queue()
@@ -80,11 +80,11 @@ def test_a_group_that_starts_now_gets_what_comes_later() -> None:
         await world.clock.sleep(2)
         assert sorted(await consume_all(queue)) == names
 
-    playing(story)
+    playing(scenario)
 
 
 def test_two_nodes_never_lease_one_segment_twice() -> None:
-    async def story(world: QueueWorld) -> None:
+    async def scenario(world: QueueWorld) -> None:
         names = [await world.put("a") for _ in range(20)]
         queues = [world.queue(), world.queue()]
         asked = [take(queues[number % 2]) for number in range(24)]
@@ -92,11 +92,11 @@ def test_two_nodes_never_lease_one_segment_twice() -> None:
         assert sorted(lease.name for lease in found) == names
         assert len({lease.epoch for lease in found}) == 20
 
-    playing(story)
+    playing(scenario)
 
 
 def test_a_lease_that_ran_out_goes_to_the_next_and_changes_nothing_afterwards() -> None:
-    async def story(world: QueueWorld) -> None:
+    async def scenario(world: QueueWorld) -> None:
         await world.put("a")
         one, other = world.queue(), world.queue()
         zombie = await taken(one, lease=10.0)
@@ -122,11 +122,11 @@ def test_a_lease_that_ran_out_goes_to_the_next_and_changes_nothing_afterwards() 
             await commit(one, zombie)
         assert (await one.group("g")).committed_segments == 1
 
-    playing(story)
+    playing(scenario)
 
 
 def test_a_commit_that_is_repeated_is_the_same() -> None:
-    async def story(world: QueueWorld) -> None:
+    async def scenario(world: QueueWorld) -> None:
         await world.put("a")
         one, other = world.queue(), world.queue()
         given = await taken(one)
@@ -138,11 +138,11 @@ def test_a_commit_that_is_repeated_is_the_same() -> None:
         assert one.counters.committed_segments == 1
         assert other.counters.committed_segments == 0
 
-    playing(story)
+    playing(scenario)
 
 
 def test_a_renewed_lease_lasts_and_is_never_shortened() -> None:
-    async def story(world: QueueWorld) -> None:
+    async def scenario(world: QueueWorld) -> None:
         await world.put("a")
         queue = world.queue()
         given = await taken(queue, lease=10.0)
@@ -156,11 +156,11 @@ def test_a_renewed_lease_lasts_and_is_never_shortened() -> None:
         assert await take(queue) is None
         await commit(queue, given)
 
-    playing(story)
+    playing(scenario)
 
 
 def test_what_is_given_back_waits_longer_each_time_and_then_has_failed() -> None:
-    async def story(world: QueueWorld) -> None:
+    async def scenario(world: QueueWorld) -> None:
         poison = await world.put("a")
         behind = [await world.put("a") for _ in range(3)]
         queue = world.queue()
@@ -181,11 +181,11 @@ def test_what_is_given_back_waits_longer_each_time_and_then_has_failed() -> None
         assert [(seq, one.reason) for seq, one in failed.items()] == [(1, "it is poison")]
         assert queue.counters.failed_segments == 5
 
-    playing(story)
+    playing(scenario)
 
 
 def test_a_segment_that_kills_its_consumers_has_failed_after_as_many() -> None:
-    async def story(world: QueueWorld) -> None:
+    async def scenario(world: QueueWorld) -> None:
         poison, good = await world.put("a"), await world.put("a")
         queue = world.queue()
         for _ in range(SETTINGS.max_attempts):
@@ -201,11 +201,11 @@ def test_a_segment_that_kills_its_consumers_has_failed_after_as_many() -> None:
         assert await consume_all(queue) == [poison]
         assert (await queue.group("g")).committed_segments == 2
 
-    playing(story)
+    playing(scenario)
 
 
 def test_a_missing_number_stops_its_node_and_no_other() -> None:
-    async def story(world: QueueWorld) -> None:
+    async def scenario(world: QueueWorld) -> None:
         names = [await world.put("a", START_MS + number) for number in range(3)]
         other = await world.put("b", START_MS + 9)
         await world.delete(names[1])
@@ -218,32 +218,32 @@ def test_a_missing_number_stops_its_node_and_no_other() -> None:
         await world.clock.sleep(RELIST_SECONDS + 1)
         assert await consume_all(queue) == names[1:]
 
-    playing(story)
+    playing(scenario)
 
 
-def test_what_is_set_aside_counts_as_empty() -> None:
-    async def story(world: QueueWorld) -> None:
+def test_what_is_quarantined_counts_as_empty() -> None:
+    async def scenario(world: QueueWorld) -> None:
         names = [await world.put("a") for _ in range(4)]
         for seq in (1, 3):
             await world.store.put(keys.quarantine_marker("a", seq), b"{}")
         assert await consume_all(world.queue()) == [names[1], names[3]]
 
-    playing(story)
+    playing(scenario)
 
 
 def test_a_segment_that_is_not_what_was_written_has_failed_at_once() -> None:
-    async def story(world: QueueWorld) -> None:
+    async def scenario(world: QueueWorld) -> None:
         names = [await world.put("a") for _ in range(3)]
         await world.store.put(names[1].key, b"not a segment, but as long as one might well be")
         queue = world.queue()
         assert await consume_all(queue) == [names[0], names[2]]
         assert "damaged" in (await queue.group("g")).cursor("a").failed[2].reason
 
-    playing(story)
+    playing(scenario)
 
 
 def test_who_waits_gets_what_comes_and_nothing_in_vain() -> None:
-    async def story(world: QueueWorld) -> None:
+    async def scenario(world: QueueWorld) -> None:
         queue = world.queue()
         began = world.clock.monotonic()
         assert await take(queue, wait=7.5) is None
@@ -260,11 +260,11 @@ def test_who_waits_gets_what_comes_and_nothing_in_vain() -> None:
         with pytest.raises(NodeNotReady):
             await take(queue, wait=60.0)
 
-    playing(story)
+    playing(scenario)
 
 
 def test_who_is_tried_again_comes_to_who_waits() -> None:
-    async def story(world: QueueWorld) -> None:
+    async def scenario(world: QueueWorld) -> None:
         await world.put("a")
         one, other = world.queue(), world.queue()
         given = await taken(one, lease=5.0)
@@ -273,11 +273,11 @@ def test_who_is_tried_again_comes_to_who_waits() -> None:
         assert (await waiting) is not None
         assert world.clock.monotonic() < 4
 
-    playing(story)
+    playing(scenario)
 
 
 def test_who_goes_away_while_waiting_is_leased_nothing() -> None:
-    async def story(world: QueueWorld) -> None:
+    async def scenario(world: QueueWorld) -> None:
         queue = world.queue()
         waiting = asyncio.ensure_future(take(queue, wait=60.0))
         await world.clock.sleep(1.5)
@@ -287,11 +287,11 @@ def test_who_goes_away_while_waiting_is_leased_nothing() -> None:
         await world.clock.sleep(2)
         assert (await taken(queue)).lease.attempts == 1
 
-    playing(story)
+    playing(scenario)
 
 
 def test_leases_of_a_group_are_bounded() -> None:
-    async def story(world: QueueWorld) -> None:
+    async def scenario(world: QueueWorld) -> None:
         for _ in range(6):
             await world.put("a")
         queue = world.queue(settings=changed(SETTINGS, outstanding=3))
@@ -303,11 +303,11 @@ def test_leases_of_a_group_are_bounded() -> None:
         cursor = (await queue.group("g")).cursor("a")
         assert (cursor.decided, sorted(cursor.pending)) == (0, [1, 3, 4])
 
-    playing(story)
+    playing(scenario)
 
 
 def test_what_is_unknown_is_not_found_and_what_is_not_held_is_lost() -> None:
-    async def story(world: QueueWorld) -> None:
+    async def scenario(world: QueueWorld) -> None:
         await world.put("a")
         there = await world.put("a")
         queue = world.queue()
@@ -320,4 +320,4 @@ def test_what_is_unknown_is_not_found_and_what_is_not_held_is_lost() -> None:
         with pytest.raises(LeaseLost):
             await queue.commit("g", there, 1)
 
-    playing(story)
+    playing(scenario)

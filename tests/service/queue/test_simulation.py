@@ -78,7 +78,7 @@ class Simulation:
 
 @pytest.mark.parametrize("chunk", range(4))
 def test_everything_is_delivered_and_committed_once(chunk: int) -> None:
-    async def story(world: QueueWorld) -> Simulation:
+    async def scenario(world: QueueWorld) -> Simulation:
         dice = Random(f"consumers {world.seed}")
         told = Simulation(world, dice)
         work = [asyncio.ensure_future(told.consume()) for _ in range(6)]
@@ -104,5 +104,5 @@ def test_everything_is_delivered_and_committed_once(chunk: int) -> None:
         assert not failed & set(told.acknowledged)
         return told
 
-    told = [playing(story, seed=seed) for seed in range(chunk * 2, chunk * 2 + 2)]
+    told = [playing(scenario, seed=seed) for seed in range(chunk * 2, chunk * 2 + 2)]
     assert sum(one.refused for one in told) > 0, "no lease was ever lost"

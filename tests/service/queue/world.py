@@ -96,11 +96,11 @@ async def never() -> None:
     await asyncio.Event().wait()
 
 
-def playing(story: Callable[[QueueWorld], Coroutine[Any, Any, T]], **of_world: Any) -> T:
-    """What the story gives, in a world of its own."""
+def playing(scenario: Callable[[QueueWorld], Coroutine[Any, Any, T]], **of_world: Any) -> T:
+    """What the scenario gives, in a world of its own."""
 
     async def go(clock: VirtualClock) -> T:
-        return await story(QueueWorld(clock, **of_world))
+        return await scenario(QueueWorld(clock, **of_world))
 
     return simulate(go, start_ms=START_MS)
 

@@ -280,7 +280,7 @@ async def test_a_run_that_is_written_to_just_as_it_expires_does_not() -> None:
     assert await here.whole(RUN) == await other.whole(RUN) == OLD + NEW
 
 
-async def test_the_record_of_an_expired_run_that_begins_anew_stays() -> None:
+async def test_the_record_of_an_expired_run_that_begins_again_stays() -> None:
     here, other, store = await two_nodes(EXPIRING)
     here.clock.pass_seconds(31 * DAY)
     await here.run_logs.sweeper.sweep()

@@ -31,11 +31,11 @@ RUN = RunKey("service.pipeline", "run-1")
 JOURNAL = f"{DATA}/journal"
 
 
-def live(story: Callable[[VirtualClock], Awaitable[None]]) -> None:
+def live(scenario: Callable[[VirtualClock], Awaitable[None]]) -> None:
     """Plays it in leaping time."""
 
     async def go(clock: VirtualClock) -> None:
-        await story(clock)
+        await scenario(clock)
 
     simulate(go, start_ms=START_MS)
 
@@ -73,7 +73,7 @@ def still(watcher: Watcher) -> bool:
 
 @pytest.mark.parametrize("stopped", [True, False])
 def test_a_finished_close_is_not_taken_up_again(stopped: bool) -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         fs = PowerCutFileSystem()
         life = Life(fs, clock)
         node = await begun(life)
@@ -92,11 +92,11 @@ def test_a_finished_close_is_not_taken_up_again(stopped: bool) -> None:
         assert state is not None
         assert state.closes == {}
 
-    live(story)
+    live(scenario)
 
 
 def test_readers_of_a_run_that_goes_on_hear_of_no_end_after_a_restart() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         fs = PowerCutFileSystem()
         node = await begun(Life(fs, clock))
         await node.append(sent(clock, b"one\n"))
@@ -114,13 +114,13 @@ def test_readers_of_a_run_that_goes_on_hear_of_no_end_after_a_restart() -> None:
         assert await downloaded(again, RUN) == b"one\nlate\nlater\n"
         await again.stop()
 
-    live(story)
+    live(scenario)
 
 
 def test_a_close_that_must_be_taken_up_ends_no_reader_of_later_lines() -> None:
     """Killed before the close was known to be finished: it is done again, behind later lines."""
 
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         fs = PowerCutFileSystem()
         faults = dict.fromkeys(range(1, 100_000), Fault.UNAVAILABLE)
         store = FaultyStore(open_store(fs, clock, Random(1)), Schedule({}))
@@ -144,12 +144,12 @@ def test_a_close_that_must_be_taken_up_ends_no_reader_of_later_lines() -> None:
         assert await downloaded(again, RUN) == b"one\nlater\n"
         await again.stop()
 
-    live(story)
+    live(scenario)
 
 
 @pytest.mark.parametrize("finished", [True, False])
-def test_a_run_that_is_begun_anew_is_not_closed_by_a_close_from_before(finished: bool) -> None:
-    async def story(clock: VirtualClock) -> None:
+def test_a_run_that_is_begun_again_is_not_closed_by_a_close_from_before(finished: bool) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         fs = PowerCutFileSystem()
         store = FaultyStore(open_store(fs, clock, Random(1)), Schedule({}))
         node = await begun(Life(fs, clock, store=store))
@@ -179,14 +179,14 @@ def test_a_run_that_is_begun_anew_is_not_closed_by_a_close_from_before(finished:
         assert not still(watcher)
         await again.stop()
 
-    live(story)
+    live(scenario)
 
 
 # --- deletions ----------------------------------------------------------------------
 
 
 def test_a_finished_deletion_is_not_done_again_and_brings_no_forgotten_record_back() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         fs = PowerCutFileSystem()
         node = await begun(Life(fs, clock))
         runs = [RunKey("p", str(number)) for number in range(5)]
@@ -212,11 +212,11 @@ def test_a_finished_deletion_is_not_done_again_and_brings_no_forgotten_record_ba
                     await downloaded(node, key)
             await node.stop()
 
-    live(story)
+    live(scenario)
 
 
 def test_a_deletion_that_was_not_finished_is_finished_by_the_next_start() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         fs = PowerCutFileSystem()
         store = FaultyStore(open_store(fs, clock, Random(1)), Schedule({}))
         node = await begun(Life(fs, clock, store=store))
@@ -236,13 +236,13 @@ def test_a_deletion_that_was_not_finished_is_finished_by_the_next_start() -> Non
         assert again.journal.state.deleted.all().keys() == {tuple(RUN)}
         await again.stop()
 
-    live(story)
+    live(scenario)
 
 
 def test_what_is_deleted_is_refused_after_a_start_without_the_store() -> None:
     """Also an id above the clock: what the node mints then is above it, and stays."""
 
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         fs = PowerCutFileSystem()
         node = await begun(Life(fs, clock))
         batch = sent(clock, b"x\n", ahead_ms=300_000)
@@ -266,4 +266,4 @@ def test_what_is_deleted_is_refused_after_a_start_without_the_store() -> None:
         assert await downloaded(again, RUN) == b"anew\n"
         await again.stop()
 
-    live(story)
+    live(scenario)

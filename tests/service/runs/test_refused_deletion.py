@@ -13,7 +13,7 @@ PIPELINE_URL = f"{ROOT}/logs/{FQN}"
 
 @pytest.mark.parametrize("url", [RUN_URL, PIPELINE_URL])
 def test_what_the_journal_cannot_record_is_not_deleted(url: str) -> None:
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         await server.append("flushed\n")
         await server.passes(minutes=3)
         await server.append("hot\n")
@@ -38,4 +38,4 @@ def test_what_the_journal_cannot_record_is_not_deleted(url: str) -> None:
         assert done.status_code == 200
         assert (await server.client.get(RUN_URL)).status_code == 404
 
-    play(story)
+    play(scenario)

@@ -1,6 +1,6 @@
-"""Texts over a real S3 server, through the fault proxy: crashes, races, long lives.
+"""Run logs over a real S3 server, through the fault proxy: crashes, races, long lives.
 
-The stories are told elsewhere over a simulated disk, for every step, every fault and more seeds.
+Other tests run the scenarios over a simulated disk, for every step, every fault and more seeds.
 Here a process dies at every thirteenth step, and what the store's calls do is up to the
 server and the proxy.
 """
@@ -37,7 +37,7 @@ KILLED: dict[str, Killed] = {
     "taken in by a close": lambda: taken_in(KILL, 2, THEIRS, LOGS, b"a\nb\n"),
     "taken in, deleted": lambda: delete_of_theirs(True, THEIRS),
 }
-STORIES: dict[str, Simulation] = {
+SCENARIOS: dict[str, Simulation] = {
     "two flushers": crashes.test_two_flushers_race_on_one_manifest,
     "released segments": crashes.test_released_segments_are_flushed_from_the_store,
     "taken in by two": lambda: adopt_crashes.test_two_nodes_at_once(2, THEIRS),
@@ -51,9 +51,9 @@ async def test_killed(act: str) -> None:
     await KILLED[act]()
 
 
-@pytest.mark.parametrize("story", STORIES)
-async def test_stories(story: str) -> None:
-    await STORIES[story]()
+@pytest.mark.parametrize("scenario", SCENARIOS)
+async def test_scenarios(scenario: str) -> None:
+    await SCENARIOS[scenario]()
 
 
 def test_a_long_life() -> None:

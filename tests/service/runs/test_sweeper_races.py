@@ -63,7 +63,7 @@ def test_appends_closes_and_sweepers_race(seed: int) -> None:
     dice = cluster.dice
     finalised: list[int] = []
 
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         nodes = [await cluster.start(clock, name) for name in "abc"]
 
         async def client(key: RunKey) -> None:
@@ -83,7 +83,7 @@ def test_appends_closes_and_sweepers_race(seed: int) -> None:
             await node.stop()
         finalised.append(sum(node.run_logs.sweeper.finalised for node in nodes))
 
-    cluster.play(story)
+    cluster.play(scenario)
     assert finalised[0] > 0
 
 
@@ -92,7 +92,7 @@ def died_at(step: int, seed: int) -> bool:
     cluster = Cluster(seed, HASTY)
     reached: list[bool] = []
 
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         dying = await cluster.start(clock, "a")
         line = cluster.lines["a"]
         await cluster.write(dying, clock, RUN, 5)
@@ -114,7 +114,7 @@ def died_at(step: int, seed: int) -> bool:
         for node in nodes:
             await node.stop()
 
-    cluster.play(story)
+    cluster.play(scenario)
     cluster.play(back)
     return reached[0]
 

@@ -16,7 +16,7 @@ from tests.simulation.powercut import PowerCutFileSystem
 from tests.simulation.virtual_time import VirtualClock, simulate
 
 
-async def _story(clock: VirtualClock) -> list[str]:
+async def _scenario(clock: VirtualClock) -> list[str]:
     clients = Clients(0)
     node = Life(PowerCutFileSystem(), clock).node
     await node.start()
@@ -33,4 +33,4 @@ async def _story(clock: VirtualClock) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(simulate(_story, start_ms=START_MS)))
+    sys.stdout.write(json.dumps(simulate(_scenario, start_ms=START_MS)))

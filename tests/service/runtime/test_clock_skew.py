@@ -33,7 +33,7 @@ def clock_skew(ahead_ms: int, *, seconds: float = 0.0) -> ClockSkew:
         (-90_000, "the clock is 90 s behind the object store's: set it right"),
     ],
 )
-def test_a_minute_is_borne(ahead_ms: int, problem: str | None) -> None:
+def test_a_skew_of_a_minute_is_allowed(ahead_ms: int, problem: str | None) -> None:
     assert clock_skew(ahead_ms).problem == problem
 
 
@@ -50,7 +50,7 @@ def test_a_store_without_a_clock_and_one_that_was_not_heard_yet_say_nothing() ->
 def test_a_node_takes_batches_again_when_its_clock_is_right(tmp_path: Path) -> None:
     watched, clients = Watched(tmp_path), Clients()
 
-    async def story(node: Node, clock: VirtualClock) -> None:
+    async def scenario(node: Node, clock: VirtualClock) -> None:
         await clients.send(node, clock, RUN)
         watched.ahead_seconds = 90
         assert not node.ready
@@ -62,4 +62,4 @@ def test_a_node_takes_batches_again_when_its_clock_is_right(tmp_path: Path) -> N
         await clients.send(node, clock, RUN)
         assert node.problems() == []
 
-    watched.live(story)
+    watched.live(scenario)

@@ -7,7 +7,7 @@ from tests.simulation.virtual_time import VirtualClock, simulate
 
 
 def test_ages_are_counted_from_the_last_turn_and_the_last_success() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         heart = Heartbeat(clock)
         await clock.sleep(10)
         assert (heart.age_seconds, heart.success_age_seconds) == (10, 10)
@@ -18,11 +18,11 @@ def test_ages_are_counted_from_the_last_turn_and_the_last_success() -> None:
         await clock.sleep(1)
         assert (heart.age_seconds, heart.success_age_seconds) == (6, 1)
 
-    simulate(story, start_ms=0)
+    simulate(scenario, start_ms=0)
 
 
 def test_a_loop_at_rest_is_alive_until_it_turns_and_hangs() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         heart = Heartbeat(clock)
         heart.rest()
         await clock.sleep(1000)
@@ -31,4 +31,4 @@ def test_a_loop_at_rest_is_alive_until_it_turns_and_hangs() -> None:
         await clock.sleep(1000)
         assert heart.age_seconds == 1000
 
-    simulate(story, start_ms=0)
+    simulate(scenario, start_ms=0)

@@ -19,7 +19,7 @@ from tests.simulation.virtual_time import VirtualClock, simulate
 
 
 def test_a_store_that_is_away_keeps_nothing_from_starting() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         fs = PowerCutFileSystem()
         store = FaultyStore(open_store(fs, clock, Random(0)), Schedule({1: Fault.UNAVAILABLE}))
         seams = Seams(store=store, fs=fs, clock=clock, entropy=Random(1), syncer=DirectSyncer)
@@ -31,4 +31,4 @@ def test_a_store_that_is_away_keeps_nothing_from_starting() -> None:
             assert first is second
             assert (await first.page(Wanted())).entries == []
 
-    simulate(story, start_ms=1_750_000_000_000)
+    simulate(scenario, start_ms=1_750_000_000_000)

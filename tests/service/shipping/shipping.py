@@ -91,8 +91,8 @@ class Ship:
         return found
 
 
-def sail(story: Callable[[VirtualClock], Awaitable[None]]) -> None:
+def sail(scenario: Callable[[VirtualClock], Awaitable[None]]) -> None:
     async def go(clock: VirtualClock) -> None:
-        await story(clock)
+        await scenario(clock)
 
     simulate(go, start_ms=START_MS)

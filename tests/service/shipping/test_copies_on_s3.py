@@ -1,6 +1,6 @@
-"""Copies of data folders, over a real S3 server, through the fault proxy: each story once.
+"""Copies of data folders, over a real S3 server, through the fault proxy: each scenario once.
 
-The stories are `test_node_copies`'; there, over the simulated disk, more seeds tell them.
+The scenarios are `test_node_copies`'; there, over the simulated disk, they are run with more seeds.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import pytest
 
 from tests.service.shipping import test_node_copies as copies
 
-STORIES = [
+SCENARIOS = [
     copies.test_a_clone_and_its_original_go_on_at_once,
     copies.test_a_clone_starts_after_its_original_went_on,
     copies.test_what_the_original_shipped_was_consumed_and_is_gone,
@@ -21,6 +21,6 @@ STORIES = [
 
 
 @pytest.mark.usefixtures("every_server")
-@pytest.mark.parametrize("story", STORIES)
-def test_copies(story: Callable[[int], None]) -> None:
-    story(0)
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_copies(scenario: Callable[[int], None]) -> None:
+    scenario(0)

@@ -40,26 +40,26 @@ async def _forks(ship: Ship) -> bool:
 def test_a_mark_up_to_the_last_cut_is_our_own_and_the_next_number_is_not(
     consumed: int, forks: bool
 ) -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         ship = Ship(clock)
         ship.run()
         await _shipped(ship, 2)
         ship.consumed = consumed
         assert await _forks(ship) == forks
 
-    sail(story)
+    sail(scenario)
 
 
 @pytest.mark.parametrize(("low", "forks"), [(2, False), (3, False), (4, True)])
 def test_low_says_that_all_below_it_was_consumed(low: int, forks: bool) -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         ship = Ship(clock)
         ship.run()
         await _shipped(ship, 2)
         await _raise_low(ship, low)
         assert await _forks(ship) == forks
 
-    sail(story)
+    sail(scenario)
 
 
 @pytest.mark.usefixtures("every_store")
@@ -67,7 +67,7 @@ def test_low_says_that_all_below_it_was_consumed(low: int, forks: bool) -> None:
 def test_low_is_looked_at_after_each_put(low: int, forks: bool) -> None:
     """No look is due: what was put as number 3 is ours unless a 3 was removed before."""
 
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         ship = Ship(clock)
         ship.run()
         await _shipped(ship, 2)
@@ -79,7 +79,7 @@ def test_low_is_looked_at_after_each_put(low: int, forks: bool) -> None:
         if forks:
             assert isinstance(ship.tasks[1].exception(), Forked)
 
-    sail(story)
+    sail(scenario)
 
 
 @pytest.mark.usefixtures("every_store")
@@ -89,7 +89,7 @@ def test_a_number_of_ours_that_was_consumed_and_is_absent_is_never_put(
 ) -> None:
     """The folder has cut as many segments as it is behind, while the store was away."""
 
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         ship = Ship(clock, consumed=consumed)
         for _ in range(3):
             await ship.add()
@@ -98,13 +98,13 @@ def test_a_number_of_ours_that_was_consumed_and_is_absent_is_never_put(
         assert await _forks(ship) == forks
         assert len(await ship.stored()) == (0 if forks else 3)
 
-    sail(story)
+    sail(scenario)
 
 
 def test_a_number_of_ours_that_was_consumed_and_is_there_is_an_earlier_try() -> None:
     """The process died between the put and its record, and the table was quick."""
 
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         files = PowerCutFileSystem()
         for consumed in (0, 1):
             ship = Ship(clock, files=files, consumed=consumed)
@@ -114,12 +114,12 @@ def test_a_number_of_ours_that_was_consumed_and_is_there_is_an_earlier_try() -> 
             async with asyncio.timeout(60.0):
                 await ship.shipper.confirmed_through(end)
 
-    sail(story)
+    sail(scenario)
 
 
 @pytest.mark.parametrize("away", [False, True])
 def test_nothing_is_cut_before_a_look_unless_the_store_is_away(away: bool) -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         faults = dict.fromkeys(range(1, 10_000), Fault.UNAVAILABLE) if away else {}
         ship = Ship(
             clock, schedule=Schedule(faults), settings=changed(FlushSettings(), segment_bytes=1)
@@ -132,4 +132,4 @@ def test_nothing_is_cut_before_a_look_unless_the_store_is_away(away: bool) -> No
         await clock.sleep(10.0)
         assert len(ship.journal.state.cuts) == 1, "a store that hangs keeps nobody from cutting"
 
-    sail(story)
+    sail(scenario)

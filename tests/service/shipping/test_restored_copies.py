@@ -94,7 +94,7 @@ def test_a_restored_folder(behind: int, more: int, away_seconds: float) -> None:
 
 @pytest.mark.parametrize("away_seconds", [0.0, 60.0])
 @pytest.mark.parametrize(("durability", "named"), DURABILITIES)
-def test_through_every_door(durability: Durability, named: bool, away_seconds: float) -> None:
+def test_by_every_kind_of_append(durability: Durability, named: bool, away_seconds: float) -> None:
     """Also those who wait for the store hear of their lines: nobody waits for ever in a fork."""
     copies = behind_by(3)
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("every_store")
 
 
 def test_segments_are_cut_by_age_and_shipped_in_order() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         ship = Ship(clock)
         ship.run()
         for _ in range(3):
@@ -31,11 +31,11 @@ def test_segments_are_cut_by_age_and_shipped_in_order() -> None:
         assert [cut.seq for cut in ship.confirmed] == [1, 2, 3]
         assert ship.journal.state.confirmed == Cut(3, 2, 3)
 
-    sail(story)
+    sail(scenario)
 
 
 def test_a_segment_is_cut_at_its_size_without_waiting() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         ship = Ship(
             clock, settings=changed(FlushSettings(), segment_seconds=3600.0, segment_bytes=100)
         )
@@ -44,11 +44,11 @@ def test_a_segment_is_cut_at_its_size_without_waiting() -> None:
         await clock.sleep(0.01)
         assert len(await ship.stored()) == 1
 
-    sail(story)
+    sail(scenario)
 
 
 def test_whoever_waits_gets_a_segment_within_its_patience() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         ship = Ship(clock)
         ship.run()
         first = await ship.add()
@@ -61,12 +61,12 @@ def test_whoever_waits_gets_a_segment_within_its_patience() -> None:
         assert await ship.stored() == [(1, ((0, 2),))], "one segment serves both"
         await ship.shipper.confirmed_through(first)
 
-    sail(story)
+    sail(scenario)
 
 
 @pytest.mark.parametrize("fault", [Fault.UNAVAILABLE, Fault.UNKNOWN_DONE, Fault.UNKNOWN_NOT_DONE])
 def test_a_lost_answer_is_resolved_by_what_is_stored(fault: Fault) -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         ship = Ship(clock, schedule=Schedule({1: fault, 2: fault}, applies=is_put))
         ship.run()
         await ship.shipper.confirmed_through(await ship.add())
@@ -76,11 +76,11 @@ def test_a_lost_answer_is_resolved_by_what_is_stored(fault: Fault) -> None:
         assert ship.shipper.consecutive_failures == 0
         assert ship.shipper.last_error is None
 
-    sail(story)
+    sail(scenario)
 
 
 def test_an_outage_costs_cuts_and_nothing_else() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         away = dict.fromkeys(range(1, 10_000), Fault.UNAVAILABLE)
         schedule = Schedule(away)
         ship = Ship(clock, schedule=schedule)
@@ -97,13 +97,13 @@ def test_an_outage_costs_cuts_and_nothing_else() -> None:
         await ship.shipper.confirmed_through(ship.journal.next_pos)
         assert [seq for seq, _ in await ship.stored()] == list(range(1, 101))
 
-    sail(story)
+    sail(scenario)
 
 
 def test_what_a_full_disk_refused_does_not_keep_the_cutter_busy() -> None:
     """A refused batch was counted as text to cut: the loop never came to rest again."""
 
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         ship = Ship(
             clock, settings=changed(FlushSettings(), segment_seconds=1.0, segment_bytes=100)
         )
@@ -113,7 +113,7 @@ def test_what_a_full_disk_refused_does_not_keep_the_cutter_busy() -> None:
         await clock.sleep(5.0)
         await ship.shipper.confirmed_through(await ship.add())
 
-    sail(story)
+    sail(scenario)
 
 
 async def _ended_by(ship: Ship) -> BaseException | None:
@@ -125,29 +125,29 @@ async def _ended_by(ship: Ship) -> BaseException | None:
 def test_a_later_segment_in_the_store_is_a_fork(seq: int) -> None:
     """Found without a line of our own."""
 
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         ship = Ship(clock)
         await ship.store.inner.put(keys.segment(NODE, seq), b"somebody else's")
         ship.run()
         assert isinstance(await _ended_by(ship), Forked)
         assert ship.confirmed == []
 
-    sail(story)
+    sail(scenario)
 
 
 def test_a_mark_above_the_own_number_is_a_fork() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         ship = Ship(clock, consumed=2)
         ship.run()
         await ship.add()
         assert isinstance(await _ended_by(ship), Forked)
         assert await ship.stored() == []
 
-    sail(story)
+    sail(scenario)
 
 
 def test_the_same_number_with_other_rows_is_a_fork() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         files = PowerCutFileSystem()
         first = Ship(clock, files=files)
         first.run()
@@ -158,11 +158,11 @@ def test_the_same_number_with_other_rows_is_a_fork() -> None:
         assert isinstance(await _ended_by(other), Forked)
         assert len(await first.stored()) == 1
 
-    sail(story)
+    sail(scenario)
 
 
 def test_the_same_number_with_the_same_rows_is_an_earlier_try() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         files = PowerCutFileSystem()
         for _ in range(2):
             ship = Ship(clock, files=files)
@@ -173,13 +173,13 @@ def test_the_same_number_with_the_same_rows_is_an_earlier_try() -> None:
                 await ship.shipper.confirmed_through(end)
         assert len(await ship.stored()) == 1
 
-    sail(story)
+    sail(scenario)
 
 
 def test_lineage_is_looked_at_again_after_a_long_rest() -> None:
     """A clone may have shipped and a consumer deleted meanwhile: only a mark tells."""
 
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         ship = Ship(clock)
         ship.run()
         await ship.shipper.confirmed_through(await ship.add())
@@ -188,11 +188,11 @@ def test_lineage_is_looked_at_again_after_a_long_rest() -> None:
         await ship.add()
         assert isinstance(await _ended_by(ship), Forked)
 
-    sail(story)
+    sail(scenario)
 
 
 def test_what_is_unshipped_is_counted_in_bytes_and_seconds_until_it_is_confirmed() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         outage = dict.fromkeys(range(1, 30), Fault.UNAVAILABLE)
         ship = Ship(clock, Schedule(outage, applies=is_put))
         unshipped = ship.shipper.unshipped
@@ -209,11 +209,11 @@ def test_what_is_unshipped_is_counted_in_bytes_and_seconds_until_it_is_confirmed
         await clock.sleep(300)
         assert (unshipped.bytes, unshipped.seconds) == (0, 0)
 
-    sail(story)
+    sail(scenario)
 
 
 def test_a_shipper_that_hangs_in_one_call_shows_by_its_age_and_one_without_work_does_not() -> None:
-    async def story(clock: VirtualClock) -> None:
+    async def scenario(clock: VirtualClock) -> None:
         ship = Ship(clock)
         ship.run()
         await clock.sleep(1000)
@@ -227,4 +227,4 @@ def test_a_shipper_that_hangs_in_one_call_shows_by_its_age_and_one_without_work_
         assert 980 < ship.shipper.shipping.success_age_seconds <= 1000
         assert ship.shipper.failures == 0
 
-    sail(story)
+    sail(scenario)

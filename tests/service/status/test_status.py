@@ -16,7 +16,7 @@ async def heard(server: Server) -> list[str]:
 
 
 def test_what_was_acknowledged_is_there_after_a_kill() -> None:
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         await server.says("running", OTHER)
         await server.passes(seconds=1)
         await server.says("running")
@@ -28,11 +28,11 @@ def test_what_was_acknowledged_is_there_after_a_kill() -> None:
         assert (await server.client.get(url)).json() == {"n": 1}
         assert len((await server.node.status.metrics(KEY)).reports) == 1
 
-    play(story)
+    play(scenario)
 
 
 def test_a_deletion_that_is_killed_half_way_shows_no_report() -> None:
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         await server.append("a\n")
         await server.says("running")
         server.outage.words.add("delete coordination/status")
@@ -49,11 +49,11 @@ def test_a_deletion_that_is_killed_half_way_shows_no_report() -> None:
         assert await heard(server) == []
         assert [info async for info in server.disk_store.list("coordination/status/")] == []
 
-    play(story)
+    play(scenario)
 
 
 def test_a_pipelines_deletion_takes_runs_that_have_only_a_status() -> None:
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         await server.says("queued", OTHER)
         await server.append("a\n")
         await server.says("running")
@@ -61,7 +61,7 @@ def test_a_pipelines_deletion_takes_runs_that_have_only_a_status() -> None:
         assert await heard(server) == []
         assert (await server.client.get(f"{ROOT}/logs/{FQN}")).status_code == 404
 
-    play(story)
+    play(scenario)
 
 
 def test_reports_go_when_their_run_has_expired() -> None:
@@ -97,7 +97,7 @@ def test_reports_go_when_their_run_has_expired() -> None:
 def test_a_page_of_the_last_run_reads_only_statuses_that_changed() -> None:
     """OpenMetadata's page asks for it every few seconds."""
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         for number in range(20):
             await server.says("success", f"run-{number}")
         await server.passes(seconds=1)
@@ -113,14 +113,14 @@ def test_a_page_of_the_last_run_reads_only_statuses_that_changed() -> None:
         assert await heard(server)
         assert len(server.calls("get coordination/status")) == before + 2
 
-    play(story)
+    play(scenario)
 
 
 @pytest.mark.parametrize(("room", "held"), [(100_000, True), (50_000, False)])
 def test_bodies_of_reports_are_held_as_far_as_there_is_room(room: int, held: bool) -> None:
     """By their bytes: 60 of a MiB each were once held for good."""
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         text = {"runId": "", "pipelineState": "success", "text": "x" * 20_000}
         for number in range(4):
             report = {**text, "runId": f"run-{number}"}
@@ -133,11 +133,11 @@ def test_bodies_of_reports_are_held_as_far_as_there_is_room(room: int, held: boo
         assert (again == 0) == held
         assert again <= 4
 
-    play(story, settings=settings_with(NODE, openmetadata={"report_cache_bytes": room}))
+    play(scenario, settings=settings_with(NODE, openmetadata={"report_cache_bytes": room}))
 
 
 def test_progress_that_is_shown_live_is_held_by_its_bytes_too() -> None:
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         for run in (OTHER, RUN):
             url = f"{ROOT}/progress/{FQN}/{run}"
             assert (await server.client.put(url, json={"text": "x" * 600})).status_code == 200
@@ -146,13 +146,13 @@ def test_progress_that_is_shown_live_is_held_by_its_bytes_too() -> None:
         assert status.progress_here(KEY) is not None
         assert await status.progress(RunKey(FQN, OTHER)) is not None, "the store has it"
 
-    play(story, settings=settings_with(NODE, openmetadata={"report_cache_bytes": 1000}))
+    play(scenario, settings=settings_with(NODE, openmetadata={"report_cache_bytes": 1000}))
 
 
 def test_the_live_view_of_the_last_run() -> None:
     """OpenMetadata's page may ask for the run `last`."""
 
-    async def story(server: Server) -> None:
+    async def scenario(server: Server) -> None:
         await server.append("old\n", OTHER)
         await server.passes(seconds=1)
         await server.append("new\n")
@@ -160,4 +160,4 @@ def test_the_live_view_of_the_last_run() -> None:
         assert viewer.text == "new\n"
         assert viewer.last["runId"] == RUN
 
-    play(story)
+    play(scenario)

@@ -379,7 +379,7 @@ async def test_a_partial_text_that_vanished_is_published_again(tmp_path: Path) -
 
 
 @pytest.mark.repairs(reason="chunks or their indexes are taken away")
-async def test_one_that_is_lost_keeps_no_other_from_being_mended(tmp_path: Path) -> None:
+async def test_one_that_is_lost_keeps_no_other_from_being_repaired(tmp_path: Path) -> None:
     async with written(tmp_path, batches=3) as (world, expected):
         texts, indexes = await chunk_keys(world, ".txt"), await chunk_keys(world, ".idx")
         first = (await world.manifest()).chunks[0].lines
