@@ -48,14 +48,14 @@ def job_path() -> str:
 
 
 def job_command(settings: Settings) -> list[str]:
-    """What starts the compactor for the store of these settings."""
+    """The command that starts the compactor for the store of these settings."""
     every = f"{round(settings.compaction.every_seconds)}s"
     data = ["--data", os.path.abspath(settings.data)]
     return [sys.executable, job_path(), "--quiet", "--every", every, *data]
 
 
 def job_environment(settings: Settings) -> dict[str, str]:
-    """What the compactor is told beyond its flags."""
+    """The environment of the compactor: the settings that have no flag."""
     return environment_of(settings, ["compaction", "queue", "runs", "source_coordination"])
 
 

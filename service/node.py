@@ -210,7 +210,7 @@ class Node:
         await self.run_logs.start()
 
     async def _insist(self, step: Callable[[], Awaitable[None]], waiting: str) -> None:
-        """Takes a step as soon as it is possible; what keeps it back is a problem meanwhile."""
+        """Retries a step until it is possible; the reason why not is a problem meanwhile."""
         while True:
             try:
                 await step()
@@ -239,7 +239,7 @@ class Node:
             self.failed.set_result(error)
 
     async def _fork(self) -> None:
-        """Goes on as a new incarnation, after the store has shown that this one is taken."""
+        """Continues as a new incarnation, since the store has shown that this one is taken."""
         self.forks += 1
         self._started.clear()
         before, node, confirmed = self.journal, self.identity, self.journal.state.confirmed
@@ -256,7 +256,7 @@ class Node:
 
     @property
     def ready(self) -> bool:
-        """Whether batches are taken now: those that come hear at once what keeps them out."""
+        """Whether batches are taken now."""
         return self._takes_batches and self.journal.space.shortage() is None
 
     @property
@@ -269,13 +269,13 @@ class Node:
         )
 
     def problems(self) -> list[str]:
-        """What keeps it from being ready, and what else is wrong, as sentences."""
+        """Reasons why the node is not ready, and other problems, as sentences."""
         going_on = self._stopping or not self._started.is_set()
         doing = f"the node is {'stopping' if self._stopping else 'starting'}"
         return [*self.lasting_problems(), *[doing] * going_on]
 
     def lasting_problems(self) -> list[str]:
-        """What is wrong with it, as sentences: a start or a stop that goes on is not."""
+        """Problems as sentences, without a start or a stop that is in progress."""
         found = [] if self._waiting is None else [self._waiting]
         if self.clock_skew.problem is not None:
             found.append(self.clock_skew.problem)
@@ -285,11 +285,11 @@ class Node:
         return [*found, *self.marks.problems(), *self.seams.problems()]
 
     def submit(self, batch: IncomingBatch) -> Submitted | None:
-        """See `Appender.submit`."""
+        """Takes a batch as `Appender.submit` does; None while the node takes no batches."""
         return self.appender.submit(batch) if self._takes_batches else None
 
     async def append(self, batch: IncomingBatch) -> Receipt:
-        """See `Appender.append`; waits while the node starts. Raises `NodeNotReady`."""
+        """Stores a batch as `Appender.append` does, after a start. Raises `NodeNotReady`."""
         if not self._takes_batches:
             await self._until_ready()
             if self.clock_skew.problem is not None:
@@ -297,7 +297,7 @@ class Node:
         return await self.appender.append(batch)
 
     async def open_run(self, key: RunKey, connector: str) -> int:
-        """See `Appender.open_run`; waits while the node starts. Raises `NodeNotReady`."""
+        """Begins a run as `Appender.open_run` does, after a start. Raises `NodeNotReady`."""
         await self._until_ready()
         return await self.appender.open_run(key, connector)
 
@@ -341,7 +341,7 @@ class Node:
     # --- between the parts ---------------------------------------------------------
 
     def pin(self) -> JournalPin:
-        """The hot part of now."""
+        """Pins the hot part as it is now."""
         return self.journal.pin()
 
     def _synced(self, batches: Sequence[Appended]) -> None:
@@ -357,7 +357,7 @@ class Node:
                 self.tail.publish(batch.key, batch, last)
 
     def _release(self) -> None:
-        """Lets journal files go that neither the segments nor the run logs need."""
+        """Releases journal files that neither the segments nor the run logs need."""
         confirmed = self.journal.state.confirmed.end
         # Run logs can be made from the segments; room for new batches cannot.
         scarce = self.journal.bytes > self._settings.journal.max_bytes // 2
@@ -366,7 +366,7 @@ class Node:
     # --- stopping ------------------------------------------------------------------
 
     async def stop(self) -> None:
-        """Takes no more batches, brings into the store what it can in its time, lets go.
+        """Refuses batches, brings what it can into the store in its time, and ends the parts.
 
         What the store does not take stays in the journal for the next start.
         """

@@ -34,7 +34,7 @@ _FEW_DAYS = 7
 
 
 class Settings(StoreSettings):
-    """All of it. `warnings` of the loader are for the log, not part of it."""
+    """All sections. The loader's `warnings` are for the log and no part of the settings."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX, env_nested_delimiter="__", frozen=True, extra="forbid"

@@ -39,7 +39,7 @@ _MAX_COALESCE_SECONDS = 0.025
 
 
 class SseSettings(Section):
-    """The live tail."""
+    """Settings of the live tail."""
 
     max_readers: int = Field(
         default=2000,
@@ -84,7 +84,7 @@ class Published(Protocol):
 
 
 class Tick:
-    """What was published of a run within one interval. `frames` is a cache of its readers'."""
+    """Batches of a run published within one interval; `frames` caches them for readers."""
 
     __slots__ = ("batches", "frames", "last", "node", "size")
 
@@ -115,7 +115,7 @@ class Taken(NamedTuple):
 
 
 class Watcher:
-    """One reader's place in line: it waits here for news of its run."""
+    """The place where one reader waits for news of its run."""
 
     __slots__ = ("_wake", "channel", "gone")
 
@@ -138,7 +138,7 @@ class Watcher:
             wake.set_result(why)
 
     def leave(self) -> None:
-        """The reader went away, or the node stops."""
+        """Ends the reader's wait for good: it went away, or the node stops."""
         self.gone = True
         self.wake("gone")
 
@@ -210,7 +210,7 @@ class Channel:
 
     @property
     def finishing(self) -> bool:
-        """Whether the end is set."""
+        """Whether an end has been set by `finish`."""
         return self._finish is not None
 
     def resume(self) -> None:
@@ -220,7 +220,7 @@ class Channel:
             self._finish = None
 
     def wake_all(self) -> None:
-        """Makes readers look: something beside the lines has news."""
+        """Wakes all readers, since something beside the lines has changed."""
         self._wake_all("news")
 
     def end(self, reason: EndReason) -> None:
@@ -289,7 +289,7 @@ class Tail:
         return watcher
 
     def unwatch(self, watcher: Watcher) -> None:
-        """Ends it. The last one takes the channel along."""
+        """Ends watching a run; its channel is removed with the last reader."""
         channel = watcher.channel
         channel.watchers.discard(watcher)
         self._everyone.discard(watcher)
@@ -302,7 +302,7 @@ class Tail:
             self._heartbeat = None
 
     def publish(self, key: RunKey, batch: Published, position: Position) -> None:
-        """A batch is synced; `position` is its last record's. For `key in watched` only."""
+        """Publishes a synced batch of a watched run; `position` is its last record's."""
         channel = self.watched.get(key)
         if channel is not None:
             channel.publish(self.node, batch, position)
@@ -326,24 +326,24 @@ class Tail:
             channel.finish(seconds, grace, lambda: self.ended(key))
 
     def finishing(self, key: RunKey) -> bool:
-        """Whether `finish` was said and not taken back."""
+        """Whether `finish` was called and not taken back by `resume`."""
         channel = self.watched.get(key)
         return channel is not None and channel.finishing
 
     def resume(self, key: RunKey) -> None:
-        """The run goes on after all."""
+        """Takes `finish` back, since the run continues."""
         channel = self.watched.get(key)
         if channel is not None:
             channel.resume()
 
     def nudge(self, key: RunKey) -> None:
-        """Something beside its lines has changed."""
+        """Wakes the readers of a run, since something beside its lines has changed."""
         channel = self.watched.get(key)
         if channel is not None:
             channel.wake_all()
 
     def stop(self) -> None:
-        """Ends all streams without `complete`, so that clients come back elsewhere or later."""
+        """Ends all streams without `complete`, so that clients return to another node, or later."""
         self.stopped = True
         for watcher in self._everyone:
             watcher.leave()

@@ -98,7 +98,7 @@ def make_node(settings: Settings, machine: Machine, store: ObjectStore, check: S
 
 
 def make_store_check(settings: Settings, machine: Machine, store: ObjectStore) -> StoreCheck:
-    """What finds out whether the store can keep what is entrusted to it."""
+    """The check of whether the store can keep what is entrusted to it."""
     runs = settings.runs
     days = runs.longest_days
     return StoreCheck(store, machine.clock, texts=runs.prefix, expiration_days=days)
@@ -147,7 +147,7 @@ def make_engine(
 
 
 def deletions_of(node: Node) -> Callable[[], Awaitable[Sequence[Deletion]]]:
-    """What is deleted, as the node knows it at each call."""
+    """A function that gives the deletions that the node knows at each call."""
 
     async def deletions() -> Sequence[Deletion]:
         return node.run_logs.deletions.all()
@@ -223,7 +223,7 @@ def browser_guard(settings: Settings) -> BrowserGuard:
 
 
 def compactor_file(settings: Settings, machine: Machine) -> CompactorFile | None:
-    """Where a compactor on the same data folder tells of itself."""
+    """The file in which a compactor on the same data folder writes its metrics."""
     name = settings.compaction.metrics_file
     if not name:
         return None
@@ -231,7 +231,7 @@ def compactor_file(settings: Settings, machine: Machine) -> CompactorFile | None
 
 
 def http_settings(settings: Settings) -> HttpSettings:
-    """What requests go by: the process's open files bound the connections."""
+    """The settings of the HTTP API; the process's open files bound the connections."""
     return HttpSettings(
         server=settings.server,
         ingest=settings.ingest,

@@ -51,12 +51,12 @@ _ONE_BIT, _OPEN, _CLOSE = 0x20, ord("{"), ord("}")
 
 
 def _on() -> None:
-    """Does nothing: no caller wants an end."""
+    """Does nothing: no caller wants the decoding to end early."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The limits; sizes are bytes."""
+    """Limits of the text that a body is decoded to; sizes are bytes."""
 
     text_bytes: int
     """The text of the batch."""

@@ -66,7 +66,7 @@ _STREAM: dict[int | str, dict[str, Any]] = {
 
 
 def cdap_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRouter:
-    """The three verbs."""
+    """The routes of the three verbs."""
     router = APIRouter(prefix=BASE, tags=["cdap"])
 
     @router.get(

@@ -83,7 +83,7 @@ class Flow(FlowControl):
         self._waiting = waiting
 
     def resume_reading(self) -> None:
-        """As uvicorn's; a request calls it that waits for its body or the disconnection."""
+        """Resumes as uvicorn does, for a request that waits for its body or the disconnection."""
         if not self._waiting:
             super().resume_reading()
 

@@ -110,7 +110,7 @@ class _Validators(NamedTuple):
 
 
 def download_routes(node: NodeApi) -> APIRouter:
-    """The ETags of the text in its present state, plain and compressed."""
+    """The route of a run's whole text."""
     router = APIRouter(prefix=BASE, tags=["runs"])
 
     @router.get(

@@ -41,7 +41,7 @@ _HIGH = re.compile(rb"\\u[dD][89abAB]..")
 
 
 class NotJson(InvalidInput):
-    """The document does not parse."""
+    """The error for a document that does not parse."""
 
 
 class LongString(NamedTuple):

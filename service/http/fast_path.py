@@ -71,7 +71,7 @@ class FastPathProtocol(Connection):
         super().shutdown()
 
     def refuse(self, error: Exception) -> None:
-        """As in every connection; a body on the fast path is dropped."""
+        """Refuses as every connection does, and drops a body on the fast path."""
         if self._forget_pending():
             # What is there is the last request's, and answered.
             self.cycle = None  # type: ignore[assignment]

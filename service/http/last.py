@@ -87,7 +87,7 @@ _BYTES = {"schema": {"type": "string", "format": "binary"}}
 
 
 def last_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRouter:
-    """The page of the last run, and its whole text."""
+    """The routes of the last run: its page, and its whole text."""
     router = APIRouter(prefix=BASE, tags=["runs"])
 
     @router.get(

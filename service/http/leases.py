@@ -1,4 +1,6 @@
-"""Who works on what, and what operators do about it. Sources and keys are any text, so both
+"""Routes of leases: who works on what, and how operators reset, reopen and fail leases.
+
+Sources and keys are any text, so both
 are parameters of the query and never parts of the path.
 """
 
@@ -53,7 +55,7 @@ class LeaseRow(BaseModel):
 
 
 class WholeLease(LeaseRow):
-    """With what its workers saved of their progress."""
+    """A lease with what its workers saved of their progress."""
 
     progress: str | None
 
@@ -66,13 +68,13 @@ class LeaseList(BaseModel):
 
 
 class Purged(BaseModel):
-    """How many were removed."""
+    """The number of leases that were removed."""
 
     purged: int
 
 
 def lease_routes(admin: Open) -> APIRouter:
-    """Looking at leases and changing them."""
+    """The routes that list leases and change them."""
     router = APIRouter(prefix="/leases", tags=["leases"])
 
     @router.get("", summary="Leases: who works on what", response_model=LeaseList)

@@ -63,14 +63,14 @@ class PipelineList(BaseModel):
 
 
 class Deleted(BaseModel):
-    """What was deleted."""
+    """The runs that a deletion removed."""
 
     message: str
     runs: list[str]
 
 
 def listing_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRouter:
-    """Lists and deletions."""
+    """The routes of lists and deletions."""
     router = APIRouter(prefix=BASE, tags=["runs"])
 
     @router.get("", summary="Pipelines that have runs", response_model=PipelineList)

@@ -38,7 +38,7 @@ from service.runs.records import RecordPage
 
 TEXT_BYTES: Final = 512 << 10
 MAX_BYTES: Final = 16 << 20
-"""Of the text of a page, whatever it has of lines."""
+"""The most bytes of text that a page has, however many lines were asked for."""
 _JSON: Final = "application/json"
 _GZIP: Final = 16 + isal_zlib.MAX_WBITS
 
@@ -91,7 +91,7 @@ class Plain:
 
 
 class Compressed:
-    """As `Plain`, but as base64 of gzip."""
+    """The lines as `Plain` has them, as base64 of gzip."""
 
     def __init__(self) -> None:
         self._gzip = isal_zlib.compressobj(1, isal_zlib.DEFLATED, _GZIP)

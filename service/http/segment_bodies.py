@@ -1,4 +1,4 @@
-"""What the queue's routes answer with. Times are RFC 3339, UTC."""
+"""The bodies with which the queue's routes answer. Times are RFC 3339, UTC."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class NextSegment(BaseModel):
 
 
 class Renewed(BaseModel):
-    """A lease that goes on."""
+    """A lease that was renewed."""
 
     id: str
     group: str
@@ -159,14 +159,14 @@ class Retried(BaseModel):
 
 
 class Forgotten(BaseModel):
-    """A group that is no more."""
+    """A group that was deleted."""
 
     group: str
     message: str
 
 
 def rfc3339(ms: int) -> str:
-    """A time in milliseconds."""
+    """A time in milliseconds as RFC 3339 text."""
     moment = datetime.fromtimestamp(ms / 1000, UTC)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
@@ -177,7 +177,7 @@ def url_of(name: Name) -> str:
 
 
 def given_segment(group: str, given: Given, lease_seconds: float) -> NextSegment:
-    """What `POST /segments/next` gives."""
+    """The answer to `POST /segments/next`."""
     lease, segment = given.lease, given.segment
     return NextSegment(
         id=lease.name.id,
@@ -198,7 +198,7 @@ def given_segment(group: str, given: Given, lease_seconds: float) -> NextSegment
 
 
 def renewed(group: str, lease: Leased) -> Renewed:
-    """What a renewal gives."""
+    """The answer to a renewal."""
     until = rfc3339(lease.until_ms)
     return Renewed(id=lease.name.id, group=group, epoch=lease.epoch, lease_until=until)
 

@@ -104,7 +104,7 @@ class ServerSettings(Section):
 
 
 class PageSettings(Section):
-    """Limits of reading."""
+    """Limits of pages."""
 
     default_lines: int = Field(
         default=1000, ge=1, description="Lines of a page when `limit` is not given"
@@ -151,7 +151,7 @@ class HttpSettings:
 
     @property
     def shortest_timeout_seconds(self) -> float:
-        """Of those of a connection."""
+        """The shortest timeout of a connection."""
         server = self.server
         return min(
             server.header_timeout_seconds,

@@ -94,7 +94,7 @@ class StatusList(BaseModel):
 
 
 def status_routes(node: NodeApi) -> APIRouter:
-    """`…/{fqn}/pipelineStatus`."""
+    """The routes of `…/{fqn}/pipelineStatus`."""
     router = APIRouter(prefix=ROOT, tags=["status"])
 
     @router.put(
@@ -157,7 +157,7 @@ def status_routes(node: NodeApi) -> APIRouter:
 
 
 def progress_routes(node: NodeApi, max_readers: int, counters: HttpCounters) -> APIRouter:
-    """`…/progress/…` and `…/metrics/…`."""
+    """The routes of `…/progress/…` and `…/metrics/…`."""
     router = APIRouter(prefix=ROOT, tags=["status"])
 
     @router.put(

@@ -48,7 +48,7 @@ class Health(BaseModel):
 
 
 def health_routes(node: NodeApi, scrape: Callable[[], bytes]) -> APIRouter:
-    """Health and metrics. `scrape` gives the metrics as Prometheus reads them."""
+    """The routes of health and metrics; `scrape` gives the metrics as Prometheus reads them."""
     router = APIRouter(tags=["operation"])
 
     @router.get("/health/live", summary="The process answers", response_model=Health)

@@ -52,7 +52,7 @@ class Connector:
 
 
 class Connectors:
-    """Those used last, at most `most`."""
+    """The connectors that were used last, at most `most` of them."""
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
@@ -62,14 +62,14 @@ class Connectors:
         return len(self._known)
 
     def get(self, key: RunKey, name: str) -> Connector | None:
-        """The connector, if it opened the run; it is used now."""
+        """The connector, if it opened the run; it then counts as used last."""
         known = self._known.get((key, name))
         if known is not None:
             self._known.move_to_end((key, name))
         return known
 
     def open(self, key: RunKey, name: str) -> None:
-        """The connector begins the run, perhaps again: its earlier batches no longer count."""
+        """Records that the connector begins the run; its earlier batches no longer count."""
         if not is_short(key, name):
             return
         self._known[key, name] = Connector()
@@ -91,7 +91,7 @@ def is_short(key: RunKey, name: str) -> bool:
 
 
 def decode_connectors(rows: Sequence[Sequence[Any]]) -> Connectors:
-    """What a state holds."""
+    """Decodes the connectors that a state holds."""
     connectors = Connectors()
     for fqn, run, name, last in rows:
         connectors.open(RunKey(fqn, run), name)

@@ -56,7 +56,7 @@ class ReadHandles:
         return len(self._open)
 
     def read(self, path: str, size: int, offset: int) -> bytes:
-        """As `File.pread`. Raises `NodeNotReady` without descriptors, else `JournalFailed`."""
+        """Reads as `File.pread`. Raises `NodeNotReady` without descriptors, or `JournalFailed`."""
         with translated(f"{path} could not be read"):
             handle = self._take(path)
             try:

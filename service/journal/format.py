@@ -89,7 +89,7 @@ def encode_meta(meta: RecordMeta | None) -> bytes:
 
 
 def decode_meta(data: bytes) -> RecordMeta:
-    """Decodes the columns."""
+    """Decodes what `encode_meta` gave."""
     ends, ts, levels, attributes = orjson.loads(data)
     return RecordMeta(ends, ts, levels, attributes)
 
@@ -141,7 +141,7 @@ def encode_header(*, file: str, secret: bytes, first_pos: int, node: str) -> byt
 
 
 def decode_header(data: bytes) -> FileHeader:
-    """Raises `Damaged`, or `UnsupportedVersion` for a newer format."""
+    """Decodes a header. Raises `Damaged`, or `UnsupportedVersion` for a newer format."""
     if len(data) < HEADER.size or data[: len(MAGIC)] != MAGIC:
         raise Damaged("not a journal file: it has no header")
     _, version, length, identity, secret, first_pos, name_length = HEADER.unpack_from(data)

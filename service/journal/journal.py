@@ -37,7 +37,7 @@ _NAME_CACHE = 4096
 
 
 class Journal:
-    """Used from one event loop. Begins a new file when it is made.
+    """The journal of one folder, used from one event loop. It begins a new file when it is made.
 
     `taken_bytes` counts the text that was appended since then. `offload` runs the filling of a
     spare with zeros while no old file is available.
@@ -122,7 +122,7 @@ class Journal:
 
     @property
     def failure(self) -> JournalFailed | None:
-        """Why the journal accepts nothing any more."""
+        """The error after which the journal accepts nothing any more."""
         return self._writer.failure
 
     @property
@@ -230,12 +230,12 @@ class Journal:
         await self._record(Change.opened(key, connector))
 
     def finish_close(self, key: RunKey, pos: int) -> None:
-        """The close that was recorded at `pos` is done: no start repeats it."""
+        """Records that the close at `pos` is done, so that no start repeats it."""
         if self.state.closes.get(key, pos + 1) <= pos:
             self._note(Change.finished_close(key, pos))
 
     def finish_deletion(self, fqn: str, run: str | None, t: int) -> None:
-        """The deletion up to `t` is done: the store knows it, and no start repeats it."""
+        """Records that the deletion up to `t` is in the store, so that no start repeats it."""
         self._note(Change.finished_deletion(fqn, run, t))
 
     def _note(self, change: Change) -> None:
@@ -336,7 +336,7 @@ class Journal:
             self._roll_at = self.files[-1].size + self._file_bytes // 16
 
     def confirm(self, cut: Cut) -> None:
-        """The oldest unconfirmed segment is in the store."""
+        """Records that the oldest unconfirmed segment is in the store."""
         self.state.confirm(cut)
         if self._writer.failure is not None or self._closing:
             return

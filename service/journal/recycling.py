@@ -350,7 +350,7 @@ class Succession:
         file.release(give)
 
     def hand_over(self, earlier: Sequence[JournalFile], later: Sequence[JournalFile]) -> None:
-        """The folder of the closed journal, with its files `earlier`, was opened again."""
+        """Ends this journal: its folder, with its files `earlier`, was opened again."""
         held = {file.path: file for file in [*self._leaving, *earlier]}
         for file in later:
             file.after = held.get(file.path)

@@ -10,7 +10,7 @@ MIB, GIB = 1 << 20, 1 << 30
 
 
 class JournalSettings(Section):
-    """The node's own disk."""
+    """Limits of the journal on the node's own disk."""
 
     file_bytes: Bytes = Field(
         default=64 * MIB,

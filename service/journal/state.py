@@ -57,17 +57,17 @@ class DoneDeletions:
 
 
 def encode_deletions(deletions: Mapping[tuple[str, str | None], int]) -> list[list[Any]]:
-    """The value for a state."""
+    """Encodes deletions as a state holds them."""
     return [[fqn, run, ulids.encode(t)] for (fqn, run), t in deletions.items()]
 
 
 def decode_deletions(rows: Sequence[Sequence[Any]]) -> dict[tuple[str, str | None], int]:
-    """Deletions from the value in a state."""
+    """Decodes the deletions that a state holds."""
     return {(fqn, run): ulids.decode(t) for fqn, run, t in rows}
 
 
 def decode_done(rows: Sequence[Sequence[Any]]) -> DoneDeletions:
-    """The done deletions from the value in a state."""
+    """Decodes the done deletions that a state holds."""
     done = DoneDeletions()
     for (fqn, run), t in decode_deletions(rows).items():
         done.add(fqn, run, t)
@@ -85,7 +85,7 @@ class Cut:
 
 @dataclass(slots=True)
 class JournalState:
-    """The node's memory.
+    """What the node must remember over a restart.
 
     `base` is the first position that belongs to this incarnation: lines below it were
     the parent's, and are in the parent's segments.
@@ -131,7 +131,7 @@ class JournalState:
             del self.closes[key]
 
     def finish_deletion(self, fqn: str, run: str | None, t: int) -> None:
-        """Records that it is done. Ids minted after the next start are above the deleted ones."""
+        """Records that a deletion is done. Later starts mint ids above the deleted ones."""
         if (fqn, run) in self.tombstones and self.tombstones[fqn, run] <= t:
             del self.tombstones[fqn, run]
         self.deleted.add(fqn, run, t)
@@ -221,45 +221,45 @@ class Change(NamedTuple):
 
     @staticmethod
     def cut(node: str, made: Cut) -> Change:
-        """A segment of `node` was cut."""
+        """The change that records a segment that `node` cut."""
         body = wal.encode_json(wal.CUT, encode_cut_entry(node, made))
         return Change(body, lambda state: state.cuts.append(made))
 
     @staticmethod
     def confirm(node: str, made: Cut) -> Change:
-        """A segment is in the store; the state has this already."""
+        """The change that records that a segment is in the store, which the state has already."""
         return Change(wal.encode_json(wal.CONFIRM, encode_cut_entry(node, made)), _unchanged)
 
     @staticmethod
     def close(key: RunKey, pos: int) -> Change:
-        """A run was closed; all lines below `pos` came before."""
+        """The change that records a close; all lines below `pos` came before it."""
         value = {"fqn": key.fqn, "run": key.run, "pos": pos}
         return Change(wal.encode_json(wal.CLOSE, value), lambda state: state.close(key, pos))
 
     @staticmethod
     def tombstone(fqn: str, run: str | None, t: int) -> Change:
-        """All ULIDs up to `t` of a run, or of a pipeline's runs, are deleted."""
+        """The change that records that all ULIDs up to `t` of a run, or a pipeline, are deleted."""
         value = {"fqn": fqn, "run": run, "t": ulids.encode(t)}
         body = wal.encode_json(wal.TOMBSTONE, value)
         return Change(body, lambda state: state.delete(fqn, run, t))
 
     @staticmethod
     def opened(key: RunKey, connector: str) -> Change:
-        """A gen-1 connector begins a run."""
+        """The change that records that a gen-1 connector begins a run."""
         value = {"fqn": key.fqn, "run": key.run, "connector": connector}
         body = wal.encode_json(wal.OPEN, value)
         return Change(body, lambda state: state.connectors.open(key, connector))
 
     @staticmethod
     def finished_close(key: RunKey, pos: int) -> Change:
-        """The close at `pos` is done: the run's manifest says it."""
+        """The change that records that the run's manifest has the close at `pos`."""
         value = {"fqn": key.fqn, "run": key.run, "pos": pos}
         body = wal.encode_json(wal.FINISH, value)
         return Change(body, lambda state: state.finish_close(key, pos))
 
     @staticmethod
     def finished_deletion(fqn: str, run: str | None, t: int) -> Change:
-        """The deletion up to `t` is done: the store knows it, and the objects are gone."""
+        """The change that records that the deletion up to `t` is done in the store."""
         value = {"fqn": fqn, "run": run, "t": ulids.encode(t)}
         body = wal.encode_json(wal.FINISH, value)
         return Change(body, lambda state: state.finish_deletion(fqn, run, t))

@@ -1,4 +1,4 @@
-"""The compactor beside the service: whether it lives, and what it says of itself.
+"""Metrics of the compactor beside the service: whether it runs, and what it reports.
 
 The two meet in a file, `compaction.metrics_file`, which the compactor writes in the text format
 of Prometheus and every scrape reads. What it says of its leases joins ours under the same
@@ -33,7 +33,7 @@ class CompactorFile:
         self.unreadable = False
 
     def families(self) -> Mapping[str, Metric]:
-        """What it says now, by name; nothing if it is not there or does not read."""
+        """The metrics in the file, by name; none if it is absent or cannot be read."""
         try:
             found = self._fs.stat(self._path)
             if found != self._seen:
@@ -56,7 +56,7 @@ class CompactorFile:
 
 
 def joined(ours: Iterable[Metric], theirs: Mapping[str, Metric]) -> Iterator[Metric]:
-    """Ours, with their samples of the same name behind our own; then theirs that we have not."""
+    """Our families with the file's samples of the same name added, then the file's other ones."""
     left = dict(theirs)
     for family in ours:
         same = left.pop(family.name, None)

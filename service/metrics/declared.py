@@ -1,4 +1,4 @@
-"""How a metric is declared: name, kind, help, labels, and where its value is read.
+"""Declarations of metrics: name, kind, help, labels, and where the value is read.
 
 The hot path adds to plain integers on its own objects; `read` looks at them when somebody
 scrapes, so a metric costs nothing in between. Counters are declared without the `_total`

@@ -1,4 +1,4 @@
-"""What goes through the HTTP API: appends, live streams, searches, and reports of runs."""
+"""Metrics of the HTTP API: appends, live streams, searches, and reports of runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leases of this process by source: Data Prepper's counters under its last words, and what is held.
+"""Metrics of leases by source: Data Prepper's counters by their last words, and held leases.
 
 Named leases (`text`, `sweep`) and coordinators count alike. What a named lease has not, such as
 progress, stays at 0.

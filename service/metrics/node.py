@@ -1,4 +1,4 @@
-"""The node: what it took, its journal and disk, its segments, and whether its loops turn.
+"""Metrics of the node: accepted batches, journal and disk, segments, and whether its loops turn.
 
 Also the object store as this node meets it.
 """

@@ -1,4 +1,4 @@
-"""The segment queue: OK Log's counters under its last words, and the lag of each group."""
+"""Metrics of the segment queue: OK Log's counters by the last words of their names, and lags."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run logs: flushed, merged, published, closed, swept."""
+"""Metrics of run logs: flushed, merged, published, closed, swept."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from service.metrics.declared import Declared, Sources, counter, gauge
 
 
 def lag_bytes(sources: Sources) -> int:
-    """Text that is not yet in its run's chunks, in a segment or not."""
+    """Bytes of text that are not yet in their run's chunks, in a segment or not."""
     return sources.node.shipper.unshipped.bytes + sources.node.run_logs.flusher.pending.bytes
 
 
 def lag_seconds(sources: Sources) -> float:
-    """The age of the oldest of it."""
+    """Seconds since the oldest text that is not yet in its run's chunks was synced."""
     waiting = sources.node.run_logs.flusher.pending.oldest_seconds(sources.now)
     return max(waiting, sources.node.shipper.unshipped.seconds)
 

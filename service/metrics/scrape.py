@@ -1,4 +1,4 @@
-"""The scrape: all metrics of a node, read at the moment somebody asks."""
+"""The scrape, which reads all metrics of a node at the moment of a request."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class NodeCollector(Collector):
 
 
 def scraper(sources: Sources) -> Callable[[], bytes]:
-    """What `/metrics` answers with."""
+    """Makes the function that answers `/metrics`."""
     registry = CollectorRegistry()
     registry.register(NodeCollector(sources))
     return lambda: generate_latest(registry)

@@ -14,7 +14,10 @@ from service.queue.catalog import Catalog, Name
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """`seconds` is the time since the oldest of them was stored; unknown for an evicted group."""
+    """Segments that a group has not committed; `seconds` is the time since the oldest was stored.
+
+    An evicted group has no known lag.
+    """
 
     segments: int = 0
     bytes: int = 0

@@ -1,4 +1,4 @@
-"""How many groups one client may make, and which unused groups are replaced by new ones.
+"""Limits how many groups one client may make, and chooses the unused group that a new one replaces.
 
 Without users a client is its address; for IPv6 it is the network of 64 bits that one host has for
 itself. All clients behind a proxy are one. The making of groups is counted, which consumers do

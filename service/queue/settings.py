@@ -11,7 +11,7 @@ MIB = 1 << 20
 
 
 class QueueSettings(QueueRetention):
-    """The segment queue: consumer groups over HTTP."""
+    """Limits of the segment queue, which is consumer groups over HTTP."""
 
     lease_seconds: float = Field(
         default=60,

@@ -43,7 +43,7 @@ class _Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What the writers of all groups of a node share."""
+    """The parts that the writers of all groups of a node share."""
 
     store: ObjectStore
     clock: Clock

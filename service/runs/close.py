@@ -35,7 +35,7 @@ _REMEMBERED_RUNS = 10_000
 
 
 class Closer:
-    """Of one node."""
+    """Closes the runs of one node."""
 
     def __init__(
         self,
@@ -237,7 +237,7 @@ class Closer:
             self._reopened[key] = self._clock.monotonic()
 
     def forget(self, key: RunKey) -> None:
-        """The run was deleted."""
+        """Drops what is known of a deleted run."""
         self._reopened.pop(key, None)
         self._closed.pop(key, None)
 

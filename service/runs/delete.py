@@ -40,7 +40,7 @@ _DELETE_COUNT = 500
 
 
 class Deleter:
-    """Of one node."""
+    """Deletes runs and pipelines for one node."""
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from logstore.runs.manifest import Manifest
 
 
 class RunEvents:
-    """Subscribers are called in order; their errors reach the publisher."""
+    """Calls the subscribers of an event in order; their errors reach the publisher."""
 
     def __init__(self) -> None:
         self._flushed: list[Callable[[Manifest], Awaitable[None]]] = []
@@ -33,16 +33,16 @@ class RunEvents:
         self._deleted += hear
 
     async def flushed(self, manifest: Manifest) -> None:
-        """A flush left this manifest behind."""
+        """Publishes that a flush has swapped in this manifest."""
         for hear in self._flushed:
             await hear(manifest)
 
     def ended(self, key: RunKey) -> None:
-        """The run was closed: no line follows."""
+        """Publishes that the run was closed, so that no line follows."""
         for hear in self._ended:
             hear(key)
 
     def deleted(self, key: RunKey) -> None:
-        """The run was deleted: subscribers forget it."""
+        """Publishes that the run was deleted, so that subscribers drop it."""
         for hear in self._deleted:
             hear(key)

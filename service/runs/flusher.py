@@ -88,7 +88,7 @@ class Flusher:
 
     @property
     def pending(self) -> Pending:
-        """What waits."""
+        """The runs with lines that wait to be flushed."""
         return self._pending
 
     def lacks(self, key: RunKey, end: int) -> bool:

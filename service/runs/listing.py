@@ -44,7 +44,7 @@ _AFTER_NAME = "n1."
 
 
 class Listing:
-    """Of one node."""
+    """The lists of runs and pipelines, as one node sees them."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Listing:
         now_ms: int,
         report: Callable[[RunKey], Awaitable[Report | None]],
     ) -> RunPage:
-        """See `RunList.page`."""
+        """Gives a page of a pipeline's runs, as `RunList.page`."""
         return await self._list.page(fqn, wanted, limit, after, now_ms=now_ms, report=report)
 
     async def runs(self, fqn: str, limit: int) -> list[RunSummary]:

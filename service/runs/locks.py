@@ -24,7 +24,7 @@ _REMEMBERED = 10_000
 
 
 class OncePerRun:
-    """`work` returns whether it did anything."""
+    """Runs `work` for a run once at a time; `work` returns whether it did anything."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class OncePerRun:
 
 
 class RunLocks:
-    """Locks by run."""
+    """One lock for each run that somebody works on."""
 
     def __init__(self) -> None:
         self._locks: dict[RunKey, tuple[asyncio.Lock, int]] = {}

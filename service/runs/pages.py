@@ -68,7 +68,7 @@ class Wanted:
         tail: int | None = None,
         around: int | None = None,
     ) -> Wanted:
-        """With places as clients pass them back. Raises `InvalidCursor`."""
+        """Parses places as clients pass them back. Raises `InvalidCursor`."""
         first = None if after is None else parse_token(after)
         last = None if before is None else parse_token(before)
         return Wanted(limit, first, last, tail, around)
@@ -112,7 +112,7 @@ class _Bounds:
 async def read_page(
     snapshot: Snapshot, wanted: Wanted, read: Callable[[int, int], Awaitable[Found]]
 ) -> tuple[Found, Page]:
-    """What `read` gives of the lines between two numbers, and the page that it makes.
+    """Reads a page with `read`, which gives the lines between two numbers.
 
     A page around a record begins with it if the lines before it leave no room for it. Raises
     `NotFound`, `InvalidCursor`, `Moved`.

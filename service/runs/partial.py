@@ -23,7 +23,7 @@ _REMEMBERED = 10_000
 
 
 class PartialPublisher:
-    """Of one node."""
+    """Publishes `partial.txt` for the runs of one node."""
 
     def __init__(
         self,
@@ -95,5 +95,5 @@ class PartialPublisher:
             self._published.popitem(last=False)
 
     def forget(self, key: RunKey) -> None:
-        """The run was closed or deleted."""
+        """Drops what is known of a run that was closed or deleted."""
         self._published.pop(key, None)

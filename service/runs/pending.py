@@ -73,7 +73,7 @@ class Pending:
         return list(self._runs)
 
     def get(self, key: RunKey) -> PendingRun | None:
-        """What waits of a run."""
+        """The waiting lines of a run."""
         return self._runs.get(key)
 
     def add_batches(self, batches: Batches, now: float) -> None:
@@ -112,7 +112,7 @@ class Pending:
         return [key for _, key in sorted(found, key=lambda entry: entry[0])]
 
     def done(self, key: RunKey, taken: int, end: int, now: float) -> None:
-        """A flush brought everything below `end`, `taken` bytes, into the chunks."""
+        """Records that a flush brought everything below `end`, `taken` bytes, into the chunks."""
         run = self._runs[key]
         run.flushing = False
         run.bytes -= taken
@@ -122,7 +122,7 @@ class Pending:
         run.first, run.since, run.failures, run.not_before = max(run.first, end), now, 0, 0.0
 
     def failed(self, key: RunKey, now: float) -> None:
-        """A flush failed: the run waits longer each time."""
+        """Records that a flush failed; the run waits longer each time."""
         run = self._runs[key]
         run.flushing = False
         pause = self._rules.first_backoff_seconds * 2 ** min(run.failures, 10)
@@ -152,7 +152,7 @@ class FlushProgress:
         return self.pending.low(self.confirmed_pos) if self._started.is_set() else 0
 
     def started(self) -> None:
-        """Marks the progress as known."""
+        """Records that the progress is known."""
         self._started.set()
 
     async def until_started(self) -> None:

@@ -11,7 +11,7 @@ from logstore.position import Position
 
 
 class Pin(Protocol):
-    """A context manager; files it covers are not deleted while it is held."""
+    """The hot part at one moment: a context manager that keeps its files from being deleted."""
 
     node: str
     first_pos: int
@@ -50,7 +50,7 @@ class Recorded(Protocol):
 
     @property
     def tombstones(self) -> Mapping[tuple[str, str | None], int]:
-        """By pipeline and run (None for all its runs), the ULID through which lines are deleted."""
+        """The ULID through which lines are deleted, by pipeline and run (None for all its runs)."""
         ...
 
 
@@ -61,7 +61,7 @@ class RunJournal(Protocol):
     def state(self) -> Recorded: ...
 
     def pin(self) -> Pin:
-        """The hot part of now."""
+        """Pins the hot part as it is now."""
         ...
 
     async def record_close(self, key: RunKey) -> int:
@@ -69,7 +69,7 @@ class RunJournal(Protocol):
         ...
 
     def finish_close(self, key: RunKey, pos: int) -> None:
-        """The close is carried out."""
+        """Records that the close is carried out."""
         ...
 
     async def record_tombstone(self, fqn: str, run: str | None, t: int) -> None:
@@ -77,5 +77,5 @@ class RunJournal(Protocol):
         ...
 
     def finish_deletion(self, fqn: str, run: str | None, t: int) -> None:
-        """The deletion is carried out."""
+        """Records that the deletion is carried out."""
         ...

@@ -141,7 +141,7 @@ class LogSize:
 
 
 class RunLogReader:
-    """Of one node."""
+    """Reads the logs of runs at one node."""
 
     def __init__(self, snapshots: Snapshots) -> None:
         self._snapshots = snapshots

@@ -91,7 +91,7 @@ class _PartsOfLines(NamedTuple):
 
 
 class RecordReader:
-    """Of one node. `details` gives None where nothing can be searched."""
+    """Reads runs as records at one node. `details` gives None where nothing can be searched."""
 
     def __init__(self, snapshots: Snapshots, details: Callable[[], Details | None]) -> None:
         self._snapshots = snapshots

@@ -23,7 +23,7 @@ Ends = Mapping[RunKey, int]
 
 
 class RemoteState:
-    """The view of one node. `gone` returns whether a node has given up its text lease."""
+    """What other nodes hold, as one node sees it. `gone`: whether a node gave up its text lease."""
 
     def __init__(
         self,

@@ -83,7 +83,7 @@ class RunFilter:
 
 
 def name_pattern(text: str) -> re.Pattern[str]:
-    """What `text` matches: `*` is any text, `?` one character; without them it is a beginning."""
+    """A pattern of names: `*` is any text, `?` one character; without them it is a beginning."""
     if not set(text) & set("*?"):
         text += "*"
     wild = {"*": ".*", "?": "."}
@@ -152,7 +152,10 @@ class _Order(NamedTuple):
 
 
 class RunList:
-    """Of one node. `names` lists a pipeline's runs, `summary` reads one, None if it is gone."""
+    """The pages of one node.
+
+    `names` lists a pipeline's runs; `summary` reads one, and gives None if it is gone.
+    """
 
     def __init__(
         self,

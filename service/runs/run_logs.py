@@ -125,7 +125,7 @@ class RunLogs:
     # --- what the node tells and asks ----------------------------------------------
 
     def confirmed(self, seq: int, first: int, end: int) -> None:
-        """A segment of this node is in the store."""
+        """Records that a segment of this node is in the store."""
         self.flusher.confirmed(seq, first, end)
         self.closer.noticed()
 
@@ -185,7 +185,7 @@ class RunLogs:
         return found
 
     def appended(self, key: RunKey, end: int) -> None:
-        """Lines of the run below position `end` are synced."""
+        """Records that lines of the run below position `end` are synced."""
         self.active.appended(key, end)
 
     async def _after_flush(self, manifest: Manifest) -> None:

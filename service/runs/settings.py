@@ -93,7 +93,7 @@ class CoordinationSettings(Section):
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """One declaration for all parts of run logs."""
+    """Sizes and pauses of all parts of run logs."""
 
     chunk_bytes: int = 8 << 20
     """A flush of more text makes several chunks."""

@@ -65,7 +65,7 @@ class Place:
 
 
 class Snapshot:
-    """Valid as long as `pin` is held."""
+    """The log of a run at one moment, valid as long as `pin` is held."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ _TRIES = 8
 
 
 class Snapshots:
-    """Of one node."""
+    """Takes snapshots of runs at one node."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The sweeper: does what nobody else did. Every node runs it; sweeping twice does no harm.
+"""The sweeper does what nobody else did. Every node runs it; sweeping twice does no harm.
 
 - It closes a run that nobody closed after `stream_timeout_seconds` without a line, also one
   that this process has never seen: it finds runs from their manifests, and those that an
@@ -41,7 +41,7 @@ _FAILURES = 3
 
 
 class Sweeper:
-    """Of one node."""
+    """The sweeper of one node."""
 
     def __init__(
         self,

@@ -33,7 +33,7 @@ _BUSY_SECONDS = 5.0
 
 
 async def gone(leases: NamedLeases, node: str) -> bool:
-    """Whether the node has stopped looking after its own lines. Raises `StoreUnavailable`."""
+    """Whether the node no longer holds its own text lease. Raises `StoreUnavailable`."""
     return await leases.held_by(text_lease(node)) != node
 
 

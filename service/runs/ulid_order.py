@@ -61,7 +61,7 @@ class Edge(NamedTuple):
 
 
 def encode_place(ulid: int) -> str:
-    """What a client passes back."""
+    """Encodes a place as the token that a client passes back."""
     return _PREFIX + ulids.encode(ulid)
 
 
@@ -80,7 +80,7 @@ def decode_place(text: str, field: str) -> int:
 
 
 def highest(snapshot: Snapshot) -> int:
-    """No record of the run has a higher ULID."""
+    """A ULID that is at least as high as that of any record of the run."""
     found = [chunk.last for chunk in snapshot.manifest.chunks]
     found += [lowest_and_highest(stretch.rows)[1] for stretch in snapshot.stretches]
     return max(found, default=0) | ulids.LINE_MASK

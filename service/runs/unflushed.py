@@ -80,7 +80,7 @@ class ActiveMarkers:
             run.end, run.at = end, self._clock.monotonic()
 
     def closed(self, key: RunKey) -> None:
-        """The run was closed or deleted: the next round removes its object."""
+        """Records that the run was closed or deleted: the next round removes its object."""
         run = self._runs.get(key)
         if run is not None:
             run.at = float("-inf")

@@ -1,4 +1,4 @@
-"""A cache of immutable things, bounded by their bytes: the last used ones stay."""
+"""A cache of immutable values, bounded by their bytes; those used last stay."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Cache(Generic[T]):
-    """At most `limit_bytes` of values, as their callers tell the size."""
+    """A cache of at most `limit_bytes`; callers say how large each value is."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes
@@ -26,12 +26,12 @@ class Cache(Generic[T]):
         return found[0]
 
     def drop(self, key: Hashable) -> None:
-        """Forgets the value, if it is held."""
+        """Removes the value, if it is held."""
         _, size = self._held.pop(key, (None, 0))
         self.bytes -= size
 
     def put(self, key: Hashable, value: T, size: int) -> None:
-        """Holds the value; one that is larger than the cache is not held."""
+        """Stores the value, unless it is larger than the cache."""
         if size > self._limit or key in self._held:
             return
         self._held[key] = (value, size)

@@ -1,4 +1,4 @@
-"""How far this node's clock is from the store's, which all nodes share.
+"""Measures how far this node's clock is from the store's, which all nodes share.
 
 ULIDs, pages by time and expiry mean something only if nodes agree on the time. A node that
 is more than a minute off takes no batches until its clock is right. A store without a
@@ -15,7 +15,10 @@ MOST_MS = 60_000
 
 
 class ClockSkew:
-    """`newest` gives the store's last `Date`; it is None if the store has no clock."""
+    """The skew of this node's clock.
+
+    `newest` gives the store's last `Date`; it is None if the store has no clock.
+    """
 
     def __init__(self, newest: Callable[[], DateSample | None] | None) -> None:
         self._newest = newest
@@ -28,7 +31,7 @@ class ClockSkew:
 
     @property
     def problem(self) -> str | None:
-        """Why no batches are taken, if that is so."""
+        """The reason why no batches are taken; None if the clock is right."""
         if self._newest is None:  # asked for every batch
             return None
         ahead_ms = self.ahead_ms

@@ -1,4 +1,4 @@
-"""What is counted where it happens: plain numbers that `service.metrics` reads at a scrape."""
+"""Counters that are raised where things happen; `service.metrics` reads them at a scrape."""
 
 from __future__ import annotations
 

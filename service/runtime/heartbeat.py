@@ -15,7 +15,7 @@ _LOOK_SECONDS = 1.0
 
 
 class Heartbeat:
-    """Of one loop. A loop that has not begun counts as of the moment this was made."""
+    """The signs of life of one loop. Until its first turn, ages count from when this was made."""
 
     def __init__(self, clock: Clock) -> None:
         self._now = clock.monotonic
@@ -24,31 +24,31 @@ class Heartbeat:
         self._resting = False
 
     def turn(self) -> None:
-        """The loop has come round, or goes on with a long piece of work."""
+        """Records that the loop has come round, or continues a long piece of work."""
         self._turned = self._now()
         self._resting = False
 
     def rest(self) -> None:
-        """The loop waits for work, however long that takes: not a sign of death."""
+        """Records that the loop waits for work, which may take any time."""
         self._resting = True
 
     async def pause(self, seconds: float, stopping: Callable[[], bool]) -> None:
-        """Lets the time pass until the next round, alive, and ends early when stopping."""
+        """Sleeps until the next round with signs of life, and ends early when stopping."""
         due = self._now() + seconds
         while not stopping() and self._now() < due:
             self.turn()
             await self._sleep(_LOOK_SECONDS)
 
     def success(self) -> None:
-        """Done once, by the loop or by somebody in its place: says nothing of the loop."""
+        """Records that the work was done once, by the loop or by somebody in its place."""
         self._succeeded = self._now()
 
     @property
     def age_seconds(self) -> float:
-        """Since the last turn; 0 while it rests."""
+        """Seconds since the last turn; 0 while the loop rests."""
         return 0.0 if self._resting else self._now() - self._turned
 
     @property
     def success_age_seconds(self) -> float:
-        """Since the last success, or since it was made if there was none."""
+        """Seconds since the last success, or since this was made if there was none."""
         return self._now() - self._succeeded

@@ -37,7 +37,7 @@ _LOCK = "lock"
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """An incarnation. `parents` are those it goes on from, the last one first.
+    """An incarnation of a node. `parents` are those that it continues, the last one first.
 
     `base` is its first position; lines below it are the parent's, of which segments up
     to `parent_seq` were agreed with the store.
@@ -86,7 +86,7 @@ class DataFolder:
         return known
 
     def identify(self, name: str, default_name: str, state: JournalState | None) -> Identity:
-        """Who this folder is; under another name it goes on as a fork of who it was.
+        """The identity of this folder; under another name it continues as a fork of what it was.
 
         An empty `name` leaves it the one that it has, or gives a new folder `default_name`.
         `state` is what its journal says.
@@ -98,7 +98,7 @@ class DataFolder:
         return self.forked(known, name=name, base=confirmed.end, seq=confirmed.seq)
 
     def forked(self, parent: Identity, *, name: str, base: int, seq: int) -> Identity:
-        """A new incarnation that goes on from `parent`'s position `base`; saved."""
+        """Saves and gives a new incarnation that continues from `parent`'s position `base`."""
         fork = Identity(
             name,
             self._incarnation(),
@@ -128,7 +128,7 @@ class DataFolder:
         self._fs.sync_folder(self.path)
 
     def release(self) -> None:
-        """Lets another process have the folder."""
+        """Unlocks the folder, so that another process can have it."""
         self._lock.release()
 
     def _incarnation(self) -> str:

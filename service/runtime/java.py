@@ -1,4 +1,4 @@
-"""Whether this machine can run Spark, and if not, why: the one place that looks for Java.
+"""Finds out whether this machine can run Spark; the only module that looks for Java.
 
 Compaction needs a Java of version 17 or newer, found by `JAVA_HOME` and then `PATH`,
 and pyspark in this environment. Nothing is installed and nothing is started but `java -version`.

@@ -1,4 +1,4 @@
-"""What the service knows of leases: opened when somebody asks, so a store of partitions that is
+"""The administration of leases, opened at the first request. A store of partitions that is
 away, or lacks its table, keeps no node from starting.
 """
 
@@ -18,7 +18,7 @@ from service.runtime.seams import Seams
 
 
 class LeasesOfStore:
-    """Gives the admin of all leases, as often as it is asked."""
+    """Gives the admin of all leases at each call, and opens the partitions at the first."""
 
     def __init__(self, partitions: PartitionStore, named: StoredLeases) -> None:
         self._partitions = partitions
@@ -37,7 +37,7 @@ class LeasesOfStore:
 
 @asynccontextmanager
 async def open_leases(settings: SourceCoordination, seams: Seams) -> AsyncIterator[LeasesOfStore]:
-    """As long as the block lasts. Asks no server. Raises `InvalidInput`."""
+    """Opens leases while the block runs. It asks no server. Raises `InvalidInput`."""
     opening = open_partitions(
         settings.store,
         seams.store,

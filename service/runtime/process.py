@@ -52,7 +52,7 @@ _ARENAS = 2
 
 
 def give_back_freed_memory() -> None:
-    """Call it before threads begin."""
+    """Makes glibc return freed memory to the system. Call it before threads begin."""
     pa.set_memory_pool(pa.system_memory_pool())
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

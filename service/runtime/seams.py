@@ -1,4 +1,4 @@
-"""What a node stands on: the world outside, as parameters."""
+"""The world outside a node, as parameters: store, files, clock, randomness, threads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from service.runtime.threads import Offload, in_thread
 
 @dataclass(frozen=True, slots=True)
 class Seams:
-    """What the node stands on; `syncer` is called inside the running loop."""
+    """The outside world of a node; `syncer` is called inside the running loop."""
 
     store: ObjectStore
     fs: FileSystem
@@ -26,4 +26,4 @@ class Seams:
     newest_date: Callable[[], DateSample | None] | None = None
     """The store's last answer's `Date`; None for a store without a clock of its own."""
     problems: Callable[[], list[str]] = list
-    """What else is not as it should be, as sentences."""
+    """Further problems, as sentences."""

@@ -1,4 +1,4 @@
-"""Whether the object store can keep what is entrusted to it: found at the start, not weeks later.
+"""Checks at the start whether the object store can keep what is entrusted to it.
 
 What a store refuses makes the start impossible. A store that cannot be reached does not: the
 node takes batches, they wait in its journal, and the check is made as soon as there is an
@@ -19,7 +19,7 @@ _AGAIN_SECONDS = 10.0
 
 
 class StoreCheck:
-    """`refused` is done when a late check found that the store cannot be used."""
+    """The check of one store; `refused` is done when a late check found that it cannot be used."""
 
     def __init__(
         self, store: ObjectStore, clock: Clock, *, texts: str, expiration_days: int
@@ -34,12 +34,12 @@ class StoreCheck:
         self.refused: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
 
     async def first(self) -> None:
-        """Once, at the start. Raises `InvalidInput` for what the store refuses."""
+        """Checks once, at the start. Raises `InvalidInput` for what the store refuses."""
         if self._store is not None:
             await self._try(self._store)
 
     async def run(self) -> None:
-        """Until an answer came."""
+        """Checks again until the store has answered."""
         while self._store is not None and self._unchecked is not None:
             await self._clock.sleep(_AGAIN_SECONDS)
             try:
@@ -49,7 +49,7 @@ class StoreCheck:
                 return
 
     def problems(self) -> list[str]:
-        """What is not as it should be, as sentences."""
+        """Problems of the store, as sentences."""
         return [problem for problem in (self._unchecked, self._rule) if problem is not None]
 
     async def _try(self, store: RemoteStore) -> None:

@@ -59,10 +59,10 @@ _threads = low_priority_threads(_THREADS, "offload")
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """Off the event loop, and behind it."""
+    """Runs the call in a thread with less priority than the event loop."""
     return await asyncio.get_running_loop().run_in_executor(_threads, work)
 
 
 async def in_place(work: Callable[[], T]) -> T:
-    """On the event loop: for simulations, where order must repeat."""
+    """Runs the call on the event loop, for simulations, where order must repeat."""
     return work()

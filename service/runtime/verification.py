@@ -29,13 +29,13 @@ _UNDER_WAY: Final = "The report of the one under way says how far it is; ask aga
 
 
 def verify_command(settings: Settings) -> list[str]:
-    """What compares the store of these settings. `-P`: not what the working directory has of it."""
+    """The command that verifies the store; `-P` ignores modules in the working directory."""
     data = os.path.abspath(settings.data)
     return [sys.executable, "-P", "-m", "tailrace", "verify", "--json", "--data", data]
 
 
 def verify_environment(settings: Settings) -> dict[str, str]:
-    """What it is told beyond its flags."""
+    """The environment of the command: the settings that have no flag."""
     return environment_of(settings, ["query", "runs", "source_coordination"])
 
 
@@ -47,7 +47,7 @@ class Lines:
         self._others = others
 
     async def __aiter__(self) -> AsyncGenerator[bytes, None]:
-        """The lines, once."""
+        """Iterates over the lines, once."""
         try:
             yield self._first
             async for line in self._others:
@@ -56,7 +56,7 @@ class Lines:
             yield _line({"error": str(error), "hint": error.hint})
 
     async def aclose(self) -> None:
-        """Ends the work."""
+        """Ends the verification."""
         await self._others.aclose()
 
 
@@ -177,7 +177,7 @@ async def _read(stream: asyncio.StreamReader | None, kept: deque[bytes]) -> None
 
 
 def _reason(errors: Sequence[bytes], code: int | None) -> Unavailable:
-    """What the command line says as `error:` and `hint:`."""
+    """The text behind `error:` and `hint:` in the command's output."""
     said = dict(line.decode(errors="replace").strip().partition(": ")[::2] for line in errors)
     found = said.get("error", f"it ended with status {code} and without a word")
     return Unavailable(f"verifying broke off: {found}", hint=said.get("hint", ""))

@@ -37,7 +37,7 @@ class _Known(NamedTuple):
 
 
 class Endings:
-    """Of the runs that somebody watches.
+    """The ends of the runs that somebody watches.
 
     A stream goes on for `grace_seconds` after a terminal status; the store is asked again after
     `look_seconds`.
@@ -60,7 +60,7 @@ class Endings:
         self.failures = 0
 
     async def seconds_left(self, key: RunKey) -> float | None:
-        """Of the grace of an ended run, 0 when it is over; None for a run that goes on."""
+        """Seconds left of an ended run's grace, 0 when it is over; None for an open run."""
         known = self._known.get(key)
         if known is None or self._clock.monotonic() - known.seen >= self._look_seconds:
             await self._ask(key)

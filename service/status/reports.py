@@ -49,11 +49,11 @@ class Head(NamedTuple):
 
 
 def _no_limit(_: int) -> None:
-    """The store's disk is somebody else's."""
+    """Allows everything, where the store's disk is not this node's."""
 
 
 class Reports:
-    """Of all runs; `horizon` gives the highest deleted ULID of a run.
+    """The reports of all runs; `horizon` gives the highest deleted ULID of a run.
 
     `check_space` is called with a size before bytes are written; it raises if the store's disk is
     full. Heads are remembered by number, bodies by their bytes.
@@ -209,7 +209,7 @@ class Reports:
             raise Damaged(f"{name}: {error}") from error
 
     async def _heads_of(self, infos: list[ObjectInfo]) -> list[Head]:
-        """Of those that are shown. What has not changed since it was read is not read again."""
+        """The heads of the shown reports. A report that has not changed is not read again."""
         found: list[Head] = []
         for start in range(0, len(infos), _READERS):
             some = [self._head(info) for info in infos[start : start + _READERS]]
@@ -269,7 +269,7 @@ _DAY_MS = 86_400_000
 
 
 class Expiry:
-    """Of one node; doing it twice, or on several nodes, does no harm."""
+    """Removes expired reports; doing it twice, or on several nodes, does no harm."""
 
     def __init__(
         self, store: ObjectStore, clock: Clock, exists: Callable[[RunKey], Awaitable[bool]]

@@ -13,7 +13,7 @@ REPORTED_VERSION = "2.0.7"
 
 
 class OpenMetadataSettings(Section):
-    """What OpenMetadata's clients are told and how their reports are taken."""
+    """What OpenMetadata's clients are answered, and how their reports are kept."""
 
     version: str = Field(
         default=REPORTED_VERSION,

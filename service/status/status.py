@@ -51,7 +51,7 @@ class Metrics(NamedTuple):
 
 
 class RunStatus:
-    """Of one node. `tail` is asked late: a node that starts anew has a new one."""
+    """What clients report, at one node. `tail` gives the node's tail, a new one after a fork."""
 
     def __init__(
         self,

@@ -52,7 +52,7 @@ _ABSENT_SECONDS = 10.0
 
 
 class Importer:
-    """Of one node."""
+    """Imports runs for one node."""
 
     def __init__(
         self,
