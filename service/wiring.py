@@ -28,7 +28,9 @@ from logstore.table.options import open_table
 from service.compaction import CompactionChild
 from service.http.app import Application, HttpApi, build_app
 from service.http.browsers import BrowserGuard
+from service.http.leases import LeasesOfStore
 from service.http.settings import HttpSettings
+from service.http.verify import Verification, verify_command, verify_environment
 from service.metrics.compaction import CompactorFile
 from service.metrics.declared import Sources
 from service.metrics.scrape import scraper
@@ -42,12 +44,10 @@ from service.query.view import Sources as QuerySources
 from service.queue.contents import Contents
 from service.queue.queue import SegmentQueue
 from service.runtime.counters import HttpCounters, StoreCounters, SyncCounters
-from service.runtime.lease_admin import LeasesOfStore
 from service.runtime.metered import MeteredStore, MeteredSyncer
 from service.runtime.process import for_connections, open_files
 from service.runtime.seams import Seams
 from service.runtime.store_check import StoreCheck
-from service.runtime.verification import Verification, verify_command, verify_environment
 from service.settings import Settings, is_loopback
 from service.tail import ALL_RUNS
 

@@ -1,26 +1,36 @@
 """Routes of leases: who works on what, and how operators reset, reopen and fail leases.
 
-Sources and keys are any text, so both
-are parameters of the query and never parts of the path.
+Sources and keys are any text, so both are parameters of the query and never parts of the path.
+
+The administration of leases is opened at the first request, so a store of partitions that is away,
+or lacks its table, keeps no node from starting.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Annotated, Any, Literal, TypeAlias
 
 from fastapi import APIRouter, Query
 from pydantic import BaseModel
 
 from coordination.admin.admin import LeaseAdmin, Wanted
+from coordination.named.stored import StoredLeases
+from coordination.open import open_partitions
 from coordination.partitions.partition import Status
+from coordination.partitions.store import PartitionStore
+from coordination.settings import SourceCoordination
+from coordination.storetime import StoreTime
+from service.runtime.seams import Seams
 
 _LIST, _MAX_LIST = 100, 1000
 # A thousand years.
 _AGE_SECONDS = 31_556_952_000
 
 Open: TypeAlias = Callable[[], Awaitable[LeaseAdmin]]
-"""Gives what oversees the leases of the service's stores. Raises `StoreUnavailable`."""
+"""Gives the administration of the leases in the service's stores. Raises `StoreUnavailable`."""
 
 _Source = Annotated[str, Query(description="Its source, as the list has it.")]
 _Key = Annotated[str, Query(description="Its key, as the list has it.")]
@@ -141,3 +151,37 @@ def lease_routes(admin: Open) -> APIRouter:
         return {"purged": await (await admin()).purge(source, older_than_ms=older_than_ms)}
 
     return router
+
+
+class LeasesOfStore:
+    """Gives the admin of all leases at each call, and opens the partitions at the first."""
+
+    def __init__(self, partitions: PartitionStore, named: StoredLeases) -> None:
+        self._partitions = partitions
+        self._admin = LeaseAdmin(partitions, named)
+        self._starting = asyncio.Lock()
+        self._started = False
+
+    async def __call__(self) -> LeaseAdmin:
+        """Raises `StoreUnavailable`, and `InvalidInput` for settings that the store refuses."""
+        async with self._starting:
+            if not self._started:
+                await self._partitions.start()
+                self._started = True
+        return self._admin
+
+
+@asynccontextmanager
+async def open_leases(settings: SourceCoordination, seams: Seams) -> AsyncIterator[LeasesOfStore]:
+    """Opens leases while the block runs. It asks no server. Raises `InvalidInput`."""
+    opening = open_partitions(
+        settings.store,
+        seams.store,
+        seams.clock,
+        seams.entropy,
+        newest_date=seams.newest_date,
+        ageing_ms=settings.limits.ageing_ms,
+    )
+    async with opening as partitions:
+        time = StoreTime(seams.clock, seams.newest_date)
+        yield LeasesOfStore(partitions, StoredLeases(seams.store, seams.clock, seams.entropy, time))

@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
+from random import Random
 from typing import Any, cast
 
 import httpx
 import pytest
 
-from coordination.admin.admin import LeaseAdmin
+from coordination.admin.admin import LeaseAdmin, Wanted
 from coordination.named.leases import NamedLeases
 from coordination.named.record import text_lease
 from coordination.named.stored import StoredLeases
 from coordination.partitions.in_memory import InMemoryPartitions
 from coordination.partitions.partition import NewPartition
 from coordination.partitions.transitions import Claim
+from coordination.settings import SourceCoordination
 from coordination.storetime import StoreTime
 from logstore.clock import SystemClock, system_entropy
 from logstore.disk import Disk
+from logstore.errors import StoreUnavailable
 from logstore.objects.local import LocalStore
 from service.http.app import HttpApi, build_app
-from service.http.leases import lease_routes
+from service.http.leases import lease_routes, open_leases
+from service.runtime.seams import Seams
 from tests.service.http.memory_node import MemoryNode
+from tests.simulation.backing import open_store
+from tests.simulation.faulty_store import Fault, FaultyStore, Schedule
+from tests.simulation.powercut import DirectSyncer, PowerCutFileSystem
+from tests.simulation.virtual_time import VirtualClock, simulate
 
 SOURCE = "s|logs|file"
 KEY = "s3://bucket/a b?c#d&e/../é"
@@ -130,3 +139,19 @@ async def test_refusals(client: httpx.AsyncClient) -> None:
     purge = {"source": SOURCE, "older_than_seconds": "1e308"}
     problem(await client.post("/leases/purge", params=purge), 400, "invalid-input")
     problem(await client.post("/leases"), 405, "method-not-allowed")
+
+
+def test_a_store_that_is_away_keeps_nothing_from_starting() -> None:
+    async def scenario(clock: VirtualClock) -> None:
+        fs = PowerCutFileSystem()
+        store = FaultyStore(open_store(fs, clock, Random(0)), Schedule({1: Fault.UNAVAILABLE}))
+        seams = Seams(store=store, fs=fs, clock=clock, entropy=Random(1), syncer=DirectSyncer)
+        async with open_leases(SourceCoordination(), seams) as leases:
+            assert store.calls == []
+            with pytest.raises(StoreUnavailable):
+                await leases()
+            first, second = await asyncio.gather(leases(), leases())
+            assert first is second
+            assert (await first.page(Wanted())).entries == []
+
+    simulate(scenario, start_ms=1_750_000_000_000)

@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from logstore.errors import Conflict, Unavailable
-from service.runtime.verification import Lines, Verification, verify_environment
+from service.http.verify import Lines, Verification, verify_environment
 from service.settings import Settings
 from tests.service.test_main import PLAIN, RUN, service, settings_for
 
