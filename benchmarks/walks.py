@@ -5,9 +5,10 @@
     python -m benchmarks.walks --list     also names them
 
 A module is visited if one of its functions is called. What runs while a module is imported does not
-count. The first way is that of the fast path, repeated: a module counts if every batch visits it,
-which leaves out what the service does beside. The second has two processes: the service, until the
-batch's segment is in the store, and the compactor with its Spark workers, in one pass over it.
+count. In the service several batches are followed, and a module counts if each of them visits it,
+which leaves out what the service does beside. The first way is that of the fast path. The second
+has two processes: the service, until the batch's segment is in the store, and the compactor with
+its Spark workers, in one pass over the segments.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from urllib.parse import urlsplit
 
 ROOT = str(Path(__file__).parents[1]) + os.sep
 PACKAGES = ("service", "logstore", "coordination", "compactor", "tailrace")
-BATCHES = 20
+BATCHES, SEGMENTS = 20, 5
 PATH = "/api/v1/services/ingestionPipelines/logs/walks/run-1"
 TEXT = b"2026-11-20 12:00:00,000 INFO [shop] a line of text\n" * 20
 _FUNCTION = 0x1  # CO_OPTIMIZED: the body of a function, not that of a module or class
@@ -50,6 +51,16 @@ class Visits:
         """Follows this thread, and every thread that begins later."""
         threading.settrace(self._called)
         sys.settrace(self._called)
+
+    def begin(self) -> None:
+        """Begins to record, from nothing."""
+        self.modules.clear()
+        self.on = True
+
+    def end(self) -> set[str]:
+        """Ends recording; the modules that were visited since it began."""
+        self.on = False
+        return set(self.modules)
 
     def _called(self, frame: FrameType, event: str, _: object) -> None:
         if not self.on or event != "call":
@@ -96,31 +107,29 @@ def _post(connection: http.client.HTTPConnection) -> None:
 
 
 def _until_acknowledged(visits: Visits, url: str) -> set[str]:
-    """The modules that each of several batches visits, after one that fills the caches."""
+    """The modules that each batch visits until its 200."""
     connection, each = _connected(url), []
     _post(connection)
     for _ in range(BATCHES):
-        visits.modules.clear()
-        visits.on = True
+        visits.begin()
         _post(connection)
-        visits.on = False
-        each.append(set(visits.modules))
+        each.append(visits.end())
     return set.intersection(*each)
 
 
 def _until_stored(visits: Visits, url: str, segments: Path) -> set[str]:
-    """The modules that the service visits until the batch's segment is in the store."""
-    connection = _connected(url)
+    """The modules that the service visits for each batch until its segment is in the store."""
+    connection, each = _connected(url), []
     _post(connection)
-    before = len(list(segments.rglob("*.parquet")))
-    visits.modules.clear()
-    visits.on = True
-    _post(connection)
-    while len(list(segments.rglob("*.parquet"))) == before:
-        time.sleep(0.01)
-    time.sleep(1)  # the shipper confirms it to the journal and to the run logs
-    visits.on = False
-    return set(visits.modules)
+    for _ in range(SEGMENTS):
+        before = len(list(segments.rglob("*.parquet")))
+        visits.begin()
+        _post(connection)
+        while len(list(segments.rglob("*.parquet"))) == before:
+            time.sleep(0.01)
+        time.sleep(1)  # the shipper confirms it to the journal and to the run logs
+        each.append(visits.end())
+    return set.intersection(*each)
 
 
 async def _served(data: Path, table: bool) -> set[str]:
