@@ -5,13 +5,15 @@ It takes a slot, and has the limits of a search; one whose client goes away ends
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from logstore import ulid
 from service.http.query import PARAMETERS, described, parameters_of
 from service.http.search_response import unless_gone
 from service.http.segment_bodies import rfc3339
@@ -23,10 +25,12 @@ from service.query.histogram import (
     HistogramRequest,
     histogram,
 )
-from service.query.request import SEARCH_PARAMETERS
+from service.query.request import SEARCH_PARAMETERS, QueryRequest
 
+_FROM: Final = f"{PARAMETERS['from'][0]} `0` is the time of the first record."
 _TO: Final = f"{PARAMETERS['to'][0].partition(' Without')[0]} Without it, now."
 _OWN: Final[dict[str, tuple[str, dict[str, Any]]]] = {
+    "from": (_FROM, PARAMETERS["from"][1]),
     "to": (_TO, {"type": "string", "default": "now"}),
     "buckets": (
         "About so many: the shortest round step that needs no more, beside a cut one, is taken.",
@@ -87,9 +91,8 @@ def histogram_routes(engine: Callable[[], QueryEngine]) -> APIRouter:
     routes = APIRouter(tags=["query"])
 
     async def counts(request: Request) -> Response:
-        current = engine()
-        asked = HistogramRequest.parse(parameters_of(request), now_ms=current.clock.now_ms())
-        found = await unless_gone(_counted(current, asked), request.receive)
+        parameters = parameters_of(request)
+        found = await unless_gone(_counted(engine(), parameters), request.receive)
         if found is None:
             return Response(status_code=204)
         status = 200 if found["stats"]["complete"] else 206
@@ -106,7 +109,11 @@ def histogram_routes(engine: Callable[[], QueryEngine]) -> APIRouter:
     return routes
 
 
-async def _counted(engine: QueryEngine, asked: HistogramRequest) -> dict[str, Any]:
+async def _counted(engine: QueryEngine, parameters: Mapping[str, str]) -> dict[str, Any]:
+    now_ms = engine.clock.now_ms()
+    search = HistogramRequest.parse_search(parameters, now_ms=now_ms)
+    first = await _first(engine, search) if ulid.time_ms(search.low) == 0 else None
+    asked = HistogramRequest.parse(parameters, now_ms=now_ms, first=first)
     async with await engine.open(asked.search) as running:
         buckets = await running.totals(lambda search: histogram(search, asked))
         return {
@@ -116,6 +123,15 @@ async def _counted(engine: QueryEngine, asked: HistogramRequest) -> dict[str, An
             "buckets": [_described(bucket) for bucket in buckets],
             "stats": running.stats(),
         }
+
+
+async def _first(engine: QueryEngine, search: QueryRequest) -> int | None:
+    """The ULID of the first record of the time and the runs, whatever it holds."""
+    oldest = replace(search, condition=None, levels=(), limit=1, descending=False)
+    async with await engine.open(oldest) as running:
+        async for batch in running.batches():
+            return ulid.decode(batch.column("ulid")[0].as_py())
+    return None
 
 
 def _described(bucket: Bucket) -> dict[str, Any]:

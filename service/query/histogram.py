@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from logstore import ulid
@@ -66,17 +66,31 @@ class HistogramRequest:
         return ulid.time_ms(self.search.high)
 
     @staticmethod
-    def parse(parameters: Mapping[str, str], *, now_ms: int) -> HistogramRequest:
-        """The request that the parameters make. Raises `InvalidInput` with the field."""
+    def parse(
+        parameters: Mapping[str, str], *, now_ms: int, first: int | None = None
+    ) -> HistogramRequest:
+        """The request that the parameters make. Raises `InvalidInput` with the field.
+
+        With `from=0` the counts begin at the ULID `first`; without one there is one bucket.
+        """
+        search = HistogramRequest.parse_search(parameters, now_ms=now_ms)
+        if ulid.time_ms(search.low) == 0:
+            begin = ulid.time_ms(search.high if first is None else first)
+            search = replace(search, low=ulid.lowest_at(begin))
+        low, high = ulid.time_ms(search.low), ulid.time_ms(search.high)
+        return HistogramRequest(search, _step(parameters, high - low))
+
+    @staticmethod
+    def parse_search(parameters: Mapping[str, str], *, now_ms: int) -> QueryRequest:
+        """The search alone. Raises as `parse`."""
         refuse_unknown(parameters, PARAMETERS)
         asked = {name: parameters[name] for name in SEARCH_PARAMETERS if name in parameters}
         search = QueryRequest.parse(asked | {"to": asked.get("to") or "now"}, now_ms=now_ms)
-        low, high = ulid.time_ms(search.low), ulid.time_ms(search.high)
-        if high > _LAST_MS:
+        if ulid.time_ms(search.high) > _LAST_MS:
             raise InvalidInput(
                 "to is after the year 9999", field="to", hint="Leave it out: then it is now."
             )
-        return HistogramRequest(search, _step(parameters, high - low))
+        return search
 
 
 @dataclass(frozen=True, slots=True)

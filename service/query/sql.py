@@ -6,11 +6,11 @@
         (SELECT … FROM read_parquet($segments) WHERE … ORDER BY … LIMIT n)
         UNION ALL
         (SELECT … FROM hot                     WHERE … ORDER BY … LIMIT n))
-    ORDER BY ulid, fqn, run_id, source LIMIT n
+    ORDER BY ulid, fqn, run_id, source, pos LIMIT n
 
 With a limit each source is cut on its own, since DuckDB skips row groups that cannot
 reach a Top-N only right above a scan. Copies of a record come out beside one another,
-the one that is stored longest first.
+the one that is stored longest first; of copies that two nodes shipped, that of the lower `pos`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from service.query.where import Where
 COLUMNS: Final = "ulid, ts, fqn, run_id, pos, level, connector_id, message, attributes"
 KEY: Final = "ulid, fqn, run_id"
 
+_POS_BITS: Final = 60
 _PATTERN: Final = re.compile(r"[*?\[]")
 
 
@@ -123,7 +124,7 @@ class Statement:
             for number, scan in sources.scans(where)
         ]
         union = " UNION ALL ".join(parts)
-        order = self._order("ulid", "fqn", "run_id") + (", source" if len(parts) > 1 else "")
+        order = self._order("ulid", "fqn", "run_id") + (", source, pos" if sources.copies else "")
         return f"SELECT {self._given} FROM ({union}) r{order}{cut}"  # noqa: S608
 
     def count(self, sources: Scans, after: RecordKey | None, live: str = "") -> str:
@@ -146,11 +147,11 @@ class Statement:
             parts = [f"SELECT ulid, {level} FROM {scan}" for _, scan in sources.scans(where)]  # noqa: S608
             return " UNION ALL ".join(parts)
         parts = [
-            f"SELECT {KEY}, {level}, {number} AS source FROM {scan}"  # noqa: S608
+            f"SELECT {KEY}, {level}, pos, {number} AS source FROM {scan}"  # noqa: S608
             for number, scan in sources.scans(where)
         ]
         union = " UNION ALL ".join(parts)
-        oldest = "arg_min(level, source) AS level"
+        oldest = f"arg_min(level, (source::BIGINT << {_POS_BITS}) + pos) AS level"
         return f"SELECT ulid, {oldest} FROM ({union}) GROUP BY {KEY}"  # noqa: S608
 
     def parameters(

@@ -75,7 +75,7 @@ async def test_the_answer_has_every_bucket_and_the_stats(tmp_path: Path) -> None
 async def test_it_counts_what_the_search_gives(tmp_path: Path) -> None:
     world = await mixed(tmp_path)
     async with engine_of(world) as engine, client_of(engine) as client:
-        body = (await client.get(AT, params={"from": "0", "to": f"{NOW_MS + DAY_MS}"})).json()
+        body = (await client.get(AT, params={"from": "1", "to": f"{NOW_MS + DAY_MS}"})).json()
     assert sum(bucket["count"] for bucket in body["buckets"]) == len(world.records)
     days = Counter(bucket["at"][10:] for bucket in body["buckets"])
     assert days.keys() == {"T00:00:00.000Z"}
@@ -125,3 +125,22 @@ async def test_a_client_that_leaves_ends_its_count(tmp_path: Path) -> None:
         connection.reading.set()  # whatever is sent to nobody is taken at once
         await asyncio.wait_for(answering, 120)
         assert engine.running == 0
+
+
+async def test_from_the_beginning_is_from_the_first_record(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.hot([(RUNS[0], ulid.lowest_at(NOW_MS), b"late\n")])
+    world.merge([(RUNS[0], ulid.lowest_at(NOW_MS - 3_600_000), b"early\n")], {})
+    world.merge([(RUNS[1], ulid.lowest_at(NOW_MS - 7_200_000), b"of another run\n")], {})
+    asked = {"from": "0", "to": f"{NOW_MS}", "step": "10m", "q": "late"}
+    async with engine_of(world) as engine, client_of(engine) as client:
+        every = (await client.get(AT, params=asked)).json()
+        one = (await client.get(AT, params=asked | {"fqn": RUNS[0].fqn, "run": RUNS[0].run})).json()
+        none = (await client.get(AT, params=asked | {"fqn": "nobody"})).json()
+        wrong = await client.get(AT, params=asked | {"step": "1ms"})
+    assert (every["from"], len(every["buckets"])) == ("2026-11-21T08:00:00.000Z", 13)
+    assert (one["from"], len(one["buckets"])) == ("2026-11-21T09:00:00.000Z", 7)
+    assert every["buckets"][-1]["count"] == one["buckets"][-1]["count"] == 1
+    assert [bucket["count"] for bucket in none["buckets"]] == [0]
+    assert wrong.status_code == 400
+    assert wrong.json()["field"] == "step"

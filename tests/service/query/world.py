@@ -124,10 +124,13 @@ class World:
             self._hot.append(entry)
             self.know(entry)
 
-    async def segment(self, entries: Sequence[Entry], node: str = NODE) -> str:
+    async def segment(
+        self, entries: Sequence[Entry], node: str = NODE, carry: Carry | None = None
+    ) -> str:
         """Puts batches into the node's next segment, giving its key."""
+        carry = carry or Carry()
         seq = self._seqs[node] = self._seqs.get(node, 0) + 1
-        encoded = encode_segment(make_batches(node, entries), node=node, seq=seq, carry=Carry())
+        encoded = encode_segment(make_batches(node, entries), node=node, seq=seq, carry=carry)
         await self.store.put(keys.segment(node, seq), encoded.body)
         for entry in entries:
             self.know(entry)
