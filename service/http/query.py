@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from logstore.errors import InvalidInput
 from logstore.segments.schema import LEVELS
-from service.http.query_context import CONTEXT_PARAMETERS, around, context_response
+from service.http.query_context import CONTEXT, around, context_response
 from service.http.search_response import SearchResponse, opened
 from service.query.engine import QueryEngine
 from service.query.output import Ndjson, Output, Parquet, Text
@@ -80,7 +80,7 @@ _DESCRIPTION: Final = (
 
 OPENAPI: Final[dict[str, Any]] = {
     "description": _DESCRIPTION,
-    "parameters": described(PARAMETERS | CONTEXT_PARAMETERS),
+    "parameters": described(PARAMETERS | CONTEXT),
     "responses": {
         "200": {"description": "What was found.", "content": _RESULT},
         "206": {"description": "What was found; something could not be read.", "content": _RESULT},
@@ -112,8 +112,7 @@ def router(engine: Callable[[], QueryEngine]) -> APIRouter:
         form = _form(parameters.get("format"), request.headers.get("accept", ""))
         wanted = around(parameters)
         current = engine()
-        searched = {n: text for n, text in parameters.items() if n not in CONTEXT_PARAMETERS}
-        asked = QueryRequest.parse(searched, now_ms=current.clock.now_ms())
+        asked = QueryRequest.parse(parameters, now_ms=current.clock.now_ms())
         if wanted is not None and request.method != "HEAD" and not asked.stats_only:
             return await context_response(current, asked, wanted, form, request)
         output = _OUTPUTS[form]

@@ -23,10 +23,10 @@ from service.http.search_response import unless_gone
 from service.query.context import MAX_AROUND, MAX_HITS, Around, Context, Group, context_request
 from service.query.engine import QueryEngine
 from service.query.output import lines
-from service.query.request import QueryRequest
+from service.query.request import CONTEXT_PARAMETERS, QueryRequest
 
 _NUMBER: Final = {"type": "integer", "minimum": 0, "maximum": MAX_AROUND}
-CONTEXT_PARAMETERS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
+CONTEXT: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "context": (
         f"Each hit with so many records of its run around it; then `limit` is at most {MAX_HITS}.",
         _NUMBER,

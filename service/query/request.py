@@ -21,8 +21,10 @@ from service.query.moments import parse_moment
 
 SEARCH_PARAMETERS: Final = ("q", "regex", "from", "to", "fqn", "run", "level")
 """What says which records are meant, wherever records are searched."""
+CONTEXT_PARAMETERS: Final = ("context", "context_before", "context_after")
+"""What says how much around the hits is given, see `context`."""
 PARAMETERS: Final = frozenset(
-    (*SEARCH_PARAMETERS, "limit", "order", "after", "format", "stats_only")
+    (*SEARCH_PARAMETERS, *CONTEXT_PARAMETERS, "limit", "order", "after", "format", "stats_only")
 )
 _BOOLEANS: Final = {"true": True, "1": True, "": True, "false": False, "0": False}
 _DEFAULT_FROM: Final = "now-1h"
