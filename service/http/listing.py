@@ -15,7 +15,7 @@ from service.http.settings import PageSettings
 from service.http.targets import BASE, one_of_each, refuse_unknown, run_key
 from service.http.targets import name as component_name
 from service.query.moments import parse_moment
-from service.runs.run_list import ListedRun, RunFilter, name_pattern
+from service.runs.run_pages import ListedRun, RunFilter, name_pattern
 from service.status.endings import STATES
 
 _MAX_RUNS = 10_000

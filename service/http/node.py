@@ -19,7 +19,7 @@ from service.runs.pages import Page
 from service.runs.parts import RecordPart
 from service.runs.read import LogPiece, LogSize
 from service.runs.records import ArrowRecords, RecordPage, RecordPiece
-from service.runs.run_list import NamePage, RunFilter, RunPage, RunSummary
+from service.runs.run_pages import NamePage, RunFilter, RunPage, RunSummary
 from service.status.status import RunStatus
 from service.tail import Tail
 

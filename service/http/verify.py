@@ -69,7 +69,7 @@ def verify_routes(verification: Verifier) -> APIRouter:
 class _Report(StreamingResponse):
     """Ends the work when the connection ends, even if no client reads."""
 
-    def __init__(self, lines: Lines) -> None:
+    def __init__(self, lines: ReportLines) -> None:
         super().__init__(lines, media_type=_MEDIA_TYPE)
         self._lines = lines
 
@@ -91,7 +91,7 @@ def verify_environment(settings: Settings) -> dict[str, str]:
     return environment_of(settings, ["query", "runs", "source_coordination"])
 
 
-class Lines:
+class ReportLines:
     """A report as it grows. Whoever has it closes it, whether it was read or not."""
 
     def __init__(self, first: bytes, others: AsyncGenerator[bytes, None]) -> None:
@@ -133,7 +133,7 @@ class Verification:
         self._stop_seconds = stop_seconds
         self._under_way = False
 
-    async def begin(self, *, repair: bool) -> Lines:
+    async def begin(self, *, repair: bool) -> ReportLines:
         """A report, line by line of JSON.
 
         The lines are those of `tailrace verify --json`, `{"progress": {"seconds": S}}` where
@@ -149,7 +149,7 @@ class Verification:
         except BaseException:
             await lines.aclose()
             raise
-        return Lines(first, lines)
+        return ReportLines(first, lines)
 
     async def _lines(self, *, repair: bool) -> AsyncGenerator[bytes, None]:
         try:

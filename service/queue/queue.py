@@ -36,7 +36,7 @@ from service.queue.notifier import Notifier
 from service.queue.quota import NewGroups, unused
 from service.queue.settings import QueueSettings
 from service.queue.transitions import Moment
-from service.queue.writer import Change, GroupWriter, Shared
+from service.queue.writer import Change, ConsumerGroupWriter, Shared
 
 T = TypeVar("T")
 _NAME_BYTES = 100
@@ -75,7 +75,7 @@ class SegmentQueue:
         self._clock = clock
         self._woken = woken
         self._notifier = Notifier(clock, settings.poll_seconds)
-        self._writers: dict[str, GroupWriter] = {}
+        self._writers: dict[str, ConsumerGroupWriter] = {}
         self._asked: dict[str, float] = {}
         self._new_groups = NewGroups(clock, settings.new_groups_per_hour)
         self._looked = -math.inf
@@ -319,10 +319,10 @@ class SegmentQueue:
         self._writers.pop(found.name, None)
         return True
 
-    def _writer(self, name: str) -> GroupWriter:
+    def _writer(self, name: str) -> ConsumerGroupWriter:
         writer = self._writers.get(name)
         if writer is None:
-            writer = self._writers[name] = GroupWriter(name, self._shared)
+            writer = self._writers[name] = ConsumerGroupWriter(name, self._shared)
         return writer
 
     # --- in the background ---------------------------------------------------------

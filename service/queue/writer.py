@@ -54,7 +54,7 @@ class Shared:
     fresh_id: Callable[[], str]
 
 
-class GroupWriter:
+class ConsumerGroupWriter:
     """The writer of one group."""
 
     def __init__(self, name: str, shared: Shared) -> None:

@@ -101,9 +101,9 @@ class Deleter:
     async def delete_pipeline(self, fqn: str) -> list[str]:
         """Deletes all runs of a pipeline, giving their ids. Raises as `delete_run`."""
         manifests = await self._manifests_of(fqn)
-        untaken = await self._untaken(fqn)
+        foreign = await self._not_imported(fqn)
         hot = self._hot_runs(fqn)
-        t = self._horizon([*manifests, *[Manifest(key) for key in hot]], untaken.values())
+        t = self._horizon([*manifests, *[Manifest(key) for key in hot]], foreign.values())
         await self._begin(fqn, None, t)
         try:
             await self._record(fqn, None, t)
@@ -111,13 +111,13 @@ class Deleter:
                 async with self._locks.of(manifest.key):
                     await self._remove_run(manifest.key, t)
                 self.deleted += 1
-            await self._remove_untaken(untaken, t)
+            await self._remove_not_imported(foreign, t)
         except TailraceError:
             self.resume(fqn, None, t)
             raise
         self._tombstone_done(fqn, None, t)
         gone = {m.key.run for m in manifests if m.state != "deleted"}
-        return sorted(gone | {key.run for key in [*hot, *untaken]})
+        return sorted(gone | {key.run for key in [*hot, *foreign]})
 
     async def _begin(self, fqn: str, run: str | None, t: int) -> None:
         """Records it in the journal first: nobody may see a deletion that the journal refuses."""
@@ -156,7 +156,7 @@ class Deleter:
                 async with self._locks.of(manifest.key):
                     await self._remove_run(manifest.key, t)
             if run is None:
-                await self._remove_untaken(await self._untaken(fqn, deleted=True), t)
+                await self._remove_not_imported(await self._not_imported(fqn, deleted=True), t)
             self._unfinished.pop(0)
             self._tombstone_done(fqn, run, t)
 
@@ -233,7 +233,7 @@ class Deleter:
         node = decode(name)
         return node is None or (node != self._node and await self._gone(node))
 
-    async def _untaken(self, fqn: str, *, deleted: bool = False) -> dict[RunKey, int]:
+    async def _not_imported(self, fqn: str, *, deleted: bool = False) -> dict[RunKey, int]:
         """Runs that OpenMetadata wrote and nobody imported, and when each was written last.
 
         With `deleted` also those that a deletion hides already.
@@ -245,9 +245,9 @@ class Deleter:
                 found[run.key] = max(found.get(run.key, 0), born)
         return found
 
-    async def _remove_untaken(self, untaken: Mapping[RunKey, int], t: int) -> None:
-        """Removes those in the pipeline's own folder. T hides others, which may be another's."""
-        for key, born in untaken.items():
+    async def _remove_not_imported(self, foreign: Mapping[RunKey, int], t: int) -> None:
+        """Removes these runs in the pipeline's own folder; T hides those that may be another's."""
+        for key, born in foreign.items():
             async with self._locks.of(key):
                 if born <= t and (await self._manifests.get(key)).etag is None:
                     texts = keys.run_texts(self._prefix, key)

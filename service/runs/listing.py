@@ -26,13 +26,13 @@ from service.runs.deletions import Deletions
 from service.runs.openmetadata.layout import Upstream
 from service.runs.pending import FlushProgress
 from service.runs.pin import Pin
-from service.runs.run_list import (
-    Entry,
+from service.runs.run_pages import (
     NamePage,
+    RunEntry,
     RunFilter,
-    RunList,
     RunNames,
     RunPage,
+    RunPages,
     RunSummary,
     may_match,
 )
@@ -61,7 +61,7 @@ class Listing:
         self._deletions = deletions
         self._snapshots = snapshots
         self._upstream = upstream
-        self._list = RunList(self._names, self._summary)
+        self._list = RunPages(self._names, self._summary)
 
     async def run_page(
         self,
@@ -73,7 +73,7 @@ class Listing:
         now_ms: int,
         report: Callable[[RunKey], Awaitable[Report | None]],
     ) -> RunPage:
-        """Gives a page of a pipeline's runs, as `RunList.page`."""
+        """Gives a page of a pipeline's runs, as `RunPages.page`."""
         return await self._list.page(fqn, wanted, limit, after, now_ms=now_ms, report=report)
 
     async def runs(self, fqn: str, limit: int) -> list[RunSummary]:
@@ -81,7 +81,7 @@ class Listing:
         hot = self._hot()
         infos = [info async for info in self._store.list(keys.manifests_of(fqn))]
         infos.sort(key=lambda info: info.modified_ms, reverse=True)
-        found = await self._untaken(fqn, {info.key for info in infos})
+        found = await self._not_imported(fqn, {info.key for info in infos})
         most = limit + len(found)
         for start in range(0, len(infos), _READERS):
             if len(found) >= most:
@@ -105,13 +105,13 @@ class Listing:
         found: dict[str, int] = {}
         async for info in self._store.list(prefix):
             found[info.key.removeprefix(prefix).removesuffix(".json")] = info.modified_ms
-        upstream = await self._untaken(fqn, {f"{prefix}{name}.json" for name in found})
+        upstream = await self._not_imported(fqn, {f"{prefix}{name}.json" for name in found})
         others = {encode(run): summary for run, summary in upstream.items()}
         found |= {name: summary.last_ms or 0 for name, summary in others.items()}
         for key, moment in hot.items():
             name = encode(key.run)
             found[name] = max(found.get(name, 0), moment)
-        entries = [Entry(moment, name) for name, moment in found.items()]
+        entries = [RunEntry(moment, name) for name, moment in found.items()]
         return RunNames(fqn, entries, {encode(key.run): key for key in hot}, others)
 
     async def _summary(self, names: RunNames, component: str) -> RunSummary | None:
@@ -175,7 +175,7 @@ class Listing:
 
         return await self._snapshots.with_one(key, look)
 
-    async def _untaken(self, fqn: str, manifests: AbstractSet[str]) -> dict[str, RunSummary]:
+    async def _not_imported(self, fqn: str, manifests: AbstractSet[str]) -> dict[str, RunSummary]:
         """Runs that OpenMetadata wrote and that have no manifest."""
         found: dict[str, RunSummary] = {}
         async for run in self._upstream.runs(fqn, manifests):

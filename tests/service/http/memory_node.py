@@ -25,7 +25,7 @@ from service.runs.pages import Page
 from service.runs.parts import RecordPart, as_records
 from service.runs.read import LogPiece, LogSize
 from service.runs.records import ArrowRecords, RecordPage, RecordPiece
-from service.runs.run_list import ListedRun, NamePage, RunFilter, RunPage, RunSummary
+from service.runs.run_pages import ListedRun, NamePage, RunFilter, RunPage, RunSummary
 from service.runs.settings import RunSettings
 from service.status.reports import Expiry, Reports
 from service.status.settings import OpenMetadataSettings

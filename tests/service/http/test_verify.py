@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from logstore.errors import Conflict, Unavailable
-from service.http.verify import Lines, Verification, verify_environment
+from service.http.verify import ReportLines, Verification, verify_environment
 from service.settings import Settings
 from tests.service.test_main import PLAIN, RUN, service, settings_for
 
@@ -31,7 +31,7 @@ def said(line: bytes) -> str:
     return f"os.write(1, {line!r})\n"
 
 
-async def all_of(lines: Lines) -> list[dict[str, Any]]:
+async def all_of(lines: ReportLines) -> list[dict[str, Any]]:
     found = [orjson.loads(line) async for line in lines]
     await lines.aclose()
     return found

@@ -10,7 +10,7 @@ import pytest
 from logstore.batch import RunKey
 from logstore.errors import InvalidCursor
 from logstore.runs.report import Report, make_report
-from service.runs.run_list import Entry, RunFilter, RunList, RunNames, RunSummary, name_pattern
+from service.runs.run_pages import RunEntry, RunFilter, RunNames, RunPages, RunSummary, name_pattern
 from tests.service.runs.world import World
 
 FQN = "service.pipeline"
@@ -28,11 +28,11 @@ class Runs:
         self.states: dict[str, str] = {}
         self.listed = 0
         self.read = 0
-        self.list = RunList(self._names, self._summary)
+        self.list = RunPages(self._names, self._summary)
 
     async def _names(self, fqn: str) -> RunNames:
         self.listed += 1
-        return RunNames(fqn, [Entry(moment, name) for name, moment in self.moments.items()])
+        return RunNames(fqn, [RunEntry(moment, name) for name, moment in self.moments.items()])
 
     async def _summary(self, _: RunNames, name: str) -> RunSummary | None:
         self.read += 1
@@ -57,7 +57,7 @@ class Runs:
 
     def forget(self) -> None:
         """As another node, or this one after a start."""
-        self.list = RunList(self._names, self._summary)
+        self.list = RunPages(self._names, self._summary)
 
 
 @pytest.mark.parametrize("limit", [1, 7, 16, 100, 1000])

@@ -112,7 +112,7 @@ class RunPage:
     after: str | None
 
 
-class Entry(NamedTuple):
+class RunEntry(NamedTuple):
     """A run in a list: when it changed last, in milliseconds, and its component of keys."""
 
     moment: int
@@ -124,7 +124,7 @@ class RunNames:
     """All runs of a pipeline: what changed when; those that are hot or that nobody imported."""
 
     fqn: str
-    entries: list[Entry]
+    entries: list[RunEntry]
     hot: Mapping[str, RunKey] = field(default_factory=dict)
     upstream: Mapping[str, RunSummary] = field(default_factory=dict)
 
@@ -137,7 +137,7 @@ class _Place(NamedTuple):
 
     since: int
     again: bool
-    entry: Entry
+    entry: RunEntry
 
 
 class _Order(NamedTuple):
@@ -146,12 +146,12 @@ class _Order(NamedTuple):
     Of what is kept since the first page, those that had just changed are by their first line.
     """
 
-    entries: list[Entry]
+    entries: list[RunEntry]
     settled: int
     names: RunNames
 
 
-class RunList:
+class RunPages:
     """The pages of one node.
 
     `names` lists a pipeline's runs; `summary` reads one, and gives None if it is gone.
@@ -230,7 +230,7 @@ class RunList:
             return kept
         names = await self._names(fqn)
         if place is None:
-            entries = sorted([Entry(min(e.moment, since), e.key) for e in names.entries])
+            entries = sorted([RunEntry(min(e.moment, since), e.key) for e in names.entries])
             order = _Order(entries[::-1], len(entries), names)
             self._keep((fqn, since), order)
             return order
@@ -241,7 +241,7 @@ class RunList:
     async def _rank(self, order: _Order, most: int, since: int) -> None:
         """Puts those that just changed, at most so many, into the order of their first lines."""
         young = [e for e in order.entries[:most] if e.moment > since - _SKEW_MS]
-        newest: list[tuple[int, Entry]] = []
+        newest: list[tuple[int, RunEntry]] = []
         for start in range(0, len(young), _READERS):
             some = young[start : start + _READERS]
             read = await asyncio.gather(*[self._summary(order.names, e.key) for e in some])
@@ -255,7 +255,7 @@ class RunList:
             self._kept.popitem(last=False)
 
 
-def _by_key(entry: Entry) -> str:
+def _by_key(entry: RunEntry) -> str:
     return entry.key
 
 
@@ -304,7 +304,7 @@ def _decode(text: str) -> _Place:
         body = text[len(_PREFIX) :]
         value = orjson.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
         since, again, moment, key = value
-        return _Place(int(since), bool(again), Entry(int(moment), str(key)))
+        return _Place(int(since), bool(again), RunEntry(int(moment), str(key)))
     except (ValueError, TypeError) as error:
         raise InvalidCursor(
             f"not a place in a list of runs: {text[:80]!r}", field="after"
