@@ -5,8 +5,9 @@
 Builds a table of at least that much text (lines of `benchmarks.corpus`), as the
 compactor leaves it: by hour, sorted by fqn, run, ULID, zstd, in its row groups. Then each
 search runs through the engine to ndjson bytes, as over HTTP, and as bare SQL through DuckDB to
-Arrow. Prints the medians in ms and engine/bare. Both are warm. Then the fixed cost of a
-search through a running service (`query_fixed.py`), and searches beside VictoriaLogs
+Arrow. Prints the medians in ms and engine/bare, and what one more search by the engine reads (a
+regular expression reads in another process, which is not counted). All is warm. Then the fixed
+cost of a search through a running service (`query_fixed.py`), and searches beside VictoriaLogs
 (`query_peer.py`).
 """
 
@@ -82,6 +83,12 @@ SEARCHES = [
         "one run plus word",
         replace(ALL, fqn=RUNS[7].fqn, run=RUNS[7].run, condition=Contains("Exception")),
         f"fqn = '{RUNS[7].fqn}' AND run_id = '{RUNS[7].run}' AND contains(message, 'Exception')",
+    ),
+    Search(
+        "tail of one run",
+        replace(ALL, fqn=RUNS[7].fqn, run=RUNS[7].run, limit=100),
+        f"fqn = '{RUNS[7].fqn}' AND run_id = '{RUNS[7].run}'",
+        "ORDER BY ulid DESC LIMIT 100",
     ),
     Search("newest 1,000", replace(ALL, limit=1_000), "true", "ORDER BY ulid DESC LIMIT 1000"),
 ]
@@ -174,6 +181,12 @@ def through_duckdb(connection: duckdb.DuckDBPyConnection, files: list[str], sear
     return int(result.num_rows)
 
 
+def read_so_far() -> int:
+    """Bytes that this process has read of files and pipes; its children's are not counted."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return int(dict(line.split(": ") for line in lines)["rchar"])
+
+
 async def timed(rounds: int, work: Callable[[], Awaitable[int]]) -> tuple[float, int]:
     """Median ms of `rounds` after one to warm up, and what `work` gives."""
     found = await work()
@@ -214,7 +227,8 @@ async def measure(root: str, arguments: argparse.Namespace) -> list[str]:
         sources, clock=SystemClock(), scratch=f"{root}/scratch", settings=QuerySettings(threads=2)
     )
     connection = duckdb.connect(config={"threads": 2})
-    print(f"{'search':<18} {'engine ms':>10} {'bare ms':>9} {'ratio':>6} {'records':>9}")
+    heads = f"{'engine ms':>10} {'bare ms':>9} {'ratio':>6} {'records':>9} {'MB read':>8}"
+    print(f"{'search':<18} {heads}")
     for search in SEARCHES:
         request = search.request
 
@@ -225,10 +239,14 @@ async def measure(root: str, arguments: argparse.Namespace) -> list[str]:
             return through_duckdb(connection, files, search)
 
         ours, found = await timed(arguments.rounds, engined)
+        before = read_so_far()
+        await engined()
+        read = (read_so_far() - before) / 1e6
         theirs, expected = await timed(arguments.rounds, bare)
         if found != expected:
             raise SystemExit(f"{search.name}: {found} records, bare SQL gives {expected}")
-        print(f"{search.name:<18} {ours:>10.0f} {theirs:>9.0f} {ours / theirs:>6.2f} {found:>9,}")
+        times = f"{ours:>10.0f} {theirs:>9.0f} {ours / theirs:>6.2f}"
+        print(f"{search.name:<18} {times} {found:>9,} {read:>8.1f}")
     engine.close()
     connection.close()
     return files
