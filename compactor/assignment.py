@@ -143,7 +143,7 @@ class Alone:
         return False
 
 
-class Leased:
+class LeaseAssigner:
     """Assigns by leases. `coordinator` makes one for each pass: between passes nothing beats.
 
     Without `patience` nothing is waited for.
@@ -334,7 +334,7 @@ async def open_assigner(
                     limits=limits,
                 )
 
-            yield Leased(coordinator, Patience(clock, settings.compaction.lease_seconds))
+            yield LeaseAssigner(coordinator, Patience(clock, settings.compaction.lease_seconds))
     finally:
         if lock is not None:
             lock.release()

@@ -34,14 +34,14 @@ _AT_ONCE: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class FooterRows:
     """The rows of a segment by its footer, 0 if the segment is, or would be, quarantined."""
 
     rows: int
     time_ranges: tuple[TimeRange, ...]
 
 
-Found: TypeAlias = Looked | str
+Found: TypeAlias = FooterRows | str
 """Or why the node would wait at the segment."""
 
 
@@ -58,15 +58,15 @@ async def look(store: ObjectStore, segments: Sequence[StoredSegment]) -> list[Fo
 
 async def _look(store: ObjectStore, segment: StoredSegment) -> Found:
     if segment.quarantined:
-        return Looked(0, ())
+        return FooterRows(0, ())
     try:
         opened = await fetch_statistics(store, segment.key)
     except (UnsupportedVersion, StoreUnavailable, NotFound) as error:
         return str(error)
     except Damaged:
-        return Looked(0, ())
+        return FooterRows(0, ())
     groups = range(opened.parquet.num_row_groups)
-    return Looked(opened.footer.rows, tuple(s for g in groups for s in _time_ranges(opened, g)))
+    return FooterRows(opened.footer.rows, tuple(s for g in groups for s in _time_ranges(opened, g)))
 
 
 def _time_ranges(opened: SegmentFile, index: int) -> Iterator[TimeRange]:
@@ -238,7 +238,7 @@ async def _batches(
             yield _batch(compactor, whole)
 
 
-def _batch(compactor: Compactor, whole: Sequence[tuple[StoredSegment, Looked]]) -> Batch:
+def _batch(compactor: Compactor, whole: Sequence[tuple[StoredSegment, FooterRows]]) -> Batch:
     time_ranges = [time_range for _, looked in whole for time_range in looked.time_ranges]
     # Of how many cores there are only Spark knows: with more of them there may be more tasks.
     buckets = buckets_of(time_ranges, bucket_bytes=compactor.limits.bucket_bytes, cores=1)

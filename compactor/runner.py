@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from compactor.context import Compactor
 from compactor.ingest.ingest import ingest_all
-from compactor.ingest.lag import Backlog
+from compactor.ingest.lag import SegmentBacklog
 from compactor.maintenance.cleanup import clean_up
 from compactor.maintenance.purge import purge
 from compactor.maintenance.retention import expire
@@ -39,7 +39,7 @@ log = logging.getLogger("tailrace.compactor")
 
 
 async def once(
-    compactor: Compactor, report: Report | None = None, backlog: Backlog | None = None
+    compactor: Compactor, report: Report | None = None, backlog: SegmentBacklog | None = None
 ) -> Report:
     """Ingests what there is, cleans up, and reports.
 
@@ -111,7 +111,7 @@ async def repeat(
     A store that does not answer, or does not say what became of a write, is tried again at
     the next pass; other errors end it.
     """
-    backlog, worked = Backlog(compactor), compactor.clock.monotonic()
+    backlog, worked = SegmentBacklog(compactor), compactor.clock.monotonic()
     while True:
         try:
             async with next_pass() as report:
@@ -125,7 +125,9 @@ async def repeat(
         await _rest(compactor, backlog, every, worked)
 
 
-async def _rest(compactor: Compactor, backlog: Backlog, seconds: float, worked: float) -> None:
+async def _rest(
+    compactor: Compactor, backlog: SegmentBacklog, seconds: float, worked: float
+) -> None:
     """Until the next pass is due. Spark, idle since `worked`, is stopped when it is time."""
     clock, limits = compactor.clock, compactor.limits
     end = clock.monotonic() + seconds

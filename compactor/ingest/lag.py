@@ -26,7 +26,7 @@ def is_much(lag: Lag, limits: Compaction) -> bool:
     )
 
 
-class Backlog:
+class SegmentBacklog:
     """Segments that wait since the last pass began."""
 
     def __init__(self, compactor: Compactor) -> None:

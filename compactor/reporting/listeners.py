@@ -20,7 +20,7 @@ from logstore.clock import Clock
 from logstore.filesystem import FileSystem
 
 
-class Summary:
+class SummaryListener:
     """Writes the line when a pass is over: of `every` pass, or of those worth reporting."""
 
     every_seconds = None
@@ -69,7 +69,7 @@ def listeners(
         gateway = PushGateway(compaction.push_gateway, socket.gethostname())
     if file or gateway:
         found.append(MetricsListener(clock, file, gateway))
-    lines = [] if out is None else [Summary(out, every=every_line)]
+    lines = [] if out is None else [SummaryListener(out, every=every_line)]
     return [*found, LogListener(single=single), *lines]
 
 

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 import orjson
 
-from coordination.admin.overview import Entry, Kind, of_named, of_partition
+from coordination.admin.overview import Kind, LeaseEntry, of_named, of_partition
 from coordination.lease import identity_of
 from coordination.named.stored import StoredLease, StoredLeases
 from coordination.partitions.partition import Partition, Status
@@ -36,7 +36,7 @@ _LOOKED_AT: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class LeaseFilter:
     """Which leases to list; a field that is None, or 0, excludes none."""
 
     source: str | None = None
@@ -47,7 +47,7 @@ class Wanted:
     older_than_ms: int = 0
     """Of that age, at least."""
 
-    def fits(self, entry: Entry) -> bool:
+    def fits(self, entry: LeaseEntry) -> bool:
         """Whether the filter includes an entry."""
         return (
             (self.source is None or entry.source == self.source)
@@ -61,7 +61,7 @@ class Wanted:
 class Entries(NamedTuple):
     """One page of leases, and the `after` of the next page; None at the end."""
 
-    entries: list[Entry]
+    entries: list[LeaseEntry]
     after: str | None
 
 
@@ -72,14 +72,16 @@ class LeaseAdmin:
         self._partitions = partitions
         self._named = named
 
-    async def page(self, wanted: Wanted, *, after: str | None = None, limit: int = 100) -> Entries:
+    async def page(
+        self, wanted: LeaseFilter, *, after: str | None = None, limit: int = 100
+    ) -> Entries:
         """Returns at most `limit` leases behind `after`; a short page need not be the last one.
 
         Raises `InvalidCursor`, `StoreUnavailable`, `Damaged`.
         """
-        found: list[Entry] = []
+        found: list[LeaseEntry] = []
         looked_at = 0
-        last: Entry | None = None
+        last: LeaseEntry | None = None
         async for entry in self._all(wanted, _decoded(after)):
             if len(found) == limit or looked_at == _LOOKED_AT:
                 return Entries(found, None if last is None else _encoded(last))
@@ -88,7 +90,7 @@ class LeaseAdmin:
                 found.append(entry)
         return Entries(found, None)
 
-    async def show(self, source: str, key: str) -> Entry:
+    async def show(self, source: str, key: str) -> LeaseEntry:
         """Returns one lease. Raises `NotFound`, `StoreUnavailable`, `Damaged`."""
         stored = await self._named.get(source, key)
         if stored is not None:
@@ -97,7 +99,7 @@ class LeaseAdmin:
 
     async def reset(
         self, source: str, key: str, *, forget: bool = False, force: bool = False
-    ) -> Entry:
+    ) -> LeaseEntry:
         """Frees a lease at once, whatever its status; with `forget` its progress is dropped too.
 
         Raises `Conflict` if somebody holds the lease and `force` is not set, and as `show`.
@@ -112,7 +114,7 @@ class LeaseAdmin:
 
         return await self._change(source, key, change)
 
-    async def reopen(self, source: str, key: str) -> Entry:
+    async def reopen(self, source: str, key: str) -> LeaseEntry:
         """Frees a partition that had ended; its progress stays.
 
         Raises `Conflict` if somebody holds it, `InvalidInput` for a named lease, and as `show`.
@@ -131,7 +133,7 @@ class LeaseAdmin:
 
         return await self._change(source, key, change)
 
-    async def fail(self, source: str, key: str, *, reason: str, force: bool = False) -> Entry:
+    async def fail(self, source: str, key: str, *, reason: str, force: bool = False) -> LeaseEntry:
         """Makes a partition FAILED until it is reset or reopened.
 
         Raises as `reset` and `reopen`.
@@ -161,8 +163,8 @@ class LeaseAdmin:
     # --- all of them ---------------------------------------------------------------
 
     async def _all(
-        self, wanted: Wanted, after: tuple[Kind, str, str] | None
-    ) -> AsyncIterator[Entry]:
+        self, wanted: LeaseFilter, after: tuple[Kind, str, str] | None
+    ) -> AsyncIterator[LeaseEntry]:
         kind, source, key = after or (Kind.LOCK, "", "")
         if kind is Kind.LOCK:
             for name in self._chosen(await self._named.sources(), wanted, source):
@@ -173,7 +175,7 @@ class LeaseAdmin:
             async for partition in self._each(name, wanted, key if name == source else None):
                 yield self._of_partition(partition)
 
-    def _chosen(self, sources: list[str], wanted: Wanted, first: str) -> list[str]:
+    def _chosen(self, sources: list[str], wanted: LeaseFilter, first: str) -> list[str]:
         return [
             name
             for name in sources
@@ -181,7 +183,7 @@ class LeaseAdmin:
         ]
 
     async def _each(
-        self, source: str, wanted: Wanted, after: str | None
+        self, source: str, wanted: LeaseFilter, after: str | None
     ) -> AsyncIterator[Partition]:
         while True:
             page = await self._partitions.page(
@@ -195,10 +197,10 @@ class LeaseAdmin:
 
     # --- one of them ---------------------------------------------------------------
 
-    def _of_named(self, stored: StoredLease) -> Entry:
+    def _of_named(self, stored: StoredLease) -> LeaseEntry:
         return of_named(stored.source, stored.key, stored.lease, self._named.time)
 
-    def _of_partition(self, partition: Partition) -> Entry:
+    def _of_partition(self, partition: Partition) -> LeaseEntry:
         return of_partition(partition, self._partitions.time)
 
     async def _partition(self, source: str, key: str) -> Partition:
@@ -209,7 +211,7 @@ class LeaseAdmin:
 
     async def _change(
         self, source: str, key: str, change: Callable[[Partition, int], Partition]
-    ) -> Entry:
+    ) -> LeaseEntry:
         changed = await update(
             self._partitions, source, key, lambda old: change(old, self._now_ms())
         )
@@ -222,13 +224,13 @@ class LeaseAdmin:
             raise StoreUnavailable("no answer of the store was quick enough to tell its time")
         return self._partitions.time.at_most_ms()
 
-    async def _free(self, stored: StoredLease, *, force: bool) -> Entry:
+    async def _free(self, stored: StoredLease, *, force: bool) -> LeaseEntry:
         if stored.lease.owner is not None:
             self._refuse_held(self._of_named(stored), force=force)
             stored = await self._named.free(stored)
         return self._of_named(stored)
 
-    def _refuse_held(self, entry: Entry, *, force: bool) -> None:
+    def _refuse_held(self, entry: LeaseEntry, *, force: bool) -> None:
         if entry.held and not force:
             raise Conflict(
                 f"{entry.key!r} of {entry.source!r} is held by {entry.owner}",
@@ -251,11 +253,11 @@ def _nothing(source: str, key: str) -> NotFound:
     )
 
 
-def _owned_by(entry: Entry, owner: str) -> bool:
+def _owned_by(entry: LeaseEntry, owner: str) -> bool:
     return entry.owner is not None and (entry.owner == owner or identity_of(entry.owner) == owner)
 
 
-def _encoded(entry: Entry) -> str:
+def _encoded(entry: LeaseEntry) -> str:
     body = orjson.dumps([entry.kind.value, entry.source, entry.key])
     return base64.urlsafe_b64encode(body).decode().rstrip("=")
 

@@ -31,7 +31,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LeaseEntry:
     """One lease; `age_ms` and `lag_ms` are as of the moment when it was read."""
 
     kind: Kind
@@ -82,10 +82,10 @@ class Entry:
         return row | {"progress": self.progress} if whole else row
 
 
-def of_partition(partition: Partition, time: StoreTime) -> Entry:
+def of_partition(partition: Partition, time: StoreTime) -> LeaseEntry:
     """The entry of a partition, seen now. `time` is known after any answer of the store."""
     now_ms = time.at_least_ms()
-    return Entry(
+    return LeaseEntry(
         Kind.PARTITION,
         partition.source,
         partition.key,
@@ -108,11 +108,11 @@ def of_partition(partition: Partition, time: StoreTime) -> Entry:
     )
 
 
-def of_named(source: str, key: str, lease: LeaseRecord, time: StoreTime) -> Entry:
+def of_named(source: str, key: str, lease: LeaseRecord, time: StoreTime) -> LeaseEntry:
     """The entry of a named lease, seen now; `key` is its partition as text."""
     now_ms = time.at_least_ms()
     owned = lease.owner is not None
-    return Entry(
+    return LeaseEntry(
         Kind.LOCK,
         source,
         key,

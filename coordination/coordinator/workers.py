@@ -57,7 +57,7 @@ def fair_share(total: int, demands: Sequence[float]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class FairShares:
     """The fair shares of one type, as this worker computed them at its last look at the others."""
 
     share: int
@@ -113,7 +113,7 @@ class Workers:
         self._prefix = f"{kind}/"
         self._rotate = rotate
         self._me: Lease | None = None
-        self._view: View | None = None
+        self._view: FairShares | None = None
         self._stale = False
         self._asked = -math.inf
 
@@ -173,7 +173,7 @@ class Workers:
         view = self._view
         return 0 if view is None else view.may_hold(view.share) - self._held()
 
-    def _too_much(self, view: View) -> list[Lease]:
+    def _too_much(self, view: FairShares) -> list[Lease]:
         held = self._manager.of(self._target)
         too_much = len(held) - view.may_hold(view.busy_share)
         long_ago = self._manager.clock.monotonic() - self._manager.limits.rotate_seconds
@@ -189,7 +189,7 @@ class Workers:
         others = await self._others()
         demands = [math.inf, *[other.demand for other in others]]
         self._stale = False
-        self._view = View(
+        self._view = FairShares(
             share=fair_share(busy + closed, demands),
             busy_share=fair_share(busy, demands),
             sure=math.floor(fair_level(busy + closed, demands)),

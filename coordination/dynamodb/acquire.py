@@ -49,7 +49,7 @@ _FEWEST, _MOST = 64, 400
 _ROOM: Final = 16
 
 
-class Head:
+class IndexHead:
     """One range of the index, read from its lowest entry on as far as it is needed."""
 
     def __init__(
@@ -99,23 +99,25 @@ class Head:
         return count if self._ordered else min(max(count * _ROOM, _FEWEST), _MOST)
 
 
-def left_heads(requests: Requests, source: str, claim: Claim) -> list[Head]:
+def left_heads(requests: Requests, source: str, claim: Claim) -> list[IndexHead]:
     """Heads of partitions whose owners have stopped, and of those that became due."""
     over = items.sortable(claim.at_least_ms - MARGIN_MS) + items.LAST
     due = items.sortable(claim.at_least_ms) + items.LAST
     found = [
-        Head(requests, claim, items.assigned(source), upto=over),
-        Head(requests, claim, items.waiting(source), upto=due),
+        IndexHead(requests, claim, items.assigned(source), upto=over),
+        IndexHead(requests, claim, items.waiting(source), upto=due),
     ]
     if claim.restarted:
         mine = f"{claim.identity}/"
-        found.append(Head(requests, claim, items.assigned(source), owner=mine))
+        found.append(IndexHead(requests, claim, items.assigned(source), owner=mine))
     return found
 
 
-def ready_head(requests: Requests, source: str, claim: Claim, shard: int, *, ordered: bool) -> Head:
+def ready_head(
+    requests: Requests, source: str, claim: Claim, shard: int, *, ordered: bool
+) -> IndexHead:
     """The head of one part of what has been free for long, by rank."""
-    return Head(requests, claim, items.ready(source, shard), ordered=ordered)
+    return IndexHead(requests, claim, items.ready(source, shard), ordered=ordered)
 
 
 def _query(hash_key: str, upto: str | None, owner: str | None) -> dict[str, Any]:
@@ -138,7 +140,7 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class Brought:
+class SearchResult:
     """The partitions that a search has acquired so far."""
 
     partitions: list[Partition] = field(default_factory=list)
@@ -165,7 +167,7 @@ class Acquiring:
         self._claim = claim
         # The index has ranks of our own ageing: for another everything is compared.
         self._whole = claim.ageing_ms != writes.keeping.ageing_ms
-        self._brought = Brought()
+        self._brought = SearchResult()
         self._met = False
 
     async def one(self, found: Partition | None) -> Acquired:
@@ -192,7 +194,9 @@ class Acquiring:
             self._brought.errors.append(error)
         return self._brought.result()
 
-    async def _pick(self, heads: Sequence[Head], count: int, *, random: bool) -> list[Partition]:
+    async def _pick(
+        self, heads: Sequence[IndexHead], count: int, *, random: bool
+    ) -> list[Partition]:
         filling = [head.fill(count, whole=self._whole) for head in heads]
         for done in await asyncio.gather(*filling, return_exceptions=True):
             if isinstance(done, BaseException):

@@ -41,7 +41,7 @@ _BUSY_MS: Final = 3000
 _ROUNDS: Final = 40  # of lost races, in the order of the whole source
 
 
-class Found:
+class AcquireResult:
     """Up to `count` leases for the claim, and the first error so far."""
 
     def __init__(self, claim: Claim, count: int) -> None:
@@ -66,7 +66,7 @@ class Found:
         return Acquired(self.taken, self.failed)
 
 
-class Route:
+class ShardRoute:
     """The order in which one owner visits the shards."""
 
     def __init__(self, owner: str, shards: int) -> None:
@@ -93,16 +93,16 @@ class Route:
             self._at, self._since = at, now
 
 
-class Routes:
+class ShardRoutes:
     """The routes of a source's recent owners."""
 
     def __init__(self, shards: int) -> None:
         self._shards = shards
-        self._routes: OrderedDict[str, Route] = OrderedDict()
+        self._routes: OrderedDict[str, ShardRoute] = OrderedDict()
 
-    def of(self, owner: str) -> Route:
+    def of(self, owner: str) -> ShardRoute:
         """The route of an owner."""
-        route = self._routes.pop(owner, None) or Route(owner, self._shards)
+        route = self._routes.pop(owner, None) or ShardRoute(owner, self._shards)
         self._routes[owner] = route
         if len(self._routes) > _OWNERS:
             self._routes.popitem(last=False)
@@ -115,11 +115,11 @@ class RandomAcquire:
     def __init__(self, directory: ShardDirectory, clock: Clock) -> None:
         self._directory = directory
         self._clock = clock
-        self._routes = Routes(directory.source.shards)
+        self._routes = ShardRoutes(directory.source.shards)
 
     async def acquire(self, claim: Claim, count: int) -> Acquired:
         """As `PartitionStore.acquire`."""
-        found, route = Found(claim, count), self._routes.of(claim.owner)
+        found, route = AcquireResult(claim, count), self._routes.of(claim.owner)
         here = route.here(self._clock.monotonic())
         if here is not None:
             await self._take(found, route, [self._directory.writers[here]])
@@ -127,7 +127,9 @@ class RandomAcquire:
             await self._look_around(found, route, quiet_first=here is not None)
         return found.result()
 
-    async def _look_around(self, found: Found, route: Route, *, quiet_first: bool) -> None:
+    async def _look_around(
+        self, found: AcquireResult, route: ShardRoute, *, quiet_first: bool
+    ) -> None:
         """Searches the other shards; with `quiet_first`, those without other workers first.
 
         `quiet_first` is not always set: otherwise a worker that is present at a shard would keep
@@ -155,15 +157,15 @@ class RandomAcquire:
         if not found.taken:
             await self._take(found, route, lost, patient=True)
 
-    async def _read(self, found: Found, writers: Sequence[ShardWriter]) -> None:
+    async def _read(self, found: AcquireResult, writers: Sequence[ShardWriter]) -> None:
         for result in await each(ShardWriter.look, writers):
             if isinstance(result, BaseException):
                 found.error = found.error or result
 
     async def _take(
         self,
-        found: Found,
-        route: Route,
+        found: AcquireResult,
+        route: ShardRoute,
         writers: Sequence[ShardWriter],
         *,
         patient: bool = False,
@@ -220,7 +222,7 @@ class OrderedAcquire:
 
     async def acquire(self, claim: Claim, count: int) -> Acquired:
         """As `PartitionStore.acquire`; also raises `StoreUnavailable` after too many lost races."""
-        found = Found(claim, count)
+        found = AcquireResult(claim, count)
         for tries in range(_ROUNDS):
             picks = await self._picked(claim, found.missing)
             before = found.missing
@@ -249,7 +251,7 @@ class OrderedAcquire:
             picks = sorted([*picks, *[_pick(one, number, claim) for one in found]])[:count]
         return picks
 
-    async def _take(self, found: Found, picks: Sequence[_Pick]) -> None:
+    async def _take(self, found: AcquireResult, picks: Sequence[_Pick]) -> None:
         by_shard: dict[int, list[str]] = {}
         for pick in picks:
             by_shard.setdefault(pick.shard, []).append(pick.key)

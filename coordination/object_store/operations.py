@@ -152,7 +152,7 @@ class Take:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class Replace:
     """Replaces `old` by `wanted`. Gives what is stored."""
 
     old: Partition

@@ -17,7 +17,7 @@ from typing import Final
 from coordination.object_store.acquire import OrderedAcquire, RandomAcquire
 from coordination.object_store.cache import Cache
 from coordination.object_store.directory import ShardDirectory, each, written
-from coordination.object_store.operations import Change, Make, Purge, Remove, Take
+from coordination.object_store.operations import Make, Purge, Remove, Replace, Take
 from coordination.object_store.pages import Pages
 from coordination.object_store.shard import Stored, fresh_row
 from coordination.object_store.source import MAX_SHARDS, Source, make_source, read_source
@@ -158,7 +158,7 @@ class ObjectPartitions:
 
     async def change(self, old: Partition, wanted: Partition) -> Partition:
         check_changed(wanted.progress, wanted.priority)
-        return await (await self._writer_of(old)).submit(Change(old, wanted))
+        return await (await self._writer_of(old)).submit(Replace(old, wanted))
 
     async def delete(self, old: Partition) -> None:
         await (await self._writer_of(old)).submit(Remove(old))

@@ -70,7 +70,7 @@ class WriterContext:
         await Backoff(self.clock, self.entropy).pause(tries)
 
 
-class Version(NamedTuple):
+class ShardVersion(NamedTuple):
     """A shard that was certainly the newest at some time after the moment `seen`."""
 
     shard: Shard
@@ -153,7 +153,7 @@ class ShardWriter:
         if self._seen >= 0 and etag == self._etag:
             self._seen = max(self._seen, began)
         elif etag is None:
-            self._learn(Version(self._empty, None, began), 0)
+            self._learn(ShardVersion(self._empty, None, began), 0)
         else:
             self.forget()
             self._size = max(self._size, 0 if info is None else decompressed_bytes(info.size))
@@ -169,7 +169,7 @@ class ShardWriter:
             self.forget()  # whoever asks reads it, and hears of it
         self._shard = None
 
-    async def look(self, needed: int = -1) -> Version:
+    async def look(self, needed: int = -1) -> ShardVersion:
         """The known version, if it was the newest after the moment `needed`; else it is read.
 
         Raises `StoreUnavailable`, `Damaged`.
@@ -180,25 +180,25 @@ class ShardWriter:
                 known = self._known(needed) or await self._read()
         return known
 
-    def _known(self, needed: int) -> Version | None:
+    def _known(self, needed: int) -> ShardVersion | None:
         if self._shard is None or self._seen < needed:
             return None
-        return Version(self._shard, self._etag, self._seen)
+        return ShardVersion(self._shard, self._etag, self._seen)
 
-    async def _read(self) -> Version:
+    async def _read(self) -> ShardVersion:
         began = next(self._context.moments)
         try:
             info, body = await self._context.store.get(self.key)
         except NotFound:
-            found, size = Version(self._empty, None, began), 0
+            found, size = ShardVersion(self._empty, None, began), 0
         else:
             json = decompressed(self.key, body)
-            found, size = Version(decode_shard(self._empty, json), info.etag, began), len(json)
+            found, size = ShardVersion(decode_shard(self._empty, json), info.etag, began), len(json)
         if began > self._changed:  # else we wrote meanwhile, and know of a newer one
             self._learn(found, size)
         return found
 
-    def _learn(self, version: Version, size: int) -> None:
+    def _learn(self, version: ShardVersion, size: int) -> None:
         self._shard, self._etag, self._seen = version
         self._summary = None
         self._size = size
@@ -309,7 +309,7 @@ class ShardWriter:
         except TailraceError:
             self.forget()  # whose version the object is now, only a read tells
             raise
-        self._learn(Version(shard, info.etag, began), size)
+        self._learn(ShardVersion(shard, info.etag, began), size)
 
 
 def _was_written(tried: Sequence[_Tried], shard: Shard) -> bool:

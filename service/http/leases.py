@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from fastapi import APIRouter, Query
 from pydantic import BaseModel
 
-from coordination.admin.admin import LeaseAdmin, Wanted
+from coordination.admin.admin import LeaseAdmin, LeaseFilter
 from coordination.named.stored import StoredLeases
 from coordination.open import open_partitions
 from coordination.partitions.partition import Status
@@ -101,7 +101,7 @@ def lease_routes(admin: Open) -> APIRouter:
         limit: Annotated[int, Query(ge=1, le=_MAX_LIST, description="Leases at most.")] = _LIST,
         after: Annotated[str | None, Query(description="`after` of the page before.")] = None,
     ) -> dict[str, Any]:
-        wanted = Wanted(source, status, owner, prefix, round(older_than_seconds * 1000))
+        wanted = LeaseFilter(source, status, owner, prefix, round(older_than_seconds * 1000))
         page = await (await admin()).page(wanted, after=after, limit=limit)
         rows = [entry.spelled(whole=False) for entry in page.entries]
         return {"leases": rows, "after": page.after}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import httpx
 
-from coordination.admin.admin import LeaseAdmin, Wanted
+from coordination.admin.admin import LeaseAdmin, LeaseFilter
 from coordination.groups import Start
 from coordination.named.stored import StoredLeases
 from coordination.open import open_partitions
@@ -151,7 +151,7 @@ class InStore:
 
     async def page(self, filters: Row, after: str | None) -> tuple[list[Row], str | None]:
         status = filters.get("status")
-        wanted = Wanted(
+        wanted = LeaseFilter(
             source=filters.get("source"),
             status=None if status is None else Status(status),
             owner=filters.get("owner"),

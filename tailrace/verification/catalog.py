@@ -45,7 +45,7 @@ async def nothing(_segment: StoredSegment, _body: bytes | None, _reason: str) ->
 
 
 @dataclass(slots=True)
-class Catalog:
+class SegmentCatalog:
     """The segments that existed at the last `refresh`."""
 
     store: ObjectStore

@@ -28,7 +28,7 @@ from logstore.table.table import Table
 from service.journal.recovery import recover
 from service.query.database import Database
 from service.runs.chunks import Chunks
-from tailrace.verification.catalog import Catalog, SegmentRepair, nothing, settled
+from tailrace.verification.catalog import SegmentCatalog, SegmentRepair, nothing, settled
 from tailrace.verification.compare import Comparison, Stored, hold_deletions
 from tailrace.verification.fault import Findings
 from tailrace.verification.files import TableFiles, check_skip_indexes
@@ -53,12 +53,12 @@ class Verifier:
     prefix: str
     expiration_days: int
     repair: SegmentRepair = nothing
-    _catalog: Catalog = field(init=False)
+    _catalog: SegmentCatalog = field(init=False)
     _texts: Texts = field(init=False)
     _files: TableFiles = field(init=False)
 
     def __post_init__(self) -> None:
-        self._catalog = Catalog(self.store, self.findings, self.repair)
+        self._catalog = SegmentCatalog(self.store, self.findings, self.repair)
         self._files = TableFiles(self.store, self.database, self.findings)
         self._texts = Texts(
             self.store,

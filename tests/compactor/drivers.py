@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from compactor.assignment import NAME, Assignment, Leased, Patience
-from coordination.admin.admin import LeaseAdmin, Wanted
-from coordination.admin.overview import Entry, of_partition
+from compactor.assignment import NAME, Assignment, LeaseAssigner, Patience
+from coordination.admin.admin import LeaseAdmin, LeaseFilter
+from coordination.admin.overview import LeaseEntry, of_partition
 from coordination.coordinator.coordinator import Coordinator
 from coordination.coordinator.limits import CoordinatorLimits
 from coordination.named.stored import StoredLeases
@@ -30,13 +30,13 @@ PATIENCE_SECONDS = 600.0
 SOURCE = f"{NAME}|compact"
 
 
-async def leases_of(store: ObjectStore) -> list[Entry]:
+async def leases_of(store: ObjectStore) -> list[LeaseEntry]:
     """Leases of nodes in a store, as operators see them."""
     clock, entropy = SystemClock(), system_entropy()
     time = StoreTime(clock, None)
     partitions = ObjectPartitions(store, clock, entropy, time)
     admin = LeaseAdmin(partitions, StoredLeases(store, clock, entropy, time))
-    return (await admin.page(Wanted(source=SOURCE))).entries
+    return (await admin.page(LeaseFilter(source=SOURCE))).entries
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Drivers:
         time = StoreTime(self.clock, None)
         return ObjectPartitions(self.store, self.clock, Random(f"{seed}"), time, shards=1)
 
-    def driver(self, host: str, *, configured: bool = False) -> Leased:
+    def driver(self, host: str, *, configured: bool = False) -> LeaseAssigner:
         """A process on `host`."""
         seed = f"{host} {len(self.made)}"
         partitions = self.leases(seed)
@@ -73,7 +73,7 @@ class Drivers:
             self.made.append(made)
             return made
 
-        return Leased(coordinator, Patience(self.clock, PATIENCE_SECONDS))
+        return LeaseAssigner(coordinator, Patience(self.clock, PATIENCE_SECONDS))
 
     async def killed(self, host: str, nodes: list[str], *, configured: bool = False) -> None:
         """A driver that took nodes and was killed: it says nothing more."""
@@ -97,7 +97,7 @@ class Drivers:
 
     _standing: list[Any] = field(default_factory=list)
 
-    async def seen(self) -> dict[str, Entry]:
+    async def seen(self) -> dict[str, LeaseEntry]:
         """All leases of nodes as operators see them, by key."""
         partitions = self.leases("operator")
         page = await partitions.page(SOURCE)

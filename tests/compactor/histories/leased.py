@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Collection, Sequence
 from random import Random
 
-from compactor.assignment import NAME, Alone, Leased, Patience
+from compactor.assignment import NAME, Alone, LeaseAssigner, Patience
 from coordination.coordinator.coordinator import Coordinator
 from coordination.coordinator.limits import CoordinatorLimits
 from coordination.object_store.store import ObjectPartitions
@@ -79,7 +79,7 @@ class DriverClock:
 
 def leased(
     store: ObjectStore, clock: MovedClock, waiting: DriverClock, dice: Random, host: str
-) -> Leased:
+) -> LeaseAssigner:
     """Assigning by leases in the store."""
     kept = ObjectPartitions(store, clock, dice, StoreTime(clock, None), shards=1)
 
@@ -94,4 +94,4 @@ def leased(
             limits=LIMITS,
         )
 
-    return Leased(coordinator, Patience(PassingClock(clock), _PATIENT_SECONDS))
+    return LeaseAssigner(coordinator, Patience(PassingClock(clock), _PATIENT_SECONDS))

@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from compactor.report import Batch, Lag, Report
-from compactor.reporting.listeners import Summary, listeners
+from compactor.reporting.listeners import SummaryListener, listeners
 from compactor.reporting.logs import configure
 from compactor.reporting.passes import Passes
 from compactor.reporting.progress import Progress, size
@@ -127,7 +127,7 @@ def test_a_pass_that_did_nothing_has_a_line_only_where_every_pass_has() -> None:
     asked, told = io.StringIO(), io.StringIO()
 
     async def scenario(clock: VirtualClock) -> None:
-        passes = Passes(clock, [Summary(asked), Summary(told, every=False)])
+        passes = Passes(clock, [SummaryListener(asked), SummaryListener(told, every=False)])
         async with passes.next():
             pass
         async with passes.next() as report:
@@ -147,7 +147,7 @@ def test_the_summary_has_all_of_a_pass() -> None:
     out = io.StringIO()
 
     async def scenario(clock: VirtualClock) -> None:
-        await _pass(clock, Passes(clock, [Summary(out)]))
+        await _pass(clock, Passes(clock, [SummaryListener(out)]))
 
     simulate(scenario, start_ms=1_795_262_400_000)
     line = orjson.loads(out.getvalue())

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from coordination.admin.admin import LeaseAdmin, Wanted
-from coordination.admin.overview import Entry, Kind
+from coordination.admin.admin import LeaseAdmin, LeaseFilter
+from coordination.admin.overview import Kind, LeaseEntry
 from coordination.named.leases import NamedLeases
 from coordination.named.record import sweep_lease, text_lease
 from coordination.named.stored import StoredLeases
@@ -60,11 +60,11 @@ class World:
         (got,) = (await self.partitions.acquire(source, claim, 1, only=key)).partitions
         return got
 
-    async def all(self, wanted: Wanted | None = None, *, limit: int = 2) -> list[Entry]:
-        found: list[Entry] = []
+    async def all(self, wanted: LeaseFilter | None = None, *, limit: int = 2) -> list[LeaseEntry]:
+        found: list[LeaseEntry] = []
         after = None
         while True:
-            page = await self.admin.page(wanted or Wanted(), after=after, limit=limit)
+            page = await self.admin.page(wanted or LeaseFilter(), after=after, limit=limit)
             assert len(page.entries) <= limit
             found += page.entries
             if page.after is None:
@@ -119,7 +119,7 @@ def test_filters() -> None:
         await world.partitions.change(done, completed(done, world.clock.now_ms()))
 
         async def listed(**wanted: Any) -> list[str]:
-            return [f"{e.source} {e.key}" for e in await world.all(Wanted(**wanted))]
+            return [f"{e.source} {e.key}" for e in await world.all(LeaseFilter(**wanted))]
 
         assert await listed(source=SOURCE) == [f"{SOURCE} a", f"{SOURCE} b/1"]
         assert await listed(source="text") == ["text old"]
@@ -284,7 +284,7 @@ def test_what_is_not_there_and_what_cannot_be() -> None:
                 await act
         for cursor in ("", "x", "ü", "WzEsMl0", "bnVsbA"):
             with pytest.raises(InvalidCursor):
-                await world.admin.page(Wanted(), after=cursor)
+                await world.admin.page(LeaseFilter(), after=cursor)
 
     play(scenario)
 

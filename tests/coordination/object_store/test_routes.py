@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coordination.object_store.acquire import STAY_SECONDS, Route, Routes
+from coordination.object_store.acquire import STAY_SECONDS, ShardRoute, ShardRoutes
 from coordination.object_store.cache import EXPANSION, Cache
 from coordination.partitions.partition import NewPartition
 from coordination.partitions.transitions import completed
@@ -19,14 +19,14 @@ from tests.simulation.virtual_time import VirtualClock, simulate
 
 
 def test_each_owner_goes_round_all_in_an_order_of_its_own() -> None:
-    first, second = Route("host/A", 20), Route("host/B", 20)
+    first, second = ShardRoute("host/A", 20), ShardRoute("host/B", 20)
     assert sorted(first.ahead()) == sorted(second.ahead()) == list(range(20))
     assert first.ahead() != second.ahead()
-    assert Route("host/A", 20).ahead() == first.ahead()
+    assert ShardRoute("host/A", 20).ahead() == first.ahead()
 
 
 def test_stays_where_there_is_work_and_no_longer_than_its_time() -> None:
-    route = Route("host/A", 20)
+    route = ShardRoute("host/A", 20)
     assert route.here(0.0) is None
     order = route.ahead()
     route.arrive(order[4], 100.0)
@@ -39,7 +39,7 @@ def test_stays_where_there_is_work_and_no_longer_than_its_time() -> None:
 
 
 def test_owners_of_long_ago_are_forgotten() -> None:
-    routes = Routes(3)
+    routes = ShardRoutes(3)
     kept = routes.of("host/kept")
     kept.arrive(2, 0.0)
     for number in range(1000):

@@ -12,7 +12,7 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from coordination.admin.admin import LeaseAdmin, Wanted
+from coordination.admin.admin import LeaseAdmin, LeaseFilter
 from coordination.named.leases import NamedLeases
 from coordination.named.record import text_lease
 from coordination.named.stored import StoredLeases
@@ -152,6 +152,6 @@ def test_a_store_that_is_away_keeps_nothing_from_starting() -> None:
                 await leases()
             first, second = await asyncio.gather(leases(), leases())
             assert first is second
-            assert (await first.page(Wanted())).entries == []
+            assert (await first.page(LeaseFilter())).entries == []
 
     simulate(scenario, start_ms=1_750_000_000_000)

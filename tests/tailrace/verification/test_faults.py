@@ -24,7 +24,7 @@ from logstore.segments.carry import Carry
 from logstore.segments.writer import encode_segment
 from logstore.table.commit import Change, commit
 from logstore.table.skip_index import Builder
-from tailrace.verification.catalog import Catalog
+from tailrace.verification.catalog import SegmentCatalog
 from tailrace.verification.fault import Fault, Findings
 from tests.batches import make_batches
 from tests.compactor.lake import NOON, batch
@@ -110,7 +110,7 @@ def test_segments_that_are_removed_meanwhile_are_no_fault(world: World) -> None:
 
     store.raised = removed
     told: list[Fault] = []
-    catalog = Catalog(store, Findings(told.append))
+    catalog = SegmentCatalog(store, Findings(told.append))
 
     async def looked() -> None:
         await catalog.read_marks()
