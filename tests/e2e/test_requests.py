@@ -35,7 +35,7 @@ _OPERATIONS = {
     for found in _SCHEMA.get_all_operations()
     if isinstance(found, Ok)  # the test that counts them sees what is not
 }
-_STREAMS = ("/stream/{runId}",)
+_STREAMS = ("/stream/{runId}", "/query/stream")
 # Each starts a process that reads the whole store.
 _SLOW = ("/verify",)
 _STATUS = "PUT /api/v1/services/ingestionPipelines/{fqn}/pipelineStatus"
