@@ -26,7 +26,7 @@ from pathlib import Path
 
 import duckdb
 import pyarrow as pa
-from deltalake import WriterProperties, write_deltalake
+from deltalake import ColumnProperties, WriterProperties, write_deltalake
 
 from benchmarks import query_fixed, query_peer
 from benchmarks.corpus import lines_of, source
@@ -56,6 +56,15 @@ BATCH_LINES = 1_000
 RUNS = [RunKey(f"warehouse.ingest_{i:02d}", f"run-{j}") for i in range(20) for j in range(3)]
 NEEDLE = "needle 7f3a9c51"
 _DISTINCT_LINES = 200_000
+# As `compactor/spark/conf.py` has it.
+WRITER = WriterProperties(
+    compression="ZSTD",
+    compression_level=1,
+    max_row_group_size=ROW_GROUP_ROWS,
+    column_properties=dict.fromkeys(
+        ("message", "ulid", "ts", "pos"), ColumnProperties(dictionary_enabled=False)
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -156,9 +165,7 @@ def build(table: Table, gigabytes: float, hours: int, lines: Sequence[str]) -> i
             rows,
             mode="append",
             partition_by=["date", "hour"],
-            writer_properties=WriterProperties(
-                compression="ZSTD", compression_level=1, max_row_group_size=ROW_GROUP_ROWS
-            ),
+            writer_properties=WRITER,
         )
     return total
 
@@ -262,7 +269,9 @@ def main() -> None:
         files = asyncio.run(measure(root, arguments))
         data, store = Path(root) / "data", Path(root) / "store"
         query_fixed.report(data, store)
-        query_peer.report(data, store, files, RUNS[7].fqn, NEEDLE, arguments.rounds)
+        asked = query_peer.searches(RUNS[7].fqn, NEEDLE)
+        query_peer.report(data, store, files, asked, arguments.rounds)
+        query_peer.report_s3(data, store, asked, arguments.rounds)
 
 
 if __name__ == "__main__":

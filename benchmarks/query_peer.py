@@ -4,7 +4,15 @@
 
 VictoriaLogs is a binary that its repository builds (`go build ./app/victoria-logs`). It gets the
 records of the table as JSON lines, with pipeline and run as its stream. Each search is asked of
-both, the whole reply is read, and the medians are compared.
+both, and the whole reply is read.
+
+    cold    a program that answered nothing yet but an empty search, and the page cache dropped,
+            which takes root
+    warm    the median of the rounds, after all searches were asked and what they read was copied
+    stored  the bytes that the search says it had to read, as they are stored
+
+Without the peer, the same is measured over a real S3 server (MinIO), with the requests that went
+there and the bytes that came back.
 """
 
 from __future__ import annotations
@@ -14,21 +22,25 @@ import socket
 import statistics
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple, Protocol
 
 import httpx
 import orjson
 import pyarrow.parquet as pq
 
+from benchmarks.wire import Wire, counted
 from tests.e2e.service_process import ServiceProcess
+from tests.servers.minio import Bucket, Minio, running_minio, why_no_minio
 
 BINARY: Final = "VICTORIA_LOGS"
 _LOADED_ROWS: Final = 50_000  # in a request
 _PATIENCE_SECONDS: Final = 60
+_QUIET_SECONDS: Final = 3
+_CACHES: Final = Path("/proc/sys/vm/drop_caches")
 
 
 @dataclass(frozen=True)
@@ -39,6 +51,89 @@ class Search:
     ours: Mapping[str, str]
     theirs: str
     limit: int | None = None
+
+
+class Reply(NamedTuple):
+    """Milliseconds until all of it was there, its lines, and bytes as stored that were read."""
+
+    ms: float
+    lines: int
+    stored: int
+
+
+class Place(Protocol):
+    """Something that answers searches, to be started and stopped."""
+
+    def start(self) -> None:
+        """Waits until it answers."""
+        ...
+
+    def stop(self) -> object:
+        """Ends it."""
+        ...
+
+    def ask(self, search: Search) -> Reply:
+        """Asks, and reads the whole reply."""
+        ...
+
+
+class Tailrace:
+    """A service over the benchmark's store."""
+
+    def __init__(self, data: Path, store: Path | None, **settings: str) -> None:
+        self._service = ServiceProcess(data, store=store, **settings)
+        self.start, self.stop = self._service.start, self._service.stop
+
+    def ask(self, search: Search) -> Reply:
+        limit = {} if search.limit is None else {"limit": str(search.limit)}
+        url, asking = f"{self._service.url}/query", {"from": "0"} | dict(search.ours) | limit
+        ms, lines, last = _asked(url, asking)
+        return Reply(ms, lines - 1, int(orjson.loads(last)["stats"]["bytes"]))
+
+    def wait_for_copies(self) -> None:
+        """Returns once the service makes no more copies of table files."""
+        made, since = "", time.monotonic()
+        while time.monotonic() - since < _QUIET_SECONDS:
+            text = httpx.get(f"{self._service.url}/metrics").text
+            now = next(line for line in text.splitlines() if "scan_copies_bytes " in line[:40])
+            if now != made:
+                made, since = now, time.monotonic()
+            time.sleep(0.2)
+
+
+class VictoriaLogs:
+    """The peer, on `folder`."""
+
+    def __init__(self, binary: str, folder: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            address = f"127.0.0.1:{free.getsockname()[1]}"
+        self.url = f"http://{address}"
+        self._command = [
+            *(binary, f"-storageDataPath={folder}", f"-httpListenAddr={address}"),
+            *("-retentionPeriod=100y", "-loggerLevel=ERROR", "-futureRetention=100y"),
+        ]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(self._command)
+        _wait_for(f"{self.url}/health")
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait()
+
+    def ask(self, search: Search) -> Reply:
+        limit = {} if search.limit is None else {"limit": str(search.limit)}
+        url, asking = f"{self.url}/select/logsql/query", {"query": search.theirs} | limit
+        ms, lines, _ = _asked(url, asking)
+        return Reply(ms, lines, 0)
+
+
+_EMPTY: Final = [
+    Search("empty", {"q": "zz", "from": "now"}, "_time:1s zz"),
+    Search("empty regex", {"q": "/zz/", "from": "now"}, "_time:1s ~zz"),
+]
 
 
 def searches(fqn: str, needle: str) -> Sequence[Search]:
@@ -56,67 +151,141 @@ def searches(fqn: str, needle: str) -> Sequence[Search]:
 
 
 def report(
-    data: Path, store: Path, files: Sequence[str], fqn: str, needle: str, rounds: int
+    data: Path, store: Path, files: Sequence[str], asked: Sequence[Search], rounds: int
 ) -> None:
-    """Prints a line for each search: ms of both, ratio, records of both."""
+    """Prints a line for each search beside VictoriaLogs: ms of both, warm and cold, and records."""
     binary = os.environ.get(BINARY)
-    if not binary:
-        print(f"not beside VictoriaLogs: {BINARY} does not name its binary")
+    ours = Tailrace(data, store)
+    with ExitStack() as stack:
+        places: list[Place] = [ours]
+        if binary:
+            peer = VictoriaLogs(binary, data.parent / "victoria-logs")
+            peer.start()
+            stack.callback(peer.stop)
+            _load(peer.url, files)
+            peer.stop()
+            places.append(peer)
+        else:
+            print(f"not beside VictoriaLogs: {BINARY} does not name its binary")
+        cold = {place: _cold(place, asked) for place in places}
+        warm = _warm(places, asked, rounds, ours.wait_for_copies)
+    names = ["ours", "peer"][: len(places)]
+    print(f"{'over HTTP, ms':<20}" + "".join(f"{n + ' warm':>11}{n + ' cold':>11}" for n in names))
+    for search in asked:
+        found = [(warm[place][search.name], cold[place][search.name]) for place in places]
+        times = "".join(f"{w.ms:>11.1f}{c.ms:>11.1f}" for w, c in found)
+        ratio = f"  ratio {found[0][0].ms / found[1][0].ms:.2f}" if binary else ""
+        lines = " / ".join(f"{w.lines:,}" for w, _ in found)
+        print(f"{search.name:<20}{times}{ratio}  records {lines}")
+
+
+def report_s3(data: Path, store: Path, asked: Sequence[Search], rounds: int) -> None:
+    """Prints a line for each search over MinIO: ms, requests, MB that came, as stored and asked."""
+    reason = why_no_minio()
+    if reason is not None:
+        print(f"not over MinIO: {reason}")
         return
-    service = ServiceProcess(data, store=store)
-    service.start()
+    with running_minio() as minio, counted(minio.endpoint_url) as wire:
+        ours = Tailrace(data, None, **_filled(minio, store, wire).environment)
+        cold, warm, traffic = {}, {}, {}
+        for search in asked:
+            _begin(ours)
+            before = wire.traffic()
+            cold[search.name] = ours.ask(search)
+            traffic[search.name, "cold"] = wire.traffic() - before
+            ours.stop()
+        ours.start()
+        for _ in range(2):
+            for search in asked:
+                ours.ask(search)
+        ours.wait_for_copies()
+        for search in asked:
+            before = wire.traffic()
+            replies = [ours.ask(search) for _ in range(rounds)]
+            traffic[search.name, "warm"] = wire.traffic() - before
+            warm[search.name] = statistics.median(reply.ms for reply in replies)
+        ours.stop()
+    print(f"{'over HTTP and MinIO':<20}{'warm ms':>9}{'requests':>10}{'MB':>8}", end="")
+    print(f"{'cold ms':>10}{'requests':>10}{'MB':>8}{'as stored':>11}")
+    for search in asked:
+        parts = []
+        for which, times in (("warm", rounds), ("cold", 1)):
+            seen = traffic[search.name, which]
+            ms = warm[search.name] if which == "warm" else cold[search.name].ms
+            parts += [f"{ms:>9.1f}", f"{seen.count() / times:>10.1f}"]
+            parts.append(f"{seen.got.total() / times / 1e6:>8.2f}")
+        print(f"{search.name:<20}{''.join(parts)}{cold[search.name].stored / 1e6:>11.2f}")
+
+
+def _filled(minio: Minio, store: Path, wire: Wire) -> Bucket:
+    """A bucket with the table of the folder, behind the counting proxy."""
+    bucket = minio.bucket()
+    client = bucket.client()
+    for path in sorted(path for path in store.rglob("*") if path.is_file()):
+        client.upload_file(str(path), bucket.name, f"{bucket.prefix}/{path.relative_to(store)}")
+    return bucket.through(wire.url)
+
+
+def _cold(place: Place, asked: Sequence[Search]) -> dict[str, Reply]:
+    found = {}
+    for search in asked:
+        _begin(place)
+        found[search.name] = place.ask(search)
+        place.stop()
+    return found
+
+
+def _warm(
+    places: Sequence[Place], asked: Sequence[Search], rounds: int, settle: Callable[[], None]
+) -> dict[Place, dict[str, Reply]]:
+    found: dict[Place, dict[str, Reply]] = {place: {} for place in places}
+    for place in places:
+        place.start()
     try:
-        with _victoria_logs(binary, data.parent / "victoria-logs") as peer:
-            _load(peer, files)
-            _compare(service.url, peer, searches(fqn, needle), rounds)
-    finally:
-        service.stop()
-
-
-def _compare(ours: str, theirs: str, asked: Sequence[Search], rounds: int) -> None:
-    print(
-        f"{'over HTTP':<18} {'ours ms':>10} {'peer ms':>9} {'ratio':>6} {'records':>9} {'peer':>9}"
-    )
-    with httpx.Client(timeout=300, headers={"Accept-Encoding": "identity"}) as client:
-        for one in asked:
-            limit = {} if one.limit is None else {"limit": str(one.limit)}
-            here = f"{ours}/query", {"from": "0"} | dict(one.ours) | limit
-            there = f"{theirs}/select/logsql/query", {"query": one.theirs} | limit
-            taken: dict[str, list[float]] = {here[0]: [], there[0]: []}
-            found = {url: _lines(client, url, asking) for url, asking in (here, there)}
+        for _ in range(2):
+            for search in asked:
+                for place in places:
+                    place.ask(search)
+        settle()
+        for search in asked:
+            taken: dict[Place, list[Reply]] = {place: [] for place in places}
             for _ in range(rounds):
-                for url, asking in (here, there):
-                    began = time.perf_counter()
-                    _lines(client, url, asking)
-                    taken[url].append((time.perf_counter() - began) * 1000)
-            mine, other = (statistics.median(taken[url]) for url in (here[0], there[0]))
-            records = found[here[0]] - 1  # the last line has the stats
-            print(
-                f"{one.name:<18} {mine:>10.1f} {other:>9.1f} {mine / other:>6.2f}"
-                f" {records:>9,} {found[there[0]]:>9,}"
-            )
+                for place in places:
+                    taken[place].append(place.ask(search))
+            for place, replies in taken.items():
+                middle = statistics.median(reply.ms for reply in replies)
+                found[place][search.name] = replies[0]._replace(ms=middle)
+    finally:
+        for place in places:
+            place.stop()
+    return found
 
 
-def _lines(client: httpx.Client, url: str, asking: Mapping[str, str]) -> int:
-    with client.stream("GET", url, params=dict(asking)) as reply:
-        reply.raise_for_status()
-        return sum(piece.count(b"\n") for piece in reply.iter_raw())
+def _begin(place: Place) -> None:
+    """Starts it, and drops what the machine has read of files."""
+    place.start()
+    for search in _EMPTY:
+        place.ask(search)
+    try:
+        os.sync()
+        _CACHES.write_text("3")
+    except OSError as error:
+        print(f"the page cache is not dropped, so cold is only a new process: {error}")
 
 
-@contextmanager
-def _victoria_logs(binary: str, folder: Path) -> Iterator[str]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    command = [
-        *(binary, f"-storageDataPath={folder}", f"-httpListenAddr={address}"),
-        *("-retentionPeriod=100y", "-loggerLevel=ERROR", "-futureRetention=100y"),
-    ]
-    with subprocess.Popen(command) as process:
-        try:
-            _wait_for(f"http://{address}/health")
-            yield f"http://{address}"
-        finally:
-            process.terminate()
+def _asked(url: str, asking: Mapping[str, str]) -> tuple[float, int, bytes]:
+    """Milliseconds, lines, and the last line."""
+    lines, last = 0, b""
+    with httpx.Client(timeout=300, headers={"Accept-Encoding": "identity"}) as client:
+        client.get(url.rsplit("/", 1)[0])  # the connection is there
+        began = time.perf_counter()
+        with client.stream("GET", url, params=dict(asking)) as reply:
+            reply.raise_for_status()
+            for piece in reply.iter_raw():
+                lines += piece.count(b"\n")
+                last = (last + piece)[-4096:]
+        ms = (time.perf_counter() - began) * 1000
+    return ms, lines, last.rstrip(b"\n").rsplit(b"\n", 1)[-1]
 
 
 def _wait_for(url: str) -> None:
