@@ -83,10 +83,11 @@ class Tailrace:
     def __init__(self, data: Path, store: Path | None, **settings: str) -> None:
         self._service = ServiceProcess(data, store=store, **settings)
         self.start, self.stop = self._service.start, self._service.stop
+        self.url = self._service.url
 
     def ask(self, search: Search) -> Reply:
         limit = {} if search.limit is None else {"limit": str(search.limit)}
-        url, asking = f"{self._service.url}/query", {"from": "0"} | dict(search.ours) | limit
+        url, asking = f"{self.url}/query", {"from": "0"} | dict(search.ours) | limit
         ms, lines, last = _asked(url, asking)
         return Reply(ms, lines - 1, int(orjson.loads(last)["stats"]["bytes"]))
 
@@ -94,7 +95,7 @@ class Tailrace:
         """Returns once the service makes no more copies of table files."""
         made, since = "", time.monotonic()
         while time.monotonic() - since < _QUIET_SECONDS:
-            text = httpx.get(f"{self._service.url}/metrics").text
+            text = httpx.get(f"{self.url}/metrics").text
             now = next(line for line in text.splitlines() if "scan_copies_bytes " in line[:40])
             if now != made:
                 made, since = now, time.monotonic()

@@ -1,0 +1,99 @@
+"""Searches beside ingest at full speed and compaction, and ingest beside searches.
+
+    python -m benchmarks.query_busy [--gigabytes 0.4] [--seconds 30]
+
+A service with a table of that much text answers searches of it over HTTP, one after the other:
+first alone, then while wrk posts batches of 1,000 lines over eight connections as fast as they are
+taken and what was posted is compacted every ten seconds. The same posts are measured without
+searches. Client, load, service and compactor share the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks import query
+from benchmarks.ingest import CONNECTIONS, PATHS, Case, make_case
+from benchmarks.process import Load, load
+from benchmarks.query_peer import Search, Tailrace, searches
+
+_LINES = 1_000
+_COMPACTION = {"TAILRACE_COMPACTION__ENABLED": "true", "TAILRACE_COMPACTION__EVERY_SECONDS": "10"}
+_TABLE = {"to": "2026-11-21T00:59:59.999Z"}  # not what is posted meanwhile
+
+
+def _post(service: Tailrace, case: Case, seconds: float, folder: Path) -> Load:
+    return load(
+        *(service.url, PATHS, case.bodies),
+        seconds=seconds,
+        connections=CONNECTIONS,
+        content_type=case.content_type,
+        folder=folder,
+    )
+
+
+def _search(service: Tailrace, asked: Sequence[Search], ends: threading.Event) -> dict[str, float]:
+    """Medians in ms. Asks all at least once, and again until it `ends`."""
+    taken: dict[str, list[float]] = {search.name: [] for search in asked}
+    while True:
+        for search in asked:
+            taken[search.name].append(service.ask(search).ms)
+        if ends.is_set():
+            return {name: statistics.median(each) for name, each in taken.items()}
+
+
+def _alone(service: Tailrace, asked: Sequence[Search], seconds: float) -> Mapping[str, float]:
+    ends = threading.Event()
+    threading.Timer(seconds, ends.set).start()
+    return _search(service, asked, ends)
+
+
+def main() -> None:
+    """Prints a line for each search, and one for the posts."""
+    parser = argparse.ArgumentParser(description="Search beside ingest and compaction.")
+    parser.add_argument("--gigabytes", type=float, default=0.4, help="text in the table")
+    parser.add_argument("--seconds", type=float, default=30, help="of each part")
+    arguments = parser.parse_args()
+    arguments.hours, arguments.rounds = 1, 1
+    with tempfile.TemporaryDirectory() as root:
+        folder = Path(root)
+        asyncio.run(query.measure(root, arguments))
+        asked = [
+            replace(search, ours={**search.ours, **_TABLE})
+            for search in searches(query.RUNS[7].fqn, query.NEEDLE)
+        ]
+        case = make_case(folder, _LINES, "raw")
+        service = Tailrace(folder / "data", folder / "store", **_COMPACTION)
+        service.start()
+        _alone(service, asked, 0)
+        _alone(service, asked, 0)
+        service.wait_for_copies()
+        quiet = _alone(service, asked, arguments.seconds)
+        posts = _post(service, case, arguments.seconds, folder)
+        found: dict[str, float] = {}
+        ends = threading.Event()
+        searching = threading.Thread(target=lambda: found.update(_search(service, asked, ends)))
+        searching.start()
+        beside = _post(service, case, arguments.seconds, folder)
+        ends.set()
+        searching.join()
+        service.stop()
+    print(f"{'search':<20}{'alone ms':>10}{'beside ingest':>15}{'ratio':>7}")
+    for name, ms in quiet.items():
+        print(f"{name:<20}{ms:>10.1f}{found[name]:>15.1f}{found[name] / ms:>7.2f}")
+    speeds = [seen.rate * case.text_bytes / 1e6 for seen in (posts, beside)]
+    print(
+        f"posts: {speeds[0]:.0f} MB/s, p99 {posts.p99_ms:.0f} ms; beside searches {speeds[1]:.0f},"
+        f" p99 {beside.p99_ms:.0f} ({speeds[1] / speeds[0]:.2f}); errors {beside.errors}"
+    )
+
+
+if __name__ == "__main__":
+    main()
