@@ -43,7 +43,7 @@ from service.query.view import Outdated, Sources
 
 _PIECE_BYTES: Final = 8 << 20
 _LOOK_BACK_BYTES: Final = 32 << 20
-_SLOWEST_SECONDS: Final = 5.0
+_SLOWEST_SECONDS: Final = 10.0
 _NUDGE_SECONDS: Final = 0.05
 _MIB: Final = 1 << 20
 
@@ -52,11 +52,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class LiveLimits:
-    """How often is looked, and how much is held: for each search, in bytes."""
+    """How often is looked, and how much is held: for each search, in bytes.
+
+    If more than `behind_bytes` of text came since the last look, readers read it from storage.
+    """
 
     look_seconds: float = 0.2
     ring_bytes: int = 2 * _MIB
-    waiting_bytes: int = 16 * _MIB
+    waiting_bytes: int = 8 * _MIB
+    behind_bytes: int = 64 * _MIB
     most_searches: int = 32
 
 
@@ -247,9 +251,15 @@ class LiveMatches:
                 self._release(followed)
 
     def _is_lost(self, pin: LivePin) -> bool:
-        """Whether the place up to which was looked is no place of this journal any more."""
+        """Whether the place up to which was looked is no place of this journal any more.
+
+        Or so far behind that it would keep the journal from letting files go.
+        """
         held = self._held
-        return held is None or held.node != pin.node or held.end_pos < pin.first_pos
+        if held is None or held.node != pin.node or held.end_pos < pin.first_pos:
+            return True
+        rows = pin.batches(start=held.end_pos).rows
+        return int(rows["size"].sum(dtype=np.int64)) > self.limits.behind_bytes
 
     async def _begin_again(self, pin: LivePin) -> None:
         """Looks from the end of the pin on; all searches read storage up to there."""

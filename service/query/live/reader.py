@@ -61,12 +61,17 @@ class LiveReader:
     async def open(self) -> None:
         """Finds the place where it begins. Raises `InvalidCursor`, and as a search does."""
         self._refuse_future()
-        moment = await self._live.moment(self._followed)
-        try:
-            if self.cursor is None:
-                self.cursor = await self._first(moment)
-        finally:
-            moment.pin.release()
+        while True:
+            moment = await self._live.moment(self._followed)
+            try:
+                if self.cursor is None:
+                    self.cursor = await self._first(moment)
+            except Outdated:
+                await self._live.engine.clock.sleep(self._live.limits.look_seconds)
+            else:
+                return
+            finally:
+                moment.pin.release()
 
     async def follow(self, wait: Wait) -> AsyncGenerator[Matches | Gap | None]:
         """What matches, until it is gone; None when a heartbeat is due. Raises as a search does."""

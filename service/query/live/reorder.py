@@ -21,6 +21,8 @@ from service.query.hot import SCHEMA
 from service.query.live.cursor import StreamCursor, behind_all
 
 PIECE_ROWS: Final = 512
+PIECE_BYTES: Final = 256 << 10
+"""Of a piece, about: what is made ready for sending at once."""
 _KEY: Final = [("ulid", "ascending"), ("fqn", "ascending"), ("run_id", "ascending")]
 _NAMES: Final = ("ulid", "fqn", "run_id")
 
@@ -134,7 +136,11 @@ def distinct(records: pa.Table) -> pa.Table:
 
 
 def _batches(records: pa.Table) -> list[pa.RecordBatch]:
-    return records.combine_chunks().to_batches(PIECE_ROWS) if records.num_rows else []
+    if records.num_rows == 0:
+        return []
+    rows = records.num_rows * PIECE_BYTES // max(records.nbytes, 1)
+    found: list[pa.RecordBatch] = records.combine_chunks().to_batches(min(max(rows, 1), PIECE_ROWS))
+    return found
 
 
 def _count_below(records: pa.Table, text: str) -> int:

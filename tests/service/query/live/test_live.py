@@ -37,6 +37,7 @@ from tests.service.query.world import NOW_MS, RUNS, WORDS, World, engine_of
 ALL = QueryRequest(descending=False)
 WINDOW_MS = 2_000
 LIMITS = LiveLimits(look_seconds=0.002)
+SMALL = replace(LIMITS, ring_bytes=2_000, waiting_bytes=3_000, behind_bytes=100)
 
 
 @dataclass
@@ -177,7 +178,7 @@ async def test_readers_that_come_and_go_get_each_record_once(tmp_path: Path, see
     conditions: list[Condition | None] = [None, Contains("e"), MatchesPattern("fail|slow")]
     request = replace(ALL, condition=dice.choice(conditions))
     small = dice.random() < 0.5
-    limits = replace(LIMITS, ring_bytes=2_000, waiting_bytes=3_000) if small else LIMITS
+    limits = SMALL if small else LIMITS
     async with node_in(tmp_path, limits) as node:
         seen = Seen()
         await node.read(seen, lambda: True, request)

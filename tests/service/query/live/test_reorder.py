@@ -11,7 +11,7 @@ from logstore import ulid
 from service.query.cursor import RecordKey
 from service.query.hot import SCHEMA
 from service.query.live.cursor import StreamCursor, behind_all
-from service.query.live.reorder import Matches, Overflowed, Reorder
+from service.query.live.reorder import PIECE_BYTES, Matches, Overflowed, Reorder
 from tests.seeds import seeds
 
 NODE = "node-01"
@@ -87,3 +87,14 @@ def test_what_was_let_go_is_to_be_read_from_storage() -> None:
     with pytest.raises(Overflowed):
         reorder.release(499)
     assert reorder.cursor == StreamCursor({NODE: 400}, behind_all(499))
+
+
+def test_long_records_make_small_pieces() -> None:
+    rows = table([(ulid.encode(100 + n), "p", "r", n) for n in range(64)])
+    at = rows.schema.get_field_index("message")
+    long = rows.set_column(at, SCHEMA.field("message"), pa.array(["x" * PIECE_BYTES] * 64))
+    reorder = Reorder(StreamCursor({NODE: 0}, behind_all(10)), 1 << 30)
+    reorder.add(NODE, long, 64)
+    found = reorder.release(500)
+    assert [piece.batch.num_rows for piece in found] == [1] * 64
+    assert found[-1].after == reorder.cursor
