@@ -1,9 +1,13 @@
-"""`python -m tailrace_client send SPOOL`: delivers what programs that have ended left behind.
+"""The commands of the client.
+
+    python -m tailrace_client run --fqn F -- CMD…     ships a command's output as a run
+    python -m tailrace_client send SPOOL              delivers what programs left behind
 
 The token, if the service wants one, is read from the environment: TAILRACE_TOKEN. It is sent
 to the service that `--url` names, else to that of the spool, and to no other.
 
-Exit status: 0 all was delivered, 1 something is left, 2 a wrong command line.
+Exit status of `run`: the command's, 127 or 126 if it cannot be started, 2 for a wrong command line.
+Of `send`: 0 all was delivered, 1 something is left, 2 a wrong command line.
 """
 
 from __future__ import annotations
@@ -14,11 +18,17 @@ import sys
 from typing import Dict, List, Optional, Sequence
 
 from tailrace_client import system
+from tailrace_client.delivery import Delivery
 from tailrace_client.errors import InvalidRequest
+from tailrace_client.handler import left_behind
 from tailrace_client.ids import BatchIds
+from tailrace_client.run import DURABILITIES, run_path
 from tailrace_client.sender import Sender
 from tailrace_client.service import Service
-from tailrace_client.spool import Queue, has_work, queues, read_target
+from tailrace_client.spool import Queue, Target, has_work, queues, read_target
+
+DEFAULT_URL = "http://127.0.0.1:8790"
+DEFAULT_SPOOL = "~/.local/state/tailrace/spool"
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
@@ -31,12 +41,62 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     send.add_argument(
         "--seconds", type=float, default=60.0, help="how long to try (default: %(default)s)"
     )
+    _add_run(verbs.add_parser("run", help="run a command and ship its output as a run"))
     parsed = parser.parse_args(arguments)
     try:
+        if parsed.verb == "run":
+            return _run(parsed)
         return _send(parsed.spool, parsed.url, parsed.seconds)
-    except InvalidRequest as error:
+    except (InvalidRequest, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    default = os.environ.get("TAILRACE_URL", DEFAULT_URL)
+    parser.add_argument(
+        "--url", default=default, help=f"the service (default: $TAILRACE_URL, else {DEFAULT_URL})"
+    )
+    parser.add_argument("--fqn", required=True, help="name of the pipeline")
+    parser.add_argument("--run", help="id of the run (default: a new one, said on stderr)")
+    parser.add_argument(
+        "--spool",
+        default=DEFAULT_SPOOL,
+        help="folder for what is not delivered yet (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--durability", default="durable", choices=DURABILITIES, help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--exit-seconds",
+        type=float,
+        default=10.0,
+        help="how long to wait for the service when the command has ended (default: %(default)s)",
+    )
+    parser.add_argument("command", nargs="+", metavar="CMD", help="the command, behind --")
+
+
+def _run(parsed: argparse.Namespace) -> int:
+    from tailrace_client.command import Command, closing_of, end_as
+
+    ids = BatchIds()
+    name = parsed.run or ids.mint()
+    spool = os.path.expanduser(parsed.spool)
+    service = Service(parsed.url, token=os.environ.get("TAILRACE_TOKEN") or None)
+    run_path(parsed.fqn, name)
+    target = Target(service.url, parsed.fqn, name, parsed.durability)
+    delivery = Delivery(service, spool, target, say=_say, ids=ids)
+    if parsed.run is None:
+        _say(f"the output becomes run {parsed.fqn}/{name}")
+    status = Command(parsed.command, delivery).run()
+    left = delivery.close(closing_of(status), parsed.exit_seconds)
+    if left is not None:
+        _say(left_behind(left, parsed.fqn, name))
+    return end_as(status)
+
+
+def _say(sentence: str) -> None:
+    sys.stderr.write(f"tailrace-client: {sentence}\n")
 
 
 def _send(spool: str, url: Optional[str], seconds: float) -> int:
@@ -73,17 +133,17 @@ class _Sending:
 
     def __init__(self, service: Service, until: float) -> None:
         self._until = until
-        self.sender = Sender(service, BatchIds(), lock=_NoLock, pause=self._pause, say=self._say)
+        self.sender = Sender(service, BatchIds(), lock=_NoLock, pause=self._pause, say=_say)
 
     def deliver(self, path: str) -> int:
         """0, or 1 if something is left."""
         try:
             queue = Queue.take_over(path)
         except (OSError, ValueError) as error:
-            self._say(str(error))
+            _say(str(error))
             return 1
         if queue is None:
-            self._say(f"{path} belongs to a program that runs")
+            _say(f"{path} belongs to a program that runs")
             return 1
         try:
             for batch in queue.sealed():
@@ -103,9 +163,6 @@ class _Sending:
             return False
         system.sleep(seconds)
         return True
-
-    def _say(self, sentence: str) -> None:
-        print(f"tailrace-client: {sentence}", file=sys.stderr)
 
 
 class _NoLock:

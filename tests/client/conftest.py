@@ -9,9 +9,9 @@ import pytest
 from tests.e2e.service_process import ServiceProcess
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
-    """A service that runs for the tests of a module."""
+    """A service that runs for all tests that name their runs differently."""
     started = ServiceProcess(tmp_path_factory.mktemp("service") / "node")
     started.start()
     yield started

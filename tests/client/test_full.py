@@ -137,7 +137,7 @@ def test_a_spool_that_cannot_be_written_is_said_and_counted(
 ) -> None:
     """The folder is gone for a while: no file can be made in it."""
     said: list[str] = []
-    options = Options(linger_seconds=0, exit_seconds=60, memory_bytes=4000, block_seconds=0)
+    options = Options(linger_seconds=0, exit_seconds=60, memory_bytes=4000, block_seconds=60)
     spool = tmp_path / "spool"
     made = Handler(
         service.url, FQN, "gone", spool=str(spool), options=options, say=said.append
