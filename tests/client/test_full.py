@@ -217,10 +217,10 @@ def test_batches_that_are_too_old_or_from_the_future_come_once_under_another_id(
         assert left_in(tmp_path / run) == []
 
 
-def test_what_the_service_refuses_for_ever_is_kept_aside(
+def test_what_the_service_refuses_for_ever_is_kept_aside_and_a_deleted_run_is_not(
     tmp_path: Path, log: logging.Logger
 ) -> None:
-    answers = iter([400, 409])
+    answers = iter([400, 409, 410])
 
     def refuse(asked: Asked) -> Given:
         if asked.path.endswith("/close"):
@@ -230,6 +230,8 @@ def test_what_the_service_refuses_for_ever_is_kept_aside(
             return Given(400, {}, b'{"type":"invalid-input","detail":"it is wrong"}')
         if status == 409:
             return Given(409, {}, b'{"type":"batch-conflict","detail":"other bytes"}')
+        if status == 410:
+            return Given(409, {}, b'{"type":"run-deleted","detail":"it was deleted"}')
         receipt = b'{"batch":"%b","lines":1,"duplicate":false,"durability":"durable","last":""}'
         return Given(200, {}, receipt % asked.headers["tailrace-batch"].encode())
 
@@ -238,11 +240,11 @@ def test_what_the_service_refuses_for_ever_is_kept_aside(
         options = Options(linger_seconds=0, exit_seconds=60)
         made = Handler(url, FQN, "r", spool=str(tmp_path), options=options, say=said.append)
         log.addHandler(made)
-        for number in range(3):
+        for number in range(4):
             log.info("%d", number)
             assert made.wait(60)
-        assert made.stats[:2] == (3, 0)
-        assert (made.stats.delivered, made.stats.refused) == (1, 2)
+        assert made.stats[:2] == (4, 0)
+        assert made.stats[3:] == (1, 0, 1, 2)  # delivered, duplicates, deleted, refused
         made.close()
     assert [Path(name).suffix for name in left_in(tmp_path)] == [".refused", ".conflict"]
     assert ["it is wrong" in said[0], "other bytes" in said[1]] == [True, True]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections import Counter
 from datetime import datetime
 from pathlib import Path
@@ -156,6 +158,36 @@ def test_forks_amid_busy_threads_neither_hang_nor_double(
     children = [line for line in found if line.startswith("child ")]
     assert Counter(children) == Counter(f"child {child}" for child in range(20))
     assert left_in(tmp_path / "spool") == []
+
+
+def test_a_child_that_lives_on_keeps_nobody_from_what_its_killed_parent_left(
+    service: ServiceProcess, tmp_path: Path
+) -> None:
+    """The child inherits the lock of its parent's queue, and must not keep it."""
+    code = """
+    made = handler(options=Options(linger_seconds=1000))
+    log.info("of the parent")
+    child = os.fork()
+    if child == 0:
+        time.sleep(1000)
+        os._exit(0)
+    time.sleep(0.1)
+    os.write(1, b"%d\\n" % child)
+    os.kill(os.getpid(), 9)
+    """
+    process = start(code, service.url, tmp_path / "spool", "orphan")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    child = int(process.stdout.readline())
+    process.wait(timeout=60)
+    try:
+        finish(start(f"handler({PATIENT})", service.url, tmp_path / "spool", "orphan", "next"))
+        assert messages(service.url, "orphan") == ["of the parent"]
+        assert left_in(tmp_path / "spool") == []
+    finally:
+        os.kill(child, signal.SIGKILL)
+    process.stdout.close()
+    process.stderr.close()
 
 
 PROCESSES = """
