@@ -174,6 +174,21 @@ async def no_deletions() -> Sequence[Deletion]:
     return []
 
 
+def engine_over(store: LocalStore, table: Table, scratch: str) -> QueryEngine:
+    """Searches of the table alone."""
+    sources = Sources(
+        store=store,
+        table=FollowedTable(table),
+        pin=EmptyPin,
+        encode=no_records,
+        deletions=no_deletions,
+        catalog=SegmentCatalog(),
+    )
+    return QueryEngine(
+        sources, clock=SystemClock(), scratch=scratch, settings=QuerySettings(threads=2)
+    )
+
+
 async def through_engine(engine: QueryEngine, request: QueryRequest) -> int:
     output, size = Ndjson(), 0
     async with await engine.open(request) as running:
@@ -226,13 +241,7 @@ async def measure(root: str, arguments: argparse.Namespace) -> list[str]:
         f"{size / 1e9:.2f} GB of text ({source()}), {stored / 1e6:.0f} MB in {len(files)} files,"
         f" {indexed / 1e6:.1f} MB of skip indexes"
     )
-    sources = Sources(
-        store=store, table=FollowedTable(table), pin=EmptyPin, encode=no_records,
-        deletions=no_deletions, catalog=SegmentCatalog(),
-    )  # fmt: skip
-    engine = QueryEngine(
-        sources, clock=SystemClock(), scratch=f"{root}/scratch", settings=QuerySettings(threads=2)
-    )
+    engine = engine_over(store, table, f"{root}/scratch")
     connection = duckdb.connect(config={"threads": 2})
     heads = f"{'engine ms':>10} {'bare ms':>9} {'ratio':>6} {'records':>9} {'MB read':>8}"
     print(f"{'search':<18} {heads}")
