@@ -32,7 +32,7 @@ from service.query.view import Outdated
 from tests.batches import Entry
 from tests.seeds import seeds
 from tests.service.query.shipped import Shipped
-from tests.service.query.world import NOW_MS, RUNS, WORDS, World, engine_of
+from tests.service.query.world import NOW_MS, RUNS, WORDS, World, engine_of, lake_in
 
 ALL = QueryRequest(descending=False)
 WINDOW_MS = 2_000
@@ -144,7 +144,7 @@ class Node:
 
 @asynccontextmanager
 async def node_in(root: Path, limits: LiveLimits = LIMITS) -> AsyncIterator[Node]:
-    world, clock = World(root), SetTime()
+    world, clock = lake_in(root), SetTime()
     shipped = Shipped(world)
     sources = replace(world.sources(), pin=shipped.pin)
     async with engine_of(world, clock, sources=sources) as engine:
@@ -219,6 +219,7 @@ async def test_readers_that_come_and_go_get_each_record_once(tmp_path: Path, see
         assert len(on_time) > 5
 
 
+@pytest.mark.usefixtures("every_store")
 async def test_a_late_record_is_marked_and_not_lost(tmp_path: Path) -> None:
     dice = random.Random(1)
     async with node_in(tmp_path) as node:
@@ -235,6 +236,7 @@ async def test_a_late_record_is_marked_and_not_lost(tmp_path: Path) -> None:
         assert len(seen.late) == 3
 
 
+@pytest.mark.usefixtures("every_store")
 async def test_records_of_segments_that_are_gone_are_a_gap(tmp_path: Path) -> None:
     dice = random.Random(1)
     async with node_in(tmp_path) as node:
