@@ -31,6 +31,7 @@ _PIECE = 64 << 10
 _LONGEST_LINE = 512 << 10
 _BACKGROUND_SECONDS = 1.0
 _LOOK_SECONDS = 0.01
+_SIGNAL_SECONDS = 0.1
 _BUSY = float("inf")
 _FORWARDED = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 _OF_TERMINAL = ("SIGINT", "SIGQUIT")
@@ -75,6 +76,10 @@ class Command:
         self._waiting = {pipe.fileno(): _BUSY for pipe in pipes if pipe is not None}
         for reader in readers:
             reader.start()
+        waiter = threading.Thread(target=process.wait, daemon=True)
+        waiter.start()
+        while waiter.is_alive():  # a signal that comes just before a wait does not interrupt it
+            waiter.join(_SIGNAL_SECONDS)
         status = process.wait()
         while any(reader.is_alive() for reader in readers) and not self._silent():
             system.sleep(_LOOK_SECONDS)
