@@ -42,6 +42,10 @@ if TYPE_CHECKING:
 
 _KEYS: Final = ("ulid", "fqn", "run_id")
 _GROWTH: Final = 4
+_READ_AHEAD: Final = 4
+"""Times as many rows as its limit, that a search for nothing but the nearest records reads."""
+_NARROW: Final = 0.1
+"""Of a file, that a search in one pipeline or run reads, since files are sorted by them."""
 
 Summary: TypeAlias = Callable[[Statement, Tile, Scans, str], str]
 """Makes a statement that sums a tile up in few rows, of what is scanned and what is not deleted."""
@@ -66,6 +70,7 @@ class Search:
         self._indexes = indexes
         self._copies: ScanCopies | None = copies
         self._scanned: dict[str, None] = {}  # paths of files that were read as copies
+        self._uncopied: list[tuple[TableFile, float]] = []  # what was read of others, in bytes
         self._needs = needs_of(request.condition)
         self._statement = Statement(request)
         self.matches = 0
@@ -90,13 +95,16 @@ class Search:
         """The matches in order. Raises `LimitReached`, `Damaged`, `StoreUnavailable`."""
         after, budget = self._after, self._sizes.first_bytes
         tiles = self._tiles()
-        while not self._done() and (tile := tiles.take(budget)) is not None:
-            before = self.matches
-            self._note(tile)
-            for part in self._slices(tile):
-                yield from self._tile(part, after)
-            quiet = self.matches - before < self._sizes.busy_rows
-            budget = self._grown(budget) if quiet else self._sizes.first_bytes
+        try:
+            while not self._done() and (tile := tiles.take(budget)) is not None:
+                before = self.matches
+                self._note(tile)
+                for part in self._slices(tile):
+                    yield from self._tile(part, after)
+                quiet = self.matches - before < self._sizes.busy_rows
+                budget = self._grown(budget) if quiet else self._sizes.first_bytes
+        finally:
+            self._ask_for_copies()
 
     @property
     def _after(self) -> RecordKey | None:
@@ -113,9 +121,12 @@ class Search:
     def totals(self, summary: Summary) -> Generator[pa.RecordBatch]:
         """The rows of the summary, tile by tile. Raises as `batches`."""
         tiles = self._tiles()
-        while (tile := tiles.take(self._sizes.largest_bytes)) is not None:
-            self._note(tile)
-            yield from self._totals(tile, summary)
+        try:
+            while (tile := tiles.take(self._sizes.largest_bytes)) is not None:
+                self._note(tile)
+                yield from self._totals(tile, summary)
+        finally:
+            self._ask_for_copies()
 
     def _tiles(self) -> Tiles:
         request, after = self._request, self._after
@@ -133,10 +144,24 @@ class Search:
         """Counts what the tile reads."""
         reads = self._reads(tile)
         self.bytes += reads.bytes + self._view.size_beside_table(tile)
+        rows = sum(file.rows for file, _ in reads.shares)
+        for file, share in reads.shares:
+            if file not in reads.copied:
+                self._uncopied.append((file, file.size * share * self._part_of(rows)))
+
+    def _part_of(self, rows: int) -> float:
+        """About how much a search reads of files with so many rows, besides what indexes say."""
+        request = self._request
+        if request.limit is not None and request.unconditional:
+            return min(_READ_AHEAD * request.limit / max(rows, 1), 1.0)
+        return _NARROW if request.fqn is not None or request.run is not None else 1.0
+
+    def _ask_for_copies(self) -> None:
+        """Says what was read of files, at the end, so that no copy is made beside the search."""
+        noted, self._uncopied = self._uncopied, []
         if self._copies is not None:
-            for file, share in reads.shares:
-                if file not in reads.copied:
-                    self._copies.note_read(file, file.size * share)
+            for file, size in noted:
+                self._copies.note_read(file, size)
 
     def _grown(self, budget: int) -> int:
         return min(budget * _GROWTH, self._sizes.largest_bytes)

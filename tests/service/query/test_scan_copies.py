@@ -145,6 +145,42 @@ async def test_a_file_is_copied_once_as_much_of_it_was_read_as_it_has(tmp_path: 
         }
 
 
+@pytest.mark.parametrize(
+    ("request_", "times"),
+    [
+        (replace(ALL, limit=1), 40),  # reads some four rows of 200
+        (replace(ALL, fqn="svc.pipe", run="run"), 9),
+        (replace(ALL, run="run", condition=Contains("word")), 9),
+    ],
+)
+async def test_searches_that_read_little_of_a_file_ask_late_for_a_copy(
+    tmp_path: Path, request_: QueryRequest, times: int
+) -> None:
+    world = World(tmp_path)
+    await one_file(world)
+    async with engine_of(world) as engine:
+        for _ in range(times):
+            assert (await search(engine, request_))[0] == world.expected(request_)
+        await asyncio.sleep(0.1)
+        assert engine.copies.made == 0
+        for _ in range(times):
+            await search(engine, request_)
+        await until(lambda: engine.copies.made == 1)
+
+
+async def test_no_copy_is_made_beside_the_search_that_asks_for_it(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    await one_file(world, lines=30_000)
+    async with engine_of(world) as engine:
+        async with await engine.open(ALL) as running:
+            batches = running.batches()
+            await anext(batches)
+            await asyncio.sleep(0.2)
+            assert engine.copies.made == 0
+            await batches.aclose()
+        await until(lambda: engine.copies.made == 1)
+
+
 def removed(path: Path) -> None:
     path.unlink()
 
