@@ -13,9 +13,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 RUNNING = ["logstore", "coordination", "service", "compactor", "tailrace"]
 DEVELOPING = ["tests", "benchmarks", "docs"]
-# pyspark names the very version; the client's own packages are in an environment of their own.
+# pyspark names the very version; OpenMetadata's packages are in an environment of their own.
 BROUGHT = {"py4j": "pyspark"}
 ELSEWHERE = {"metadata"}
+CLIENT = "tailrace_client"  # of `client/`, with the standard library alone
 
 _PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 _EXTRAS = _PROJECT["optional-dependencies"]
@@ -61,8 +62,9 @@ def test_what_runs_imports_what_is_declared() -> None:
 
 
 def test_tests_and_benchmarks_import_what_is_declared() -> None:
-    everything = [*_PROJECT["dependencies"], *_EXTRAS["spark"], *_EXTRAS["dev"]]
+    everything = [*_PROJECT["dependencies"], *_EXTRAS["spark"], *_EXTRAS["dev"], CLIENT]
     assert missing(DEVELOPING, declared(everything)) == set()
+    assert imported(["client"]) == {CLIENT}
 
 
 def test_what_only_another_package_brings_is_found() -> None:

@@ -131,7 +131,9 @@ def test_each_route_that_is_read_is_long_or_known_to_be_short() -> None:
     paths = documented().openapi()["paths"]
     read = {path.removeprefix(ROOT) for path in paths if "get" in paths[path]}
     long = {path.removeprefix(ROOT) for path in LONG_REPLIES}
-    streams = {"/logs/{fqn}/stream/{runId}", "/progress/{fqn}/stream/{runId}"}  # `sse.max_readers`
+    streams = {  # `sse.max_readers`
+        "/logs/{fqn}/stream/{runId}", "/progress/{fqn}/stream/{runId}", "/query/stream",
+    }  # fmt: skip
     searches = {  # `query.max_concurrent`
         "/query", "/query/histogram", "/query/fields", "/query/values",
     }  # fmt: skip
