@@ -136,17 +136,19 @@ class ScanCopies:
             _remove(copy.path)
 
     def close(self) -> None:
-        """Ends the work and removes all copies."""
+        """Ends the work and removes all copies. Waits for a row group that is being copied."""
         self._most_bytes = 0
         for task in (self._copying, self._watching):
             if task is not None:
                 task.cancel()
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._thread.shutdown(wait=True, cancel_futures=True)
         with self._changing:
             self._copies.clear()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _want(self, file: TableFile) -> None:
+        if self._most_bytes == 0:  # it was closed meanwhile
+            return
         self._wanted[file.path] = file
         if self._copying is None or self._copying.done():
             self._copying = asyncio.ensure_future(self._copy_wanted())

@@ -326,3 +326,15 @@ async def test_files_of_a_bucket_are_copied_and_asked_for_no_more(
             await store.delete([f"{keys.TABLE}/{file.path}" for file in files_of(world)])
             assert await records(engine, ALL) == plain
             assert len(kept(engine)) == 2
+
+
+async def test_nothing_is_left_when_it_closes_beside_a_copy(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    file = await one_file(world, lines=2_000)
+    for pause in range(12):
+        async with engine_of(world) as engine:  # which looks for what is left
+            engine.copies.note_read(file, file.size)
+            if pause:  # else the wish comes after the end
+                await asyncio.sleep(pause * 0.002)
+        await asyncio.sleep(0.05)
+        assert not list((tmp_path / "scratch").glob("*"))
