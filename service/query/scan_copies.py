@@ -161,8 +161,10 @@ class ScanCopies:
             made = await self._made(file)
             with self._changing:
                 self._read[path] = 0.0 if made else -float(_AGAIN_AFTER * file.size)
-        if self._copies and (self._watching is None or self._watching.done()):
-            self._watching = asyncio.ensure_future(self._watch())
+            # Others may wait for long: from the first copy on, somebody looks whether its file is
+            # still in the table.
+            if self._copies and (self._watching is None or self._watching.done()):
+                self._watching = asyncio.ensure_future(self._watch())
 
     async def _made(self, file: TableFile) -> bool:
         """Whether the file has a copy now. What hinders that is no error of any search."""

@@ -296,6 +296,34 @@ async def test_a_copy_goes_soon_after_its_file_left_the_table(tmp_path: Path) ->
         assert engine.copies.bytes == 0
 
 
+async def test_a_copy_goes_in_time_though_another_file_is_being_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, clock = World(tmp_path), HandClock()
+    await one_file(world)
+    put_in_table(world, [batch_at(1, ["another file"] * 60)])
+    async with engine_of(world, clock) as engine:
+        first, second = files_of(world)
+        engine.copies.note_read(first, first.size)
+        engine.copies.note_read(second, second.size)
+        copying = asyncio.Event()
+        made = engine.copies._made
+
+        async def slowly(file: TableFile) -> bool:
+            if engine.copies.made:
+                await copying.wait()
+            return await made(file)
+
+        monkeypatch.setattr(engine.copies, "_made", slowly)
+        await until(lambda: engine.copies.made == 1)
+        delta = world.table.create().delta
+        assert delta is not None
+        delta.delete()
+        await clock.advance(61)
+        await until(lambda: not kept(engine))
+        copying.set()
+
+
 async def test_a_copy_that_nobody_uses_goes_after_an_hour(tmp_path: Path) -> None:
     world, clock = World(tmp_path), HandClock()
     await one_file(world)
