@@ -70,6 +70,7 @@ class Search:
         self._indexes = indexes
         self._copies: ScanCopies | None = copies
         self._scanned: dict[str, None] = {}  # paths of files that were read as copies
+        self._found: tuple[Tile, TableReads] | None = None  # until what is there has changed
         self._uncopied: list[tuple[TableFile, float]] = []  # what was read of others, in bytes
         self._needs = needs_of(request.condition)
         self._statement = Statement(request)
@@ -229,7 +230,12 @@ class Search:
                     raise
 
     def _reads(self, tile: Tile) -> TableReads:
-        """What the tile needs of the table."""
+        """What the tile needs of the table; found once, for what it reads and how much that is."""
+        if self._found is None or self._found[0] != tile:
+            self._found = tile, self._find_reads(tile)
+        return self._found[1]
+
+    def _find_reads(self, tile: Tile) -> TableReads:
         files = self._view.table_files(tile)
         indexes = self._indexes(files) if files and self._needs is not None else {}
         return table_reads(tile, files, self._needs, indexes, self._copy_of)
@@ -281,12 +287,12 @@ class Search:
             return False
         for path in self._scanned:
             self._copies.forget(path)
-        self._copies = None
+        self._copies = self._found = None
         return True
 
     def _leave_out_unreadable(self, tile: Tile) -> bool:
         """Finds segments and files of the tile that cannot be read and goes on without them."""
-        found = False
+        found, self._found = False, None
         stored = [file.uri for file in self._view.table_files(tile)]
         for file in [*self._view.segment_files(tile), *stored]:
             try:
