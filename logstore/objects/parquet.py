@@ -6,17 +6,17 @@ hold which columns; their rows can be read once these ranges are added to the fi
 
 from __future__ import annotations
 
-import io
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from logstore.errors import Damaged
+from logstore.objects.ranges import RangeReader
 from logstore.objects.store import ObjectStore
 
 
-class SparseFile(io.RawIOBase):
+class SparseFile(RangeReader):
     """A readable, seekable file of `size` bytes. A read outside its ranges is `Damaged`.
 
     That error is right: Parquet's footer says which ranges a row group needs, so a read of
@@ -24,9 +24,7 @@ class SparseFile(io.RawIOBase):
     """
 
     def __init__(self, size: int, start: int, data: bytes) -> None:
-        super().__init__()
-        self._size = size
-        self._at = 0
+        super().__init__(size)
         self._ranges = [(start, data)]
 
     def add(self, start: int, data: bytes) -> None:
@@ -37,31 +35,11 @@ class SparseFile(io.RawIOBase):
         """The range that the file was created with: its offset, and its bytes."""
         return self._ranges[0]
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        self._at = base + offset
-        return self._at
-
-    def read(self, size: int | None = -1) -> bytes:
-        left = max(self._size - self._at, 0)
-        want = left if size is None or size < 0 else min(size, left)
-        for start, data in self._ranges:
-            if start <= self._at and self._at + want <= start + len(data):
-                piece = data[self._at - start : self._at - start + want]
-                self._at += want
-                return piece
-        if want == 0:
-            return b""
-        raise Damaged(f"bytes {self._at} to {self._at + want} of the segment were not fetched")
+    def range_at(self, start: int, size: int) -> bytes:
+        for first, data in self._ranges:
+            if first <= start and start + size <= first + len(data):
+                return data[start - first : start - first + size]
+        raise Damaged(f"bytes {start} to {start + size} of the segment were not fetched")
 
 
 _TAIL: Final = 256 << 10  # bytes; nearly every footer is smaller: a row group has one KB of it

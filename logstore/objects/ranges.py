@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+from abc import abstractmethod
+
 from logstore.errors import InvalidInput
 from logstore.filesystem import File
 from logstore.objects.oserrors import translated
@@ -41,3 +44,37 @@ class OpenRange:
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
+
+
+class RangeReader(io.RawIOBase):
+    """A readable, seekable file of `size` bytes, for libraries that read only ranges of it."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self._size = size
+        self._at = 0
+
+    @abstractmethod
+    def range_at(self, start: int, size: int) -> bytes:
+        """So many bytes, at least one, from offset `start` on."""
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        self._at = base + offset
+        return self._at
+
+    def read(self, size: int | None = -1) -> bytes:
+        left = max(self._size - self._at, 0)
+        want = left if size is None or size < 0 else min(size, left)
+        piece = self.range_at(self._at, want) if want else b""
+        self._at += len(piece)
+        return piece

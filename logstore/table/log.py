@@ -20,7 +20,6 @@ All calls block on the store; from an event loop they belong in a thread.
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +31,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from logstore.errors import NotFound, StoreUnavailable
+from logstore.objects.ranges import RangeReader
 from logstore.table.log_folder import LogFile, LogFolder, commit_name
 
 _COMMIT: Final = re.compile(r"([0-9]{20})\.json")
@@ -142,7 +142,7 @@ class Log:
 
     def _column(self, file: LogFile, name: str) -> Iterable[Any]:
         try:
-            parquet = pq.ParquetFile(_Ranges(self.folder, file))
+            parquet = pq.ParquetFile(_LogFileReader(self.folder, file))
             if name not in parquet.schema_arrow.names:
                 return ()
             column: Iterable[Any] = parquet.read([name], use_threads=False).column(name).to_pylist()
@@ -178,30 +178,12 @@ def _starts(version: int) -> Iterator[int]:
     yield 0
 
 
-class _Ranges(io.RawIOBase):
+class _LogFileReader(RangeReader):
     """A file of the log of which only those ranges are fetched that are read."""
 
     def __init__(self, folder: LogFolder, file: LogFile) -> None:
-        super().__init__()
-        self._folder, self._file, self._at = folder, file, 0
+        super().__init__(file.size)
+        self._folder, self._name = folder, file.name
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._file.size}[whence]
-        self._at = base + offset
-        return self._at
-
-    def read(self, size: int | None = -1) -> bytes:
-        left = max(self._file.size - self._at, 0)
-        want = left if size is None or size < 0 else min(size, left)
-        piece = self._folder.get(self._file.name, self._at, want) if want else b""
-        self._at += len(piece)
-        return piece
+    def range_at(self, start: int, size: int) -> bytes:
+        return self._folder.get(self._name, start, size)
