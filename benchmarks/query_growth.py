@@ -49,6 +49,8 @@ def _grow(table: Table, hour: int, lines: list[str], rng: random.Random) -> None
 def _state(table: Table, first: int, count: int) -> None:
     """Adds so many files to the log that are nowhere, of hours from `first` on."""
     known = max(table.snapshot().files, key=lambda file: file.size)
+    assert known.fqns is not None, "the writer gives bounds"
+    assert known.runs is not None, "the writer gives bounds"
     log = Path(table.uri) / "_delta_log"
     version = max(int(path.stem) for path in log.glob("*.json") if path.stem.isdigit())
     actions = []
@@ -58,8 +60,8 @@ def _state(table: Table, first: int, count: int) -> None:
         low, high = (
             ulid.encode(edge) for edge in (ulid.lowest_at(start_ms), ulid.highest_at(start_ms + 1))
         )
-        bounds = {"ulid": low, "fqn": known.fqns[0], "run_id": known.runs[0]}  # type: ignore[index]
-        tops = {"ulid": high, "fqn": known.fqns[1], "run_id": known.runs[1]}  # type: ignore[index]
+        bounds = {"ulid": low, "fqn": known.fqns[0], "run_id": known.runs[0]}
+        tops = {"ulid": high, "fqn": known.fqns[1], "run_id": known.runs[1]}
         said = {"numRecords": known.rows, "minValues": bounds, "maxValues": tops, "nullCount": {}}
         place = {"date": f"{day:%Y-%m-%d}", "hour": str(day.hour)}
         actions.append(
