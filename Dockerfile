@@ -15,13 +15,15 @@ RUN /opt/tailrace/bin/pip install --no-cache-dir --require-hashes --no-build-iso
         -r requirements/run.txt \
     && /opt/tailrace/bin/pip install --no-cache-dir --require-hashes --no-build-isolation \
         -r requirements/spark.txt
+COPY client client
 COPY pyproject.toml README.md ./
 COPY logstore logstore
 COPY coordination coordination
 COPY service service
 COPY compactor compactor
+COPY forwarder forwarder
 COPY tailrace tailrace
-RUN /opt/tailrace/bin/pip install --no-cache-dir --no-deps --no-build-isolation .
+RUN /opt/tailrace/bin/pip install --no-cache-dir --no-deps --no-build-isolation ./client .
 
 # What Spark needs for S3, 23 MB, so that a container fetches nothing when it starts.
 FROM build AS jars

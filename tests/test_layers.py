@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ["logstore", "coordination", "service", "compactor", "tailrace"]
+PACKAGES = ["logstore", "coordination", "service", "compactor", "forwarder", "tailrace"]
 SOURCES = [
     path
     for name in [*PACKAGES, "client/tailrace_client"]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ["logstore", "coordination", "service", "compactor", "tailrace"]
+PACKAGES = ["logstore", "coordination", "service", "compactor", "forwarder", "tailrace"]
 CODE = [*PACKAGES, "tests", "benchmarks", "docs"]
 PYTHON = sorted(path for name in CODE for path in (ROOT / name).rglob("*.py"))
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
