@@ -1,0 +1,1 @@
+"""The configuration of `tailrace forward`: YAML to frozen models, with errors that name the key."""

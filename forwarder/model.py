@@ -1,0 +1,99 @@
+"""The types that the parts of the forwarder share.
+
+A batch is a range [start, end) of one file's content, both of them entry borders. Offsets count
+bytes of the decompressed content. Nothing is carried over a border: whatever is needed to go on
+behind it is in the `Cursor`. So the same range gives the same body at any time, from wherever its
+bytes lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Kind = Literal["text/plain", "application/x-ndjson"]
+Stage = Literal["open", "rotated", "done", "gone", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """An entry border, and what the entries before it left behind."""
+
+    offset: int = 0
+    """Bytes of decompressed content."""
+    records: int = 0
+    """Records before it; `log.file.record_number` counts from 1."""
+    header: Mapping[str, str] | None = None
+    """Attributes of the file's header. None: still inside it, or none is configured."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileFacts:
+    """What is known of a file when a batch of it is packed first, and stored with that batch."""
+
+    path: str
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    """What `include_file_name` and the like ask for, by the names of the attributes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """The body of a batch, and where it ends."""
+
+    end: Cursor
+    body: bytes
+    """May be empty, if the range gives no record, as a header does; then nothing is sent."""
+    kind: Kind
+    records: int
+    replaced: int = 0
+    """Characters that were no text in the file's encoding and are U+FFFD in the body."""
+    truncated: int = 0
+    """Entries longer than `max_log_size`, that were split or cut."""
+    failed: int = 0
+    """Entries that an operator could not parse."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A batch as the checkpoint log has it before the batch is sent first."""
+
+    batch: str
+    """ULID."""
+    start: Cursor
+    end: Cursor
+    digest: int
+    """xxh3-64 of the body."""
+    facts: FileFacts
+    fqn: str
+    run: str
+
+
+@dataclass(frozen=True, slots=True)
+class FileState:
+    """One record of the checkpoint log; of an id the last one counts."""
+
+    id: str
+    """Opaque, given when the file was seen first."""
+    source: str
+    path: str
+    """Where it was seen last."""
+    fingerprint: bytes
+    """The first bytes of its decompressed content; fewer while it is shorter."""
+    window: tuple[int, int, int]
+    """Offset, length and xxh3-64 of the bytes before the acknowledged offset."""
+    device: int
+    inode: int
+    """With `device` a hint, and no identity."""
+    size: int
+    """Bytes, as seen last."""
+    seen_ms: int
+    """Milliseconds since 1970; `forget_after` counts from then."""
+    cursor: Cursor
+    """Everything before it is acknowledged."""
+    prepared: tuple[Prepared, ...] = ()
+    fqn: str = ""
+    run: str = ""
+    stage: Stage = "open"
+    lost: int = 0
+    """Bytes that are proven lost."""
