@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any, cast
 
-from fastapi import APIRouter, Depends, FastAPI
+from fastapi import APIRouter, FastAPI
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from logstore import ulid as ulids
@@ -33,12 +34,12 @@ from service.http.last import last_routes
 from service.http.leases import Open, lease_routes
 from service.http.listing import listing_routes
 from service.http.live import live_routes
-from service.http.methods import answer_head
+from service.http.methods import answer_head, api_routes, methods_of
 from service.http.node import NodeApi
 from service.http.pages import page_routes
 from service.http.query import router as query_routes
 from service.http.query_stream import query_stream_routes
-from service.http.replies import Replies, places
+from service.http.replies import Replies
 from service.http.segments import group_routes, queue_routes, reading_routes
 from service.http.settings import HttpSettings
 from service.http.status import progress_routes, status_routes
@@ -143,7 +144,10 @@ def build_app(node: NodeApi, api: HttpApi) -> Application:
 
 
 def _framework(node: NodeApi, api: HttpApi, fresh_id: Callable[[], str]) -> FastAPI:
+    routers = all_routers(node, api)
     app = FastAPI(
+        # `include_router` would build every route once more, at the first request.
+        routes=_routes(routers, Replies(api.settings.server.reply_bytes)),
         title="Tailrace",
         version=version("tailrace"),
         description="Keeps the logs of pipeline runs: append, live view, pages, search.",
@@ -151,14 +155,20 @@ def _framework(node: NodeApi, api: HttpApi, fresh_id: Callable[[], str]) -> Fast
         docs_url=None,
         redoc_url=None,
     )
-    routers = all_routers(node, api)
     errors.install(app, fresh_id, routers)
-    place = Depends(places(Replies(api.settings.server.reply_bytes), LONG_REPLIES))
-    for router in routers:
-        answer_head(router)
-        app.include_router(router, dependencies=[place])
     app.openapi = lambda: openapi.complete(app)  # type: ignore[method-assign]
     return app
+
+
+def _routes(routers: Iterable[APIRouter], replies: Replies) -> list[BaseRoute]:
+    routes: list[BaseRoute] = []
+    for router in routers:
+        answer_head(router)
+        for route in api_routes([router]):
+            if "GET" in methods_of(route) and route.path in LONG_REPLIES:
+                route.app = replies.limited(route.app)
+        routes += router.routes
+    return routes
 
 
 def all_routers(node: NodeApi, api: HttpApi) -> list[APIRouter]:

@@ -12,11 +12,11 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import AsyncIterator, Callable, Container
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final, Protocol
 
-from fastapi import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from logstore.errors import Unavailable
 
@@ -67,6 +67,15 @@ class Replies:
                 self._readers.pop(reader, None)
             self._places.release()
 
+    def limited(self, app: ASGIApp) -> ASGIApp:
+        """An app whose every reply has a place until it is sent."""
+
+        async def placed(scope: Scope, receive: Receive, send: Send) -> None:
+            async with self.place(scope.get(CONNECTION)):
+                await app(scope, receive, send)
+
+        return placed
+
     async def _enter(self) -> None:
         self.waiting += 1
         try:
@@ -110,16 +119,3 @@ def acknowledged(connection: socket.socket) -> int:
 
 def _stands_still(before: int | None, now: int | None) -> bool:
     return before is not None and now is not None and now - before < _LEAST_BYTES
-
-
-def places(replies: Replies, paths: Container[str]) -> Callable[[Request], AsyncIterator[None]]:
-    """A dependency for all routes: a GET of these paths has a place until its reply is sent."""
-
-    async def place(request: Request) -> AsyncIterator[None]:
-        if request.method == "GET" and request.scope["route"].path in paths:
-            async with replies.place(request.scope.get(CONNECTION)):
-                yield
-        else:
-            yield
-
-    return place
