@@ -1,0 +1,96 @@
+"""The files of a source: those that its globs match, once each, as the file system has them now."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from forwarder.files.globs import Glob, Unreadable
+
+Order = Callable[[list["Found"]], list["Found"]]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A regular file at a path, with what `stat` says of it."""
+
+    path: str
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Device and inode: no two files have the same at one time."""
+        return self.device, self.inode
+
+
+def look(path: str) -> Found | None:
+    """The regular file at a path, through symbolic links; None if there is none.
+
+    Raises `OSError` where it cannot be seen.
+    """
+    try:
+        found = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    if not stat.S_ISREG(found.st_mode):
+        return None
+    return Found(path, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+class Finder:
+    """Finds files that match one of `include` and none of `exclude`.
+
+    Files whose content changed more than `older_than_ns` ago are left out, if it is not zero.
+    `order` sorts and cuts the list, as `ordering_criteria` say. `unreadable(path, error)` hears
+    of what cannot be listed or seen; everything else is found nevertheless.
+    """
+
+    def __init__(
+        self,
+        include: Sequence[str],
+        exclude: Sequence[str] = (),
+        *,
+        older_than_ns: int = 0,
+        order: Order | None = None,
+        now_ns: Callable[[], int],
+        unreadable: Unreadable,
+    ) -> None:
+        self._include = [Glob(each) for each in include]
+        self._exclude = [Glob(each) for each in exclude]
+        self._older_than_ns = older_than_ns
+        self._order = order
+        self._now_ns = now_ns
+        self._unreadable = unreadable
+
+    def find(self) -> list[Found]:
+        """The files. Two paths of one file count once, and the one that is listed first stays."""
+        paths: dict[str, None] = {}
+        for glob in self._include:
+            for path in glob.find(self._unreadable):
+                paths.setdefault(path)
+        found: list[Found] = []
+        for path in paths:
+            if any(glob.matches(path) for glob in self._exclude):
+                continue
+            try:
+                file = look(path)
+            except OSError as error:
+                self._unreadable(path, error)
+                continue
+            if file is not None:
+                found.append(file)
+        if self._older_than_ns:
+            oldest = self._now_ns() - self._older_than_ns
+            found = [file for file in found if file.mtime_ns >= oldest]
+        return self._order(found) if self._order is not None else found
+
+    def folders(self) -> set[str]:
+        """The folders in which something new can be of interest, those that exist."""
+        return {
+            folder for glob in self._include for folder in glob.folders(lambda _path, _error: None)
+        }

@@ -1,0 +1,201 @@
+"""Paths that match glob patterns, found by a walk that goes on past what it cannot read.
+
+A pattern is an absolute or relative path whose parts may have `*` (any characters but `/`), `?`,
+`[abc]`, `[!abc]`, `{one,two}`, and `**` as a whole part for any number of folders. As in
+doublestar, the library that OpenTelemetry uses, `*` matches a leading dot too, and `**` does
+not follow symbolic links to folders.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from functools import cache
+
+from logstore.errors import InvalidInput
+
+_SPECIAL = re.compile(r"[*?\[{\\]")
+
+Unreadable = Callable[[str, OSError], None]
+
+
+class Glob:
+    """One pattern. Raises `InvalidInput` if its brackets or braces do not end."""
+
+    def __init__(self, pattern: str) -> None:
+        if not pattern:
+            raise InvalidInput("a glob pattern is empty")
+        self.pattern = pattern
+        self._regex = re.compile(_translate(pattern), re.DOTALL)
+        self._alternatives = [os.path.normpath(each) for each in expand_braces(pattern)]
+        for each in self._alternatives:
+            for part in each.split("/"):
+                _part(part)
+
+    def matches(self, path: str) -> bool:
+        """Whether a path as a whole matches."""
+        return self._regex.fullmatch(path) is not None
+
+    def find(self, unreadable: Unreadable) -> Iterator[str]:
+        """The paths that match and are no folders; `unreadable` hears of folders it cannot list."""
+        for each in self._alternatives:
+            root, rest = ("/", each[1:]) if each.startswith("/") else ("", each)
+            yield from _walk(root, rest.split("/"), unreadable)
+
+    def folders(self, unreadable: Unreadable) -> Iterator[str]:
+        """The folders in which a path that matches can appear, now: those that exist."""
+        for each in self._alternatives:
+            root, rest = ("/", each[1:]) if each.startswith("/") else ("", each)
+            yield from _folders(root or ".", rest.split("/"), unreadable)
+
+
+def expand_braces(pattern: str) -> list[str]:
+    """`a{b,c}` as `ab`, `ac`; braces may be nested. Raises `InvalidInput` if one does not end."""
+    start = _outside_brackets(pattern, "{")
+    if start < 0:
+        return [pattern]
+    depth, parts, begin = 0, [], start + 1
+    for index in range(start, len(pattern)):
+        character = pattern[index]
+        if character == "{":
+            depth += 1
+        elif character == "," and depth == 1:
+            parts.append(pattern[begin:index])
+            begin = index + 1
+        elif character == "}":
+            depth -= 1
+            if depth == 0:
+                parts.append(pattern[begin:index])
+                head, tail = pattern[:start], pattern[index + 1 :]
+                return [full for part in parts for full in expand_braces(head + part + tail)]
+    raise InvalidInput(f"the glob pattern {pattern!r} has a '{{' without '}}'")
+
+
+def _outside_brackets(pattern: str, wanted: str) -> int:
+    inside = False
+    for index, character in enumerate(pattern):
+        if character == "\\":
+            continue
+        if character == "[" and not inside and "]" in pattern[index + 2 :]:
+            inside = True
+        elif character == "]":
+            inside = False
+        elif character == wanted and not inside:
+            return index
+    return -1
+
+
+def _translate(pattern: str) -> str:
+    """The pattern as a regular expression for whole paths."""
+    return "|".join(_translate_plain(os.path.normpath(each)) for each in expand_braces(pattern))
+
+
+def _translate_plain(pattern: str) -> str:
+    out: list[str] = []
+    parts = pattern.split("/")
+    for index, part in enumerate(parts):
+        last = index == len(parts) - 1
+        if part == "**":
+            out.append(".*" if last else "(?:[^/]+/)*")
+        else:
+            out.append(_part(part).pattern + ("" if last else "/"))
+    return "".join(out)
+
+
+@cache
+def _part(part: str) -> re.Pattern[str]:
+    out, index = [], 0
+    while index < len(part):
+        character = part[index]
+        index += 1
+        if character == "*":
+            out.append("[^/]*")
+        elif character == "?":
+            out.append("[^/]")
+        elif character == "\\" and index < len(part):
+            out.append(re.escape(part[index]))
+            index += 1
+        elif character == "[":
+            end = part.find("]", index + 2 if part[index : index + 1] in ("!", "^") else index + 1)
+            if end < 0:
+                raise InvalidInput(f"the glob pattern {part!r} has a '[' without ']'")
+            inner = part[index:end].replace("\\", "\\\\")
+            out.append(f"[^/{inner[1:]}]" if inner[:1] in ("!", "^") else f"[{inner}]")
+            index = end + 1
+        else:
+            out.append(re.escape(character))
+    try:
+        return re.compile("".join(out), re.DOTALL)
+    except re.error as error:
+        raise InvalidInput(f"the glob pattern {part!r} is none: {error}") from error
+
+
+def _entries(folder: str, unreadable: Unreadable) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder or ".") as entries:
+            return list(entries)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        unreadable(folder or ".", error)
+        return []
+
+
+def _is_folder(entry: os.DirEntry[str], *, follow: bool) -> bool:
+    try:
+        return entry.is_dir(follow_symlinks=follow)
+    except OSError:
+        return False
+
+
+def _walk(folder: str, parts: list[str], unreadable: Unreadable) -> Iterator[str]:
+    part, rest = parts[0], parts[1:]
+    if part == "**":
+        yield from _walk(folder, rest or ["*"], unreadable)
+        for path in _below(folder, unreadable):
+            yield from _walk(path, parts, unreadable)
+    elif not _SPECIAL.search(part):
+        path = _join(folder, part)
+        if rest:
+            yield from _walk(path, rest, unreadable)
+        elif os.path.lexists(path) and not os.path.isdir(path):
+            yield path
+    else:
+        pattern = _part(part)
+        for entry in _entries(folder, unreadable):
+            if pattern.fullmatch(entry.name):
+                is_folder = _is_folder(entry, follow=True)
+                if rest and is_folder:
+                    yield from _walk(_join(folder, entry.name), rest, unreadable)
+                elif not rest and not is_folder:
+                    yield _join(folder, entry.name)
+
+
+def _below(folder: str, unreadable: Unreadable) -> list[str]:
+    entries = _entries(folder, unreadable)
+    return [_join(folder, entry.name) for entry in entries if _is_folder(entry, follow=False)]
+
+
+def _folders(folder: str, parts: list[str], unreadable: Unreadable) -> Iterator[str]:
+    """Every folder that the walk goes through: something new in it may lead to a match."""
+    yield folder
+    part, rest = parts[0], parts[1:]
+    if not rest and part != "**":
+        return
+    if part != "**" and not _SPECIAL.search(part):
+        path = _join(folder, part)
+        if os.path.isdir(path):
+            yield from _folders(path, rest, unreadable)
+        return
+    pattern = _part("*" if part == "**" else part)
+    for entry in _entries(folder, unreadable):
+        if pattern.fullmatch(entry.name) and _is_folder(entry, follow=part != "**"):
+            path = _join(folder, entry.name)
+            yield from _folders(path, parts if part == "**" else rest, unreadable)
+    if part == "**" and rest:
+        yield from _folders(folder, rest, unreadable)
+
+
+def _join(folder: str, name: str) -> str:
+    return name if folder in ("", ".") else f"{folder.rstrip('/')}/{name}"

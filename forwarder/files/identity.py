@@ -1,0 +1,73 @@
+"""Which files are the same, told by what they hold.
+
+A file that was read is known by its **fingerprint**, the first N bytes of its decompressed content
+(fewer while it is shorter), and by its **window**, a hash of the bytes just before the offset up to
+which it was read. A file that begins with the one and has the other at that offset holds what was
+read: it is the same file, or a copy of it, whatever its name and inode are. A file that shares
+the first N bytes only is another one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import xxhash
+
+from forwarder.files.content import Content
+
+WINDOW = 1024
+_SAMPLES = 8
+
+Window = tuple[int, int, int]
+NO_WINDOW: Window = (0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of a file's content: how it begins, and how what was read of it ends."""
+
+    fingerprint: bytes
+    window: Window
+
+    @property
+    def offset(self) -> int:
+        """How far the content is known."""
+        return max(self.window[0], len(self.fingerprint))
+
+
+def window_of(tail: bytes, offset: int) -> Window:
+    """The window before `offset`, of the bytes before it, at least `WINDOW` if there are."""
+    part = tail[-WINDOW:]
+    return offset, len(part), xxhash.xxh3_64_intdigest(part)
+
+
+def read_window(content: Content, offset: int) -> bytes:
+    """The bytes that the window before `offset` is made of; fewer if the file ends earlier."""
+    length = min(offset, WINDOW)
+    return content.read(offset - length, length)
+
+
+def holds(content: Content, known: Known) -> bool:
+    """Whether a file holds what another was read to. Raises `OSError`, `Damaged`."""
+    fingerprint = known.fingerprint
+    if content.read(0, len(fingerprint)) != fingerprint:
+        return False
+    offset, length, digest = known.window
+    if length == 0:
+        return True
+    part = content.read(offset - length, length)
+    return len(part) == length and xxhash.xxh3_64_intdigest(part) == digest
+
+
+def begins(content: Content, size: int, original: Content) -> bool:
+    """Whether the first `size` bytes of `content` are those of `original`.
+
+    Compares its beginning, its end and a few places between. Raises `OSError`, `Damaged`.
+    """
+    step = max(size // _SAMPLES, WINDOW)
+    places = [*range(0, max(size - WINDOW, 0), step), max(size - WINDOW, 0)]
+    for place in sorted(places):
+        length = min(WINDOW, size - place)
+        if content.read(place, length) != original.read(place, length):
+            return False
+    return True
