@@ -1,0 +1,325 @@
+"""The loop: looks for files, reads a piece of each, saves, sends, takes what came of it.
+
+All state belongs to this one thread. Others (senders, hints, signals) leave a call in its inbox
+and wake it. A round reads for at most `_ROUND_SECONDS`, then saves and sends what it has.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from forwarder.delivery.verdicts import Verdict
+from forwarder.engine.hints import Hints
+from forwarder.engine.identify import Identifier
+from forwarder.engine.lifecycle import Lifecycle
+from forwarder.engine.locate import Locator
+from forwarder.engine.opening import Opener
+from forwarder.engine.parts import Shared, SourceParts
+from forwarder.engine.reading import BLOCK, Reader, Turn
+from forwarder.engine.sending import Delivery, Sending
+from forwarder.engine.tracked import Tracked
+from forwarder.files.finder import look
+from logstore.errors import TailraceError, Unavailable
+
+_ROUND_SECONDS = 0.05
+_SOON_SECONDS = 0.01
+_SCAN_SHARE = 10
+_AT_ONCE = 2
+_FORGET_SECONDS = 3600.0
+_STORAGE_RETRY_SECONDS = 1.0
+
+
+class Engine:
+    """Forwards the files of all sources until it is stopped.
+
+    `hinted` are the names of the sources that the kernel tells of changes.
+    """
+
+    def __init__(
+        self,
+        shared: Shared,
+        delivery: Delivery,
+        *,
+        batch_bytes: int = BLOCK,
+        memory_bytes: int = 16 << 20,
+        hinted: Sequence[str] = (),
+    ) -> None:
+        self._shared = shared
+        self._registry = shared.registry
+        self._memory = memory_bytes
+        opener = Opener(shared)
+        self._locator = Locator(shared, opener)
+        self._identifier = Identifier(shared, opener, self._locator)
+        self._reader = Reader(shared, opener, batch_bytes)
+        self.sending = Sending(shared, delivery)
+        self._lifecycle = Lifecycle(shared, self.sending)
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._bell = threading.Event()
+        self._stopping = False
+        self._turns = 0
+        self._woken: list[Tracked] = []
+        self._scan_at = dict.fromkeys(shared.sources, 0.0)
+        self._scanned: set[str] = set()
+        self._resumed = {state.source for state in shared.checkpoints.files.values()}
+        self._hinted = set(hinted)
+        self._hints = Hints(self._hint_later, self._hints_failed)
+        self._forget_at = 0.0
+        self._save_at = 0.0
+        for state in shared.checkpoints.files.values():
+            if state.source in shared.sources:
+                self._registry.add(Tracked.of(state))
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Runs `call` in the engine's thread, soon. For any thread."""
+        self._inbox.append(call)
+        self._bell.set()
+
+    def stop(self) -> None:
+        """Ends `run` at the next border of entries. For any thread, and for signal handlers."""
+        self._stopping = True
+        self._bell.set()
+
+    def run(self) -> None:
+        """Rounds until `stop`."""
+        try:
+            while not self._stopping:
+                wait = self.round()
+                if wait > 0 and not self._stopping:
+                    self._bell.wait(min(wait, 3600.0))
+                self._bell.clear()
+        finally:
+            self._hints.close()
+
+    def drain(self, seconds: float) -> bool:
+        """Waits until what is on its way is acknowledged; False if it was not in time."""
+        until = self._shared.clock.monotonic() + seconds
+        while True:
+            self._take_calls()
+            self._flush()
+            left = until - self._shared.clock.monotonic()
+            if not self._on_the_way() or left <= 0:
+                return not self._on_the_way()
+            self._bell.wait(left)
+            self._bell.clear()
+
+    def round(self) -> float:
+        """One round; seconds until the next is due, 0 if there is more to do now."""
+        self._take_calls()
+        now = self._shared.clock.monotonic()
+        while self._shared.rescan:
+            self._scan_soon(self._shared.rescan.pop())
+        for name, source in self._shared.sources.items():
+            if self._scan_at[name] <= now:
+                self._scan(name, source)
+        if now >= self._forget_at:
+            self._lifecycle.forget(self._shared.clock.now_ms())
+            self._forget_at = now + _FORGET_SECONDS
+        more = False
+        if self._save_at <= now:
+            more = self._take_turns()
+        self._flush()
+        return 0.0 if more or self._inbox or self._shared.rescan else self._review()
+
+    def _take_calls(self) -> None:
+        while self._inbox:
+            self._inbox.popleft()()
+
+    def _scan(self, name: str, source: SourceParts) -> None:
+        began = self._shared.clock.monotonic()
+        if name in self._hinted:
+            self._watch()  # before the scan: what comes in between is hinted
+        found = source.finder.find()
+        first = name not in self._scanned
+        if first and not found:
+            self._shared.say(f"{name}: no files match the include patterns yet")
+        self._identifier.reconcile(source, found, first=first and name not in self._resumed)
+        self._scanned.add(name)
+        ended = self._shared.clock.monotonic()
+        tally = self._shared.tallies[name]
+        tally.scans += 1
+        tally.scan_seconds += ended - began
+        tally.matched_files = len(found)
+        config = source.config
+        pause = config.reconcile_interval if name in self._hinted else config.poll_interval
+        self._scan_at[name] = ended + max(pause, (ended - began) * 2)
+
+    def _take_turns(self) -> bool:
+        """Reads from files that have something; True if there is more to read now."""
+        now = self._shared.clock.monotonic()
+        until = now + _ROUND_SECONDS
+        ready = self._ready(now)
+        more = bool(self._woken)
+        self._woken.clear()
+        for file in ready:
+            if len(file.pending) >= _AT_ONCE or not self._has_room(file):
+                if self._reader.glance(file):
+                    self.sending.changed(file)
+                continue  # an acknowledgement makes room, and rings the bell
+            if self._shared.clock.monotonic() >= until:
+                return True
+            self._turns += 1
+            file.turned = self._turns
+            more |= self._turn(file)
+        return more
+
+    def _ready(self, now: float) -> list[Tracked]:
+        ready = [
+            file
+            for file in self._registry.awake.values()
+            if file.dirty
+            and not file.lost_sight
+            and file.stage != "failed"
+            and file.retry_at <= now
+            and self._may_begin(file, now)
+        ]
+        ready.sort(key=self._precedence)
+        return ready
+
+    def _precedence(self, file: Tracked) -> tuple[bool, int]:
+        if self._shared.sources[file.source].config.order == "oldest":
+            return False, file.mtime_ns
+        return file.heavy, file.turned
+
+    def _has_room(self, file: Tracked) -> bool:
+        most = self._memory if not file.heavy else self._memory * 3 // 4
+        return self.sending.bytes < most
+
+    def _may_begin(self, file: Tracked, now: float) -> bool:
+        """Whether everything that comes before this file is acknowledged."""
+        before = file.predecessor
+        if before is None:
+            return True
+        if before.over or before.lost_sight or before.id not in self._registry.files:
+            file.predecessor = None
+            return True
+        if file.size == 0:
+            return False
+        if file.waits_since is None:
+            file.waits_since = now
+            before.wake()  # it is read to its end once more, now that its successor has begun
+            self._woken.append(before)
+        wait = self._shared.sources[file.source].config.rotate_wait
+        unreadable = before.retry_at > 0 and now - file.waits_since > wait
+        if unreadable or (before.caught_up and before.ended_at >= file.waits_since):
+            file.predecessor = None
+            return True
+        return False
+
+    def _turn(self, file: Tracked) -> bool:
+        turn = self._reader.turn(file)
+        if turn is Turn.PREPARED:
+            pending = file.pending[-1]
+            file.heavy = pending.prepared.end.offset - pending.prepared.start.offset >= BLOCK // 2
+            file.retry_at = 0.0
+            self.sending.prepared(file)
+            return True
+        if turn is Turn.REPLACED:
+            self._identifier.split(file)
+            return True
+        if turn is Turn.MOVED:
+            self._moved(file)
+            return False
+        if turn is Turn.LATER:
+            return False
+        file.heavy = False
+        file.retry_at = 0.0
+        return True  # a successor may begin now
+
+    def _moved(self, file: Tracked) -> None:
+        """Its path leads elsewhere, and nobody holds it open."""
+        self._locator.lose(file)
+        if not self._locator.find(file):
+            self._scan_soon(file.source)
+
+    def _review(self) -> float:
+        """Looks at every file that is not idle; seconds until something is due."""
+        now = self._shared.clock.monotonic()
+        due = min([*self._scan_at.values(), self.sending.sync_at])
+        if self._save_at > now:
+            due = min(due, self._save_at)
+        for file in list(self._registry.awake.values()):
+            if self._lifecycle.idle(file):
+                del self._registry.awake[file.id]
+                continue
+            due = min(due, self._lifecycle.review(file, now))
+            if file.retry_at > now:
+                due = min(due, file.retry_at)
+        self._flush()
+        return max(due - self._shared.clock.monotonic(), 0.0)
+
+    def _flush(self) -> None:
+        """Saves and sends. If the disk refuses, nothing is read until it does not."""
+        now = self._shared.clock.monotonic()
+        if self._save_at > now:
+            return
+        try:
+            self.sending.flush()
+        except Unavailable as error:
+            self._say_unsaved(error)
+            self._save_at = now + _STORAGE_RETRY_SECONDS
+        else:
+            self._save_at = 0.0
+
+    def _say_unsaved(self, error: TailraceError) -> None:
+        if self._save_at == 0.0:
+            self._shared.say(f"nothing is read until the checkpoints can be saved: {error}")
+
+    def _on_the_way(self) -> bool:
+        return self.sending.flying > 0
+
+    def _watch(self) -> None:
+        folders: set[str] = set()
+        for name in self._hinted:
+            folders |= self._shared.sources[name].finder.folders()
+        self._hints.watch({folder for folder in folders if folder})
+
+    def _hint_later(self, paths: set[str]) -> None:
+        self.post(lambda: self._hint(paths))
+
+    def _hint(self, paths: set[str]) -> None:
+        now = self._shared.clock.monotonic()
+        for path in paths:
+            for name in self._hinted:
+                file = self._registry.at_path(name, path)
+                try:
+                    found = look(path) if file is not None else None
+                except OSError:
+                    found = None
+                if file is None or found is None or found.place != file.place:
+                    self._scan_soon(name)
+                else:
+                    file.saw(found, now)
+
+    def _hints_failed(self, error: Exception) -> None:
+        """The kernel watches no more: everything is polled from now on."""
+
+        def poll() -> None:
+            if self._hinted:
+                self._shared.say(f"files are polled, since watching them failed: {error}")
+            self._hinted.clear()
+            for name in self._scan_at:
+                self._scan_at[name] = 0.0
+
+        self.post(poll)
+
+    def _scan_soon(self, name: str) -> None:
+        tally = self._shared.tallies[name]
+        usual = tally.scan_seconds / tally.scans if tally.scans else 0.0
+        pause = max(_SOON_SECONDS, usual * _SCAN_SHARE)
+        soon = self._shared.clock.monotonic() + pause
+        self._scan_at[name] = min(self._scan_at[name], soon)
+
+    def on_verdict(self, file: str, verdict: Verdict) -> None:
+        """What came of a request for a file. For any thread."""
+
+        def run() -> None:
+            if verdict.kind == "renew" and verdict.service_ms is not None:
+                self._shared.correct(verdict.service_ms)
+            tracked = self._registry.files.get(file)
+            if tracked is not None:
+                tracked.awake[tracked.id] = tracked
+                self.sending.judged(tracked, verdict)
+
+        self.post(run)

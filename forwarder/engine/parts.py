@@ -1,0 +1,119 @@
+"""What the engine works with: its sources, the parts that others made, and what it counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from forwarder.config.source import Source
+from forwarder.engine.registry import Registry
+from forwarder.files.finder import Finder
+from forwarder.files.globs import Glob
+from forwarder.files.handles import Handles
+from forwarder.model import Cursor, FileFacts, FileState, Packed
+
+
+class Packer(Protocol):
+    """Makes the body of a batch of a range of a file's content."""
+
+    longest: int
+
+    def pack(
+        self, data: bytes, start: Cursor, file: FileFacts, *, final: bool, most: int
+    ) -> Packed | None:
+        """The first entries of `data`; None if none is complete."""
+        ...
+
+
+class Checkpoints(Protocol):
+    """The log of file states; see `forwarder.checkpoints`."""
+
+    @property
+    def files(self) -> Mapping[str, FileState]: ...
+
+    def put(self, state: FileState) -> None: ...
+
+    def forget(self, id: str) -> None: ...  # noqa: A002 -- the field's own name
+
+    def sync(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Clock(Protocol):
+    """Wall time in milliseconds, and seconds that never step backwards."""
+
+    def now_ms(self) -> int: ...
+
+    def monotonic(self) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SourceParts:
+    """A source with what finds, names and packs its files.
+
+    `name(path, id)` gives the fqn and the run of a file's lines, `facts(path)` what its records say
+    of the file.
+    """
+
+    config: Source
+    finder: Finder
+    archives: tuple[Glob, ...]
+    packer: Packer
+    name: Callable[[str, str], tuple[str, str]]
+    facts: Callable[[str], FileFacts]
+
+    @property
+    def compression(self) -> bool:
+        """Whether a file's first bytes say if it is compressed."""
+        return self.config.compression != "" or self.config.encoding != "nop"
+
+
+@dataclass(slots=True)
+class Tally:
+    """What happened to the files of a source. Numbers only grow."""
+
+    lost_bytes: int = 0
+    """Proven: seen in a file that vanished before they were read."""
+    duplicate_files: int = 0
+    """Files that held what another holds, and were not read."""
+    truncations: int = 0
+    rotations: int = 0
+    open_errors: int = 0
+    damaged: int = 0
+    """Compressed files that were not what was written."""
+    scans: int = 0
+    scan_seconds: float = 0.0
+    matched_files: int = 0
+    acknowledged_bytes: int = 0
+    acknowledged_records: int = 0
+    duplicate_batches: int = 0
+    """Batches that the service had already: an answer or this process was lost."""
+    dropped_records: int = 0
+    """Their run was deleted."""
+    failed_files: int = 0
+    """Files that were stopped because the service refuses a batch of theirs for ever."""
+    replaced: int = 0
+    truncated: int = 0
+    unparsed: int = 0
+
+
+@dataclass(slots=True)
+class Shared:
+    """What all parts of the engine use."""
+
+    sources: Mapping[str, SourceParts]
+    registry: Registry
+    handles: Handles
+    checkpoints: Checkpoints
+    clock: Clock
+    mint: Callable[[], str]
+    correct: Callable[[int], None]
+    """Takes the service's time, in ms, where this machine's is wrong: later ids go by it."""
+    say: Callable[[str], None]
+    tallies: Mapping[str, Tally] = field(default_factory=dict)
+    rescan: set[str] = field(default_factory=set)
+    """Sources that are to be scanned again, soon."""
+    unsaved: bool = False
+    """The checkpoint log has records that are not synced."""

@@ -1,0 +1,226 @@
+"""Reads one bounded piece of one file, and makes a batch of it.
+
+What was read counts only if the bytes before it are still those that were read earlier, which is
+looked at *behind* the read: had the file been truncated and written again meanwhile, they would be
+others.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from enum import Enum, auto
+from math import inf
+
+import xxhash
+
+from forwarder.engine.opening import Opened, Opener
+from forwarder.engine.parts import Shared, SourceParts
+from forwarder.engine.tracked import Pending, Tracked
+from forwarder.files.identity import WINDOW, window_of
+from forwarder.model import Packed, Prepared
+from logstore.errors import Damaged
+
+BLOCK = 1 << 20
+_EVERYTHING = 1 << 62
+
+
+class Turn(Enum):
+    """What came of a turn."""
+
+    PREPARED = auto()
+    """A batch more."""
+    ENDED = auto()
+    """Nothing new is there now."""
+    PARTIAL = auto()
+    """What is there is no whole entry; `grown_at` says since when."""
+    MOVED = auto()
+    """The file is not where it was."""
+    REPLACED = auto()
+    """The file's place has another content."""
+    LATER = auto()
+    """It cannot be read now."""
+
+
+class Reader:
+    """Takes turns at files."""
+
+    def __init__(self, shared: Shared, opener: Opener, batch_bytes: int) -> None:
+        self._shared = shared
+        self._opener = opener
+        self._most = batch_bytes
+
+    def turn(self, file: Tracked) -> Turn:
+        """Prepares the next batch of a file: at most one block, or the next one to send again."""
+        opened = self._opener.open(file)
+        if opened is not Opened.READY:
+            return {
+                Opened.ELSEWHERE: Turn.MOVED,
+                Opened.REPLACED: Turn.REPLACED,
+                Opened.LATER: Turn.LATER,
+            }[opened]
+        source = self._shared.sources[file.source]
+        try:
+            if file.resend:
+                return self._again(source, file)
+            return self._next(source, file)
+        except Damaged as error:
+            self._opener.damaged(file, error)
+            return Turn.ENDED
+        except OSError as error:
+            self._shared.tallies[file.source].open_errors += 1
+            self._shared.say(f"{file.path} cannot be read: {error.strerror}; it is tried again")
+            assert file.handle is not None
+            self._shared.handles.close(file.handle)
+            file.retry_at = self._shared.clock.monotonic() + 1.0
+            return Turn.LATER
+
+    def glance(self, file: Tracked) -> bool:
+        """Notes how much there is in a file that is not to be read now; True if that is more."""
+        before = file.content_end
+        if not file.resend and file.size > before and self._opener.open(file) is Opened.READY:
+            with suppress(OSError, Damaged):  # the next turn says it
+                self._read(file, 1)
+        return file.content_end > before
+
+    def _next(self, source: SourceParts, file: Tracked) -> Turn:
+        most = max(source.packer.longest, BLOCK)
+        wanted = BLOCK
+        while True:
+            data = self._read(file, wanted)
+            if data is None:
+                return Turn.REPLACED
+            at_end = len(data) < wanted
+            if not data:
+                self._ended(file, 0)
+                return Turn.ENDED
+            packed = self._pack(source, file, data, final=False)
+            if packed is None and (len(data) >= most or (at_end and self._flushes(source, file))):
+                packed = self._pack(source, file, data, final=True)
+            if packed is not None and packed.end.offset > file.read.offset:
+                self._take(source, file, data, packed)
+                behind = len(data) - (packed.end.offset - file.read.offset)
+                self._prepare(source, file, data, packed)
+                file.at_end = at_end and behind == 0
+                if file.at_end:
+                    self._ended(file, 0)
+                return Turn.PREPARED
+            if at_end:
+                self._ended(file, len(data))
+                return Turn.PARTIAL
+            wanted = min(wanted * 4, most)
+
+    def _again(self, source: SourceParts, file: Tracked) -> Turn:
+        """Makes the body of a batch again, of the bytes that it was made of."""
+        prepared = file.resend[0]
+        if prepared.start.offset != file.read.offset:
+            file.resend.clear()  # of another time: what is acknowledged is behind it
+            return Turn.LATER
+        length = prepared.end.offset - prepared.start.offset
+        data = self._read(file, length)
+        if data is None:
+            return Turn.REPLACED
+        if len(data) < length:
+            return Turn.REPLACED
+        packed = source.packer.pack(
+            data, prepared.start, prepared.facts, final=True, most=_EVERYTHING
+        )
+        same = (
+            packed is not None
+            and packed.end.offset == prepared.end.offset
+            and xxhash.xxh3_64_intdigest(packed.body) == prepared.digest
+        )
+        file.resend.popleft()
+        if packed is None or not same:
+            packed = Packed(end=prepared.end, body=b"", kind="text/plain", records=0)
+        pending = Pending(prepared, packed, stage="saved" if same else "unlike")
+        self._advance(file, data, pending)
+        return Turn.PREPARED
+
+    def _read(self, file: Tracked, count: int) -> bytes | None:
+        """Bytes at `read`; None if those before them are not the file's."""
+        assert file.content is not None
+        assert file.tail is not None
+        start, tail = file.read.offset, file.tail
+        data = file.content.read(start, count)
+        if not file.content.compressed:
+            if tail and file.content.read(start - len(tail), len(tail)) != tail:
+                return None
+            if not data and file.content.end() < start:
+                return None
+            expected = file.fingerprint[start : start + count]
+            if expected and data[: len(expected)] != expected:
+                return None
+        end = max(start + len(data), file.content.end())
+        if end > file.content_end:
+            file.content_end = end
+            file.grown_at = self._shared.clock.monotonic()
+        return data
+
+    def _flushes(self, source: SourceParts, file: Tracked) -> bool:
+        """Whether an unfinished entry at the end is to be sent."""
+        return self._shared.clock.monotonic() >= flush_at(source, file)
+
+    def _pack(
+        self, source: SourceParts, file: Tracked, data: bytes, *, final: bool
+    ) -> Packed | None:
+        facts = source.facts(file.path)
+        return source.packer.pack(data, file.read, facts, final=final, most=self._most)
+
+    def _ended(self, file: Tracked, partial: int) -> None:
+        file.at_end = True
+        file.partial = partial
+        file.dirty = False
+        file.ended_at = self._shared.clock.monotonic()
+
+    def _take(self, source: SourceParts, file: Tracked, data: bytes, packed: Packed) -> None:
+        """The fingerprint grows with what is read."""
+        size = source.config.fingerprint_size
+        if len(file.fingerprint) < size:
+            start, before = file.read.offset, file.fingerprint
+            taken = data[: packed.end.offset - start]
+            if start <= len(before):
+                file.fingerprint = (before[:start] + taken)[:size]
+                if len(file.fingerprint) < len(before):
+                    file.fingerprint = before
+                self._shared.registry.index(file, before)
+
+    def _prepare(self, source: SourceParts, file: Tracked, data: bytes, packed: Packed) -> None:
+        tally = self._shared.tallies[file.source]
+        tally.replaced += packed.replaced
+        tally.truncated += packed.truncated
+        tally.unparsed += packed.failed
+        prepared = Prepared(
+            batch=self._shared.mint() if packed.body else "",
+            start=file.read,
+            end=packed.end,
+            digest=xxhash.xxh3_64_intdigest(packed.body),
+            facts=source.facts(file.path),
+            fqn=file.fqn,
+            run=file.run,
+        )
+        self._advance(file, data, Pending(prepared, packed))
+        if source.config.file_cache_advise and file.handle is not None:
+            os.posix_fadvise(file.handle.descriptor, 0, file.read.offset, os.POSIX_FADV_DONTNEED)
+
+    def _advance(self, file: Tracked, data: bytes, pending: Pending) -> None:
+        """`read` moves behind the batch."""
+        assert file.tail is not None
+        end = pending.prepared.end
+        taken = end.offset - file.read.offset
+        file.remember_tail(file.tail + data[max(taken - WINDOW, 0) : taken])
+        file.read = end
+        assert file.tail is not None
+        pending.window = window_of(file.tail, end.offset)
+        file.pending.append(pending)
+        file.partial = 0
+
+
+def flush_at(source: SourceParts, file: Tracked) -> float:
+    """When an unfinished entry at the file's end is sent, if nothing more comes."""
+    period, wait = source.config.force_flush_period, source.config.rotate_wait
+    if file.content is not None and not file.content.whole():
+        period = max(period, wait)
+    if period > 0:
+        return file.grown_at + period
+    return inf if file.rotated_at is None else max(file.grown_at, file.rotated_at) + wait

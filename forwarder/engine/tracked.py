@@ -1,0 +1,211 @@
+"""A file as the engine knows it while it runs."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Literal
+
+from forwarder.files.content import Content
+from forwarder.files.finder import Found
+from forwarder.files.handles import Handle, Rank
+from forwarder.files.identity import NO_WINDOW, WINDOW, Known, Window, window_of
+from forwarder.model import Cursor, FileState, Packed, Prepared, Stage
+
+NOWHERE = (0, 0)
+START = Cursor()
+
+
+@dataclass(slots=True)
+class Pending:
+    """A batch that is not acknowledged yet. Without an id it has no records, and is not sent."""
+
+    prepared: Prepared
+    packed: Packed
+    stage: Literal["new", "saved", "unlike", "sent", "asked"] = "new"
+    """`saved`: in the synced log. `unlike`: made again, it is not what it was."""
+    window: Window = NO_WINDOW
+    """Of the content before the batch's end."""
+
+
+@dataclass(slots=True, eq=False)
+class Tracked:
+    """One file, which is one content: where it lies, how far it was read and acknowledged.
+
+    `read` is where the next batch begins, `cursor` where what is acknowledged ends. Between them
+    are `pending` batches, and after a restart `resend`, those that are still to be read again.
+    """
+
+    id: str
+    source: str
+    path: str
+    """Where it is, or was seen last."""
+    place: tuple[int, int] = NOWHERE
+    """Device and inode, while the engine believes the content to be there."""
+    fqn: str = ""
+    run: str = ""
+    fingerprint: bytes = b""
+    cursor: Cursor = START
+    window: Window = NO_WINDOW
+    stage: Stage = "open"
+    lost: int = 0
+    seen_ms: int = 0
+
+    read: Cursor = START
+    tail: bytes | None = b""
+    """The content before `read`, at most `WINDOW` bytes; None: to be read from the file."""
+    pending: deque[Pending] = field(default_factory=deque)
+    resend: deque[Prepared] = field(default_factory=deque)
+
+    size: int = 0
+    """Bytes of the file as seen last, compressed if it is."""
+    mtime_ns: int = 0
+    content_end: int = 0
+    """Bytes of content that are known to have been there."""
+    handle: Handle | None = None
+    content: Content | None = None
+    dirty: bool = True
+    """There may be something behind `read`."""
+    at_end: bool = False
+    """Behind `read` was nothing more, but perhaps a part of an entry."""
+    partial: int = 0
+    """Bytes behind `read` that are no whole entry yet."""
+    grown_at: float = 0.0
+    """When new bytes were seen last; seconds of the monotonic clock."""
+    retry_at: float = 0.0
+    """Not before this is it read again, after an error."""
+
+    matched: bool = False
+    """The last scan found it under a path of its source."""
+    rotated_at: float | None = None
+    """Since when it is not under the path where it was written."""
+    lost_sight: bool = False
+    """Nobody knows where its content is."""
+    predecessor: Tracked | None = None
+    waits_since: float | None = None
+    """When its first bytes were seen while its predecessor was not done."""
+    ended_at: float = -1.0
+    """When it was last read to its end."""
+    examined: set[tuple[int, int, int, int]] = field(default_factory=set)
+    """Files that do not hold its content: device, inode, size, time of change."""
+    turned: int = 0
+    """The number of its last turn; of two files the one with the lower number goes first."""
+    heavy: bool = False
+    """Its last turn was a whole block."""
+    closed: bool = False
+    """Its run was closed, and nothing was sent since."""
+    awake: dict[str, Tracked] = field(default_factory=dict)
+    """The registry's files that need a look in each round; shared by all of them."""
+
+    @property
+    def known(self) -> Known:
+        """What a file must hold to be this one, or a copy of it."""
+        if self.tail is None:
+            return Known(self.fingerprint, self.window)
+        return Known(self.fingerprint, window_of(self.tail, self.read.offset))
+
+    @property
+    def unread(self) -> int:
+        """Bytes that are known to be there and are not read; of content."""
+        return max(self.content_end - self.read.offset, 0)
+
+    @property
+    def settled(self) -> bool:
+        """Everything that was read is acknowledged."""
+        return not self.pending and not self.resend
+
+    @property
+    def caught_up(self) -> bool:
+        """It was read to its end, and all of it is acknowledged."""
+        return self.at_end and not self.dirty and self.partial == 0 and self.settled
+
+    @property
+    def over(self) -> bool:
+        """Nothing more is expected of it."""
+        return self.stage in ("done", "gone", "failed")
+
+    @property
+    def readable(self) -> bool:
+        """Its content is where the engine believes it to be."""
+        return self.handle is not None or (self.place != NOWHERE and not self.lost_sight)
+
+    def saw(self, found: Found, now: float) -> bool:
+        """Notes what `stat` says; True if that is not what it said before."""
+        changed = (found.size, found.mtime_ns) != (self.size, self.mtime_ns)
+        if changed:
+            restored = self.mtime_ns == 0 and self.size == found.size
+            self.size, self.mtime_ns = found.size, found.mtime_ns
+            self.grown_at = now
+            self.wake()
+            if not restored and self.stage in ("rotated", "done", "gone"):
+                self.stage = "open"
+        return changed
+
+    def wake(self) -> None:
+        """It is to be looked at in the next round."""
+        self.dirty = True
+        self.awake[self.id] = self
+
+    def rank(self) -> Rank:
+        """What closing its handle would cost."""
+        if self.matched and self.rotated_at is None:
+            return Rank.IDLE if self.at_end and not self.dirty else Rank.READING
+        if self.caught_up or self.handle is None:
+            return Rank.ROTATED
+        named = os.fstat(self.handle.descriptor).st_nlink > 0
+        return Rank.ROTATED if named else Rank.UNLINKED
+
+    def forget_handle(self) -> None:
+        """Its handle was closed."""
+        self.handle = None
+        self.content = None
+
+    def remember_tail(self, tail: bytes) -> None:
+        """The content before `read`."""
+        self.tail = tail[-WINDOW:]
+
+    def state(self, now_ms: int) -> FileState:
+        """What the checkpoint log is to hold of it."""
+        prepared = [each.prepared for each in self.pending if each.prepared.batch]
+        return FileState(
+            id=self.id,
+            source=self.source,
+            path=self.path,
+            fingerprint=self.fingerprint,
+            window=self.window,
+            device=self.place[0],
+            inode=self.place[1],
+            size=self.content_end,
+            seen_ms=now_ms if self.readable else self.seen_ms,
+            cursor=self.cursor,
+            prepared=(*prepared, *self.resend),
+            fqn=self.fqn,
+            run=self.run,
+            stage=self.stage,
+            lost=self.lost,
+        )
+
+    @classmethod
+    def of(cls, state: FileState) -> Tracked:
+        """A file as the checkpoint log has it. Its content is to be found."""
+        return cls(
+            id=state.id,
+            source=state.source,
+            path=state.path,
+            place=(state.device, state.inode),
+            fqn=state.fqn,
+            run=state.run,
+            fingerprint=state.fingerprint,
+            cursor=state.cursor,
+            window=state.window,
+            stage=state.stage,
+            lost=state.lost,
+            seen_ms=state.seen_ms,
+            read=state.cursor,
+            tail=None if state.cursor.offset else b"",
+            resend=deque(state.prepared),
+            size=state.size,
+            content_end=state.size,
+            lost_sight=True,
+        )

@@ -1,0 +1,257 @@
+"""An engine on real files and a real checkpoint log, with a clock that the test moves.
+
+The packer here takes one line for one record, and the service is a dictionary that keeps the rules
+of the real one: an id names its bytes for ever, and a run has its batches in the order of arrival.
+`tests/e2e` has the real ones.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from forwarder.checkpoints.log import Checkpoints
+from forwarder.config.source import Source
+from forwarder.delivery.verdicts import (
+    CloseRun,
+    Question,
+    Shipment,
+    Task,
+    Verdict,
+    VerdictKind,
+)
+from forwarder.engine.engine import Engine
+from forwarder.engine.parts import Shared, SourceParts, Tally
+from forwarder.engine.registry import Registry
+from forwarder.files.finder import Finder
+from forwarder.files.globs import Glob
+from forwarder.files.handles import Handles
+from forwarder.model import Cursor, FileFacts, Packed
+from tailrace_client.ids import BatchIds
+
+FQN = "shop.orders"
+
+
+@dataclass
+class HandClock:
+    """Stands still until it is moved."""
+
+    seconds: float = 1000.0
+    wall_ms: int = 1_800_000_000_000
+
+    def now_ms(self) -> int:
+        return self.wall_ms
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+    def move(self, seconds: float) -> None:
+        self.seconds += seconds
+        self.wall_ms += int(seconds * 1000)
+
+
+class LinePacker:
+    """One line, one record."""
+
+    longest = 1 << 20
+
+    def __init__(self, prefix: bytes = b"") -> None:
+        self._prefix = prefix
+
+    def pack(
+        self, data: bytes, start: Cursor, file: FileFacts, *, final: bool, most: int
+    ) -> Packed | None:
+        end = len(data) if final else data.rfind(b"\n") + 1
+        if end > most:
+            end = data.rfind(b"\n", 0, most) + 1 or data.find(b"\n") + 1 or end
+        if end == 0:
+            return None
+        body = self._prefix.join([b"", *data[:end].splitlines(keepends=True)])
+        records = body.count(b"\n") + (not body.endswith(b"\n"))
+        cursor = Cursor(start.offset + end, start.records + records)
+        return Packed(cursor, body, "text/plain", records)
+
+
+@dataclass
+class Store:
+    """The service: what arrived, in order."""
+
+    batches: dict[str, tuple[str, bytes]] = field(default_factory=dict)
+    closed: list[str] = field(default_factory=list)
+    refusals: dict[str, VerdictKind] = field(default_factory=dict)
+    away: bool = False
+
+    def lines(self, run: str | None = None) -> list[str]:
+        """All lines, or those of a run, in the order in which they arrived."""
+        bodies = [body for of, body in self.batches.values() if run in (None, of)]
+        return [line for body in bodies for line in body.decode().splitlines()]
+
+    def runs(self) -> list[str]:
+        return list(dict.fromkeys(run for run, _ in self.batches.values()))
+
+    def take(self, run: str, batch: str, body: bytes) -> bool:
+        """Whether the batch is known."""
+        if batch in self.batches:
+            assert self.batches[batch] == (run, body), "an id names its bytes for ever"
+            return True
+        self.batches[batch] = (run, body)
+        return False
+
+
+class Post:
+    """The delivery: what the engine sends waits here until `carry`."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.engine: Engine | None = None
+        self.waiting: deque[Task] = deque()
+
+    def submit(self, shipment: Shipment) -> None:
+        self.waiting.append(shipment)
+
+    def ask(self, file: str, fqn: str, run: str, batch: str) -> None:
+        self.waiting.append(Question(file, fqn, run, batch))
+
+    def close_run(self, file: str, fqn: str, run: str, outcome: str | None = None) -> None:
+        self.waiting.append(CloseRun(file, fqn, run, outcome))
+
+    def carry(self) -> bool:
+        """Delivers everything; False if nothing waits."""
+        assert self.engine is not None
+        if self.store.away or not self.waiting:
+            return False
+        while self.waiting:
+            task = self.waiting.popleft()
+            self.engine.on_verdict(task.file, self._verdict(task))
+        return True
+
+    def _verdict(self, task: Task) -> Verdict:
+        if isinstance(task, Question):
+            return Verdict("present" if task.batch in self.store.batches else "missing", task.batch)
+        if isinstance(task, CloseRun):
+            self.store.closed.append(task.run)
+            return Verdict("closed")
+        refusal = self.store.refusals.get(task.run)
+        if refusal == "renew":
+            del self.store.refusals[task.run]
+        if refusal is not None:
+            return Verdict(refusal, task.batch, reason=f"it is said to be {refusal}")
+        known = self.store.take(task.run, task.batch, task.body)
+        return Verdict("acknowledged", task.batch, duplicate=known)
+
+
+class World:
+    """One folder of logs, one of checkpoints, one store; the engine may die and start again."""
+
+    def __init__(self, folder: Path, **config: Any) -> None:
+        self.logs = folder / "logs"
+        self.logs.mkdir(exist_ok=True)
+        self.state = folder / "state"
+        self.clock = HandClock()
+        self.store = Store()
+        self.said: list[str] = []
+        include = config.pop("include", [str(self.logs / "*.log*")])
+        config = {"start_at": "beginning", "fqn": FQN, "hints": False, **config}
+        self.config = Source(include=include, **config)
+        self.ids = BatchIds(now_ms=self.clock.now_ms)
+        self.memory_bytes = 16 << 20
+        self.prefix = b""
+        self.start()
+
+    def start(self) -> None:
+        """A new process, on what the last one left."""
+        config = self.config
+        self.checkpoints = Checkpoints(str(self.state), say=self.said.append)
+        finder = Finder(
+            config.include,
+            config.exclude,
+            older_than_ns=int(config.exclude_older_than * 1e9),
+            now_ns=lambda: self.clock.wall_ms * 1_000_000,
+            unreadable=lambda path, error: self.said.append(f"{path}: {error}"),
+        )
+        source = SourceParts(
+            config=config,
+            finder=finder,
+            archives=tuple(Glob(each) for each in config.archive_include),
+            packer=LinePacker(self.prefix),
+            name=self._name,
+            facts=lambda path: FileFacts(path, {}),
+        )
+        self.post = Post(self.store)
+        self.handles = Handles(config.max_concurrent_files)
+        self.shared = Shared(
+            sources={config.name: source},
+            registry=Registry(),
+            handles=self.handles,
+            checkpoints=self.checkpoints,
+            clock=self.clock,
+            mint=self.ids.mint,
+            correct=self.ids.correct,
+            say=self.said.append,
+            tallies={config.name: Tally()},
+        )
+        self.engine = Engine(self.shared, self.post, memory_bytes=self.memory_bytes)
+        self.post.engine = self.engine
+
+    def _name(self, path: str, id_: str) -> tuple[str, str]:
+        return FQN, self.config.run.format(name=os.path.basename(path)) or id_
+
+    @property
+    def tally(self) -> Tally:
+        return self.shared.tallies[self.config.name]
+
+    def settle(self, seconds: float = 0.0) -> None:
+        """Moves the clock, and goes on until nothing is left to do before it moves again."""
+        until = self.clock.seconds + seconds
+        for _ in range(100_000):
+            wait = self.engine.round()
+            assert len(self.handles) <= self.handles.limit
+            if self.post.carry() or wait == 0.0:
+                continue
+            if self.clock.seconds + wait > until:
+                self.clock.move(until - self.clock.seconds)
+                return
+            self.clock.move(wait)
+        raise AssertionError("the engine does not come to rest")
+
+    def poll(self) -> None:
+        """Long enough for a scan, and for what it finds to be read."""
+        self.settle(self.config.poll_interval + 0.05)
+
+    def flush(self) -> None:
+        """Long enough for an unfinished last line to be sent."""
+        self.settle(self.config.force_flush_period + self.config.poll_interval + 0.1)
+
+    def over(self) -> None:
+        """Long enough for rotated files to be done."""
+        self.settle(self.config.rotate_wait * 2 + 1)
+
+    def kill(self) -> None:
+        """The process is gone, with everything that it had not synced."""
+        for tracked in list(self.shared.registry.files.values()):
+            if tracked.handle is not None:
+                self.handles.close(tracked.handle)
+        self.checkpoints._pending.clear()
+        self.checkpoints.close()
+
+    def restart(self) -> None:
+        """kill -9, and a new process."""
+        self.kill()
+        self.start()
+
+    def path(self, name: str) -> Path:
+        return self.logs / name
+
+    def write(self, name: str, text: str) -> None:
+        """Appends."""
+        with self.path(name).open("a") as file:
+            file.write(text)
+
+    def lines(self, name: str, first: int, last: int) -> list[str]:
+        """Appends numbered lines, and gives them."""
+        lines = [f"{name} line {number} {'x' * 20}" for number in range(first, last)]
+        self.write(name, "".join(f"{line}\n" for line in lines))
+        return lines
