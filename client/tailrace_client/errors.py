@@ -115,6 +115,7 @@ _BY_STATUS = {
     404: NotFound,
     408: Unavailable,
     413: TooLarge,
+    421: NotFound,  # the name of the address is not one of the service's
     425: Unavailable,
     429: Unavailable,
 }

@@ -13,7 +13,7 @@ from typing import Any, Iterator, Mapping, NamedTuple, Optional, Tuple
 from urllib.parse import urlencode
 
 from tailrace_client import system
-from tailrace_client.errors import Unavailable
+from tailrace_client.errors import NotFound, Unavailable
 from tailrace_client.retry import Backoff
 from tailrace_client.service import Service
 
@@ -61,6 +61,27 @@ def read_page(service: Service, path: str, after: Optional[str], limit: int) -> 
         raise Unavailable("a page broke off before its end")
     following = last["stats"].get("after")
     return Page(records, following and str(following), str(last["stats"].get("state", "")))
+
+
+def has_batch(service: Service, path: str, batch: str) -> bool:
+    """Whether a run has a batch's first record. Raises `TailraceError` if that is unknown."""
+    # The ULID of a batch's first record is the batch's id.
+    query = urlencode({"at": batch, "limit": 1, "format": "ndjson"})
+    try:
+        answer = service.request("GET", f"{path}?{query}")
+    except NotFound as error:
+        if error.type == "not-found":
+            return False
+        raise
+    try:
+        objects = [json.loads(line) for line in answer.body.split(b"\n") if line]
+        found = any(value.get("ulid") == batch for value in objects)
+        whole = "stats" in objects[-1]
+    except (ValueError, LookupError, AttributeError, TypeError) as error:
+        raise Unavailable("a page broke off, or is no page of records") from error
+    if not found and not whole:
+        raise Unavailable("a page broke off before its end")
+    return found
 
 
 def _record(value: Mapping[str, Any], cursor: Optional[str] = None) -> Record:

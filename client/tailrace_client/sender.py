@@ -14,13 +14,12 @@ What the service answers, and what becomes of the batch:
 
 from __future__ import annotations
 
-import json
 from typing import Callable, ContextManager, TypeVar
-from urllib.parse import urlencode
 
 from tailrace_client import errors
 from tailrace_client.errors import TailraceError, Unavailable
 from tailrace_client.ids import BatchIds
+from tailrace_client.reading import has_batch
 from tailrace_client.retry import Backoff
 from tailrace_client.run import RECORDS, close_run, post_batch, receipt_of, run_path
 from tailrace_client.service import Service
@@ -109,7 +108,7 @@ class Sender:
             except _OTHER_ID as error:
                 if renamed and not self._later(error):
                     raise _GaveUp from None
-                if not self._retried(lambda: self._is_there(path, name)):  # noqa: B023
+                if not self._retried(lambda: has_batch(self._service, path, name)):  # noqa: B023
                     name = self._renamed(queue, name, error)
                     renamed += 1
                     continue
@@ -143,22 +142,6 @@ class Sender:
         answer = post_batch(self._service, path, payload, RECORDS, batch, durability)
         receipt = receipt_of(answer)
         return receipt is not None and receipt.duplicate
-
-    def _is_there(self, path: str, batch: str) -> bool:
-        """Whether the run has a batch's first record. Raises `TailraceError` if that is unknown."""
-        # The ULID of a batch's first record is the batch's id.
-        query = urlencode({"at": batch, "limit": 1, "format": "ndjson"})
-        try:
-            answer = self._service.request("GET", f"{path}?{query}")
-        except errors.NotFound as error:
-            if error.type == "not-found":
-                return False
-            raise
-        try:
-            found = [json.loads(line) for line in answer.body.split(b"\n") if line]
-        except ValueError as error:
-            raise Unavailable("a page broke off") from error
-        return any(record.get("ulid") == batch for record in found)
 
     def _renamed(self, queue: Queue, batch: str, error: TailraceError) -> str:
         if error.service_ms is not None:

@@ -11,10 +11,11 @@ from __future__ import annotations
 import gzip
 import http.client
 import os
+import socket
 import ssl
 from collections import deque
 from contextlib import contextmanager, suppress
-from typing import Deque, Iterator, Mapping, NamedTuple, Optional
+from typing import Any, Deque, Iterator, Mapping, NamedTuple, Optional, Tuple
 from urllib.parse import quote, urlsplit
 
 from tailrace_client.errors import InvalidRequest, Redirected, Unavailable, from_answer
@@ -40,6 +41,8 @@ class Answer(NamedTuple):
 class Service:
     """Requests to `url`, `http://host:port` or `https://…`, with a path if a proxy wants one.
 
+    `connect_to` is one of the addresses of the url's host, and a port: connections go there, and
+    nothing else changes, neither the `Host` header nor the name that a certificate must have.
     Raises `InvalidRequest` for an address or a token that cannot be used.
     """
 
@@ -51,6 +54,7 @@ class Service:
         timeout_seconds: float = 30.0,
         ssl_context: Optional[ssl.SSLContext] = None,
         compress: bool = True,
+        connect_to: Optional[Tuple[str, int]] = None,
     ) -> None:
         parts = urlsplit(url)
         if parts.username is not None or parts.password is not None:
@@ -70,6 +74,7 @@ class Service:
             self._tls = ssl_context or ssl.create_default_context()
         self._token = token
         self._compress = compress
+        self._connect_to = connect_to
         self._idle: Deque[http.client.HTTPConnection] = deque()
         self._process = os.getpid()
 
@@ -153,11 +158,19 @@ class Service:
         return connection, True
 
     def _open(self, seconds: float) -> http.client.HTTPConnection:
+        connection: Any
         if self._tls is not None:
-            return http.client.HTTPSConnection(
+            connection = http.client.HTTPSConnection(
                 self._host, self._port, timeout=seconds, context=self._tls
             )
-        return http.client.HTTPConnection(self._host, self._port, timeout=seconds)
+        else:
+            connection = http.client.HTTPConnection(self._host, self._port, timeout=seconds)
+        if self._connect_to is not None:
+            address = self._connect_to
+            connection._create_connection = lambda _, *more: socket.create_connection(
+                address, *more
+            )
+        return connection  # type: ignore[no-any-return]
 
     def _begin(
         self,
