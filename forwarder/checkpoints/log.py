@@ -98,10 +98,10 @@ class Checkpoints:
         self._files[state.id] = state
         self._pending[state.id] = None
 
-    def forget(self, file_id: str) -> None:
+    def forget(self, id: str) -> None:  # noqa: A002 -- the field's own name
         """Drops what is known of a file. Nothing happens for an unknown id."""
-        if self._files.pop(file_id, None) is not None:
-            self._pending[file_id] = None
+        if self._files.pop(id, None) is not None:
+            self._pending[id] = None
 
     def sync(self) -> None:
         """When it returns, all that was put survives a power cut.
