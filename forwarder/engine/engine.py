@@ -24,6 +24,7 @@ from forwarder.files.finder import look
 from logstore.errors import TailraceError, Unavailable
 
 _ROUND_SECONDS = 0.05
+_ROUND_BYTES = 4 << 20
 _SOON_SECONDS = 0.01
 _SCAN_SHARE = 10
 _AT_ONCE = 2
@@ -148,7 +149,7 @@ class Engine:
     def _take_turns(self) -> bool:
         """Reads from files that have something; True if there is more to read now."""
         now = self._shared.clock.monotonic()
-        until = now + _ROUND_SECONDS
+        until, most = now + _ROUND_SECONDS, self.sending.bytes + _ROUND_BYTES
         ready = self._ready(now)
         more = bool(self._woken)
         self._woken.clear()
@@ -157,7 +158,7 @@ class Engine:
                 if self._reader.glance(file):
                     self.sending.changed(file)
                 continue  # an acknowledgement makes room, and rings the bell
-            if self._shared.clock.monotonic() >= until:
+            if self._shared.clock.monotonic() >= until or self.sending.bytes >= most:
                 return True
             self._turns += 1
             file.turned = self._turns

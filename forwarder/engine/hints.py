@@ -7,6 +7,7 @@ file systems tell nothing of what other machines write, so sources there are pol
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 
@@ -28,13 +29,13 @@ class Hints:
     ) -> None:
         self._hint = hint
         self._failed = failed
-        self._folders: frozenset[str] = frozenset()
+        self._folders: dict[str, tuple[int, int]] = {}
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
     def watch(self, folders: set[str]) -> bool:
         """Watches these folders, not what is below them; False if they are watched already."""
-        wanted = frozenset(folders)
+        wanted = {folder: key for folder in folders if (key := _inode(folder)) is not None}
         if wanted == self._folders:
             return False
         self.close()
@@ -59,7 +60,7 @@ class Hints:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        self._folders = frozenset()
+        self._folders = {}
 
     def _listen(self, notify: RustNotify, stop: threading.Event) -> None:
         try:
@@ -74,6 +75,15 @@ class Hints:
                 self._failed(error)
         finally:
             notify.close()
+
+
+def _inode(folder: str) -> tuple[int, int] | None:
+    """By which a folder is told from one that was made anew under its name."""
+    try:
+        found = os.stat(folder)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def is_remote(path: str, mounts: str) -> bool:

@@ -29,7 +29,7 @@ from forwarder.files.finder import Found
 from forwarder.files.handles import NoHandle
 from forwarder.files.identity import begins, holds
 from forwarder.model import Cursor
-from logstore.errors import Damaged
+from logstore.errors import Damaged, InvalidInput
 
 
 class _Is(Enum):
@@ -46,6 +46,7 @@ class Identifier:
         self._registry = shared.registry
         self._opener = opener
         self._locator = locator
+        self._said: set[str] = set()
 
     def reconcile(self, source: SourceParts, found: list[Found], *, first: bool) -> None:
         """Takes in one scan of a source. `first`: what is new was there before the start."""
@@ -80,24 +81,31 @@ class Identifier:
             self._unopened(source, found, error)
             return
         try:
-            if content is None or (handle.device, handle.inode) != found.place:
-                return  # the next scan knows more
-            fingerprint = content.read(0, source.config.fingerprint_size)
-            original, same = self._compare(source, found, content, fingerprint)
-            if original is not None and same is _Is.SAME:
-                self._locator.take_over(original, found)
-            elif original is not None:
-                self._shared.tallies[name].duplicate_files += shadow is None
-                self._registry.shadows[name, *found.place] = Shadow(found, original)
-            elif fingerprint or not found.size:  # else a compressed file that only begins
-                self._new(source, found, content, fingerprint, at_end=at_end)
+            if content is not None and (handle.device, handle.inode) == found.place:
+                self._judge(source, found, content, at_end=at_end)
+            # else the next scan knows more
         except Damaged as error:
             self._shared.tallies[name].damaged += 1
             self._shared.say(f"{found.path}: {error}")
+        except InvalidInput as error:
+            self._unnamed(found, error)
         except OSError as error:
             self._unopened(source, found, error)
         finally:
             self._shared.handles.close(handle)
+
+    def _judge(self, source: SourceParts, found: Found, content: Content, *, at_end: bool) -> None:
+        name = source.config.name
+        fingerprint = content.read(0, source.config.fingerprint_size)
+        original, same = self._compare(source, found, content, fingerprint)
+        if original is not None and same is _Is.SAME:
+            self._locator.take_over(original, found)
+        elif original is not None:
+            key = (name, *found.place)
+            self._shared.tallies[name].duplicate_files += key not in self._registry.shadows
+            self._registry.shadows[key] = Shadow(found, original)
+        elif fingerprint or not found.size:  # else a compressed file that only begins
+            self._new(source, found, content, fingerprint, at_end=at_end)
 
     def split(self, file: Tracked) -> None:
         """The file's inode has another content: it was truncated, or the inode is used again."""
@@ -214,6 +222,7 @@ class Identifier:
             id=id_,
             source=name,
             path=found.path,
+            named=found.path,
             place=found.place,
             fqn=fqn,
             run=run,
@@ -251,6 +260,12 @@ class Identifier:
             and family(each.path) == family(file.path)
         ]
         return max(candidates, key=lambda each: each.mtime_ns, default=None)
+
+    def _unnamed(self, found: Found, error: InvalidInput) -> None:
+        """A path that no run can be made of: said once."""
+        if found.path not in self._said:
+            self._said.add(found.path)
+            self._shared.say(f"{error}. {error.hint}")
 
     def _unopened(self, source: SourceParts, found: Found, error: Exception) -> None:
         tally = self._shared.tallies[source.config.name]

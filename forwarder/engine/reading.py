@@ -18,7 +18,7 @@ from forwarder.engine.opening import Opened, Opener
 from forwarder.engine.parts import Shared, SourceParts
 from forwarder.engine.tracked import Pending, Tracked
 from forwarder.files.identity import WINDOW, window_of
-from forwarder.model import Packed, Prepared
+from forwarder.model import FileFacts, Packed, Prepared
 from logstore.errors import Damaged
 
 BLOCK = 1 << 20
@@ -85,6 +85,7 @@ class Reader:
 
     def _next(self, source: SourceParts, file: Tracked) -> Turn:
         most = max(source.packer.longest, BLOCK)
+        facts = source.facts(file.named or file.path)
         wanted = BLOCK
         while True:
             data = self._read(file, wanted)
@@ -94,13 +95,13 @@ class Reader:
             if not data:
                 self._ended(file, 0)
                 return Turn.ENDED
-            packed = self._pack(source, file, data, final=False)
+            packed = self._pack(source, file, data, facts, final=False)
             if packed is None and (len(data) >= most or (at_end and self._flushes(source, file))):
-                packed = self._pack(source, file, data, final=True)
+                packed = self._pack(source, file, data, facts, final=True)
             if packed is not None and packed.end.offset > file.read.offset:
                 self._take(source, file, data, packed)
                 behind = len(data) - (packed.end.offset - file.read.offset)
-                self._prepare(source, file, data, packed)
+                self._prepare(source, file, data, packed, facts)
                 file.at_end = at_end and behind == 0
                 if file.at_end:
                     self._ended(file, 0)
@@ -162,9 +163,8 @@ class Reader:
         return self._shared.clock.monotonic() >= flush_at(source, file)
 
     def _pack(
-        self, source: SourceParts, file: Tracked, data: bytes, *, final: bool
+        self, source: SourceParts, file: Tracked, data: bytes, facts: FileFacts, *, final: bool
     ) -> Packed | None:
-        facts = source.facts(file.path)
         return source.packer.pack(data, file.read, facts, final=final, most=self._most)
 
     def _ended(self, file: Tracked, partial: int) -> None:
@@ -185,7 +185,9 @@ class Reader:
                     file.fingerprint = before
                 self._shared.registry.index(file, before)
 
-    def _prepare(self, source: SourceParts, file: Tracked, data: bytes, packed: Packed) -> None:
+    def _prepare(
+        self, source: SourceParts, file: Tracked, data: bytes, packed: Packed, facts: FileFacts
+    ) -> None:
         tally = self._shared.tallies[file.source]
         tally.replaced += packed.replaced
         tally.truncated += packed.truncated
@@ -195,7 +197,7 @@ class Reader:
             start=file.read,
             end=packed.end,
             digest=xxhash.xxh3_64_intdigest(packed.body),
-            facts=source.facts(file.path),
+            facts=facts,
             fqn=file.fqn,
             run=file.run,
         )

@@ -41,6 +41,8 @@ class Tracked:
     source: str
     path: str
     """Where it is, or was seen last."""
+    named: str = ""
+    """The path under which it was written, by which its records name it."""
     place: tuple[int, int] = NOWHERE
     """Device and inode, while the engine believes the content to be there."""
     fqn: str = ""
@@ -193,6 +195,7 @@ class Tracked:
             id=state.id,
             source=state.source,
             path=state.path,
+            named=state.path,
             place=(state.device, state.inode),
             fqn=state.fqn,
             run=state.run,

@@ -161,7 +161,7 @@ class World:
         self.prefix = b""
         self.start()
 
-    def start(self) -> None:
+    def start(self, post: type[Post] = Post, *, hinted: bool = False) -> None:
         """A new process, on what the last one left."""
         config = self.config
         self.checkpoints = Checkpoints(str(self.state), say=self.said.append)
@@ -180,7 +180,7 @@ class World:
             name=self._name,
             facts=lambda path: FileFacts(path, {}),
         )
-        self.post = Post(self.store)
+        self.post = post(self.store)
         self.handles = Handles(config.max_concurrent_files)
         self.shared = Shared(
             sources={config.name: source},
@@ -193,7 +193,12 @@ class World:
             say=self.said.append,
             tallies={config.name: Tally()},
         )
-        self.engine = Engine(self.shared, self.post, memory_bytes=self.memory_bytes)
+        self.engine = Engine(
+            self.shared,
+            self.post,
+            memory_bytes=self.memory_bytes,
+            hinted=[config.name] if hinted else [],
+        )
         self.post.engine = self.engine
 
     def _name(self, path: str, id_: str) -> tuple[str, str]:

@@ -1,0 +1,142 @@
+"""Hints of the kernel: with them a line is read at once, and without them nothing is missed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from forwarder.delivery.verdicts import Shipment
+from forwarder.engine.hints import Hints, is_remote
+from logstore.clock import SystemClock
+from tests.forwarder.engine.world import HandClock, Post, World
+
+_PATIENCE_SECONDS = 30.0
+
+
+class _Immediate(Post):
+    """Delivers what is submitted as soon as the engine is idle."""
+
+    def submit(self, shipment: Shipment) -> None:
+        super().submit(shipment)
+        assert self.engine is not None
+        self.engine.post(self._carry)
+
+    def _carry(self) -> None:
+        self.carry()
+
+
+class _Live(World):
+    """The engine in a thread of its own, with the machine's clock."""
+
+    def start(self, post: type[Post] = _Immediate, *, hinted: bool = False) -> None:
+        self.clock = cast(HandClock, SystemClock())
+        super().start(post, hinted=self.config.hints or hinted)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        thread = threading.Thread(target=self.engine.run)
+        thread.start()
+        try:
+            yield
+        finally:
+            self.engine.stop()
+            thread.join()
+
+    def until(self, there: Callable[[], bool]) -> None:
+        """Waits for something that the engine's thread does."""
+        clock = SystemClock()
+        until = clock.monotonic() + _PATIENCE_SECONDS
+        while not there():
+            assert clock.monotonic() < until, self.said
+            threading.Event().wait(0.005)
+
+    def until_stored(self, lines: list[str]) -> None:
+        self.until(lambda: self.store.lines() == lines)
+
+
+def test_appended_lines_are_hinted(tmp_path: Path) -> None:
+    """No scan sees them: the next one is an hour away."""
+    world = _Live(tmp_path, hints=True, reconcile_interval="1h", poll_interval="1h")
+    expected = world.lines("a.log", 0, 5)
+    with world.running():
+        world.until(lambda: world.store.lines() == expected)
+        scans = world.tally.scans
+        for number in range(5, 20):
+            expected += world.lines("a.log", number, number + 1)
+            world.until_stored(expected)
+        assert world.tally.scans == scans
+
+
+def test_new_and_rotated_files_are_hinted(tmp_path: Path) -> None:
+    world = _Live(tmp_path, hints=True, reconcile_interval="1h", poll_interval="1h")
+    expected = world.lines("a.log", 0, 5)
+    with world.running():
+        world.until(lambda: world.store.lines() == expected)
+        for number in range(5):
+            world.path("a.log").rename(world.path(f"a.log.{number}"))
+            expected += world.lines("a.log", number * 10, number * 10 + 10)
+            world.until_stored(expected)
+
+
+def test_new_folders_are_hinted(tmp_path: Path) -> None:
+    include = [str(tmp_path / "logs" / "*" / "*" / "*.log")]
+    world = _Live(tmp_path, hints=True, include=include, reconcile_interval="1h")
+    with world.running():
+        world.until(lambda: world.tally.scans > 0)
+        (tmp_path / "logs" / "pod" / "container").mkdir(parents=True)
+        expected = world.lines("pod/container/0.log", 0, 5)
+        world.until(lambda: world.store.lines() == expected)
+        expected += world.lines("pod/container/0.log", 5, 9)
+        world.until(lambda: world.store.lines() == expected)
+
+
+def test_without_hints_files_are_polled(tmp_path: Path) -> None:
+    world = _Live(tmp_path, hints=True, poll_interval="20ms", reconcile_interval="20ms")
+    expected = world.lines("a.log", 0, 5)
+    with world.running():
+        world.until(lambda: world.store.lines() == expected)
+        world.engine._hints_failed(OSError("no space left on device"))
+        world.until(lambda: any("polled" in said for said in world.said))
+        world.path("a.log").rename(world.path("a.log.1"))
+        expected += world.lines("a.log", 5, 9)
+        world.until(lambda: world.store.lines() == expected)
+
+
+def test_a_folder_that_was_made_anew_is_watched_again(tmp_path: Path) -> None:
+    heard: list[set[str]] = []
+    there = threading.Event()
+
+    def hint(paths: set[str]) -> None:
+        heard.append(paths)
+        there.set()
+
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    hints = Hints(hint, lambda error: pytest.fail(str(error)))
+    assert hints.watch({str(folder)})
+    assert not hints.watch({str(folder)})
+    folder.rename(tmp_path / "old")
+    folder.mkdir()
+    assert hints.watch({str(folder)})
+    (folder / "a.log").write_text("hello\n")
+    assert there.wait(_PATIENCE_SECONDS)
+    assert heard[-1] == {str(folder / "a.log")}
+    hints.close()
+
+
+def test_network_file_systems() -> None:
+    mounts = (
+        "/dev/sda1 / ext4 rw 0 0\nserver:/logs /mnt/logs nfs4 rw 0 0\n"
+        "tmpfs /mnt/logs/fast tmpfs rw 0 0\nx /mnt/s fuse.sshfs rw 0 0\n"
+    )
+    assert not is_remote("/var/log/*.log", mounts)
+    assert is_remote("/mnt/logs/a/*.log", mounts)
+    assert not is_remote("/mnt/logs/fast/*.log", mounts)
+    assert not is_remote("/mnt/logsy/*.log", mounts)
+    assert is_remote("/mnt/s/a.log", mounts)
+    assert not is_remote("/anything", "")
