@@ -25,7 +25,11 @@ class Cursor:
     records: int = 0
     """Records before it; `log.file.record_number` counts from 1."""
     header: Mapping[str, str] | None = None
-    """Attributes of the file's header. None: still inside it, or none is configured."""
+    """Attributes of the file's header. None: before it, or none is configured. An empty name among
+    them says that the header may go on."""
+    inside: int = 0
+    """How many pieces of an entry longer than `max_log_size` are before it, if that entry goes on
+    behind it; 0 at the begin of an entry."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from pydantic import field_validator, model_validator
 
+from forwarder.config.operators import Operator
 from forwarder.config.values import Duration, Regex, Section, Size, Text, Texts, key
+from forwarder.entries.codec import Codec
 
 SortType = Literal["numeric", "alphabetical", "timestamp", "mtime"]
 _FLAG = "(?P<"
@@ -96,7 +98,7 @@ class Header(Section):
     """Lines at the begin of each file that describe it: attributes of all its records."""
 
     pattern: Regex = key(..., "lines that match are the header, up to the first that does not")
-    metadata_operators: tuple[Mapping[str, Any], ...] = key(
+    metadata_operators: tuple[Operator, ...] = key(
         ..., "operators that take attributes from a line of the header"
     )
 
@@ -147,7 +149,7 @@ class Source(Section):
         otel="also compared: the bytes before the offset. Of the decompressed content",
     )
     initial_buffer_size: Size = key(16 << 10, "the first block that is read of a file", ge=1)
-    max_log_size: Size = key(1 << 20, "bytes of an entry", ge=1)
+    max_log_size: Size = key(1 << 20, "bytes of an entry", ge=1, le=2 << 20)
     max_log_size_behavior: Literal["split", "truncate"] = key(
         "split", "what becomes of longer ones: several records, or the first alone"
     )
@@ -175,7 +177,7 @@ class Source(Section):
     include_file_record_offset: bool = key(False, "attribute `log.file.record_offset`, in bytes")
     attributes: Mapping[str, Text] = key({}, "attributes of every record")
     resource: Mapping[str, Text] = key({}, "attributes of every record, under these names")
-    operators: tuple[Mapping[str, Any], ...] = key((), "parsers of entries, one after the other")
+    operators: tuple[Operator, ...] = key((), "parsers of entries, one after the other")
 
     on_truncate: Literal["content", "ignore", "read_whole_file", "read_new"] = key(
         "content",
@@ -215,11 +217,19 @@ class Source(Section):
             raise ValueError("delete_after_read needs start_at: beginning")
         if self.header is not None and self.start_at == "end":
             raise ValueError("header needs start_at: beginning")
+        if self.encoding.lower() == "nop" and (self.multiline is not None or self.operators):
+            raise ValueError("encoding nop has no lines: leave out multiline and operators")
         if self.template and (self.fqn or self.path_pattern is not None):
             raise ValueError("template says what fqn and run are: leave out fqn and path_pattern")
         if not self.template and not self.fqn:
             raise ValueError("needs fqn, the pipeline that files belong to, or a template")
         return self
+
+    @field_validator("encoding")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        Codec(value)
+        return value
 
     @field_validator("include", "exclude", "archive_include")
     @classmethod

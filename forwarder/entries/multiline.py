@@ -1,0 +1,202 @@
+"""Joins lines to entries: by continuation, by start or end, or by the rules of tracebacks.
+
+Lines are joined with a newline. The entry has time, level and attributes of its first line. Lines
+of standard output and standard error of one container are joined apart.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from forwarder.config.source import Multiline
+from forwarder.entries.entry import Entry, message_of
+from forwarder.entries.operators.container import STREAM
+from forwarder.entries.stages import Output
+from forwarder.entries.tracebacks import LANGUAGES
+
+_QUIET_LINES = 100
+"""An entry of one stream ends when another stream has had so many lines since."""
+
+
+class Rule(Protocol):
+    """Which lines belong together; one for each stream, told of line after line."""
+
+    def joins(self, line: str) -> bool | None:
+        """Whether the line goes on with the entry before it. None: it is known with a later line,
+        which then joins for both, or for neither."""
+
+    def ends(self, line: str) -> bool:
+        """Whether the entry ends with this line."""
+
+
+class Continuation:
+    """A line in which the pattern matches at its begin goes on with the entry before it."""
+
+    def __init__(self, pattern: re.Pattern[str]) -> None:
+        self._matches = pattern.match
+
+    def joins(self, line: str) -> bool | None:
+        return self._matches(line) is not None
+
+    def ends(self, line: str) -> bool:  # noqa: ARG002 - only `End` looks at it
+        return False
+
+
+class Start:
+    """An entry begins with each line in which the pattern matches."""
+
+    def __init__(self, pattern: re.Pattern[str]) -> None:
+        self._matches = pattern.search
+
+    def joins(self, line: str) -> bool | None:
+        return self._matches(line) is None
+
+    def ends(self, line: str) -> bool:  # noqa: ARG002 - only `End` looks at it
+        return False
+
+
+class End:
+    """An entry ends with each line in which the pattern matches."""
+
+    def __init__(self, pattern: re.Pattern[str]) -> None:
+        self._matches = pattern.search
+
+    def joins(self, line: str) -> bool | None:  # noqa: ARG002
+        return True
+
+    def ends(self, line: str) -> bool:
+        return self._matches(line) is not None
+
+
+class Languages:
+    """Tracebacks of several languages; the first that knows a line has it until it ends."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self._all = [LANGUAGES[name]() for name in names]
+
+    def joins(self, line: str) -> bool | None:
+        answer: bool | None = False
+        for one in self._all:  # each is told of each line
+            said = one.joins(line)
+            if said or (said is None and not answer):
+                answer = said
+        return answer
+
+    def ends(self, line: str) -> bool:  # noqa: ARG002 - only `End` looks at it
+        return False
+
+
+def rule_of(config: Multiline) -> Callable[[], Rule]:
+    """What makes the rule for one stream of lines."""
+    if config.builtin:
+        names = config.builtin
+        return lambda: Languages(names)
+    for pattern, kind in (
+        (config.continuation_pattern, Continuation),
+        (config.line_start_pattern, Start),
+        (config.line_end_pattern, End),
+    ):
+        if pattern is not None:
+            found, made = pattern, kind
+            return lambda: made(found)
+    raise AssertionError("multiline has exactly one of them")
+
+
+@dataclass(slots=True)
+class _Stream:
+    rule: Rule
+    entry: Entry | None = None
+    lines: list[str] = field(default_factory=list)
+    waiting: list[Entry] = field(default_factory=list)
+    """Lines of which it is not known yet whether they join."""
+
+
+class Joiner:
+    """Joins the lines of each stream by a rule of its own."""
+
+    def __init__(
+        self,
+        rule: Callable[[], Rule],
+        *,
+        most_bytes: int,
+        most_lines: int,
+        omit: re.Pattern[str] | None = None,
+    ) -> None:
+        self._rule = rule
+        self._most_bytes = most_bytes
+        self._most_lines = most_lines
+        self._omit = omit
+        self._streams: dict[str, _Stream] = {}
+
+    def feed(self, entry: Entry, out: Output) -> None:
+        name = entry.attributes.get(STREAM, "")
+        stream = self._streams.get(name)
+        if stream is None:
+            stream = self._streams[name] = _Stream(self._rule())
+        if len(self._streams) > 1:
+            self._end_quiet(entry.first, out)
+        line = message_of(entry.body)
+        joins = stream.rule.joins(line)
+        if joins is None and stream.entry is not None:
+            stream.waiting.append(entry)
+            return
+        if stream.waiting:
+            self._settle(stream, out, joined=bool(joins))
+        if not joins and stream.entry is not None:
+            self._give(stream, out)
+        self._add(stream, entry, line)
+        if stream.rule.ends(line) or self._full(stream):
+            self._give(stream, out)
+
+    def _end_quiet(self, unit: int, out: Output) -> None:
+        """Gives entries of streams that had no line for long: a range cannot end before them."""
+        for stream in self._streams.values():
+            if stream.entry is not None and stream.entry.last < unit - _QUIET_LINES:
+                self._settle(stream, out, joined=False)
+                self._give(stream, out)
+
+    def flush(self, out: Output) -> None:
+        for stream in sorted(self._streams.values(), key=_first):
+            self._settle(stream, out, joined=False)
+            if stream.entry is not None:
+                self._give(stream, out)
+
+    def oldest(self) -> int | None:
+        held = [one.entry.first for one in self._streams.values() if one.entry is not None]
+        return min(held) if held else None
+
+    def _settle(self, stream: _Stream, out: Output, *, joined: bool) -> None:
+        """Adds the lines that waited to the entry, or makes each an entry of its own."""
+        waiting, stream.waiting = stream.waiting, []
+        if not joined and waiting:
+            self._give(stream, out)
+        for entry in waiting:
+            self._add(stream, entry, message_of(entry.body))
+            if not joined:
+                self._give(stream, out)
+
+    def _add(self, stream: _Stream, entry: Entry, line: str) -> None:
+        if stream.entry is None:
+            stream.entry = entry
+        else:
+            stream.entry.last = max(stream.entry.last, entry.last)
+            stream.entry.size += entry.size
+        stream.lines.append(line if self._omit is None else self._omit.sub("", line, count=1))
+
+    def _full(self, stream: _Stream) -> bool:
+        assert stream.entry is not None
+        return stream.entry.size >= self._most_bytes or len(stream.lines) == self._most_lines
+
+    def _give(self, stream: _Stream, out: Output) -> None:
+        entry, lines = stream.entry, stream.lines
+        stream.entry, stream.lines = None, []
+        if entry is not None:
+            entry.body = "\n".join(lines)
+            out(entry)
+
+
+def _first(stream: _Stream) -> int:
+    return stream.entry.first if stream.entry is not None else -1

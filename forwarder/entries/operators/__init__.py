@@ -1,0 +1,1 @@
+"""OpenTelemetry's operators: what they parse becomes time, level, attributes and message."""

@@ -1,0 +1,179 @@
+"""Expressions of `if`, `is_first_entry`, `is_last_entry`: as much of the language as they use.
+
+    body matches "^\\d{4}-"      attributes.logtag == 'F'      not (body contains "x") and body !=
+    ""
+
+Operators: `==`, `!=`, `matches`, `contains`, `startsWith`, `endsWith`, `in` (a list), `and`, `or`,
+`not` (also `&&`, `||`, `!`), parentheses. Values: fields, texts, whole numbers, `true`, `false`,
+`nil`. A comparison with a field that is not there is false, and `!=` true.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from forwarder.config.values import compile_regex
+from forwarder.entries.entry import Entry
+from forwarder.entries.operators.fields import MISSING, parse_field
+
+Value: TypeAlias = Callable[[Entry], Any]
+
+_TOKEN = re.compile(
+    r"""\s*(?:
+        (?P<text>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|`[^`]*`)
+      | (?P<number>-?\d+)
+      | (?P<field>\$?(?:body|attributes|resource)(?:\.[\w-]+|\[(?:"[^"]*"|'[^']*')\])*)
+      | (?P<word>[A-Za-z]\w*)
+      | (?P<sign>==|!=|&&|\|\||[!()\[\],])
+    )""",
+    re.VERBOSE,
+)
+_CONSTANTS = {"true": True, "false": False, "nil": MISSING}
+_COMPARED = ("==", "!=", "matches", "contains", "startsWith", "endsWith", "in")
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
+
+
+def parse_expression(text: object) -> Value:
+    """What an expression says of an entry. Raises `ValueError` with the place that is wrong."""
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError('an expression is a text, such as body matches "^ERROR"')
+    parser = _Parser(text)
+    value = parser.disjunction()
+    if parser.kind:
+        raise parser.wrong("the end")
+    return value
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        self._text = text.rstrip()
+        self._at = 0
+        self.kind = self.token = ""
+        self._next()
+
+    def _next(self) -> None:
+        if self._at >= len(self._text):
+            self.kind = self.token = ""
+            return
+        found = _TOKEN.match(self._text, self._at)
+        if found is None:
+            raise ValueError(f"cannot read the expression at {self._text[self._at :][:20]!r}")
+        self.kind, self.token = str(found.lastgroup), found[str(found.lastgroup)]
+        self._at = found.end()
+
+    def wrong(self, wanted: str) -> ValueError:
+        return ValueError(
+            f"the expression has {self.token or 'its end'!r} where {wanted} should be"
+        )
+
+    def _took(self, *tokens: str) -> str:
+        if self.kind in ("word", "sign") and self.token in tokens:
+            token = self.token
+            self._next()
+            return token
+        return ""
+
+    def disjunction(self) -> Value:
+        value = self._conjunction()
+        while self._took("or", "||"):
+            value = _either(value, self._conjunction())
+        return value
+
+    def _conjunction(self) -> Value:
+        value = self._negation()
+        while self._took("and", "&&"):
+            value = _both(value, self._negation())
+        return value
+
+    def _negation(self) -> Value:
+        if self._took("not", "!"):
+            value = self._negation()
+            return lambda entry: not _true(value(entry))
+        left = self._operand()
+        sign = self._took(*_COMPARED)
+        if not sign:
+            return left
+        if sign == "matches":
+            if self.kind != "text":
+                raise self.wrong("a regular expression in quotes")
+            search = compile_regex(_unquoted(self.token)).search
+            self._next()
+            return lambda entry: isinstance(v := left(entry), str) and search(v) is not None
+        return _compared(sign, left, self._operand())
+
+    def _operand(self) -> Value:
+        kind, token = self.kind, self.token
+        if self._took("("):
+            value = self.disjunction()
+            if not self._took(")"):
+                raise self.wrong(")")
+            return value
+        if self._took("["):
+            return self._list()
+        if kind == "text":
+            constant: Any = _unquoted(token)
+        elif kind == "number":
+            constant = int(token)
+        elif kind == "word" and token in _CONSTANTS:
+            constant = _CONSTANTS[token]
+        elif kind == "field":
+            self._next()
+            return parse_field(token).get
+        else:
+            raise self.wrong("a field or a value")
+        self._next()
+        return lambda _: constant
+
+    def _list(self) -> Value:
+        items = [self._operand()]
+        while self._took(","):
+            items.append(self._operand())
+        if not self._took("]"):
+            raise self.wrong("]")
+        return lambda entry: [item(entry) for item in items]
+
+
+def _unquoted(token: str) -> str:
+    inner = token[1:-1]
+    if token[0] == "`":
+        return inner
+    return re.sub(r"\\(.)", lambda found: _ESCAPES.get(found[1], found[1]), inner, flags=re.DOTALL)
+
+
+def _true(value: Any) -> bool:
+    return value is not MISSING and bool(value)
+
+
+def _either(left: Value, right: Value) -> Value:
+    return lambda entry: _true(left(entry)) or _true(right(entry))
+
+
+def _both(left: Value, right: Value) -> Value:
+    return lambda entry: _true(left(entry)) and _true(right(entry))
+
+
+def _compared(sign: str, left: Value, right: Value) -> Value:
+    if sign == "==":
+        return lambda entry: left(entry) == right(entry)
+    if sign == "!=":
+        return lambda entry: left(entry) != right(entry)
+    if sign == "in":
+        return lambda entry: isinstance(many := right(entry), list) and left(entry) in many
+    test: Callable[[str, str], bool] = {
+        "contains": str.__contains__,
+        "startsWith": str.startswith,
+        "endsWith": str.endswith,
+    }[sign]
+
+    def compare(entry: Entry) -> bool:
+        one, other = left(entry), right(entry)
+        return isinstance(one, str) and isinstance(other, str) and test(one, other)
+
+    return compare
+
+
+def holds(value: Value, entry: Entry) -> bool:
+    """Whether the expression is true of the entry."""
+    return _true(value(entry))
