@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from forwarder.config.source import Source
+from forwarder.entries.codec import clean
 from logstore.errors import InvalidInput
 
 _OWN = ("name", "stem", "host", "source", "id")
@@ -99,7 +100,7 @@ class Namer:
             "id": id,
         }
         parts = [part for part in path.split("/") if part]
-        made = Name(*(fill(groups, own, parts) for fill in (self._fqn, self._run)))
+        made = Name(*(clean(fill(groups, own, parts))[0] for fill in (self._fqn, self._run)))
         if not all(made):
             raise InvalidInput(
                 f"{path} has no run: its {'run' if made.fqn else 'fqn'} would be empty",

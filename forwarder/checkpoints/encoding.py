@@ -2,7 +2,7 @@
 
     {"id": "…", "source": "…", "path": "…", "fingerprint": "<base64>",
      "window": [offset, length, xxh3], "device": 1, "inode": 2, "size": 3, "seen_ms": 4,
-     "cursor": [offset, records, header or null],
+     "cursor": [offset, records, header or null, pieces of a long entry before it],
      "prepared": [{"batch": "<ULID>", "start": <cursor>, "end": <cursor>, "digest": <xxh3>,
                    "path": "…", "attributes": {…}, "fqn": "…", "run": "…"}, …],
      "fqn": "…", "run": "…", "stage": "open", "lost": 0}
@@ -90,12 +90,13 @@ def _fingerprint(text: str | None, known: FileState | None) -> bytes:
 
 def _cursor(cursor: Cursor) -> list[Any]:
     header = None if cursor.header is None else dict(cursor.header)
-    return [cursor.offset, cursor.records, header]
+    return [cursor.offset, cursor.records, header, cursor.inside]
 
 
 def _to_cursor(value: Any) -> Cursor:
-    offset, records, header = value
-    return Cursor(_number(offset), _number(records), None if header is None else _mapping(header))
+    offset, records, header, inside = value
+    attributes = None if header is None else _mapping(header)
+    return Cursor(_number(offset), _number(records), attributes, _number(inside))
 
 
 def _prepared(batch: Prepared) -> dict[str, Any]:

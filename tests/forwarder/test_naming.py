@@ -112,3 +112,7 @@ def test_a_path_that_has_no_run_is_an_error(keys: dict[str, Any], says: str) -> 
 def test_a_place_that_there_is_not_is_refused_before_any_file(text: str) -> None:
     with pytest.raises(InvalidInput, match="fqn: "):
         Namer(source(fqn=text), host="h")
+
+
+def test_a_path_that_is_no_utf_8_has_a_name_that_is() -> None:
+    assert name("/srv/a\udcff.log", fqn="{name}").fqn == "a\ufffd.log"

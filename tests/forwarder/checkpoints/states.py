@@ -14,7 +14,7 @@ def batch(number: int, start: int, end: int) -> Prepared:
     return Prepared(
         batch=f"{number:021d}00000",
         start=Cursor(start, start // 10),
-        end=Cursor(end, end // 10, {"host": "a"}),
+        end=Cursor(end, end // 10, {"host": "a"}, end % 3),
         digest=(1 << 64) - 1 - number,
         facts=FileFacts("/logs/a.log", {"log.file.name": "a.log"}),
         fqn="shop.orders",
