@@ -15,6 +15,7 @@ from pathlib import Path
 import pyspark
 
 from tests.servers.ports import free_port
+from tests.servers.quick_java import quick_daemons
 
 HOME = Path(pyspark.__file__).parent
 _DEPLOY = "org.apache.spark.deploy"
@@ -44,7 +45,7 @@ def _started(
 ) -> Iterator[None]:
     process = subprocess.Popen(
         [str(HOME / "bin" / "spark-class"), name, *arguments],
-        env={**os.environ, "SPARK_HOME": str(HOME), **environment},
+        env={**os.environ, **quick_daemons(), "SPARK_HOME": str(HOME), **environment},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -28,7 +28,7 @@ from tests.compactor.spark.standalone import standalone
 from tests.servers.quick_java import quick_executors
 
 HOURS, LINES, TRIES = 6, 10_000, 12
-COMMON = {
+CONF = {
     "spark.executor.memory": "512m",
     "spark.cores.max": "2",
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",
@@ -36,8 +36,6 @@ COMMON = {
     "spark.sql.files.minPartitionNum": "1",
     # Whoever has read writes no more of the files than the other, whom the tests wait for.
     "spark.shuffle.reduceLocality.enabled": "false",
-}
-SPECULATION = {
     # A piece that a halted executor has is soon asked of another.
     "spark.shuffle.io.connectionTimeout": "3s",
     "spark.shuffle.io.maxRetries": "0",
@@ -52,21 +50,17 @@ SPECULATION = {
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 
-@pytest.fixture(scope="module", params=["local", "standalone"])
-def cluster(
-    request: pytest.FixtureRequest, session: Session, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Session]:
+@pytest.fixture(scope="module")
+def cluster(session: Session, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
     """Two executors. A process has one Spark, so that of the other tests is stopped."""
     session.stop()
-    with pytest.MonkeyPatch.context() as patch, ExitStack() as running:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        standalone(2, tmp_path_factory.mktemp("workers")) as address,
+    ):
         patch.setenv("PYSPARK_PYTHON", "/nowhere/python")
         patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
-        if request.param == "local":
-            wishes = SparkWishes("1g", "local-cluster[2,1,1024]", COMMON | quick_executors())
-        else:
-            address = running.enter_context(standalone(2, tmp_path_factory.mktemp("workers")))
-            wishes = SparkWishes("1g", address, COMMON | SPECULATION | quick_executors())
-        made = Session(wishes)
+        made = Session(SparkWishes("1g", address, CONF | quick_executors()))
         until(lambda: len(executors_of(application(made))) == 2)
         yield made
         made.stop()
@@ -115,7 +109,6 @@ def written_twice(lake: Lake) -> bool:
     return False
 
 
-@pytest.mark.parametrize("cluster", ["standalone"], indirect=True)
 def test_a_slow_task_is_overtaken_and_what_it_wrote_is_not_there_twice(
     lake: Lake, cluster: Session
 ) -> None:
@@ -129,7 +122,6 @@ def test_a_slow_task_is_overtaken_and_what_it_wrote_is_not_there_twice(
     lake.holds(lake.taken)
 
 
-@pytest.mark.parametrize("cluster", ["local"], indirect=True)
 def test_an_executor_killed_while_it_writes_loses_and_repeats_no_line(
     lake: Lake, cluster: Session
 ) -> None:
@@ -142,7 +134,6 @@ def test_an_executor_killed_while_it_writes_loses_and_repeats_no_line(
     assert halted not in executors_of(application(cluster))
 
 
-@pytest.mark.parametrize("cluster", ["local"], indirect=True)
 def test_executors_need_no_python(lake: Lake) -> None:
     gone, kept = batch("f", "r", NOON, 20), batch("f", "r", NOON + 5, 20)
     other, old = batch("f", "s", NOON, 20), batch("g", "r", NOON, 20)
@@ -154,7 +145,6 @@ def test_executors_need_no_python(lake: Lake) -> None:
     assert report.deleted == 40
 
 
-@pytest.mark.parametrize("cluster", ["local"], indirect=True)
 def test_what_executors_wrote_elsewhere_is_missed(cluster: Session, tmp_path: Path) -> None:
     spark, folder = cluster.get(), tmp_path / "out"
     try_folder(spark, str(tmp_path / "tried"))
