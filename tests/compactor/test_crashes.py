@@ -15,6 +15,7 @@ import pytest
 from tests.compactor.drivers import leases_of
 from tests.compactor.lake import HOUR, NOON, Lake, batch
 from tests.seeds import seeds
+from tests.servers.quick_java import quick_submit
 
 ROOT = Path(__file__).parents[2]
 JOB = str(ROOT / "compactor" / "job.py")
@@ -25,6 +26,7 @@ pytestmark = pytest.mark.spark
 def start(lake: Lake, *flags: str, submit: bool = False, **settings: str) -> subprocess.Popen[str]:
     environment = {
         **os.environ,
+        **(quick_submit() if submit else {}),
         **settings,
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,

@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 @pytest.fixture
 def resident(lake: Lake) -> Iterator[subprocess.Popen[str]]:
     settings = {
-        "MASTER": "local-cluster[2,1,1024]",
+        "MASTER": "local-cluster[1,1,1024]",
         "SPARK": orjson.dumps(SPARK | quick_executors()).decode(),
         "DRIVER_MEMORY": "1g",
         "POLL_SECONDS": "1",

@@ -42,6 +42,7 @@ from tests.faults.schedule import Schedule
 from tests.faults.thread import fault_proxy
 from tests.servers.jars import jars_folder
 from tests.servers.minio import Bucket, Minio
+from tests.servers.quick_java import quick_submit
 
 ROOT = Path(__file__).parents[2]
 JOB = str(ROOT / "compactor" / "job.py")
@@ -242,8 +243,9 @@ def test_two_drivers_at_once_one_of_them_submitted(lake: Lake) -> None:
         lake.put("ab"[i % 2], [one, sent[0]])
     jars = ",".join(str(path) for path in sorted(jars_folder().iterdir()))
     # One of them may find nothing to do, and says so with `--json` alone.
-    commands = ([*submitted("--jars", jars), "--json"], [sys.executable, JOB, "--json"])
-    reports = [finish(process) for process in [start(lake, command) for command in commands]]
+    submitting = start(lake, [*submitted("--jars", jars), "--json"], **quick_submit())
+    processes = [submitting, start(lake, [sys.executable, JOB, "--json"])]
+    reports = [finish(process) for process in processes]
     lake.holds(sent)
     assert lake.snapshot().marks("ab") == {"a": 4, "b": 4}
     assert sum(report["rows_out"] for report in reports) == 320
@@ -354,7 +356,7 @@ def test_a_failure_of_spark_is_an_error_with_a_reason(lake: Lake, s3_session: Se
 
 def test_submitted_without_the_jars_it_says_how(lake: Lake) -> None:
     lake.put("a", [batch("f", "r", NOON, 1)])
-    process = start(lake, submitted())
+    process = start(lake, submitted(), **quick_submit())
     out = process.communicate(timeout=300)[0]  # where spark-submit puts all that we say
     assert process.returncode == 3
     assert "spark-submit --properties-file deploy/spark/s3.conf compactor/job.py" in out

@@ -14,6 +14,7 @@ import pytest
 from tests.compactor.lake import HOUR, NOON, Batch, Lake, batch, merging
 from tests.compactor.plain_engine import PlainEngine
 from tests.compactor.spark.executors import commands_below, until
+from tests.servers.quick_java import quick_submit
 
 JOB = str(Path(__file__).parents[2] / "compactor" / "job.py")
 SUBMIT = str(Path(sys.executable).parent / "spark-submit")
@@ -23,7 +24,7 @@ JVM = b"org.apache.spark.deploy.SparkSubmit"
 pytestmark = pytest.mark.spark
 
 
-def start(lake: Lake, *command: str) -> subprocess.Popen[str]:
+def start(lake: Lake, *command: str, **more: str) -> subprocess.Popen[str]:
     """A compactor that stays, the first of a process group."""
     python = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
     settings = {"DRIVER_MEMORY": "1g", "GATHER_SECONDS": "0"}
@@ -33,7 +34,7 @@ def start(lake: Lake, *command: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, **python, **ours, "TEST_FOLDER": str(lake.data)},
+        env={**os.environ, **python, **ours, **more, "TEST_FOLDER": str(lake.data)},
         start_new_session=True,
     )
 
@@ -76,7 +77,7 @@ def test_it_ends_clean_while_spark_is_busy(
 
 def test_submitted_it_ends_with_its_jvm(lake: Lake, sent: list[Batch]) -> None:
     """The signal goes to spark-submit, which is the JVM, and the driver is a child of that."""
-    process = start(lake, SUBMIT)
+    process = start(lake, SUBMIT, **quick_submit())
     assert process.stdout is not None
     assert any('"commits":1' in line for line in process.stdout)  # our log goes there as well
     process.terminate()

@@ -25,6 +25,11 @@ def quick_executors() -> dict[str, str]:
     return {"spark.executor.extraJavaOptions": _with_archive()}
 
 
+def quick_submit() -> dict[str, str]:
+    """Variables for `spark-submit`, whose JVM is the driver's and knows nothing of our archive."""
+    return {"SPARK_SUBMIT_OPTS": _with_archive()}
+
+
 def quick_daemons() -> dict[str, str]:
     """Variables for masters and workers."""
     return {"SPARK_DAEMON_JAVA_OPTS": _with_archive()}

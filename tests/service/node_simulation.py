@@ -131,7 +131,7 @@ async def check_reads(node: Node, clients: Clients) -> None:
         text = await downloaded(node, key)
         if key not in clients.deleting:
             clients.check(key, text, where="download")
-        assert await paged(node, key, 3) == text
+        assert await paged(node, key, 8) == text
 
 
 async def check_store(fs: PowerCutFileSystem, clock: VirtualClock, clients: Clients) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from compactor.spark.jvm import CONFIGURATION
 from tests.compactor.lake import Lake
+from tests.servers.quick_java import quick_submit
 
 ROOT = Path(__file__).parents[3]
 JOB = str(ROOT / "compactor" / "job.py")
@@ -32,7 +33,7 @@ def said(lake: Lake, *flags: str) -> list[bytes]:
     command = [submit, "--jars", "/nowhere.jar", *flags, JOB, "--data", str(lake.data)]
     done = subprocess.run(
         [*command, "--dry-run", "--log-format", "json"],
-        env={**os.environ, "PYSPARK_DRIVER_PYTHON": sys.executable},
+        env={**os.environ, **quick_submit(), "PYSPARK_DRIVER_PYTHON": sys.executable},
         capture_output=True,
         check=False,
         timeout=300,

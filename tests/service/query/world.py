@@ -118,11 +118,12 @@ class World:
         else:
             self.table = open_table(self.bucket.settings)
 
-    def hot(self, entries: Iterable[Entry]) -> None:
-        """Puts batches into the journal."""
+    def hot(self, entries: Iterable[Entry], *, known: bool = True) -> None:
+        """Puts batches into the journal; what nobody asks the model for need not be `known`."""
         for entry in entries:
             self._hot.append(entry)
-            self.know(entry)
+            if known:
+                self.know(entry)
 
     async def segment(
         self, entries: Sequence[Entry], node: str = NODE, carry: Carry | None = None

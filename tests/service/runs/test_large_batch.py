@@ -27,7 +27,6 @@ from tests.logstore.segments.corpora import many_batches
 from tests.service.runs.world import FakePin
 
 KEY = RunKey("svc.a", "1")
-MIB = 1 << 20
 T = TypeVar("T")
 
 
@@ -214,7 +213,7 @@ def test_the_indexes_that_were_used_last_are_kept(
 
 
 async def test_a_line_longer_than_a_piece_comes_alone_and_whole() -> None:
-    text = b"short\n" + b"y" * (3 * MIB) + b"\n" + b"short\n"
+    text = b"short\n" + b"y" * (300 << 10) + b"\n" + b"short\n"
     snapshot = snapshot_of(make_batches("node-1", [(KEY, 7 << 80, text)]), 3)
     assert (await read_lines(snapshot, 1, 3, 64 << 10)).text == text[6:-6]
     assert (await read_lines(snapshot, 0, 3, 64 << 10)).text == b"short\n"
