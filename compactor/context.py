@@ -17,6 +17,7 @@ from compactor.spark.engine import Engine
 from logstore import ulid
 from logstore.clock import Clock, Entropy
 from logstore.objects.remote import RemoteStore
+from logstore.objects.settings import SegmentRetention
 from logstore.objects.store import ObjectStore
 from logstore.runs.deletions import StoredDeletions
 from logstore.runs.retention import FOR_EVER, RunRetention
@@ -54,6 +55,7 @@ class Compactor:
     evict_after_hours: float = 24.0
     assigner: Assigner = field(default_factory=Alone)
     runs: RunRetention = FOR_EVER
+    pipeline_bytes: int = SegmentRetention().max_bytes
     deletions: StoredDeletions = field(default_factory=StoredDeletions)
 
     async def newest(self) -> Snapshot:

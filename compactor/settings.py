@@ -9,7 +9,12 @@ from pydantic import ConfigDict
 
 from coordination.settings import SourceCoordination
 from logstore.log_storage import translate
-from logstore.objects.settings import CompactionSettings, QueueRetention, StoreSettings
+from logstore.objects.settings import (
+    CompactionSettings,
+    QueueRetention,
+    SegmentRetention,
+    StoreSettings,
+)
 from logstore.runs.retention import RunRetention
 from logstore.settings import load, read_file
 
@@ -35,6 +40,7 @@ class CompactorSettings(StoreSettings):
     compaction: Compaction = Compaction()
     queue: Queue = Queue()
     runs: Runs = Runs()
+    segments: SegmentRetention = SegmentRetention()
     source_coordination: SourceCoordination = SourceCoordination()
 
 

@@ -71,6 +71,7 @@ async def open_compactor(
             settings.queue.evict_after_hours,
             assigner,
             settings.runs,
+            settings.segments.max_bytes,
         )
 
 

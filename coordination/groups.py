@@ -42,11 +42,18 @@ from logstore.objects.store import ObjectStore
 from logstore.swap import Document, swap
 
 FORMAT: Final = 1
+PIPELINES: Final = "pipeline:"
+"""What the names of groups of log pipelines begin with; see `pipelines.process`."""
 _NAMES: Final = (
     "format group state start created_at since epoch nodes recent evicted evictions "
     "committed_segments committed_bytes dropped version"
 )
 _KNOWN: Final = frozenset(_NAMES.split(" "))
+
+
+def pipeline_group(pipeline: str) -> str:
+    """The name of a log pipeline's group."""
+    return PIPELINES + pipeline
 
 
 class State(StrEnum):
@@ -144,6 +151,11 @@ class Group:
     others: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def of_pipeline(self) -> bool:
+        """Whether it is that of a log pipeline, which is evicted by size and not by age."""
+        return self.name.startswith(PIPELINES)
+
+    @property
     def key(self) -> str:
         """The key of the group's object."""
         return keys.group(self.name)
@@ -198,6 +210,19 @@ async def read_groups(store: ObjectStore) -> list[Group]:
     """Returns all groups, by key. Raises `StoreUnavailable`, `Damaged`."""
     found = [await _document(store, info.key).read() async for info in store.list(keys.GROUPS)]
     return [stored.value for stored in found if stored is not None]
+
+
+async def create_group(store: ObjectStore, group: Group) -> Group:
+    """Creates the group unless there is one of its name; returns what is stored.
+
+    Raises `StoreUnavailable`, `OutcomeUnknown`, `Damaged`.
+    """
+
+    async def made(found: Group | None) -> Group | None:
+        return group if found is None else None
+
+    stored = await swap(group_document(store, group.name), made)
+    return group if stored is None else stored.value
 
 
 async def change_group(

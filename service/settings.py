@@ -18,7 +18,12 @@ from pydantic_settings import SettingsConfigDict
 from coordination.settings import SourceCoordination
 from logstore.errors import InvalidInput
 from logstore.log_storage import translate
-from logstore.objects.settings import CompactionSettings, StoreSettings
+from logstore.objects.settings import (
+    CompactionSettings,
+    PipelineSettings,
+    SegmentRetention,
+    StoreSettings,
+)
 from logstore.settings import PREFIX, load, read_file
 from service.http.settings import PageSettings, ServerSettings
 from service.ingest.settings import IngestSettings
@@ -59,6 +64,8 @@ class Settings(StoreSettings):
     source_coordination: SourceCoordination = SourceCoordination()
     queue: QueueSettings = QueueSettings()
     compaction: CompactionSettings = CompactionSettings()
+    segments: SegmentRetention = SegmentRetention()
+    pipelines: PipelineSettings = PipelineSettings()
 
     @property
     def node_name(self) -> str:

@@ -6,6 +6,9 @@ is evicted, and a failed segment that old is given up, so that one dead consumer
 store. Time counts from when the segment was stored, the group was created or reset, or the
 segment failed, whichever was last. A group that is only behind, while nothing could be deleted
 without it either, is left alone.
+
+The group of a log pipeline is evicted when it alone keeps more than `segments.max_bytes`, however
+old that is: a pipeline that is paused over a holiday loses nothing.
 """
 
 from __future__ import annotations
@@ -37,6 +40,8 @@ async def settle(compactor: Compactor, candidates: Mapping[str, Candidates]) -> 
     oldest = now - round(compactor.evict_after_hours * _HOUR_MS)
 
     def settled(group: Group) -> Group:
+        if group.of_pipeline:
+            return _within(group, candidates, compactor.pipeline_bytes, now)
         return _settled(group, candidates, oldest, now)
 
     evicted = 0
@@ -90,6 +95,23 @@ def _settled(
             elif _undecided(group, node, segment.seq):
                 return evict(group, now_ms, f"it kept segment {segment.seq} of {node} for too long")
     return group
+
+
+def _within(
+    group: Group, candidates: Mapping[str, Candidates], most_bytes: int, now_ms: int
+) -> Group:
+    """The group of a pipeline; evicted, if it keeps too much."""
+    kept = sum(
+        segment.size
+        for node, of_node in candidates.items()
+        for segment in of_node.segments
+        if group.holds(node, segment.seq, of_node.quarantined)
+    )
+    if kept <= most_bytes:
+        return group
+    return evict(
+        group, now_ms, f"it kept {kept} bytes of segments, and segments.max_bytes is {most_bytes}"
+    )
 
 
 def _undecided(group: Group, node: str, seq: int) -> bool:

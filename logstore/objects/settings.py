@@ -258,6 +258,35 @@ class CompactionSettings(RunningSettings):
     )
 
 
+class SegmentRetention(BaseModel):
+    """How much of the store may be kept for log pipelines."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    max_bytes: Bytes = Field(
+        default=100 << 30,
+        description="Bytes of segments that are kept for a log pipeline alone; one that needs more"
+        " is evicted and does nothing until somebody decides where it goes on",
+    )
+
+
+class PipelineSettings(BaseModel):
+    """How processes of `tailrace pipelines` share their work."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    lease_seconds: float = Field(
+        default=60,
+        ge=10,
+        description="The appenders of a process that died are taken over after this long",
+    )
+    poll_seconds: float = Field(
+        default=5,
+        gt=0,
+        description="How often a process looks for appenders that nobody works on",
+    )
+
+
 class QueueRetention(BaseModel):
     """How long a consumer group of the segment queue may hold back the deletion of segments."""
 
