@@ -1,0 +1,261 @@
+"""Events in the order of their time: what waits, and what was given out already.
+
+An event is a record with a **key**: (time, ULID, fqn, run). The time is the record's own in
+microseconds, but at most `ahead_ms` after that of its ULID, so that a clock that is wrong by a year
+holds up nothing. Two records with one key are copies of a record, and one of them is dropped.
+
+The buffer gives out events in the order of their keys. The **frontier** is the highest key given
+out. Of the segments that were added, exactly the events up to the frontier were given out, and
+exactly those above it wait. So (how far the segments were read, the frontier) says everything: a
+process that starts again reads the segments again from the oldest event that waits, leaves out
+what is not above the frontier, and stands where the last one stood.
+
+An event that comes with a key below the frontier is late. It is given out first of the next
+events, out of order, and counted. No checkpoint is made between its coming and its going, for none
+could say that it waits. If more waits than fits, the oldest half is given out before its time is
+over, and is counted as forced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from logstore.segments.ulids import parse
+
+EVENTS: Final = pa.schema(
+    [
+        pa.field("ulid", pa.string(), nullable=False),
+        pa.field("ts", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("fqn", pa.string(), nullable=False),
+        pa.field("run_id", pa.string(), nullable=False),
+        pa.field("level", pa.string()),
+        pa.field("connector_id", pa.string()),
+        pa.field("message", pa.string(), nullable=False),
+        pa.field("attributes", pa.map_(pa.string(), pa.string())),
+    ]
+)
+"""The columns that filters, layouts and appenders see."""
+AHEAD_MS: Final = 60_000
+_ULID: Final = 26
+_FORCED_PART: Final = 2
+
+Indexes = NDArray[np.int64]
+
+
+class EventKey(NamedTuple):
+    """The place of an event in the order: microseconds since 1970, ULID, fqn, run."""
+
+    moment: int
+    ulid: str
+    fqn: str
+    run: str
+
+
+class Origin(NamedTuple):
+    """The segment that an event is from."""
+
+    node: str
+    seq: int
+
+
+@dataclass(slots=True)
+class Counts:
+    """What became of events. Grows only."""
+
+    events: int = 0
+    late: int = 0
+    forced: int = 0
+    copies: int = 0
+
+
+@dataclass(slots=True)
+class _Part:
+    """Events of one segment, in order of their keys; those before `start` were given out."""
+
+    origin: Origin
+    table: pa.Table
+    moments: Indexes
+    size: int
+    late: int
+    start: int = 0
+
+    @property
+    def left(self) -> int:
+        return len(self.moments) - self.start
+
+    @property
+    def left_bytes(self) -> int:
+        return self.size * self.left // max(len(self.moments), 1)
+
+
+class EventBuffer:
+    """The events of one appender that wait for their time."""
+
+    def __init__(self, frontier: EventKey | None, *, ahead_ms: int = AHEAD_MS) -> None:
+        self.frontier = frontier
+        self.counts = Counts()
+        self._ahead_us = ahead_ms * 1000
+        self._parts: list[_Part] = []
+
+    @property
+    def size(self) -> int:
+        """Bytes of what waits, about."""
+        return sum(part.left_bytes for part in self._parts)
+
+    def __len__(self) -> int:
+        return sum(part.left for part in self._parts)
+
+    @property
+    def late_wait(self) -> bool:
+        """Whether late events wait: they are below the frontier, so no checkpoint names them."""
+        return any(part.late > part.start for part in self._parts)
+
+    def oldest(self, node: str) -> int | None:
+        """The lowest segment of the node of which something waits; None: nothing waits."""
+        waiting = [part.origin.seq for part in self._parts if part.origin.node == node]
+        return min(waiting, default=None)
+
+    @property
+    def first_moment(self) -> int | None:
+        """The time of the oldest event that waits, in microseconds; None: nothing waits."""
+        return min((int(part.moments[part.start]) for part in self._parts), default=None)
+
+    def add(self, origin: Origin, table: pa.Table, *, known: bool = False) -> None:
+        """Adds events of a segment (columns of `EVENTS`), in any order.
+
+        `known`: the segment was added before this process started. What is not above the
+        frontier was given out then, and is left out; else it is late.
+        """
+        if table.num_rows == 0:
+            return
+        moments, high, low = _keys(table, self._ahead_us)
+        order = np.lexsort((low, high, moments))
+        table, moments = _in_order(table, moments, order)
+        late = 0
+        if self.frontier is not None:
+            late = _not_above(table, moments, self.frontier)
+            if known:
+                table, moments, late = table.slice(late), moments[late:], 0
+        if len(moments):
+            self._parts.append(_Part(origin, table, moments, table.get_total_buffer_size(), late))
+
+    def take(self, until: int) -> pa.Table:
+        """Gives out what is not after `until`, in microseconds, and what is late; in order."""
+        ends = [
+            max(int(np.searchsorted(part.moments, until, side="right")), part.start, part.late)
+            for part in self._parts
+        ]
+        return self._take(ends)
+
+    def force(self, most_bytes: int) -> pa.Table:
+        """Gives out the oldest half of what waits, if that is more than `most_bytes`."""
+        if self.size <= most_bytes:
+            return EVENTS.empty_table()
+        waiting = np.sort(np.concatenate([part.moments[part.start :] for part in self._parts]))
+        until = int(waiting[(len(waiting) - 1) // _FORCED_PART])
+        taken = self.take(until)
+        self.counts.forced += taken.num_rows
+        return taken
+
+    def _take(self, ends: Sequence[int]) -> pa.Table:
+        taken, late = [], 0
+        for part, end in zip(self._parts, ends, strict=True):
+            if end > part.start:
+                taken.append((part.table.slice(part.start, end - part.start), part, end))
+                late += max(part.late - part.start, 0)
+        if not taken:
+            return EVENTS.empty_table()
+        table, moments = _merged(
+            [(rows, part.moments[part.start : end]) for rows, part, end in taken]
+        )
+        for _, part, end in taken:
+            part.start = end
+        self._parts = [part for part in self._parts if part.left]
+        last = _key(table, moments, len(moments) - 1)
+        self.frontier = last if self.frontier is None else max(self.frontier, last)
+        found = _without_copies(table)
+        self.counts.copies += table.num_rows - found.num_rows
+        self.counts.late += late
+        self.counts.events += found.num_rows
+        return found
+
+
+def _keys(table: pa.Table, ahead_us: int) -> tuple[Indexes, NDArray[np.uint64], NDArray[np.uint64]]:
+    """The time of each event, and its ULID as two numbers that sort as it does."""
+    matrix = _characters(table.column("ulid"))
+    high, low, number = parse(matrix)
+    stamps = table.column("ts").combine_chunks().cast(pa.int64()).to_numpy()
+    moments = np.minimum(stamps, (high >> np.uint64(16)).astype(np.int64) * 1000 + ahead_us)
+    return moments, high, low | number.astype(np.uint64)
+
+
+def _characters(column: pa.ChunkedArray) -> NDArray[np.uint8]:
+    array = column.combine_chunks()
+    _, offsets, data = array.buffers()
+    bounds = np.frombuffer(offsets, dtype=np.int32)[array.offset : array.offset + len(array) + 1]
+    text = np.frombuffer(data, dtype=np.uint8)[int(bounds[0]) : int(bounds[-1])]
+    return text.reshape(len(array), _ULID)
+
+
+def _in_order(table: pa.Table, moments: Indexes, order: Indexes) -> tuple[pa.Table, Indexes]:
+    if not np.array_equal(order, np.arange(len(order))):
+        table, moments = table.take(pa.array(order)), moments[order]
+    return _ties_in_order(table.combine_chunks(), moments)
+
+
+def _ties_in_order(table: pa.Table, moments: Indexes) -> tuple[pa.Table, Indexes]:
+    """Runs may share ULIDs: events that differ in nothing else are in order of fqn and run."""
+    ulids = table.column("ulid")
+    if len(moments) < 2 or not pc.any(pc.equal(ulids[1:], ulids[:-1])).as_py():
+        return table, moments
+    keyed = table.append_column("moment", pa.array(moments))
+    names = [(name, "ascending") for name in ("moment", "ulid", "fqn", "run_id")]
+    order = pc.sort_indices(keyed, names)
+    return table.take(order), moments[order.to_numpy()]
+
+
+def _merged(parts: Sequence[tuple[pa.Table, Indexes]]) -> tuple[pa.Table, Indexes]:
+    if len(parts) == 1:
+        return parts[0]
+    table = pa.concat_tables([rows for rows, _ in parts])
+    moments = np.concatenate([some for _, some in parts])
+    _, high, low = _keys(table, 0)
+    return _in_order(table, moments, np.lexsort((low, high, moments)))
+
+
+def _key(table: pa.Table, moments: Indexes, row: int) -> EventKey:
+    ulid, fqn, run = (table.column(name)[row].as_py() for name in ("ulid", "fqn", "run_id"))
+    return EventKey(int(moments[row]), ulid, fqn, run)
+
+
+def _not_above(table: pa.Table, moments: Indexes, frontier: EventKey) -> int:
+    """How many of the events, which are in order, have keys up to the frontier."""
+    first = int(np.searchsorted(moments, frontier.moment, side="left"))
+    end = int(np.searchsorted(moments, frontier.moment, side="right"))
+    while first < end:
+        middle = (first + end) // 2
+        if _key(table, moments, middle) <= frontier:
+            first = middle + 1
+        else:
+            end = middle
+    return first
+
+
+def _without_copies(table: pa.Table) -> pa.Table:
+    """The events without those that are the one before them, stored by two nodes."""
+    if table.num_rows < 2:
+        return table
+    names = ("ulid", "fqn", "run_id")
+    columns = [table.column(name).combine_chunks() for name in names]
+    same = [pc.equal(column[1:], column[:-1]) for column in columns]
+    repeated = pc.and_(pc.and_(same[0], same[1]), same[2])
+    if not pc.any(repeated).as_py():
+        return table
+    return table.filter(pa.concat_arrays([pa.array([True]), pc.invert(repeated)]))

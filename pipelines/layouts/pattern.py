@@ -1,0 +1,294 @@
+"""logback's patterns: `%d{HH:mm:ss.SSS} %-5level [%run] %msg%n`.
+
+The words that a record of ours can fill, as logback spells them:
+
+    %d %date{format[, zone]}    time; the format is Java's (`yyyy-MM-dd HH:mm:ss,SSS`), or ISO8601
+    %p %le %level   %m %msg %message   %n
+    %c %lo %logger{n}           attribute `logger`, else the pipeline; shortened to n characters
+    %t %thread                  attribute `thread`
+    %X{name:-default} %mdc      an attribute; without a name, all as `a=b, c=d`
+    %fqn %run %connector %ulid  our own
+
+Before a word a width may stand: `%-5level` pads at the right, `%20logger` at the left, `%.10msg`
+keeps the last 10 characters, `%.-10msg` the first 10. `%%` and `\\%` are a percent sign.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, tzinfo
+from typing import Final, Literal, NamedTuple, TypeAlias
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import field_validator
+
+from pipelines.section import Section, key
+
+Column: TypeAlias = Callable[[pa.Table], pa.Array]
+
+_WORD: Final = re.compile(
+    r"%(?:(?P<percent>%)|(?P<left>-?)(?P<least>[0-9]+)?(?:\.(?P<first>-?)(?P<most>[0-9]+))?"
+    r"(?P<word>[A-Za-z]+)(?:\{(?P<option>[^}]*)\})?)|(?P<text>(?:\\.|[^%\\])+)|(?P<bad>.)",
+    re.DOTALL,
+)
+_ALIASES: Final = {
+    "date": "d", "level": "p", "le": "p", "msg": "m", "message": "m", "logger": "c", "lo": "c",
+    "thread": "t", "mdc": "X",
+}  # fmt: skip
+_ISO: Final = "yyyy-MM-dd HH:mm:ss,SSS"
+_JAVA: Final = re.compile(r"'(?:[^']|'')*'|([A-Za-z])\1*|.", re.DOTALL)
+_STRFTIME: Final = {
+    "yyyy": "%Y", "yy": "%y", "MM": "%m", "MMM": "%b", "MMMM": "%B", "dd": "%d", "HH": "%H",
+    "hh": "%I", "mm": "%M", "ss": "%S", "a": "%p", "E": "%a", "EEE": "%a", "EEEE": "%A",
+    "XXX": "%:z", "Z": "%z", "z": "%Z",
+}  # fmt: skip
+
+
+class Pattern(Section):
+    """A logback pattern; a newline is added if it does not end with one."""
+
+    type: Literal["pattern"] = "pattern"
+    pattern: str = key("%d{ISO8601} %-5level [%fqn/%run] %msg%n", "logback's conversion words")
+
+    @field_validator("pattern")
+    @classmethod
+    def _compiles(cls, value: str) -> str:
+        compiled(value)
+        return value
+
+    def lines(self, events: pa.Table) -> pa.Array:
+        """As `Raw.lines`."""
+        pieces = [column(events) for column in _compiled(self.pattern)]
+        return pc.binary_join_element_wise(*pieces, _text(""))
+
+
+def compiled(pattern: str) -> Sequence[Column]:
+    """The columns that make a line. Raises `ValueError` that names the word."""
+    found: list[Column] = []
+    ends = False
+    for part in _WORD.finditer(pattern):
+        if part["bad"]:
+            raise ValueError(
+                f"has {part['bad']!r} at character {part.start() + 1}, and no word there"
+            )
+        text = "%" if part["percent"] else part["text"]
+        if text is not None:
+            text = re.sub(r"\\(.)", lambda one: {"n": "\n", "t": "\t"}.get(one[1], one[1]), text)
+            found.append(_literal(text))
+        else:
+            text = "\n" if part["word"] == "n" else ""
+            found.append(_padded(part, _word(part["word"], part["option"])))
+        ends = text.endswith("\n")
+    return found if ends else [*found, _literal("\n")]
+
+
+_known: dict[str, Sequence[Column]] = {}
+
+
+def _compiled(pattern: str) -> Sequence[Column]:
+    if pattern not in _known:
+        _known[pattern] = compiled(pattern)
+    return _known[pattern]
+
+
+def _text(value: str) -> pa.Scalar:
+    return pa.scalar(value, pa.large_string())
+
+
+def _literal(text: str) -> Column:
+    return lambda events: pa.repeat(_text(text), events.num_rows)
+
+
+def _word(name: str, option: str | None) -> Column:
+    word = _ALIASES.get(name, name)
+    simple = {
+        "m": "message",
+        "fqn": "fqn",
+        "run": "run_id",
+        "connector": "connector_id",
+        "ulid": "ulid",
+    }
+    if word in simple:
+        return _named(simple[word])
+    if word == "n":
+        return _literal("\n")
+    if word == "p":
+        return _named("level")
+    if word == "d":
+        return _date(option)
+    if word == "c":
+        return _shortened(_attribute("logger", "fqn"), option)
+    if word == "t":
+        return _attribute("thread", None)
+    if word == "X":
+        return _context(option)
+    raise ValueError(f"has the word %{name}, which no record of Tailrace can fill")
+
+
+def _named(name: str) -> Column:
+    def column(events: pa.Table) -> pa.Array:
+        found = events.column(name).combine_chunks().cast(pa.large_string())
+        return pc.fill_null(found, "")
+
+    return column
+
+
+def _attribute(name: str, otherwise: str | None, default: str = "") -> Column:
+    def column(events: pa.Table) -> pa.Array:
+        attributes = events.column("attributes").combine_chunks()
+        found = pc.map_lookup(attributes, name, "last").cast(pa.large_string())
+        if otherwise is None:
+            return pc.fill_null(found, default)
+        return pc.coalesce(found, _named(otherwise)(events))
+
+    return column
+
+
+def _context(option: str | None) -> Column:
+    if option:
+        name, _, default = option.partition(":-")
+        return _attribute(name.strip(), None, default)
+
+    def all_of_them(events: pa.Table) -> pa.Array:
+        each = events.column("attributes").to_pylist()
+        texts = [", ".join([f"{name}={value}" for name, value in one or ()]) for one in each]
+        return pa.array(texts, pa.large_string())
+
+    return all_of_them
+
+
+def _shortened(column: Column, option: str | None) -> Column:
+    if not option:
+        return column
+    if not option.isdigit():
+        raise ValueError(f"has %logger{{{option}}}: the option is a number of characters")
+    most = int(option)
+
+    def shorter(events: pa.Table) -> pa.Array:
+        return pa.array(
+            [_abbreviated(name, most) for name in column(events).to_pylist()], pa.large_string()
+        )
+
+    return shorter
+
+
+def _abbreviated(name: str, most: int) -> str:
+    """As logback's `TargetLengthBasedClassNameAbbreviator`: parts become letters, from the left."""
+    parts = name.split(".")
+    if most == 0:
+        return parts[-1]
+    for index in range(len(parts) - 1):
+        if len(".".join(parts)) <= most:
+            break
+        parts[index] = parts[index][:1]
+    return ".".join(parts)
+
+
+class _Time(NamedTuple):
+    """strftime's texts between which the parts of a second stand: how many digits each."""
+
+    formats: tuple[str, ...]
+    digits: tuple[int, ...]
+
+
+def _date(option: str | None) -> Column:
+    form, zone = _form_and_zone((option or "ISO8601").strip())
+    time = _java_time(_ISO if form in ("", "ISO8601") else form)
+
+    def column(events: pa.Table) -> pa.Array:
+        stamps = events.column("ts").cast(pa.int64()).to_pylist()
+        seconds: dict[int, tuple[str, ...]] = {}
+        texts = []
+        for stamp in stamps:
+            whole, part = divmod(stamp, 1_000_000)
+            known = seconds.get(whole)
+            if known is None:
+                moment = datetime.fromtimestamp(whole, zone)
+                known = seconds[whole] = tuple(_formatted(moment, one) for one in time.formats)
+            fraction = f"{part:06d}000"
+            texts.append(
+                known[0]
+                + "".join(
+                    [fraction[:n] + rest for n, rest in zip(time.digits, known[1:], strict=True)]
+                )
+            )
+        return pa.array(texts, pa.large_string())
+
+    return column
+
+
+def _formatted(moment: datetime, form: str) -> str:
+    if "%:z" in form:  # Python 3.12 has it, 3.11 has not
+        plain = f"{moment:%z}"
+        offset = (
+            "Z"
+            if moment.utcoffset() is not None and not moment.utcoffset()
+            else f"{plain[:3]}:{plain[3:]}"
+        )
+        form = form.replace("%:z", offset)
+    return moment.strftime(form)
+
+
+def _form_and_zone(option: str) -> tuple[str, tzinfo]:
+    """A time format, in quotes if it has a comma as logback wants it, and a zone behind one."""
+    quoted = re.fullmatch(r'"([^"]*)"(?:\s*,\s*(.*))?', option)
+    if quoted is not None:
+        return quoted[1], _zone(quoted[2] or "")
+    form, comma, name = option.rpartition(",")
+    if comma and not re.fullmatch(r"\s*S+", name):  # the parts of a second, as in ISO 8601
+        return form.strip(), _zone(name.strip())
+    return option, UTC
+
+
+def _zone(name: str) -> tzinfo:
+    if name in ("", "UTC", "GMT", "Z"):
+        return UTC
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise ValueError(f"has the time zone {name!r}, which is not known") from None
+
+
+def _java_time(form: str) -> _Time:
+    formats, digits = [""], []
+    for found in _JAVA.finditer(form):
+        token = found[0]
+        if token.startswith("S"):
+            if len(token) > 9:
+                raise ValueError(f"has the time format {form!r}: at most nine digits of a second")
+            digits.append(len(token))
+            formats.append("")
+        elif token in _STRFTIME:
+            formats[-1] += _STRFTIME[token]
+        elif token.startswith("'"):
+            formats[-1] += (token[1:-1].replace("''", "'") or "'").replace("%", "%%")
+        elif token[0].isalpha():
+            raise ValueError(f"has the time format {form!r}, of which {token!r} is not supported")
+        else:
+            formats[-1] += token.replace("%", "%%")
+    return _Time(tuple(formats), tuple(digits))
+
+
+def _padded(part: re.Match[str], column: Column) -> Column:
+    least, most = part["least"], part["most"]
+    if least is None and most is None:
+        return column
+
+    def fitted(events: pa.Table) -> pa.Array:
+        found = column(events)
+        if most is not None:
+            first = bool(part["first"])
+            found = (
+                pc.utf8_slice_codeunits(found, 0, int(most))
+                if first
+                else pc.utf8_slice_codeunits(found, -int(most))
+            )
+        if least is not None:
+            pad = pc.utf8_rpad if part["left"] else pc.utf8_lpad
+            found = pad(found, width=int(least), padding=" ")
+        return found
+
+    return fitted

@@ -1,0 +1,69 @@
+"""Which records an appender gets: by level, pipeline, run and message.
+
+All that is given must hold. Names are globs as in a shell: `*` is any text, `?` a character.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import field_validator
+
+from logstore.segments.schema import LEVELS
+from pipelines.section import Section, Texts, key
+
+
+class Selection(Section):
+    """A filter; without any key it takes everything."""
+
+    level: str = key("", "the lowest level, such as WARN; records without a level are left out")
+    fqn: Texts = key((), "globs of pipelines' names")
+    exclude_fqn: Texts = key((), "globs of pipelines that are left out")
+    run: Texts = key((), "globs of runs' ids")
+    contains: str = key("", "text that the message contains")
+    matches: str = key("", "a regular expression (RE2) that the message contains")
+
+    @field_validator("level")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if value and value.upper() not in LEVELS:
+            raise ValueError(f"must be one of {', '.join(LEVELS)}")
+        return value.upper()
+
+    @field_validator("matches")
+    @classmethod
+    def _regular(cls, value: str) -> str:
+        try:
+            pc.match_substring_regex(pa.array([""]), value)
+        except pa.ArrowInvalid as error:
+            raise ValueError(f"is not a regular expression: {error}") from None
+        return value
+
+    def of(self, events: pa.Table) -> pa.Table:
+        """The events that it takes, in the same order."""
+        if self.level:
+            wanted = pa.array(LEVELS[LEVELS.index(self.level) :])
+            events = events.filter(pc.is_in(events.column("level"), wanted))
+        if self.fqn:
+            events = events.filter(_named(events.column("fqn"), self.fqn))
+        if self.exclude_fqn:
+            events = events.filter(pc.invert(_named(events.column("fqn"), self.exclude_fqn)))
+        if self.run:
+            events = events.filter(_named(events.column("run_id"), self.run))
+        if self.contains:
+            events = events.filter(pc.match_substring(events.column("message"), self.contains))
+        if self.matches:
+            found = pc.match_substring_regex(events.column("message"), self.matches)
+            events = events.filter(found)
+        return events
+
+
+def _named(column: pa.ChunkedArray, globs: tuple[str, ...]) -> pa.ChunkedArray:
+    """For each row, whether one of the globs is its name."""
+    patterns = [re.compile(fnmatch.translate(glob)) for glob in globs]
+    names = pc.unique(column)
+    wanted = [name for name in names.to_pylist() if any(one.match(name) for one in patterns)]
+    return pc.is_in(column, pa.array(wanted, pa.string()))

@@ -1,0 +1,134 @@
+"""The order of events, beside a plain model that sorts them all."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pyarrow as pa
+import pytest
+
+from logstore import ulid
+from pipelines.events import EVENTS, Counts, EventBuffer, Origin
+from tests.pipelines.events import BASE_MS, events
+from tests.seeds import seeds
+
+US = 1000
+
+
+def messages(table: pa.Table) -> list[str]:
+    found: list[str] = table.column("message").to_pylist()
+    return found
+
+
+def test_events_come_in_the_order_of_their_time() -> None:
+    buffer = EventBuffer(None)
+    buffer.add(Origin("n", 1), events(["4", "5"], at_ms=BASE_MS + 40, step_ms=10))
+    buffer.add(Origin("m", 1), events(["1", "2", "3"], at_ms=BASE_MS + 10, step_ms=10, batch=1))
+    assert messages(buffer.take((BASE_MS + 40) * US)) == ["1", "2", "3", "4"]
+    assert buffer.oldest("m") is None
+    assert buffer.oldest("n") == 1
+    assert messages(buffer.take((BASE_MS + 49) * US)) == []
+    assert messages(buffer.take((BASE_MS + 50) * US)) == ["5"]
+    assert buffer.counts == Counts(events=5)
+
+
+def test_an_event_that_comes_too_late_goes_first_and_is_counted() -> None:
+    buffer = EventBuffer(None)
+    buffer.add(Origin("n", 1), events(["2"], at_ms=BASE_MS + 20))
+    assert messages(buffer.take((BASE_MS + 30) * US)) == ["2"]
+    buffer.add(Origin("n", 2), events(["1", "3"], at_ms=BASE_MS + 10, step_ms=15))
+    assert messages(buffer.take(0)) == ["1"]
+    assert messages(buffer.take((BASE_MS + 30) * US)) == ["3"]
+    assert buffer.counts == Counts(events=3, late=1)
+
+
+def test_more_than_fits_goes_before_its_time() -> None:
+    buffer = EventBuffer(None)
+    # As CDAP's testBasicSort: what is far in the future does not fill the memory.
+    many = events([f"{n:03d}" for n in range(500)], at_ms=BASE_MS + 10_000, step_ms=1)
+    buffer.add(Origin("n", 1), many)
+    assert buffer.force(1 << 20).num_rows == 0
+    forced = buffer.force(1024)
+    assert messages(forced) == [f"{n:03d}" for n in range(250)]
+    assert buffer.counts.forced == 250
+    assert messages(buffer.take((BASE_MS + 11_000) * US)) == [f"{n:03d}" for n in range(250, 500)]
+
+
+def test_a_clock_that_is_wrong_by_years_holds_up_nothing() -> None:
+    buffer = EventBuffer(None, ahead_ms=60_000)
+    future = events(["future"], at_ms=BASE_MS + 10**10, received_ms=BASE_MS)
+    buffer.add(Origin("n", 1), future)
+    assert messages(buffer.take((BASE_MS + 59_999) * US)) == []
+    assert messages(buffer.take((BASE_MS + 60_000) * US)) == ["future"]
+
+
+def test_copies_of_a_record_are_one_event() -> None:
+    buffer = EventBuffer(None)
+    for node in ("n", "m"):
+        buffer.add(Origin(node, 1), events(["a", "b"], step_ms=1))
+    buffer.add(Origin("n", 2), events(["a"], fqn="other"))
+    assert messages(buffer.take((BASE_MS + 1) * US)) == ["a", "a", "b"]
+    assert buffer.counts == Counts(events=3, copies=2)
+
+
+def test_what_was_given_out_before_a_crash_is_not_given_out_again() -> None:
+    first = EventBuffer(None)
+    segment = events(["1", "2", "3"], at_ms=BASE_MS, step_ms=10)
+    first.add(Origin("n", 1), segment)
+    assert messages(first.take((BASE_MS + 10) * US)) == ["1", "2"]
+    second = EventBuffer(first.frontier)
+    second.add(Origin("n", 1), segment, known=True)
+    assert messages(second.take((BASE_MS + 99) * US)) == ["3"]
+    assert second.counts.late == 0
+
+
+@pytest.mark.parametrize("seed", seeds(30))
+def test_random_streams_with_crashes_are_given_out_once_and_in_order(seed: int) -> None:
+    """Segments of two nodes come bit by bit; a new buffer goes on from checkpoints at random."""
+    dice = random.Random(seed)
+    segments = {
+        (node, seq): _segment(dice, node, seq) for node in ("a", "b") for seq in range(1, 8)
+    }
+    after: dict[str, int] = {"a": 1, "b": 1}
+    buffer, given = EventBuffer(None), list[str]()
+    saved = dict(after), dict(after), buffer.frontier, 0
+    late = 0
+    while min(after.values()) < 8 or len(buffer):
+        action = dice.random()
+        if action < 0.5 and (left := [node for node in after if after[node] < 8]):
+            node = dice.choice(left)
+            buffer.add(Origin(node, after[node]), segments[node, after[node]])
+            after[node] += 1
+        elif action < 0.85:
+            given += messages(buffer.take((BASE_MS + dice.randrange(1200)) * US))
+        elif action < 0.95 and not buffer.late_wait:
+            lows = {node: buffer.oldest(node) or after[node] for node in after}
+            saved = dict(after), lows, buffer.frontier, len(given)
+        elif action >= 0.95:  # a crash: everything is as the checkpoint says
+            late += buffer.counts.late
+            after, lows, given = dict(saved[0]), saved[1], given[: saved[3]]
+            buffer = EventBuffer(saved[2])
+            for node, low in lows.items():
+                for seq in range(low, after[node]):
+                    buffer.add(Origin(node, seq), segments[node, seq], known=True)
+    every = [message for table in segments.values() for message in messages(table)]
+    assert sorted(given) == sorted(every)
+    backward = sum(one[:13] > other[:13] for one, other in pairwise(given))
+    assert backward <= late + buffer.counts.late
+
+
+def _segment(dice: random.Random, node: str, seq: int) -> pa.Table:
+    """Records with times around that of the segment; a message begins with its time."""
+    tables = [EVENTS.empty_table()]
+    for batch in range(dice.randrange(4)):
+        at = BASE_MS + seq * 100 + dice.randrange(-150, 150)
+        texts = [f"{at + n} {node} {seq} {batch} {n}" for n in range(dice.randrange(1, 5))]
+        number = (seq << 4 | batch) << 1 | (node == "a")
+        tables.append(events(texts, at_ms=at, step_ms=1, batch=number, fqn=dice.choice("xy")))
+    return pa.concat_tables(tables)
+
+
+def test_the_time_of_a_ulid_is_read_as_ulids_are() -> None:
+    table = events(["a"], received_ms=BASE_MS)
+    assert ulid.time_ms(ulid.decode(table.column("ulid")[0].as_py())) == BASE_MS

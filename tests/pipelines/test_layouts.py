@@ -1,0 +1,95 @@
+"""Layouts: what a line of each looks like."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pytest
+from pydantic import ValidationError
+
+from pipelines.layouts import Json, Logfmt, Pattern, Raw
+from tests.pipelines.events import BASE_MS, events
+
+ONE = events(
+    ['a "b"\nc'],
+    fqn="sales.load",
+    run="r1",
+    at_ms=BASE_MS + 123,
+    attributes={"logger": "com.acme.jobs.Loader", "thread": "main", "k": "v w"},
+)
+
+
+def lines(layout: Raw | Json | Logfmt | Pattern, table: pa.Table = ONE) -> list[str]:
+    found: list[str] = layout.lines(table).to_pylist()
+    return found
+
+
+def test_raw_is_the_message() -> None:
+    assert lines(Raw()) == ['a "b"\nc\n']
+
+
+def test_json_is_an_object_a_line() -> None:
+    (line,) = lines(Json())
+    assert line.endswith("}\n")
+    assert json.loads(line) == {
+        "ulid": ONE.column("ulid")[0].as_py(),
+        "ts": "2023-11-14T22:13:20.123000Z",
+        "fqn": "sales.load",
+        "run": "r1",
+        "level": "INFO",
+        "message": 'a "b"\nc',
+        "attributes": {"logger": "com.acme.jobs.Loader", "thread": "main", "k": "v w"},
+    }
+
+
+def test_logfmt_quotes_what_needs_it() -> None:
+    (line,) = lines(Logfmt())
+    assert line.partition(" ")[2] == (
+        "ts=2023-11-14T22:13:20.123000Z fqn=sales.load run=r1 level=INFO"
+        ' msg="a \\"b\\"\\nc" logger=com.acme.jobs.Loader thread=main k="v w"\n'
+    )
+
+
+@pytest.mark.parametrize(
+    ("pattern", "line"),
+    [
+        ("%msg%n", 'a "b"\nc\n'),
+        ("%m", 'a "b"\nc\n'),  # a newline is added
+        ("%d %p", "2023-11-14 22:13:20,123 INFO\n"),
+        ("%date{HH:mm:ss.SSS}", "22:13:20.123\n"),
+        ("%d{yyyy-MM-dd'T'HH:mm:ss.SSSXXX, Europe/Berlin}", "2023-11-14T23:13:20.123+01:00\n"),
+        ('%d{"HH:mm:ss,SSS", UTC}', "22:13:20,123\n"),
+        ("%d{HH:mm:ss,SSS}", "22:13:20,123\n"),
+        ("[%-7level] [%7p]", "[INFO   ] [   INFO]\n"),
+        ("%.2p %.-2p", "FO IN\n"),
+        ("%logger %logger{20} %c{0}", "com.acme.jobs.Loader com.acme.jobs.Loader Loader\n"),
+        ("%lo{15}", "c.a.jobs.Loader\n"),
+        ("%thread %X{k} %X{none:-no} %mdc{none}", "main v w no \n"),
+        ("%X", "logger=com.acme.jobs.Loader, thread=main, k=v w\n"),
+        ("%fqn/%run %ulid", f"sales.load/r1 {ONE.column('ulid')[0].as_py()}\n"),
+        ("100%% \\% \\t|", "100% % \t|\n"),
+    ],
+)
+def test_logbacks_words(pattern: str, line: str) -> None:
+    assert lines(Pattern(pattern=pattern)) == [line]
+
+
+def test_a_record_without_attributes_has_the_pipelines_name_for_a_logger() -> None:
+    plain = events(["x"], fqn="sales.load", level=None)
+    assert lines(Pattern(pattern="%logger %p|%X{k:-none}|%X|"), plain) == ["sales.load |none||\n"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "says"),
+    [
+        ("%caller", "the word %caller"),
+        ("%d{QQ}", "'QQ' is not supported"),
+        ("%d{HH, Mars/Olympus}", "'Mars/Olympus', which is not known"),
+        ("50%", "'%' at character 3"),
+        ("%logger{x}", "a number of characters"),
+    ],
+)
+def test_a_pattern_that_cannot_be_names_what_is_wrong(pattern: str, says: str) -> None:
+    with pytest.raises(ValidationError, match=says):
+        Pattern(pattern=pattern)
