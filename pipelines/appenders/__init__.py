@@ -1,0 +1,1 @@
+"""Appenders: what takes the events of a pipeline, and how one is made."""

@@ -1,0 +1,211 @@
+"""Rolling files: each event once, whatever call the power is cut at."""
+
+from __future__ import annotations
+
+import gzip
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from logstore.clock import SystemClock
+from logstore.disk import Disk
+from logstore.filesystem import FileSystem
+from pipelines.appenders.contract import AppenderFailed, Context, State
+from pipelines.appenders.rolling_file import RollingFile, RollingFileSettings
+from tests.pipelines.events import events
+from tests.simulation.powercut import PowerCut, PowerCutFileSystem
+
+
+def context(fs: FileSystem, *, parts: int = 1) -> Context:
+    return Context("p", "files", 0, parts, fs, SystemClock(), lambda: True)
+
+
+def appender(folder: str, **settings: Any) -> RollingFile:
+    return RollingFile(RollingFileSettings(dir=folder, **settings))
+
+
+def text_of(fs: FileSystem, path: str) -> bytes:
+    file = fs.open(path, "read")
+    try:
+        return file.pread(file.size(), 0)
+    finally:
+        file.close()
+
+
+def names(fs: FileSystem, folder: str) -> list[str]:
+    return sorted(name for name, is_folder in fs.scan(folder) if not is_folder)
+
+
+def test_events_go_to_the_files_of_their_pipelines(tmp_path: Any) -> None:
+    files, fs = appender(str(tmp_path), path="{service}/{fqn}/{date}.log"), Disk(private=True)
+    files.start(context(fs), None)
+    files.append(events(["a", "b"], fqn="sales.load"))
+    files.append(events(["c"], fqn="x/../y"))
+    state = files.sync()
+    files.saved()
+    files.stop()
+    assert state == {"undo": 2, "rolled": []}
+    found = {str(p.relative_to(tmp_path)): p.read_text() for p in tmp_path.rglob("*.log")}
+    assert found == {
+        "sales/sales.load/2023-11-14.log": "a\nb\n",
+        "x%2F/x%2F..%2Fy/2023-11-14.log": "c\n",
+    }
+    assert {p.stat().st_mode & 0o777 for p in tmp_path.rglob("*.log")} == {0o600}
+
+
+def test_twenty_thousand_events_roll_into_a_fixed_window(tmp_path: Any) -> None:
+    settings = {
+        "path": "{fqn}.log",
+        "names": "fixed_window",
+        "max_file_size": 24_000,
+        "keep_files": 9,
+    }
+    files, fs = appender(str(tmp_path), **settings), Disk()
+    files.start(context(fs), None)
+    messages = [f"event {i:05d}" for i in range(20_000)]
+    for start in range(0, 20_000, 500):
+        files.append(events(messages[start : start + 500], fqn="a"))
+    files.sync()
+    files.saved()
+    files.stop()
+    assert names(fs, str(tmp_path)) == sorted(["a.log", *(f"a.{i}.log" for i in range(1, 10))])
+    kept = [text_of(fs, f"{tmp_path}/a.{i}.log") for i in range(9, 0, -1)]
+    kept.append(text_of(fs, f"{tmp_path}/a.log"))
+    assert all(len(text) == 24_000 for text in kept)
+    assert b"".join(kept) == "".join(f"{one}\n" for one in messages).encode()
+
+
+def test_what_was_rolled_is_compressed_when_nobody_goes_back_behind_it(tmp_path: Any) -> None:
+    files, fs = appender(str(tmp_path), max_file_size=4, compress="gzip", keep_files=2), Disk()
+    files.start(context(fs), None)
+    files.append(events(["a", "b", "c", "d", "e", "f", "g"], fqn="a"))
+    files.sync()
+    assert names(fs, str(tmp_path)) == ["a.000001.log", "a.000002.log", "a.000003.log", "a.log"]
+    files.saved()
+    files.stop()
+    assert names(fs, str(tmp_path)) == ["a.000002.log.gz", "a.000003.log.gz", "a.log"]
+    assert gzip.decompress(text_of(fs, f"{tmp_path}/a.000003.log.gz")) == b"e\nf\n"
+
+
+def test_a_line_that_is_larger_than_a_file_has_one_of_its_own(tmp_path: Any) -> None:
+    files, fs = appender(str(tmp_path), max_file_size=3), Disk()
+    files.start(context(fs), None)
+    files.append(events(["a", "long line", "b"], fqn="a"))
+    files.stop()
+    assert text_of(fs, f"{tmp_path}/a.000002.log") == b"long line\n"
+    assert text_of(fs, f"{tmp_path}/a.log") == b"b\n"
+
+
+def test_two_writers_of_the_same_files_are_refused(tmp_path: Any) -> None:
+    first, second = appender(str(tmp_path)), appender(str(tmp_path))
+    first.start(context(Disk()), None)
+    with pytest.raises(AppenderFailed, match="another process writes"):
+        second.start(context(Disk()), None)
+    second.stop()
+    first.stop()
+    second.start(context(Disk()), None)
+    second.stop()
+
+
+def test_parts_that_would_share_a_file_are_refused(tmp_path: Any) -> None:
+    files = appender(str(tmp_path), path="all.log")
+    with pytest.raises(AppenderFailed, match="several parts"):
+        files.start(context(Disk(), parts=2), None)
+    files.stop()
+
+
+STORIES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "sequence": {"max_file_size": 40},
+    "compressed": {"max_file_size": 40, "compress": "gzip"},
+    "window": {"max_file_size": 40, "names": "fixed_window"},
+    "few open": {"max_open_files": 1},
+}
+
+
+def batches() -> Iterator[tuple[str, list[str]]]:
+    dice, number = random.Random(7), 0
+    for _ in range(6):
+        count = dice.randrange(1, 9)
+        yield dice.choice(["a", "b"]), [f"line {number + i:03d}" for i in range(count)]
+        number += count
+
+
+class Checkpoint:
+    """The checkpoint in the store, and how many batches it is behind."""
+
+    def __init__(self) -> None:
+        self.state: State | None = None
+        self.batches = 0
+
+
+def work(fs: FileSystem, saved: Checkpoint, settings: dict[str, Any]) -> None:
+    """Writes what is behind the checkpoint, and saves one after every second batch."""
+    files = appender("/out", path="{fqn}.log", **settings)
+    try:
+        files.start(context(fs), saved.state)
+        todo = list(batches())
+        for number in range(saved.batches, len(todo)):
+            fqn, messages = todo[number]
+            files.append(events(messages, fqn=fqn))
+            if number % 2:
+                state = files.sync()
+                saved.state, saved.batches = state, number + 1
+                files.saved()
+    finally:
+        files.stop()
+
+
+def contents(fs: FileSystem) -> dict[str, list[str]]:
+    """The lines of each pipeline in the order of its files."""
+    found: dict[str, list[str]] = {"a": [], "b": []}
+    for fqn, lines in found.items():
+        rolled = [
+            name
+            for name in names(fs, "/out")
+            if name.startswith(f"{fqn}.") and name != f"{fqn}.log"
+        ]
+        numbered = sorted((int(name.split(".")[1]), name) for name in rolled)
+        digits = {len(name.split(".")[1]) for name in rolled}
+        order = [name for _, name in (numbered if digits <= {6} else numbered[::-1])]
+        for name in [*order, f"{fqn}.log"]:
+            data = text_of(fs, f"/out/{name}") if fs.stat(f"/out/{name}") else b""
+            data = gzip.decompress(data) if name.endswith(".gz") else data
+            lines.extend(data.decode().splitlines())
+    return found
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_a_power_cut_at_every_call_loses_and_doubles_nothing(story: str) -> None:
+    settings = STORIES[story]
+    whole = PowerCutFileSystem()
+    work(whole, Checkpoint(), settings)
+    calls = list(whole.calls)
+    expected = contents(whole)
+    assert sum(map(len, expected.values())) > 20
+    for call in range(1, len(calls) + 1):
+        fs, saved = PowerCutFileSystem(fail_at=call), Checkpoint()
+        with pytest.raises(PowerCut):
+            work(fs, saved, settings)
+        fs = fs.reboot(seed=call)
+        work(fs, saved, settings)
+        assert contents(fs) == expected, (call, calls[call - 1])
+
+
+@pytest.mark.parametrize("story", ["sequence", "window"])
+def test_a_process_that_is_killed_at_every_call_loses_and_doubles_nothing(story: str) -> None:
+    settings = STORIES[story]
+    whole = PowerCutFileSystem()
+    work(whole, Checkpoint(), settings)
+    calls = list(whole.calls)
+    expected = contents(whole)
+    for call in range(1, len(calls) + 1):
+        fs, saved = PowerCutFileSystem(fail_at=call), Checkpoint()
+        with pytest.raises(PowerCut):
+            work(fs, saved, settings)
+        fs.end_processes()
+        fs.dead, fs.fail_at = False, None
+        work(fs, saved, settings)
+        assert contents(fs) == expected, (call, calls[call - 1])
