@@ -49,8 +49,8 @@ check: dev ## Lint, types, layers, Dockerfile, compose file, uvicorn's newest re
 	@.ci/newest-uvicorn
 	@.venv/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/ci.yml
 
-torture: dev ## kill -9 at random moments: KILLS=20, SEED=, STORE=local, minio or faults, OF=compactor
-	@$(PY) -m tests.$(if $(filter compactor,$(OF)),compactor,e2e).torture --store $(STORE) --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(ARGS)
+torture: dev ## kill -9 at random moments: KILLS=20, SEED=, STORE=local, minio or faults, OF=compactor or pipelines
+	@$(PY) -m tests.$(if $(filter service,$(OF)),e2e,$(OF)).torture --store $(STORE) --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 clients: dev ## OpenMetadata's own clients, both generations (800 MB, cached): STORE=local, minio or faults
 	@$(PY) -m tests.e2e.openmetadata --store $(STORE) $(ARGS)

@@ -39,6 +39,9 @@ VERBS = {
     "compact": Verb("tailrace.compact", "Ingest flushed segments into the table."),
     "query": Verb("tailrace.query", "Search across all runs."),
     "tail": Verb("tailrace.tail", "Follow a run, or the newest of a pipeline."),
+    "pipelines": Verb(
+        "tailrace.pipelines", "Feed segments to appenders: files, outputs, other systems."
+    ),
     "leases": Verb("tailrace.leases", "Show which process works on what, and change it."),
     "verify": Verb("tailrace.verify", "Compare everything that is stored, line by line."),
 }

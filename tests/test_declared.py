@@ -11,7 +11,7 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-RUNNING = ["logstore", "coordination", "service", "compactor", "forwarder", "tailrace"]
+RUNNING = ["logstore", "coordination", "service", "compactor", "forwarder", "pipelines", "tailrace"]
 DEVELOPING = ["tests", "benchmarks", "docs"]
 # pyspark names the very version; OpenMetadata's packages are in an environment of their own.
 BROUGHT = {"py4j": "pyspark"}

@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ["logstore", "coordination", "service", "compactor", "forwarder", "tailrace"]
+PACKAGES = [
+    "logstore",
+    "coordination",
+    "service",
+    "compactor",
+    "forwarder",
+    "pipelines",
+    "tailrace",
+]
 SOURCES = [
     path
     for name in [*PACKAGES, "client/tailrace_client"]

@@ -1,0 +1,199 @@
+"""A pipeline's file: YAML to frozen models, with errors that name the key.
+
+    name: audit
+    filter: {fqn: "sales.*", level: INFO}
+    appenders:
+      - type: rolling_file
+        name: files
+        dir: /var/log/runs
+        path: "{service}/{fqn}/{date}.log"
+        layout: {type: pattern, pattern: "%d{ISO8601} %-5level [%run] %msg%n"}
+
+An appender's keys are `type`, `name` and `filter`, and those of its kind.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import yaml
+from pydantic import Field, ValidationError, field_validator
+
+from logstore.errors import InvalidInput
+from logstore.settings import substituted
+from pipelines.appenders.contract import Appender, Kind
+from pipelines.appenders.registry import Registry
+from pipelines.section import Bytes, Section, key
+from pipelines.selection import Selection
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_MIB: Final = 1 << 20
+_OWN: Final = ("type", "name", "filter")
+_HINT: Final = "The keys are listed in docs/pipelines.md."
+Milliseconds = int
+
+
+def _checked_name(value: str) -> str:
+    if not _NAME.fullmatch(value):
+        raise ValueError("must be letters, digits, - and _, at most 64, the first no - or _")
+    return value
+
+
+class AppenderPart(Section):
+    """What every appender has, whatever its kind."""
+
+    type: str = key(..., "the kind of appender")
+    name: str = key(..., "unique within the pipeline; its checkpoint is kept under it")
+    filter: Selection = key(Selection(), "which of the pipeline's records it gets")
+
+    _name = field_validator("name")(_checked_name)
+
+
+class PipelineSettings(Section):
+    """One pipeline, without its appenders."""
+
+    name: str = key(..., "unique; its checkpoints and its consumer group are kept under it")
+    description: str = key("", "for people")
+    start: Literal["oldest", "now"] = key(
+        "oldest",
+        "where it begins the first time: with the oldest segment that is kept, or the next one",
+    )
+    filter: Selection = key(Selection(), "which records it gets")
+    parts: int = key(
+        1,
+        "so many processes can share an appender's work, divided by the pipelines' names",
+        ge=1,
+        le=1024,
+    )
+    event_delay_ms: Milliseconds = key(
+        2000,
+        "how long an event waits for earlier ones, measured against what the nodes have sent",
+        ge=0,
+    )
+    idle_node_ms: Milliseconds = key(
+        30_000, "a node that has sent nothing for so long is not waited for", ge=0
+    )
+    buffer_size_bytes: Bytes = key(
+        64 * _MIB, "events that wait; past it the oldest half goes at once"
+    )
+    checkpoint_interval_ms: Milliseconds = key(10_000, "how often a checkpoint is saved", ge=1)
+    retry_ms: Milliseconds = key(
+        1000, "first pause after a failure of an appender; it doubles", ge=1
+    )
+    most_retry_ms: Milliseconds = key(60_000, "longest such pause", ge=1)
+
+    _name = field_validator("name")(_checked_name)
+
+
+@dataclass(frozen=True, slots=True)
+class AppenderConfig:
+    """One appender of a pipeline: its common part, and how to make one."""
+
+    part: AppenderPart
+    kind: Kind
+    settings: Section
+
+    @property
+    def name(self) -> str:
+        """Its name within the pipeline."""
+        return self.part.name
+
+    def make(self) -> Appender:
+        """An appender that is not started."""
+        return self.kind(self.settings)
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineConfig:
+    """A pipeline as its file says."""
+
+    settings: PipelineSettings
+    appenders: tuple[AppenderConfig, ...]
+    path: str = Field(default="")
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.settings.name
+
+
+def read_folder(folder: str, registry: Registry) -> list[PipelineConfig]:
+    """The pipelines of a folder's `*.yaml`, by name. Raises `InvalidInput`."""
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError as error:
+        raise InvalidInput(f"the folder {folder} cannot be read: {error.strerror}") from None
+    paths = [os.path.join(folder, name) for name in names if name.endswith((".yaml", ".yml"))]
+    found: dict[str, PipelineConfig] = {}
+    for path in paths:
+        config = read(path, registry)
+        if config.name in found:
+            raise InvalidInput(
+                f"{path} and {found[config.name].path} both are the pipeline {config.name!r}",
+                hint="A pipeline's name is that of its checkpoints: give each its own.",
+            )
+        found[config.name] = config
+    return [found[name] for name in sorted(found)]
+
+
+def read(path: str, registry: Registry) -> PipelineConfig:
+    """The pipeline in a file. Raises `InvalidInput` that names file and key."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = yaml.safe_load(substituted(file.read(), os.environ))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InvalidInput(f"{path} cannot be read: {error}", hint=_HINT) from None
+    try:
+        return parse(content, registry, path)
+    except InvalidInput as error:
+        raise InvalidInput(f"{path}: {error}", field=error.field, hint=error.hint) from None
+
+
+def parse(content: Any, registry: Registry, path: str = "") -> PipelineConfig:
+    """The pipeline that a file's content is. Raises `InvalidInput` that names the key."""
+    if not isinstance(content, Mapping):
+        raise InvalidInput("a pipeline is keys and values", hint=_HINT)
+    given = content.get("appenders")
+    if not isinstance(given, Sequence) or isinstance(given, str) or not given:
+        raise InvalidInput(
+            "appenders must list one appender at least", field="appenders", hint=_HINT
+        )
+    rest = {name: value for name, value in content.items() if name != "appenders"}
+    settings = _made(PipelineSettings, rest, "")
+    appenders = tuple(_appender(one, registry, f"appenders.{n}.") for n, one in enumerate(given))
+    names = [one.name for one in appenders]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InvalidInput(f"two appenders are called {twice[0]!r}", field="appenders", hint=_HINT)
+    return PipelineConfig(settings, appenders, path)
+
+
+def _appender(content: Any, registry: Registry, where: str) -> AppenderConfig:
+    if not isinstance(content, Mapping):
+        raise InvalidInput(f"{where[:-1]} must be keys and values", field=where[:-1], hint=_HINT)
+    part = _made(AppenderPart, {name: content[name] for name in _OWN if name in content}, where)
+    kind = registry.kind(part.type)
+    rest = {name: value for name, value in content.items() if name not in _OWN}
+    return AppenderConfig(part, kind, _made(kind.settings, rest, where))
+
+
+def _made(cls: type[Any], content: Mapping[str, Any], where: str) -> Any:
+    try:
+        return cls(**content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = where + ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            raise InvalidInput(f"unknown key {field}", field=field, hint=_HINT) from None
+        if first["type"] == "missing":
+            raise InvalidInput(f"{field} is missing", field=field, hint=_HINT) from None
+        message = first["msg"].removeprefix("Value error, ")
+        raise InvalidInput(
+            f"{field}: {message[:1].lower()}{message[1:]} (it is {first['input']!r})",
+            field=field,
+            hint=_HINT,
+        ) from None

@@ -1,0 +1,53 @@
+"""How far the appenders are, from what is stored: no process needs to be asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from coordination.lease import identity_of
+from coordination.partitions.partition import Partition
+from pipelines.checkpoint import Checkpoint, decode
+from pipelines.process import NAME, World
+from pipelines.source import SegmentSource
+
+
+async def rows(world: World, names: Sequence[str]) -> list[dict[str, Any]]:
+    """A row for each part of each appender of these pipelines. Raises `StoreUnavailable`."""
+    source = SegmentSource(world.store, world.clock)
+    await source.refresh()
+    prefix = world.settings.source_coordination.prefix
+    base = NAME if prefix is None else f"{prefix}|{NAME}"
+    found: list[dict[str, Any]] = []
+    for name in names:
+        after: str | None = None
+        while True:
+            page = await world.partitions.page(f"{base}|{name}", after=after)
+            found += [_row(name, one, source) for one in page.partitions]
+            if page.after is None:
+                break
+            after = page.after
+    return found
+
+
+def _row(pipeline: str, partition: Partition, source: SegmentSource) -> dict[str, Any]:
+    appender, _, part = partition.key.partition("/")
+    checkpoint = decode(partition.progress)
+    counts = {name: checkpoint.counts.get(name, 0) for name in ("events", "late", "forced", "lost")}
+    return {
+        "pipeline": pipeline,
+        "appender": appender,
+        "part": part,
+        "owner": None if partition.owner is None else identity_of(partition.owner),
+        "segments_behind": _behind(checkpoint, source),
+        **counts,
+    }
+
+
+def _behind(checkpoint: Checkpoint, source: SegmentSource) -> int:
+    """Segments that it has not read, of all nodes."""
+    behind = 0
+    for name, node in source.nodes.items():
+        reading = checkpoint.nodes.get(name)
+        behind += sum(seq >= (1 if reading is None else reading.next) for seq in node.sizes)
+    return behind

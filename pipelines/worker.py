@@ -1,0 +1,360 @@
+"""One appender at work: reads segments, orders their events, gives them on, saves checkpoints.
+
+    lease ──► checkpoint ──► appender.start ──► read again what waited ──┐
+                                                                         ▼
+      ┌────────── failure: a pause, then from the last checkpoint ◄── read, give, checkpoint ──►
+      stop
+
+Each appender of a pipeline has a worker, so one that fails or hangs holds up nobody else. Nodes
+are read so that the one that is furthest behind comes first. An event is given on when all nodes
+have sent what is `event_delay_ms` later; a node that has sent nothing for `idle_node_ms` is not
+waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+from zlib import crc32
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from coordination.coordinator.lease import Lease
+from logstore.clock import Clock
+from logstore.errors import (
+    Damaged,
+    LeaseLost,
+    NotFound,
+    OutcomeUnknown,
+    TailraceError,
+    Unavailable,
+)
+from logstore.filesystem import FileSystem
+from pipelines.appenders.contract import Appender, Context, State
+from pipelines.checkpoint import Checkpoint, Reading, decode, encode
+from pipelines.config import AppenderConfig, PipelineConfig
+from pipelines.events import EventBuffer, Origin
+from pipelines.source import SegmentSource
+
+log = logging.getLogger("tailrace.pipelines")
+
+_POLL_SECONDS: Final = 0.5
+_END_OF_TIME: Final = 1 << 62
+
+
+@dataclass(slots=True)
+class Counts:
+    """What a worker did in this process. Grows only."""
+
+    given: int = 0
+    deleted: int = 0
+    lost: int = 0
+    damaged: int = 0
+    failures: int = 0
+    checkpoints: int = 0
+
+
+@dataclass(slots=True)
+class _Progress:
+    """Between two checkpoints: how far each node was read, and what waits."""
+
+    nodes: dict[str, Reading]
+    buffer: EventBuffer
+    appender: Appender
+    counts: Mapping[str, int]
+    read_at: dict[str, float] = field(default_factory=dict)
+    saved_at: float = 0.0
+    changed: bool = False
+
+
+class Worker:
+    """Works on one part of one appender as long as it has its lease."""
+
+    def __init__(
+        self,
+        pipeline: PipelineConfig,
+        appender: AppenderConfig,
+        part: int,
+        lease: Lease,
+        source: SegmentSource,
+        *,
+        clock: Clock,
+        fs: FileSystem,
+    ) -> None:
+        self.counts = Counts()
+        self.lease = lease
+        self.failure: str | None = None
+        self._settings = pipeline.settings
+        self._appender = appender
+        self._part = part
+        self._source = source
+        self._clock = clock
+        self._fs = fs
+        self._stopping = asyncio.Event()
+        self._pause_ms = self._settings.retry_ms
+
+    @property
+    def name(self) -> str:
+        """Pipeline, appender and part."""
+        return f"{self._settings.name}/{self._appender.name}/{self._part}"
+
+    def stop(self) -> None:
+        """Makes `run` save a checkpoint and return."""
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Works until it is stopped or the lease is lost, and gives the lease back."""
+        try:
+            while not self._stopping.is_set() and self.lease.valid():
+                try:
+                    await self._live()
+                except (LeaseLost, NotFound) as error:
+                    log.warning("%s: %s", self.name, error)
+                    return
+                except Exception as error:  # noqa: BLE001 -- an appender may raise anything
+                    await self._failed(error)
+        finally:
+            with suppress(TailraceError):  # what the store does not hear of runs out
+                await self.lease.give_up()
+
+    async def _failed(self, error: Exception) -> None:
+        self.counts.failures += 1
+        said = f"{type(error).__name__}: {error}"
+        if said != self.failure:
+            hint = getattr(error, "hint", "")
+            log.error(
+                "%s failed, and tries again: %s%s", self.name, said, f" ({hint})" if hint else ""
+            )
+        self.failure = said
+        await self._wait(self._pause_ms / 1000)
+        self._pause_ms = min(self._pause_ms * 2, self._settings.most_retry_ms)
+
+    async def _live(self) -> None:
+        """From the last checkpoint to a stop; a failure is raised."""
+        checkpoint = decode(self.lease.progress)
+        appender = self._appender.make()
+        try:
+            await asyncio.to_thread(appender.start, self._context(), checkpoint.appender)
+            progress = await self._begin(checkpoint, appender)
+            while not self._stopping.is_set() and self.lease.valid():
+                if not await self._turn(progress):
+                    await self._wait(_POLL_SECONDS)
+            if self.lease.valid():
+                await self._save(progress)
+        finally:
+            await asyncio.to_thread(appender.stop)
+
+    def _context(self) -> Context:
+        return Context(
+            self._settings.name,
+            self._appender.name,
+            self._part,
+            self._settings.parts,
+            self._fs,
+            self._clock,
+            self.lease.valid,
+        )
+
+    async def _begin(self, checkpoint: Checkpoint, appender: Appender) -> _Progress:
+        """Where the checkpoint was: what waited then waits again."""
+        now = self._clock.monotonic()
+        nodes = dict(checkpoint.nodes)
+        progress = _Progress(
+            nodes, EventBuffer(checkpoint.frontier), appender, checkpoint.counts, saved_at=now
+        )
+        await self._patiently(self._source.refresh)
+        for node, reading in checkpoint.nodes.items():
+            progress.read_at[node] = now
+            for seq in range(reading.low, reading.next):
+                await self._add(progress, node, seq, known=True)
+        if self.lease.progress is None:
+            self._enter(progress)
+            await self._save(progress)
+        return progress
+
+    def _enter(self, progress: _Progress) -> None:
+        """The first start: where the pipeline begins in each node."""
+        for name, node in self._source.nodes.items():
+            first = max(node.sizes, default=0) + 1 if self._settings.start == "now" else node.low
+            progress.nodes[name] = Reading(first, first)
+
+    # --- a turn --------------------------------------------------------------------------
+
+    async def _turn(self, progress: _Progress) -> bool:
+        """Reads a segment if there is one, gives on what may go; whether something was done."""
+        try:
+            await self._source.refresh()
+            found = await self._read(progress)
+        except Unavailable as error:
+            self._say_unavailable(error)
+            found = False
+        given = await self._give(progress)
+        due = self._clock.monotonic() - progress.saved_at
+        if progress.changed and due * 1000 >= self._settings.checkpoint_interval_ms:
+            await self._save(progress)
+        if self.failure is not None and (found or given):
+            log.info("%s works again", self.name)
+            self.failure = None
+        self._pause_ms = self._settings.retry_ms if found or given else self._pause_ms
+        return found or given
+
+    async def _read(self, progress: _Progress) -> bool:
+        """Reads the next segment of the node that is furthest behind; False: there is none."""
+        waiting = []
+        for name, node in self._source.nodes.items():
+            known = progress.nodes.get(name)
+            reading = known or Reading(1, 1)
+            seq, lost = node.following(reading.next)
+            if seq in node.sizes:
+                waiting.append((reading.high_ms, name, seq, lost))
+        if not waiting:
+            return False
+        _, name, seq, lost = min(waiting)
+        if lost and name in progress.nodes:
+            self.counts.lost += lost
+            log.warning(
+                "%s: %d segments of %s were removed before they were read", self.name, lost, name
+            )
+        await self._add(progress, name, seq, known=False)
+        return True
+
+    async def _add(self, progress: _Progress, node: str, seq: int, *, known: bool) -> None:
+        """Puts the wanted events of a segment into the buffer."""
+        try:
+            segment = await self._patiently(lambda: self._source.read(node, seq))
+        except NotFound:
+            if not known:
+                return  # removed since it was listed; the next listing says how many are lost
+            self.counts.lost += 1
+            log.warning(
+                "%s: segment %d of %s is gone, of which events waited", self.name, seq, node
+            )
+            return
+        except Damaged as error:
+            self.counts.damaged += 1
+            log.warning("%s: segment %d of %s is skipped: %s", self.name, seq, node, error)
+            events, high_ms = None, 0
+        else:
+            events = await asyncio.to_thread(self._wanted, segment.events)
+            high_ms = segment.high_ms
+        if events is not None:
+            origin, buffer = Origin(node, seq), progress.buffer
+            await asyncio.to_thread(buffer.add, origin, events, known=known)
+        if not known:
+            before = progress.nodes.get(node, Reading(seq, seq))
+            progress.nodes[node] = Reading(before.low, seq + 1, max(before.high_ms, high_ms))
+            progress.read_at[node] = self._clock.monotonic()
+            progress.changed = True
+
+    def _wanted(self, events: pa.Table) -> pa.Table:
+        """The events of this appender and part."""
+        if self._settings.parts > 1:
+            names = pc.unique(events.column("fqn")).to_pylist()
+            ours = [name for name in names if part_of(name, self._settings.parts) == self._part]
+            events = events.filter(pc.is_in(events.column("fqn"), pa.array(ours, pa.string())))
+        return self._appender.part.filter.of(self._settings.filter.of(events))
+
+    async def _give(self, progress: _Progress) -> bool:
+        """Gives the appender what no node can send anything before any more."""
+        buffer = progress.buffer
+        events = await asyncio.to_thread(buffer.take, self._until(progress))
+        forced = await asyncio.to_thread(buffer.force, self._settings.buffer_size_bytes)
+        if forced.num_rows:
+            events = pa.concat_tables([events, forced])
+        if events.num_rows == 0:
+            return False
+        progress.changed = True
+        kept = self._source.kept(events)
+        self.counts.deleted += events.num_rows - kept.num_rows
+        if kept.num_rows:
+            if not self.lease.valid():
+                raise LeaseLost(f"the lease of {self.name} is over")
+            await asyncio.to_thread(progress.appender.append, kept)
+            self.counts.given += kept.num_rows
+        return True
+
+    def _until(self, progress: _Progress) -> int:
+        """The time up to which events may go, in microseconds."""
+        now, lowest = self._clock.monotonic(), None
+        for name, reading in progress.nodes.items():
+            node = self._source.nodes.get(name)
+            unread = node is not None and node.following(reading.next)[0] in node.sizes
+            quiet = now - progress.read_at.get(name, now)
+            if unread or quiet * 1000 < self._settings.idle_node_ms:
+                lowest = reading.high_ms if lowest is None else min(lowest, reading.high_ms)
+        if lowest is None:
+            return _END_OF_TIME
+        return (lowest - self._settings.event_delay_ms) * 1000
+
+    # --- checkpoints ---------------------------------------------------------------------
+
+    async def _save(self, progress: _Progress) -> None:
+        """Saves a checkpoint. If the store refuses it, the next one is tried later."""
+        if progress.buffer.late_wait:
+            await self._give(progress)
+        state = await asyncio.to_thread(progress.appender.sync)
+        nodes = {}
+        for name, reading in progress.nodes.items():
+            oldest = progress.buffer.oldest(name)
+            nodes[name] = reading._replace(low=reading.next if oldest is None else oldest)
+        progress.saved_at = self._clock.monotonic()
+        try:
+            await self.lease.save(encode(self._checkpoint(progress, nodes, state)))
+        except (Unavailable, OutcomeUnknown) as error:
+            self._say_unavailable(error)
+            return
+        progress.nodes, progress.changed = nodes, False
+        self.counts.checkpoints += 1
+        await asyncio.to_thread(progress.appender.saved)
+
+    def _checkpoint(
+        self, progress: _Progress, nodes: Mapping[str, Reading], state: State
+    ) -> Checkpoint:
+        ours, old = progress.buffer.counts, progress.counts
+        counts = {
+            "events": old.get("events", 0) + ours.events,
+            "late": old.get("late", 0) + ours.late,
+            "forced": old.get("forced", 0) + ours.forced,
+            "copies": old.get("copies", 0) + ours.copies,
+            "lost": self.counts.lost,
+        }
+        return Checkpoint(nodes, progress.buffer.frontier, state, counts)
+
+    # --- waiting -------------------------------------------------------------------------
+
+    async def _patiently(self, call: Callable[[], Any]) -> Any:
+        """What the call gives, once the store answers."""
+        while True:
+            try:
+                return await call()
+            except Unavailable as error:
+                if self._stopping.is_set() or not self.lease.valid():
+                    raise
+                self._say_unavailable(error)
+                await self._wait(_POLL_SECONDS)
+
+    def _say_unavailable(self, error: TailraceError) -> None:
+        said = f"the store does not answer: {error}"
+        if said != self.failure:
+            log.warning("%s waits: %s", self.name, said)
+        self.failure = said
+
+    async def _wait(self, seconds: float) -> None:
+        """Waits, but not beyond a stop."""
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        sleeping = asyncio.ensure_future(self._clock.sleep(seconds))
+        try:
+            await asyncio.wait({stopping, sleeping}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+            sleeping.cancel()
+
+
+def part_of(fqn: str, parts: int) -> int:
+    """Which part a pipeline's name belongs to."""
+    return crc32(fqn.encode()) % parts

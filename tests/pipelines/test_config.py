@@ -1,0 +1,96 @@
+"""Pipelines' files: what they may say, and what is said about those that are wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from logstore.errors import InvalidInput
+from pipelines.appenders.registry import Registry
+from pipelines.config import parse, read, read_folder
+from pipelines.selection import Selection
+from tests.pipelines.events import events
+
+FILES = {"type": "rolling_file", "name": "files", "dir": "/out"}
+
+
+def pipeline(**more: Any) -> dict[str, Any]:
+    return {"name": "p", "appenders": [FILES], **more}
+
+
+def test_a_pipeline_has_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text("name: p\nappenders: [{type: stdout, name: ${NAME:-out}}]\n")
+    (found,) = read_folder(str(tmp_path), Registry())
+    assert (found.settings.event_delay_ms, found.settings.checkpoint_interval_ms) == (2000, 10_000)
+    assert [one.name for one in found.appenders] == ["out"]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ([], "keys and values"),
+        ({"appenders": [FILES]}, "name is missing"),
+        (pipeline(appenders=[]), "one appender at least"),
+        (pipeline(evnt_delay_ms=1), "unknown key evnt_delay_ms"),
+        (pipeline(event_delay_ms=-1), "event_delay_ms: .*greater"),
+        (pipeline(name="a/b"), "name: must be letters"),
+        (pipeline(filter={"level": "LOUD"}), r"filter.level: must be one of TRACE"),
+        (pipeline(filter={"matches": "("}), "filter.matches: is not a regular expression"),
+        (pipeline(appenders=[{"type": "kafka", "name": "k"}]), "no appender is of type 'kafka'"),
+        (pipeline(appenders=[FILES, FILES]), "two appenders are called 'files'"),
+        (
+            pipeline(appenders=[{**FILES, "path": "../x"}]),
+            r"appenders.0.path: .*without \. and \.\.",
+        ),
+        (pipeline(appenders=[{**FILES, "path": "{x}"}]), r"appenders.0.path: has the field {x}"),
+        (pipeline(appenders=[{**FILES, "sizes": 1}]), "unknown key appenders.0.sizes"),
+        (pipeline(appenders=[{**FILES, "keep_for": "7 weeks"}]), "a time with its unit"),
+        (pipeline(appenders=[{**FILES, "layout": {"type": "xml"}}]), "appenders.0.layout: "),
+    ],
+)
+def test_what_is_wrong_is_named(content: Any, says: str) -> None:
+    with pytest.raises(InvalidInput, match=says):
+        parse(content, Registry())
+
+
+def test_two_files_of_one_pipeline_are_refused(tmp_path: Path) -> None:
+    for name in ("a.yaml", "b.yaml"):
+        (tmp_path / name).write_text("name: p\nappenders: [{type: stdout, name: out}]\n")
+    with pytest.raises(InvalidInput, match=r"b\.yaml and .*a\.yaml both are the pipeline 'p'"):
+        read_folder(str(tmp_path), Registry())
+
+
+def test_an_error_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text("name: [\n")
+    with pytest.raises(InvalidInput, match=r"p\.yaml cannot be read"):
+        read(str(path), Registry())
+
+
+@pytest.mark.parametrize(
+    ("settings", "taken"),
+    [
+        ({}, ["a", "b", "c", "d"]),
+        ({"level": "warn"}, ["b", "c"]),
+        ({"fqn": "sales.*"}, ["a", "b"]),
+        ({"fqn": ["hr", "sales.?"], "exclude_fqn": "*.y"}, ["a", "d"]),
+        ({"run": "r2"}, ["c", "d"]),
+        ({"contains": "b"}, ["b"]),
+        ({"matches": "^[cd]$", "level": "ERROR"}, ["c"]),
+    ],
+)
+def test_a_filter_takes_what_all_of_it_holds_for(settings: Any, taken: list[str]) -> None:
+    import pyarrow as pa
+
+    table = pa.concat_tables(
+        [
+            events(["a"], fqn="sales.x", run="r1", level="INFO"),
+            events(["b"], fqn="sales.y", run="r1", level="WARN"),
+            events(["c"], fqn="ops", run="r2", level="ERROR"),
+            events(["d"], fqn="hr", run="r2", level=None),
+        ]
+    )
+    assert Selection(**settings).of(table).column("message").to_pylist() == taken

@@ -1,0 +1,310 @@
+"""Processes of pipelines over a store in a folder: what fails, what is deleted, what is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pytest
+
+from compactor.ingest.plan import StoredSegment
+from compactor.maintenance.consumers import Candidates, settle
+from coordination.groups import State, pipeline_group, read_group
+from logstore import keys, ulid
+from logstore.batch import RunKey
+from logstore.clock import SystemClock
+from logstore.disk import Disk
+from logstore.errors import InvalidInput
+from logstore.objects.local import LocalStore
+from logstore.objects.settings import PipelineSettings
+from logstore.runs.deletions import Deletion, encode_deletion
+from logstore.segments.carry import Carry
+from logstore.segments.writer import encode_segment
+from pipelines.appenders.contract import AppenderFailed, Context
+from pipelines.appenders.contract import State as AppenderState
+from pipelines.appenders.registry import Registry
+from pipelines.config import AppenderConfig, AppenderPart, PipelineConfig, parse
+from pipelines.process import PipelinesProcess, World, open_world
+from pipelines.section import Section
+from pipelines.settings import PipelinesSettings
+from pipelines.status import rows
+from tests.batches import make_batches
+
+_PATIENCE_SECONDS = 60.0
+FAST = {
+    "event_delay_ms": 0,
+    "idle_node_ms": 200,
+    "checkpoint_interval_ms": 50,
+    "retry_ms": 20,
+    "most_retry_ms": 50,
+}
+
+
+class Nothing(Section):
+    """No keys."""
+
+
+class Remembering:
+    """An appender in memory, which goes back as a file does; it fails when it is told to."""
+
+    settings: ClassVar[type[Section]] = Nothing
+    lines: ClassVar[dict[str, list[str]]] = {}
+    failing: ClassVar[set[str]] = set()
+
+    def __init__(self, settings: Nothing) -> None:
+        self._context: Context | None = None
+
+    def start(self, context: Context, state: AppenderState | None) -> None:
+        self._context = context
+        del self._mine[0 if state is None else int(state["count"]) :]
+
+    @property
+    def _mine(self) -> list[str]:
+        assert self._context is not None
+        return self.lines.setdefault(self._context.appender, [])
+
+    def append(self, events: pa.Table) -> None:
+        assert self._context is not None
+        messages = events.column("message").to_pylist()
+        self._mine.extend(messages[: len(messages) // 2])
+        if self._context.appender in self.failing:
+            raise AppenderFailed("its disk is full")
+        self._mine.extend(messages[len(messages) // 2 :])
+
+    def sync(self) -> AppenderState:
+        return {"count": len(self._mine)}
+
+    def saved(self) -> None:
+        """Nothing is to be done."""
+
+    def stop(self) -> None:
+        """Nothing is to be done."""
+
+
+@pytest.fixture(autouse=True)
+def forget() -> None:
+    Remembering.lines = {}
+    Remembering.failing = set()
+
+
+class Lake:
+    """A store with segments of nodes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.store = LocalStore(f"{folder}/store", Disk(), SystemClock(), random.Random(1))
+        self.seqs: dict[str, int] = {}
+        self.settings = PipelinesSettings(
+            data=str(folder), pipelines=PipelineSettings(poll_seconds=0.05)
+        )
+
+    async def put(
+        self, *lines: str, node: str = "n", fqn: str = "shop.load", run: str = "r"
+    ) -> int:
+        """A segment of lines; gives the ULID of its batch."""
+        seq = self.seqs[node] = self.seqs.get(node, 0) + 1
+        first = ulid.lowest_at(SystemClock().now_ms()) | seq << 40
+        text = "".join(f"{line}\n" for line in lines).encode()
+        entries = make_batches(node, [(RunKey(fqn, run), first, text)], first_pos=seq * 1000)
+        body = bytes(encode_segment(entries, node=node, seq=seq, carry=Carry()).body)
+        await self.store.put(keys.segment(node, seq), body)
+        return first
+
+    @asynccontextmanager
+    async def running(self, *pipelines: PipelineConfig) -> AsyncIterator[PipelinesProcess]:
+        """A process that runs these."""
+        async with self.world() as world:
+            process = PipelinesProcess(world, pipelines)
+            task = asyncio.ensure_future(process.run())
+            try:
+                yield process
+            finally:
+                process.stop()
+                await task
+
+    @asynccontextmanager
+    async def world(self) -> AsyncIterator[World]:
+        async with open_world(self.settings) as world:
+            yield world
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return Lake(tmp_path)
+
+
+def pipeline(*names: str, **settings: Any) -> PipelineConfig:
+    made = parse(
+        {"name": "p", **FAST, **settings, "appenders": [{"type": "stdout", "name": "unused"}]},
+        Registry(),
+    )
+    appenders = tuple(
+        AppenderConfig(AppenderPart(type="memory", name=name), Remembering, Nothing())
+        for name in names
+    )
+    return PipelineConfig(made.settings, appenders)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(_PATIENCE_SECONDS):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
+def has(appender: str, *lines: str) -> Callable[[], bool]:
+    return lambda: Remembering.lines.get(appender) == list(lines)
+
+
+async def test_a_failing_appender_holds_up_nobody_and_gets_everything_once(lake: Lake) -> None:
+    Remembering.failing = {"broken"}
+    await lake.put("1", "2", "3", "4")
+    async with lake.running(pipeline("whole", "broken")) as process:
+        await until(has("whole", "1", "2", "3", "4"))
+        await until(lambda: any(one.counts.failures > 3 for one in process.workers))
+        await lake.put("5")
+        await until(has("whole", "1", "2", "3", "4", "5"))
+        Remembering.failing = set()
+        await until(has("broken", "1", "2", "3", "4", "5"))
+
+
+async def test_a_process_goes_on_where_the_last_one_was(lake: Lake) -> None:
+    await lake.put("1", "2")
+    async with lake.running(pipeline("a")):
+        await until(has("a", "1", "2"))
+    Remembering.lines["a"].append("never synced")
+    await lake.put("3")
+    async with lake.running(pipeline("a")) as process:
+        await until(has("a", "1", "2", "3"))
+        assert process.workers[0].counts.given == 1
+
+
+async def test_a_pipeline_may_begin_with_what_comes(lake: Lake) -> None:
+    await lake.put("old")
+    async with lake.running(pipeline("a", start="now")) as process:
+        await until(lambda: any(one.counts.checkpoints for one in process.workers))
+        await lake.put("new")
+        await until(has("a", "new"))
+
+
+async def test_lines_of_a_deleted_run_that_wait_are_not_given(lake: Lake) -> None:
+    await lake.put("kept", fqn="other")
+    last = await lake.put("deleted", run="gone")
+    deletion = Deletion("shop.load", "gone", last | 0xFFFF, "v")
+    async with lake.running(pipeline("a", event_delay_ms=100_000, idle_node_ms=1500)) as process:
+        await until(lambda: any(one.counts.checkpoints for one in process.workers))
+        await lake.store.put(deletion.key, encode_deletion(deletion))
+        await until(has("a", "kept"))
+        await until(lambda: process.workers[0].counts.deleted == 1)
+        await lake.put("again", run="gone")
+        await until(has("a", "kept", "again"))
+
+
+async def test_a_damaged_segment_is_skipped_and_counted(lake: Lake) -> None:
+    await lake.store.put(keys.segment("n", 1), b"no segment")
+    lake.seqs["n"] = 1
+    await lake.put("2")
+    async with lake.running(pipeline("a")) as process:
+        await until(has("a", "2"))
+        assert process.workers[0].counts.damaged == 1
+
+
+async def test_segments_that_were_removed_unread_are_counted(lake: Lake) -> None:
+    await lake.put("1")
+    async with lake.running(pipeline("a")):
+        await until(has("a", "1"))
+    for line in ("2", "3", "4"):
+        await lake.put(line)
+    from logstore.runs.watermark import raise_watermark
+
+    await raise_watermark(lake.store, "n", fresh_id=lambda: "v", low=4)
+    await lake.store.delete([keys.segment("n", 2), keys.segment("n", 3)])
+    async with lake.running(pipeline("a")) as process:
+        await until(has("a", "1", "4"))
+        assert process.workers[0].counts.lost == 2
+
+
+async def test_the_pipelines_group_moves_with_its_lowest_checkpoint(lake: Lake) -> None:
+    Remembering.failing = {"broken"}
+    for line in ("1", "2", "3"):
+        await lake.put(line)
+    async with lake.running(pipeline("whole", "broken")) as process:
+        await until(has("whole", "1", "2", "3"))
+        await until(lambda: sum(one.counts.checkpoints > 1 for one in process.workers) == 1)
+        await process.move_groups()
+        group = await read_group(lake.store, pipeline_group("p"))
+        assert group is not None
+        assert group.holds("n", 1)
+        Remembering.failing = set()
+        await until(lambda: all(one.counts.checkpoints > 1 for one in process.workers))
+        await process.move_groups()
+        group = await read_group(lake.store, pipeline_group("p"))
+        assert group is not None
+        assert not group.holds("n", 3)
+        assert group.holds("n", 4)
+
+
+async def test_a_pipeline_that_holds_too_much_is_evicted_and_does_nothing(
+    lake: Lake, caplog: pytest.LogCaptureFixture
+) -> None:
+    await lake.put("1")
+    async with lake.running(pipeline("a")) as process:
+        await until(has("a", "1"))
+        await process.move_groups()
+    held = Candidates(
+        [StoredSegment("n", 2, "", 900, 0), StoredSegment("n", 3, "", 200, 0)], frozenset()
+    )
+
+    class Pass:
+        store = lake.store
+        clock = SystemClock()
+        evict_after_hours = 0.001
+        pipeline_bytes = 1_100
+        reached = staticmethod(lambda _: None)
+        fresh_id = staticmethod(lambda: "v2")
+
+    await settle(Pass(), {"n": held})  # type: ignore[arg-type]
+    group = await read_group(lake.store, pipeline_group("p"))
+    assert group is not None
+    assert group.state is State.ACTIVE, "age does not evict a pipeline"
+    Pass.pipeline_bytes = 1_099
+    assert await settle(Pass(), {"n": held}) == 1  # type: ignore[arg-type]
+    await lake.put("2")
+    async with lake.running(pipeline("a")):
+        await until(lambda: "p is evicted and does nothing: it kept 1100 bytes" in caplog.text)
+    assert Remembering.lines["a"] == ["1"]
+
+
+async def test_parts_cannot_be_changed_behind_a_checkpoint(lake: Lake) -> None:
+    await lake.put("1")
+    async with lake.running(pipeline("a")):
+        await until(has("a", "1"))
+    async with lake.world() as world:
+        with pytest.raises(InvalidInput, match="a was divided into 1 parts"):
+            await PipelinesProcess(world, [pipeline("a", parts=2)]).run()
+
+
+async def test_parts_share_the_pipelines(lake: Lake) -> None:
+    names = [f"shop.p{n}" for n in range(8)]
+    for name in names:
+        await lake.put(name, fqn=name)
+    async with lake.running(pipeline("a", parts=3)) as process:
+        await until(lambda: sorted(Remembering.lines.get("a", ())) == names)
+        assert sorted(one.name for one in process.workers) == ["p/a/0", "p/a/1", "p/a/2"]
+
+
+async def test_status_says_how_far_each_appender_is(lake: Lake) -> None:
+    Remembering.failing = {"broken"}
+    await lake.put("1", "2")
+    async with lake.running(pipeline("whole", "broken")) as process:
+        await until(lambda: any(one.counts.given for one in process.workers))
+        await until(lambda: sum(one.counts.checkpoints > 1 for one in process.workers) == 1)
+    await lake.put("3")
+    async with lake.world() as world:
+        found = {row["appender"]: row for row in await rows(world, ["p"])}
+    assert (found["whole"]["events"], found["whole"]["segments_behind"]) == (2, 1)
+    assert (found["broken"]["events"], found["broken"]["segments_behind"]) == (0, 2)

@@ -1,0 +1,246 @@
+"""A real service takes lines; two processes share a pipeline and are killed; then files are read.
+
+Each line says who wrote it, its number, and the time that its record carries. The files must have
+every acknowledged line once, and each file's lines in order of time, but for as many as the
+checkpoints count as late. Lines of one writer are a millisecond apart, and come in batches.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from contextlib import suppress
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+from tests.e2e.service_process import BASE, ServiceProcess
+
+_PATIENCE_SECONDS = 180.0
+_PARTS = 3
+_MOST_BATCH = 200
+_LINE = 56
+_ROLLED_BYTES = 40_000
+
+
+class Writer(threading.Thread):
+    """Posts records of one run, batch by batch, until it is told to stop."""
+
+    def __init__(self, url: str, number: int, seed: int) -> None:
+        super().__init__(daemon=True)
+        self.fqn = f"shop.p{number}"
+        self.lines: list[str] = []
+        self.stopped = threading.Event()
+        self._url = f"{url}{BASE}/{self.fqn}/run1"
+        self._dice = random.Random(seed * 1000 + number)
+
+    def run(self) -> None:
+        with httpx.Client(timeout=60) as client:
+            while not self.stopped.is_set():
+                begin, count = time.time(), self._dice.randrange(1, _MOST_BATCH)
+                lines, records = [], []
+                for number in range(count):
+                    moment = datetime.fromtimestamp(begin + number * 1e-5, UTC).isoformat()
+                    lines.append(f"{moment} {self.fqn} {len(self.lines) + number:06d}")
+                    records.append(json.dumps({"message": lines[-1], "ts": moment}))
+                answer = client.post(
+                    self._url,
+                    content="\n".join(records).encode() + b"\n",
+                    headers={"Content-Type": "application/x-ndjson"},
+                )
+                answer.raise_for_status()
+                self.lines += lines
+                time.sleep(self._dice.random() * 0.05)
+
+
+class PipelinesProcess:
+    """`tailrace pipelines`, started and killed."""
+
+    def __init__(self, folder: Path, store: Path, pipelines: Path) -> None:
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self._arguments = ["pipelines", "--data", str(folder), "--dir", str(pipelines)]
+        self._environment = {
+            **os.environ,
+            "TAILRACE_STORE": str(store),
+            "TAILRACE_PIPELINES__LEASE_SECONDS": "10",
+            "TAILRACE_PIPELINES__POLL_SECONDS": "0.5",
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Starts it; does not wait for it."""
+        with (self._folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tailrace", *self._arguments],
+                env=self._environment,
+                stderr=log,
+                stdout=log,
+            )
+
+    def kill(self) -> None:
+        """kill -9."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self) -> int:
+        """SIGTERM; the exit status."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+        return self._process.wait(timeout=_PATIENCE_SECONDS)
+
+    def status(self) -> list[dict[str, Any]]:
+        """What `tailrace pipelines status --json` says."""
+        act, *rest = self._arguments
+        done = subprocess.run(
+            [sys.executable, "-m", "tailrace", act, "status", "--json", *rest],
+            env=self._environment,
+            capture_output=True,
+            check=True,
+        )
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    def output(self) -> str:
+        """What it wrote."""
+        return (self._folder / "log").read_text(errors="replace")
+
+
+class Torture:
+    """One story; `faults` says what is wrong, `told` what happened."""
+
+    def __init__(self, folder: Path, *, kills: int, seed: int) -> None:
+        self.faults: list[str] = []
+        self.told = ""
+        self._folder = folder
+        self._kills = kills
+        self._seed = seed
+        self._dice = random.Random(seed)
+
+    def run(self) -> None:
+        """Raises nothing but what is broken in the test itself."""
+        folder = self._folder
+        (folder / "pipelines").mkdir(parents=True)
+        (folder / "pipelines" / "files.yaml").write_text(yaml.safe_dump(self._pipeline()))
+        service = ServiceProcess(
+            folder / "node", store=folder / "store", TAILRACE_FLUSH__SEGMENT_SECONDS="0.4"
+        )
+        service.start()
+        writers = [Writer(service.url, number, self._seed) for number in range(5)]
+        processes = [
+            PipelinesProcess(folder / name, folder / "store", folder / "pipelines")
+            for name in ("first", "second")
+        ]
+        try:
+            for writer in writers:
+                writer.start()
+            for process in processes:
+                process.start()
+            for _ in range(self._kills):
+                self._wait_for_work()
+                process = self._dice.choice(processes)
+                process.kill()
+                process.start()
+            for writer in writers:
+                writer.stopped.set()
+                writer.join()
+            rows = self._wait(processes[0], sum(len(one.lines) for one in writers))
+            for process in processes:
+                if process.stop() != 0:
+                    self.faults.append(f"a process did not stop well: {process.output()[-2000:]}")
+        finally:
+            for process in processes:
+                process.kill()
+            service.stop()
+        self._judge(writers, rows)
+        for process in processes:
+            if "Traceback" in process.output():
+                self.faults.append(process.output()[-3000:])
+
+    def _pipeline(self) -> dict[str, Any]:
+        return {
+            "name": "files",
+            "parts": _PARTS,
+            "event_delay_ms": 200,
+            "idle_node_ms": 3000,
+            "checkpoint_interval_ms": 700,
+            "appenders": [
+                {
+                    "type": "rolling_file",
+                    "name": "plain",
+                    "dir": str(self._folder / "out"),
+                    "path": "{service}/{fqn}.log",
+                    "layout": {"type": "raw"},
+                    "max_file_size": _ROLLED_BYTES,
+                    "compress": "gzip",
+                }
+            ],
+        }
+
+    def _wait_for_work(self) -> None:
+        """Until lines were written that no checkpoint has, or a moment later."""
+        end = time.monotonic() + _PATIENCE_SECONDS
+        before = self._written()
+        while self._written() - before < 2 * _MOST_BATCH * _LINE and time.monotonic() < end:
+            time.sleep(0.01)
+        time.sleep(self._dice.random() * 0.5)
+
+    def _written(self) -> int:
+        """Bytes that were written, about: of files that were rolled the size that they had."""
+        total = len(list(self._folder.glob("out/shop/*.??????.log*"))) * _ROLLED_BYTES
+        for path in self._folder.glob("out/shop/shop.p?.log"):
+            with suppress(FileNotFoundError):  # just renamed
+                total += path.stat().st_size
+        return total
+
+    def _wait(self, process: PipelinesProcess, count: int) -> list[dict[str, Any]]:
+        """Until the checkpoints have all that was written, or nothing moves any more."""
+        end = time.monotonic() + _PATIENCE_SECONDS
+        while True:
+            rows = process.status()
+            if sum(row["events"] for row in rows) >= count:
+                return rows
+            if time.monotonic() > end:
+                self.faults.append(f"the checkpoints do not come to {count} events: {rows}")
+                return rows
+            time.sleep(0.5)
+
+    def _judge(self, writers: list[Writer], rows: list[dict[str, Any]]) -> None:
+        late = sum(row["late"] for row in rows)
+        backward = total = 0
+        for writer in writers:
+            found = self._lines_of(writer.fqn)
+            total += len(found)
+            wanted, have = Counter(writer.lines), Counter(found)
+            missing, more = wanted - have, have - wanted
+            if missing:
+                self.faults.append(f"{writer.fqn} lacks {len(missing)}: {sorted(missing)[:3]}")
+            if more:
+                self.faults.append(f"{writer.fqn} has {len(more)} too many: {sorted(more)[:3]}")
+            backward += sum(one > other for one, other in pairwise(found))
+        if backward > late:
+            self.faults.append(f"{backward} lines are out of order, {late} were counted as late")
+        self.told = f"{total} lines, {self._kills} kills, {late} late, {len(self.faults)} faults"
+
+    def _lines_of(self, fqn: str) -> list[str]:
+        found: list[str] = []
+        folder = self._folder / "out" / "shop"
+        rolled = sorted(folder.glob(f"{fqn}.??????.log*"))
+        for path in [*rolled, folder / f"{fqn}.log"]:
+            if path.exists():
+                data = path.read_bytes()
+                text = gzip.decompress(data) if path.suffix == ".gz" else data
+                found += text.decode().splitlines()
+        return found
