@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
 _PYTHON_BEGIN = re.compile(r"\s*(?:\+ Exception Group )?Traceback \(most recent call last\):")
+_PYTHON_GROUP = re.compile(r" +[|+]")
 _PYTHON_CHAIN = re.compile(
     r"During handling of the above exception|The above exception was the direct cause"
 )
@@ -46,6 +47,10 @@ class Python:
         if state == "chain":
             self._state = "frames" if _PYTHON_BEGIN.match(line) else state
             return True if self._state == "frames" or not line.strip() else self._no(line)
+        if state == "group":
+            if _PYTHON_GROUP.match(line):
+                return True
+            state = self._state = "over"
         if state == "frames":
             if not line or line[0] in " \t":
                 return True
@@ -62,7 +67,7 @@ class Python:
 
     def _no(self, line: str) -> bool:
         begins = "Traceback (" in line and _PYTHON_BEGIN.match(line) is not None
-        self._state = "frames" if begins else ""
+        self._state = ("group" if "+ Exception Group" in line else "frames") if begins else ""
         return False
 
 
