@@ -1,0 +1,173 @@
+"""`tailrace forward --config`: the engine with all its parts, from start to stop.
+
+A stop (SIGTERM, SIGINT) reads no more, waits `shutdown_timeout` for what is on its way, and saves
+the checkpoints. What was not acknowledged by then is sent by the next start, under the same ids.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+from forwarder.checkpoints.log import Checkpoints
+from forwarder.config.forwarder import Forwarder
+from forwarder.config.source import Source
+from forwarder.delivery.opening import open_delivery
+from forwarder.delivery.token import Token
+from forwarder.delivery.verdicts import Verdict
+from forwarder.engine.engine import Engine
+from forwarder.engine.hints import is_remote
+from forwarder.engine.parts import Shared, SourceParts, Tally
+from forwarder.engine.registry import Registry
+from forwarder.entries.packer import Packer
+from forwarder.files.facts import facts_of
+from forwarder.files.finder import Finder
+from forwarder.files.globs import Glob
+from forwarder.files.handles import Handles
+from forwarder.files.ordering import Ordering
+from forwarder.naming import Namer
+from logstore.clock import SystemClock
+from logstore.errors import InvalidInput
+from tailrace_client.ids import BatchIds
+
+log = logging.getLogger(__name__)
+
+Say = Callable[[str], None]
+
+
+def forward(config: Forwarder) -> int:
+    """Forwards until a signal; the exit status. Raises what makes a start impossible."""
+    refuse_windows(sys.platform)
+    logging.basicConfig(
+        level=logging.INFO,
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    checkpoints = Checkpoints(config.folder, say=log.warning)
+    try:
+        return _forward(config, checkpoints)
+    finally:
+        checkpoints.close()
+
+
+def refuse_windows(platform: str) -> None:
+    """Raises `InvalidInput` on Windows, where a file that is open cannot be renamed."""
+    if platform == "win32":
+        raise InvalidInput(
+            "the forwarder does not run on Windows",
+            hint="It follows files by inodes and open handles: run it on Linux or macOS, or write"
+            " with tailrace-client.",
+        )
+
+
+def _forward(config: Forwarder, checkpoints: Checkpoints) -> int:
+    box: list[Engine] = []
+
+    def on_verdict(file: str, verdict: Verdict) -> None:
+        box[0].on_verdict(file, verdict)
+
+    delivery = open_delivery(
+        config.targets,
+        Token(config.token, file=config.token_file),
+        on_verdict=on_verdict,
+        say=log.warning,
+        senders=config.senders,
+        durability=config.durability,
+        first_pause_seconds=config.retry_on_failure.initial_interval,
+        longest_pause_seconds=config.retry_on_failure.max_interval,
+        ca_file=config.ca_file,
+    )
+    try:
+        engine = Engine(
+            make_shared(config, checkpoints, log.warning),
+            delivery,
+            batch_bytes=config.batch_bytes,
+            memory_bytes=config.memory_bytes,
+            hinted=hinted(config),
+        )
+        box.append(engine)
+        _stop_on_signals(engine)
+        log.info("forwards to %s", ", ".join(config.targets))
+        engine.run()
+        if not engine.drain(config.shutdown_timeout):
+            log.warning(
+                "batches were not acknowledged in time; the next start sends them under their ids"
+            )
+    finally:
+        delivery.stop(0)
+    return 0
+
+
+def make_shared(config: Forwarder, checkpoints: Checkpoints, say: Say) -> Shared:
+    """What all parts of the engine use, for these sources."""
+    ids = BatchIds()
+    for state in checkpoints.files.values():
+        for prepared in state.prepared:
+            ids.go_above(prepared.batch)
+    return Shared(
+        sources={source.name: make_source(source, say) for source in config.sources},
+        registry=Registry(),
+        handles=Handles(sum(source.max_concurrent_files for source in config.sources)),
+        checkpoints=checkpoints,
+        clock=SystemClock(),
+        mint=ids.mint,
+        correct=ids.correct,
+        say=say,
+        tallies={source.name: Tally() for source in config.sources},
+    )
+
+
+def make_source(source: Source, say: Say) -> SourceParts:
+    """A source with what finds, names and packs its files."""
+    tally_of_errors: set[str] = set()
+
+    def unreadable(path: str, error: OSError) -> None:
+        if path not in tally_of_errors:
+            tally_of_errors.add(path)
+            say(f"{path} cannot be listed: {error.strerror}; it is tried again")
+
+    order = source.ordering_criteria
+    return SourceParts(
+        config=source,
+        finder=Finder(
+            source.include,
+            source.exclude,
+            older_than_ns=int(source.exclude_older_than * 1e9),
+            order=Ordering(order, say) if order is not None else None,
+            now_ns=lambda: SystemClock().now_ms() * 1_000_000,
+            unreadable=unreadable,
+        ),
+        archives=tuple(Glob(each) for each in source.archive_include),
+        packer=Packer(source),
+        name=Namer(source, host=socket.gethostname()).name,
+        facts=facts_of(source),
+    )
+
+
+def hinted(config: Forwarder) -> list[str]:
+    """The sources of which the kernel knows all changes: those without network file systems."""
+    try:
+        with open("/proc/mounts", encoding="utf-8", errors="surrogateescape") as file:
+            mounts = file.read()
+    except OSError:
+        mounts = ""
+    return [
+        source.name
+        for source in config.sources
+        if source.hints
+        and not any(is_remote(os.path.abspath(each), mounts) for each in source.include)
+    ]
+
+
+def _stop_on_signals(engine: Engine) -> None:
+    def stop(number: int, _frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)  # a second one ends the process at once
+        engine.stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)

@@ -1,0 +1,138 @@
+"""A real forwarder and a real service, of which both are killed: each line once, in order."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from tests.client.programs import state_of
+from tests.e2e.service_process import ServiceProcess
+from tests.faults.kinds import KNOWABLE, Kind
+from tests.faults.schedule import Schedule, evenly
+from tests.faults.thread import fault_proxy
+from tests.forwarder.forwarder_process import ForwarderProcess, stored
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
+    started = ServiceProcess(tmp_path_factory.mktemp("service") / "node")
+    started.start()
+    yield started
+    started.stop()
+
+
+def _append(path: Path, first: int, last: int) -> list[str]:
+    lines = [f"line {number} {'x' * 60}" for number in range(first, last)]
+    with path.open("a") as file:
+        file.write("".join(f"{line}\n" for line in lines))
+    return lines
+
+
+def test_rotated_killed_compressed_and_closed(service: ServiceProcess, tmp_path: Path) -> None:
+    run = "rotated"
+    forwarder = ForwarderProcess(tmp_path, service.url, run=run, rotate_wait="500ms")
+    log = forwarder.logs / "a.log"
+    forwarder.start()
+    expected = _append(log, 0, 1000)
+    forwarder.until(lambda: stored(service.url, run) == expected)
+    for generation in range(1, 4):
+        forwarder.kill()
+        expected += _append(log, generation * 1000, generation * 1000 + 500)
+        log.rename(forwarder.logs / f"a.log.{generation}")
+        expected += _append(log, generation * 1000 + 500, generation * 1000 + 1000)
+        forwarder.start()
+        forwarder.until(lambda: stored(service.url, run) == expected)  # noqa: B023
+    rotated = forwarder.logs / "a.log.3"
+    (forwarder.logs / "a.log.3.gz").write_bytes(gzip.compress(rotated.read_bytes()))
+    rotated.unlink()
+    shutil.copy(log, forwarder.logs / "a.log.copy")
+    os.truncate(log, 0)
+    expected += _append(log, 9000, 9100)
+    forwarder.until(lambda: stored(service.url, run) == expected)
+    for path in forwarder.logs.iterdir():
+        path.unlink()
+    forwarder.until(lambda: state_of(service.url, run)[0] == "closed")
+    assert forwarder.stop() == 0
+    assert stored(service.url, run) == expected
+
+
+def test_killed_again_and_again_behind_a_bad_network(
+    service: ServiceProcess, tmp_path: Path
+) -> None:
+    dice, run = Random(15), "killed"
+    kinds = [kind for kind in KNOWABLE if kind is not Kind.ERROR_IN_200]
+    schedule = Schedule(15, evenly(0.2, kinds))
+    expected: list[str] = []
+    with fault_proxy(service.url, schedule) as url:
+        forwarder = ForwarderProcess(tmp_path, url, run=run, batch_bytes="16KiB")
+        log = forwarder.logs / "a.log"
+        for number in range(6):
+            forwarder.start()
+            for part in range(10):
+                first = number * 10_000 + part * 300
+                expected += _append(log, first, first + 300)
+                forwarder.until(lambda: (tmp_path / "state").exists())
+            before = len(stored(service.url, run))
+            some = before + dice.randrange(1, 1500)
+            forwarder.until(lambda: len(stored(service.url, run)) >= min(some, len(expected)))  # noqa: B023
+            forwarder.kill()
+            if dice.randrange(2):
+                log.rename(forwarder.logs / f"a.log.{number}")
+        schedule.calm()
+        forwarder.start()
+        forwarder.until(lambda: len(stored(service.url, run)) >= len(expected))
+        assert forwarder.stop() == 0
+    assert stored(service.url, run) == expected
+    assert sum(schedule.injected.values()) > 0
+
+
+def test_the_service_is_killed_meanwhile(tmp_path: Path) -> None:
+    service = ServiceProcess(tmp_path / "node")
+    service.start()
+    forwarder = ForwarderProcess(tmp_path / "forwarder", service.url, run="away")
+    log = forwarder.logs / "a.log"
+    forwarder.start()
+    expected = _append(log, 0, 2000)
+    forwarder.until(lambda: stored(service.url, "away") == expected)
+    service.kill()
+    expected += _append(log, 2000, 4000)
+    log.rename(forwarder.logs / "a.log.1")
+    expected += _append(log, 4000, 4100)
+    forwarder.until(lambda: "Connection refused" in forwarder.said())
+    service.start()
+    forwarder.until(lambda: stored(service.url, "away") == expected)
+    assert forwarder.stop() == 0
+    service.stop()
+
+
+def test_a_stop_waits_for_what_is_on_its_way(service: ServiceProcess, tmp_path: Path) -> None:
+    forwarder = ForwarderProcess(tmp_path, service.url, run="stopped")
+    log = forwarder.logs / "a.log"
+    expected = _append(log, 0, 100_000)
+    with log.open("a") as file:
+        file.write("unfinished")
+    forwarder.start()
+    assert forwarder.stop() == 0
+    part = stored(service.url, "stopped")
+    assert part == expected[: len(part)]
+    forwarder.start()
+    forwarder.until(lambda: len(stored(service.url, "stopped")) == len(expected) + 1)
+    assert forwarder.stop() == 0
+    assert stored(service.url, "stopped") == [*expected, "unfinished"]
+
+
+def test_a_second_forwarder_on_the_storage_refuses(service: ServiceProcess, tmp_path: Path) -> None:
+    first = ForwarderProcess(tmp_path, service.url, run="two")
+    first.start()
+    second = ForwarderProcess(tmp_path, service.url, run="two")
+    second.start(wait=False)
+    assert second.process is not None
+    assert second.process.wait(timeout=60) == 1
+    assert "Stop the other forwarder" in second.said()
+    assert first.stop() == 0
