@@ -168,7 +168,7 @@ class Engine:
     def _ready(self, now: float) -> list[Tracked]:
         ready = [
             file
-            for file in self._registry.awake.values()
+            for file in list(self._registry.awake.values())  # a predecessor may wake
             if file.dirty
             and not file.lost_sight
             and file.stage != "failed"
