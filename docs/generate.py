@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from compactor.reporting.metrics import COUNTERS, GAUGES
+from docs import forwarder_reference
 from docs.upstream import COUNTS, SOURCES, rows
 from logstore import errors
 from logstore.settings import table
@@ -50,6 +51,7 @@ def pages() -> dict[str, str]:
         "metrics.md": _metrics(),
         "errors.md": _errors(),
         "openmetadata.md": _openmetadata(),
+        "forwarder-reference.md": _forwarder(),
     }
 
 
@@ -198,6 +200,24 @@ def _openmetadata() -> str:
     for group, source in SOURCES.items():
         lines += [f"## {group}: {source} ({COUNTS[group]})", ""]
         lines += [*_table("upstream | asks | ours, where it differs | test", rows(group)), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _forwarder() -> str:
+    text = (
+        "The keys of `tailrace forward --config`; [the guide](forwarder.md) has examples. One "
+        "source has its keys beside those of the top; several stand below `receivers`, each as "
+        "`file_log/NAME` (also `filelog/NAME`). A key that is not listed is refused.\n"
+        "Durations have a unit (`200ms`, `1m30s`, `7d`), sizes may (`16KiB`, `1MiB`). Regular "
+        "expressions are Python's, which has nearly all of Go's syntax; `(?<name>…)` and `\\z` are "
+        "accepted. `${NAME}`, `${NAME:-default}` and `${env:NAME}` are replaced from the "
+        "environment.\n"
+        "The last column compares with OpenTelemetry's `file_log` receiver of v0.156."
+    )
+    lines = [_head("Forwarder reference", text)]
+    for title, prefix, model in forwarder_reference.SECTIONS:
+        table = _table(forwarder_reference.HEADER, forwarder_reference.rows(prefix, model))
+        lines += [f"## {title}", "", *table, ""]
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -98,9 +98,15 @@ class Container(_Operator):
     add_metadata_from_filepath: bool = key(
         True, "`k8s.…` attributes from the path", otel="does not need `include_file_path`"
     )
-    max_log_size: Size = key(1 << 20, "bytes of a line that is joined from its parts")
+    max_log_size: Size = key(
+        1 << 20,
+        "bytes of a line that is joined from its parts",
+        otel="those of Docker's too, and those of each stream apart",
+    )
     parse_from: Literal["body"] = key("body", "the line")
-    parse_to: Literal["attributes"] = key("attributes", "the stream")
+    parse_to: Literal["attributes"] = key(
+        "attributes", "the stream", otel="`time` and `logtag` are not kept"
+    )
     severity: Severity | None = key(None, "takes the level from a field")
 
 

@@ -112,7 +112,7 @@ class Source(Section):
     exclude: Texts = key((), "paths of `include` to leave out")
     exclude_older_than: Duration = key(0.0, "leave out files that were changed before; 0: none")
     start_at: Literal["beginning", "end"] = key(
-        "end", "where to begin in files that are there at the first start"
+        "end", "where to begin in files that are there at the first start; later ones: beginning"
     )
     poll_interval: Duration = key(
         0.2, "how often files are looked for and read", otel="with `hints` only where those fail"
@@ -140,7 +140,9 @@ class Source(Section):
     )
 
     encoding: str = key(
-        "utf-8", "`utf-8`, `utf-8-raw`, `nop`, `utf-16le`, `utf-16be`, `ascii`, `big5`, …"
+        "utf-8",
+        "`utf-8`, `utf-8-raw`, `nop`, `utf-16le`, `utf-16be`, `ascii`, `big5`, others of Python's",
+        otel="also with `utf-8-raw` and `nop`, bytes that are no UTF-8 are U+FFFD in the store",
     )
     fingerprint_size: Size = key(
         1000,
@@ -151,7 +153,9 @@ class Source(Section):
     initial_buffer_size: Size = key(16 << 10, "the first block that is read of a file", ge=1)
     max_log_size: Size = key(1 << 20, "bytes of an entry", ge=1, le=2 << 20)
     max_log_size_behavior: Literal["split", "truncate"] = key(
-        "split", "what becomes of longer ones: several records, or the first alone"
+        "split",
+        "what becomes of longer ones: several records, or the first alone",
+        otel="pieces have the attribute `log.record.part`, cut ones `log.record.truncated`",
     )
     force_flush_period: Duration = key(
         0.5, "after this time without new bytes an unfinished last line is sent; 0: never"
@@ -162,7 +166,9 @@ class Source(Section):
     compression: Literal["", "gzip", "zstd", "auto"] = key(
         "", "`gzip`, `zstd`, or `auto`: each file by its first bytes", otel="`zstd` is new"
     )
-    header: Header | None = key(None, "lines at the begin of each file that describe it")
+    header: Header | None = key(
+        None, "lines at the begin of each file that describe it", otel="without a feature gate"
+    )
     file_cache_advise: bool = key(False, "tell the kernel to drop what was read from its cache")
     acquire_fs_lock: bool = key(False, "lock files while they are read; locked ones wait")
 
@@ -173,11 +179,17 @@ class Source(Section):
     include_file_owner_name: bool = key(False, "attribute `log.file.owner.name`")
     include_file_owner_group_name: bool = key(False, "attribute `log.file.owner.group.name`")
     include_file_permissions: bool = key(False, "attribute `log.file.permissions`, in octal")
-    include_file_record_number: bool = key(False, "attribute `log.file.record_number`, from 1")
+    include_file_record_number: bool = key(
+        False, "attribute `log.file.record_number`, from 1", otel="a text, as all attributes are"
+    )
     include_file_record_offset: bool = key(False, "attribute `log.file.record_offset`, in bytes")
     attributes: Mapping[str, Text] = key({}, "attributes of every record")
-    resource: Mapping[str, Text] = key({}, "attributes of every record, under these names")
-    operators: tuple[Operator, ...] = key((), "parsers of entries, one after the other")
+    resource: Mapping[str, Text] = key(
+        {}, "attributes of every record", otel="a record has no resource beside its attributes"
+    )
+    operators: tuple[Operator, ...] = key(
+        (), "parsers of entries, one after the other", otel="those below; any other is refused"
+    )
 
     on_truncate: Literal["content", "ignore", "read_whole_file", "read_new"] = key(
         "content",
@@ -185,7 +197,9 @@ class Source(Section):
         otel="default `ignore`. `content`: what was read is compared with what is there",
     )
     delete_after_read: bool = key(
-        False, "delete a file that was read to its end", otel="only when all of it is acknowledged"
+        False,
+        "delete a file that was read to its end",
+        otel="when all of it is acknowledged; without a feature gate",
     )
     polls_to_archive: int = key(
         0, "accepted without effect", ge=0, otel="`forget_after` says how long files are known"

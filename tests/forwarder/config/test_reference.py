@@ -1,0 +1,58 @@
+"""The reference has every key, and the configurations in `deploy/forwarder/` can be used."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from docs import forwarder_reference
+from forwarder.config.load import read
+from forwarder.entries.packer import Packer
+from forwarder.model import Cursor, FileFacts
+from forwarder.naming import Namer
+from tests.forwarder.entries.packing import HUGE, records
+
+ROOT = Path(__file__).parents[3]
+LINES = {
+    "host": ("/var/log/app/shop/orders.log", "line"),
+    "kubernetes": (
+        "/var/log/pods/shop_orders-1_aa-01/main/3.log",
+        "2023-06-22T10:27:25.813799277Z stdout F line",
+    ),
+    "airflow": (
+        "/opt/airflow/logs/dag_id=etl/run_id=m/task_id=load/attempt=1.log",
+        "[2026-01-02T03:04:05.678+0000] {taskinstance.py:1} WARNING - slow",
+    ),
+}
+NAMES = {
+    "host": ("node-1.orders", "01A"),
+    "kubernetes": ("shop.orders-1.main", "aa-01/3"),
+    "airflow": ("etl.load", "m/attempt=1"),
+}
+LEVELS = {"host": None, "kubernetes": None, "airflow": "WARN"}
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "deploy/forwarder").iterdir()), ids=lambda p: p.stem
+)
+def test_the_configurations_that_are_shipped_can_be_used(path: Path) -> None:
+    source = read(str(path)).sources[0]
+    name, line = LINES[path.stem]
+    assert Namer(source, host="node-1").name(name, "01A") == NAMES[path.stem]
+    data = f"{line}\n".encode()
+    packed = Packer(source).pack(data, Cursor(), FileFacts(name), final=True, most=HUGE)
+    found = records(packed)
+    assert [record.get("level") for record in found] == [LEVELS[path.stem]]
+    assert packed is not None
+    assert packed.failed == 0
+
+
+def test_every_key_of_opentelemetrys_is_in_the_reference() -> None:
+    page = (ROOT / "docs" / "forwarder-reference.md").read_text()
+    keys = forwarder_reference.OPENTELEMETRY - {"type"}
+    missing = [
+        key for key in keys if not re.search(rf"^\| `[\w.\[\]]*\b{key}` \|", page, re.MULTILINE)
+    ]
+    assert missing == []
