@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -27,6 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from logstore import ulid
 from logstore.segments.ulids import parse
 
 EVENTS: Final = pa.schema(
@@ -128,23 +130,22 @@ class EventBuffer:
         return min((int(part.moments[part.start]) for part in self._parts), default=None)
 
     def add(self, origin: Origin, table: pa.Table, *, known: bool = False) -> None:
-        """Adds events of a segment (columns of `EVENTS`), in any order.
+        """Adds events of a segment (columns of `EVENTS`), in the order of their ULIDs.
 
         `known`: the segment was added before this process started. What is not above the
         frontier was given out then, and is left out; else it is late.
         """
         if table.num_rows == 0:
             return
-        moments, high, low = _keys(table, self._ahead_us)
-        order = np.lexsort((low, high, moments))
-        table, moments = _in_order(table, moments, order)
+        moments = _moments(table, self._ahead_us)
+        table, moments = _in_order(table, moments, np.argsort(moments, kind="stable"))
         late = 0
         if self.frontier is not None:
             late = _not_above(table, moments, self.frontier)
             if known:
                 table, moments, late = table.slice(late), moments[late:], 0
         if len(moments):
-            self._parts.append(_Part(origin, table, moments, table.get_total_buffer_size(), late))
+            self._parts.append(_Part(origin, table, moments, table.nbytes, late))
 
     def take(self, until: int) -> pa.Table:
         """Gives out what is not after `until`, in microseconds, and what is late; in order."""
@@ -187,13 +188,24 @@ class EventBuffer:
         return found
 
 
-def _keys(table: pa.Table, ahead_us: int) -> tuple[Indexes, NDArray[np.uint64], NDArray[np.uint64]]:
-    """The time of each event, and its ULID as two numbers that sort as it does."""
-    matrix = _characters(table.column("ulid"))
-    high, low, number = parse(matrix)
-    stamps = table.column("ts").combine_chunks().cast(pa.int64()).to_numpy()
-    moments = np.minimum(stamps, (high >> np.uint64(16)).astype(np.int64) * 1000 + ahead_us)
-    return moments, high, low | number.astype(np.uint64)
+def _moments(table: pa.Table, ahead_us: int) -> Indexes:
+    """The time of each event: its own, but at most so much after that of its ULID."""
+    stamps: Indexes = table.column("ts").combine_chunks().cast(pa.int64()).to_numpy()
+    first = ulid.time_ms(ulid.decode(table.column("ulid")[0].as_py()))  # the lowest
+    ahead = np.flatnonzero(stamps > first * 1000 + ahead_us)
+    if len(ahead) == 0:
+        return stamps
+    high, _ = _ulids(table.select(["ulid"]).take(pa.array(ahead)))
+    most = (high >> np.uint64(16)).astype(np.int64) * 1000 + ahead_us
+    moments = stamps.copy()
+    moments[ahead] = np.minimum(stamps[ahead], most)
+    return moments
+
+
+def _ulids(table: pa.Table) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """ULIDs as two numbers each, which sort as they do."""
+    high, low, number = parse(_characters(table.column("ulid")))
+    return high, low | number.astype(np.uint64)
 
 
 def _characters(column: pa.ChunkedArray) -> NDArray[np.uint8]:
@@ -207,7 +219,7 @@ def _characters(column: pa.ChunkedArray) -> NDArray[np.uint8]:
 def _in_order(table: pa.Table, moments: Indexes, order: Indexes) -> tuple[pa.Table, Indexes]:
     if not np.array_equal(order, np.arange(len(order))):
         table, moments = table.take(pa.array(order)), moments[order]
-    return _ties_in_order(table.combine_chunks(), moments)
+    return _ties_in_order(table, moments)
 
 
 def _ties_in_order(table: pa.Table, moments: Indexes) -> tuple[pa.Table, Indexes]:
@@ -222,11 +234,15 @@ def _ties_in_order(table: pa.Table, moments: Indexes) -> tuple[pa.Table, Indexes
 
 
 def _merged(parts: Sequence[tuple[pa.Table, Indexes]]) -> tuple[pa.Table, Indexes]:
+    """Events of several segments, each in order, in one order."""
     if len(parts) == 1:
         return parts[0]
+    parts = sorted(parts, key=lambda part: int(part[1][0]))
     table = pa.concat_tables([rows for rows, _ in parts])
     moments = np.concatenate([some for _, some in parts])
-    _, high, low = _keys(table, 0)
+    if all(one[1][-1] < other[1][0] for one, other in pairwise(parts)):
+        return table, moments
+    high, low = _ulids(table)
     return _in_order(table, moments, np.lexsort((low, high, moments)))
 
 

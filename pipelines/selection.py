@@ -48,11 +48,11 @@ class Selection(Section):
             wanted = pa.array(LEVELS[LEVELS.index(self.level) :])
             events = events.filter(pc.is_in(events.column("level"), wanted))
         if self.fqn:
-            events = events.filter(_named(events.column("fqn"), self.fqn))
+            events = _filtered(events, "fqn", self.fqn)
         if self.exclude_fqn:
-            events = events.filter(pc.invert(_named(events.column("fqn"), self.exclude_fqn)))
+            events = _filtered(events, "fqn", self.exclude_fqn, wanted=False)
         if self.run:
-            events = events.filter(_named(events.column("run_id"), self.run))
+            events = _filtered(events, "run_id", self.run)
         if self.contains:
             events = events.filter(pc.match_substring(events.column("message"), self.contains))
         if self.matches:
@@ -61,9 +61,13 @@ class Selection(Section):
         return events
 
 
-def _named(column: pa.ChunkedArray, globs: tuple[str, ...]) -> pa.ChunkedArray:
-    """For each row, whether one of the globs is its name."""
+def _filtered(
+    events: pa.Table, column: str, globs: tuple[str, ...], *, wanted: bool = True
+) -> pa.Table:
+    """The events whose name matches one of the globs, or with `wanted` False none of them."""
     patterns = [re.compile(fnmatch.translate(glob)) for glob in globs]
-    names = pc.unique(column)
-    wanted = [name for name in names.to_pylist() if any(one.match(name) for one in patterns)]
-    return pc.is_in(column, pa.array(wanted, pa.string()))
+    names = pc.unique(events.column(column)).to_pylist()
+    kept = [name for name in names if any(one.match(name) for one in patterns) == wanted]
+    if len(kept) == len(names):
+        return events
+    return events.filter(pc.is_in(events.column(column), pa.array(kept, pa.string())))

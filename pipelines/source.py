@@ -28,7 +28,7 @@ from logstore.runs.watermark import read_watermark
 from logstore.segments.reader import open_segment
 from pipelines.events import EVENTS, Origin
 
-_CACHED_BYTES: Final = 128 << 20
+_CACHED_BYTES: Final = 64 << 20
 _LIST_SECONDS: Final = 1.0
 _RELIST_SECONDS: Final = 600.0
 

@@ -26,13 +26,14 @@ import uvloop
 from logstore.clock import Clock
 from logstore.disk import apply_umask, close_to_others
 from logstore.errors import Unavailable
+from logstore.memory import give_back_freed_memory
 from logstore.objects.open import open_store
 from service.compaction import CompactionChild, job_command, job_environment
 from service.http.leases import open_leases
 from service.http.server import address, listen, serving
 from service.node import Node
 from service.runtime.java import why_no_spark
-from service.runtime.process import give_back_freed_memory, raise_limit
+from service.runtime.process import raise_limit
 from service.settings import Settings
 from service.wiring import (
     Machine,

@@ -75,8 +75,10 @@ def _pipelines(folder: str | None) -> Sequence[PipelineConfig]:
 
 def _run(arguments: argparse.Namespace, pipelines: Sequence[PipelineConfig]) -> int:
     from logstore.disk import apply_umask
+    from logstore.memory import give_back_freed_memory
     from pipelines.process import run_pipelines
 
+    give_back_freed_memory()
     settings = _settings(arguments)
     apply_umask(settings.umask)
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import Final
 
 import numpy as np
@@ -26,9 +27,12 @@ from numpy.typing import NDArray
 from logstore.names import encode
 
 Indexes = NDArray[np.int64]
+Column = Callable[[pa.Table, int], tuple[Indexes, list[str]]]
+"""For each event the number of its text, and the texts."""
 _FIELD: Final = re.compile(r"\{([^{}]*)\}")
 _COLUMNS: Final = {"fqn": "fqn", "run": "run_id", "connector": "connector_id", "level": "level"}
 _NONE: Final = "none"
+_TIMES: Final = {"date": (86_400_000_000, "%Y-%m-%d"), "hour": (3_600_000_000, "%H")}
 
 
 class PathTemplate:
@@ -55,9 +59,9 @@ class PathTemplate:
         codes = np.zeros(events.num_rows, dtype=np.int64)
         values: list[list[str]] = []
         for field in self.fields:
-            found = _column(field)(events, part).dictionary_encode()
-            codes = codes * max(len(found.dictionary), 1) + found.indices.to_numpy()
-            values.append([_named(value) for value in found.dictionary.to_pylist()])
+            found, texts = _column(field)(events, part)
+            codes = codes * max(len(texts), 1) + found
+            values.append([_named(text) for text in texts])
         for code in np.unique(codes).tolist():
             yield self._path(code, values), np.flatnonzero(codes == code)
 
@@ -73,29 +77,48 @@ def _named(value: str) -> str:
     return encode(value) if value else _NONE
 
 
-def _column(field: str) -> Callable[[pa.Table, int], pa.Array]:
-    """Makes a column of texts without nulls. Raises `ValueError` for a field that is not known."""
+def _column(field: str) -> Column:
+    """Makes a column. Raises `ValueError` for a field that is not known."""
     if field in _COLUMNS:
-        return lambda events, _: _filled(events.column(_COLUMNS[field]))
+        return lambda events, _: _encoded(events.column(_COLUMNS[field]))
     if field == "service":
-        return lambda events, _: pc.replace_substring_regex(
-            _filled(events.column("fqn")), r"\..*", ""
+        return lambda events, _: _changed(
+            _encoded(events.column("fqn")), lambda name: name.partition(".")[0]
         )
-    if field == "date":
-        return lambda events, _: pc.strftime(events.column("ts").combine_chunks(), "%Y-%m-%d")
-    if field == "hour":
-        return lambda events, _: pc.strftime(events.column("ts").combine_chunks(), "%H")
+    if field in _TIMES:
+        microseconds, form = _TIMES[field]
+        return lambda events, _: _times(events, microseconds, form)
     if field == "part":
-        return lambda events, part: pa.repeat(str(part), events.num_rows)
+        return lambda events, part: (np.zeros(events.num_rows, dtype=np.int64), [str(part)])
     if field.startswith("attribute."):
         name = field.removeprefix("attribute.")
-        return lambda events, _: _filled(
+        return lambda events, _: _encoded(
             pc.map_lookup(events.column("attributes").combine_chunks(), name, "last")
         )
     known = "fqn, run, connector, level, service, date, hour, part"
     raise ValueError(f"has the field {{{field}}}; known are {known} and attribute.NAME")
 
 
-def _filled(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+def _encoded(column: pa.ChunkedArray | pa.Array) -> tuple[Indexes, list[str]]:
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    return pc.fill_null(array.cast(pa.string()), "")
+    found = array.dictionary_encode(null_encoding="encode")
+    codes: Indexes = found.indices.to_numpy().astype(np.int64)
+    return codes, [text or "" for text in found.dictionary.to_pylist()]
+
+
+def _changed(
+    column: tuple[Indexes, list[str]], change: Callable[[str], str]
+) -> tuple[Indexes, list[str]]:
+    """The column with other texts, of which several may become the same."""
+    codes, texts = column
+    changed = [change(text) for text in texts]
+    kept = sorted(set(changed))
+    return np.array([kept.index(text) for text in changed], dtype=np.int64)[codes], kept
+
+
+def _times(events: pa.Table, microseconds: int, form: str) -> tuple[Indexes, list[str]]:
+    stamps = events.column("ts").combine_chunks().cast(pa.int64()).to_numpy() // microseconds
+    found, codes = np.unique(stamps, return_inverse=True)
+    seconds = (found * (microseconds // 1_000_000)).tolist()
+    column = codes.astype(np.int64), [f"{datetime.fromtimestamp(s, UTC):{form}}" for s in seconds]
+    return _changed(column, str)
