@@ -119,6 +119,13 @@ class EventBuffer:
         """Whether late events wait: they are below the frontier, so no checkpoint names them."""
         return any(part.late > part.start for part in self._parts)
 
+    def late_of(self, table: pa.Table) -> pa.Table:
+        """The events that are not above the frontier, or just above it; with their `row`s."""
+        if self.frontier is None or table.num_rows == 0:
+            return table.slice(0, 0).append_column("row", pa.array([], pa.int64()))
+        rows = np.flatnonzero(_moments(table, self._ahead_us) <= self.frontier.moment)
+        return table.take(pa.array(rows)).append_column("row", pa.array(rows))
+
     def oldest(self, node: str) -> int | None:
         """The lowest segment of the node of which something waits; None: nothing waits."""
         waiting = [part.origin.seq for part in self._parts if part.origin.node == node]

@@ -25,7 +25,8 @@ from logstore.names import decode
 from logstore.objects.store import ObjectStore
 from logstore.runs.deletions import Deletion, StoredDeletions
 from logstore.runs.watermark import read_watermark
-from logstore.segments.reader import open_segment
+from logstore.segments.footer import Footer
+from logstore.segments.reader import open_segment, read_footer
 from pipelines.events import EVENTS, Origin
 
 _CACHED_BYTES: Final = 64 << 20
@@ -98,6 +99,10 @@ class SegmentSource:
         if origin not in self._fetching:
             self._fetching[origin] = asyncio.ensure_future(self._fetch(origin))
         return await asyncio.shield(self._fetching[origin])
+
+    async def footer(self, origin: Origin) -> Footer:
+        """A segment's footer. Raises `NotFound`, `Damaged`, `StoreUnavailable`."""
+        return await read_footer(self._store, keys.segment(*origin))
 
     def kept(self, events: pa.Table) -> pa.Table:
         """The events that no deletion covers, as far as `refresh` knows."""

@@ -11,6 +11,8 @@ from pipelines.checkpoint import Checkpoint, decode
 from pipelines.process import NAME, World
 from pipelines.source import SegmentSource
 
+_COUNTS = ("events", "late", "forced", "copies", "lost")
+
 
 async def rows(world: World, names: Sequence[str]) -> list[dict[str, Any]]:
     """A row for each part of each appender of these pipelines. Raises `StoreUnavailable`."""
@@ -33,7 +35,7 @@ async def rows(world: World, names: Sequence[str]) -> list[dict[str, Any]]:
 def _row(pipeline: str, partition: Partition, source: SegmentSource) -> dict[str, Any]:
     appender, _, part = partition.key.partition("/")
     checkpoint = decode(partition.progress)
-    counts = {name: checkpoint.counts.get(name, 0) for name in ("events", "late", "forced", "lost")}
+    counts = {name: checkpoint.counts.get(name, 0) for name in _COUNTS}
     return {
         "pipeline": pipeline,
         "appender": appender,

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from zlib import crc32
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -38,6 +39,7 @@ from logstore.filesystem import FileSystem
 from pipelines.appenders.contract import Appender, Context, State
 from pipelines.checkpoint import Checkpoint, Reading, decode, encode
 from pipelines.config import AppenderConfig, PipelineConfig
+from pipelines.copies import Copies
 from pipelines.events import EventBuffer, Origin
 from pipelines.source import SegmentSource
 
@@ -93,6 +95,7 @@ class Worker:
         self._appender = appender
         self._part = part
         self._source = source
+        self._copies = Copies(source)
         self._clock = clock
         self._fs = fs
         self._stopping = asyncio.Event()
@@ -244,12 +247,28 @@ class Worker:
             high_ms = segment.high_ms
         if events is not None:
             origin, buffer = Origin(node, seq), progress.buffer
+            if not known:
+                events = await self._without_copies(progress, origin, events)
             await asyncio.to_thread(buffer.add, origin, events, known=known)
         if not known:
             before = progress.nodes.get(node, Reading(seq, seq))
             progress.nodes[node] = Reading(before.low, seq + 1, max(before.high_ms, high_ms))
             progress.read_at[node] = self._clock.monotonic()
             progress.changed = True
+
+    async def _without_copies(
+        self, progress: _Progress, origin: Origin, events: pa.Table
+    ) -> pa.Table:
+        """The events without those that another node sent, and that were given out then."""
+        late = progress.buffer.late_of(events)
+        found = await self._patiently(lambda: self._copies.among(late, origin, progress.nodes))
+        if found is None:
+            return events
+        rows = late.column("row").filter(found)
+        progress.buffer.counts.copies += len(rows)
+        kept = np.ones(events.num_rows, dtype=np.bool_)
+        kept[rows.to_numpy()] = False
+        return events.filter(pa.array(kept))
 
     def _wanted(self, events: pa.Table) -> pa.Table:
         """The events of this appender and part."""

@@ -104,11 +104,16 @@ class Lake:
         )
 
     async def put(
-        self, *lines: str, node: str = "n", fqn: str = "shop.load", run: str = "r"
+        self,
+        *lines: str,
+        node: str = "n",
+        fqn: str = "shop.load",
+        run: str = "r",
+        ulid_: int | None = None,
     ) -> int:
         """A segment of lines; gives the ULID of its batch."""
         seq = self.seqs[node] = self.seqs.get(node, 0) + 1
-        first = ulid.lowest_at(SystemClock().now_ms()) | seq << 40
+        first = ulid_ or ulid.lowest_at(SystemClock().now_ms()) | seq << 40
         text = "".join(f"{line}\n" for line in lines).encode()
         entries = make_batches(node, [(RunKey(fqn, run), first, text)], first_pos=seq * 1000)
         body = bytes(encode_segment(entries, node=node, seq=seq, carry=Carry()).body)
@@ -277,6 +282,23 @@ async def test_a_pipeline_that_holds_too_much_is_evicted_and_does_nothing(
     async with lake.running(pipeline("a")):
         await until(lambda: "p is evicted and does nothing: it kept 1100 bytes" in caplog.text)
     assert Remembering.lines["a"] == ["1"]
+
+
+async def test_a_batch_that_was_sent_to_two_nodes_is_given_once(lake: Lake) -> None:
+    first = await lake.put("1", "2", node="a")
+    await lake.put("other", node="b", fqn="other")
+    async with lake.running(pipeline("x")) as process:
+        await until(lambda: len(Remembering.lines.get("x", ())) == 3)
+        await lake.put("1", "2", node="b", ulid_=first)  # the copy, and what was never there
+        await lake.put("0", node="b", ulid_=first - (1 << 30))
+        await until(lambda: len(Remembering.lines["x"]) == 4)
+        await lake.put("3", node="b")
+        await until(lambda: len(Remembering.lines["x"]) == 5)
+        assert sorted(Remembering.lines["x"]) == ["0", "1", "2", "3", "other"]
+        await until(lambda: process.workers[0].counts.checkpoints > 1)
+    async with lake.world() as world:
+        (row,) = await rows(world, ["p"])
+    assert (row["late"], row["copies"]) == (1, 2)
 
 
 async def test_parts_cannot_be_changed_behind_a_checkpoint(lake: Lake) -> None:

@@ -1,0 +1,104 @@
+"""Late events that are copies: a client sent a batch to two nodes, and one of them was read before.
+
+Two copies that wait at the same time are one event (`events`). Where one was given out already,
+the other comes with a key that is not above the frontier, as an event that is late does. The
+segments of the other nodes that were read tell the two apart: they have the record, or they have
+not. Only segments whose ULIDs and runs may have it are read, so this costs something only where
+events are late and runs were written through several nodes.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from logstore.batch import RunKey
+from logstore.errors import Damaged, NotFound
+from pipelines.checkpoint import Reading
+from pipelines.events import Origin
+from pipelines.source import SegmentSource
+
+_KNOWN: Final = 20_000
+_KEY: Final = ("ulid", "fqn", "run_id")
+
+
+class _Held(NamedTuple):
+    """What a segment holds: the lowest and highest ULID, and its runs."""
+
+    low: str
+    high: str
+    runs: frozenset[RunKey]
+
+
+class Copies:
+    """Looks for copies in the segments of a source."""
+
+    def __init__(self, source: SegmentSource) -> None:
+        self._source = source
+        self._held: OrderedDict[Origin, _Held | None] = OrderedDict()
+
+    async def among(
+        self, events: pa.Table, origin: Origin, nodes: Mapping[str, Reading]
+    ) -> pa.Array | None:
+        """Which of the events are in segments of other nodes that were read; None: none.
+
+        `nodes` says how far each was read. Raises `StoreUnavailable`.
+        """
+        if events.num_rows == 0 or len(nodes) < 2:
+            return None
+        runs = _runs_of(events)
+        low, high = pc.min(events["ulid"]).as_py(), pc.max(events["ulid"]).as_py()
+        wanted = events.select(_KEY).combine_chunks()
+        found: list[pa.Table] = []
+        for name, reading in nodes.items():
+            node = self._source.nodes.get(name)
+            if name == origin.node or node is None:
+                continue
+            for seq in node.sizes:
+                other = Origin(name, seq)
+                if seq < reading.next and await self._may_hold(other, low, high, runs):
+                    found.append(await self._matching(other, wanted))
+        if not any(table.num_rows for table in found):
+            return None
+        return pa.array(_is_in(wanted, pa.concat_tables(found)))
+
+    async def _may_hold(self, other: Origin, low: str, high: str, runs: frozenset[RunKey]) -> bool:
+        held = await self._of(other)
+        return held is not None and held.low <= high and low <= held.high and bool(runs & held.runs)
+
+    async def _of(self, origin: Origin) -> _Held | None:
+        """What the segment holds; None if it cannot be read, or is gone."""
+        if origin not in self._held:
+            try:
+                footer = await self._source.footer(origin)
+            except (NotFound, Damaged):
+                self._held[origin] = None
+            else:
+                runs = frozenset(run.key for run in footer.runs)
+                self._held[origin] = _Held(footer.low, footer.high, runs)
+            while len(self._held) > _KNOWN:
+                self._held.popitem(last=False)
+        return self._held[origin]
+
+    async def _matching(self, other: Origin, wanted: pa.Table) -> pa.Table:
+        """The keys of the segment that have one of the wanted ULIDs."""
+        try:
+            segment = await self._source.read(*other)
+        except (NotFound, Damaged):
+            return wanted.slice(0, 0)
+        keys = segment.events.select(_KEY)
+        return keys.filter(pc.is_in(keys["ulid"], wanted["ulid"].combine_chunks()))
+
+
+def _runs_of(events: pa.Table) -> frozenset[RunKey]:
+    pairs = events.select(["fqn", "run_id"]).group_by(["fqn", "run_id"]).aggregate([]).to_pylist()
+    return frozenset(RunKey(one["fqn"], one["run_id"]) for one in pairs)
+
+
+def _is_in(events: pa.Table, keys: pa.Table) -> list[bool]:
+    known = set(zip(*(keys[name].to_pylist() for name in _KEY), strict=True))
+    return [one in known for one in zip(*(events[name].to_pylist() for name in _KEY), strict=True)]
