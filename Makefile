@@ -62,7 +62,7 @@ sim: dev ## Power cuts at every call of a simulated disk, histories of compactor
 
 bench: dev ## Every figure of the README, or one: BENCH=ingest
 	@for name in $(or $(BENCH),ingest outage live pages compaction amplification executors drivers \
-		query query_busy query_growth s3 runs stall leases queue); do \
+		query query_busy query_growth s3 runs stall leases queue forward); do \
 		echo "== $$name"; $(PY) -m benchmarks.$$name $(ARGS) || exit 1; done
 
 ##@ Maintain
