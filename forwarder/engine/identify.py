@@ -1,41 +1,28 @@
 """Tells which file each found path is: one that is known, a copy of one, or a new one.
 
 A file whose device and inode are known is that file, until reading it shows another content.
-Any other is compared by content with those that are known:
-
-| it holds … | and the known file … | then it is |
-| --- | --- | --- |
-| what the known file was read to | is gone, or was truncated | that file: reading goes on in it |
-| the same as the known file, or its beginning | is there | a shadow: a copy, which is not read |
-| the same, and more | is there, and is longer than a fingerprint | that file, which has moved on |
-| something else behind the same first bytes | | another file |
-
-A copy that is being written is the beginning of its original, and so a shadow from its first byte.
+Any other is compared by content with those that are known (`compare`), and is one of them, a copy
+of one, or new. A new file waits for the one whose lines come before its own: the one that had its
+path, or the rotation of the same log that was changed last before it.
 """
 
 from __future__ import annotations
 
 import os
-from enum import Enum, auto
 
+from forwarder.engine.compare import Comparer, Is
 from forwarder.engine.locate import Locator
 from forwarder.engine.opening import Opened, Opener
 from forwarder.engine.parts import Shared, SourceParts
 from forwarder.engine.registry import Shadow
 from forwarder.engine.tracked import Tracked
 from forwarder.files.content import Content
-from forwarder.files.family import family
+from forwarder.files.family import family, is_archive
 from forwarder.files.finder import Found
 from forwarder.files.handles import NoHandle
-from forwarder.files.identity import begins, holds
+from forwarder.files.identity import WINDOW, holds
 from forwarder.model import Cursor
 from logstore.errors import Damaged, InvalidInput
-
-
-class _Is(Enum):
-    OTHER = auto()
-    SHADOW = auto()
-    SAME = auto()
 
 
 class Identifier:
@@ -46,7 +33,9 @@ class Identifier:
         self._registry = shared.registry
         self._opener = opener
         self._locator = locator
+        self._comparer = Comparer(shared.registry, opener)
         self._said: set[str] = set()
+        self._new_ones: list[Tracked] = []
 
     def reconcile(self, source: SourceParts, found: list[Found], *, first: bool) -> None:
         """Takes in one scan of a source. `first`: what is new was there before the start."""
@@ -57,19 +46,26 @@ class Identifier:
         for file in found:
             known = self._registry.at_place(name, file.place)
             if known is not None and known.id not in seen:
-                seen.add(known.id)
-                self._again(known, file, now)
+                if self._again(known, file, now):
+                    seen.add(known.id)
+                else:
+                    rest.append(file)
             elif known is None and file.place not in places:
                 rest.append(file)
             places.add(file.place)
         self._missing(name, seen, places, now)
-        # The one that was changed first is the oldest of its rotations.
-        for file in sorted(rest, key=lambda each: (each.mtime_ns, each.path)):
+        # An archive is compared with its original, and so comes behind it.
+        for file in sorted(rest, key=lambda each: (is_archive(each.path), each.mtime_ns)):
             self.unknown(source, file, at_end=first and source.config.start_at == "end")
+        self._line_up()
 
     def unknown(self, source: SourceParts, found: Found, *, at_end: bool = False) -> None:
         """A file at a place where none is known."""
         name = source.config.name
+        there = self._registry.at_place(name, found.place)
+        if there is not None:
+            there.matched = True  # a search found it in this scan
+            return
         shadow = self._registry.shadows.get((name, *found.place))
         if shadow is not None and self._still(shadow, found):
             return
@@ -97,10 +93,10 @@ class Identifier:
     def _judge(self, source: SourceParts, found: Found, content: Content, *, at_end: bool) -> None:
         name = source.config.name
         fingerprint = content.read(0, source.config.fingerprint_size)
-        original, same = self._compare(source, found, content, fingerprint)
-        if original is not None and same is _Is.SAME:
+        original, is_ = self._comparer.compare(source, found, content, fingerprint)
+        if original is not None and is_ is Is.SAME:
             self._locator.take_over(original, found)
-        elif original is not None:
+        elif original is not None and (is_ is Is.SHADOW or self._may_go_on(source, found)):
             key = (name, *found.place)
             self._shared.tallies[name].duplicate_files += key not in self._registry.shadows
             self._registry.shadows[key] = Shadow(found, original)
@@ -114,97 +110,90 @@ class Identifier:
         found = Found(file.path, *file.place, file.size, file.mtime_ns)
         self._locator.lose(file)
         self._locator.find(file)
-        now_there = self._registry.at_place(file.source, found.place)
-        if now_there is None:
+        if self._registry.at_place(file.source, found.place) is None:
             self.unknown(source, found)
+        self._line_up()
 
-    def _again(self, file: Tracked, found: Found, now: float) -> None:
-        if file.path != found.path:
-            if file.path and file.handle is None and file.lost_sight:
-                file.wake()
+    def _again(self, file: Tracked, found: Found, now: float) -> bool:
+        """A file where one was known to be; False if it has another content now."""
+        moved = file.path != found.path
+        if (file.differs(found) or moved or file.lost_sight) and self._replaced(file, found):
+            self._shared.tallies[file.source].truncations += 1
+            self._locator.lose(file)
+            return False
+        if moved:
             self._shared.tallies[file.source].rotations += 1
             file.rotated_at = now
+        if moved or file.lost_sight:
             file.wake()
-        file.matched = True
-        if file.lost_sight:
-            file.wake()
+            self._shared.change(file)
         self._registry.move(file, found)
         file.saw(found, now)
+        file.matched = True
+        return True
+
+    def _replaced(self, file: Tracked, found: Found) -> bool:
+        """Whether its inode has another content."""
+        before, file.path = file.path, found.path
+        opened = self._opener.open(file)
+        try:
+            if opened is Opened.REPLACED:
+                replaced = True
+            elif opened is not Opened.READY or file.content is None or file.content.compressed:
+                return False
+            else:
+                replaced = not holds(file.content, file.known)
+        except OSError:
+            return False  # the next attempt to read it says so
+        if replaced:
+            file.path = before
+        return replaced
+
+    def _may_go_on(self, source: SourceParts, found: Found) -> bool:
+        """Whether an unfinished archive may still be written."""
+        age = self._shared.clock.now_ms() * 1_000_000 - found.mtime_ns
+        return age < source.config.rotate_wait * 1e9
+
+    def _line_up(self) -> None:
+        """New files wait for those whose lines come before theirs."""
+        new, self._new_ones = self._new_ones, []
+        for file in sorted(new, key=lambda each: (each.mtime_ns, each.path)):
+            file.predecessor = self._predecessor(file, new)
 
     def _missing(
         self, source: str, seen: set[str], places: set[tuple[int, int]], now: float
     ) -> None:
         """Files that no path of the scan leads to any more."""
         for file in self._registry.of_source(source):
-            if file.id in seen or file.over:
-                continue
-            if file.matched:
-                file.matched = False
-                file.wake()
-                self._shared.tallies[source].rotations += 1
-            if file.rotated_at is None:
-                file.rotated_at = now
-            if file.handle is not None:
-                there = os.fstat(file.handle.descriptor)
-                place = Found(file.path, *file.place, there.st_size, there.st_mtime_ns)
-                file.saw(place, now)
-            elif not self._locator.still(file):
-                self._locator.find(file)
+            if file.id not in seen:
+                self._vanished(file, now)
         for key, shadow in list(self._registry.shadows.items()):
             if key[0] == source and shadow.found.place not in places:
                 del self._registry.shadows[key]
+
+    def _vanished(self, file: Tracked, now: float) -> None:
+        if file.over:
+            if file.matched:
+                file.matched = False
+                self._registry.leave_place(file)
+                self._locator.pass_on(file)
+            return
+        if file.matched:
+            file.matched = False
+            file.wake()
+            self._shared.tallies[file.source].rotations += 1
+        if file.rotated_at is None:
+            file.rotated_at = now
+        if file.handle is not None:
+            there = os.fstat(file.handle.descriptor)
+            file.saw(Found(file.path, *file.place, there.st_size, there.st_mtime_ns), now)
+        elif not self._locator.still(file):
+            self._locator.find(file)
 
     def _still(self, shadow: Shadow, found: Found) -> bool:
         """Whether a copy needs no other look: neither it nor what it is a copy of has changed."""
         same = (shadow.found.size, shadow.found.mtime_ns) == (found.size, found.mtime_ns)
         return same and not shadow.of.lost_sight and shadow.of.id in self._registry.files
-
-    def _compare(
-        self, source: SourceParts, found: Found, content: Content, fingerprint: bytes
-    ) -> tuple[Tracked | None, _Is]:
-        """The known file that this one is, or copies."""
-        best: tuple[Tracked | None, _Is] = None, _Is.OTHER
-        near = self._registry.similar(source.config.name, fingerprint) if fingerprint else []
-        for file in sorted(near, key=lambda each: -each.read.offset):
-            if not self._may_be(source, found, file, fingerprint):
-                continue
-            is_ = self._relation(source, content, file)
-            if is_ is _Is.SAME:
-                return file, is_
-            if is_ is _Is.SHADOW and best[0] is None:
-                best = file, is_
-        return best
-
-    def _may_be(self, source: SourceParts, found: Found, file: Tracked, fingerprint: bytes) -> bool:
-        """A few bytes are no identity where the names say that the files are different ones."""
-        if len(fingerprint) >= source.config.fingerprint_size:
-            return True
-        named = source.name(found.path, file.id)
-        return named == (file.fqn, file.run)
-
-    def _relation(self, source: SourceParts, content: Content, file: Tracked) -> _Is:
-        known = file.known
-        there = not file.over and file.readable and self._opener.open(file) is Opened.READY
-        if not there:
-            if not holds(content, known):
-                return _Is.OTHER
-            return _Is.SAME
-        assert file.content is not None
-        if content.compressed and not file.content.compressed:
-            return _Is.SHADOW  # what else it may hold is seen when the file itself is gone
-        if not holds(file.content, known):  # truncated, which reading it has not seen yet
-            return _Is.SAME if holds(content, known) else _Is.OTHER
-        mine, its = content.end(), file.content.end()
-        if content.compressed:
-            mine = its = min(mine, its)
-        if not begins(content, min(mine, its), file.content):
-            return _Is.OTHER
-        if source.config.duplicates == "each":
-            return _Is.OTHER
-        if mine <= its:
-            return _Is.SHADOW
-        full = len(file.fingerprint) >= source.config.fingerprint_size
-        return _Is.SAME if full and holds(content, known) else _Is.OTHER
 
     def _new(
         self,
@@ -239,24 +228,29 @@ class Identifier:
             file.read = file.cursor = Cursor(offset=end)
             file.tail = None if end else b""
             if end:
-                known_tail = content.read(max(end - 1024, 0), min(end, 1024))
-                file.remember_tail(known_tail)
+                file.remember_tail(content.read(max(end - WINDOW, 0), min(end, WINDOW)))
                 file.window = file.known.window
-        file.predecessor = self._predecessor(file)
+        before = self._registry.at_path(name, found.path)
+        waits = before is not None and not before.over and not before.lost_sight
+        file.predecessor = before if waits else None
+        self._new_ones.append(file)
         self._registry.add(file)
         self._registry.move(file, found)
-        self._shared.checkpoints.put(file.state(self._shared.clock.now_ms()))
+        self._shared.change(file)
         self._shared.unsaved = True
 
-    def _predecessor(self, file: Tracked) -> Tracked | None:
+    def _predecessor(self, file: Tracked, new: list[Tracked]) -> Tracked | None:
         """The file whose lines come before this one's: which had its path, or is its rotation."""
-        before = self._registry.at_path(file.source, file.path)
-        candidates = [] if before is None or before.over else [before]
+        candidates = [] if file.predecessor is None else [file.predecessor]
+        later = {each.id for each in new if each.mtime_ns >= file.mtime_ns}
         candidates += [
             each
             for each in self._registry.of_run(file.fqn, file.run)
-            if each.source == file.source
+            if each is not file
+            and each.id not in later
+            and each.source == file.source
             and not each.over
+            and not each.lost_sight
             and family(each.path) == family(file.path)
         ]
         return max(candidates, key=lambda each: each.mtime_ns, default=None)

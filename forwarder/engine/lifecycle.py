@@ -54,6 +54,7 @@ class Lifecycle:
             after = source.config.forget_after if source is not None else inf
             if not file.matched and file.over and now_ms - file.seen_ms > after * 1000:
                 self._shared.registry.remove(file)
+                self._shared.changed.pop(file.id, None)
                 self._shared.checkpoints.forget(file.id)
                 self._shared.unsaved = True
 

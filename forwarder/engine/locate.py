@@ -31,6 +31,7 @@ class Locator:
         if file.handle is not None:
             self._shared.handles.close(file.handle)
         self._registry.leave_place(file)
+        self._shared.change(file)
         file.matched = False
         file.lost_sight = True
         file.wake()
@@ -52,6 +53,14 @@ class Locator:
             if verdict is False:
                 file.examined.add(key)
         return False
+
+    def pass_on(self, file: Tracked) -> None:
+        """A file that is done has vanished: a copy that is still there is known by it."""
+        for shadow in self._registry.shadows_of(file):
+            found = _again(shadow.found)
+            if found is not None and self._holds(found, file):
+                self.take_over(file, found)
+                return
 
     def still(self, file: Tracked) -> bool:
         """Whether the file is where a search found it."""
@@ -81,6 +90,7 @@ class Locator:
         file.wake()
         file.retry_at = 0.0
         file.examined.clear()
+        self._shared.change(file)
         if file.stage in ("done", "gone"):
             file.stage = "rotated"
 

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from forwarder.config.source import Source
 from forwarder.engine.registry import Registry
+from forwarder.engine.tracked import Tracked
 from forwarder.files.finder import Finder
 from forwarder.files.globs import Glob
 from forwarder.files.handles import Handles
@@ -115,5 +116,11 @@ class Shared:
     tallies: Mapping[str, Tally] = field(default_factory=dict)
     rescan: set[str] = field(default_factory=set)
     """Sources that are to be scanned again, soon."""
+    changed: dict[str, Tracked] = field(default_factory=dict)
+    """Files whose state is to be put into the checkpoint log."""
     unsaved: bool = False
-    """The checkpoint log has records that are not synced."""
+    """What changed is to be synced at once."""
+
+    def change(self, file: Tracked) -> None:
+        """The file's state is to be saved."""
+        self.changed[file.id] = file

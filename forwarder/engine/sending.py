@@ -40,7 +40,6 @@ class Sending:
     def __init__(self, shared: Shared, delivery: Delivery) -> None:
         self._shared = shared
         self._delivery = delivery
-        self._changed: dict[str, Tracked] = {}
         self._fresh: list[Pending] = []
         self.sync_at = inf
         self.bytes = 0
@@ -56,17 +55,17 @@ class Sending:
 
     def changed(self, file: Tracked) -> None:
         """The file's state is to be saved, and its first batch sent if it is not."""
-        self._changed[file.id] = file
+        self._shared.change(file)
 
     def flush(self) -> None:
         """Saves what changed, syncs if batches are new, and sends. Raises `StorageFailed`."""
-        due = self.sync_at <= self._shared.clock.monotonic()
-        if not self._changed and not self._shared.unsaved and not due:
+        due, changed = self.sync_at <= self._shared.clock.monotonic(), self._shared.changed
+        if not changed and not self._shared.unsaved and not due:
             return
         now_ms = self._shared.clock.now_ms()
-        for file in self._changed.values():
+        for file in list(changed.values()):
             self._skip_empty(file)
-            file.seen_ms = now_ms
+            file.seen_ms = now_ms if file.readable else file.seen_ms
             self._shared.checkpoints.put(file.state(now_ms))
         now = self._shared.clock.monotonic()
         self.sync_at = min(self.sync_at, now + _SYNC_SECONDS)
@@ -77,7 +76,7 @@ class Sending:
             for pending in self._fresh:
                 pending.stage = "saved"
             self._fresh.clear()
-        changed, self._changed = self._changed, {}
+        self._shared.changed = {}
         for file in changed.values():
             self._send(file)
 

@@ -134,7 +134,7 @@ class Tracked:
 
     def saw(self, found: Found, now: float) -> bool:
         """Notes what `stat` says; True if that is not what it said before."""
-        changed = (found.size, found.mtime_ns) != (self.size, self.mtime_ns)
+        changed = self.differs(found)
         if changed:
             restored = self.mtime_ns == 0 and self.size == found.size
             self.size, self.mtime_ns = found.size, found.mtime_ns
@@ -143,6 +143,10 @@ class Tracked:
             if not restored and self.stage in ("rotated", "done", "gone"):
                 self.stage = "open"
         return changed
+
+    def differs(self, found: Found) -> bool:
+        """Whether `stat` says something else than before."""
+        return (found.size, found.mtime_ns) != (self.size, self.mtime_ns)
 
     def wake(self) -> None:
         """It is to be looked at in the next round."""

@@ -10,6 +10,11 @@ _NUMBERS = re.compile(r"[0-9]+")
 _EDGES = re.compile(r"[-_.:T@~+]*$")
 
 
+def is_archive(path: str) -> bool:
+    """Whether a name says that the file is compressed."""
+    return _COMPRESSED.search(path) is not None
+
+
 def family(path: str) -> tuple[str, str]:
     """The folder, and the name without what a rotation adds to it or counts up in it."""
     folder, name = os.path.split(path)

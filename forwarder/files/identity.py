@@ -59,15 +59,21 @@ def holds(content: Content, known: Known) -> bool:
     return len(part) == length and xxhash.xxh3_64_intdigest(part) == digest
 
 
-def begins(content: Content, size: int, original: Content) -> bool:
-    """Whether the first `size` bytes of `content` are those of `original`.
+def begins(content: Content, original: Content) -> bool:
+    """Whether one file is the beginning of the other, or both are the same.
 
-    Compares its beginning, its end and a few places between. Raises `OSError`, `Damaged`.
+    Compares the beginning, the last bytes that both have, and a few places between. Raises
+    `OSError`, `Damaged`.
     """
+    size = original.end() if content.compressed else min(content.end(), original.end())
     step = max(size // _SAMPLES, WINDOW)
-    places = [*range(0, max(size - WINDOW, 0), step), max(size - WINDOW, 0)]
-    for place in sorted(places):
+    for place in [*range(0, max(size - WINDOW, 0), step), max(size - WINDOW, 0)]:
         length = min(WINDOW, size - place)
-        if content.read(place, length) != original.read(place, length):
+        mine, its = content.read(place, length), original.read(place, length)
+        common = min(len(mine), len(its))
+        if mine[:common] != its[:common]:
             return False
+        if len(mine) < length:  # a compressed file ends here
+            last = max(content.end() - WINDOW, 0)
+            return content.read(last, WINDOW) == original.read(last, content.end() - last)
     return True

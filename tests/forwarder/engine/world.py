@@ -7,7 +7,6 @@ of the real one: an id names its bytes for ever, and a run has its batches in th
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +29,7 @@ from forwarder.files.finder import Finder
 from forwarder.files.globs import Glob
 from forwarder.files.handles import Handles
 from forwarder.model import Cursor, FileFacts, Packed
+from forwarder.naming import Namer
 from tailrace_client.ids import BatchIds
 
 FQN = "shop.orders"
@@ -177,7 +177,7 @@ class World:
             finder=finder,
             archives=tuple(Glob(each) for each in config.archive_include),
             packer=LinePacker(self.prefix),
-            name=self._name,
+            name=Namer(config, host="here").name,
             facts=lambda path: FileFacts(path, {}),
         )
         self.post = post(self.store)
@@ -200,9 +200,6 @@ class World:
             hinted=[config.name] if hinted else [],
         )
         self.post.engine = self.engine
-
-    def _name(self, path: str, id_: str) -> tuple[str, str]:
-        return FQN, self.config.run.format(name=os.path.basename(path)) or id_
 
     @property
     def tally(self) -> Tally:

@@ -132,7 +132,7 @@ def test_the_beginning_of_another(tmp_path: Path) -> None:
     for size in (0, 10, WINDOW, 5000, len(TEXT)):
         two.write_bytes(TEXT[:size])
         with _opened(one) as first, _opened(two) as second:
-            assert begins(second, size, first)
-    two.write_bytes(TEXT[:9000] + b"other" + TEXT[9005:20_000])
+            assert begins(second, first)
+    two.write_bytes(TEXT[:9000] + TEXT[:9000])
     with _opened(one) as first, _opened(two) as second:
-        assert not begins(second, 9010, first)
+        assert not begins(second, first)

@@ -1,0 +1,18 @@
+"""Seeded histories; `make torture OF=forwarder` runs many more, and real processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.forwarder.engine.histories import History
+
+# Each found a defect: lines twice, in another order, or a loss that was none.
+_SEEDS = [7, 9, 12, 16, 18, 32, *range(100, 104)]
+
+
+@pytest.mark.parametrize("seed", _SEEDS)
+def test_history(tmp_path: Path, seed: int) -> None:
+    history = History(tmp_path, seed)
+    history.run(60)
