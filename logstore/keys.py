@@ -30,6 +30,7 @@ METRICS = "coordination/metrics/"
 LEASES = "coordination/leases/"
 PARTITIONS = "coordination/partitions/"
 GROUPS = "coordination/groups/"
+PIPELINES = "coordination/pipelines/"
 
 _SEGMENT = re.compile(r"segments/([^/]+)/([0-9]{20})\.parquet")
 _MANIFEST = re.compile(r"runs/([^/]+)/([^/]+)\.json")
@@ -149,6 +150,11 @@ def leases_of(source: str) -> str:
 def group(name: str) -> str:
     """The state of a consumer group of the segment queue."""
     return f"{GROUPS}{encode(name)}"
+
+
+def pipeline_control(name: str) -> str:
+    """What operators said about a log pipeline."""
+    return f"{PIPELINES}{encode(name)}"
 
 
 def partitions_of(source: str) -> str:

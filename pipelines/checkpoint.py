@@ -42,6 +42,7 @@ class Checkpoint:
     nodes: Mapping[str, Reading] = field(default_factory=dict)
     frontier: EventKey | None = None
     appender: Mapping[str, Any] | None = None
+    dead_letter: Mapping[str, Any] | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -53,6 +54,7 @@ def encode(checkpoint: Checkpoint) -> str:
             "nodes": {node: list(one) for node, one in checkpoint.nodes.items()},
             "frontier": checkpoint.frontier and list(checkpoint.frontier),
             "appender": checkpoint.appender,
+            "dead_letter": checkpoint.dead_letter,
             "counts": checkpoint.counts,
         }
     ).decode()
@@ -74,6 +76,7 @@ def decode(text: str | None) -> Checkpoint:
             nodes,
             None if frontier is None else EventKey(int(frontier[0]), *map(str, frontier[1:])),
             value["appender"],
+            value["dead_letter"],
             {name: int(count) for name, count in value["counts"].items()},
         )
     except (ValueError, TypeError, KeyError, AttributeError) as error:

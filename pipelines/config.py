@@ -18,15 +18,17 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Self
 
 import yaml
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from logstore.errors import InvalidInput
 from logstore.settings import substituted
 from pipelines.appenders.contract import Appender, Kind
 from pipelines.appenders.registry import Registry
+from pipelines.appenders.rolling_file import RollingFile, RollingFileSettings
+from pipelines.layouts import Json
 from pipelines.section import Bytes, Section, key
 from pipelines.selection import Selection
 
@@ -85,8 +87,20 @@ class PipelineSettings(Section):
         1000, "first pause after a failure of an appender; it doubles", ge=1
     )
     most_retry_ms: Milliseconds = key(60_000, "longest such pause", ge=1)
+    dead_letter_dir: str = key(
+        "", "folder of files for the events of appenders that are disabled; empty: they wait"
+    )
+    error_threshold: int = key(
+        0, "failures in a row after which an appender is disabled; 0: it is tried for ever", ge=0
+    )
 
     _name = field_validator("name")(_checked_name)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.error_threshold and not self.dead_letter_dir:
+            raise ValueError("error_threshold needs a dead_letter_dir, where the events go then")
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +119,12 @@ class AppenderConfig:
     def make(self) -> Appender:
         """An appender that is not started."""
         return self.kind(self.settings)
+
+    def make_dead_letter(self, pipeline: PipelineSettings) -> Appender:
+        """What takes its events while it is disabled: a file of JSON a part."""
+        name = f"{pipeline.name}.{self.name}.{{part}}.json"
+        settings = RollingFileSettings(dir=pipeline.dead_letter_dir, path=name, layout=Json())
+        return RollingFile(settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +212,8 @@ def _made(cls: type[Any], content: Mapping[str, Any], where: str) -> Any:
         if first["type"] == "missing":
             raise InvalidInput(f"{field} is missing", field=field, hint=_HINT) from None
         message = first["msg"].removeprefix("Value error, ")
+        if not first["loc"]:
+            raise InvalidInput(message, field=where[:-1], hint=_HINT) from None
         raise InvalidInput(
             f"{field}: {message[:1].lower()}{message[1:]} (it is {first['input']!r})",
             field=field,

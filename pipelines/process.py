@@ -16,6 +16,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from coordination.coordinator.coordinator import Coordinator
@@ -43,6 +44,7 @@ from logstore.objects.remote import newest_date_of
 from logstore.objects.store import ObjectStore
 from pipelines.checkpoint import decode
 from pipelines.config import AppenderConfig, PipelineConfig
+from pipelines.control import Control, change_control, read_control
 from pipelines.settings import PipelinesSettings
 from pipelines.source import SegmentSource
 from pipelines.worker import Worker
@@ -169,7 +171,9 @@ class PipelinesProcess:
         """Works on what of the pipeline is free. The store's silence is waited out."""
         queue = self._queues[pipeline.name]
         try:
-            if not await self._open(pipeline, queue):
+            control = await read_control(self._world.store, pipeline.name)
+            self._tell(control)
+            if control.paused or not await self._open(pipeline, queue):
                 return
             for lease in await queue.acquire(len(_keys(pipeline))):
                 found = _keys(pipeline).get(lease.key)
@@ -185,12 +189,31 @@ class PipelinesProcess:
                     self._source,
                     clock=self._world.clock,
                     fs=self._world.fs,
+                    on_disabled=partial(self._disable, pipeline.name),
                 )
+                worker.disabled = appender.name in control.disabled
                 task = asyncio.ensure_future(worker.run())
                 self._workers[task] = worker
                 task.add_done_callback(lambda done: self._workers.pop(done, None))
         except (Unavailable, OutcomeUnknown, LeaseLost, NotFound) as error:
             log.warning("%s waits: %s", pipeline.name, error)
+
+    def _tell(self, control: Control) -> None:
+        """Tells the workers of a pipeline what operators want."""
+        for worker in self._workers.values():
+            if worker.pipeline == control.pipeline:
+                worker.disabled = worker.appender in control.disabled
+                if control.paused:
+                    worker.stop()
+
+    async def _disable(self, pipeline: str, appender: str, reason: str) -> None:
+        now_ms = self._world.clock.now_ms()
+        await change_control(
+            self._world.store,
+            pipeline,
+            lambda control: control.disable(appender, now_ms, reason),
+            fresh_id=self._world.fresh_id,
+        )
 
     async def _open(self, pipeline: PipelineConfig, queue: WorkQueue) -> bool:
         """Makes the pipeline's group and partitions if need be; False if it is evicted."""

@@ -8,10 +8,11 @@ from typing import Any
 from coordination.lease import identity_of
 from coordination.partitions.partition import Partition
 from pipelines.checkpoint import Checkpoint, decode
+from pipelines.control import Control, read_control
 from pipelines.process import NAME, World
 from pipelines.source import SegmentSource
 
-_COUNTS = ("events", "late", "forced", "copies", "lost")
+_COUNTS = ("events", "late", "forced", "copies", "dead", "lost")
 
 
 async def rows(world: World, names: Sequence[str]) -> list[dict[str, Any]]:
@@ -22,28 +23,36 @@ async def rows(world: World, names: Sequence[str]) -> list[dict[str, Any]]:
     base = NAME if prefix is None else f"{prefix}|{NAME}"
     found: list[dict[str, Any]] = []
     for name in names:
+        control = await read_control(world.store, name)
         after: str | None = None
         while True:
             page = await world.partitions.page(f"{base}|{name}", after=after)
-            found += [_row(name, one, source) for one in page.partitions]
+            found += [_row(control, one, source) for one in page.partitions]
             if page.after is None:
                 break
             after = page.after
     return found
 
 
-def _row(pipeline: str, partition: Partition, source: SegmentSource) -> dict[str, Any]:
+def _row(control: Control, partition: Partition, source: SegmentSource) -> dict[str, Any]:
     appender, _, part = partition.key.partition("/")
     checkpoint = decode(partition.progress)
     counts = {name: checkpoint.counts.get(name, 0) for name in _COUNTS}
     return {
-        "pipeline": pipeline,
+        "pipeline": control.pipeline,
         "appender": appender,
         "part": part,
+        "state": _state(control, appender),
         "owner": None if partition.owner is None else identity_of(partition.owner),
         "segments_behind": _behind(checkpoint, source),
         **counts,
     }
+
+
+def _state(control: Control, appender: str) -> str:
+    if appender in control.disabled:
+        return f"disabled: {control.disabled[appender].reason}"
+    return "paused" if control.paused else "running"
 
 
 def _behind(checkpoint: Checkpoint, source: SegmentSource) -> int:

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 from zlib import crc32
 
@@ -36,17 +36,17 @@ from logstore.errors import (
     Unavailable,
 )
 from logstore.filesystem import FileSystem
-from pipelines.appenders.contract import Appender, Context, State
+from pipelines.appenders.contract import Appender, Context
 from pipelines.checkpoint import Checkpoint, Reading, decode, encode
 from pipelines.config import AppenderConfig, PipelineConfig
 from pipelines.copies import Copies
 from pipelines.events import EventBuffer, Origin
+from pipelines.progress import Progress
 from pipelines.source import SegmentSource
 
 log = logging.getLogger("tailrace.pipelines")
 
 _POLL_SECONDS: Final = 0.5
-_END_OF_TIME: Final = 1 << 62
 
 
 @dataclass(slots=True)
@@ -59,19 +59,6 @@ class Counts:
     damaged: int = 0
     failures: int = 0
     checkpoints: int = 0
-
-
-@dataclass(slots=True)
-class _Progress:
-    """Between two checkpoints: how far each node was read, and what waits."""
-
-    nodes: dict[str, Reading]
-    buffer: EventBuffer
-    appender: Appender
-    counts: Mapping[str, int]
-    read_at: dict[str, float] = field(default_factory=dict)
-    saved_at: float = 0.0
-    changed: bool = False
 
 
 class Worker:
@@ -87,8 +74,13 @@ class Worker:
         *,
         clock: Clock,
         fs: FileSystem,
+        on_disabled: Callable[[str, str], Awaitable[None]],
     ) -> None:
         self.counts = Counts()
+        self.disabled = False
+        """Whether its dead-letter file takes its events; may be changed at any time."""
+        self._on_disabled = on_disabled
+        self._in_a_row = 0
         self.lease = lease
         self.failure: str | None = None
         self._settings = pipeline.settings
@@ -106,6 +98,16 @@ class Worker:
         """Pipeline, appender and part."""
         return f"{self._settings.name}/{self._appender.name}/{self._part}"
 
+    @property
+    def pipeline(self) -> str:
+        """The pipeline's name."""
+        return self._settings.name
+
+    @property
+    def appender(self) -> str:
+        """The appender's name."""
+        return self._appender.name
+
     def stop(self) -> None:
         """Makes `run` save a checkpoint and return."""
         self._stopping.set()
@@ -113,7 +115,7 @@ class Worker:
     async def run(self) -> None:
         """Works until it is stopped or the lease is lost, and gives the lease back."""
         try:
-            while not self._stopping.is_set() and self.lease.valid():
+            while self._may_go_on:
                 try:
                     await self._live()
                 except (LeaseLost, NotFound) as error:
@@ -134,17 +136,38 @@ class Worker:
                 "%s failed, and tries again: %s%s", self.name, said, f" ({hint})" if hint else ""
             )
         self.failure = said
+        self._in_a_row += 1
+        threshold = self._settings.error_threshold
+        if threshold and self._in_a_row >= threshold and not self.disabled:
+            await self._disable(f"it failed {self._in_a_row} times in a row: {said}")
+            return
         await self._wait(self._pause_ms / 1000)
         self._pause_ms = min(self._pause_ms * 2, self._settings.most_retry_ms)
 
-    async def _live(self) -> None:
-        """From the last checkpoint to a stop; a failure is raised."""
-        checkpoint = decode(self.lease.progress)
-        appender = self._appender.make()
+    async def _disable(self, reason: str) -> None:
+        """Its events go to the dead-letter file from here on."""
         try:
-            await asyncio.to_thread(appender.start, self._context(), checkpoint.appender)
-            progress = await self._begin(checkpoint, appender)
-            while not self._stopping.is_set() and self.lease.valid():
+            await self._on_disabled(self._appender.name, reason)
+        except TailraceError as error:
+            self._say_unavailable(error)
+            return
+        self.disabled, self._in_a_row = True, 0
+        log.error("%s is disabled: %s", self.name, reason)
+
+    async def _live(self) -> None:
+        """From the last checkpoint to a stop, or a change of who takes the events."""
+        checkpoint, dead = decode(self.lease.progress), self.disabled
+        if dead and not self._settings.dead_letter_dir:
+            await self._wait(_POLL_SECONDS)
+            return
+        appender = (
+            self._appender.make_dead_letter(self._settings) if dead else self._appender.make()
+        )
+        state = checkpoint.dead_letter if dead else checkpoint.appender
+        try:
+            await asyncio.to_thread(appender.start, self._context(dead=dead), state)
+            progress = await self._begin(checkpoint, appender, dead=dead)
+            while self._may_go_on and self.disabled is dead:
                 if not await self._turn(progress):
                     await self._wait(_POLL_SECONDS)
             if self.lease.valid():
@@ -152,10 +175,14 @@ class Worker:
         finally:
             await asyncio.to_thread(appender.stop)
 
-    def _context(self) -> Context:
+    @property
+    def _may_go_on(self) -> bool:
+        return not self._stopping.is_set() and self.lease.valid()
+
+    def _context(self, *, dead: bool) -> Context:
         return Context(
             self._settings.name,
-            self._appender.name,
+            f"{self._appender.name}.dead" if dead else self._appender.name,
             self._part,
             self._settings.parts,
             self._fs,
@@ -163,12 +190,13 @@ class Worker:
             self.lease.valid,
         )
 
-    async def _begin(self, checkpoint: Checkpoint, appender: Appender) -> _Progress:
+    async def _begin(self, checkpoint: Checkpoint, appender: Appender, *, dead: bool) -> Progress:
         """Where the checkpoint was: what waited then waits again."""
         now = self._clock.monotonic()
-        nodes = dict(checkpoint.nodes)
-        progress = _Progress(
-            nodes, EventBuffer(checkpoint.frontier), appender, checkpoint.counts, saved_at=now
+        progress = Progress(
+            *(checkpoint, appender, dead, dict(checkpoint.nodes)),
+            EventBuffer(checkpoint.frontier),
+            saved_at=now,
         )
         await self._patiently(self._source.refresh)
         for node, reading in checkpoint.nodes.items():
@@ -176,19 +204,13 @@ class Worker:
             for seq in range(reading.low, reading.next):
                 await self._add(progress, node, seq, known=True)
         if self.lease.progress is None:
-            self._enter(progress)
+            progress.enter(self._source.nodes, self._settings.start)
             await self._save(progress)
         return progress
 
-    def _enter(self, progress: _Progress) -> None:
-        """The first start: where the pipeline begins in each node."""
-        for name, node in self._source.nodes.items():
-            first = max(node.sizes, default=0) + 1 if self._settings.start == "now" else node.low
-            progress.nodes[name] = Reading(first, first)
-
     # --- a turn --------------------------------------------------------------------------
 
-    async def _turn(self, progress: _Progress) -> bool:
+    async def _turn(self, progress: Progress) -> bool:
         """Reads a segment if there is one, gives on what may go; whether something was done."""
         try:
             await self._source.refresh()
@@ -200,43 +222,31 @@ class Worker:
         due = self._clock.monotonic() - progress.saved_at
         if progress.changed and due * 1000 >= self._settings.checkpoint_interval_ms:
             await self._save(progress)
-        if self.failure is not None and (found or given):
-            log.info("%s works again", self.name)
-            self.failure = None
-        self._pause_ms = self._settings.retry_ms if found or given else self._pause_ms
         return found or given
 
-    async def _read(self, progress: _Progress) -> bool:
+    async def _read(self, progress: Progress) -> bool:
         """Reads the next segment of the node that is furthest behind; False: there is none."""
-        waiting = []
-        for name, node in self._source.nodes.items():
-            known = progress.nodes.get(name)
-            reading = known or Reading(1, 1)
-            seq, lost = node.following(reading.next)
-            if seq in node.sizes:
-                waiting.append((reading.high_ms, name, seq, lost))
-        if not waiting:
+        found = progress.following(self._source.nodes)
+        if found is None:
             return False
-        _, name, seq, lost = min(waiting)
-        if lost and name in progress.nodes:
-            self.counts.lost += lost
-            log.warning(
-                "%s: %d segments of %s were removed before they were read", self.name, lost, name
-            )
-        await self._add(progress, name, seq, known=False)
+        if found.lost:
+            self._lose(progress, found.lost, found.node)
+        await self._add(progress, found.node, found.seq, known=False)
         return True
 
-    async def _add(self, progress: _Progress, node: str, seq: int, *, known: bool) -> None:
+    def _lose(self, progress: Progress, segments: int, node: str) -> None:
+        progress.lost += segments
+        self.counts.lost += segments
+        log.warning("%s: %d segments of %s were removed unread", self.name, segments, node)
+
+    async def _add(self, progress: Progress, node: str, seq: int, *, known: bool) -> None:
         """Puts the wanted events of a segment into the buffer."""
         try:
             segment = await self._patiently(lambda: self._source.read(node, seq))
         except NotFound:
             if not known:
                 return  # removed since it was listed; the next listing says how many are lost
-            self.counts.lost += 1
-            log.warning(
-                "%s: segment %d of %s is gone, of which events waited", self.name, seq, node
-            )
+            self._lose(progress, 1, node)
             return
         except Damaged as error:
             self.counts.damaged += 1
@@ -257,7 +267,7 @@ class Worker:
             progress.changed = True
 
     async def _without_copies(
-        self, progress: _Progress, origin: Origin, events: pa.Table
+        self, progress: Progress, origin: Origin, events: pa.Table
     ) -> pa.Table:
         """The events without those that another node sent, and that were given out then."""
         late = progress.buffer.late_of(events)
@@ -278,10 +288,11 @@ class Worker:
             events = events.filter(pc.is_in(events.column("fqn"), pa.array(ours, pa.string())))
         return self._appender.part.filter.of(self._settings.filter.of(events))
 
-    async def _give(self, progress: _Progress) -> bool:
+    async def _give(self, progress: Progress) -> bool:
         """Gives the appender what no node can send anything before any more."""
         buffer = progress.buffer
-        events = await asyncio.to_thread(buffer.take, self._until(progress))
+        until = progress.until(self._source.nodes, self._settings, self._clock.monotonic())
+        events = await asyncio.to_thread(buffer.take, until)
         forced = await asyncio.to_thread(buffer.force, self._settings.buffer_size_bytes)
         if forced.num_rows:
             events = pa.concat_tables([events, forced])
@@ -294,55 +305,36 @@ class Worker:
             if not self.lease.valid():
                 raise LeaseLost(f"the lease of {self.name} is over")
             await asyncio.to_thread(progress.appender.append, kept)
+            progress.given += kept.num_rows
             self.counts.given += kept.num_rows
         return True
 
-    def _until(self, progress: _Progress) -> int:
-        """The time up to which events may go, in microseconds."""
-        now, lowest = self._clock.monotonic(), None
-        for name, reading in progress.nodes.items():
-            node = self._source.nodes.get(name)
-            unread = node is not None and node.following(reading.next)[0] in node.sizes
-            quiet = now - progress.read_at.get(name, now)
-            if unread or quiet * 1000 < self._settings.idle_node_ms:
-                lowest = reading.high_ms if lowest is None else min(lowest, reading.high_ms)
-        if lowest is None:
-            return _END_OF_TIME
-        return (lowest - self._settings.event_delay_ms) * 1000
-
     # --- checkpoints ---------------------------------------------------------------------
 
-    async def _save(self, progress: _Progress) -> None:
+    async def _save(self, progress: Progress) -> None:
         """Saves a checkpoint. If the store refuses it, the next one is tried later."""
         if progress.buffer.late_wait:
             await self._give(progress)
         state = await asyncio.to_thread(progress.appender.sync)
-        nodes = {}
-        for name, reading in progress.nodes.items():
-            oldest = progress.buffer.oldest(name)
-            nodes[name] = reading._replace(low=reading.next if oldest is None else oldest)
+        checkpoint = progress.checkpoint(state)
         progress.saved_at = self._clock.monotonic()
         try:
-            await self.lease.save(encode(self._checkpoint(progress, nodes, state)))
+            await self.lease.save(encode(checkpoint))
         except (Unavailable, OutcomeUnknown) as error:
             self._say_unavailable(error)
             return
-        progress.nodes, progress.changed = nodes, False
+        progress.nodes, progress.changed = dict(checkpoint.nodes), False
         self.counts.checkpoints += 1
         await asyncio.to_thread(progress.appender.saved)
+        if progress.given:
+            self._works()
 
-    def _checkpoint(
-        self, progress: _Progress, nodes: Mapping[str, Reading], state: State
-    ) -> Checkpoint:
-        ours, old = progress.buffer.counts, progress.counts
-        counts = {
-            "events": old.get("events", 0) + ours.events,
-            "late": old.get("late", 0) + ours.late,
-            "forced": old.get("forced", 0) + ours.forced,
-            "copies": old.get("copies", 0) + ours.copies,
-            "lost": self.counts.lost,
-        }
-        return Checkpoint(nodes, progress.buffer.frontier, state, counts)
+    def _works(self) -> None:
+        """Something was given, and is in a saved checkpoint."""
+        self._in_a_row, self._pause_ms = 0, self._settings.retry_ms
+        if self.failure is not None:
+            log.info("%s works again", self.name)
+            self.failure = None
 
     # --- waiting -------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ import logging
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -19,12 +20,20 @@ if TYPE_CHECKING:
     from pipelines.process import PipelinesProcess
 
 
+_ACTS = {
+    "pause": "Stop a pipeline wherever it runs; its checkpoints and segments are kept.",
+    "resume": "Let a paused pipeline go on.",
+    "disable": "Give an appender's events to its dead-letter file, or let them wait.",
+    "enable": "Let a disabled appender go on with what comes.",
+}
+
+
 def configure(parser: argparse.ArgumentParser) -> None:
     """The flags of a run, and the verbs with theirs."""
     _common(parser, None)
     parser.add_argument("--dir", metavar="DIR", help="folder of the pipelines' files (*.yaml)")
     verbs = parser.add_subparsers(
-        dest="act", metavar="ACT", help="check or status (default: run)", required=False
+        dest="act", metavar="ACT", help="what to do (default: run them)", required=False
     )
     check = verbs.add_parser("check", help="Check files, or all of a folder, without running them.")
     check.add_argument("paths", metavar="FILE", nargs="+", help="a pipeline's file, or a folder")
@@ -32,6 +41,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     _common(status, argparse.SUPPRESS)
     status.add_argument("--dir", metavar="DIR", default=argparse.SUPPRESS, help="as above")
     status.add_argument("--json", action="store_true", help="an object a line")
+    for act, says in _ACTS.items():
+        verb = verbs.add_parser(act, help=says)
+        _common(verb, argparse.SUPPRESS)
+        verb.add_argument("pipeline", metavar="PIPELINE", help="the pipeline's name")
+        if act in ("disable", "enable"):
+            verb.add_argument("appender", metavar="APPENDER", help="the appender's name")
+        if act == "disable":
+            verb.add_argument("--reason", metavar="TEXT", default="by hand", help="shown in status")
 
 
 def _common(parser: argparse.ArgumentParser, default: Any) -> None:
@@ -47,6 +64,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs pipelines until a signal comes; returns the exit status."""
     if arguments.act == "check":
         return _check(arguments.paths)
+    if arguments.act in _ACTS:
+        return asyncio.run(_change(arguments))
     pipelines = _pipelines(arguments.dir)
     if arguments.act == "status":
         return asyncio.run(_status(arguments, pipelines))
@@ -111,6 +130,33 @@ def _check(paths: Sequence[str]) -> int:
     return 0
 
 
+async def _change(arguments: argparse.Namespace) -> int:
+    from logstore.clock import SystemClock, system_entropy
+    from logstore.disk import Disk
+    from logstore.objects.open import open_store
+    from logstore.ulid import encode, fresh
+    from pipelines.control import Control, change_control
+
+    clock, entropy = SystemClock(), system_entropy()
+
+    def changed(control: Control) -> Control:
+        if arguments.act in ("pause", "resume"):
+            return replace(control, paused=arguments.act == "pause")
+        if arguments.act == "enable":
+            return control.enable(arguments.appender)
+        return control.disable(arguments.appender, clock.now_ms(), arguments.reason)
+
+    async with open_store(_settings(arguments), clock, entropy, Disk()) as store:
+        found = await change_control(
+            store, arguments.pipeline, changed, fresh_id=lambda: encode(fresh(clock, entropy))
+        )
+    disabled = ", ".join(f"{name} ({one.reason})" for name, one in found.disabled.items())
+    print(
+        f"{found.pipeline}: {'paused' if found.paused else 'running'}; disabled: {disabled or '-'}"
+    )
+    return 0
+
+
 async def _status(arguments: argparse.Namespace, pipelines: Sequence[PipelineConfig]) -> int:
     from pipelines.process import open_world
     from pipelines.status import rows
@@ -125,11 +171,14 @@ async def _status(arguments: argparse.Namespace, pipelines: Sequence[PipelineCon
         "pipeline",
         "appender",
         "part",
+        "state",
         "owner",
         "segments behind",
         "events",
         "late",
         "forced",
+        "copies",
+        "dead",
         "lost",
     )
     lines = [heads, *(tuple(_text(row, head) for head in heads) for row in found)]

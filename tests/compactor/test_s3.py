@@ -49,13 +49,12 @@ JOB = str(ROOT / "compactor" / "job.py")
 CLASS = "REDUCED_REDUNDANCY"
 HOURS_APART = 33
 KEPT = {"encryption": "AES256", "storage_class": CLASS}
-
 pytestmark = [pytest.mark.spark, pytest.mark.jars, pytest.mark.minio]
 
 
 @pytest.fixture(scope="module")
 def between() -> Schedule:
-    """What goes wrong between Spark and the server, and for nobody else: nothing, of itself."""
+    """What goes wrong between Spark and the server alone; nothing, of itself."""
     return Schedule()
 
 

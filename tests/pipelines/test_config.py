@@ -9,7 +9,8 @@ import pytest
 
 from logstore.errors import InvalidInput
 from pipelines.appenders.registry import Registry
-from pipelines.config import parse, read, read_folder
+from pipelines.appenders.rolling_file import RollingFileSettings
+from pipelines.config import AppenderPart, PipelineSettings, parse, read, read_folder
 from pipelines.selection import Selection
 from tests.pipelines.events import events
 
@@ -32,6 +33,7 @@ def test_a_pipeline_has_defaults(tmp_path: Path) -> None:
     ("content", "says"),
     [
         ([], "keys and values"),
+        (pipeline(error_threshold=3), "needs a dead_letter_dir"),
         ({"appenders": [FILES]}, "name is missing"),
         (pipeline(appenders=[]), "one appender at least"),
         (pipeline(evnt_delay_ms=1), "unknown key evnt_delay_ms"),
@@ -94,3 +96,10 @@ def test_a_filter_takes_what_all_of_it_holds_for(settings: Any, taken: list[str]
         ]
     )
     assert Selection(**settings).of(table).column("message").to_pylist() == taken
+
+
+def test_every_key_is_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "pipelines.md").read_text()
+    for section in (PipelineSettings, AppenderPart, RollingFileSettings, Selection):
+        for name in section.model_fields:
+            assert f"`{name}`" in page, f"{name} of {section.__name__}"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -29,6 +31,7 @@ from pipelines.appenders.contract import AppenderFailed, Context
 from pipelines.appenders.contract import State as AppenderState
 from pipelines.appenders.registry import Registry
 from pipelines.config import AppenderConfig, AppenderPart, PipelineConfig, parse
+from pipelines.control import change_control
 from pipelines.process import PipelinesProcess, World, open_world
 from pipelines.section import Section
 from pipelines.settings import PipelinesSettings
@@ -299,6 +302,59 @@ async def test_a_batch_that_was_sent_to_two_nodes_is_given_once(lake: Lake) -> N
     async with lake.world() as world:
         (row,) = await rows(world, ["p"])
     assert (row["late"], row["copies"]) == (1, 2)
+
+
+async def test_an_appender_that_keeps_failing_is_disabled_and_can_be_enabled(
+    lake: Lake, tmp_path: Path
+) -> None:
+    dead = tmp_path / "dead"
+    made = pipeline("a", error_threshold=3, dead_letter_dir=str(dead))
+    await lake.put("1", "2")
+    async with lake.running(made) as process:
+        await until(has("a", "1", "2"))
+        await until(lambda: any(one.counts.checkpoints > 1 for one in process.workers))
+        Remembering.failing = {"a"}
+        await lake.put("3", "4")
+        letters = dead / "p.a.0.json"
+        await until(lambda: letters.exists() and letters.read_text().count("\n") == 2)
+        assert [json.loads(line)["message"] for line in letters.read_text().splitlines()] == [
+            "3",
+            "4",
+        ]
+        async with lake.world() as world:
+            await until(lambda: any(one.disabled for one in process.workers))
+            await asyncio.sleep(0.3)
+            (row,) = await rows(world, ["p"])
+            assert row["state"].startswith("disabled: it failed 3 times in a row: AppenderFailed")
+            Remembering.failing = set()
+            await change_control(
+                world.store, "p", lambda one: one.enable("a"), fresh_id=world.fresh_id
+            )
+        await until(lambda: not any(one.disabled for one in process.workers))
+        await lake.put("5")
+        await until(has("a", "1", "2", "5"))
+    async with lake.world() as world:
+        (row,) = await rows(world, ["p"])
+    assert (row["events"], row["dead"], row["state"]) == (5, 2, "running")
+
+
+async def test_a_paused_pipeline_does_nothing_until_it_is_resumed(lake: Lake) -> None:
+    await lake.put("1")
+    async with lake.running(pipeline("a")) as process, lake.world() as world:
+        await until(has("a", "1"))
+
+        async def say(*, paused: bool) -> None:
+            await change_control(
+                world.store, "p", lambda one: replace(one, paused=paused), fresh_id=world.fresh_id
+            )
+
+        await say(paused=True)
+        await until(lambda: process.workers == [])
+        await lake.put("2")
+        await asyncio.sleep(0.3)
+        assert Remembering.lines["a"] == ["1"]
+        await say(paused=False)
+        await until(has("a", "1", "2"))
 
 
 async def test_parts_cannot_be_changed_behind_a_checkpoint(lake: Lake) -> None:

@@ -1,0 +1,110 @@
+"""What operators, and too many failures, say about a pipeline: paused, or without some appenders.
+
+`coordination/pipelines/{name}`, a JSON object changed by compare-and-swap:
+
+    format    1
+    pipeline  its name
+    paused    whether nothing is done
+    disabled  {appender: {"at": ms, "reason": text}}: its events go to the dead-letter file, or wait
+    version   a fresh ULID in every write
+
+Processes look at it every `pipelines.poll_seconds`. A pipeline without the object is not paused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Final, NamedTuple
+
+import orjson
+
+from logstore import keys
+from logstore.errors import Damaged
+from logstore.objects.store import ObjectStore
+from logstore.swap import Document, swap
+
+_FORMAT: Final = 1
+
+
+class Disabled(NamedTuple):
+    """Since when an appender is disabled, and why."""
+
+    at_ms: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """One version of the object."""
+
+    pipeline: str
+    paused: bool = False
+    disabled: Mapping[str, Disabled] = field(default_factory=dict)
+    version: str = ""
+
+    def disable(self, appender: str, now_ms: int, reason: str) -> Control:
+        """The same with an appender disabled; one that is so already keeps its reason."""
+        if appender in self.disabled:
+            return self
+        return replace(self, disabled={**self.disabled, appender: Disabled(now_ms, reason)})
+
+    def enable(self, appender: str) -> Control:
+        """The same with an appender enabled again."""
+        kept = {name: one for name, one in self.disabled.items() if name != appender}
+        return replace(self, disabled=kept)
+
+
+async def read_control(store: ObjectStore, pipeline: str) -> Control:
+    """What is said about a pipeline. Raises `StoreUnavailable`, `Damaged`."""
+    found = await _document(store, pipeline).read()
+    return Control(pipeline) if found is None else found.value
+
+
+async def change_control(
+    store: ObjectStore,
+    pipeline: str,
+    change: Callable[[Control], Control],
+    *,
+    fresh_id: Callable[[], str],
+) -> Control:
+    """What is said after `change`. Raises `StoreUnavailable`, `OutcomeUnknown`, `Damaged`."""
+
+    async def changed(found: Control | None) -> Control | None:
+        before = found or Control(pipeline)
+        wanted = change(before)
+        return None if wanted == before else replace(wanted, version=fresh_id())
+
+    stored = await swap(_document(store, pipeline), changed)
+    return Control(pipeline) if stored is None else stored.value
+
+
+def _document(store: ObjectStore, pipeline: str) -> Document[Control]:
+    key = keys.pipeline_control(pipeline)
+    return Document(store, key, partial(_decode, key), _encode)
+
+
+def _encode(control: Control) -> bytes:
+    disabled = {name: {"at": at, "reason": why} for name, (at, why) in control.disabled.items()}
+    return orjson.dumps(
+        {
+            "format": _FORMAT,
+            "pipeline": control.pipeline,
+            "paused": control.paused,
+            "disabled": disabled,
+            "version": control.version,
+        }
+    )
+
+
+def _decode(key: str, body: bytes) -> Control:
+    try:
+        value = orjson.loads(body)
+        disabled = {
+            str(name): Disabled(int(one["at"]), str(one["reason"]))
+            for name, one in value["disabled"].items()
+        }
+        return Control(str(value["pipeline"]), bool(value["paused"]), disabled, value["version"])
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise Damaged(f"{key} does not say how a pipeline stands: {error}") from error
