@@ -18,17 +18,12 @@ import sys
 from typing import Dict, List, Optional, Sequence
 
 from tailrace_client import system
-from tailrace_client.delivery import Delivery
+from tailrace_client.command import configure, run
 from tailrace_client.errors import InvalidRequest
-from tailrace_client.handler import left_behind
 from tailrace_client.ids import BatchIds
-from tailrace_client.run import DURABILITIES, run_path
 from tailrace_client.sender import Sender
 from tailrace_client.service import Service
-from tailrace_client.spool import Queue, Target, has_work, queues, read_target
-
-DEFAULT_URL = "http://127.0.0.1:8790"
-DEFAULT_SPOOL = "~/.local/state/tailrace/spool"
+from tailrace_client.spool import Queue, has_work, queues, read_target
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
@@ -41,58 +36,15 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     send.add_argument(
         "--seconds", type=float, default=60.0, help="how long to try (default: %(default)s)"
     )
-    _add_run(verbs.add_parser("run", help="run a command and ship its output as a run"))
+    configure(verbs.add_parser("run", help="run a command and ship its output as a run"))
     parsed = parser.parse_args(arguments)
     try:
         if parsed.verb == "run":
-            return _run(parsed)
+            return run(parsed)
         return _send(parsed.spool, parsed.url, parsed.seconds)
     except (InvalidRequest, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-
-
-def _add_run(parser: argparse.ArgumentParser) -> None:
-    default = os.environ.get("TAILRACE_URL", DEFAULT_URL)
-    parser.add_argument(
-        "--url", default=default, help=f"the service (default: $TAILRACE_URL, else {DEFAULT_URL})"
-    )
-    parser.add_argument("--fqn", required=True, help="name of the pipeline")
-    parser.add_argument("--run", help="id of the run (default: a new one, said on stderr)")
-    parser.add_argument(
-        "--spool",
-        default=DEFAULT_SPOOL,
-        help="folder for what is not delivered yet (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--durability", default="durable", choices=DURABILITIES, help="default: %(default)s"
-    )
-    parser.add_argument(
-        "--exit-seconds",
-        type=float,
-        default=10.0,
-        help="how long to wait for the service when the command has ended (default: %(default)s)",
-    )
-    parser.add_argument("command", nargs="+", metavar="CMD", help="the command, behind --")
-
-
-def _run(parsed: argparse.Namespace) -> int:
-    from tailrace_client.command import Command, closing_of, end_as
-
-    ids = BatchIds()
-    name = parsed.run or ids.mint()
-    spool = os.path.expanduser(parsed.spool)
-    service = Service(parsed.url, token=os.environ.get("TAILRACE_TOKEN") or None)
-    run_path(parsed.fqn, name)
-    target = Target(service.url, parsed.fqn, name, parsed.durability)
-    delivery = Delivery(service, spool, target, say=_say, ids=ids)
-    if parsed.run is None:
-        _say(f"the output becomes run {parsed.fqn}/{name}")
-    status = Command(parsed.command, delivery).run()
-    left = delivery.close(closing_of(status), parsed.exit_seconds)
-    if left is not None:
-        _say(left_behind(left, parsed.fqn, name))
-    return end_as(status)
 
 
 def _say(sentence: str) -> None:

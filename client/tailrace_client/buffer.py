@@ -148,6 +148,12 @@ class Buffer:
         self.on_work()
         return True
 
+    def has_room(self, size: int) -> bool:
+        """Whether so many bytes fit; memory is written first, if that helps."""
+        if not self._fits(size) and self._memory:
+            self.write(system.monotonic() + self._options.block_seconds)
+        return self._fits(size)
+
     def drop(self, count: int, why: str) -> None:
         """Counts records as dropped; the run is told by the next write."""
         self._drops.append(_Drop(count, why, system.now_ms() / 1000))

@@ -13,6 +13,7 @@ several records with the attribute `partial`.
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import subprocess
@@ -24,8 +25,15 @@ from typing import Any, Dict, List, Optional
 
 from tailrace_client import system
 from tailrace_client.delivery import Delivery
+from tailrace_client.handler import left_behind
+from tailrace_client.ids import BatchIds
 from tailrace_client.records import encode_record
-from tailrace_client.spool import Closing
+from tailrace_client.run import DURABILITIES, run_path
+from tailrace_client.service import Service
+from tailrace_client.spool import Closing, Target
+
+DEFAULT_URL = "http://127.0.0.1:8790"
+DEFAULT_SPOOL = "~/.local/state/tailrace/spool"
 
 _PIECE = 64 << 10
 _LONGEST_LINE = 512 << 10
@@ -172,6 +180,61 @@ def end_as(status: int) -> int:
         return status
     if sys.stderr is not None:
         sys.stderr.flush()
-    signal.signal(-status, signal.SIG_DFL)
+    with suppress(OSError):  # SIGKILL has no handler to reset
+        signal.signal(-status, signal.SIG_DFL)
     os.kill(os.getpid(), -status)
     return 128 - status  # for a signal that ends nobody
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """The command line of `run`."""
+    default = os.environ.get("TAILRACE_URL", DEFAULT_URL)
+    parser.add_argument(
+        "--url",
+        metavar="U",
+        default=default,
+        help=f"the service (default: $TAILRACE_URL, else {DEFAULT_URL})",
+    )
+    parser.add_argument("--fqn", metavar="F", required=True, help="name of the pipeline")
+    parser.add_argument(
+        "--run", metavar="R", help="id of the run (default: a new one, said on stderr)"
+    )
+    parser.add_argument(
+        "--spool",
+        metavar="DIR",
+        default=DEFAULT_SPOOL,
+        help="folder for what is not delivered yet (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--durability", default="durable", choices=DURABILITIES, help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--exit-seconds",
+        metavar="N",
+        type=float,
+        default=10.0,
+        help="how long to wait for the service when the command has ended (default: %(default)s)",
+    )
+    parser.add_argument("command", nargs="+", metavar="CMD", help="the command, behind --")
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Runs the command: its exit status. Raises `InvalidRequest`, `OSError`."""
+    ids = BatchIds()
+    name = parsed.run or ids.mint()
+    spool = os.path.expanduser(parsed.spool)
+    service = Service(parsed.url, token=os.environ.get("TAILRACE_TOKEN") or None)
+    run_path(parsed.fqn, name)
+    target = Target(service.url, parsed.fqn, name, parsed.durability)
+    delivery = Delivery(service, spool, target, say=_say, ids=ids)
+    if parsed.run is None:
+        _say(f"the output becomes run {parsed.fqn}/{name}")
+    status = Command(parsed.command, delivery).run()
+    left = delivery.close(closing_of(status), parsed.exit_seconds)
+    if left is not None:
+        _say(left_behind(left, parsed.fqn, name))
+    return end_as(status)
+
+
+def _say(sentence: str) -> None:
+    sys.stderr.write(f"tailrace-client: {sentence}\n")

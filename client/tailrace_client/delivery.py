@@ -20,7 +20,7 @@ import threading
 import weakref
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional, Sequence
 
 from tailrace_client import system
 from tailrace_client.buffer import Buffer, Options
@@ -117,6 +117,16 @@ class Delivery:
         if not self._threads:
             self._start()
         return self._buffer.put(record, may_wait=threading.current_thread() not in self._threads)
+
+    def put_all(self, records: Sequence[bytes]) -> int:
+        """Takes records with one write to the spool; how many were dropped, which are counted."""
+        taken = sum([self.put(record) for record in records])
+        self._buffer.write(system.monotonic() + self._options.block_seconds)
+        return len(records) - taken
+
+    def has_room(self, size: int) -> bool:
+        """Whether records of so many bytes fit now, without dropping others."""
+        return self._buffer.has_room(size)
 
     def flush(self) -> None:
         """Writes what is in memory to the spool and syncs it; does not wait for the service."""

@@ -59,6 +59,7 @@ def test_signals_reach_the_command_and_its_end_is_ours(
     trap = "trap 'echo caught; exit 0' TERM; echo ready; while :; do sleep 0.05; done"
     gentle = _start(service.url, tmp_path, "gentle", "sh", "-c", trap)
     killed = _start(service.url, tmp_path, "killed", "sh", "-c", "echo ready; exec sleep 600")
+    by_kill = _start(service.url, tmp_path, "by-kill", "sh", "-c", "echo ready; kill -9 $$")
     for process in (gentle, killed):
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
@@ -67,6 +68,9 @@ def test_signals_reach_the_command_and_its_end_is_ours(
     assert gentle.returncode == 0
     killed.communicate(timeout=120)
     assert killed.returncode == -signal.SIGTERM
+    by_kill.communicate(timeout=120)
+    assert by_kill.returncode == -signal.SIGKILL
+    assert state_of(service.url, "by-kill") == ("closed", "failed")
     assert messages(service.url, "gentle") == ["ready", "caught", "sh exited with 0"]
     assert state_of(service.url, "gentle") == ("closed", "success")
     assert messages(service.url, "killed") == ["ready", "sh ended by signal 15"]
