@@ -148,7 +148,7 @@ def _arguments(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
         value = action.metavar or ("" if action.choices is None else "|".join(action.choices))
         if action.help != argparse.SUPPRESS:
             names = ", ".join(action.option_strings)
-            yield _code(f"{names} {value}".strip()), action.help or ""
+            yield _code(f"{names} {value}".strip()), (action.help or "") % vars(action)
 
 
 def _metrics() -> str:

@@ -37,7 +37,10 @@ class Verb:
 VERBS = {
     "serve": Verb("tailrace.serve", "Run the service."),
     "compact": Verb("tailrace.compact", "Ingest flushed segments into the table."),
-    "forward": Verb("tailrace.forward", "Ship log files through rotation, each line once."),
+    "forward": Verb(
+        "tailrace.forward", "Ship log files through rotation, each line once, or stdin."
+    ),
+    "run": Verb("tailrace.run", "Run a command and ship its output as a run."),
     "query": Verb("tailrace.query", "Search across all runs."),
     "tail": Verb("tailrace.tail", "Follow a run, or the newest of a pipeline."),
     "pipelines": Verb(

@@ -1,22 +1,244 @@
-"""`tailrace forward`: ships files, as a configuration says, to the service."""
+"""`tailrace forward`: ships files, or stdin to a run; shows and changes what is known of files.
+
+    tailrace forward --config FILE                  files (`forwarder.main`)
+    tailrace forward HOST:PORT… --fqn F --run R     stdin (`forwarder.stdin`)
+    tailrace forward state list|export|reset        checkpoints (`tailrace.forward_state`)
+
+Each is imported only when it is asked for.
+"""
 
 from __future__ import annotations
 
 import argparse
+import os
+import signal
+import sys
+from types import FrameType
+
+from forwarder.balanced import Balanced
+from forwarder.delivery.opening import open_pool
+from forwarder.delivery.targets import DEFAULT_PORT, parse_target
+from forwarder.delivery.token import Token
+from forwarder.stdin import LEAST_SPOOL_BYTES, POLICIES, Forwarding, Shape, options_for
+from logstore.clock import SystemClock
+from logstore.errors import InvalidInput
+from tailrace_client.command import DEFAULT_SPOOL
+from tailrace_client.delivery import Delivery
+from tailrace_client.errors import InvalidRequest
+from tailrace_client.ids import BatchIds
+from tailrace_client.retry import Backoff
+from tailrace_client.run import DURABILITIES, OUTCOMES, run_path
+from tailrace_client.spool import Closing, Target
+
+_STATE = "state"
+_SPOOL_BYTES = 256 << 20
+_LONGEST_PAUSE_SECONDS = 5.0
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """The configuration is a file: it has too many keys for flags."""
+    """Where to, which run, and what becomes of lines that find no room."""
     parser.add_argument(
-        "--config", metavar="FILE", required=True, help="what to read, and where to send it"
+        "target",
+        metavar="TARGET",
+        nargs="*",
+        help="services with one store: host:port, https://host, srv+http://name; or `state list`,"
+        " `state export`, `state reset`, for what is known of files",
+    )
+    parser.add_argument(
+        "--config", metavar="FILE", help="which files to ship, and where to; without it: stdin"
+    )
+    parser.add_argument("--fqn", metavar="F", help="name of the pipeline")
+    parser.add_argument(
+        "--run", metavar="R", help="id of the run (default: a new one, said on stderr)"
+    )
+    parser.add_argument("--prefix", metavar="P", default="", help="text before each line")
+    parser.add_argument(
+        "--attr",
+        metavar="K=V",
+        action="append",
+        default=[],
+        help="an attribute of each record; may be given several times",
+    )
+    parser.add_argument(
+        "--durability", choices=DURABILITIES, default="durable", help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--on-full",
+        choices=POLICIES,
+        default="block",
+        help="when the spool has --spool-bytes: read no more, drop the oldest batch, or go on as"
+        " long as the disk does (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--spool",
+        metavar="DIR",
+        default=DEFAULT_SPOOL,
+        help="folder for what is not delivered yet (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--spool-bytes",
+        metavar="N",
+        type=int,
+        default=_SPOOL_BYTES,
+        help="room in the spool (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help="a file with the token (default: the variable TAILRACE_TOKEN)",
+    )
+    parser.add_argument("--ca-file", metavar="FILE", default="", help="trusted certificates")
+    parser.add_argument(
+        "--close",
+        metavar="OUTCOME",
+        nargs="?",
+        const="",
+        help=f"close the run when stdin ends, as {', '.join(OUTCOMES)}, or without an outcome",
+    )
+    parser.add_argument(
+        "--exit-seconds",
+        metavar="N",
+        type=float,
+        default=10.0,
+        help="how long to wait for the service when stdin has ended (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--storage",
+        metavar="DIR",
+        help="`state`: folder of the checkpoints (default: that of --config, else this user's)",
+    )
+    parser.add_argument("--all", action="store_true", help="`state reset`: every file")
+    parser.add_argument(
+        "--damaged",
+        action="store_true",
+        help="`state reset`: what a damaged log has lost; the rest of it is kept",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Forwards until a signal stops it; returns the exit code."""
+    """Forwards until stdin ends or a signal comes; returns the exit status."""
+    if arguments.target[:1] == [_STATE]:
+        from tailrace import forward_state
+
+        return forward_state.run(arguments.target[1:], arguments)
+    if arguments.config:
+        return _forward_files(arguments)
+    return _forward_stdin(arguments)
+
+
+def _forward_files(arguments: argparse.Namespace) -> int:
     from forwarder.config.load import read
 
+    if arguments.target:
+        raise InvalidInput(
+            "--config and targets are two ways to say where to", hint="Leave one of them out."
+        )
     config = read(arguments.config)
     from forwarder.main import forward  # after a refusal, which need not wait for it
 
     return forward(config)
+
+
+def _forward_stdin(arguments: argparse.Namespace) -> int:
+    if not arguments.target:
+        raise InvalidInput(
+            "there is no target",
+            hint="Ship files with --config FILE, or stdin with 127.0.0.1:8790 --fqn F.",
+        )
+    if not arguments.fqn:
+        raise InvalidInput("--fqn is missing", hint="It names the pipeline.")
+    ids = BatchIds()
+    name = arguments.run or ids.mint()
+    closing = _closing(arguments.close)
+    shape = Shape(arguments.prefix, _attributes(arguments.attr))
+    delivery = _delivery(arguments, name, ids)
+    if arguments.run is None:
+        _say(f"the lines become run {arguments.fqn}/{name}")
+    forwarding = Forwarding(
+        sys.stdin.fileno(),
+        delivery,
+        shape,
+        waits=arguments.on_full != "drop-oldest",
+        clock=SystemClock(),
+        say=_say,
+    )
+    stopped = _stop_on_signals(forwarding)
+    forwarding.run()
+    if stopped:
+        _say(f"signal {stopped[0]}: reads no more, and delivers what was read")
+    return forwarding.finish(None if stopped else closing, arguments.exit_seconds)
+
+
+def _delivery(arguments: argparse.Namespace, run: str, ids: BatchIds) -> Delivery:
+    if arguments.spool_bytes < LEAST_SPOOL_BYTES:
+        raise InvalidInput(
+            f"--spool-bytes {arguments.spool_bytes} is too small",
+            hint=f"Use {LEAST_SPOOL_BYTES} or more.",
+        )
+    token = Token(os.environ.get("TAILRACE_TOKEN", ""), file=arguments.token_file or "")
+    pool = open_pool(
+        arguments.target,
+        token,
+        say=_say,
+        ca_file=arguments.ca_file,
+        backoff=lambda: Backoff(longest=_LONGEST_PAUSE_SECONDS),
+    )
+    first = parse_target(arguments.target[0])
+    host = f"[{first.host}]" if ":" in first.host else first.host
+    try:
+        run_path(arguments.fqn, run)
+        url = f"{first.scheme}://{host}:{first.port or DEFAULT_PORT}{first.path}"
+        return Delivery(
+            Balanced(url, pool, new_token=token.renew),
+            os.path.expanduser(arguments.spool),
+            Target(url, arguments.fqn, run, arguments.durability),
+            options_for(arguments.on_full, arguments.spool_bytes),
+            say=_say,
+            ids=ids,
+        )
+    except InvalidRequest as error:
+        raise InvalidInput(error.message, hint=error.hint) from None
+    except OSError as error:
+        raise InvalidInput(
+            f"the spool {arguments.spool} cannot be used: {error.strerror or error}",
+            hint="Name another folder with --spool.",
+        ) from None
+
+
+def _attributes(texts: list[str]) -> dict[str, str]:
+    found = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise InvalidInput(f"--attr {text!r} is not K=V", hint="As in --attr region=eu.")
+        found[name] = value
+    return found
+
+
+def _closing(outcome: str | None) -> Closing | None:
+    if outcome is None:
+        return None
+    if outcome and outcome not in OUTCOMES:
+        raise InvalidInput(
+            f"--close {outcome!r} is no outcome", hint=f"One of {', '.join(OUTCOMES)}."
+        )
+    return Closing(outcome or None)
+
+
+def _stop_on_signals(forwarding: Forwarding) -> list[str]:
+    """The first signal ends reading, another one the wait; gives the signals that came."""
+    came: list[str] = []
+
+    def stop(number: int, _: FrameType | None) -> None:
+        if came:
+            raise KeyboardInterrupt
+        came.append(signal.Signals(number).name)
+        forwarding.stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    return came
+
+
+def _say(sentence: str) -> None:
+    print(f"tailrace forward: {sentence}", file=sys.stderr)

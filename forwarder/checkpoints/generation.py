@@ -85,19 +85,21 @@ class Generation:
         for payload in self._payloads():
             lines = payload.splitlines()
             if promised is None:
-                promised = self._promised(lines.pop(0)) if lines else 0
+                promised = self._promised(lines)
             for line in lines:
                 self._take(line)
         if promised is None or self._lines < promised:
             self._damaged(f"has {self._lines} of the {promised or 'first'} states it began with")
 
-    def _promised(self, line: bytes) -> int:
+    def _promised(self, lines: list[bytes]) -> int:
+        """How many states follow the first line, which is taken from `lines`."""
         try:
-            first = json.loads(line)
+            first = json.loads(lines[0])
             version, states = first["version"], int(first["states"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, LookupError, TypeError):
             self._damaged("has no first line")
             return 0
+        del lines[0]
         if version != _VERSION:
             raise UnsupportedVersion(f"{self.path} was written by a newer Tailrace")
         return states
