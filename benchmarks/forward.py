@@ -153,10 +153,11 @@ def bulk(service: ServiceProcess, binary: str | None, megabytes: int) -> None:
     for name, keys in kinds.items():
         begin = time.monotonic()
         with forwarding(service.url, include=[str(path)], **keys) as one:
-            watched = Watched(one.pid)
+            watched, serving = Watched(one.pid), Watched(service.pid)
             _wait(lambda one=one: one.acknowledged() >= size)
             seconds = time.monotonic() - begin
             _report(name, size, lines, seconds, watched.end(), watched)
+            print(f"  {'':28} the service took {serving.end():.1f} s of CPU", flush=True)
     if binary is not None:
         begin = time.monotonic()
         with collecting(binary, [str(path)]) as (pid, url):

@@ -31,18 +31,23 @@ def longer_line(block: bytes, most: int) -> bool:
     return False
 
 
-def trimmed(block: bytes, *, leading: bool, trailing: bool) -> bytes:
-    """Each line without the white space around it; of a line's end at least one `\\r` goes."""
+def trimmed(block: bytes, *, leading: bool, trailing: bool) -> tuple[bytes, int]:
+    """Each line without the white space around it, and the number of newlines.
+
+    Of a line's end at least one `\\r` goes. Lines are counted on the way: that takes as long as to
+    split them.
+    """
     if not leading and not trailing:
-        return block.replace(b"\r\n", b"\n")
+        return block.replace(b"\r\n", b"\n"), block.count(b"\n")
     if _neat(block):
-        return block
+        return block, block.count(b"\n")
     lines = block.split(b"\n")
     if leading and trailing:
-        return b"\n".join([line.strip(BLANKS) for line in lines])
+        return b"\n".join([line.strip(BLANKS) for line in lines]), len(lines) - 1
     if trailing:
-        return b"\n".join([line.rstrip(BLANKS) for line in lines])
-    return b"\n".join([line.lstrip(BLANKS) for line in block.replace(b"\r\n", b"\n").split(b"\n")])
+        return b"\n".join([line.rstrip(BLANKS) for line in lines]), len(lines) - 1
+    lines = block.replace(b"\r\n", b"\n").split(b"\n")
+    return b"\n".join([line.lstrip(BLANKS) for line in lines]), len(lines) - 1
 
 
 def _neat(block: bytes) -> bool:

@@ -116,18 +116,18 @@ class Packer:
             end = _line_border(data, room, final=final)
             if end == 0 or columns.longer_line(data[:end], self._source.max_log_size):
                 return None
-            count = data.count(b"\n", 0, end)
-            if end + count * extra > most and count > 1 and room > 1:
-                room = min(max(end * most // (end + count * extra), 1), end - 1)
+            size = end + (data.count(b"\n", 0, end) * extra if extra else 0)
+            if size > most and _has_two_lines(data, end):
+                room = min(max(end * most // size, 1), end - 1)
                 continue
             packed = self._block(data[:end], start, shared)
-            if len(packed.body) <= most or count <= 1:
+            if len(packed.body) <= most or packed.records == 1:
                 return packed
             room = min(max(end * most // len(packed.body), 1), end - 1)
 
     def _block(self, block: bytes, start: Cursor, shared: dict[str, str]) -> Packed:
         source = self._source
-        lines = columns.trimmed(
+        lines, records = columns.trimmed(
             block,
             leading=not source.preserve_leading_whitespaces,
             trailing=not source.preserve_trailing_whitespaces,
@@ -139,7 +139,7 @@ class Packer:
             body, replaced = columns.record_body(lines, shared)
         else:
             body, replaced = clean_bytes(lines)
-        records = block.count(b"\n") + (not whole)
+        records += not whole
         end = Cursor(
             start.offset + len(block),
             start.records + records,
@@ -234,6 +234,10 @@ def _pieces(unit: Unit) -> bool:
 
 def _moved(start: Cursor, size: int) -> Cursor:
     return replace(start, offset=start.offset + size)
+
+
+def _has_two_lines(data: bytes, end: int) -> bool:
+    return 0 <= data.find(b"\n", 0, end) < end - 1
 
 
 def _line_border(data: bytes, room: int, *, final: bool) -> int:
