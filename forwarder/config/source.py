@@ -123,7 +123,9 @@ class Source(Section):
         ge=2,
         otel="all of them for reading, rather than half; every file gets its turn",
     )
-    max_batches: int = key(0, "batches of files per poll; 0: no limit", ge=0)
+    max_batches: int = key(
+        0, "accepted without effect", ge=0, otel="a round is bounded by bytes and time"
+    )
     ordering_criteria: OrderingCriteria | None = key(None, "read the first few files by an order")
     archive_include: Texts = key(
         (), "where rotated copies lie outside of `include`, beside the file's own folder"
@@ -150,7 +152,9 @@ class Source(Section):
         ge=16,
         otel="also compared: the bytes before the offset. Of the decompressed content",
     )
-    initial_buffer_size: Size = key(16 << 10, "the first block that is read of a file", ge=1)
+    initial_buffer_size: Size = key(
+        16 << 10, "accepted without effect", ge=1, otel="files are read in blocks of 1 MiB"
+    )
     max_log_size: Size = key(1 << 20, "bytes of an entry", ge=1, le=2 << 20)
     max_log_size_behavior: Literal["split", "truncate"] = key(
         "split",
@@ -191,10 +195,11 @@ class Source(Section):
         (), "parsers of entries, one after the other", otel="those below; any other is refused"
     )
 
-    on_truncate: Literal["content", "ignore", "read_whole_file", "read_new"] = key(
+    on_truncate: Literal["content", "read_whole_file"] = key(
         "content",
-        "what to do with a file that is shorter than what was read of it",
-        otel="default `ignore`. `content`: what was read is compared with what is there",
+        "accepted without effect: what was read is compared with what is there, and a file with "
+        "other content is read from its beginning",
+        otel="default `ignore`; that and `read_new` are refused, since they lose lines",
     )
     delete_after_read: bool = key(
         False,
@@ -238,6 +243,13 @@ class Source(Section):
         if not self.template and not self.fqn:
             raise ValueError("needs fqn, the pipeline that files belong to, or a template")
         return self
+
+    @field_validator("on_truncate", mode="before")
+    @classmethod
+    def _loses_nothing(cls, value: object) -> object:
+        if value in ("ignore", "read_new"):
+            raise ValueError("it would lose lines; leave it out: content decides what is read")
+        return value
 
     @field_validator("encoding")
     @classmethod

@@ -83,6 +83,7 @@ def test_sizes(text: object, size: int) -> None:
         ({"max_log_size": 0}, "max_log_size", "greater than or equal to 1"),
         ({"fingerprint_size": 15}, "fingerprint_size", "greater than or equal to 16"),
         ({"max_concurrent_files": 1}, "max_concurrent_files", "greater than or equal to 2"),
+        ({"on_truncate": "ignore"}, "on_truncate", "lose lines"),
         ({"start_at": "middle"}, "start_at", "'beginning' or 'end'"),
         ({"include": []}, "", "at least one path"),
         ({"include": ["a[b"]}, "include", "no pattern of paths"),

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from docs import forwarder_reference
+from forwarder.config.forwarder import Forwarder
 from forwarder.config.load import read
+from forwarder.config.source import Source
 from forwarder.entries.packer import Packer
 from forwarder.model import Cursor, FileFacts
 from forwarder.naming import Namer
@@ -56,3 +58,20 @@ def test_every_key_of_opentelemetrys_is_in_the_reference() -> None:
         key for key in keys if not re.search(rf"^\| `[\w.\[\]]*\b{key}` \|", page, re.MULTILINE)
     ]
     assert missing == []
+
+
+def test_every_key_is_read_or_said_to_have_no_effect() -> None:
+    code = "".join(
+        path.read_text()
+        for folder in ("forwarder", "tailrace")
+        for path in (ROOT / folder).rglob("*.py")
+        if path.parent.name != "config"
+    )
+    unread = {
+        name: field.description
+        for model in (Source, Forwarder)
+        for name, field in model.model_fields.items()
+        if f".{name}" not in code and name != "metrics"  # to come
+    }
+    assert unread
+    assert [name for name, text in unread.items() if "accepted" not in str(text)] == []
