@@ -1,4 +1,4 @@
-"""Which records an appender gets: by level, pipeline, run and message.
+"""Which records an appender gets: by level, pipeline, run, logger and message.
 
 All that is given must hold. Names are globs as in a shell: `*` is any text, `?` a character.
 """
@@ -23,6 +23,7 @@ class Selection(Section):
     fqn: Texts = key((), "globs of pipelines' names")
     exclude_fqn: Texts = key((), "globs of pipelines that are left out")
     run: Texts = key((), "globs of runs' ids")
+    logger: Texts = key((), "globs of the attribute `logger`, as `com.acme.*`")
     contains: str = key("", "text that the message contains")
     matches: str = key("", "a regular expression (RE2) that the message contains")
 
@@ -53,6 +54,10 @@ class Selection(Section):
             events = _filtered(events, "fqn", self.exclude_fqn, wanted=False)
         if self.run:
             events = _filtered(events, "run_id", self.run)
+        if self.logger:
+            loggers = pc.map_lookup(events.column("attributes").combine_chunks(), "logger", "last")
+            named = events.append_column("logger", loggers)
+            events = _filtered(named, "logger", self.logger).drop_columns(["logger"])
         if self.contains:
             events = events.filter(pc.match_substring(events.column("message"), self.contains))
         if self.matches:
@@ -67,7 +72,7 @@ def _filtered(
     """The events whose name matches one of the globs, or with `wanted` False none of them."""
     patterns = [re.compile(fnmatch.translate(glob)) for glob in globs]
     names = pc.unique(events.column(column)).to_pylist()
-    kept = [name for name in names if any(one.match(name) for one in patterns) == wanted]
+    kept = [name for name in names if any(one.match(name or "") for one in patterns) == wanted]
     if len(kept) == len(names):
         return events
     return events.filter(pc.is_in(events.column(column), pa.array(kept, pa.string())))

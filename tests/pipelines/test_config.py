@@ -81,6 +81,7 @@ def test_an_error_names_the_file(tmp_path: Path) -> None:
         ({"fqn": ["hr", "sales.?"], "exclude_fqn": "*.y"}, ["a", "d"]),
         ({"run": "r2"}, ["c", "d"]),
         ({"contains": "b"}, ["b"]),
+        ({"logger": "audit.*"}, ["c"]),
         ({"matches": "^[cd]$", "level": "ERROR"}, ["c"]),
     ],
 )
@@ -91,7 +92,7 @@ def test_a_filter_takes_what_all_of_it_holds_for(settings: Any, taken: list[str]
         [
             events(["a"], fqn="sales.x", run="r1", level="INFO"),
             events(["b"], fqn="sales.y", run="r1", level="WARN"),
-            events(["c"], fqn="ops", run="r2", level="ERROR"),
+            events(["c"], fqn="ops", run="r2", level="ERROR", attributes={"logger": "audit.login"}),
             events(["d"], fqn="hr", run="r2", level=None),
         ]
     )
@@ -103,3 +104,14 @@ def test_every_key_is_documented() -> None:
     for section in (PipelineSettings, AppenderPart, RollingFileSettings, Selection):
         for name in section.model_fields:
             assert f"`{name}`" in page, f"{name} of {section.__name__}"
+
+
+def test_the_examples_are_pipelines() -> None:
+    folder = Path(__file__).parents[2] / "deploy" / "pipelines"
+    found = {one.name: one for one in read_folder(str(folder), Registry())}
+    assert sorted(found) == ["audit", "by-application"]
+    audit, metrics, debug = found["by-application"].appenders
+    table = events(["in", "out"], attributes={"logger": "audit.login"})
+    assert audit.part.filter.of(table).num_rows == 2
+    assert metrics.part.filter.of(table).num_rows == 0
+    assert debug.part.filter.of(table).num_rows == 2
