@@ -9,6 +9,7 @@ path, or the rotation of the same log that was changed last before it.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 from forwarder.engine.compare import Comparer, Is
 from forwarder.engine.locate import Locator
@@ -36,6 +37,7 @@ class Identifier:
         self._comparer = Comparer(shared.registry, opener)
         self._said: set[str] = set()
         self._new_ones: list[Tracked] = []
+        self._scanned: set[str] = set()
 
     def reconcile(self, source: SourceParts, found: list[Found], *, first: bool) -> None:
         """Takes in one scan of a source. `first`: what is new was there before the start."""
@@ -57,6 +59,11 @@ class Identifier:
         # An archive is compared with its original, and so comes behind it.
         for file in sorted(rest, key=lambda each: (is_archive(each.path), each.mtime_ns)):
             self.unknown(source, file, at_end=first and source.config.start_at == "end")
+        if name not in self._scanned:
+            self._scanned.add(name)
+            self._new_ones += [
+                file for file in self._registry.of_source(name) if file.unbegun and not file.over
+            ]
         self._line_up()
 
     def unknown(self, source: SourceParts, found: Found, *, at_end: bool = False) -> None:
@@ -143,11 +150,22 @@ class Identifier:
                 return False
             else:
                 replaced = not holds(file.content, file.known)
+                if not replaced:
+                    self._learn(file, file.content)
         except OSError:
             return False  # the next attempt to read it says so
         if replaced:
             file.path = before
         return replaced
+
+    def _learn(self, file: Tracked, content: Content) -> None:
+        """The fingerprint grows with the file, so that a copy is known before it is read."""
+        size = self._shared.sources[file.source].config.fingerprint_size
+        if len(file.fingerprint) < size:
+            before, now_there = file.fingerprint, content.read(0, size)
+            if len(now_there) > len(before):
+                file.fingerprint = now_there
+                self._registry.index(file, before)
 
     def _may_go_on(self, source: SourceParts, found: Found) -> bool:
         """Whether an unfinished archive may still be written."""
@@ -155,10 +173,13 @@ class Identifier:
         return age < source.config.rotate_wait * 1e9
 
     def _line_up(self) -> None:
-        """New files wait for those whose lines come before theirs."""
+        """New files, and those that nothing was read of, wait for those whose lines come first."""
         new, self._new_ones = self._new_ones, []
-        for file in sorted(new, key=lambda each: (each.mtime_ns, each.path)):
-            file.predecessor = self._predecessor(file, new)
+        waiting = {file.id: file for file in new}
+        for file in new:
+            waiting.update({each.id: each for each in self._rotations(file) if each.unbegun})
+        for file in waiting.values():
+            file.predecessor = self._predecessor(file, waiting)
 
     def _missing(
         self, source: str, seen: set[str], places: set[tuple[int, int]], now: float
@@ -239,21 +260,28 @@ class Identifier:
         self._shared.change(file)
         self._shared.unsaved = True
 
-    def _predecessor(self, file: Tracked, new: list[Tracked]) -> Tracked | None:
+    def _predecessor(self, file: Tracked, waiting: Mapping[str, Tracked]) -> Tracked | None:
         """The file whose lines come before this one's: which had its path, or is its rotation."""
         candidates = [] if file.predecessor is None else [file.predecessor]
-        later = {each.id for each in new if each.mtime_ns >= file.mtime_ns}
+        mine = file.mtime_ns, file.id
         candidates += [
+            each
+            for each in self._rotations(file)
+            if each.id not in waiting or (each.mtime_ns, each.id) < mine
+        ]
+        return max(candidates, key=lambda each: (each.mtime_ns, each.id), default=None)
+
+    def _rotations(self, file: Tracked) -> list[Tracked]:
+        """The other files of the same log, by their names, whose lines are in the same run."""
+        return [
             each
             for each in self._registry.of_run(file.fqn, file.run)
             if each is not file
-            and each.id not in later
             and each.source == file.source
             and not each.over
             and not each.lost_sight
             and family(each.path) == family(file.path)
         ]
-        return max(candidates, key=lambda each: each.mtime_ns, default=None)
 
     def _unnamed(self, found: Found, error: InvalidInput) -> None:
         """A path that no run can be made of: said once."""

@@ -118,6 +118,11 @@ class Tracked:
         return not self.pending and not self.resend
 
     @property
+    def unbegun(self) -> bool:
+        """Nothing of it was read."""
+        return self.read.offset == 0 and self.settled
+
+    @property
     def caught_up(self) -> bool:
         """It was read to its end, and all of it is acknowledged."""
         return self.at_end and not self.dirty and self.partial == 0 and self.settled

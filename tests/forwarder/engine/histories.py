@@ -123,8 +123,9 @@ class Log:
         assert len(set(numbered)) == len(numbered), "no line twice"
         written = {line for content in self.contents for line in content.lines}
         assert set(stored) <= written, "no line that nobody wrote"
-        assert [line for line in stored if line in set(expected)] == [
-            line for line in expected if line in set(stored)
+        sure = {line for line in expected if line not in self.preamble}
+        assert [line for line in numbered if line in sure] == [
+            line for line in expected if line in sure & set(stored)
         ], "in the order in which they were written"
         missing = [line for line in expected if line not in set(stored)]
         assert missing == [], "nothing is lost that could be read"
