@@ -13,6 +13,7 @@ from pathlib import Path
 from compactor.reporting.metrics import COUNTERS, GAUGES
 from docs import forwarder_reference
 from docs.upstream import COUNTS, SOURCES, rows
+from forwarder.metrics import METRICS as FORWARDERS
 from logstore import errors
 from logstore.settings import table
 from service.http.errors import classify
@@ -34,6 +35,11 @@ _COMPACTOR = textwrap.fill(
     "`/metrics`. Counters in the file rise over passes, restarts and compactors. Leases of "
     "compactors are measured under the names above, with the source `compactor|compact` for "
     "nodes and `compactor|hour` for hours.",
+    100,
+)
+_FORWARDER = textwrap.fill(
+    "Told by `tailrace forward --config` at `metrics.listen` of its configuration, each forwarder "
+    "for itself. The source is its name in the configuration.",
     100,
 )
 _RENAMED = textwrap.fill(
@@ -163,7 +169,10 @@ def _metrics() -> str:
     others = ((_code(name), why) for name, why in NOT_EXPORTED.items())
     old = {m.alias: m.name for m in METRICS} | {m.alias: m.name for m in (*COUNTERS, *GAUGES)}
     renamed = ((_code(alias), _code(name)) for alias, name in old.items() if alias)
+    forwarders = ((_code(m.name), m.kind, _codes(m.labels), m.help) for m in FORWARDERS)
+    forwarder = _table("metric | kind | labels | what it says", forwarders)
     lines = [own, "## The compactor", "", _COMPACTOR, "", *compactor, ""]
+    lines += ["## The forwarder", "", _FORWARDER, "", *forwarder, ""]
     lines += ["## Renamed", "", _RENAMED, "", *_table("old name | name", renamed), ""]
     lines += ["## Not exported", "", _NOT_EXPORTED, "", *_table("name | why", others)]
     return "\n".join(lines) + "\n"

@@ -30,6 +30,7 @@ from forwarder.files.finder import Finder
 from forwarder.files.globs import Glob
 from forwarder.files.handles import Handles
 from forwarder.files.ordering import Ordering
+from forwarder.metrics import Sources, SyncCounts, serve
 from forwarder.naming import Namer
 from logstore.clock import SystemClock
 from logstore.errors import InvalidInput
@@ -48,9 +49,10 @@ def forward(config: Forwarder) -> int:
         stream=sys.stderr,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
-    checkpoints = Checkpoints(config.folder, say=log.warning)
+    syncs = SyncCounts()
+    checkpoints = Checkpoints(config.folder, say=log.warning, on_sync=syncs.add)
     try:
-        return _forward(config, checkpoints)
+        return _forward(config, checkpoints, syncs)
     finally:
         checkpoints.close()
 
@@ -65,8 +67,9 @@ def refuse_windows(platform: str) -> None:
         )
 
 
-def _forward(config: Forwarder, checkpoints: Checkpoints) -> int:
+def _forward(config: Forwarder, checkpoints: Checkpoints, syncs: SyncCounts) -> int:
     box: list[Engine] = []
+    shared = make_shared(config, checkpoints, log.warning)
 
     def on_verdict(file: str, verdict: Verdict) -> None:
         box[0].on_verdict(file, verdict)
@@ -78,13 +81,17 @@ def _forward(config: Forwarder, checkpoints: Checkpoints) -> int:
         say=log.warning,
         senders=config.senders,
         durability=config.durability,
+        body_encoding=config.body_encoding,
         first_pause_seconds=config.retry_on_failure.initial_interval,
         longest_pause_seconds=config.retry_on_failure.max_interval,
         ca_file=config.ca_file,
     )
+    stop_metrics: Callable[[], None] | None = None
     try:
+        if config.metrics.listen:
+            stop_metrics = serve(config.metrics.listen, Sources(shared, delivery, syncs))
         engine = Engine(
-            make_shared(config, checkpoints, log.warning),
+            shared,
             delivery,
             batch_bytes=config.batch_bytes,
             memory_bytes=config.memory_bytes,
@@ -99,6 +106,8 @@ def _forward(config: Forwarder, checkpoints: Checkpoints) -> int:
                 "batches were not acknowledged in time; the next start sends them under their ids"
             )
     finally:
+        if stop_metrics is not None:
+            stop_metrics()
         delivery.stop(0)
     return 0
 

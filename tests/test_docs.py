@@ -10,6 +10,7 @@ import yaml
 
 from compactor.reporting.metrics import METRICS as COMPACTORS
 from docs import generate
+from forwarder.metrics import METRICS as FORWARDERS
 from logstore.settings import table
 from service.http.app import documented
 from service.http.errors import classify
@@ -33,6 +34,7 @@ def test_a_made_page_is_current(name: str) -> None:
         ("settings.md", [row.variable for row in table(Settings)]),
         ("metrics.md", [metric.name for metric in METRICS]),
         ("metrics.md", [metric.name for metric in COMPACTORS]),
+        ("metrics.md", [metric.name for metric in FORWARDERS]),
         ("metrics.md", [f"| `{one.alias}` | `{one.name}` |" for one in METRICS if one.alias]),
         ("metrics.md", [f"| `{one.alias}` | `{one.name}` |" for one in COMPACTORS if one.alias]),
         ("errors.md", [classify(cls(""))[1] for cls in generate.error_classes()]),
@@ -48,6 +50,7 @@ def test_every_setting_metric_verb_and_error_says_what_it_is() -> None:
     assert [row.name for row in table(Settings) if len(row.help) < 10] == []
     assert [metric.name for metric in METRICS if not metric.help] == []
     assert [metric.name for metric in COMPACTORS if not metric.help] == []
+    assert [metric.name for metric in FORWARDERS if not metric.help] == []
     assert [name for name, verb in VERBS.items() if not verb.help] == []
     assert [cls.__name__ for cls in generate.error_classes() if not cls.__doc__] == []
 

@@ -51,6 +51,9 @@ class Forwarder(Section):
     token_file: str = key("", "a file that has the token; it is read again when it changes")
     ca_file: str = key("", "certificates by which targets with `https` are trusted")
     durability: Durability = key("", "what an acknowledgement means; empty: as the service is set")
+    body_encoding: Literal["", "gzip", "zstd"] = key(
+        "", "how bodies are compressed on their way; costs more of the CPU than all the rest"
+    )
     storage: str = key(
         "",
         f"folder of the checkpoints. `{_ROOTS_STORAGE}` for root, else `{_USERS_STORAGE}`",

@@ -75,7 +75,7 @@ class Delivery:
         clock: Clock | None = None,
     ) -> None:
         self.counts = Counts()
-        self._pool = pool
+        self.pool = pool
         self._on_verdict = on_verdict
         self._backoff = backoff
         self._durability = durability
@@ -132,7 +132,7 @@ class Delivery:
                 self._emptied.wait(rest)
             self._end()
             left = self.waiting
-        self._pool.close()
+        self.pool.close()
         if self._failure is not None:
             raise self._failure
         return left
@@ -180,7 +180,7 @@ class Delivery:
     def _place(self) -> Place | None:
         """Waits for a place that may be asked. None: the delivery has stopped."""
         while True:
-            place, seconds = self._pool.pick()
+            place, seconds = self.pool.pick()
             with self._lock:
                 if self._stopped:
                     return None
@@ -205,7 +205,7 @@ class Delivery:
         except Again as again:
             self._again(queue, place, again)
             return
-        self._pool.worked(place)
+        self.pool.worked(place)
         if verdict.kind == "renew" and queue.file in self._renewed:
             queue.verdict = verdict  # the new id is refused as well: not as fast as we can
             self._rest(queue, self._renewed[queue.file].pause())
@@ -223,13 +223,13 @@ class Delivery:
         with self._lock:
             self.counts.retries += 1
         if again.token and self._new_token():
-            self._pool.renew()
+            self.pool.renew()
             self._rest(queue, 0.0)
         elif again.of_place:
-            self._pool.failed(place, str(again), again.retry_after)
+            self.pool.failed(place, str(again), again.retry_after)
             self._rest(queue, 0.0)
         else:
-            self._pool.skip(place)
+            self.pool.skip(place)
             self._rest(queue, queue.backoff.pause(again.retry_after))
 
     def _rest(self, queue: _Queue, seconds: float) -> None:
