@@ -43,7 +43,7 @@ from logstore.swap import Document, swap
 
 FORMAT: Final = 1
 PIPELINES: Final = "pipeline:"
-"""What the names of groups of log pipelines begin with; see `pipelines.process`."""
+"""What the names of groups of log pipelines begin with; see `pipelines.work`."""
 _NAMES: Final = (
     "format group state start created_at since epoch nodes recent evicted evictions "
     "committed_segments committed_bytes dropped version"

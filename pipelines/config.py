@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, Self
 
 import yaml
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import ValidationError, field_validator, model_validator
 
 from logstore.errors import InvalidInput
 from logstore.settings import substituted
@@ -133,7 +133,7 @@ class PipelineConfig:
 
     settings: PipelineSettings
     appenders: tuple[AppenderConfig, ...]
-    path: str = Field(default="")
+    path: str = ""
 
     @property
     def name(self) -> str:

@@ -9,8 +9,9 @@ from coordination.lease import identity_of
 from coordination.partitions.partition import Partition
 from pipelines.checkpoint import Checkpoint, decode
 from pipelines.control import Control, read_control
-from pipelines.process import NAME, World
+from pipelines.process import NAME
 from pipelines.source import SegmentSource
+from pipelines.world import World
 
 _COUNTS = ("events", "late", "forced", "copies", "dead", "lost")
 

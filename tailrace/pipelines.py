@@ -95,6 +95,8 @@ def _pipelines(folder: str | None) -> Sequence[PipelineConfig]:
 def _run(arguments: argparse.Namespace, pipelines: Sequence[PipelineConfig]) -> int:
     from logstore.disk import apply_umask
     from logstore.memory import give_back_freed_memory
+    from pipelines.appenders.registry import Registry
+    from pipelines.config import read_folder
     from pipelines.process import run_pipelines
 
     give_back_freed_memory()
@@ -108,7 +110,10 @@ def _run(arguments: argparse.Namespace, pipelines: Sequence[PipelineConfig]) -> 
         names = ", ".join(one.name for one in pipelines)
         print(f"pipelines of {arguments.dir}: {names}", file=sys.stderr, flush=True)
 
-    asyncio.run(run_pipelines(settings, pipelines, started))
+    def read_again() -> Sequence[PipelineConfig]:
+        return read_folder(arguments.dir, Registry())
+
+    asyncio.run(run_pipelines(settings, pipelines, read_again, started))
     return 0
 
 
@@ -158,8 +163,8 @@ async def _change(arguments: argparse.Namespace) -> int:
 
 
 async def _status(arguments: argparse.Namespace, pipelines: Sequence[PipelineConfig]) -> int:
-    from pipelines.process import open_world
     from pipelines.status import rows
+    from pipelines.world import open_world
 
     async with open_world(_settings(arguments)) as world:
         found = await rows(world, [one.name for one in pipelines])

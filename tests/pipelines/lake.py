@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -17,8 +17,9 @@ from logstore.objects.settings import PipelineSettings
 from logstore.segments.carry import Carry
 from logstore.segments.writer import encode_segment
 from pipelines.config import PipelineConfig
-from pipelines.process import PipelinesProcess, World, open_world
+from pipelines.process import PipelinesProcess
 from pipelines.settings import PipelinesSettings
+from pipelines.world import World, open_world
 from tests.batches import make_batches
 
 
@@ -51,10 +52,14 @@ class Lake:
         return first
 
     @asynccontextmanager
-    async def running(self, *pipelines: PipelineConfig) -> AsyncIterator[PipelinesProcess]:
+    async def running(
+        self,
+        *pipelines: PipelineConfig,
+        read_again: Callable[[], Sequence[PipelineConfig]] | None = None,
+    ) -> AsyncIterator[PipelinesProcess]:
         """A process that runs these."""
         async with self.world() as world:
-            process = PipelinesProcess(world, pipelines)
+            process = PipelinesProcess(world, pipelines, read_again)
             task = asyncio.ensure_future(process.run())
             try:
                 yield process

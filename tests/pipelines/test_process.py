@@ -24,7 +24,6 @@ from pipelines.appenders.contract import State as AppenderState
 from pipelines.appenders.registry import Registry
 from pipelines.config import AppenderConfig, AppenderPart, PipelineConfig, parse
 from pipelines.control import change_control
-from pipelines.process import PipelinesProcess
 from pipelines.section import Section
 from pipelines.status import rows
 from tests.pipelines.lake import Lake
@@ -228,7 +227,7 @@ async def test_a_pipeline_that_holds_too_much_is_evicted_and_does_nothing(
     assert await settle(Pass(), {"n": held}) == 1  # type: ignore[arg-type]
     await lake.put("2")
     async with lake.running(pipeline("a")):
-        await until(lambda: "p is evicted and does nothing: it kept 1100 bytes" in caplog.text)
+        await until(lambda: "p: it is evicted and does nothing: it kept 1100 bytes" in caplog.text)
     assert Remembering.lines["a"] == ["1"]
 
 
@@ -283,6 +282,44 @@ async def test_an_appender_that_keeps_failing_is_disabled_and_can_be_enabled(
     assert (row["events"], row["dead"], row["state"]) == (5, 2, "running")
 
 
+async def test_files_that_change_are_taken_over_without_a_restart(
+    lake: Lake, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One pipeline is changed, one added, one removed; one that is wrong changes nothing."""
+    caplog.set_level("INFO")
+
+    def named(name: str, appender: str, **settings: Any) -> PipelineConfig:
+        made = pipeline(appender, **settings)
+        return PipelineConfig(made.settings.model_copy(update={"name": name}), made.appenders)
+
+    files: list[PipelineConfig | InvalidInput] = [named("x", "a"), named("y", "b")]
+
+    def read_again() -> list[PipelineConfig]:
+        for one in files:
+            if isinstance(one, InvalidInput):
+                raise one
+        return [one for one in files if not isinstance(one, InvalidInput)]
+
+    await lake.put("INFO 1")
+    async with lake.running(*read_again(), read_again=read_again) as process:
+        await until(lambda: len(Remembering.lines) == 2 and all(Remembering.lines.values()))
+        untouched = next(one for one in process.workers if one.pipeline == "y")
+        files[:] = [named("x", "a", filter={"level": "ERROR"}), named("y", "b"), named("z", "c")]
+        await until(has("c", "INFO 1"))
+        await lake.put("INFO 2", "ERROR 3")
+        await until(has("a", "INFO 1", "ERROR 3"))
+        await until(has("b", "INFO 1", "INFO 2", "ERROR 3"))
+        assert untouched in process.workers
+        files[:] = [InvalidInput("c.yaml: unknown key filtr")]
+        await until(lambda: "nothing is changed: c.yaml: unknown key filtr" in caplog.text)
+        assert len(process.workers) == 3
+        files[:] = [named("y", "b")]
+        await until(lambda: [one.pipeline for one in process.workers] == ["y"])
+    assert "pipeline x was changed" in caplog.text
+    assert "pipeline z was added" in caplog.text
+    assert "pipeline z was removed" in caplog.text
+
+
 async def test_a_paused_pipeline_does_nothing_until_it_is_resumed(lake: Lake) -> None:
     await lake.put("1")
     async with lake.running(pipeline("a")) as process, lake.world() as world:
@@ -302,13 +339,15 @@ async def test_a_paused_pipeline_does_nothing_until_it_is_resumed(lake: Lake) ->
         await until(has("a", "1", "2"))
 
 
-async def test_parts_cannot_be_changed_behind_a_checkpoint(lake: Lake) -> None:
+async def test_parts_cannot_be_changed_behind_a_checkpoint(
+    lake: Lake, caplog: pytest.LogCaptureFixture
+) -> None:
     await lake.put("1")
     async with lake.running(pipeline("a")):
         await until(has("a", "1"))
-    async with lake.world() as world:
-        with pytest.raises(InvalidInput, match="a was divided into 1 parts"):
-            await PipelinesProcess(world, [pipeline("a", parts=2)]).run()
+    async with lake.running(pipeline("a", parts=2)):
+        await until(lambda: "p: the appender a was divided into 1 parts" in caplog.text)
+    assert Remembering.lines["a"] == ["1"]
 
 
 async def test_parts_share_the_pipelines(lake: Lake) -> None:

@@ -1,0 +1,76 @@
+"""What a process of pipelines works with: the store, the partitions, and who it is."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from coordination.open import open_partitions
+from coordination.partitions.store import PartitionStore
+from logstore import ulid
+from logstore.clock import Clock, Entropy, SystemClock, system_entropy
+from logstore.disk import Disk
+from logstore.filesystem import FileSystem, Lock
+from logstore.objects.open import open_store
+from logstore.objects.remote import newest_date_of
+from logstore.objects.store import ObjectStore
+from pipelines.settings import PipelinesSettings
+
+_LOCK: Final = "pipelines.lock"
+_SHARDS: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What a process works with."""
+
+    store: ObjectStore
+    partitions: PartitionStore
+    clock: Clock
+    entropy: Entropy
+    fs: FileSystem
+    settings: PipelinesSettings
+    identity: str
+    configured: bool
+
+    def fresh_id(self) -> str:
+        """A new ULID, as text."""
+        return ulid.encode(ulid.fresh(self.clock, self.entropy))
+
+
+@asynccontextmanager
+async def open_world(settings: PipelinesSettings) -> AsyncIterator[World]:
+    """The store and the partitions of the settings. Raises `InvalidInput`, `StoreUnavailable`."""
+    clock, entropy, fs = SystemClock(), system_entropy(), Disk(private=True)
+    identity, lock = _identity(fs, settings.data)
+    try:
+        async with (
+            open_store(settings, clock, entropy, Disk()) as store,
+            open_partitions(
+                settings.source_coordination.store,
+                store,
+                clock,
+                entropy,
+                newest_date=newest_date_of(store),
+                shards=_SHARDS,
+            ) as partitions,
+        ):
+            await partitions.start()
+            yield World(store, partitions, clock, entropy, fs, settings, identity, lock is not None)
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+def _identity(fs: FileSystem, data: str) -> tuple[str, Lock | None]:
+    """This process's identity, and the lock by which it knows that an earlier one has ended."""
+    host, folder = socket.gethostname(), os.path.abspath(data)
+    try:
+        lock = fs.lock(f"{folder}/{_LOCK}", wait=False)
+    except OSError:  # there is no such folder, or it is not ours to write in
+        lock = None
+    return (host, None) if lock is None else (f"{host}:{folder}", lock)
