@@ -219,6 +219,9 @@ class Engine:
         if turn is Turn.REPLACED:
             self._identifier.split(file)
             return True
+        if turn is Turn.FIRST:
+            self._identifier.first_bytes(file)
+            return True
         if turn is Turn.MOVED:
             self._moved(file)
             return False

@@ -19,7 +19,7 @@ from forwarder.engine.registry import Shadow
 from forwarder.engine.tracked import Tracked
 from forwarder.files.content import Content
 from forwarder.files.family import family, is_archive
-from forwarder.files.finder import Found
+from forwarder.files.finder import Found, look
 from forwarder.files.handles import NoHandle
 from forwarder.files.identity import WINDOW, holds
 from forwarder.model import Cursor
@@ -38,6 +38,8 @@ class Identifier:
         self._said: set[str] = set()
         self._new_ones: list[Tracked] = []
         self._scanned: set[str] = set()
+        self._inherited: dict[tuple[int, int], Tracked] = {}
+        """By place, what files waited for that were empty then."""
 
     def reconcile(self, source: SourceParts, found: list[Found], *, first: bool) -> None:
         """Takes in one scan of a source. `first`: what is new was there before the start."""
@@ -48,7 +50,10 @@ class Identifier:
         for file in found:
             known = self._registry.at_place(name, file.place)
             if known is not None and known.id not in seen:
-                if self._again(known, file, now):
+                if file.size and known.unbegun and not known.fingerprint:
+                    self._drop(known)
+                    rest.append(file)
+                elif self._again(known, file, now):
                     seen.add(known.id)
                 else:
                     rest.append(file)
@@ -120,6 +125,30 @@ class Identifier:
         if self._registry.at_place(file.source, found.place) is None:
             self.unknown(source, found)
         self._line_up()
+
+    def first_bytes(self, file: Tracked) -> None:
+        """A file that was empty may be a copy, or compressed: it is looked at as if it were new."""
+        place = file.place
+        self._drop(file)
+        try:
+            found = look(file.path)
+        except OSError:
+            found = None
+        if found is None or found.place != place:
+            self._shared.rescan.add(file.source)
+            return
+        self.unknown(self._shared.sources[file.source], found)
+        self._line_up()
+
+    def _drop(self, file: Tracked) -> None:
+        """Nothing was known of it but its place."""
+        if file.predecessor is not None:
+            self._inherited[file.place] = file.predecessor
+        if file.handle is not None:
+            self._shared.handles.close(file.handle)
+        self._registry.remove(file)
+        self._shared.changed.pop(file.id, None)
+        self._shared.checkpoints.forget(file.id)
 
     def _again(self, file: Tracked, found: Found, now: float) -> bool:
         """A file where one was known to be; False if it has another content now."""
@@ -252,6 +281,7 @@ class Identifier:
                 file.remember_tail(content.read(max(end - WINDOW, 0), min(end, WINDOW)))
                 file.window = file.known.window
         before = self._registry.at_path(name, found.path)
+        before = self._inherited.pop(found.place, None) or before
         waits = before is not None and not before.over and not before.lost_sight
         file.predecessor = before if waits else None
         self._new_ones.append(file)
@@ -262,14 +292,15 @@ class Identifier:
 
     def _predecessor(self, file: Tracked, waiting: Mapping[str, Tracked]) -> Tracked | None:
         """The file whose lines come before this one's: which had its path, or is its rotation."""
-        candidates = [] if file.predecessor is None else [file.predecessor]
+        candidates = self._rotations(file)
+        if file.predecessor is not None:
+            candidates.append(file.predecessor)
         mine = file.mtime_ns, file.id
-        candidates += [
-            each
-            for each in self._rotations(file)
-            if each.id not in waiting or (each.mtime_ns, each.id) < mine
+        # Of two that wait, one waits for the other: the one that was changed later.
+        before = [
+            each for each in candidates if each.id not in waiting or (each.mtime_ns, each.id) < mine
         ]
-        return max(candidates, key=lambda each: (each.mtime_ns, each.id), default=None)
+        return max(before, key=lambda each: (each.mtime_ns, each.id), default=None)
 
     def _rotations(self, file: Tracked) -> list[Tracked]:
         """The other files of the same log, by their names, whose lines are in the same run."""

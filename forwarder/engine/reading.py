@@ -38,6 +38,8 @@ class Turn(Enum):
     """The file is not where it was."""
     REPLACED = auto()
     """The file's place has another content."""
+    FIRST = auto()
+    """The first bytes of a file that was empty: now it can be told what it is."""
     LATER = auto()
     """It cannot be read now."""
 
@@ -95,6 +97,8 @@ class Reader:
             if not data:
                 self._ended(file, 0)
                 return Turn.ENDED
+            if not file.fingerprint:
+                return Turn.FIRST
             packed = self._pack(source, file, data, facts, final=False)
             if packed is None and (len(data) >= most or (at_end and self._flushes(source, file))):
                 packed = self._pack(source, file, data, facts, final=True)

@@ -30,7 +30,7 @@ class _Immediate(Post):
         self.carry()
 
 
-class _Live(World):
+class Live(World):
     """The engine in a thread of its own, with the machine's clock."""
 
     def start(self, post: type[Post] = _Immediate, *, hinted: bool = False) -> None:
@@ -61,7 +61,7 @@ class _Live(World):
 
 def test_appended_lines_are_hinted(tmp_path: Path) -> None:
     """No scan sees them: the next one is an hour away."""
-    world = _Live(tmp_path, hints=True, reconcile_interval="1h", poll_interval="1h")
+    world = Live(tmp_path, hints=True, reconcile_interval="1h", poll_interval="1h")
     expected = world.lines("a.log", 0, 5)
     with world.running():
         world.until(lambda: world.store.lines() == expected)
@@ -73,7 +73,7 @@ def test_appended_lines_are_hinted(tmp_path: Path) -> None:
 
 
 def test_new_and_rotated_files_are_hinted(tmp_path: Path) -> None:
-    world = _Live(tmp_path, hints=True, reconcile_interval="1h", poll_interval="1h")
+    world = Live(tmp_path, hints=True, reconcile_interval="1h", poll_interval="1h")
     expected = world.lines("a.log", 0, 5)
     with world.running():
         world.until(lambda: world.store.lines() == expected)
@@ -85,7 +85,7 @@ def test_new_and_rotated_files_are_hinted(tmp_path: Path) -> None:
 
 def test_new_folders_are_hinted(tmp_path: Path) -> None:
     include = [str(tmp_path / "logs" / "*" / "*" / "*.log")]
-    world = _Live(tmp_path, hints=True, include=include, reconcile_interval="1h")
+    world = Live(tmp_path, hints=True, include=include, reconcile_interval="1h")
     with world.running():
         world.until(lambda: world.tally.scans > 0)
         (tmp_path / "logs" / "pod" / "container").mkdir(parents=True)
@@ -96,7 +96,7 @@ def test_new_folders_are_hinted(tmp_path: Path) -> None:
 
 
 def test_without_hints_files_are_polled(tmp_path: Path) -> None:
-    world = _Live(tmp_path, hints=True, poll_interval="20ms", reconcile_interval="20ms")
+    world = Live(tmp_path, hints=True, poll_interval="20ms", reconcile_interval="20ms")
     expected = world.lines("a.log", 0, 5)
     with world.running():
         world.until(lambda: world.store.lines() == expected)

@@ -334,3 +334,18 @@ def test_truncated_and_written_again(tmp_path: Path) -> None:
     expected += world.lines("a.log", 10, 11)
     world.poll()
     assert world.store.lines() == expected
+
+
+@pytest.mark.parametrize("zipped", [bytes, gzip.compress], ids=["a copy", "an archive"])
+def test_a_copy_that_is_seen_while_it_is_empty(tmp_path: Path, zipped: Zip) -> None:
+    world = World(tmp_path)
+    expected = world.lines("a.log", 0, 200)
+    world.poll()
+    world.path("a.log.1").touch()
+    world.poll()
+    world.path("a.log.1").write_bytes(zipped(world.path("a.log").read_bytes()))
+    os.truncate(world.path("a.log"), 0)
+    expected += world.lines("a.log", 200, 210)
+    world.poll()
+    world.over()
+    assert world.store.lines() == expected
