@@ -79,14 +79,14 @@ class Encoder:
         except (TypeError, ValueError):
             text, replaced = clean(message_of(body))
             message, self.replaced = orjson.dumps(text), self.replaced + replaced
-        head = self._head(entry) if own is None else self._attributes(entry, own)
+        head = self.head(entry) if own is None else self._attributes(entry, own)
         if entry.level:
             head = b'"level":%b,%b' % (encode(entry.level[:MOST_LEVEL]), head)
         if entry.ts is not None and 0 <= entry.ts <= _MOST_MICROSECONDS:
             head = b'"ts":%d.%06d,%b' % (entry.ts // 1_000_000, entry.ts % 1_000_000, head)
         return b'{%b"message":%b}\n' % (head, message)
 
-    def _head(self, entry: Entry) -> bytes:
+    def head(self, entry: Entry) -> bytes:
         """The attributes; few kinds of them are encoded once."""
         attributes = entry.attributes
         if len(attributes) > 1:

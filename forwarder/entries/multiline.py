@@ -88,6 +88,10 @@ class Languages:
     def ends(self, line: str) -> bool:  # noqa: ARG002 - only `End` looks at it
         return False
 
+    def idle(self) -> bool:
+        """Whether no traceback is going on."""
+        return all(one.idle() for one in self._all)
+
 
 def rule_of(config: Multiline) -> Callable[[], Rule]:
     """What makes the rule for one stream of lines."""
@@ -163,6 +167,19 @@ class Joiner:
             self._settle(stream, out, joined=False)
             if stream.entry is not None:
                 self._give(stream, out)
+
+    def settles(self, unit: int) -> bool:
+        """An entry of one line before the unit ends there, if the rule knows of nothing more."""
+        return all(
+            stream.entry is None
+            or (
+                stream.entry.first == stream.entry.last == unit - 1
+                and not stream.waiting
+                and isinstance(stream.rule, Languages)
+                and stream.rule.idle()
+            )
+            for stream in self._streams.values()
+        )
 
     def oldest(self) -> int | None:
         held = [one.entry.first for one in self._streams.values() if one.entry is not None]

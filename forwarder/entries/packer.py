@@ -14,15 +14,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from forwarder.config.operators import Container
 from forwarder.config.source import Multiline, Source
 from forwarder.entries import columns, units
+from forwarder.entries.calm import Calm, CalmContainer, CalmLines
 from forwarder.entries.codec import Codec, clean_bytes
 from forwarder.entries.entry import Encoder, Entry
 from forwarder.entries.header import HeaderReader
 from forwarder.entries.multiline import Joiner, rule_of
 from forwarder.entries.operators.build import StageMaker, is_container, stages_of
+from forwarder.entries.operators.container import pod_of
 from forwarder.entries.ranges import Own, Range
 from forwarder.entries.stages import Chain, Each
+from forwarder.entries.tracebacks import stirs
 from forwarder.entries.units import Cutter, Splitter, Unit, Units
 from forwarder.model import Cursor, FileFacts, Packed
 
@@ -161,7 +165,8 @@ class Packer:
         chain = Chain([make(file) for make in self._makers])
         whole = final or len(data) >= self.longest
         own = self._own(text, found.nexts, start, decoded.lead) if self._numbered else None
-        taken = Range(found, chain, encoder, self._trim, own).run(most, final=whole)
+        calm = self._calm(file)
+        taken = Range(found, chain, encoder, self._trim, own, calm).run(most, final=whole)
         if taken is None:
             if final:  # bytes that are no unit, such as half a character
                 return Packed(_moved(start, len(data)), b"", "application/x-ndjson", 0)
@@ -192,8 +197,21 @@ class Packer:
             records,
             replaced=encoder.replaced,
             truncated=sum(unit.truncated or unit.part == 2 for unit in marked),
-            failed=sum(entry.failed for entry in chain.entries[:records]),
+            failed=taken.failed,
         )
+
+    def _calm(self, file: FileFacts) -> Calm | None:
+        """What knows whole lines by their form; if nothing else is done with them."""
+        operators, multiline = self._source.operators, self._source.multiline
+        if not operators and multiline is not None and multiline.builtin:
+            return CalmLines(stirs, _trim(self._source))
+        container = operators[0] if len(operators) == 1 and multiline is None else None
+        if not isinstance(container, Container) or container.format == "docker":
+            return None
+        if container.if_ is not None or container.severity is not None:
+            return None
+        metadata = pod_of(file.path) if container.add_metadata_from_filepath else {}
+        return CalmContainer(metadata, _trim(self._source, within=True))
 
     def _same(self, text: str, found: Units, count: int, inside: int) -> bool:
         """Whether the units would be the same if the text ended with them."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
+from itertools import accumulate
 from typing import NamedTuple
 
+from forwarder.entries.calm import Calm
 from forwarder.entries.entry import Encoder, Entry
 from forwarder.entries.stages import Chain
 from forwarder.entries.units import Unit, Units
@@ -26,6 +29,8 @@ class Taken(NamedTuple):
 
     units: int
     rows: list[bytes]
+    failed: int
+    """Records of entries that an operator could not parse."""
 
 
 class Range:
@@ -38,14 +43,17 @@ class Range:
         encoder: Encoder,
         trim: Callable[[str], str],
         own: Own | None,
+        calm: Calm | None = None,
     ) -> None:
         self._units = units
         self._chain = chain
         self._encoder = encoder
         self._trim = trim
         self._own = own
+        self._calm = calm if own is None else None
         self._rows: list[bytes] = []
-        self._best: tuple[int, int] | None = None
+        self._encoded = self._failed = 0
+        self._best: tuple[int, int, int] | None = None
 
     def run(self, most: int, *, final: bool) -> Taken | None:
         """The range of about `most` bytes of records; None if it may end nowhere.
@@ -53,41 +61,70 @@ class Range:
         `final`: it may end behind the last unit, whatever the stages hold.
         """
         texts, nexts, marks = self._units
-        chain, trim, rows = self._chain, self._trim, self._rows
+        chain, trim = self._chain, self._trim
         entries, feed = chain.entries, chain.feed
-        size = at = 0
-        number = -1
-        for number, text in enumerate(texts):
+        size = at = number = 0
+        while number < len(texts):
+            if self._calm is not None and not marks and chain.settles(number):
+                some, more = self._take_calm(number, most - size)
+                number, size = number + some, size + more
+                at = nexts[number - 1] if number else 0
             if marks and number in marks:
-                self._feed_marked(marks[number], text, number, nexts[number] - at)
+                self._feed_marked(marks[number], texts[number], number, nexts[number] - at)
             else:
-                feed(Entry(trim(text), number, number, nexts[number] - at))
+                feed(Entry(trim(texts[number]), number, number, nexts[number] - at))
             at = nexts[number]
-            if len(entries) > len(rows):
+            if len(entries) > self._encoded:
                 size += self._encode()
                 if size > most and self._best is not None:
                     return self._taken()
             if not chain.joins:
-                self._best = number + 1, len(rows)
+                self._best = number + 1, len(self._rows), self._failed
             elif number < _EACH or number % _NOW_AND_THEN == 0:
                 self._look(number)
+            number += 1
         if final and texts:
             chain.flush()
             self._encode()
-            self._best = len(texts), len(rows)
-        elif number >= 0:
-            self._look(number)
+            self._best = len(texts), len(self._rows), self._failed
+        elif texts:
+            self._look(number - 1)
         return self._taken() if self._best is not None else None
+
+    def _take_calm(self, at: int, most: int) -> tuple[int, int]:
+        """Takes units from `at` on at once: how many, never the last one, and their bytes."""
+        assert self._calm is not None
+        total = 0
+        number = at
+        while self._calm is not None and number < len(self._units.texts) - 1:
+            rows = self._calm.rows(self._units.texts, number, self._encoder)
+            rows = rows[: len(self._units.texts) - 1 - number]
+            sizes = list(accumulate(map(len, rows), initial=total))
+            fitting = bisect_right(sizes, most) - 1
+            if fitting < len(rows):
+                rows, self._calm = rows[: max(fitting, 0)], None  # enough
+            if not rows:
+                break
+            size = sizes[len(rows)] - total
+            if number == at:  # what stages hold ends before it
+                self._chain.flush()
+                total += self._encode()
+            self._rows += rows
+            number, total = number + len(rows), total + size
+            self._best = number, len(self._rows), self._failed
+        if number > at:
+            self._chain.newest = number - 1
+        return number - at, total
 
     def _taken(self) -> Taken:
         assert self._best is not None
-        units, records = self._best
-        return Taken(units, self._rows[:records])
+        units, records, failed = self._best
+        return Taken(units, self._rows[:records], failed)
 
     def _look(self, number: int) -> None:
         border = self._chain.border(number)
         if border:
-            self._best = border, len(self._rows)
+            self._best = border, len(self._rows), self._failed
 
     def _feed_marked(self, unit: Unit, text: str, number: int, size: int) -> None:
         if unit.dropped:
@@ -101,9 +138,11 @@ class Range:
 
     def _encode(self) -> int:
         size, rows = 0, self._rows
-        for entry in self._chain.entries[len(rows) :]:
+        for entry in self._chain.entries[self._encoded :]:
             own = None if self._own is None else self._own(entry, len(rows))
             row = self._encoder.row(entry, own)
             rows.append(row)
             size += len(row)
+            self._failed += entry.failed
+        self._encoded = len(self._chain.entries)
         return size

@@ -26,6 +26,9 @@ class Stage(Protocol):
     def oldest(self) -> int | None:
         """The first unit that it holds something of, or None."""
 
+    def settles(self, unit: int) -> bool:
+        """Whether it holds nothing, or one entry before this unit that could end there."""
+
 
 class Each:
     """A step that changes entries one by one; it returns None for an entry that it drops."""
@@ -53,6 +56,9 @@ class Each:
     def oldest(self) -> int | None:
         return None
 
+    def settles(self, unit: int) -> bool:  # noqa: ARG002
+        return True
+
 
 class Chain:
     """Stages one after the other; `entries` is what came out of the last one."""
@@ -76,6 +82,10 @@ class Chain:
         """Sends what stages hold through those behind them."""
         for stage, out in zip(self._stages, self._outputs[1:], strict=True):
             stage.flush(out)
+
+    def settles(self, unit: int) -> bool:
+        """Whether a unit that is calm has nothing to do with what stages hold."""
+        return all(stage.settles(unit) for stage in self._joining)
 
     def border(self, after: int) -> int | None:
         """The unit before which the range may end, if those up to `after` were fed; or None."""

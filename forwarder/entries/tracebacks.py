@@ -22,6 +22,7 @@ _JAVA_GOES_ON = re.compile(
     r"|[\t ]*(?:Caused by: |Suppressed: |Wrapped by: )"
 )
 _JAVA_FIRST = tuple("\t CSW")
+_STIRRING = (*_JAVA_FIRST, "")
 _GO_BEGIN = re.compile(r".*\bpanic(?: serving [^:]+:\d+)?: |fatal error: ")
 _GO_GOES_ON = re.compile(
     r"goroutine \d+|\[signal |\s+\S|created by |exit status \d|runtime\.|panic\(|\tpanic: "
@@ -34,6 +35,14 @@ class Language(Protocol):
 
     def joins(self, line: str) -> bool | None:
         """Whether the line goes on with the one before it; None: if the next one does."""
+
+    def idle(self) -> bool:
+        """Whether a line that does not stir it changes nothing."""
+
+
+def stirs(line: str) -> bool:
+    """Whether a line can go on with the one before it, or begin a traceback, in any language."""
+    return line[:1] in _STIRRING or "Traceback (" in line or "panic" in line or line[:5] == "fatal"
 
 
 class Python:
@@ -65,6 +74,9 @@ class Python:
                 return None
         return self._no(line)
 
+    def idle(self) -> bool:
+        return not self._state
+
     def _no(self, line: str) -> bool:
         begins = "Traceback (" in line and _PYTHON_BEGIN.match(line) is not None
         self._state = ("group" if "+ Exception Group" in line else "frames") if begins else ""
@@ -76,6 +88,9 @@ class Java:
 
     def joins(self, line: str) -> bool | None:
         return line[:1] in _JAVA_FIRST and _JAVA_GOES_ON.match(line) is not None
+
+    def idle(self) -> bool:
+        return True
 
 
 class Go:
@@ -92,6 +107,9 @@ class Go:
                 return True
         self._inside = ("panic" in line or line[:5] == "fatal") and bool(_GO_BEGIN.match(line))
         return False
+
+    def idle(self) -> bool:
+        return not self._inside
 
 
 LANGUAGES: Final[Mapping[str, Callable[[], Language]]] = {

@@ -100,14 +100,14 @@ def _docker(entry: Entry, line: str) -> bool:
 
 def _moment(text: str) -> int | None:
     if text[19:20] == "." and text[-1] == "Z":  # as nearly all are
-        second, fraction = _second(text[:19] + "Z"), text[20:-1]
+        second, fraction = second_of(text[:19] + "Z"), text[20:-1]
         if second is None or not fraction.isdecimal():
             return None
         return second + int(fraction[:6].ljust(6, "0"))
     found = _TIME.fullmatch(text)
     if found is None:
         return None
-    second = _second(found[1] + found[3])
+    second = second_of(found[1] + found[3])
     fraction = found[2]
     if second is None:
         return None
@@ -115,7 +115,7 @@ def _moment(text: str) -> int | None:
 
 
 @lru_cache(maxsize=256)
-def _second(text: str) -> int | None:
+def second_of(text: str) -> int | None:
     """Microseconds; lines that follow one another are of the same second."""
     try:
         return int(datetime.fromisoformat(text).timestamp()) * 1_000_000
@@ -157,6 +157,9 @@ class Parts:
             first.body = "".join(texts)
             out(first)
         self._held.clear()
+
+    def settles(self, unit: int) -> bool:  # noqa: ARG002 - what it holds goes on
+        return not self._held
 
     def oldest(self) -> int | None:
         return min((held[0].first for held in self._held.values()), default=None)

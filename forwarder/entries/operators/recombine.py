@@ -50,6 +50,9 @@ class Recombiner:
         for name in sorted(self._batches, key=lambda name: self._batches[name].first):
             self._give(name, out)
 
+    def settles(self, unit: int) -> bool:  # noqa: ARG002
+        return not self._batches
+
     def oldest(self) -> int | None:
         return min((batch.first for batch in self._batches.values()), default=None)
 

@@ -142,3 +142,44 @@ def test_every_line_is_there_once_and_in_order(
     if numbered:
         numbers = [record["attributes"]["log.file.record_number"] for record in found]
         assert numbers == [str(number + 1) for number in range(len(lines))]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    lines=st.lists(
+        st.sampled_from(
+            [
+                "line",
+                " indented",
+                "",
+                "Traceback (most recent call last):",
+                "ValueError: no",
+                "\tat a.b.C(D.java:1)",
+                "panic: no",
+                "goroutine 1 [running]:",
+                "2023-06-22T10:27:25.813799277Z stdout F whole ",
+                "2023-06-22T10:27:25.5Z stdout F",
+                "2023-06-22T10:27:25.813799277Z stderr P part ",
+                "2023-13-22T10:27:25.813799277Z stdout F no time",
+                "mark \x7f",
+            ]
+        ),
+        max_size=60,
+    ),
+    keys=st.sampled_from(
+        [
+            {"multiline": {"builtin": ["python", "java", "go"]}},
+            {"operators": [{"type": "container"}]},
+        ]
+    ),
+    file=st.sampled_from(FILES),
+)
+def test_calm_lines_are_the_same_records_as_one_by_one(
+    lines: list[str], keys: dict[str, Any], file: FileFacts
+) -> None:
+    data = "".join(f"{line}\n" for line in lines).encode()
+    numbered = read(data, file=file, include_file_record_number=True, **keys)
+    for record in numbered:  # numbers are for one record alone, so none of these is calm
+        del record["attributes"]["log.file.record_number"]
+    expected = [{k: v for k, v in record.items() if v != {}} for record in numbered]
+    assert read(data, file=file, **keys) == expected
