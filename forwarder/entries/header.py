@@ -36,7 +36,7 @@ class HeaderReader:
 
     def read(self, data: bytes, start: Cursor, *, final: bool) -> Cursor | None:
         """The cursor behind the header; None: its end is not there. `final`: as far as it is."""
-        decoded = self._codec.decode(data, start.offset, final=False)
+        decoded = self._codec.decode(data, start.offset, final=final)
         text = decoded.text
         attributes = {name: value for name, value in (start.header or {}).items() if name}
         at = 0
@@ -52,7 +52,7 @@ class HeaderReader:
         if rest and not self._matches(rest):
             return self._behind(start, text[:at], decoded.lead, attributes)
         attributes.update(self._attributes(rest) if rest else {})
-        return self._behind(start, text, decoded.lead, {**attributes, OPEN: ""})
+        return replace(start, offset=start.offset + len(data), header={**attributes, OPEN: ""})
 
     def _behind(self, start: Cursor, text: str, lead: int, attributes: dict[str, str]) -> Cursor:
         offset = start.offset + (lead if text else 0) + self._codec.size(text)

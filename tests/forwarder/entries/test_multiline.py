@@ -161,6 +161,12 @@ def test_a_header_goes_on_after_a_restart_in_its_middle() -> None:
     ]
 
 
+def test_half_a_character_is_all_of_a_file_with_a_header() -> None:
+    for encoding, data in (("utf-8", b"\xc3"), ("utf-16le", b"#")):
+        found = read(data, start_at="beginning", header=HEADER, encoding=encoding)
+        assert len(found) <= 1
+
+
 def test_a_file_without_the_header_is_read_from_its_begin() -> None:
     found = read(b"one\n#two\n", start_at="beginning", header=HEADER)
     assert found == [{"message": "one"}, {"message": "#two"}]
