@@ -93,12 +93,23 @@ class PipelinesProcess:
             grouping.cancel()
             for worker in self._workers.values():
                 worker.stop()
-            if self._workers:
-                await asyncio.wait(self._workers)
+            await self._end_workers()
             await self._coordinator.stop()
             beating.cancel()
             with suppress(asyncio.CancelledError):
                 await beating
+
+    async def _end_workers(self) -> None:
+        """Waits for the workers; one whose appender hangs is left behind."""
+        if not self._workers:
+            return
+        seconds = self._world.settings.pipelines.stop_seconds
+        _, hanging = await asyncio.wait(list(self._workers), timeout=seconds)
+        for task in hanging:
+            log.error("%s hangs: what it has not saved comes again", self._workers[task].name)
+            task.cancel()
+        if hanging:
+            await asyncio.wait(hanging)
 
     async def _look_at_files(self) -> None:
         """Takes over what the pipelines' files say now."""

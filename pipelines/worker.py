@@ -18,6 +18,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 from zlib import crc32
 
@@ -43,6 +44,7 @@ from pipelines.copies import Copies
 from pipelines.events import EventBuffer, Origin
 from pipelines.progress import Progress
 from pipelines.source import SegmentSource
+from pipelines.thread import OwnThread
 
 log = logging.getLogger("tailrace.pipelines")
 
@@ -90,6 +92,7 @@ class Worker:
         self._copies = Copies(source)
         self._clock = clock
         self._fs = fs
+        self._thread = OwnThread(self.name)
         self._stopping = asyncio.Event()
         self._pause_ms = self._settings.retry_ms
 
@@ -124,6 +127,7 @@ class Worker:
                 except Exception as error:  # noqa: BLE001 -- an appender may raise anything
                     await self._failed(error)
         finally:
+            self._thread.close()
             with suppress(TailraceError):  # what the store does not hear of runs out
                 await self.lease.give_up()
 
@@ -164,16 +168,21 @@ class Worker:
             self._appender.make_dead_letter(self._settings) if dead else self._appender.make()
         )
         state = checkpoint.dead_letter if dead else checkpoint.appender
+        cancelled = False
         try:
-            await asyncio.to_thread(appender.start, self._context(dead=dead), state)
+            await self._thread.run(appender.start, self._context(dead=dead), state)
             progress = await self._begin(checkpoint, appender, dead=dead)
             while self._may_go_on and self.disabled is dead:
                 if not await self._turn(progress):
                     await self._wait(_POLL_SECONDS)
             if self.lease.valid():
                 await self._save(progress)
+        except asyncio.CancelledError:  # the appender hangs, and the process ends
+            cancelled = True
+            raise
         finally:
-            await asyncio.to_thread(appender.stop)
+            if not cancelled:
+                await self._thread.run(appender.stop)
 
     @property
     def _may_go_on(self) -> bool:
@@ -253,13 +262,13 @@ class Worker:
             log.warning("%s: segment %d of %s is skipped: %s", self.name, seq, node, error)
             events, high_ms = None, 0
         else:
-            events = await asyncio.to_thread(self._wanted, segment.events)
+            events = await self._thread.run(self._wanted, segment.events)
             high_ms = segment.high_ms
         if events is not None:
             origin, buffer = Origin(node, seq), progress.buffer
             if not known:
                 events = await self._without_copies(progress, origin, events)
-            await asyncio.to_thread(buffer.add, origin, events, known=known)
+            await self._thread.run(partial(buffer.add, known=known), origin, events)
         if not known:
             before = progress.nodes.get(node, Reading(seq, seq))
             progress.nodes[node] = Reading(before.low, seq + 1, max(before.high_ms, high_ms))
@@ -292,8 +301,8 @@ class Worker:
         """Gives the appender what no node can send anything before any more."""
         buffer = progress.buffer
         until = progress.until(self._source.nodes, self._settings, self._clock.monotonic())
-        events = await asyncio.to_thread(buffer.take, until)
-        forced = await asyncio.to_thread(buffer.force, self._settings.buffer_size_bytes)
+        events = await self._thread.run(buffer.take, until)
+        forced = await self._thread.run(buffer.force, self._settings.buffer_size_bytes)
         if forced.num_rows:
             events = pa.concat_tables([events, forced])
         if events.num_rows == 0:
@@ -304,7 +313,7 @@ class Worker:
         if kept.num_rows:
             if not self.lease.valid():
                 raise LeaseLost(f"the lease of {self.name} is over")
-            await asyncio.to_thread(progress.appender.append, kept)
+            await self._thread.run(progress.appender.append, kept)
             progress.given += kept.num_rows
             self.counts.given += kept.num_rows
         return True
@@ -315,7 +324,7 @@ class Worker:
         """Saves a checkpoint. If the store refuses it, the next one is tried later."""
         if progress.buffer.late_wait:
             await self._give(progress)
-        state = await asyncio.to_thread(progress.appender.sync)
+        state = await self._thread.run(progress.appender.sync)
         checkpoint = progress.checkpoint(state)
         progress.saved_at = self._clock.monotonic()
         try:
@@ -325,7 +334,7 @@ class Worker:
             return
         progress.nodes, progress.changed = dict(checkpoint.nodes), False
         self.counts.checkpoints += 1
-        await asyncio.to_thread(progress.appender.saved)
+        await self._thread.run(progress.appender.saved)
         if progress.given:
             self._works()
 

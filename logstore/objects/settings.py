@@ -285,6 +285,12 @@ class PipelineSettings(BaseModel):
         gt=0,
         description="How often a process looks for appenders that nobody works on",
     )
+    stop_seconds: float = Field(
+        default=30,
+        gt=0,
+        description="How long a process that is told to stop waits for its appenders; what one"
+        " that hangs has not saved comes again",
+    )
 
 
 class QueueRetention(BaseModel):

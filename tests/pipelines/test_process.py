@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from coordination.groups import State, pipeline_group, read_group
 from logstore import keys
 from logstore.clock import SystemClock
 from logstore.errors import InvalidInput
+from logstore.objects.settings import PipelineSettings
 from logstore.runs.deletions import Deletion, encode_deletion
 from pipelines.appenders.contract import AppenderFailed, Context
 from pipelines.appenders.contract import State as AppenderState
@@ -48,6 +50,7 @@ class Remembering:
     settings: ClassVar[type[Section]] = Nothing
     lines: ClassVar[dict[str, list[str]]] = {}
     failing: ClassVar[set[str]] = set()
+    hanging: ClassVar[threading.Event] = threading.Event()
 
     def __init__(self, settings: Nothing) -> None:
         self._context: Context | None = None
@@ -63,6 +66,8 @@ class Remembering:
 
     def append(self, events: pa.Table) -> None:
         assert self._context is not None
+        if self._context.appender.startswith("hangs"):
+            self.hanging.wait()
         messages = events.column("message").to_pylist()
         self._mine.extend(messages[: len(messages) // 2])
         if self._context.appender in self.failing:
@@ -83,6 +88,7 @@ class Remembering:
 def forget() -> None:
     Remembering.lines = {}
     Remembering.failing = set()
+    Remembering.hanging = threading.Event()
 
 
 @pytest.fixture
@@ -122,6 +128,27 @@ async def test_a_failing_appender_holds_up_nobody_and_gets_everything_once(lake:
         await until(has("whole", "1", "2", "3", "4", "5"))
         Remembering.failing = set()
         await until(has("broken", "1", "2", "3", "4", "5"))
+
+
+async def test_appenders_that_hang_hold_up_nobody_and_no_stop(
+    lake: Lake, caplog: pytest.LogCaptureFixture
+) -> None:
+    lake.settings = lake.settings.model_copy(
+        update={"pipelines": PipelineSettings(poll_seconds=0.05, stop_seconds=0.2)}
+    )
+    await lake.put("1")
+    names = [f"hangs{n}" for n in range(40)]  # more than asyncio's own threads
+    async with lake.running(pipeline("whole", *names)) as process:
+        await until(has("whole", "1"))
+        await until(lambda: len(process.workers) == 41)
+        await lake.put("2")
+        await until(has("whole", "1", "2"))
+    assert "p/hangs0/0 hangs: what it has not saved comes again" in caplog.text
+    Remembering.hanging = threading.Event()  # those that hang do so for ever
+    Remembering.hanging.set()
+    async with lake.running(pipeline("whole", "hangs0")):
+        await until(has("hangs0", "1", "2"))
+        assert Remembering.lines["whole"] == ["1", "2"]
 
 
 async def test_a_process_goes_on_where_the_last_one_was(lake: Lake) -> None:
