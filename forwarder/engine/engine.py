@@ -195,8 +195,8 @@ class Engine:
         if before.over or before.lost_sight or before.id not in self._registry.files:
             file.predecessor = None
             return True
-        if file.size == 0:
-            return False
+        if not file.fingerprint:
+            return True  # an empty file is at its end; its first bytes make it wait again
         if file.waits_since is None:
             file.waits_since = now
             before.wake()  # it is read to its end once more, now that its successor has begun
