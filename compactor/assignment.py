@@ -30,8 +30,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import socket
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
@@ -43,11 +41,12 @@ from coordination.coordinator.coordinator import Coordinator
 from coordination.coordinator.lease import Lease
 from coordination.coordinator.work_queue import WorkQueue
 from coordination.counters import NAMES
+from coordination.identity import process_identity
 from coordination.open import open_partitions
 from coordination.partitions.partition import NewPartition, Status
 from logstore.clock import Clock, Entropy
 from logstore.errors import LeaseLost, NotFound, OutcomeUnknown, PreconditionFailed, Unavailable
-from logstore.filesystem import FileSystem, Lock
+from logstore.filesystem import FileSystem
 from logstore.objects.remote import newest_date_of
 from logstore.objects.store import ObjectStore
 
@@ -307,7 +306,7 @@ async def open_assigner(
     limits = replace(
         coordination.limits, lease_seconds=settings.compaction.lease_seconds, max_attempts=0
     )
-    identity, lock = _identity(settings.data, fs)
+    identity, lock = process_identity(fs, settings.data, _LOCK)
     opening = open_partitions(
         coordination.store,
         store,
@@ -338,13 +337,3 @@ async def open_assigner(
     finally:
         if lock is not None:
             lock.release()
-
-
-def _identity(data: str, fs: FileSystem) -> tuple[str, Lock | None]:
-    """This driver's identity, and the lock on its folder; without the lock it is only the host."""
-    host, folder = socket.gethostname(), os.path.abspath(data)
-    try:
-        lock = fs.lock(f"{folder}/{_LOCK}", wait=False)
-    except OSError:  # there is no such folder, or it is not ours to write in
-        lock = None
-    return (host, None) if lock is None else (f"{host}:{folder}", lock)

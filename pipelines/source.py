@@ -26,6 +26,7 @@ from logstore.objects.store import ObjectStore
 from logstore.runs.deletions import Deletion, StoredDeletions
 from logstore.runs.watermark import read_watermark
 from logstore.segments.footer import Footer
+from logstore.segments.quarantine import quarantined_segments
 from logstore.segments.reader import open_segment, read_footer
 from pipelines.events import EVENTS, Origin
 
@@ -145,7 +146,7 @@ class SegmentSource:
             self._listing = None
 
     async def _nodes(self, known: Mapping[str, Node]) -> dict[str, Node]:
-        quarantined = await self._quarantined()
+        quarantined = await quarantined_segments(self._store)
         found: dict[str, Node] = {}
         async for component in self._store.folders(keys.SEGMENTS):
             name = decode(component)
@@ -162,15 +163,6 @@ class SegmentSource:
             fresh = max(sizes, default=0) > max(old.sizes, default=0)
             news = self._clock.monotonic() if fresh else old.news
             found[name] = Node(low, sizes, quarantined.get(name, set()), news)
-        return found
-
-    async def _quarantined(self) -> dict[str, set[int]]:
-        found: dict[str, set[int]] = {}
-        async for info in self._store.list(keys.QUARANTINE):
-            component, _, seq = info.key.removeprefix(keys.QUARANTINE).partition("/")
-            node = decode(component)
-            if node is not None and seq.isdecimal():
-                found.setdefault(node, set()).add(int(seq))
         return found
 
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
+from coordination.identity import process_identity
 from coordination.open import open_partitions
 from coordination.partitions.store import PartitionStore
 from logstore import ulid
 from logstore.clock import Clock, Entropy, SystemClock, system_entropy
 from logstore.disk import Disk
-from logstore.filesystem import FileSystem, Lock
+from logstore.filesystem import FileSystem
 from logstore.objects.open import open_store
 from logstore.objects.remote import newest_date_of
 from logstore.objects.store import ObjectStore
@@ -46,7 +45,7 @@ class World:
 async def open_world(settings: PipelinesSettings) -> AsyncIterator[World]:
     """The store and the partitions of the settings. Raises `InvalidInput`, `StoreUnavailable`."""
     clock, entropy, fs = SystemClock(), system_entropy(), Disk(private=True)
-    identity, lock = _identity(fs, settings.data)
+    identity, lock = process_identity(fs, settings.data, _LOCK)
     try:
         async with (
             open_store(settings, clock, entropy, Disk()) as store,
@@ -64,13 +63,3 @@ async def open_world(settings: PipelinesSettings) -> AsyncIterator[World]:
     finally:
         if lock is not None:
             lock.release()
-
-
-def _identity(fs: FileSystem, data: str) -> tuple[str, Lock | None]:
-    """This process's identity, and the lock by which it knows that an earlier one has ended."""
-    host, folder = socket.gethostname(), os.path.abspath(data)
-    try:
-        lock = fs.lock(f"{folder}/{_LOCK}", wait=False)
-    except OSError:  # there is no such folder, or it is not ours to write in
-        lock = None
-    return (host, None) if lock is None else (f"{host}:{folder}", lock)

@@ -25,6 +25,7 @@ from logstore.errors import Damaged, NotFound, UnsupportedVersion
 from logstore.names import decode
 from logstore.objects.store import ObjectInfo, ObjectStore
 from logstore.runs.watermark import read_watermark
+from logstore.segments.quarantine import quarantined_segments
 from logstore.segments.reader import read_footer
 
 _ID = re.compile(r"(.+)-([1-9][0-9]{0,18})")
@@ -280,7 +281,7 @@ class Catalog:
                 self._whole = began
             # Taken over at once: nobody may see half a listing.
             nodes = await self._list_nodes({} if whole else self._nodes)
-            self._quarantined, self._nodes = await self._list_quarantined(), nodes
+            self._quarantined, self._nodes = await quarantined_segments(self._store), nodes
             self._began = began
             self.listings += 1
         finally:
@@ -300,15 +301,6 @@ class Catalog:
             news = {name.seq: _listed(info) for info in found if (name := _name(info)) is not None}
             nodes[node] = {**old, **news} if news else old
         return nodes
-
-    async def _list_quarantined(self) -> dict[str, set[int]]:
-        found: dict[str, set[int]] = {}
-        async for info in self._store.list(keys.QUARANTINE):
-            component, _, seq = info.key.removeprefix(keys.QUARANTINE).partition("/")
-            node = decode(component)
-            if node is not None and seq.isdecimal():
-                found.setdefault(node, set()).add(int(seq))
-        return found
 
 
 def _parts(segment: Segment) -> tuple[Name, int, str, int]:
