@@ -19,6 +19,7 @@ from service.runtime.java import why_no_spark
 from tests.seeds import choose
 from tests.servers.dynamodb import DynamoDb, running_dynamodb, why_no_dynamodb
 from tests.servers.jars import why_no_jars
+from tests.servers.logrotate import why_no_logrotate
 from tests.servers.minio import Bucket, Minio, memory_folder, running_minio, why_no_minio
 from tests.servers.nginx import why_no_nginx
 from tests.servers.promtool import why_no_promtool
@@ -36,6 +37,7 @@ settings.load_profile("patient")
 NEEDS: dict[str, tuple[str, Callable[[], str | None]]] = {
     "spark": ("Spark", why_no_spark),
     "promtool": ("promtool", why_no_promtool),
+    "logrotate": ("logrotate", why_no_logrotate),
     "nginx": ("nginx", why_no_nginx),
     "minio": ("MinIO", why_no_minio),
     "dynamodb": ("DynamoDB Local", why_no_dynamodb),

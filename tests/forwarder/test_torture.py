@@ -1,0 +1,16 @@
+"""The short form of `make torture OF=forwarder`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.forwarder.torture import Torture
+
+
+@pytest.mark.logrotate
+def test_killed_under_rotation(tmp_path: Path) -> None:
+    done = Torture(tmp_path, 15, with_logrotate=True).run(4)
+    assert done["forwarder kills"] == 4
+    assert done["rotations"] > 3
