@@ -55,10 +55,10 @@ torture: dev ## kill -9 at random moments: KILLS=20, SEED=, STORE=local, minio o
 clients: dev ## OpenMetadata's own clients, both generations (800 MB, cached): STORE=local, minio or faults
 	@$(PY) -m tests.e2e.openmetadata --store $(STORE) $(ARGS)
 
-sim: dev ## Power cuts at every call of a simulated disk, histories of compactors: SEED= others, COUNT= more
-	@$(if $(SEED),TAILRACE_SIM_SEED=$(SEED)) $(if $(COUNT),TAILRACE_SIM_COUNT=$(COUNT)) \
+sim: dev ## Every case of which a run of the tests takes some, histories of compactors: SEED= others, COUNT= more
+	@SIM_ALL=1 $(if $(SEED),TAILRACE_SIM_SEED=$(SEED)) $(if $(COUNT),TAILRACE_SIM_COUNT=$(COUNT)) \
 		$(PY) -m pytest $(ARGS) tests/compactor/histories \
-		$$(grep -rlE 'import.*PowerCut' tests --include='test_*.py')
+		$$(grep -rlE 'import.*(PowerCut|\bsome\b)' tests --include='test_*.py')
 
 bench: dev ## Every figure of the README, or one: BENCH=ingest
 	@for name in $(or $(BENCH),ingest outage live pages compaction amplification executors drivers \

@@ -29,7 +29,7 @@ from tests.coordination.object_store.counted import (
     on_disk,
     process,
 )
-from tests.seeds import seeds
+from tests.seeds import seeds, some
 from tests.simulation.faulty_store import Fault, Schedule
 from tests.simulation.virtual_time import VirtualClock, simulate
 
@@ -130,7 +130,7 @@ async def _made(store: ObjectPartitions, dice: Random, clock: Clock) -> None:
             return
 
 
-@pytest.mark.parametrize("seed", seeds(12))
+@pytest.mark.parametrize("seed", some(seeds(12), 3, "object store"))
 def test_each_is_held_by_one_and_completed_once(seed: int) -> None:
     async def run(clock: VirtualClock) -> None:
         disk, scenario = on_disk(clock), Simulation(clock, seed)

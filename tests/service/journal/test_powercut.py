@@ -20,10 +20,12 @@ from logstore.batch import RunKey
 from logstore.errors import JournalFailed, JournalFull
 from service.journal.journal import Journal
 from service.journal.state import Cut
+from tests.seeds import some
 from tests.service.journal.rig import RUN, START_MS, Rig, held, journal_settings, put
 from tests.simulation.powercut import PowerCut, PowerCutFileSystem
 
 DONE = RunKey("service.pipeline", "done")
+CALLS = range(1, 1_000)
 SETTINGS = journal_settings(file_bytes=1200, max_bytes=1 << 20, fast_sync_seconds=3600)
 
 
@@ -154,9 +156,7 @@ def run_through(scenario: Simulation) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_power_cut_at_every_call(seed: int) -> None:
-    call = 0
-    while True:
-        call += 1
+    for call in some(CALLS, 3, seed):
         fs = PowerCutFileSystem(fail_at=call)
         scenario = Simulation(fs)
         try:
@@ -166,14 +166,14 @@ def test_a_power_cut_at_every_call(seed: int) -> None:
         asyncio.run(check_after_restart(fs.reboot(seed), scenario))
         if not fs.calls[call - 1 :]:
             break
-    assert call > 60
+    assert 60 < call < CALLS[-3]
 
 
 def test_a_power_cut_at_every_call_of_a_recovery() -> None:
     """However often recovery is interrupted, it does the same in the end."""
     plain = PowerCutFileSystem()
     run_through(Simulation(plain))
-    for first in range(20, len(plain.calls), 7):
+    for first in some(range(20, len(plain.calls), 7), 3, "recovery"):
         fs = PowerCutFileSystem(fail_at=first)
         scenario = Simulation(fs)
         with pytest.raises((PowerCut, JournalFailed)):
@@ -199,9 +199,7 @@ async def _open_and_close(rig: Rig) -> None:
 
 
 def test_a_disk_that_is_full_at_every_call_refuses_and_goes_on() -> None:
-    call = 0
-    while True:
-        call += 1
+    for call in some(CALLS, 3, "full"):
         fs = PowerCutFileSystem()
         fs.fail_with(errno.ENOSPC, at=call, once=True)
         scenario = Simulation(fs)
@@ -212,7 +210,7 @@ def test_a_disk_that_is_full_at_every_call_refuses_and_goes_on() -> None:
         asyncio.run(check_after_restart(fs, scenario))
         if done:
             break
-    assert call > 60
+    assert 60 < call < CALLS[-3]
 
 
 def test_a_batch_that_a_full_disk_refused_leaves_no_trace() -> None:

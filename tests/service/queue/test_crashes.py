@@ -16,6 +16,7 @@ from logstore.errors import OutcomeUnknown, StoreUnavailable
 from logstore.objects.store import ObjectStore
 from service.queue.catalog import Name
 from service.queue.queue import SegmentQueue
+from tests.seeds import some
 from tests.service.queue.world import QueueWorld, commit, consume_all, playing, take
 from tests.simulation.faulty_store import Fault, FaultyStore, Schedule
 
@@ -89,7 +90,7 @@ def test_killed_between_any_two_steps(after: bool) -> None:
         assert not any(cursor.pending or cursor.failed for cursor in group.cursors.values())
         return through
 
-    for step in range(1, _MOST_STEPS):
+    for step in some(range(1, _MOST_STEPS), 3, "worker"):
         if playing(partial(scenario, step=step)):
             assert step > 20
             return
@@ -140,7 +141,7 @@ def test_a_reset_that_is_killed_at_any_step_is_done_or_not_begun(to: Start, afte
         assert (await world.queue().group("g")).state is State.ACTIVE
         return working.done()
 
-    for step in range(1, _MOST_STEPS):
+    for step in some(range(1, _MOST_STEPS), 3, f"{to} {after}"):
         if playing(partial(scenario, step=step)):
             return
     pytest.fail("it never got through")

@@ -11,6 +11,7 @@ from logstore.batch import RunKey
 from logstore.errors import NotFound
 from service.runs.chunks import Moved
 from service.runs.settings import Tuning
+from tests.seeds import some
 from tests.service.runs.world import World
 from tests.simulation.backing import on_disk
 from tests.simulation.faulty_store import AT_EACH_STEP, Crash, Fault, FaultyStore, Schedule
@@ -66,7 +67,8 @@ async def killed_everywhere(
     fault: Fault,
     verify: Callable[[World], Awaitable[None]],
 ) -> None:
-    for step in range(1, 400, 1 if on_disk() else 13):
+    name = f"{act.__name__} {fault}"
+    for step in some(range(1, 400), 3 if on_disk() else 13, name):
         world = await prepare()
         schedule = Schedule({step: fault})
         await world.restart(FaultyStore(world.disk_store, Schedule.none()))

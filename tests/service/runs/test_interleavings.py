@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from logstore.batch import RunKey
 from logstore.errors import NotFound, TailraceError
 from service.runs.settings import Tuning
+from tests.seeds import some
 from tests.service.runs.world import World
 from tests.simulation.backing import on_disk
 from tests.simulation.faulty_store import Crash, Fault, FaultyStore, Schedule
@@ -145,7 +146,7 @@ NAMES += ["crash flush", "crash close", "fault", "token"]
 
 
 # 3 and 58: a close forgot lines that the journal had let go and only a segment held.
-@pytest.mark.parametrize("seed", [3, 58, *range(100, 106)])
+@pytest.mark.parametrize("seed", [3, 58, *some(range(100, 106), 3, "long lives")])
 @pytest.mark.on_servers(seed=(58,))
 @pytest.mark.usefixtures("every_store")
 def test_long_lives(seed: int) -> None:

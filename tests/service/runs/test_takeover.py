@@ -16,7 +16,7 @@ import pytest
 from logstore import keys
 from logstore.errors import TailraceError
 from logstore.runs.watermark import read_watermark
-from tests.seeds import seeds
+from tests.seeds import seeds, some
 from tests.service.client_model import exists
 from tests.service.cluster import LEASE, OTHER, RUN, Cluster, read_whole, until_no_news
 from tests.simulation.backing import open_store
@@ -102,7 +102,7 @@ def test_the_damaged_watermark_of_a_lost_node_is_taken_again(body: bytes) -> Non
     cluster.play(without_it)
 
 
-@pytest.mark.parametrize("seed", seeds(25))
+@pytest.mark.parametrize("seed", [*seeds(25)[:1], *some(seeds(25)[1:], 4, "cut off")])
 @pytest.mark.on_servers(seed=(0,))
 @pytest.mark.usefixtures("every_store")
 def test_a_node_that_was_cut_off_comes_back_while_others_flush_its_lines(seed: int) -> None:

@@ -18,6 +18,7 @@ from logstore.objects.store import ObjectStore
 from logstore.runs.watermark import read_watermark
 from service.runs.cursors import parse_token
 from service.runs.settings import Tuning
+from tests.seeds import some
 from tests.service.runs.world import FakeJournal, World
 from tests.simulation.backing import on_disk
 from tests.simulation.faulty_store import Crash, FaultyStore, Schedule
@@ -76,7 +77,7 @@ async def check(world: World, expected: bytes) -> None:
     assert await world.caught_up(RUN) == expected
 
 
-@pytest.mark.parametrize("chunk", range(4))
+@pytest.mark.parametrize("chunk", some(range(4), 2, "both flush at once"))
 async def test_both_flush_at_once(chunk: int) -> None:
     conflicts = 0
     for seed in range(chunk * 10, chunk * 10 + (10 if on_disk() else 1)):
@@ -102,7 +103,7 @@ async def test_both_flush_at_once(chunk: int) -> None:
 
 
 async def test_an_heir_that_is_killed_at_any_step_leaves_the_rest_to_the_next() -> None:
-    for step in range(1, 400, 1 if on_disk() else 13):
+    for step in some(range(1, 400), 3 if on_disk() else 13, "an heir that is killed"):
         away, heir = await two(step)
         schedule = Schedule.crash(step, after=step % 2 == 0)
         await heir.restart(FaultyStore(heir.disk_store, Schedule.none()))

@@ -12,14 +12,14 @@ import asyncio
 import pytest
 
 from service.node import Node
-from tests.seeds import seeds
+from tests.seeds import seeds, some
 from tests.service.shipping.copies import CLONE, MINE, OTHER, YOURS, Copies
 from tests.service.simulated_node import DATA
 from tests.service.store_checks import check_shipped, view_of
 from tests.simulation.virtual_time import VirtualClock
 
 
-@pytest.mark.parametrize("seed", seeds(12))
+@pytest.mark.parametrize("seed", some(seeds(12), 3, "node copies"))
 def test_a_clone_and_its_original_go_on_at_once(seed: int) -> None:
     copies = Copies(seed)
     copies.before()
@@ -38,7 +38,7 @@ def test_a_clone_and_its_original_go_on_at_once(seed: int) -> None:
     copies.end_well(CLONE)
 
 
-@pytest.mark.parametrize("seed", seeds(6))
+@pytest.mark.parametrize("seed", some(seeds(6), 3, "node copies"))
 def test_a_clone_starts_after_its_original_went_on(seed: int) -> None:
     copies = Copies(seed)
     copies.before()
@@ -53,7 +53,7 @@ def test_a_clone_starts_after_its_original_went_on(seed: int) -> None:
     copies.end_well(CLONE)
 
 
-@pytest.mark.parametrize("seed", seeds(6))
+@pytest.mark.parametrize("seed", some(seeds(6), 3, "node copies"))
 def test_what_the_original_shipped_was_consumed_and_is_gone(seed: int) -> None:
     """Only the marks of table and texts tell the clone that its numbers are taken."""
     copies = Copies(seed)
@@ -72,7 +72,7 @@ def test_what_the_original_shipped_was_consumed_and_is_gone(seed: int) -> None:
     copies.end_well(CLONE, kept=False)
 
 
-@pytest.mark.parametrize("seed", seeds(6))
+@pytest.mark.parametrize("seed", some(seeds(6), 3, "node copies"))
 def test_an_older_copy_is_restored_over_a_newer_folder(seed: int) -> None:
     copies = Copies(seed)
     copies.before()
@@ -93,7 +93,7 @@ def test_an_older_copy_is_restored_over_a_newer_folder(seed: int) -> None:
     copies.end_well()
 
 
-@pytest.mark.parametrize("seed", seeds(6))
+@pytest.mark.parametrize("seed", some(seeds(6), 3, "node copies"))
 def test_a_copy_of_a_copy(seed: int) -> None:
     """Forks fork again, and know all that their parents left."""
     copies = Copies(seed)

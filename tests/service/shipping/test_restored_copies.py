@@ -15,6 +15,7 @@ import pytest
 from logstore.errors import NodeNotReady
 from service.ingest.batch import Durability
 from service.node import Node
+from tests.seeds import some
 from tests.service.client_model import Sent, downloaded
 from tests.service.cluster import Line
 from tests.service.shipping.copies import CLONE, COMMON, MINE, YOURS, Copies
@@ -68,7 +69,7 @@ def end(copies: Copies, *folders: str) -> None:
 
 @pytest.mark.parametrize("away_seconds", [0.0, 60.0])
 @pytest.mark.parametrize("more", [-1, 0, 2])
-@pytest.mark.parametrize("behind", range(7))
+@pytest.mark.parametrize("behind", some(range(7), 2, "restored"))
 def test_a_restored_folder(behind: int, more: int, away_seconds: float) -> None:
     """It takes as many segments' worth of lines as it is behind, or some more or fewer."""
     copies = behind_by(behind)
@@ -127,7 +128,7 @@ def test_by_every_kind_of_append(durability: Durability, named: bool, away_secon
 
 
 @pytest.mark.parametrize("idle_seconds", [0.0, 30.0, 590.0, 4000.0])
-@pytest.mark.parametrize("behind", range(1, 7))
+@pytest.mark.parametrize("behind", some(range(1, 7), 3, "idle"))
 def test_two_live_clones_of_which_one_idles(behind: int, idle_seconds: float) -> None:
     """While the one idles the other ships, and what it ships is consumed and removed."""
     copies = Copies(behind)

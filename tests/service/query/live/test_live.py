@@ -30,7 +30,7 @@ from service.query.live.storage import Gap, missed
 from service.query.request import QueryRequest
 from service.query.view import Outdated
 from tests.batches import Entry
-from tests.seeds import seeds
+from tests.seeds import seeds, some
 from tests.service.query.shipped import Shipped
 from tests.service.query.world import NOW_MS, RUNS, WORDS, World, engine_of, lake_in
 
@@ -172,7 +172,7 @@ async def move(node: Node, step: str) -> None:
         await node.shipped.merge()
 
 
-@pytest.mark.parametrize("seed", seeds(6))
+@pytest.mark.parametrize("seed", some(seeds(6), 3, "live"))
 async def test_readers_that_come_and_go_get_each_record_once(tmp_path: Path, seed: int) -> None:
     dice = random.Random(seed)
     conditions: list[Condition | None] = [None, Contains("e"), MatchesPattern("fail|slow")]

@@ -14,6 +14,7 @@ from logstore import keys
 from logstore.batch import RunKey
 from logstore.errors import NotFound, TailraceError
 from logstore.objects.store import ObjectStore
+from tests.seeds import some
 from tests.service.runs.world import World
 from tests.simulation.backing import on_disk
 from tests.simulation.faulty_store import AT_EACH_STEP, Crash, Fault, FaultyStore, Schedule
@@ -68,7 +69,7 @@ async def test_killed_between_any_two_calls(
     fault: Fault, act: int, key: RunKey, texts: dict[str, bytes], expected: bytes
 ) -> None:
     whole = expected + b"ours\n"
-    for step in range(1, 400, 1 if on_disk() else 13):
+    for step in some(range(1, 400), 3 if on_disk() else 13, f"{key} {texts} {act} {fault}"):
         world = await prepared(key, texts)
         await world.restart(FaultyStore(world.disk_store, Schedule.none()))
         schedule = Schedule({step: fault})
@@ -99,7 +100,7 @@ async def test_a_deletion_killed_anywhere_is_finished_or_did_not_happen(
         else:
             await world.run_logs.delete_run(key)
 
-    for step in range(1, 400, 1 if on_disk() else 13):
+    for step in some(range(1, 400), 3 if on_disk() else 13, f"{key} {whole_pipeline}"):
         world = await prepared(key, {"logs": b"a\n"})
         await world.restart(FaultyStore(world.disk_store, Schedule.none()))
         schedule = Schedule({step: Fault.CRASH_AFTER})
@@ -135,7 +136,7 @@ class Slow(FaultyStore):
         return await super()._step(name, key, work)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", some(range(40), 3, "two nodes at once"))
 @pytest.mark.parametrize("key", [RUN, PLAIN], ids=["dotted", "plain"])
 async def test_two_nodes_at_once(seed: int, key: RunKey) -> None:
     random = Random(seed)
