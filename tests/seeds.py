@@ -49,3 +49,8 @@ def some(cases: Sequence[T], stride: int, name: int | str) -> Sequence[T]:
     """
     step = 1 if ALL & os.environ.keys() else stride
     return cases[first_of(step, name) :: step]
+
+
+def chosen(name: str, stride: int) -> bool:
+    """Whether the case `name` is among those of this run, as one in `stride` is; or all are."""
+    return bool(ALL & os.environ.keys()) or first_of(stride, name) == 0

@@ -6,6 +6,10 @@ proxy's schedule, if there is one. Most requests get through it as they are, so 
 proxy would see nothing more; that a client and a server agree without one is told by
 `tests/logstore/test_s3_store.py` and whatever takes the fixture `bucket`.
 Of tests with many parameters `on_servers` says which values are worth a server's time.
+
+Of the tests that `every_store` repeats on a server, a run takes about one in `SERVED`, others in
+each run (`tests.seeds`); the simulated disk sees all of them in each. Whoever names a test by its
+id has it run wherever it can.
 """
 
 from __future__ import annotations
@@ -20,11 +24,13 @@ import pytest
 
 from tests.faults.schedule import Schedule, evenly
 from tests.faults.thread import fault_proxy
+from tests.seeds import chosen
 from tests.servers.minio import Minio
 from tests.simulation.backing import PAUSE_MS, TRIES, Backing, Server, standing_on
 from tests.simulation.outside import Outside
 
 RATE = 0.15
+SERVED = 3
 ON_SERVER = pytest.param("faults", marks=pytest.mark.minio)
 
 
@@ -70,19 +76,22 @@ def _standing(request: pytest.FixtureRequest) -> Iterator[Schedule]:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """`on_servers(where=("both",))`: of the values of `where` servers see these."""
-    spared = [item for item in items if _spared(item)]
-    items[:] = [item for item in items if not _spared(item)]
-    config.hook.pytest_deselected(items=spared)
+    named = any("::" in argument for argument in config.args)
+    spared = {item for item in items if _spared(item, named=named)}
+    config.hook.pytest_deselected(items=[item for item in items if item in spared])
+    items[:] = [item for item in items if item not in spared]
 
 
-def _spared(item: pytest.Item) -> bool:
-    marker = item.get_closest_marker("on_servers")
-    if marker is None or not isinstance(item, pytest.Function):
+def _spared(item: pytest.Item, *, named: bool) -> bool:
+    if not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
         return False
     params = item.callspec.params
-    return params["every_store"] != "local" and any(
-        params[name] not in values for name, values in marker.kwargs.items()
-    )
+    if params.get("every_store", "local") == "local":
+        return False
+    marker = item.get_closest_marker("on_servers")
+    values = marker.kwargs if marker is not None else {}
+    unseen = any(params[name] not in seen for name, seen in values.items())
+    return unseen or not (named or chosen(item.nodeid, SERVED))
 
 
 @pytest.fixture(params=["local", ON_SERVER])
