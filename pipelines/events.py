@@ -92,6 +92,13 @@ class _Part:
     def left(self) -> int:
         return len(self.moments) - self.start
 
+    def let_go(self) -> None:
+        """Gives memory back once half of the events were given out: a slice holds all of them."""
+        if 0 < self.left <= self.start:
+            rest = np.arange(self.start, len(self.moments))
+            self.table, self.moments = self.table.take(pa.array(rest)), self.moments[self.start :]
+            self.size, self.start, self.late = self.table.nbytes, 0, 0
+
     @property
     def left_bytes(self) -> int:
         return self.size * self.left // max(len(self.moments), 1)
@@ -185,6 +192,7 @@ class EventBuffer:
         )
         for _, part, end in taken:
             part.start = end
+            part.let_go()
         self._parts = [part for part in self._parts if part.left]
         last = _key(table, moments, len(moments) - 1)
         self.frontier = last if self.frontier is None else max(self.frontier, last)
