@@ -153,7 +153,7 @@ Happening = Callable[[ChangingTable], None]
 
 
 @pytest.mark.parametrize("what", ["add", "remake", "take_back", "clean_up", "remove"])
-@pytest.mark.parametrize("call", some(range(8), 2, "between calls"))
+@pytest.mark.parametrize("call", some(range(8), 4, "between calls"))
 @pytest.mark.parametrize("known", [True, False])
 def test_what_happens_between_any_two_calls_is_seen_by_the_next(
     table: Table, what: str, call: int, *, known: bool

@@ -9,6 +9,7 @@ import pytest
 from logstore import keys
 from logstore.batch import RunKey
 from logstore.errors import OutcomeUnknown, StoreUnavailable
+from tests.seeds import some
 from tests.service.runs.world import NODE, World
 from tests.simulation.backing import on_disk
 from tests.simulation.faulty_store import Fault, FaultyStore, Schedule
@@ -120,7 +121,7 @@ async def test_what_a_killed_process_left_goes_with_the_next_start() -> None:
 
 @pytest.mark.parametrize("fault", list(Fault)[:3])
 async def test_a_store_that_fails_leaves_nothing_behind_for_ever(fault: Fault) -> None:
-    for step in range(1, 12, 1 if on_disk() else 4):
+    for step in some(range(1, 12), 1 if on_disk() else 6, f"{fault}"):
         world = World()
         await world.restart(FaultyStore(world.disk_store, Schedule.none()))
         world.store.schedule = Schedule({step: fault})  # type: ignore[attr-defined]

@@ -69,7 +69,7 @@ async def test_killed_between_any_two_calls(
     fault: Fault, act: int, key: RunKey, texts: dict[str, bytes], expected: bytes
 ) -> None:
     whole = expected + b"ours\n"
-    for step in some(range(1, 400), 3 if on_disk() else 13, f"{key} {texts} {act} {fault}"):
+    for step in some(range(1, 400), 4 if on_disk() else 13, f"{key} {texts} {act} {fault}"):
         world = await prepared(key, texts)
         await world.restart(FaultyStore(world.disk_store, Schedule.none()))
         schedule = Schedule({step: fault})
