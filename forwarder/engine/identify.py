@@ -19,7 +19,7 @@ from forwarder.engine.registry import Shadow
 from forwarder.engine.tracked import Tracked
 from forwarder.files.content import Content
 from forwarder.files.family import family, is_archive
-from forwarder.files.finder import Found, look
+from forwarder.files.finder import Found, look, look_at
 from forwarder.files.handles import NoHandle
 from forwarder.files.identity import WINDOW, holds
 from forwarder.model import Cursor
@@ -89,8 +89,10 @@ class Identifier:
             self._unopened(source, found, error)
             return
         try:
-            if content is not None and (handle.device, handle.inode) == found.place:
-                self._judge(source, found, content, at_end=at_end)
+            # What was found may be older than a truncation, and the order of files goes by times.
+            now_there = look_at(found.path, handle.descriptor)
+            if content is not None and now_there.place == found.place:
+                self._judge(source, now_there, content, at_end=at_end)
             # else the next scan knows more
         except Damaged as error:
             self._shared.tallies[name].damaged += 1

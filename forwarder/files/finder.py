@@ -42,6 +42,12 @@ def look(path: str) -> Found | None:
     return Found(path, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
 
 
+def look_at(path: str, descriptor: int) -> Found:
+    """The open file that was found at a path, as it is now. Raises `OSError`."""
+    found = os.fstat(descriptor)
+    return Found(path, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+
+
 class Finder:
     """Finds files that match one of `include` and none of `exclude`.
 
