@@ -6,9 +6,11 @@
 | the same as the known file, or its beginning | is there | a shadow: a copy, which is not read |
 | the same, and more | is there, and is longer than a fingerprint | that file, which has moved on |
 | something else behind the same first bytes | | another file |
+| the same first bytes | is there, but no handle is free for it | undecided |
 
 A copy that is being written is the beginning of its original, and so a shadow from its first byte.
 An archive that is being written, whose original is gone, is unfinished: it is looked at again.
+So is a file that is undecided, by the next scan: handles become free as files are read.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ class Is(Enum):
 
     OTHER = auto()
     UNFINISHED = auto()
+    UNDECIDED = auto()
     SHADOW = auto()
     SAME = auto()
 
@@ -66,8 +69,16 @@ class Comparer:
         return named == (file.fqn, file.run)
 
     def _relation(self, source: SourceParts, content: Content, file: Tracked) -> Is:
-        there = file.stage != "failed" and file.readable and self._opener.open(file) is Opened.READY
-        if not there or file.content is None or not holds(file.content, file.known):
+        opened = Opened.ELSEWHERE
+        if file.stage != "failed" and file.readable:
+            opened = self._opener.open(file)
+        if opened is Opened.FULL:
+            return Is.UNDECIDED
+        if (
+            opened is not Opened.READY
+            or file.content is None
+            or not holds(file.content, file.known)
+        ):
             if holds(content, file.known):
                 return Is.SAME
             return Is.UNFINISHED if content.compressed and not content.whole() else Is.OTHER

@@ -108,6 +108,8 @@ class Identifier:
         name = source.config.name
         fingerprint = content.read(0, source.config.fingerprint_size)
         original, is_ = self._comparer.compare(source, found, content, fingerprint)
+        if is_ is Is.UNDECIDED:
+            return  # the next scan looks at it again
         if original is not None and is_ is Is.SAME:
             self._locator.take_over(original, found)
         elif original is not None and (is_ is Is.SHADOW or self._may_go_on(source, found)):

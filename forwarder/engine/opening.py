@@ -25,6 +25,8 @@ class Opened(Enum):
     """The same inode, with another content."""
     LATER = auto()
     """It cannot be opened now; `retry_at` says when to try again."""
+    FULL = auto()
+    """It could be opened, but no handle can be closed for it now; `retry_at` as above."""
 
 
 class Opener:
@@ -43,7 +45,8 @@ class Opener:
         except (FileNotFoundError, NotADirectoryError):
             return Opened.ELSEWHERE
         except NoHandle:
-            return self._later(file)
+            self._later(file)
+            return Opened.FULL
         except OSError as error:
             return self._failed(file, error)
         if (handle.device, handle.inode) != file.place:

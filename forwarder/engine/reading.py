@@ -60,6 +60,7 @@ class Reader:
                 Opened.ELSEWHERE: Turn.MOVED,
                 Opened.REPLACED: Turn.REPLACED,
                 Opened.LATER: Turn.LATER,
+                Opened.FULL: Turn.LATER,
             }[opened]
         source = self._shared.sources[file.source]
         try:

@@ -9,7 +9,7 @@ import pytest
 from tests.forwarder.engine.histories import History
 
 # Each found a defect: lines twice, in another order, or a loss that was none.
-_SEEDS = [7, 9, 12, 16, 18, 32, 1021, 1025, 1040, 1091, 1115]
+_SEEDS = [7, 9, 12, 16, 18, 32, 1021, 1025, 1040, 1091, 1115, 1164]
 
 
 @pytest.mark.parametrize("seed", _SEEDS)
