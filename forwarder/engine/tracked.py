@@ -103,9 +103,12 @@ class Tracked:
     @property
     def known(self) -> Known:
         """What a file must hold to be this one, or a copy of it."""
+        least = max(self.read.offset, self.resend[-1].end.offset if self.resend else 0)
         if self.tail is None:
-            return Known(self.fingerprint, self.window)
-        return Known(self.fingerprint, window_of(self.tail, self.read.offset))
+            # The service had batches whose bytes were gone: `read` may be behind the window.
+            blind = self.read.offset > 0 and self.window[1] == 0
+            return Known(self.fingerprint, self.window, least, blind)
+        return Known(self.fingerprint, window_of(self.tail, self.read.offset), least)
 
     @property
     def unread(self) -> int:

@@ -28,11 +28,10 @@ class Known:
 
     fingerprint: bytes
     window: Window
-
-    @property
-    def offset(self) -> int:
-        """How far the content is known."""
-        return max(self.window[0], len(self.fingerprint))
+    least: int = 0
+    """So many bytes it has at least: batches were made of them."""
+    blind: bool = False
+    """Nothing is known of the bytes that count as read: no content can be told to be this one."""
 
 
 def window_of(tail: bytes, offset: int) -> Window:
@@ -50,13 +49,14 @@ def read_window(content: Content, offset: int) -> bytes:
 def holds(content: Content, known: Known) -> bool:
     """Whether a file holds what another was read to. Raises `OSError`, `Damaged`."""
     fingerprint = known.fingerprint
-    if content.read(0, len(fingerprint)) != fingerprint:
+    if known.blind or content.read(0, len(fingerprint)) != fingerprint:
         return False
     offset, length, digest = known.window
-    if length == 0:
-        return True
-    part = content.read(offset - length, length)
-    return len(part) == length and xxhash.xxh3_64_intdigest(part) == digest
+    if length:
+        part = content.read(offset - length, length)
+        if len(part) < length or xxhash.xxh3_64_intdigest(part) != digest:
+            return False
+    return known.least <= offset or bool(content.read(known.least - 1, 1))
 
 
 def begins(content: Content, original: Content) -> bool:

@@ -12,7 +12,7 @@ import pytest
 import zstandard
 
 from forwarder.files.content import Content, open_content
-from forwarder.files.identity import WINDOW, Known, begins, holds, window_of
+from forwarder.files.identity import NO_WINDOW, WINDOW, Known, begins, holds, window_of
 from logstore.errors import Damaged
 
 TEXT = b"".join(b"line %d of a file that is compressed\n" % number for number in range(20_000))
@@ -124,6 +124,18 @@ def test_a_file_holds_what_was_read(tmp_path: Path) -> None:
         assert not holds(content, _known(TEXT[:5000] + b"other" * 1000, 10_000))
         assert not holds(content, _known(TEXT + b"more", len(TEXT) + 4))
         assert not holds(content, Known(b"other", (0, 0, 0)))
+
+
+def test_a_file_is_too_short_for_what_batches_were_made_of(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(TEXT)
+    packed = tmp_path / "b"
+    packed.write_bytes(gzip.compress(TEXT))
+    for each in (path, packed):
+        with _opened(each) as content:
+            assert holds(content, Known(TEXT[:1000], NO_WINDOW, least=len(TEXT)))
+            assert not holds(content, Known(TEXT[:1000], NO_WINDOW, least=len(TEXT) + 1))
+            assert not holds(content, Known(TEXT[:1000], NO_WINDOW, blind=True))
 
 
 def test_the_beginning_of_another(tmp_path: Path) -> None:
