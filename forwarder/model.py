@@ -68,6 +68,8 @@ class Prepared:
     end: Cursor
     digest: int
     """xxh3-64 of the body."""
+    content: int
+    """xxh3-64 of the range's bytes, by which the file is known that they are read again from."""
     facts: FileFacts
     fqn: str
     run: str

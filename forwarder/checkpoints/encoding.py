@@ -4,7 +4,8 @@
      "window": [offset, length, xxh3], "device": 1, "inode": 2, "size": 3, "seen_ms": 4,
      "cursor": [offset, records, header or null, pieces of a long entry before it],
      "prepared": [{"batch": "<ULID>", "start": <cursor>, "end": <cursor>, "digest": <xxh3>,
-                   "path": "…", "attributes": {…}, "fqn": "…", "run": "…"}, …],
+                   "content": <xxh3 of the range's bytes>, "path": "…", "attributes": {…},
+                   "fqn": "…", "run": "…"}, …],
      "fqn": "…", "run": "…", "stage": "open", "lost": 0}
     {"forget": "<id>"}
 
@@ -105,6 +106,7 @@ def _prepared(batch: Prepared) -> dict[str, Any]:
         "start": _cursor(batch.start),
         "end": _cursor(batch.end),
         "digest": batch.digest,
+        "content": batch.content,
         "path": batch.facts.path,
         "attributes": dict(batch.facts.attributes),
         "fqn": batch.fqn,
@@ -118,6 +120,7 @@ def _to_prepared(value: Any) -> Prepared:
         start=_to_cursor(value["start"]),
         end=_to_cursor(value["end"]),
         digest=_number(value["digest"]),
+        content=_number(value["content"]),
         facts=FileFacts(_text(value["path"]), _mapping(value["attributes"])),
         fqn=_text(value["fqn"]),
         run=_text(value["run"]),

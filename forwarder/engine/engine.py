@@ -291,6 +291,8 @@ class Engine:
                     found = look(path) if file is not None else None
                 except OSError:
                     found = None
+                if file is None and not self._shared.sources[name].finder.leads(path):
+                    continue  # another file in a folder that is watched, such as /tmp
                 if file is None or found is None or found.place != file.place:
                     self._scan_soon(name)
                 else:

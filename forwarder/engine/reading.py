@@ -126,7 +126,7 @@ class Reader:
         data = self._read(file, length)
         if data is None:
             return Turn.REPLACED
-        if len(data) < length:
+        if len(data) < length or xxhash.xxh3_64_intdigest(data) != prepared.content:
             return Turn.REPLACED
         packed = source.packer.pack(
             data, prepared.start, prepared.facts, final=True, most=_EVERYTHING
@@ -202,6 +202,7 @@ class Reader:
             start=file.read,
             end=packed.end,
             digest=xxhash.xxh3_64_intdigest(packed.body),
+            content=xxhash.xxh3_64_intdigest(data[: packed.end.offset - file.read.offset]),
             facts=facts,
             fqn=file.fqn,
             run=file.run,

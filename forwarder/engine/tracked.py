@@ -104,11 +104,15 @@ class Tracked:
     def known(self) -> Known:
         """What a file must hold to be this one, or a copy of it."""
         least = max(self.read.offset, self.resend[-1].end.offset if self.resend else 0)
+        ranges = tuple(
+            (each.start.offset, each.end.offset - each.start.offset, each.content)
+            for each in self.resend
+        )
         if self.tail is None:
             # The service had batches whose bytes were gone: `read` may be behind the window.
             blind = self.read.offset > 0 and self.window[1] == 0
-            return Known(self.fingerprint, self.window, least, blind)
-        return Known(self.fingerprint, window_of(self.tail, self.read.offset), least)
+            return Known(self.fingerprint, self.window, least, ranges, blind)
+        return Known(self.fingerprint, window_of(self.tail, self.read.offset), least, ranges)
 
     @property
     def unread(self) -> int:

@@ -73,6 +73,10 @@ class Finder:
         self._now_ns = now_ns
         self._unreadable = unreadable
 
+    def leads(self, path: str) -> bool:
+        """Whether a path is of the source, or a folder in which such may be."""
+        return any(each.leads(path) for each in self._include)
+
     def find(self) -> list[Found]:
         """The files. Two paths of one file count once, and the one that is listed first stays."""
         paths: dict[str, None] = {}

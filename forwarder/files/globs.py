@@ -32,6 +32,17 @@ class Glob:
         for each in self._alternatives:
             for part in each.split("/"):
                 _part(part)
+        ways = [way for each in self._alternatives for way in _ways(each)]
+        self._ways = re.compile("|".join(map(_translate_plain, ways)), re.DOTALL)
+
+    def leads(self, path: str) -> bool:
+        """Whether a path matches, or is a folder on the way to one that would.
+
+        Of relative patterns, every path may be.
+        """
+        if not all(each.startswith("/") for each in self._alternatives):
+            return True
+        return self._ways.fullmatch(os.path.normpath(path)) is not None
 
     def matches(self, path: str) -> bool:
         """Whether a path as a whole matches."""
@@ -70,6 +81,12 @@ def expand_braces(pattern: str) -> list[str]:
                 head, tail = pattern[:start], pattern[index + 1 :]
                 return [full for part in parts for full in expand_braces(head + part + tail)]
     raise InvalidInput(f"the glob pattern {pattern!r} has a '{{' without '}}'")
+
+
+def _ways(pattern: str) -> Iterator[str]:
+    """The pattern, and the patterns of the folders above what it matches."""
+    parts = pattern.split("/")
+    return ("/".join(parts[:end]) for end in range(2, len(parts) + 1))
 
 
 def _outside_brackets(pattern: str, wanted: str) -> int:

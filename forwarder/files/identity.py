@@ -30,6 +30,8 @@ class Known:
     window: Window
     least: int = 0
     """So many bytes it has at least: batches were made of them."""
+    ranges: tuple[Window, ...] = ()
+    """Offset, length and hash of bytes that it has, whatever comes before them."""
     blind: bool = False
     """Nothing is known of the bytes that count as read: no content can be told to be this one."""
 
@@ -56,7 +58,15 @@ def holds(content: Content, known: Known) -> bool:
         part = content.read(offset - length, length)
         if len(part) < length or xxhash.xxh3_64_intdigest(part) != digest:
             return False
+    if any(not _has(content, each) for each in known.ranges):
+        return False
     return known.least <= offset or bool(content.read(known.least - 1, 1))
+
+
+def _has(content: Content, range_: Window) -> bool:
+    offset, length, digest = range_
+    part = content.read(offset, length)
+    return len(part) == length and xxhash.xxh3_64_intdigest(part) == digest
 
 
 def begins(content: Content, original: Content) -> bool:

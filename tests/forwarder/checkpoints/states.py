@@ -16,6 +16,7 @@ def batch(number: int, start: int, end: int) -> Prepared:
         start=Cursor(start, start // 10),
         end=Cursor(end, end // 10, {"host": "a"}, end % 3),
         digest=(1 << 64) - 1 - number,
+        content=number * 7919,
         facts=FileFacts("/logs/a.log", {"log.file.name": "a.log"}),
         fqn="shop.orders",
         run="run-1",

@@ -18,9 +18,8 @@ TEXTS = st.text(st.characters())
 NUMBERS = st.integers(0, (1 << 64) - 1)
 MAPPINGS = st.dictionaries(TEXTS, TEXTS, max_size=3)
 CURSORS = st.builds(Cursor, NUMBERS, NUMBERS, st.none() | MAPPINGS)
-BATCHES = st.builds(
-    Prepared, TEXTS, CURSORS, CURSORS, NUMBERS, st.builds(FileFacts, TEXTS, MAPPINGS), TEXTS, TEXTS
-)
+FACTS = st.builds(FileFacts, TEXTS, MAPPINGS)
+BATCHES = st.builds(Prepared, TEXTS, CURSORS, CURSORS, NUMBERS, NUMBERS, FACTS, TEXTS, TEXTS)
 STATES = st.builds(
     FileState,
     id=TEXTS,

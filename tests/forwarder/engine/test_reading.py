@@ -112,3 +112,27 @@ def test_a_service_that_is_away_makes_it_read_less(tmp_path: Path) -> None:
     world.poll()
     assert world.store.lines() == expected
     assert world.engine.sending.bytes == 0
+
+
+def test_a_log_that_begins_as_one_whose_batch_is_resent_is_another_one(tmp_path: Path) -> None:
+    """A banner longer than the fingerprint; the service has the batch, and its answer was lost."""
+    world = World(tmp_path, fingerprint_size=1000, run="{stem}")
+    banner = "".join(f"banner {number}\n" for number in range(120))
+    world.write("a.log", banner)
+    old = world.lines("a.log", 0, 10)
+    world.store.away = True
+    world.settle(0.1)
+    for shipment in list(world.post.waiting):
+        assert isinstance(shipment, Shipment)
+        world.store.take(shipment.run, shipment.batch, shipment.body)
+    world.restart()
+    world.path("a.log").unlink()
+    world.write("a.log", banner)
+    new = world.lines("a.log", 100, 200)
+    world.store.away = False
+    world.poll()
+    world.settle(1)
+    world.over()
+    stored = world.store.lines()
+    assert [line for line in stored if "banner" not in line] == old + new
+    assert stored.count("banner 7") == 2

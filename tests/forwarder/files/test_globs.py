@@ -136,3 +136,22 @@ def test_the_folders_in_which_a_match_can_appear(tree: Path) -> None:
     assert folders("?/*.log") == {".", "a", "b", "x"}
     assert folders("a/**/*.log") == {".", "a", "a/b", "a/b/c"}
     assert folders("new/*.log") == {"."}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "leads"),
+    [
+        ("/logs/*/a.log", "/logs", True),
+        ("/logs/*/a.log", "/logs/x", True),
+        ("/logs/*/a.log", "/logs/x/a.log", True),
+        ("/logs/*/a.log", "/logs/x/b.log", False),
+        ("/logs/*/a.log", "/tmp", False),
+        ("/logs/*/a.log", "/logs/x/a.log/y", False),
+        ("/logs/**/a.log", "/logs/x/y/z", True),
+        ("/{one,two}/*.log", "/two", True),
+        ("/{one,two}/*.log", "/three", False),
+        ("logs/*.log", "/anything", True),
+    ],
+)
+def test_folders_on_the_way_lead_to_what_matches(pattern: str, path: str, leads: bool) -> None:
+    assert Glob(pattern).leads(path) is leads
