@@ -20,8 +20,10 @@ ROOT = Path(__file__).parents[2]
 FQN = "shop.orders"
 _PATIENCE_SECONDS = 120.0
 _BEGIN = """
-import logging, os, sys, threading, time
+import logging, os, signal, sys, threading, time
 from tailrace_client import Handler, Options
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # who runs in the background ignores it
 
 url, spool, run = sys.argv[1:4]
 log = logging.getLogger("program")
