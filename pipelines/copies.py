@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from logstore.batch import RunKey
 from logstore.errors import Damaged, NotFound
 from pipelines.checkpoint import Reading
-from pipelines.events import Origin
+from pipelines.events import Origin, runs_of
 from pipelines.source import SegmentSource
 
 _KNOWN: Final = 20_000
@@ -48,9 +48,9 @@ class Copies:
 
         `nodes` says how far each was read. Raises `StoreUnavailable`.
         """
-        if events.num_rows == 0 or len(nodes) < 2:
+        if events.num_rows == 0:
             return None
-        runs = _runs_of(events)
+        runs = runs_of(events)
         low, high = pc.min(events["ulid"]).as_py(), pc.max(events["ulid"]).as_py()
         wanted = events.select(_KEY).combine_chunks()
         found: list[pa.Table] = []
@@ -92,11 +92,6 @@ class Copies:
             return wanted.slice(0, 0)
         keys = segment.events.select(_KEY)
         return keys.filter(pc.is_in(keys["ulid"], wanted["ulid"].combine_chunks()))
-
-
-def _runs_of(events: pa.Table) -> frozenset[RunKey]:
-    pairs = events.select(["fqn", "run_id"]).group_by(["fqn", "run_id"]).aggregate([]).to_pylist()
-    return frozenset(RunKey(one["fqn"], one["run_id"]) for one in pairs)
 
 
 def _is_in(events: pa.Table, keys: pa.Table) -> list[bool]:

@@ -29,6 +29,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from logstore import ulid
+from logstore.batch import RunKey
 from logstore.segments.ulids import parse
 
 EVENTS: Final = pa.schema(
@@ -138,11 +139,6 @@ class EventBuffer:
         waiting = [part.origin.seq for part in self._parts if part.origin.node == node]
         return min(waiting, default=None)
 
-    @property
-    def first_moment(self) -> int | None:
-        """The time of the oldest event that waits, in microseconds; None: nothing waits."""
-        return min((int(part.moments[part.start]) for part in self._parts), default=None)
-
     def add(self, origin: Origin, table: pa.Table, *, known: bool = False) -> None:
         """Adds events of a segment (columns of `EVENTS`), in the order of their ULIDs.
 
@@ -201,6 +197,13 @@ class EventBuffer:
         self.counts.late += late
         self.counts.events += found.num_rows
         return found
+
+
+def runs_of(events: pa.Table) -> frozenset[RunKey]:
+    """The runs that have events there."""
+    names = ["fqn", "run_id"]
+    pairs = events.select(names).group_by(names).aggregate([]).to_pylist()
+    return frozenset(RunKey(one["fqn"], one["run_id"]) for one in pairs)
 
 
 def _moments(table: pa.Table, ahead_us: int) -> Indexes:

@@ -22,6 +22,7 @@ from pipelines.config import PipelineConfig
 from pipelines.control import Control, change_control, read_control
 from pipelines.settings import PipelinesSettings
 from pipelines.source import SegmentSource
+from pipelines.waiting import wait_or_stop
 from pipelines.worker import Worker
 from pipelines.world import World, open_world
 
@@ -88,7 +89,8 @@ class PipelinesProcess:
                 for pipeline in self._pipelines.values():
                     await self._take(pipeline)
                 self._hand_over()
-                await self._wait(self._world.settings.pipelines.poll_seconds)
+                seconds = self._world.settings.pipelines.poll_seconds
+                await wait_or_stop(self._world.clock, seconds, self._stopping)
         finally:
             grouping.cancel()
             for worker in self._workers.values():
@@ -220,15 +222,6 @@ class PipelinesProcess:
                     await work.move_group(self._world, pipeline, queue)
             except (Unavailable, OutcomeUnknown) as error:
                 log.warning("%s keeps segments longer: %s", pipeline.name, error)
-
-    async def _wait(self, seconds: float) -> None:
-        stopping = asyncio.ensure_future(self._stopping.wait())
-        sleeping = asyncio.ensure_future(self._world.clock.sleep(seconds))
-        try:
-            await asyncio.wait({stopping, sleeping}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            stopping.cancel()
-            sleeping.cancel()
 
 
 async def run_pipelines(

@@ -5,20 +5,14 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
-from logstore.settings import Bytes
+from logstore.settings import Bytes, Section
 
 __all__ = ["Bytes", "Seconds", "Section", "Texts", "key"]
 
 _DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d)\s*")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-
-
-class Section(BaseModel):
-    """A part of the file; a key that it lacks is refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 def key(default: Any, description: str, **limits: Any) -> Any:

@@ -12,23 +12,23 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from logstore import keys, ulid
 from logstore.clock import Clock
 from logstore.names import decode
 from logstore.objects.store import ObjectStore
-from logstore.runs.deletions import Deletion, StoredDeletions
+from logstore.runs.deletions import StoredDeletions
 from logstore.runs.watermark import read_watermark
 from logstore.segments.footer import Footer
 from logstore.segments.quarantine import quarantined_segments
 from logstore.segments.reader import open_segment, read_footer
-from pipelines.events import EVENTS, Origin
+from logstore.segments.undeleted import undeleted
+from pipelines.events import EVENTS, Origin, runs_of
 
 _CACHED_BYTES: Final = 64 << 20
 _LIST_SECONDS: Final = 1.0
@@ -50,8 +50,6 @@ class Node:
     low: int
     sizes: dict[int, int] = field(default_factory=dict)
     quarantined: set[int] = field(default_factory=set)
-    news: float = 0.0
-    """When a segment was seen that was not known before, in monotonic seconds."""
 
     def following(self, seq: int) -> tuple[int, int]:
         """The next segment from `seq` on that is to be read, and how many were lost before it.
@@ -80,8 +78,7 @@ class SegmentSource:
         self._listing: asyncio.Task[None] | None = None
         self._listed = self._whole = float("-inf")
         self.nodes: dict[str, Node] = {}
-        self.deleted: Sequence[Deletion] = ()
-        self.fetched = 0
+        self._deleted: Mapping[tuple[str, str | None], int] = {}
 
     async def refresh(self) -> None:
         """Lists what is new, at most once a second for all callers. Raises `StoreUnavailable`."""
@@ -107,15 +104,12 @@ class SegmentSource:
 
     def kept(self, events: pa.Table) -> pa.Table:
         """The events that no deletion covers, as far as `refresh` knows."""
-        for deletion in self.deleted:
-            gone = pc.equal(events.column("fqn"), deletion.fqn)
-            if not pc.any(gone).as_py():
-                continue
-            if deletion.run is not None:
-                gone = pc.and_(gone, pc.equal(events.column("run_id"), deletion.run))
-            gone = pc.and_(gone, pc.less_equal(events.column("ulid"), ulid.encode(deletion.t)))
-            events = events.filter(pc.invert(gone))
-        return events
+        if not self._deleted:
+            return events
+        runs = runs_of(events)
+        names: set[tuple[str, str | None]] = {*runs, *((run.fqn, None) for run in runs)}
+        touching = [(*name, self._deleted[name]) for name in names if name in self._deleted]
+        return undeleted(events, touching)
 
     # --- reading -------------------------------------------------------------------------
 
@@ -123,7 +117,6 @@ class SegmentSource:
         try:
             body = (await self._store.get(keys.segment(*origin)))[1]
             segment = await asyncio.to_thread(_decoded, body)
-            self.fetched += 1
         finally:
             del self._fetching[origin]
         self._cached[origin] = segment
@@ -138,12 +131,20 @@ class SegmentSource:
         try:
             whole = began - self._whole >= _RELIST_SECONDS
             nodes = await self._nodes({} if whole else self.nodes)
-            self.deleted = [one.deletion for one in await self._deletions.all(self._store)]
+            self._deleted = await self._highest_deletions()
             self.nodes, self._listed = nodes, began
             if whole:
                 self._whole = began
         finally:
             self._listing = None
+
+    async def _highest_deletions(self) -> dict[tuple[str, str | None], int]:
+        """Up to which ULID the lines of a run, or of a pipeline's runs, are deleted."""
+        highest: dict[tuple[str, str | None], int] = {}
+        for stored in await self._deletions.all(self._store):
+            name = stored.deletion.fqn, stored.deletion.run
+            highest[name] = max(stored.deletion.t, highest.get(name, 0))
+        return highest
 
     async def _nodes(self, known: Mapping[str, Node]) -> dict[str, Node]:
         quarantined = await quarantined_segments(self._store)
@@ -160,9 +161,7 @@ class SegmentSource:
                 parsed = keys.parse_segment(info.key)
                 if parsed is not None:
                     sizes[parsed[1]] = info.size
-            fresh = max(sizes, default=0) > max(old.sizes, default=0)
-            news = self._clock.monotonic() if fresh else old.news
-            found[name] = Node(low, sizes, quarantined.get(name, set()), news)
+            found[name] = Node(low, sizes, quarantined.get(name, set()))
         return found
 
 

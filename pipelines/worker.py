@@ -45,6 +45,7 @@ from pipelines.events import EventBuffer, Origin
 from pipelines.progress import Progress
 from pipelines.source import SegmentSource
 from pipelines.thread import OwnThread
+from pipelines.waiting import wait_or_stop
 
 log = logging.getLogger("tailrace.pipelines")
 
@@ -145,7 +146,7 @@ class Worker:
         if threshold and self._in_a_row >= threshold and not self.disabled:
             await self._disable(f"it failed {self._in_a_row} times in a row: {said}")
             return
-        await self._wait(self._pause_ms / 1000)
+        await wait_or_stop(self._clock, self._pause_ms / 1000, self._stopping)
         self._pause_ms = min(self._pause_ms * 2, self._settings.most_retry_ms)
 
     async def _disable(self, reason: str) -> None:
@@ -162,7 +163,7 @@ class Worker:
         """From the last checkpoint to a stop, or a change of who takes the events."""
         checkpoint, dead = decode(self.lease.progress), self.disabled
         if dead and not self._settings.dead_letter_dir:
-            await self._wait(_POLL_SECONDS)
+            await wait_or_stop(self._clock, _POLL_SECONDS, self._stopping)
             return
         appender = (
             self._appender.make_dead_letter(self._settings) if dead else self._appender.make()
@@ -174,7 +175,7 @@ class Worker:
             progress = await self._begin(checkpoint, appender, dead=dead)
             while self._may_go_on and self.disabled is dead:
                 if not await self._turn(progress):
-                    await self._wait(_POLL_SECONDS)
+                    await wait_or_stop(self._clock, _POLL_SECONDS, self._stopping)
             if self.lease.valid():
                 await self._save(progress)
         except asyncio.CancelledError:  # the appender hangs, and the process ends
@@ -279,6 +280,8 @@ class Worker:
         self, progress: Progress, origin: Origin, events: pa.Table
     ) -> pa.Table:
         """The events without those that another node sent, and that were given out then."""
+        if len(progress.nodes) < 2:
+            return events
         late = progress.buffer.late_of(events)
         found = await self._patiently(lambda: self._copies.among(late, origin, progress.nodes))
         if found is None:
@@ -356,23 +359,13 @@ class Worker:
                 if self._stopping.is_set() or not self.lease.valid():
                     raise
                 self._say_unavailable(error)
-                await self._wait(_POLL_SECONDS)
+                await wait_or_stop(self._clock, _POLL_SECONDS, self._stopping)
 
     def _say_unavailable(self, error: TailraceError) -> None:
         said = f"the store does not answer: {error}"
         if said != self.failure:
             log.warning("%s waits: %s", self.name, said)
         self.failure = said
-
-    async def _wait(self, seconds: float) -> None:
-        """Waits, but not beyond a stop."""
-        stopping = asyncio.ensure_future(self._stopping.wait())
-        sleeping = asyncio.ensure_future(self._clock.sleep(seconds))
-        try:
-            await asyncio.wait({stopping, sleeping}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            stopping.cancel()
-            sleeping.cancel()
 
 
 def part_of(fqn: str, parts: int) -> int:

@@ -8,7 +8,7 @@ raw       the message alone, as it was written
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, TypeAlias
 
 from pydantic import Field
 
@@ -19,7 +19,6 @@ __all__ = ["Json", "Layout", "Logfmt", "Pattern", "Raw", "default_layout"]
 
 Layout: TypeAlias = Annotated[Json | Logfmt | Pattern | Raw, Field(discriminator="type")]
 """One of them, by its `type`."""
-LayoutType: TypeAlias = Literal["json", "logfmt", "pattern", "raw"]
 
 
 def default_layout() -> Raw:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, tzinfo
+from functools import cache
 from typing import Final, Literal, NamedTuple, TypeAlias
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -61,10 +62,11 @@ class Pattern(Section):
 
     def lines(self, events: pa.Table) -> pa.Array:
         """As `Raw.lines`."""
-        pieces = [column(events) for column in _compiled(self.pattern)]
+        pieces = [column(events) for column in compiled(self.pattern)]
         return pc.binary_join_element_wise(*pieces, _text(""))
 
 
+@cache
 def compiled(pattern: str) -> Sequence[Column]:
     """The columns that make a line. Raises `ValueError` that names the word."""
     found: list[Column] = []
@@ -83,15 +85,6 @@ def compiled(pattern: str) -> Sequence[Column]:
             found.append(_padded(part, _word(part["word"], part["option"])))
         ends = text.endswith("\n")
     return found if ends else [*found, _literal("\n")]
-
-
-_known: dict[str, Sequence[Column]] = {}
-
-
-def _compiled(pattern: str) -> Sequence[Column]:
-    if pattern not in _known:
-        _known[pattern] = compiled(pattern)
-    return _known[pattern]
 
 
 def _text(value: str) -> pa.Scalar:

@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 
@@ -40,6 +39,7 @@ from logstore.segments.reader import (
     stored_segment,
 )
 from logstore.segments.schema import SCHEMA
+from logstore.segments.undeleted import undeleted
 from service.query.hot import SCHEMA as RECORDS
 from service.query.output import Output, pieces
 from service.query.view import Deletion
@@ -187,22 +187,11 @@ def _touching(deletions: Sequence[Deletion], footer: Footer) -> list[Deletion]:
     ]
 
 
-def _kept(table: pa.Table, deleted: Sequence[Deletion]) -> pa.Table:
-    """The rows that no deletion covers."""
-    for fqn, run, t in deleted:
-        gone = pc.equal(table["fqn"].cast(pa.string()), fqn)
-        if run is not None:
-            gone = pc.and_(gone, pc.equal(table["run_id"].cast(pa.string()), run))
-        gone = pc.and_(gone, pc.less_equal(table["ulid"], ulids.encode(t)))
-        table = table.filter(pc.invert(gone))
-    return table
-
-
 def _rewrite(segment: SegmentFile, deleted: Sequence[Deletion]) -> bytes:
     sink = io.BytesIO()
     with pq.ParquetWriter(sink, SCHEMA.remove_metadata(), compression="zstd") as writer:
         for table in segment.groups():
-            writer.write_table(_kept(table, deleted).cast(SCHEMA))
+            writer.write_table(undeleted(table, deleted).cast(SCHEMA))
     return sink.getvalue()
 
 
@@ -214,7 +203,7 @@ def _decoded(
     if columns is not None:
         needed = list({*CHECKED, *(_RUN if deleted else ()), *columns})
     wanted = pa.schema([RECORDS.field(name) for name in columns or RECORDS.names])
-    table = _kept(segment.group(index, needed, rows=_ROWS), deleted)
+    table = undeleted(segment.group(index, needed, rows=_ROWS), deleted)
     return table.select(wanted.names).cast(wanted)
 
 
