@@ -280,7 +280,7 @@ class Worker:
         self, progress: Progress, origin: Origin, events: pa.Table
     ) -> pa.Table:
         """The events without those that another node sent, and that were given out then."""
-        if len(progress.nodes) < 2:
+        if not progress.nodes.keys() - {origin.node}:
             return events
         late = progress.buffer.late_of(events)
         found = await self._patiently(lambda: self._copies.among(late, origin, progress.nodes))

@@ -13,11 +13,8 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pytest
 
-from compactor.ingest.plan import StoredSegment
-from compactor.maintenance.consumers import Candidates, settle
-from coordination.groups import State, pipeline_group, read_group
+from coordination.groups import change_group, evict, pipeline_group, read_group
 from logstore import keys
-from logstore.clock import SystemClock
 from logstore.errors import InvalidInput
 from logstore.objects.settings import PipelineSettings
 from logstore.runs.deletions import Deletion, encode_deletion
@@ -227,31 +224,18 @@ async def test_the_pipelines_group_moves_with_its_lowest_checkpoint(lake: Lake) 
         assert group.holds("n", 4)
 
 
-async def test_a_pipeline_that_holds_too_much_is_evicted_and_does_nothing(
+async def test_a_pipeline_that_was_evicted_does_nothing_and_says_why(
     lake: Lake, caplog: pytest.LogCaptureFixture
 ) -> None:
     await lake.put("1")
-    async with lake.running(pipeline("a")) as process:
+    async with lake.running(pipeline("a")):
         await until(has("a", "1"))
-        await process.move_groups()
-    held = Candidates(
-        [StoredSegment("n", 2, "", 900, 0), StoredSegment("n", 3, "", 200, 0)], frozenset()
+    await change_group(
+        lake.store,
+        pipeline_group("p"),
+        lambda group: evict(group, 1, "it kept 1100 bytes"),
+        fresh_id=lambda: "v2",
     )
-
-    class Pass:
-        store = lake.store
-        clock = SystemClock()
-        evict_after_hours = 0.001
-        pipeline_bytes = 1_100
-        reached = staticmethod(lambda _: None)
-        fresh_id = staticmethod(lambda: "v2")
-
-    await settle(Pass(), {"n": held})  # type: ignore[arg-type]
-    group = await read_group(lake.store, pipeline_group("p"))
-    assert group is not None
-    assert group.state is State.ACTIVE, "age does not evict a pipeline"
-    Pass.pipeline_bytes = 1_099
-    assert await settle(Pass(), {"n": held}) == 1  # type: ignore[arg-type]
     await lake.put("2")
     async with lake.running(pipeline("a")):
         await until(lambda: "p: it is evicted and does nothing: it kept 1100 bytes" in caplog.text)
@@ -364,6 +348,16 @@ async def test_a_paused_pipeline_does_nothing_until_it_is_resumed(lake: Lake) ->
         assert Remembering.lines["a"] == ["1"]
         await say(paused=False)
         await until(has("a", "1", "2"))
+
+
+async def test_a_copy_may_be_the_first_that_a_node_sends(lake: Lake) -> None:
+    first = await lake.put("1", "2", node="a")
+    async with lake.running(pipeline("x")):
+        await until(has("x", "1", "2"))
+        await lake.put("1", "2", node="b", ulid_=first)
+        await lake.put("3", node="b")
+        await until(lambda: "3" in Remembering.lines["x"])
+        assert Remembering.lines["x"] == ["1", "2", "3"]
 
 
 async def test_parts_cannot_be_changed_behind_a_checkpoint(
