@@ -12,7 +12,15 @@ import pytest
 
 from compactor.maintenance.cleanup import remove_segments
 from compactor.settings import Compaction
-from coordination.groups import Group, Start, State, read_group
+from coordination.groups import (
+    Cursor,
+    Group,
+    Start,
+    State,
+    create_group,
+    pipeline_group,
+    read_group,
+)
 from coordination.storetime import StoreTime
 from logstore import keys, ulid
 from logstore.clock import SystemClock
@@ -83,6 +91,33 @@ def test_what_table_or_text_lack_stays_though_all_groups_have_it(any_lake: Lake)
     lake = consumed(any_lake, segments=4, mark=2, text=3)
     lake.run(consume_all(queue_of(lake)))
     assert removed(lake, 100) == [3, 4]
+
+
+def test_a_pipelines_group_is_evicted_by_what_it_keeps_and_never_by_age(any_lake: Lake) -> None:
+    lake = consumed(any_lake, segments=3, mark=3, text=3)
+    name = pipeline_group("files")
+    made = Group(name, State.ACTIVE, Start.OLDEST, 0, 0, version="v")
+    made = made.at("n", Cursor(seq=1))
+
+    async def kept() -> int:
+        await create_group(lake.store, made)
+        infos = [info async for info in lake.store.list(keys.segments_of("n"))]
+        return sum(info.size for info in infos[1:])
+
+    def removed_within(most_bytes: int, hours: float) -> list[int]:
+        lake.clock.shift_ms = round(hours * HOUR)
+        lake.run(remove_segments(replace(lake.compactor, pipeline_bytes=most_bytes)))
+        return left(lake)
+
+    size = lake.run(kept())
+    assert removed_within(size, 1_000) == [2, 3]
+    assert removed_within(size - 1, 1_001) == []
+    found = lake.run(read_group(lake.store, name))
+    assert found is not None
+    assert found.evicted is not None
+    assert found.evicted.reason == (
+        f"it kept {size} bytes of segments, and segments.max_bytes is {size - 1}"
+    )
 
 
 def test_a_dead_group_is_evicted_after_its_time_and_not_before(any_lake: Lake) -> None:
