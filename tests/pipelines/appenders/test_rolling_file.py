@@ -122,6 +122,7 @@ STORIES: dict[str, dict[str, Any]] = {
     "sequence": {"max_file_size": 40},
     "compressed": {"max_file_size": 40, "compress": "gzip"},
     "window": {"max_file_size": 40, "names": "fixed_window"},
+    "compressed window": {"max_file_size": 40, "names": "fixed_window", "compress": "gzip"},
     "few open": {"max_open_files": 1},
 }
 
