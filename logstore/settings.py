@@ -249,8 +249,14 @@ def _sentence(error: ValidationError) -> str:
     if not first["loc"]:  # about several settings together
         return message
     name = _dotted(first["loc"])
-    shown = "" if _SECRET.search(name) or isinstance(first["input"], Mapping) else first["input"]
-    return f"setting {name}: {message}" + (f" (it is {shown!r})" if shown != "" else "")
+    said = first["input"]
+    return f"setting {name}: {message}" + (shown(name, said) if said != "" else "")
+
+
+def shown(name: str, value: object) -> str:
+    """What stands where `name` is wrong, for the end of a sentence; no secret, and no section."""
+    hidden = _SECRET.search(name) or isinstance(value, Mapping | BaseModel)
+    return "" if hidden else f" (it is {value!r})"
 
 
 _VARIABLE = re.compile(r"\$(?P<escaped>\$\{)(?=[^}]*\})|\$\{(?P<inside>[^}]*)\}")

@@ -24,7 +24,7 @@ import yaml
 from pydantic import ValidationError, field_validator, model_validator
 
 from logstore.errors import InvalidInput
-from logstore.settings import substituted
+from logstore.settings import shown, substituted
 from pipelines.appenders.contract import Appender, Kind
 from pipelines.appenders.registry import Registry
 from pipelines.appenders.rolling_file import RollingFile, RollingFileSettings
@@ -215,7 +215,7 @@ def _made(cls: type[Any], content: Mapping[str, Any], where: str) -> Any:
         if not first["loc"]:
             raise InvalidInput(message, field=where[:-1], hint=_HINT) from None
         raise InvalidInput(
-            f"{field}: {message[:1].lower()}{message[1:]} (it is {first['input']!r})",
+            f"{field}: {message[:1].lower()}{message[1:]}{shown(field, first['input'])}",
             field=field,
             hint=_HINT,
         ) from None

@@ -17,13 +17,12 @@ from pydantic import BaseModel, ValidationError
 from forwarder.config.forwarder import Forwarder
 from forwarder.config.source import Source
 from logstore.errors import InvalidInput
-from logstore.settings import substituted
+from logstore.settings import shown, substituted
 
 M = TypeVar("M", bound=BaseModel)
 
 _RECEIVER = re.compile(r"file_?log(?:/(.+))?", re.DOTALL)
 _AS_COLLECTORS = re.compile(r"\$\{env:")
-_SECRET = re.compile(r"token", re.IGNORECASE)
 _LISTED = "The keys are listed in docs/forwarder.md."
 # Keys of a collector's file, and what stands in their place here.
 _ELSEWHERE = {
@@ -126,14 +125,9 @@ def _invalid(error: ValidationError, cls: type[BaseModel], where: str) -> Invali
     message = message[:1].lower() + message[1:]
     if first["type"] == "missing":
         return InvalidInput(f"{field} is missing", field=field, hint=_LISTED)
-    said = first["input"]
-    shown = (
-        ""
-        if _SECRET.search(field) or isinstance(said, Mapping | BaseModel)
-        else f" (it is {said!r})"
-    )
     name = field.rstrip(".")
-    return InvalidInput(f"{name}: {message}{shown}" if name else message, field=name, hint=_LISTED)
+    said = f"{name}: {message}{shown(field, first['input'])}" if name else message
+    return InvalidInput(said, field=name, hint=_LISTED)
 
 
 def _known(cls: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from logstore.errors import InvalidInput
+from pipelines.appenders.contract import Kind
 from pipelines.appenders.registry import Registry
-from pipelines.appenders.rolling_file import RollingFileSettings
+from pipelines.appenders.rolling_file import RollingFile, RollingFileSettings
 from pipelines.config import AppenderPart, PipelineSettings, parse, read, read_folder
+from pipelines.section import Seconds, Section
 from pipelines.selection import Selection
 from tests.pipelines.events import events
 
@@ -115,3 +117,23 @@ def test_the_examples_are_pipelines() -> None:
     assert audit.part.filter.of(table).num_rows == 2
     assert metrics.part.filter.of(table).num_rows == 0
     assert debug.part.filter.of(table).num_rows == 2
+
+
+class TokenSettings(Section):
+    token: Seconds = 0
+
+
+class WithToken(RollingFile):
+    settings = TokenSettings
+
+
+class OfToken(Registry):
+    def kind(self, name: str) -> Kind:
+        return WithToken
+
+
+def test_a_secret_that_is_wrong_is_not_shown() -> None:
+    content = pipeline(appenders=[{"type": "x", "name": "x", "token": "s3cret"}])
+    with pytest.raises(InvalidInput, match=r"appenders\.0\.token") as refused:
+        parse(content, OfToken())
+    assert "s3cret" not in f"{refused.value} {refused.value.hint}"
