@@ -1,4 +1,4 @@
-"""Behaviours of Data Prepper, OK Log and OpenTelemetry stand in tables, each with its tests."""
+"""Behaviours of CDAP, Data Prepper, OK Log and OpenTelemetry: tables, each row with its tests."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 TESTS = ROOT / "tests"
 COUNTS = {
+    "cdap.md": {"Processing": 18, "Files": 0, "Limits": 9, "Gaps": 6},
     "data-prepper.md": {
         "LeaseBasedSourceCoordinatorTest": 27,
         "PartitionManagerTest": 3,
