@@ -36,11 +36,11 @@ from logstore.batch import Batches, RunKey
 from logstore.clock import SystemClock
 from logstore.disk import Disk
 from logstore.objects.local import LocalStore
+from logstore.search.conditions import Contains, Matches
 from logstore.table.followed import FollowedTable
 from logstore.table.layout import ROW_GROUP_ROWS
 from logstore.table.schema import COLUMNS
 from logstore.table.table import Table
-from service.query.conditions import Contains, Matches
 from service.query.engine import QueryEngine
 from service.query.output import Ndjson
 from service.query.request import QueryRequest

@@ -1,4 +1,4 @@
-"""Which records an appender gets: by level, pipeline, run, logger and message.
+"""Which records an appender gets: by level, pipeline, run, logger, message and expression.
 
 All that is given must hold. Names are globs as in a shell: `*` is any text, `?` a character.
 """
@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import field_validator
 
+from logstore.errors import InvalidInput, TooLarge
 from logstore.segments.schema import LEVELS
 from pipelines.section import Section, Texts, key
 
@@ -26,6 +27,23 @@ class Selection(Section):
     logger: Texts = key((), "globs of the attribute `logger`, as `com.acme.*`")
     contains: str = key("", "text that the message contains")
     matches: str = key("", "a regular expression (RE2) that the message contains")
+
+    where: str = key("", "an expression in the language of searches, as `q` of `GET /query`")
+
+    @field_validator("where")
+    @classmethod
+    def _expressed(cls, value: str) -> str:
+        if not value:
+            return value
+        # Here: who has no such filter does without the parser and DuckDB.
+        from pipelines.expression import expression
+
+        try:
+            expression(value)
+        except (InvalidInput, TooLarge) as error:
+            said = str(error).removeprefix("q, ").removeprefix("q ")
+            raise ValueError(f"{said}{f' ({error.hint})' if error.hint else ''}") from None
+        return value
 
     @field_validator("level")
     @classmethod
@@ -63,6 +81,10 @@ class Selection(Section):
         if self.matches:
             found = pc.match_substring_regex(events.column("message"), self.matches)
             events = events.filter(found)
+        if self.where:
+            from pipelines.expression import expression
+
+            events = expression(self.where).of(events)
         return events
 
 

@@ -22,11 +22,11 @@ from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.clock import Clock
 from logstore.errors import InvalidInput
+from logstore.search.moments import parse_moment
 from service.http.cdap_events import FIELDS, Event, EventEncoder, Matches, events_of, parse_filter
 from service.http.node import NodeApi
 from service.http.settings import PageSettings
 from service.http.targets import BASE, refuse_unknown, run_key
-from service.query.moments import parse_moment
 from service.runs.records import RecordPage
 from service.runs.ulid_order import encode_place
 

@@ -9,12 +9,12 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel
 
 from logstore.clock import Clock
+from logstore.search.moments import parse_moment
 from service.http.node import NodeApi
 from service.http.pages import must_know
 from service.http.settings import PageSettings
 from service.http.targets import BASE, one_of_each, refuse_unknown, run_key
 from service.http.targets import name as component_name
-from service.query.moments import parse_moment
 from service.runs.run_pages import ListedRun, RunFilter, name_pattern
 from service.status.endings import STATES
 

@@ -6,8 +6,7 @@ hot.py       the journal's part as Arrow        tiles.py   time, cut into pieces
 slices.py    pieces of a tile, where a few records of it do
 locked.py    DuckDB with its limits             pool.py    those that are open already
 database.py  the statements of one search       sql.py     how they are spelled
-deleted.py   what is left out of them           where.py   what is asked for in them
-bucket.py    DuckDB on S3
+deleted.py   what is left out of them           bucket.py    DuckDB on S3
 process.py   DuckDB in a process that can be ended    child.py   that process
 search.py    one search: ordered, deduplicated, cut at the limit
 histogram.py counts by time and level           service/http/histogram.py
@@ -15,4 +14,6 @@ sample.py    the newest records, for fields.py and values.py: service/http/compl
 spelling.py  names and values as `q` has them
 engine.py    many searches: slots, time limits, cancelling
 output.py    ndjson, text, Parquet              service/http/query.py   `GET /query`
+
+`logstore/search/` has the language and what is asked for in statements.
 """

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, TypeVar
 from logstore import keys
 from logstore.clock import Clock
 from logstore.errors import Unavailable
-from service.query.conditions import patterns
+from logstore.search.conditions import patterns
 from service.query.pool import DatabasePool
 from service.query.request import QueryRequest
 from service.query.running import RunningSearch

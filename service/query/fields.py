@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, TypeAlias
 import orjson
 import pyarrow as pa
 
-from service.query.conditions import Attribute, Column, Field, Json, Logfmt
+from logstore.search.conditions import Attribute, Column, Field, Json, Logfmt
 from service.query.sample import Looked, Sample
 from service.query.search import Search
 from service.query.spelling import NAMES, name_of

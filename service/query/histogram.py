@@ -17,8 +17,8 @@ from typing import Final
 
 from logstore import ulid
 from logstore.errors import InvalidInput
+from logstore.search.moments import parse_step
 from logstore.segments.schema import LEVELS
-from service.query.moments import parse_step
 from service.query.request import (
     SEARCH_PARAMETERS,
     QueryRequest,

@@ -13,11 +13,11 @@ from typing import Final, TypeVar
 from logstore import ulid
 from logstore.errors import InvalidInput, TooLarge
 from logstore.names import check_name
+from logstore.search.conditions import Condition, Field, Matches, required
+from logstore.search.moments import parse_moment
 from logstore.segments.schema import LEVELS
 from service.query import cursor
-from service.query.conditions import Condition, Field, Matches, required
 from service.query.cursor import RecordKey
-from service.query.moments import parse_moment
 
 SEARCH_PARAMETERS: Final = ("q", "regex", "from", "to", "fqn", "run", "level")
 """What says which records are meant, wherever records are searched."""
@@ -135,7 +135,7 @@ def _condition(parameters: Mapping[str, str], now_ms: int) -> Condition | None:
     if _boolean(parameters, "regex"):
         return Matches(text) if text else None
     # Here: a node that nobody searches does without the parser, 9 MB.
-    from service.query.language import parse
+    from logstore.search.language import parse
 
     return parse(text, now_ms=now_ms)
 

@@ -12,7 +12,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from service.query.conditions import Field
+from logstore.search.conditions import Field
 from service.query.request import (
     SEARCH_PARAMETERS,
     QueryRequest,

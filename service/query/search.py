@@ -22,12 +22,12 @@ import pyarrow.compute as pc
 
 from logstore import ulid
 from logstore.errors import Damaged
+from logstore.search.conditions import patterns
+from logstore.search.needs import needs_of
 from logstore.table.snapshot import TableFile
-from service.query.conditions import patterns
 from service.query.cursor import RecordKey
 from service.query.deleted import Live, live
 from service.query.hot import SCHEMA
-from service.query.needs import needs_of
 from service.query.request import QueryRequest
 from service.query.scan_copies import ScanCopies, ScanCopy
 from service.query.skip_indexes import Indexes

@@ -11,7 +11,7 @@ import re
 from typing import Final
 
 from logstore.errors import InvalidInput, TailraceError
-from service.query.conditions import MESSAGE, Attribute, Column, Exists, Field, Json, Logfmt
+from logstore.search.conditions import MESSAGE, Attribute, Column, Exists, Field, Json, Logfmt
 
 NAMES: Final = {
     **{name: name for name in ("fqn", "level", "ulid", "ts", "pos", "message")},
@@ -31,7 +31,7 @@ _HINT: Final = (
 def field_of(text: str) -> Field:
     """The field that the text names. Raises `InvalidInput` on `field`."""
     # Here: a node that nobody searches does without the parser.
-    from service.query.language import parse
+    from logstore.search.language import parse
 
     if text.strip() == MESSAGE.name:
         return MESSAGE

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from logstore import ulid
+from logstore.search.where import Where
 from service.query.cursor import RecordKey
 from service.query.request import QueryRequest
 from service.query.tiles import Tile
-from service.query.where import Where
 
 COLUMNS: Final = "ulid, ts, fqn, run_id, pos, level, connector_id, message, attributes"
 KEY: Final = "ulid, fqn, run_id"

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
 from logstore import ulid
+from logstore.search.needs import Needs, may_hold
 from logstore.table.skip_index import SkipIndex, ranges
 from logstore.table.snapshot import TableFile
-from service.query.needs import Needs, may_hold
 from service.query.scan_copies import ScanCopy
 from service.query.tiles import Tile
 

@@ -14,7 +14,7 @@ from typing import Final
 import pyarrow.compute as pc
 
 from logstore.errors import InvalidInput
-from service.query.conditions import Column
+from logstore.search.conditions import Column
 from service.query.request import whole_number
 from service.query.sample import Looked, Sample
 from service.query.search import Search

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from logstore.errors import TailraceError
-from service.query.conditions import patterns
+from logstore.search.conditions import patterns
 from service.query.hot import SCHEMA
 from service.query.pool import DatabasePool
 from service.query.request import QueryRequest

@@ -22,8 +22,8 @@ import pyarrow.compute as pc
 
 from logstore import keys, ulid
 from logstore.errors import Damaged, NotFound
+from logstore.search.conditions import All, Column, Compares
 from logstore.table.file_index import FileIndex
-from service.query.conditions import All, Column, Compares
 from service.query.cursor import RecordKey
 from service.query.engine import QueryEngine
 from service.query.hot import SCHEMA, HotRecords, Pin

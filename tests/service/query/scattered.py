@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from logstore import ulid
-from service.query.conditions import Contains
+from logstore.search.conditions import Contains
 from service.query.request import QueryRequest
 from tests.batches import Entry
 from tests.service.query.world import HOUR_MS, NODE, NOW_MS, RUNS, World, entry

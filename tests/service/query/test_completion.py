@@ -14,17 +14,17 @@ import pytest
 
 from logstore import ulid
 from logstore.errors import InvalidInput
+from logstore.search.conditions import Exists, Field, Json, Logfmt
+from logstore.search.language import parse
 from service.query import fields
-from service.query.conditions import Exists, Field, Json, Logfmt
 from service.query.engine import QueryEngine
 from service.query.fields import MAX_FIELDS, MAX_NAME_CHARS, SeenField, SeenFields
-from service.query.language import parse
 from service.query.request import QueryRequest
 from service.query.sample import DEFAULT_SAMPLE, MAX_SAMPLE
 from service.query.spelling import field_of, name_of, value_of
 from service.query.values import MAX_VALUE_CHARS, SeenValues, ValuesRequest, values
 from tests.batches import Entry
-from tests.service.query.evaluate import value_of as model_value
+from tests.logstore.search.evaluate import value_of as model_value
 from tests.service.query.scattered import ALL, scattered
 from tests.service.query.world import HOUR_MS, NOW_MS, RUNS, World, engine_of, search
 

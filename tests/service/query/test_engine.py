@@ -11,7 +11,7 @@ import pytest
 
 from logstore import keys, ulid
 from logstore.errors import InvalidInput, StoreUnavailable
-from service.query.conditions import Matches
+from logstore.search.conditions import Matches
 from service.query.request import QueryRequest
 from service.query.tiles import TileSizes
 from service.query.view import Deletion

@@ -21,8 +21,8 @@ from compactor.settings import Compaction
 from logstore import keys, ulid
 from logstore.errors import NotFound
 from logstore.runs.deletions import Deletion, encode_deletion
+from logstore.search.conditions import All, AnyOf, Column, Condition, Contains, Is, Matches, Not
 from service.query import skip_indexes
-from service.query.conditions import All, AnyOf, Column, Condition, Contains, Is, Matches, Not
 from service.query.engine import QueryEngine
 from service.query.request import QueryRequest
 from service.query.view import Sources

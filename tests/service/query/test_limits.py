@@ -20,9 +20,9 @@ from logstore import ulid
 from logstore.batch import Batches
 from logstore.clock import SystemClock
 from logstore.errors import LimitReached, Unavailable
+from logstore.search.conditions import Contains
 from logstore.segments.carry import Carry
 from logstore.segments.columns import record_batches
-from service.query.conditions import Contains
 from service.query.request import QueryRequest
 from tests.service.query.world import NOW_MS, RUNS, World, engine_of, search
 from tests.simulation.hand_clock import HandClock

@@ -15,7 +15,7 @@ import pytest
 
 from logstore import ulid
 from logstore.errors import InvalidInput, LimitReached
-from service.query.conditions import Matches
+from logstore.search.conditions import Matches
 from tests.service.query.test_limits import ALL, big
 from tests.service.query.world import NOW_MS, RUNS, World, engine_of, search
 from tests.simulation.hand_clock import HandClock

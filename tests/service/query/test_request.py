@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from logstore import ulid
 from logstore.errors import InvalidCursor, InvalidInput
 from logstore.position import Cursor, Position
+from logstore.search.conditions import All, Contains, Matches
+from logstore.search.moments import parse_moment
 from service.query import cursor
-from service.query.conditions import All, Contains, Matches
 from service.query.cursor import RecordKey
-from service.query.moments import parse_moment
 from service.query.request import QueryRequest
 
 NOW = 1_795_255_200_000

@@ -15,11 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from logstore import keys
+from logstore.search.conditions import Attribute, Contains, Exists
 from logstore.segments.carry import Carry
 from logstore.segments.columns import record_batches
 from logstore.table.snapshot import TableFile
 from service.query import scan_copies
-from service.query.conditions import Attribute, Contains, Exists
 from service.query.engine import QueryEngine
 from service.query.request import QueryRequest
 from tests.batches import make_batches

@@ -17,12 +17,12 @@ from logstore import keys, ulid
 from logstore.batch import RunKey
 from logstore.clock import SystemClock
 from logstore.errors import NotFound, StoreUnavailable
+from logstore.search.conditions import All, AnyOf, Condition, Contains, Is, Logfmt, Matches, Not
 from logstore.segments.carry import Carry
 from logstore.segments.columns import record_batches
 from logstore.table.skip_index import parse
 from logstore.table.snapshot import TableFile
 from service.query import skip_indexes, table_reads
-from service.query.conditions import All, AnyOf, Condition, Contains, Is, Logfmt, Matches, Not
 from service.query.request import QueryRequest
 from service.query.skip_indexes import SkipIndexes
 from tests.batches import Entry, make_batches

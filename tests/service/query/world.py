@@ -44,8 +44,8 @@ from service.query.settings import QuerySettings
 from service.query.tiles import TileSizes
 from service.query.view import Deletion, Sources
 from tests.batches import Entry, MemoryBatches, make_batches
+from tests.logstore.search.evaluate import holds
 from tests.servers.minio import Bucket as S3Bucket
-from tests.service.query.evaluate import holds
 from tests.settings import changed
 from tests.simulation.backing import open_place
 

@@ -17,9 +17,9 @@ import pytest
 from logstore import ulid
 from logstore.clock import SystemClock
 from logstore.errors import InvalidCursor, InvalidInput, Unavailable
+from logstore.search.conditions import Condition, Contains
+from logstore.search.conditions import Matches as MatchesPattern
 from logstore.segments.carry import Carry
-from service.query.conditions import Condition, Contains
-from service.query.conditions import Matches as MatchesPattern
 from service.query.cursor import RecordKey
 from service.query.engine import QueryEngine
 from service.query.live.cursor import StreamCursor, behind_all

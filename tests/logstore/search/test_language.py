@@ -15,9 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from logstore.errors import InvalidInput, TailraceError, TooLarge
-from logstore.segments.schema import LEVELS
-from logstore.table.schema import COLUMNS
-from service.query.conditions import (
+from logstore.search.conditions import (
     All,
     AnyOf,
     Attribute,
@@ -35,9 +33,11 @@ from service.query.conditions import (
     patterns,
     required,
 )
-from service.query.language import parse
-from service.query.where import Where
-from tests.service.query.evaluate import holds
+from logstore.search.language import parse
+from logstore.search.where import Where
+from logstore.segments.schema import LEVELS
+from logstore.table.schema import COLUMNS
+from tests.logstore.search.evaluate import holds
 
 ROOT: Final = Path(__file__).parents[3]
 NOW: Final = 1_795_255_200_000

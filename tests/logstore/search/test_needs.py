@@ -7,8 +7,7 @@ import re
 
 import pytest
 
-from logstore.table.skip_index import Builder, SkipIndex, parse
-from service.query.conditions import (
+from logstore.search.conditions import (
     MESSAGE,
     All,
     AnyOf,
@@ -26,9 +25,10 @@ from service.query.conditions import (
     Not,
     StartsWith,
 )
-from service.query.needs import literals, may_hold, needs_of
+from logstore.search.needs import literals, may_hold, needs_of
+from logstore.table.skip_index import Builder, SkipIndex, parse
+from tests.logstore.search.evaluate import holds
 from tests.seeds import seeds
-from tests.service.query.evaluate import holds
 
 WORDS = ["alpha", "beta-1", "gamma99", "Delta", "x", 'quo"ted', "back\\slash", "é" * 5]
 KEYS = ["status", "user", "k"]

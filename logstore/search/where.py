@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from service.query.conditions import (
+from logstore.search.conditions import (
     MESSAGE,
     All,
     AnyOf,
@@ -29,7 +29,7 @@ from service.query.conditions import (
     Not,
     StartsWith,
 )
-from service.query.needs import literals
+from logstore.search.needs import literals
 
 _ALWAYS: Final = {MESSAGE, Column("fqn"), Column("run_id"), Column("ulid")}
 """Columns that every record has."""

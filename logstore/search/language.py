@@ -42,8 +42,7 @@ from lark.exceptions import VisitError
 
 from logstore import ulid
 from logstore.errors import InvalidInput, TooLarge
-from logstore.segments.schema import LEVELS
-from service.query.conditions import (
+from logstore.search.conditions import (
     COLUMNS,
     MESSAGE,
     All,
@@ -65,7 +64,8 @@ from service.query.conditions import (
     depth,
     leaves,
 )
-from service.query.moments import parse_moment
+from logstore.search.moments import parse_moment
+from logstore.segments.schema import LEVELS
 
 MOST_LEAVES: Final = 200
 MOST_DEPTH: Final = 50

@@ -16,8 +16,7 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from logstore.table.skip_index import Grams, SkipIndex, grams_of
-from service.query.conditions import (
+from logstore.search.conditions import (
     MESSAGE,
     All,
     AnyOf,
@@ -31,6 +30,7 @@ from service.query.conditions import (
     Not,
     StartsWith,
 )
+from logstore.table.skip_index import Grams, SkipIndex, grams_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from service.query.conditions import (
+from logstore.search.conditions import (
     All,
     AnyOf,
     Attribute,
