@@ -30,7 +30,12 @@ METRIC = re.compile(r"\b(?:tailrace|om)_\w+|\bup\b")
 
 def _exported() -> set[str]:
     """Every name that a sample of ours can have."""
-    endings = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
+    endings = {
+        "counter": ("_total",),
+        "gauge": ("",),
+        "histogram": ("_bucket", "_sum", "_count"),
+        "summary": ("_sum", "_count"),
+    }
     return {name + end for name, kind in EXPORTED.items() for end in endings[kind]}
 
 

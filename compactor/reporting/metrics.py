@@ -1,5 +1,8 @@
 """The compactor's metrics: their names, and their values in a report.
 
+OK Log's names of a store's metrics are there too, under `tailrace_` instead of `oklog_`. A summary
+has its sum under its name, and its count under that name with `_count`.
+
 Counters come from the counts of reports, `tailrace_compactor_{field}` unless the field names
 another; each count of a report is a metric. Leases are measured under the names that
 every process has for them. A metric that was renamed is exported under its old name too, its
@@ -28,7 +31,7 @@ class Metric(NamedTuple):
     """A metric's name, kind and text; counters lack the `_total` of the text format."""
 
     name: str
-    kind: Literal["counter", "gauge"]
+    kind: Literal["counter", "gauge", "summary"]
     help: str
     labels: Labels = ()
     alias: str = ""
@@ -67,10 +70,39 @@ PASSES: Final = Metric(
 PHASE_SECONDS: Final = Metric(
     f"{_OWN}phase_seconds", "counter", "Time that passes spent in the phase.", ("phase",)
 )
+COMPACT_SECONDS: Final = Metric(
+    "tailrace_store_compact_duration_seconds",
+    "summary",
+    "Time of passes, by whether they changed the table, and by outcome.",
+    ("kind", "compacted", "result"),
+)
+_OKLOG: Final = {
+    "segments": Metric(
+        "tailrace_store_consumed_segments", "counter", "Segments ingested into the table."
+    ),
+    "segment_bytes": Metric(
+        "tailrace_store_consumed_bytes", "counter", "Bytes of these segments, as stored."
+    ),
+    "files_rewritten": Metric(
+        "tailrace_store_trashed_segments",
+        "counter",
+        "Table files that others replaced. A failure breaks the pass off and is counted there.",
+        ("success",),
+    ),
+    "segments_removed": Metric(
+        "tailrace_store_purged_segments",
+        "counter",
+        "Segments removed that nobody needs any more. A failure breaks the pass off.",
+        ("success",),
+    ),
+}
+"""OK Log's counters, by the report's fields."""
 COUNTERS: Final = (
     PASSES,
     PHASE_SECONDS,
     *_COUNTED.values(),
+    *_OKLOG.values(),
+    COMPACT_SECONDS,
 )
 _GAUGES: Final = {
     "lag_segments": "Segments that are not yet in the table, as of the last look.",
@@ -102,10 +134,16 @@ def counts(report: Report, *, over: bool) -> Samples:
     """The counts of the pass so far."""
     found: Samples = {(one.name, ()): getattr(report, name) for name, one in _COUNTED.items()}
     found |= {(PHASE_SECONDS.name, (phase,)): spent for phase, spent in report.seconds.items()}
+    for name, metric in _OKLOG.items():
+        found[metric.name, tuple("true" for _ in metric.labels)] = getattr(report, name)
     for work in report.works:
         add(found, _counted(work))
     if over:
         found[PASSES.name, (outcome(report),)] = 1
+        changed = "true" if report.commits or report.files_rewritten else "false"
+        labels = ("pass", changed, outcome(report))
+        found[COMPACT_SECONDS.name, labels] = report.took_seconds
+        found[f"{COMPACT_SECONDS.name}_count", labels] = 1
     return found
 
 
@@ -161,7 +199,10 @@ def _counted(work: WorkQueue) -> Samples:
 
 
 def by_name(samples: Samples) -> Iterator[tuple[Metric, list[tuple[Labels, float]]]]:
-    """The metrics that have samples, in the order of `METRICS`, each with its samples."""
+    """The metrics that have samples, in the order of `METRICS`, each with its samples.
+
+    A summary's are its sums.
+    """
     values: dict[str, list[tuple[Labels, float]]] = {}
     for (name, labels), value in samples.items():
         values.setdefault(name, []).append((labels, value))

@@ -13,7 +13,12 @@ from __future__ import annotations
 from contextlib import closing, suppress
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    SummaryMetricFamily,
+)
+from prometheus_client.core import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
@@ -101,7 +106,9 @@ def parse(content: bytes) -> Samples:
         for sample in family.samples:
             if set(sample.labels) == set(metric.labels):
                 labels = tuple(sample.labels[label] for label in metric.labels)
-                if family.name == metric.name:
+                if sample.name == f"{metric.name}_count":
+                    found[sample.name, labels] = sample.value
+                elif family.name == metric.name:
                     found[metric.name, labels] = sample.value
                 else:
                     found.setdefault((metric.name, labels), sample.value)
@@ -112,9 +119,12 @@ class _Collected(Collector):
     def __init__(self, samples: Samples) -> None:
         self._samples = samples
 
-    def collect(self) -> list[CounterMetricFamily | GaugeMetricFamily]:
-        families = []
+    def collect(self) -> list[Family]:
+        families: list[Family] = []
         for metric, values in by_name(self._samples):
+            if metric.kind == "summary":
+                families.append(_summary(metric, values, self._samples))
+                continue
             families.append(_family(metric, values))
             if metric.alias:
                 families.append(_family(metric.under_alias(), values))
@@ -128,4 +138,14 @@ def _family(
     family = made(metric.name, metric.help, labels=list(metric.labels))
     for labels, value in values:
         family.add_metric(list(labels), value)
+    return family
+
+
+def _summary(
+    metric: Metric, sums: list[tuple[Labels, float]], samples: Samples
+) -> SummaryMetricFamily:
+    family = SummaryMetricFamily(metric.name, metric.help, labels=list(metric.labels))
+    for labels, value in sums:
+        count = samples.get((f"{metric.name}_count", labels), 0)
+        family.add_metric(list(labels), count_value=round(count), sum_value=value)
     return family

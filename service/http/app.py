@@ -29,6 +29,7 @@ from service.http.cdap import cdap_routes
 from service.http.completion import completion_routes
 from service.http.docs import docs_routes
 from service.http.download import download_routes
+from service.http.durations import APPEND, CLOSE, TimedRequest
 from service.http.histogram import histogram_routes
 from service.http.last import last_routes
 from service.http.leases import Open, lease_routes
@@ -100,19 +101,25 @@ class Application:
         self._guard = guard
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        if scope["type"] == "http":
-            refusal = self._guard.check(scope["method"], scope["path"], scope["headers"])
-            if refusal is not None:
-                return self.append.refuse(refusal, scope, send)
-            if scope["method"] == "POST":
-                answer = self.append.answer(scope, receive, send)
-                if answer is not None:
-                    return answer
-            raw = scope["raw_path"]
-            if raw.startswith(PREFIX):
-                scope["path"] = canonical(raw, scope["method"])
-            else:
-                scope["path"] = canonical_beside(raw) or scope["path"]
+        if scope["type"] != "http":
+            return self._until_cut_off(scope, receive, send)
+        timed = TimedRequest(scope, send, self.append.counters.request_seconds)
+        return timed.run(self._answer(scope, receive, timed), self.append.now)
+
+    def _answer(self, scope: Scope, receive: Receive, send: TimedRequest) -> Awaitable[None]:
+        refusal = self._guard.check(scope["method"], scope["path"], scope["headers"])
+        if refusal is not None:
+            return self.append.refuse(refusal, scope, send)
+        raw = scope["raw_path"]
+        if scope["method"] == "POST":
+            answer = self.append.answer(scope, receive, send)
+            if answer is not None:
+                send.path = CLOSE if raw.endswith(b"/close") else APPEND
+                return answer
+        if raw.startswith(PREFIX):
+            scope["path"] = canonical(raw, scope["method"])
+        else:
+            scope["path"] = canonical_beside(raw) or scope["path"]
         return self._until_cut_off(scope, receive, send)
 
     async def _until_cut_off(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -37,6 +37,7 @@ from service.http.body import (
     read_rest,
 )
 from service.http.decode import KINDS, Decoded, decode, kind_of, prefixed
+from service.http.durations import appended
 from service.http.errors import HttpError, Problem, problem
 from service.http.ids import echoed, parse_batch_id, request_id, run_tag, session_cookie
 from service.http.receipt import JSON, QuickReply, echo_cookie, receipt_reply
@@ -97,6 +98,7 @@ class AppendRoutes:
         self.now = now
         self.hosts = hosts
         """`Host` values that the service answers to, as far as they were checked."""
+        self._appended = appended(counters.request_seconds)
         self._routes: dict[bytes, Route] = {}
         self.known: dict[bytes, Route] = {}
         """The runs that were appended to, by the path as it stands in the request."""
@@ -245,14 +247,21 @@ class AppendRoutes:
 
     def stored(self, records: int, start: float) -> None:
         """Counts a batch that `quick` accepted, as `metered_append` does the others."""
-        self.counters.append_seconds.observe(self.now() - start)
+        seconds = self.now() - start
+        self._appended.observe(seconds)
+        self.counters.append_seconds.observe(seconds)
         self.counters.batch_lines.observe(records)
         self.counters.stored += 1
 
-    def not_stored(self, error: BaseException, headers: list[tuple[bytes, bytes]]) -> Problem:
+    def not_stored(
+        self, error: BaseException, headers: list[tuple[bytes, bytes]], start: float
+    ) -> Problem:
         """Counts a batch that `quick` accepted and the disk did not."""
         self.counters.not_stored += 1
-        return self._refusal(error, headers)
+        refusal = self._refusal(error, headers)
+        seconds = appended(self.counters.request_seconds, refusal.status)
+        seconds.observe(self.now() - start)
+        return refusal
 
     def not_said(self, error: Exception, headers: list[tuple[bytes, bytes]]) -> Problem:
         """Counts a batch of `quick` whose answer could not be made, which is a defect."""

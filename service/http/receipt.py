@@ -62,7 +62,7 @@ class Answerer(Protocol):
         """Counts a batch that is durable; `start` is when its request was complete."""
         ...
 
-    def not_stored(self, error: BaseException, headers: Headers) -> Problem:
+    def not_stored(self, error: BaseException, headers: Headers, start: float) -> Problem:
         """Counts a batch that the disk refused, and returns the answer."""
         ...
 
@@ -109,7 +109,7 @@ class QuickReply:
         done = self.done
         error = NodeNotReady("the node is stopping") if done.cancelled() else done.exception()
         if error is not None:
-            refusal = self._answerer.not_stored(error, list(self._headers.items()))
+            refusal = self._answerer.not_stored(error, list(self._headers.items()), self._start)
             return refusal.status, refusal.headers, refusal.body
         batch, last = self._batch, self._submitted.last
         self._answerer.stored(batch.records, self._start)

@@ -2,7 +2,8 @@
 
 The two meet in a file, `compaction.metrics_file`, which the compactor writes in the text format
 of Prometheus and every scrape reads. What it says of its leases joins ours under the same
-names; of all else only what is called `tailrace_compactor_…` is taken over.
+names; of all else only what is called `tailrace_compactor_…`, or as OK Log calls what its store
+does, is taken over.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from logstore.filesystem import FileSystem
 from service.metrics.declared import Declared, Sources, counter, gauge
 from service.metrics.leases import LEASES
 
-THEIRS: Final = "tailrace_compactor_"
+THEIRS: Final = (
+    "tailrace_compactor_",
+    *(f"tailrace_store_{word}_" for word in ("compact", "consumed", "purged", "trashed")),
+)
 _SHARED: Final = {metric.name for metric in LEASES}
 
 

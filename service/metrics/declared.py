@@ -46,7 +46,12 @@ class Sources:
 
 Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 Value: TypeAlias = float | Distribution
-Reading: TypeAlias = Value | Mapping[str, Value] | Mapping[tuple[str, str], Value]
+Reading: TypeAlias = (
+    Value
+    | Mapping[str, Value]
+    | Mapping[tuple[str, str], Value]
+    | Mapping[tuple[str, str, str], Value]
+)
 Read: TypeAlias = Callable[[Sources], Reading]
 
 

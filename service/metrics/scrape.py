@@ -19,6 +19,7 @@ from service.metrics.declared import Declared, Reading, Sources, Value
 from service.metrics.http import HTTP, REPORTS
 from service.metrics.leases import LEASES
 from service.metrics.node import NODE, STORE
+from service.metrics.oklog import OKLOG
 from service.metrics.openmetadata import OPENMETADATA
 from service.metrics.queue import QUEUE
 from service.metrics.runs import RUN_LOGS
@@ -33,6 +34,7 @@ METRICS: tuple[Declared, ...] = (
     *LEASES,
     *COMPACTION,
     *STORE,
+    *OKLOG,
     *OPENMETADATA,
 )
 

@@ -65,6 +65,10 @@ class Throughput:
             self._bytes -= self._recent.popleft()[1]
 
 
+RequestSeconds: TypeAlias = dict[tuple[str, str, str], Distribution]
+"""Times of requests by method, pattern of the route, and status."""
+
+
 @dataclass(slots=True)
 class HttpCounters:
     """What the HTTP API counts. All only grow, but `connections` and `readers`."""
@@ -85,6 +89,7 @@ class HttpCounters:
     not_stored: int = 0
     append_seconds: Distribution = field(default_factory=Distribution)
     batch_lines: Distribution = field(default_factory=lambda: Distribution(LINES))
+    request_seconds: RequestSeconds = field(default_factory=dict)
 
 
 Outcome: TypeAlias = Literal["done", "refused", "failed", "unknown", "left"]

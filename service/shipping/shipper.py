@@ -22,6 +22,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
 from logstore import keys
 from logstore.clock import Clock
@@ -41,11 +43,28 @@ from logstore.segments.writer import EncodedSegment, encode_segment
 from service.journal.failures import translated
 from service.journal.journal import Journal
 from service.journal.state import Cut
+from service.runtime.counters import SECONDS, Distribution
 from service.runtime.heartbeat import Heartbeat
 from service.runtime.threads import Offload
 from service.shipping.confirmations import Confirmations
 from service.shipping.lineage import Forked, Lineage
 from service.shipping.settings import FlushSettings
+
+Reason: TypeAlias = Literal["age", "demand", "size"]
+"""Why a segment was cut: its age, its size, or a caller that waits (`bulk`, a close, a stop)."""
+
+_AGES = (*SECONDS, 100.0, 300.0, 1000.0)
+_SIZES = tuple(float(1 << bits) for bits in range(14, 29, 2))
+
+
+@dataclass(slots=True)
+class SegmentCounters:
+    """What the shipper counts: cuts by reason, their age and bytes of text, and stored bytes."""
+
+    cuts: dict[str, int] = field(default_factory=dict)
+    ages: Distribution = field(default_factory=lambda: Distribution(_AGES))
+    sizes: Distribution = field(default_factory=lambda: Distribution(_SIZES))
+    uploaded_bytes: int = 0
 
 
 class Unshipped:
@@ -73,12 +92,17 @@ class Unshipped:
         if self._since is None and self._journal.next_pos > self._journal.state.last_cut().end:
             self._since = self._now()
 
-    def cut(self, seq: int, taken_bytes: int) -> None:
-        """Records that segment `seq` was cut after the journal had received that many bytes."""
+    def cut(self, seq: int, taken_bytes: int) -> tuple[float, int]:
+        """Records that segment `seq` was cut after the journal had received that many bytes.
+
+        Returns its age in seconds and its bytes of text.
+        """
+        size = taken_bytes - max(self._ends.values(), default=self._confirmed_bytes)
         self._ends[seq] = taken_bytes
-        self._begun[seq] = self._now() if self._since is None else self._since
+        begun = self._begun[seq] = self._now() if self._since is None else self._since
         self._since = None
         self.taken()
+        return self._now() - begun, size
 
     def confirmed(self, seq: int) -> None:
         """Records that segment `seq` is in the store."""
@@ -135,6 +159,7 @@ class SegmentShipper:
         self.shipping = Heartbeat(clock)
         self.unshipped = Unshipped(journal, clock)
         self.uploads = 0
+        self.counters = SegmentCounters()
         self.failures = 0
         self.consecutive_failures = 0
         self.last_error: str | None = None
@@ -183,18 +208,18 @@ class SegmentShipper:
                 await self._lineage.tried()
         while not self._stopping:
             self.cutting.turn()
-            await self._until_due()
+            reason = await self._until_due()
             if not self._stopping:
-                await self._cut_if_room()
+                await self._cut_if_room(reason)
 
-    async def _cut_if_room(self) -> None:
+    async def _cut_if_room(self, reason: Reason) -> None:
         try:
-            await self.cut()
+            await self.cut(reason)
         except JournalFull as error:  # not even a cut fits on the disk: later, then
             self._failed(error)
             await self._pause(_BACKOFF_SECONDS[-1])
 
-    async def cut(self) -> None:
+    async def cut(self, reason: Reason) -> None:
         """Cuts what was received since the last cut, if there is anything."""
         last = self._journal.state.last_cut()
         # Also without news: what a full disk refused was counted, and must not ask again.
@@ -202,27 +227,32 @@ class SegmentShipper:
         if self._journal.next_pos > last.end:
             taken = self._cut_bytes
             await self._journal.record_cut(last.seq + 1, last.end)
-            self.unshipped.cut(last.seq + 1, taken)
+            age, size = self.unshipped.cut(last.seq + 1, taken)
+            self.counters.cuts[reason] = self.counters.cuts.get(reason, 0) + 1
+            self.counters.ages.observe(age)
+            self.counters.sizes.observe(size)
             self.cutting.success()
             self._cut_ready.set()
 
-    async def _until_due(self) -> None:
+    async def _until_due(self) -> Reason:
         """Waits for age, size, or a caller that wants a cut."""
         loop = asyncio.get_running_loop()
         due = loop.time() + self._settings.segment_seconds
+        reason: Reason = "age"
         while not self._stopping:
             if self._journal.taken_bytes - self._cut_bytes >= self._settings.segment_bytes:
-                return
+                return "size"
             if self._wanted > self._journal.state.last_cut().end:
-                due = min(due, loop.time() + self._settings.bulk_seconds)
+                reason, due = "demand", min(due, loop.time() + self._settings.bulk_seconds)
             if loop.time() >= due:
-                return
+                return reason
             self._wake.clear()
             try:
                 async with asyncio.timeout_at(due):
                     await self._wake.wait()
             except TimeoutError:
-                return
+                return reason
+        return reason
 
     # --- shipping ------------------------------------------------------------------
 
@@ -263,6 +293,7 @@ class SegmentShipper:
                 tries += 1
                 await self._pause(pause)
                 continue
+            self.counters.uploaded_bytes += len(segment.body)
             self._confirmed(cut)
             return
 

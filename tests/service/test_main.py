@@ -36,6 +36,7 @@ MOVE_OVER_HTTP = {
             *("close_requests", "body_bytes", "replaced_characters", "disconnects"),
             *("stream_readers", "stream_events", "stream_bytes"),
             *("connections", "connections_refused", "connections_timed_out"),
+            *("ingest_connected_clients", "api_request_duration_seconds"),
         )
     },
     *{
@@ -211,6 +212,8 @@ async def test_every_metric_is_exported_and_the_metrics_of_http_move(tmp_path: P
     assert during["tailrace_connections"] == 2  # the stream's, and the one that asks
     moved = {sample for sample in after if after[sample] > before.get(sample, 0)}
     moved |= {"tailrace_stream_readers", "tailrace_connections"}
+    assert during["tailrace_ingest_connected_clients"] == 2
+    moved.add("tailrace_ingest_connected_clients")
     assert {name for name in MOVE_OVER_HTTP if names[name] not in moved} == set()
 
 

@@ -106,17 +106,18 @@ def test_what_a_pass_has_not_looked_at_stays_as_it_was(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("report", "outcome"),
     [
-        (Report(), "done"),
-        (Report(alarms=["x"]), "alarmed"),
-        (Report(error="x"), "failed"),
-        (Report(error=STOPPED), "stopped"),
+        (Report(took_seconds=2.5), "done"),
+        (Report(took_seconds=2.5, alarms=["x"]), "alarmed"),
+        (Report(took_seconds=2.5, error="x"), "failed"),
+        (Report(took_seconds=2.5, error=STOPPED), "stopped"),
     ],
 )
 def test_each_end_of_a_pass_has_its_word(tmp_path: Path, report: Report, outcome: str) -> None:
     file = Textfile(Disk(), str(tmp_path / "c.prom"))
     tell(MetricsListener(SystemClock(), file), report)
     found = {name: n for (name, labels), n in file.read().items() if outcome in labels}
-    assert found == {"tailrace_compactor_passes": 1}
+    took = "tailrace_store_compact_duration_seconds"
+    assert found == {"tailrace_compactor_passes": 1, took: 2.5, f"{took}_count": 1}
     assert value(file.read(), "failures_in_a_row") == (outcome == "failed")
 
 
@@ -206,9 +207,26 @@ def test_every_metric_that_is_declared_is_told_and_reads_back() -> None:
     listener = MetricsListener(SystemClock(), None)
     tell(listener, report)
     samples = listener.totals.read()
-    assert {name for name, _ in samples} == {metric.name for metric in METRICS}
+    counts = {f"{metric.name}_count" for metric in METRICS if metric.kind == "summary"}
+    assert {name for name, _ in samples} == {metric.name for metric in METRICS} | counts
     assert parse(render(samples)) == samples
     assert len(METRICS) == len({m.name for m in (*COUNTERS, *GAUGES, *LEASES)})
+
+
+def test_the_time_of_passes_adds_up_by_whether_they_changed_the_table(tmp_path: Path) -> None:
+    file = Textfile(Disk(), str(tmp_path / "c.prom"))
+    for report in (Report(took_seconds=1), Report(took_seconds=2, commits=1), Report()):
+        tell(MetricsListener(SystemClock(), file), report)
+    content = (tmp_path / "c.prom").read_text()
+    families = {one.name: one for one in text_string_to_metric_families(content)}
+    took = families["tailrace_store_compact_duration_seconds"]
+    found = {(s.name.rpartition("_")[2], s.labels["compacted"]): s.value for s in took.samples}
+    assert found == {
+        ("sum", "false"): 1,
+        ("count", "false"): 2,
+        ("sum", "true"): 2,
+        ("count", "true"): 1,
+    }
 
 
 def test_the_file_has_the_same_samples_under_aliases() -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from logstore import ulid as ulids
 from logstore.batch import RunKey
+from service.http.durations import appended
 from service.http.ids import run_tag
 from tests.service.http.conftest import RUNS, Serve, Served
 from tests.service.http.journal_node import JournalNode
@@ -281,6 +282,8 @@ async def test_a_batch_that_the_disk_did_not_take_is_refused(
     assert b'"message"' in body
     assert served.counters.append_refused == 1
     assert node.news() == []
+    timed = appended(served.counters.request_seconds, int(status))
+    assert sum(timed.counts) == 1
 
 
 async def test_nothing_is_answered_before_it_is_safe_and_all_in_order(

@@ -23,6 +23,7 @@ from service.journal.scan import Unused, read_header, scan
 from service.metrics.declared import Sources
 from service.metrics.http import HTTP
 from service.metrics.node import NODE, STORE
+from service.metrics.oklog import OKLOG
 from service.metrics.openmetadata import OPENMETADATA
 from service.metrics.runs import RUN_LOGS
 from service.metrics.scrape import METRICS
@@ -71,7 +72,7 @@ MOVE_BY_REPAIR = {
     "tailrace_runs_rebuilt",
 }
 MOVE_AT_WORK = (
-    {metric.name for metric in (*NODE, *RUN_LOGS, *STORE, *OPENMETADATA)}
+    {metric.name for metric in (*NODE, *RUN_LOGS, *STORE, *OKLOG, *OPENMETADATA)}
     - MOVE_OVER_HTTP
     - MOVE_IN_OUTAGES
     - MOVE_WITH_DAMAGE

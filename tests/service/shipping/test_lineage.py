@@ -93,7 +93,7 @@ def test_a_number_of_ours_that_was_consumed_and_is_absent_is_never_put(
         ship = Ship(clock, consumed=consumed)
         for _ in range(3):
             await ship.add()
-            await ship.shipper.cut()
+            await ship.shipper.cut("demand")
         ship.run()
         assert await _forks(ship) == forks
         assert len(await ship.stored()) == (0 if forks else 3)
@@ -109,7 +109,7 @@ def test_a_number_of_ours_that_was_consumed_and_is_there_is_an_earlier_try() -> 
         for consumed in (0, 1):
             ship = Ship(clock, files=files, consumed=consumed)
             end = await ship.add(b"ours\n")
-            await ship.shipper.cut()
+            await ship.shipper.cut("demand")
             ship.run()
             async with asyncio.timeout(60.0):
                 await ship.shipper.confirmed_through(end)

@@ -167,7 +167,7 @@ def test_the_same_number_with_the_same_rows_is_an_earlier_try() -> None:
         for _ in range(2):
             ship = Ship(clock, files=files)
             end = await ship.add(b"ours\n")
-            await ship.shipper.cut()  # as the journal of that life says
+            await ship.shipper.cut("demand")  # as the journal of that life says
             ship.run()
             async with asyncio.timeout(60.0):
                 await ship.shipper.confirmed_through(end)
