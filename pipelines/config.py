@@ -16,16 +16,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, Self, cast
 
 import yaml
 from pydantic import ValidationError, field_validator, model_validator
 
 from logstore.errors import InvalidInput
 from logstore.settings import shown, substituted
-from pipelines.appenders.contract import Appender, Kind
+from pipelines.appenders.contract import Appender, Kind, WrapperKind
 from pipelines.appenders.registry import Registry
 from pipelines.appenders.rolling_file import RollingFile, RollingFileSettings
 from pipelines.layouts import Json
@@ -35,6 +35,7 @@ from pipelines.selection import Selection
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _MIB: Final = 1 << 20
 _OWN: Final = ("type", "name", "filter")
+_INNER: Final = "to"
 _HINT: Final = "The keys are listed in docs/pipelines.md."
 Milliseconds = int
 
@@ -108,8 +109,10 @@ class AppenderConfig:
     """One appender of a pipeline: its common part, and how to make one."""
 
     part: AppenderPart
-    kind: Kind
+    kind: Kind | WrapperKind
     settings: Section
+    inner: AppenderConfig | None = None
+    """What a wrapper gives its events on to."""
 
     @property
     def name(self) -> str:
@@ -118,13 +121,24 @@ class AppenderConfig:
 
     def make(self) -> Appender:
         """An appender that is not started."""
-        return self.kind(self.settings)
+        if self.inner is None:
+            return cast(Kind, self.kind)(self.settings)
+        return cast(WrapperKind, self.kind)(self.settings, self.inner.make)
 
     def make_dead_letter(self, pipeline: PipelineSettings) -> Appender:
         """What takes its events while it is disabled: a file of JSON a part."""
         name = f"{pipeline.name}.{self.name}.{{part}}.json"
         settings = RollingFileSettings(dir=pipeline.dead_letter_dir, path=name, layout=Json())
-        return RollingFile(settings)
+        return self._masked(lambda: RollingFile(settings))
+
+    def _masked(self, make: Callable[[], Appender]) -> Appender:
+        """The dead-letter file behind those wrappers that stand before it too."""
+        if self.inner is None:
+            return make()
+        inner = self.inner
+        if not getattr(self.kind, "dead_letters_too", False):
+            return inner._masked(make)
+        return cast(WrapperKind, self.kind)(self.settings, lambda: inner._masked(make))
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +212,22 @@ def _appender(content: Any, registry: Registry, where: str) -> AppenderConfig:
     part = _made(AppenderPart, {name: content[name] for name in _OWN if name in content}, where)
     kind = registry.kind(part.type)
     rest = {name: value for name, value in content.items() if name not in _OWN}
-    return AppenderConfig(part, kind, _made(kind.settings, rest, where))
+    inner = _inner(rest, registry, part.name, where) if isinstance(kind, WrapperKind) else None
+    return AppenderConfig(part, kind, _made(kind.settings, rest, where), inner)
+
+
+def _inner(rest: dict[str, Any], registry: Registry, name: str, where: str) -> AppenderConfig:
+    """What a wrapper gives its events on to: an appender under `to`, without a name of its own."""
+    content = rest.pop(_INNER, None)
+    where = f"{where}{_INNER}."
+    if not isinstance(content, Mapping):
+        raise InvalidInput(
+            f"{where[:-1]} must be the appender that is wrapped", field=where[:-1], hint=_HINT
+        )
+    for other, instead in (("name", "its wrapper has it"), ("filter", "put it at the wrapper")):
+        if other in content:
+            raise InvalidInput(f"{where}{other} is not allowed: {instead}", field=f"{where}{other}")
+    return _appender({**content, "name": name}, registry, where)
 
 
 def _made(cls: type[Any], content: Mapping[str, Any], where: str) -> Any:

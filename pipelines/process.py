@@ -172,6 +172,8 @@ class PipelinesProcess:
                     clock=self._world.clock,
                     fs=self._world.fs,
                     on_disabled=partial(self._disable, pipeline.name),
+                    instance=self._world.identity,
+                    store=self._world.settings,
                 )
                 worker.disabled = appender.name in control.disabled
                 task = asyncio.ensure_future(worker.run())

@@ -78,7 +78,8 @@ class SegmentSource:
         self._listing: asyncio.Task[None] | None = None
         self._listed = self._whole = float("-inf")
         self.nodes: dict[str, Node] = {}
-        self._deleted: Mapping[tuple[str, str | None], int] = {}
+        self.deleted: Mapping[tuple[str, str | None], int] = {}
+        """Up to which ULID lines are deleted; another mapping once that changes."""
 
     async def refresh(self) -> None:
         """Lists what is new, at most once a second for all callers. Raises `StoreUnavailable`."""
@@ -104,11 +105,11 @@ class SegmentSource:
 
     def kept(self, events: pa.Table) -> pa.Table:
         """The events that no deletion covers, as far as `refresh` knows."""
-        if not self._deleted:
+        if not self.deleted:
             return events
         runs = runs_of(events)
         names: set[tuple[str, str | None]] = {*runs, *((run.fqn, None) for run in runs)}
-        touching = [(*name, self._deleted[name]) for name in names if name in self._deleted]
+        touching = [(*name, self.deleted[name]) for name in names if name in self.deleted]
         return undeleted(events, touching)
 
     # --- reading -------------------------------------------------------------------------
@@ -131,7 +132,9 @@ class SegmentSource:
         try:
             whole = began - self._whole >= _RELIST_SECONDS
             nodes = await self._nodes({} if whole else self.nodes)
-            self._deleted = await self._highest_deletions()
+            deleted = await self._highest_deletions()
+            if deleted != self.deleted:
+                self.deleted = deleted
             self.nodes, self._listed = nodes, began
             if whole:
                 self._whole = began

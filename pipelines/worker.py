@@ -37,11 +37,13 @@ from logstore.errors import (
     Unavailable,
 )
 from logstore.filesystem import FileSystem
+from logstore.objects.settings import StoreSettings
 from pipelines.appenders.contract import Appender, Context
 from pipelines.checkpoint import Checkpoint, Reading, decode, encode
 from pipelines.config import AppenderConfig, PipelineConfig
 from pipelines.copies import Copies
 from pipelines.events import EventBuffer, Origin
+from pipelines.hooks import Hooks
 from pipelines.progress import Progress
 from pipelines.source import SegmentSource
 from pipelines.thread import OwnThread
@@ -78,6 +80,8 @@ class Worker:
         clock: Clock,
         fs: FileSystem,
         on_disabled: Callable[[str, str], Awaitable[None]],
+        instance: str = "",
+        store: StoreSettings | None = None,
     ) -> None:
         self.counts = Counts()
         self.disabled = False
@@ -93,6 +97,8 @@ class Worker:
         self._copies = Copies(source)
         self._clock = clock
         self._fs = fs
+        self._instance = instance
+        self._store = store
         self._thread = OwnThread(self.name)
         self._stopping = asyncio.Event()
         self._pause_ms = self._settings.retry_ms
@@ -173,8 +179,9 @@ class Worker:
         try:
             await self._thread.run(appender.start, self._context(dead=dead), state)
             progress = await self._begin(checkpoint, appender, dead=dead)
+            hooks = Hooks(self._thread, self._source, appender)
             while self._may_go_on and self.disabled is dead:
-                if not await self._turn(progress):
+                if not await self._turn(progress, hooks):
                     await wait_or_stop(self._clock, _POLL_SECONDS, self._stopping)
             if self.lease.valid():
                 await self._save(progress)
@@ -198,6 +205,9 @@ class Worker:
             self._fs,
             self._clock,
             self.lease.valid,
+            self._instance,
+            self._store,
+            lambda: self._source.deleted,
         )
 
     async def _begin(self, checkpoint: Checkpoint, appender: Appender, *, dead: bool) -> Progress:
@@ -220,7 +230,7 @@ class Worker:
 
     # --- a turn --------------------------------------------------------------------------
 
-    async def _turn(self, progress: Progress) -> bool:
+    async def _turn(self, progress: Progress, hooks: Hooks) -> bool:
         """Reads a segment if there is one, gives on what may go; whether something was done."""
         try:
             await self._source.refresh()
@@ -228,7 +238,9 @@ class Worker:
         except Unavailable as error:
             self._say_unavailable(error)
             found = False
+        await hooks.deletions()
         given = await self._give(progress)
+        progress.changed |= await hooks.flush()
         due = self._clock.monotonic() - progress.saved_at
         if progress.changed and due * 1000 >= self._settings.checkpoint_interval_ms:
             await self._save(progress)

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -32,14 +32,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """The flags of a run, and the verbs with theirs."""
     _common(parser, None)
     parser.add_argument("--dir", metavar="DIR", help="folder of the pipelines' files (*.yaml)")
+    _libraries(parser, None)
     verbs = parser.add_subparsers(
         dest="act", metavar="ACT", help="what to do (default: run them)", required=False
     )
     check = verbs.add_parser("check", help="Check files, or all of a folder, without running them.")
     check.add_argument("paths", metavar="FILE", nargs="+", help="a pipeline's file, or a folder")
+    _libraries(check, argparse.SUPPRESS)
     status = verbs.add_parser("status", help="Say how far each appender is.")
     _common(status, argparse.SUPPRESS)
     status.add_argument("--dir", metavar="DIR", default=argparse.SUPPRESS, help="as above")
+    _libraries(status, argparse.SUPPRESS)
     status.add_argument("--json", action="store_true", help="an object a line")
     for act, says in _ACTS.items():
         verb = verbs.add_parser(act, help=says)
@@ -60,17 +63,30 @@ def _common(parser: argparse.ArgumentParser, default: Any) -> None:
     )
 
 
+def _libraries(parser: argparse.ArgumentParser, default: Any) -> None:
+    parser.add_argument(
+        "--lib",
+        metavar="DIR",
+        action="append",
+        default=default,
+        help="folder of appenders that are not installed: *.py and wheels; may be repeated",
+    )
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Runs pipelines until a signal comes; returns the exit status."""
     if arguments.act == "check":
-        return _check(arguments.paths)
+        return _check(arguments)
     if arguments.act in _ACTS:
         return asyncio.run(_change(arguments))
-    pipelines = _pipelines(arguments.dir)
+    read_again = _reader(arguments)
+    pipelines = read_again()
+    if not pipelines:
+        raise InvalidInput(f"{arguments.dir} has no pipeline", hint="A pipeline is a file *.yaml.")
     if arguments.act == "status":
         return asyncio.run(_status(arguments, pipelines))
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    return _run(arguments, pipelines)
+    return _run(arguments, pipelines, read_again)
 
 
 def _settings(arguments: argparse.Namespace) -> Any:
@@ -80,23 +96,25 @@ def _settings(arguments: argparse.Namespace) -> Any:
     return load_settings(flags, arguments.config)
 
 
-def _pipelines(folder: str | None) -> Sequence[PipelineConfig]:
+def _reader(arguments: argparse.Namespace) -> Callable[[], Sequence[PipelineConfig]]:
+    """Reads the pipelines of `--dir` with the plugins of `--lib`, as both are then."""
+    from pipelines.appenders.libraries import Libraries
     from pipelines.appenders.registry import Registry
     from pipelines.config import read_folder
 
-    if not folder:
+    if not arguments.dir:
         raise InvalidInput("--dir is missing", hint="Say which folder has the pipelines' files.")
-    found = read_folder(folder, Registry())
-    if not found:
-        raise InvalidInput(f"{folder} has no pipeline", hint="A pipeline is a file *.yaml.")
-    return found
+    libraries = Libraries(arguments.lib or ())
+    return lambda: read_folder(arguments.dir, Registry(libraries))
 
 
-def _run(arguments: argparse.Namespace, pipelines: Sequence[PipelineConfig]) -> int:
+def _run(
+    arguments: argparse.Namespace,
+    pipelines: Sequence[PipelineConfig],
+    read_again: Callable[[], Sequence[PipelineConfig]],
+) -> int:
     from logstore.disk import apply_umask
     from logstore.memory import give_back_freed_memory
-    from pipelines.appenders.registry import Registry
-    from pipelines.config import read_folder
     from pipelines.process import run_pipelines
 
     give_back_freed_memory()
@@ -110,23 +128,21 @@ def _run(arguments: argparse.Namespace, pipelines: Sequence[PipelineConfig]) -> 
         names = ", ".join(one.name for one in pipelines)
         print(f"pipelines of {arguments.dir}: {names}", file=sys.stderr, flush=True)
 
-    def read_again() -> Sequence[PipelineConfig]:
-        return read_folder(arguments.dir, Registry())
-
     asyncio.run(run_pipelines(settings, pipelines, read_again, started))
     return 0
 
 
-def _check(paths: Sequence[str]) -> int:
+def _check(arguments: argparse.Namespace) -> int:
     import os
 
+    from pipelines.appenders.libraries import Libraries
     from pipelines.appenders.registry import Registry
     from pipelines.config import read, read_folder
 
-    registry = Registry()
+    registry = Registry(Libraries(arguments.lib or ()))
     found = [
         one
-        for path in paths
+        for path in arguments.paths
         for one in (read_folder(path, registry) if os.path.isdir(path) else [read(path, registry)])
     ]
     for one in found:

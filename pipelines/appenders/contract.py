@@ -18,6 +18,10 @@
 
 All calls are made in a thread, one at a time; `stop` is called in every case, also after a failed
 `start`.
+
+An appender may have two more methods (`Flushable`, `Deletable`): `flush` is called about twice a
+second, also while no event comes, and `deleted` when runs or pipelines were deleted. The context
+says of each run which generation it is: a run that was deleted and written again is another one.
 """
 
 from __future__ import annotations
@@ -31,8 +35,11 @@ import pyarrow as pa
 from logstore.clock import Clock
 from logstore.errors import TailraceError
 from logstore.filesystem import FileSystem
+from logstore.objects.settings import StoreSettings
 from pipelines.section import Section
 
+Deleted: TypeAlias = Mapping[tuple[str, str | None], int]
+"""Up to which ULID the lines of (fqn, run) are deleted; run None: of all the pipeline's runs."""
 State: TypeAlias = Mapping[str, Any]
 """What an appender needs to go back to a checkpoint; JSON."""
 
@@ -47,7 +54,8 @@ class Context:
 
     `part` is which part of the pipelines' names it gets, of `parts`. `holds` says whether its
     lease is valid: an appender whose effects others see asks before each. `fs` makes the owner's
-    files alone.
+    files alone. `instance` is the process. `store` says where the pipeline's own store is; None
+    in a test without one. `deletions` gives what is deleted as far as is known.
     """
 
     pipeline: str
@@ -57,11 +65,20 @@ class Context:
     fs: FileSystem
     clock: Clock
     holds: Callable[[], bool]
+    instance: str = ""
+    store: StoreSettings | None = None
+    deletions: Callable[[], Deleted] = dict
 
     @property
     def name(self) -> str:
         """Its name among all, fit for a file."""
         return f"{self.pipeline}.{self.appender}.{self.part}"
+
+    def generation(self, fqn: str, run: str | None) -> int:
+        """The ULID up to which lines of this run, or of the pipeline, were deleted; 0: never."""
+        deleted = self.deletions()
+        whole = deleted.get((fqn, None), 0)
+        return whole if run is None else max(whole, deleted.get((fqn, run), 0))
 
 
 class Appender(Protocol):
@@ -85,6 +102,49 @@ class Appender(Protocol):
 
     def stop(self) -> None:
         """Gives everything back; what was not synced may be lost."""
+        ...
+
+
+@runtime_checkable
+class Flushable(Protocol):
+    """An appender with something to do by the clock: close what is idle, roll what is due."""
+
+    def flush(self) -> bool:
+        """Does what is due; True: a checkpoint is to be saved for it.
+
+        Called about twice a second, also while no event comes. Raises `AppenderFailed`, `OSError`.
+        """
+        ...
+
+
+@runtime_checkable
+class Deletable(Protocol):
+    """An appender that does something about what it wrote of deleted runs."""
+
+    def deleted(self, deleted: Deleted) -> None:
+        """All deletions that are known: called behind `start`, and when there are more.
+
+        Events that they cover are not appended any more. Raises `AppenderFailed`, `OSError`.
+        """
+        ...
+
+
+@runtime_checkable
+class WrapperKind(Protocol):
+    """A kind of appender that gives its events on to another one, which is under `to`.
+
+    `settings` is the model of its keys, without `to`; `wraps` is there and true.
+    """
+
+    wraps: bool
+
+    @property
+    def settings(self) -> type[Section]:
+        """The model of its keys."""
+        ...
+
+    def __call__(self, settings: Any, make: Callable[[], Appender], /) -> Appender:
+        """An appender that is not started; `make` gives the wrapped one, each time another."""
         ...
 
 

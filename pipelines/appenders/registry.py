@@ -1,55 +1,103 @@
-"""The kinds of appenders: our own, and those that other distributions bring.
+"""The kinds of appenders: our own, and those of plugins.
 
-A distribution names its kinds as entry points of the group `tailrace.appenders`; the name is the
-`type` in a pipeline's file. See `contract.Kind` for what it names.
+A distribution that is installed names its kinds as entry points of the group
+`tailrace.appenders`; the name is the `type` in a pipeline's file. See `contract.Kind` for what it
+names. Plugins that are not installed are in the folders of `--lib` (`libraries`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from typing import Final
 
 from logstore.errors import InvalidInput
-from pipelines.appenders.contract import Kind
+from pipelines.appenders.contract import Kind, WrapperKind
+from pipelines.appenders.libraries import GROUP, Libraries, Plugin
 from pipelines.appenders.rolling_file import RollingFile
 from pipelines.appenders.stdout import Stdout
+from pipelines.appenders.wrappers.masking import Mask
+from pipelines.appenders.wrappers.narrowing import Filter
+from pipelines.appenders.wrappers.queueing import Async
+from pipelines.appenders.wrappers.retrying import Retry
+from pipelines.section import Section
 
-GROUP: Final = "tailrace.appenders"
-_OURS: Final[Mapping[str, Kind]] = {"rolling_file": RollingFile, "stdout": Stdout}
+_OURS: Final[Mapping[str, Kind | WrapperKind]] = {
+    "rolling_file": RollingFile,
+    "stdout": Stdout,
+    "filter": Filter,
+    "retry": Retry,
+    "async": Async,
+    "mask": Mask,
+}
+_METHODS: Final = ("start", "append", "sync", "saved", "stop")
 
 
 class Registry:
-    """Kinds by the `type` that names them. A plugin is loaded when somebody names it."""
+    """Kinds by the `type` that names them. A plugin is loaded when somebody names it.
 
-    def __init__(self) -> None:
-        self._plugins: dict[str, EntryPoint] = {one.name: one for one in entry_points(group=GROUP)}
+    Raises `InvalidInput` for folders of plugins that cannot be used, and for a name that two have.
+    """
+
+    def __init__(self, libraries: Libraries | None = None) -> None:
+        self._plugins: dict[str, Plugin] = {}
+        installed = [Plugin(one.name, one.value, one.load) for one in entry_points(group=GROUP)]
+        for plugin in [*installed, *(() if libraries is None else libraries.plugins())]:
+            known = self._plugins.get(plugin.name)
+            if known is not None or plugin.name in _OURS:
+                other = "Tailrace itself" if known is None else known.origin
+                raise InvalidInput(
+                    f"the appender {plugin.name!r} of {plugin.origin} is also one of {other}",
+                    field="type",
+                    hint="Give it another name, or take one of them away.",
+                )
+            self._plugins[plugin.name] = plugin
 
     @property
     def names(self) -> list[str]:
         """All types that are known."""
         return sorted({*_OURS, *self._plugins})
 
-    def kind(self, name: str) -> Kind:
+    def kind(self, name: str) -> Kind | WrapperKind:
         """The kind of that type. Raises `InvalidInput`."""
         if name in _OURS:
             return _OURS[name]
-        entry = self._plugins.get(name)
-        if entry is None:
+        plugin = self._plugins.get(name)
+        if plugin is None:
             raise InvalidInput(
                 f"no appender is of type {name!r}",
                 field="type",
-                hint=f"Known are {', '.join(self.names)}; install the package of another one.",
+                hint=f"Known are {', '.join(self.names)}. Another one is in a package that is to"
+                " be installed, or in a folder for --lib.",
             )
         try:
-            found = entry.load()
+            found = plugin.load()
         except Exception as error:
             raise InvalidInput(
-                f"the appender {name!r} of {entry.value} cannot be loaded: {error}", field="type"
+                f"the appender {name!r} of {plugin.origin} cannot be loaded: {error}", field="type"
             ) from error
-        if not isinstance(found, Kind):
-            raise InvalidInput(
-                f"{entry.value} is no kind of appender: it needs `settings`, and to be callable",
-                field="type",
-            )
-        return found
+        return _checked(found, plugin)
+
+
+def _checked(found: object, plugin: Plugin) -> Kind | WrapperKind:
+    """What a plugin names, if it is a kind of appender. Raises `InvalidInput`."""
+    if not isinstance(found, Kind | WrapperKind):
+        raise InvalidInput(
+            f"{plugin.origin} is no kind of appender: it needs `settings`, and to be callable",
+            field="type",
+        )
+    settings: object = found.settings
+    if not (isinstance(settings, type) and issubclass(settings, Section)):
+        raise InvalidInput(
+            f"{plugin.origin} is no kind of appender: its `settings` must be a class that is"
+            " derived from pipelines.section.Section",
+            field="type",
+        )
+    missing = [name for name in _METHODS if isinstance(found, type) and not hasattr(found, name)]
+    if missing:
+        raise InvalidInput(
+            f"{plugin.origin} is no kind of appender: it has no {', '.join(missing)}",
+            field="type",
+            hint="pipelines/appenders/contract.py says what each method must do.",
+        )
+    return found

@@ -37,6 +37,15 @@ def _copy(folder: Path) -> Path:
     return folder
 
 
+def _built(folder: Path) -> Path:
+    """A folder with the plugin's wheel."""
+    lib = folder / "lib"
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-index"]
+    options = ["--no-build-isolation", "--disable-pip-version-check", "--wheel-dir", str(lib)]
+    subprocess.run([*command, *options, str(_copy(folder / "source"))], check=True)
+    return lib
+
+
 def tailrace(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tailrace", "pipelines", *words]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -89,24 +98,30 @@ def test_its_keys_are_checked(folder: Path, installed: dict[str, str]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("how", ["installed", "wheel"])
 async def test_it_runs_fails_is_disabled_and_enabled(
-    folder: Path, installed: dict[str, str]
+    folder: Path, request: pytest.FixtureRequest, how: str
 ) -> None:
+    environment: dict[str, str] = request.getfixturevalue("installed")
+    lib: list[str] = []
+    if how == "wheel":  # this process has it from the folder alone
+        environment = {k: v for k, v in environment.items() if k != "PYTHONPATH"}
+        lib = ["--lib", str(_built(folder))]
     lake, counts = Lake(folder), folder / "counts"
-    where = ["--data", str(folder)]
-    assert tailrace(installed, "check", str(folder / "pipelines")).returncode == 0
+    where = ["--data", str(folder), *lib]
+    assert tailrace(environment, "check", *lib, str(folder / "pipelines")).returncode == 0
     await lake.put("INFO a", "ERROR b", "INFO c")
     command = [sys.executable, "-m", "tailrace", "pipelines", *where]
-    process = subprocess.Popen([*command, "--dir", str(folder / "pipelines")], env=installed)
+    process = subprocess.Popen([*command, "--dir", str(folder / "pipelines")], env=environment)
     try:
         until(lambda: _counts(counts) == {"INFO": 2, "ERROR": 1})
         (folder / "fail").touch()
         await lake.put("WARN d")
         until((folder / "dead" / "p.levels.0.json").exists)
-        said = tailrace(installed, "status", *where, "--dir", str(folder / "pipelines"))
+        said = tailrace(environment, "status", *where, "--dir", str(folder / "pipelines"))
         assert "disabled: it failed 3 times in a row" in said.stdout
         (folder / "fail").unlink()
-        done = tailrace(installed, "enable", *where, "p", "levels")
+        done = tailrace(environment, "enable", *where[:2], "p", "levels")
         assert (done.returncode, done.stdout) == (0, "p: running; disabled: -\n")
         time.sleep(1.0)  # it hears of that within `poll_seconds`
         await lake.put("FATAL e")

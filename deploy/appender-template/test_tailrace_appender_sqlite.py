@@ -1,0 +1,69 @@
+"""The appender without a pipeline: it gets events, crashes, and gets some again."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from zlib import crc32
+
+import pyarrow as pa
+import pytest
+from tailrace_appender_sqlite import Sqlite, SqliteSettings
+
+from logstore.clock import SystemClock
+from logstore.disk import Disk
+from logstore.errors import InvalidInput
+from pipelines.appenders.contract import AppenderFailed, Context
+from pipelines.appenders.registry import Registry
+from pipelines.config import parse
+from pipelines.events import EVENTS
+
+CONTEXT = Context("p", "database", 0, 1, Disk(), SystemClock(), lambda: True)
+
+
+def events(*messages: str) -> pa.Table:
+    """Events with these messages; equal messages are one record."""
+    rows = [
+        {"ulid": f"{crc32(one.encode()):026d}", "ts": 0, "fqn": "a.b", "run_id": "r", "message": one}
+        for one in messages
+    ]
+    return pa.Table.from_pylist(rows, schema=EVENTS)
+
+
+def messages(file: Path) -> list[str]:
+    with sqlite3.connect(file) as database:
+        return sorted(row[0] for row in database.execute("SELECT message FROM records"))
+
+
+def test_what_comes_again_after_a_crash_is_there_once(tmp_path: Path) -> None:
+    settings = SqliteSettings(file=str(tmp_path / "runs.db"))
+    first = Sqlite(settings)
+    first.start(CONTEXT, None)
+    first.append(events("a", "b"))
+    state = first.sync()
+    first.append(events("c"))
+    first.sync()  # this one is never saved
+    first.append(events("d"))
+    first.stop()
+    second = Sqlite(settings)
+    second.start(CONTEXT, state)
+    second.append(events("c", "d"))
+    second.sync()
+    second.stop()
+    assert messages(tmp_path / "runs.db") == ["a", "b", "c", "d"]
+
+
+def test_a_place_that_cannot_be_is_a_failure_that_is_tried_again(tmp_path: Path) -> None:
+    appender = Sqlite(SqliteSettings(file=str(tmp_path / "absent" / "runs.db")))
+    with pytest.raises(AppenderFailed, match=r"absent/runs\.db: unable to open"):
+        appender.start(CONTEXT, None)
+    appender.stop()
+
+
+def test_a_pipelines_file_is_checked() -> None:
+    registry = Registry()
+    assert "sqlite" in registry.names
+    right = {"type": "sqlite", "name": "x", "file": "/runs.db"}
+    assert parse({"name": "p", "appenders": [right]}, registry).appenders[0].name == "x"
+    with pytest.raises(InvalidInput, match=r"unknown key appenders.0.fil"):
+        parse({"name": "p", "appenders": [{**right, "fil": 1}]}, registry)

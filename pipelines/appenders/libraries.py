@@ -1,0 +1,131 @@
+"""Plugins in folders (`--lib DIR`): Python files and wheels that are not installed.
+
+    DIR/counting.py                    has APPENDERS = {"counting": Counting}
+    DIR/acme_appenders-1.0-py3-none-any.whl   has entry points of the group `tailrace.appenders`
+
+A file that changed is loaded again. A wheel is imported as it is, so it must be pure Python, and
+what it depends on must be installed; a wheel that changed needs another process, since Python
+keeps its modules.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import sys
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, distributions
+from typing import Any, Final
+
+from logstore.errors import InvalidInput
+
+GROUP: Final = "tailrace.appenders"
+_COMPILED: Final = (".so", ".pyd", ".dylib")
+_HINT: Final = "A folder of --lib holds Python files with APPENDERS, and wheels."
+Load = Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """A kind of appender that is found, and not loaded yet; `origin` is for people."""
+
+    name: str
+    origin: str
+    load: Load
+
+
+class Libraries:
+    """The plugins of some folders. A file is loaded again only when it has changed."""
+
+    def __init__(self, folders: Sequence[str] = ()) -> None:
+        self._folders = [os.path.abspath(folder) for folder in folders]
+        self._files: dict[str, tuple[tuple[int, int], Mapping[str, Any]]] = {}
+
+    def plugins(self) -> list[Plugin]:
+        """What is there now. Raises `InvalidInput` that names the folder or the file."""
+        found: list[Plugin] = []
+        for folder in self._folders:
+            try:
+                names = sorted(os.listdir(folder))
+            except OSError as error:
+                raise InvalidInput(
+                    f"the folder {folder} of --lib cannot be read: {error.strerror}", hint=_HINT
+                ) from None
+            for name in names:
+                path = os.path.join(folder, name)
+                if name.endswith(".py"):
+                    found += self._of_file(path)
+                elif name.endswith(".whl"):
+                    found += _of_wheel(path)
+        return found
+
+    def _of_file(self, path: str) -> list[Plugin]:
+        found = os.stat(path)
+        stamp = found.st_mtime_ns, found.st_size
+        known = self._files.get(path)
+        if known is None or known[0] != stamp:
+            known = self._files[path] = stamp, _appenders_of(path)
+        return [
+            Plugin(name, path, lambda kind=kind: kind)  # type: ignore[misc]
+            for name, kind in known[1].items()
+        ]
+
+
+def _appenders_of(path: str) -> Mapping[str, Any]:
+    """What a Python file has in `APPENDERS`. Raises `InvalidInput`."""
+    stem = os.path.splitext(os.path.basename(path))[0]
+    name = f"tailrace_lib_{hashlib.sha256(path.encode()).hexdigest()[:8]}_{stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where classes look for their annotations
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise InvalidInput(
+            f"{path} cannot be loaded: {type(error).__name__}: {error}",
+            hint="Repair it, or take it out of the folder of --lib.",
+        ) from error
+    found = getattr(module, "APPENDERS", None)
+    if not isinstance(found, Mapping) or not found or not all(isinstance(k, str) for k in found):
+        raise InvalidInput(
+            f"{path} has no appenders",
+            hint='A plugin says what it has: APPENDERS = {"my_type": MyAppender}.',
+        )
+    return found
+
+
+def _of_wheel(path: str) -> list[Plugin]:
+    """What a wheel's entry points name. Raises `InvalidInput`."""
+    try:
+        with zipfile.ZipFile(path) as wheel:
+            compiled = [name for name in wheel.namelist() if name.endswith(_COMPILED)]
+    except (OSError, zipfile.BadZipFile) as error:
+        raise InvalidInput(f"{path} is no wheel: {error}", hint=_HINT) from None
+    if compiled:
+        raise InvalidInput(
+            f"{path} has compiled code ({compiled[0]}), which cannot be imported from a wheel",
+            hint="Install it with pip into the environment of Tailrace.",
+        )
+    entries = [entry for one in distributions(path=[path]) for entry in one.entry_points]
+    ours = [entry for entry in entries if entry.group == GROUP]
+    if not ours:
+        raise InvalidInput(
+            f"{path} has no appenders",
+            hint=f"Its entry points need the group {GROUP}.",
+        )
+    return [Plugin(one.name, f"{one.value} in {path}", _loading(path, one)) for one in ours]
+
+
+def _loading(path: str, entry: EntryPoint) -> Load:
+    def load() -> Any:
+        if path not in sys.path:
+            sys.path.append(path)
+        return entry.load()
+
+    return load

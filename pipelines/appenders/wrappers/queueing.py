@@ -1,0 +1,127 @@
+"""`async`: takes events into a queue, and a thread of its own gives them to the wrapped appender.
+
+    type: async
+    queue_size: 16MiB
+    to: {type: webhook, url: "https://hooks.example.org/logs"}
+
+While the wrapped appender writes, the pipeline reads, filters and sorts what is next. When the
+queue is full it waits. `sync` waits until the queue is empty, so a checkpoint holds what it holds
+without this wrapper. A failure is raised by the next call.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from pipelines.appenders.contract import Appender, Context, Deleted, State
+from pipelines.appenders.wrappers.base import Wrapper
+from pipelines.section import Bytes, Section, key
+
+
+class AsyncSettings(Section):
+    """How much may wait."""
+
+    queue_size: Bytes = key(16 << 20, "bytes of events that wait; one batch always may")
+
+
+class Async(Wrapper):
+    """Writes in a thread of its own."""
+
+    settings: ClassVar[type[Section]] = AsyncSettings
+
+    def __init__(self, settings: AsyncSettings, make: Callable[[], Appender]) -> None:
+        super().__init__(make)
+        self._most = settings.queue_size
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self._waiting = 0
+        self._failure: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self, context: Context, state: State | None) -> None:
+        self._thread = threading.Thread(
+            target=self._work, name=f"{context.name}.async", daemon=True
+        )
+        self._thread.start()
+        self._wait_for(super().start, context, state)
+
+    def append(self, events: pa.Table) -> None:
+        size = events.nbytes
+        with self._changed:
+            self._changed.wait_for(
+                lambda: not self._waiting or self._waiting + size <= self._most or self._failure
+            )
+            self._raise_failure()
+            self._waiting += size
+
+        def work() -> None:
+            try:
+                if self._failure is None:
+                    self._inner.append(events)
+            except BaseException as error:  # noqa: BLE001 -- it is raised by the next call
+                self._failure = error
+            finally:
+                with self._changed:
+                    self._waiting -= size
+                    self._changed.notify()
+
+        self._calls.put(work)
+
+    def sync(self) -> State:
+        state: State = self._wait_for(super().sync)
+        return state
+
+    def saved(self) -> None:
+        self._wait_for(super().saved)
+
+    def flush(self) -> bool:
+        return bool(self._wait_for(super().flush))
+
+    def deleted(self, deleted: Deleted) -> None:
+        self._wait_for(super().deleted, deleted)
+
+    def stop(self) -> None:
+        if self._thread is None:
+            return
+        stopped: Future[None] = Future()
+        self._calls.put(lambda: _settle(stopped, super(Async, self).stop))
+        self._calls.put(None)
+        self._thread.join()
+        self._thread = None
+        stopped.result()
+
+    # --- the thread ----------------------------------------------------------------------
+
+    def _wait_for(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """What the call gives in the thread, behind everything that waits there."""
+        done: Future[Any] = Future()
+
+        def work() -> None:
+            if self._failure is not None:
+                done.set_exception(self._failure)
+            else:
+                _settle(done, call, *arguments)
+
+        self._calls.put(work)
+        return done.result()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+
+
+def _settle(done: Future[Any], call: Callable[..., Any], *arguments: Any) -> None:
+    try:
+        done.set_result(call(*arguments))
+    except BaseException as error:  # noqa: BLE001 -- it is raised where it is waited for
+        done.set_exception(error)

@@ -1,0 +1,123 @@
+"""Plugins in folders of `--lib`: found, checked, and what is said about those that cannot be."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from logstore.errors import InvalidInput
+from pipelines.appenders.libraries import Libraries
+from pipelines.appenders.registry import Registry
+from pipelines.config import parse
+
+PLUGIN = Path(__file__).parent / "plugin"
+SOURCE = (PLUGIN / "tailrace_plugin_for_tests.py").read_text()
+APPENDERS = '\nAPPENDERS = {"counts": Counting}\n'
+
+
+def registry(folder: Path) -> Registry:
+    return Registry(Libraries([str(folder)]))
+
+
+def one(type_: str, **more: str) -> dict[str, object]:
+    return {"name": "p", "appenders": [{"type": type_, "name": "x", **more}]}
+
+
+def wheel(folder: Path, scratch: Path) -> Path:
+    """The plugin's wheel, as its build makes it."""
+    scratch.mkdir(exist_ok=True)
+    for path in PLUGIN.glob("*.*"):
+        (scratch / path.name).write_bytes(path.read_bytes())
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-index"]
+    options = ["--no-build-isolation", "--disable-pip-version-check", "--wheel-dir", str(folder)]
+    subprocess.run([*command, *options, str(scratch)], check=True)
+    (found,) = folder.glob("*.whl")
+    return found
+
+
+def test_a_file_is_a_plugin_and_is_loaded_again_when_it_changes(tmp_path: Path) -> None:
+    path = tmp_path / "counts.py"
+    path.write_text(SOURCE + APPENDERS)
+    libraries = Libraries([str(tmp_path)])
+    first = parse(one("counts", file="/x"), Registry(libraries))
+    assert parse(one("counts", file="/x"), Registry(libraries)) == first
+    path.write_text(SOURCE + APPENDERS + "# changed\n")
+    assert parse(one("counts", file="/x"), Registry(libraries)) != first
+
+
+def test_a_wheel_is_a_plugin_that_need_not_be_installed(tmp_path: Path) -> None:
+    folder = tmp_path / "lib"
+    folder.mkdir()
+    path = wheel(folder, tmp_path / "source")
+    assert {"counting", "broken"} <= set(registry(folder).names)
+    try:
+        found = parse(one("counting", file="/x"), registry(folder))
+        assert found.appenders[0].make() is not None
+        with pytest.raises(InvalidInput, match=r"'broken' of .*nothing_of_that_name in .*\.whl"):
+            parse(one("broken"), registry(folder))
+    finally:
+        sys.path.remove(str(path))
+        sys.modules.pop("tailrace_plugin_for_tests", None)
+
+
+BAD_FILES = {
+    "raise RuntimeError('no')": r"bad\.py cannot be loaded: RuntimeError: no",
+    "import nothing_of_that_name": r"bad\.py cannot be loaded: ModuleNotFoundError",
+    "def (": r"bad\.py cannot be loaded: SyntaxError",
+    "x = 1": r"bad\.py has no appenders",
+    "APPENDERS = {1: 2}": r"bad\.py has no appenders",
+}
+
+
+@pytest.mark.parametrize("source", BAD_FILES)
+def test_a_file_that_is_no_plugin_is_named(tmp_path: Path, source: str) -> None:
+    (tmp_path / "bad.py").write_text(source)
+    with pytest.raises(InvalidInput, match=BAD_FILES[source]):
+        registry(tmp_path)
+
+
+BAD_KINDS = {
+    "APPENDERS = {'x': 1}": "it needs `settings`",
+    "class X:\n    settings = dict\nAPPENDERS = {'x': X}": "must be a class that is derived from",
+    "from pipelines.section import Section\nclass X:\n    settings = Section\n"
+    "    def start(self): ...\nAPPENDERS = {'x': X}": "it has no append, sync, saved, stop",
+}
+
+
+@pytest.mark.parametrize("source", BAD_KINDS)
+def test_what_a_plugin_names_is_checked(tmp_path: Path, source: str) -> None:
+    (tmp_path / "bad.py").write_text(source)
+    with pytest.raises(InvalidInput, match=BAD_KINDS[source]):
+        parse(one("x"), registry(tmp_path))
+
+
+def test_a_name_that_two_have_is_refused(tmp_path: Path) -> None:
+    for name in ("a.py", "b.py"):
+        (tmp_path / name).write_text(SOURCE + APPENDERS)
+    with pytest.raises(InvalidInput, match=r"'counts' of .*b\.py is also one of .*a\.py"):
+        registry(tmp_path)
+    os.unlink(tmp_path / "a.py")
+    (tmp_path / "b.py").write_text(SOURCE + '\nAPPENDERS = {"stdout": Counting}\n')
+    with pytest.raises(InvalidInput, match="also one of Tailrace itself"):
+        registry(tmp_path)
+
+
+def test_folders_and_wheels_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="absent of --lib cannot be read"):
+        registry(tmp_path / "absent")
+    (tmp_path / "x-1-py3-none-any.whl").write_bytes(b"none")
+    with pytest.raises(InvalidInput, match="is no wheel"):
+        registry(tmp_path)
+    with zipfile.ZipFile(tmp_path / "x-1-py3-none-any.whl", "w") as made:
+        made.writestr("x/fast.so", b"")
+    with pytest.raises(InvalidInput, match=r"has compiled code \(x/fast\.so\)"):
+        registry(tmp_path)
+    with zipfile.ZipFile(tmp_path / "x-1-py3-none-any.whl", "w") as made:
+        made.writestr("x/__init__.py", b"")
+    with pytest.raises(InvalidInput, match="has no appenders"):
+        registry(tmp_path)
