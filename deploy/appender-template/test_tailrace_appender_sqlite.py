@@ -24,8 +24,8 @@ CONTEXT = Context("p", "database", 0, 1, Disk(), SystemClock(), lambda: True)
 def events(*messages: str) -> pa.Table:
     """Events with these messages; equal messages are one record."""
     rows = [
-        {"ulid": f"{crc32(one.encode()):026d}", "ts": 0, "fqn": "a.b", "run_id": "r", "message": one}
-        for one in messages
+        {"ulid": f"{crc32(m.encode()):026d}", "ts": 0, "fqn": "a.b", "run_id": "r", "message": m}
+        for m in messages
     ]
     return pa.Table.from_pylist(rows, schema=EVENTS)
 
