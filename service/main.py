@@ -52,6 +52,9 @@ log = logging.getLogger(__name__)
 _LAST_REPLIES_SECONDS = 5.0
 _LOOK_SECONDS = 1.0
 
+LINES_LEFT = 3
+"""The exit status of a stop that could not bring all lines into the store."""
+
 
 def serve(settings: Settings) -> int:
     """Runs until SIGTERM or SIGINT; the exit status. Raises what makes a start impossible."""
@@ -90,8 +93,10 @@ def _announce(url: str) -> None:
 async def run(
     settings: Settings, stop: asyncio.Event, *, on_listening: Callable[[str], None]
 ) -> int:
-    """Serves until `stop`: 0, or 1 if the node failed. Raises `FolderLocked`, `Unavailable`,
-    and `InvalidInput` for a store that refuses what the service needs.
+    """Serves until `stop`: 0, `LINES_LEFT`, or 1 if the node failed.
+
+    Raises `FolderLocked`, `Unavailable`, and `InvalidInput` for a store that refuses what the
+    service needs.
     """
     machine = Machine()
     async with AsyncExitStack() as stack:
@@ -123,23 +128,35 @@ async def run(
         await stack.enter_async_context(_beside(check.run(), "store check"))
         await stack.enter_async_context(_beside(queue.run(), "queue"))
         # The last to come is the first to stop; the API answers meanwhile.
-        stack.push_async_callback(_stop, node)
+        stack.push_async_callback(node.stop)
         stack.callback(queue.stop)
         on_listening(address(bound))
         _tell_places(settings, compacting=child.starts_any)
-        return await _until_over(stop, http, [node.failed, check.refused])
+        status = await _until_over(stop, http, [node.failed, check.refused])
+    return status or _left_behind(settings, node)
 
 
-async def _stop(node: Node) -> None:
-    await node.stop()
+def _left_behind(settings: Settings, node: Node) -> int:
+    """What of a stopped node is nowhere but on its disk, as the exit status."""
     waiting = node.journal.next_pos - node.journal.state.confirmed.end
-    if waiting:
-        log.warning("%d lines wait in the journal: the next start brings them on", waiting)
+    if not waiting:
+        return 0
+    log.error(
+        "%d lines wait in the journal and are nowhere else: keep %s, the next start on it brings"
+        " them on",
+        waiting,
+        _journal_of(settings),
+    )
+    return LINES_LEFT
+
+
+def _journal_of(settings: Settings) -> str:
+    return os.path.abspath(os.path.join(settings.data, "journal"))
 
 
 def _tell_places(settings: Settings, *, compacting: bool) -> None:
-    journal = os.path.abspath(os.path.join(settings.data, "journal"))
-    log.info("the journal is in %s, runs and table are in %s", journal, settings.store_place)
+    where = (_journal_of(settings), settings.store_place)
+    log.info("the journal is in %s, runs and table are in %s", *where)
     if compacting:
         log.info("a compactor makes the table, every %g s", settings.compaction.every_seconds)
 
