@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+import xxhash
+
 Kind = Literal["text/plain", "application/x-ndjson"]
 Stage = Literal["open", "rotated", "done", "gone", "failed"]
 
@@ -50,12 +52,20 @@ class Packed:
     """May be empty, if the range gives no record, as a header does; then nothing is sent."""
     kind: Kind
     records: int
+    attributes: str = ""
+    """Of all lines of `text/plain`, as `Tailrace-Attributes` has them."""
     replaced: int = 0
     """Characters that were no text in the file's encoding and are U+FFFD in the body."""
     truncated: int = 0
     """Entries longer than `max_log_size`, that were split or cut."""
     failed: int = 0
     """Entries that an operator could not parse."""
+
+    def digest(self) -> int:
+        """xxh3-64 of what is sent: the body, behind a line with the attributes if there are any."""
+        digest = xxhash.xxh3_64(f"{self.attributes}\n".encode() if self.attributes else b"")
+        digest.update(self.body)
+        return digest.intdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +77,7 @@ class Prepared:
     start: Cursor
     end: Cursor
     digest: int
-    """xxh3-64 of the body."""
+    """`Packed.digest` of what is sent."""
     content: int
     """xxh3-64 of the range's bytes, by which the file is known that they are read again from."""
     facts: FileFacts

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 import xxhash
@@ -31,10 +31,12 @@ BATCH = np.dtype(
         ("lines", "<u4"),
         ("run", "<u4"),  # index into `Batches.runs`
         ("connector", "<u4"),  # index into `Batches.connectors`
-        ("meta", "<u4"),  # bytes of encoded record metadata, 0 if there is none
-        ("flags", "<u4"),
+        ("meta", "<u4"),  # bytes of encoded metadata, 0 if there is none
+        ("flags", "<u4"),  # CONSTANT_ATTRIBUTES or 0
     ]
 )
+CONSTANT_ATTRIBUTES: Final = 1
+"""The flag of a batch of plain lines whose metadata is the attributes that each of them has."""
 Rows = NDArray[np.void]
 Indexes = NDArray[np.int64]
 _LOW_BITS = (1 << 64) - 1
@@ -97,8 +99,18 @@ class Batches(Protocol):
         ...
 
     def meta(self, index: int) -> RecordMeta | None:
-        """The record metadata of one row."""
+        """What the records of one row carry each; None if they are plain lines."""
         ...
+
+    def constant_attributes(self, index: int) -> Mapping[str, str] | None:
+        """The attributes that each line of one row has; None without `CONSTANT_ATTRIBUTES`."""
+        ...
+
+
+def has_record_meta(rows: Rows) -> NDArray[np.bool_]:
+    """Which of the rows have records that carry something each, for which `meta` is to be asked."""
+    found: NDArray[np.bool_] = (rows["meta"] > 0) & (rows["flags"] & CONSTANT_ATTRIBUTES == 0)
+    return found
 
 
 def digest(text: bytes | bytearray | memoryview) -> int:

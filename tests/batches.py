@@ -1,8 +1,8 @@
 """Batches in memory: the double of the journal view and of stored segments.
 
 `make_batches` takes entries (run, batch ULID, text[, connector[, meta]]) in order of
-`pos` and counts records and lines as the journal does: without metadata a record is a
-line; with metadata it is one entry of `RecordMeta.ends`.
+`pos` and counts records and lines as the journal does: without metadata, or with a mapping of
+attributes that all lines have, a record is a line; else it is one entry of `RecordMeta.ends`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,20 @@ from typing import TypeAlias
 
 import numpy as np
 
-from logstore.batch import BATCH, Indexes, RecordMeta, Rows, RunKey, digest
+from logstore.batch import (
+    BATCH,
+    CONSTANT_ATTRIBUTES,
+    Indexes,
+    RecordMeta,
+    Rows,
+    RunKey,
+    digest,
+)
 
 Entry: TypeAlias = (
     "tuple[RunKey, int, bytes]"
     " | tuple[RunKey, int, bytes, str | None]"
-    " | tuple[RunKey, int, bytes, str | None, RecordMeta | None]"
+    " | tuple[RunKey, int, bytes, str | None, RecordMeta | Mapping[str, str] | None]"
 )
 
 
@@ -31,7 +39,7 @@ class MemoryBatches:
     runs: Sequence[RunKey]
     connectors: Sequence[str | None]
     content: bytes
-    metas: Mapping[int, RecordMeta] = field(default_factory=dict)
+    metas: Mapping[int, RecordMeta | Mapping[str, str]] = field(default_factory=dict)
 
     def text(self, indexes: Indexes) -> bytes:
         """The texts of the rows at `indexes`, one after another, in that order."""
@@ -47,7 +55,13 @@ class MemoryBatches:
 
     def meta(self, index: int) -> RecordMeta | None:
         """The record metadata of one row."""
-        return self.metas.get(int(self.rows["offset"][index]))
+        found = self.metas.get(int(self.rows["offset"][index]))
+        return found if isinstance(found, RecordMeta) else None
+
+    def constant_attributes(self, index: int) -> Mapping[str, str] | None:
+        """The attributes of all records of one row."""
+        found = self.metas.get(int(self.rows["offset"][index]))
+        return None if isinstance(found, RecordMeta) else found
 
     def part(self, start: int, end: int) -> MemoryBatches:
         """The batches whose first `pos` is in [start, end)."""
@@ -67,15 +81,15 @@ def make_batches(node: str, entries: Sequence[Entry], first_pos: int = 0) -> Mem
     rows = np.zeros(len(entries), dtype=BATCH)
     runs: dict[RunKey, int] = {}
     connectors: dict[str | None, int] = {}
-    metas: dict[int, RecordMeta] = {}
+    metas: dict[int, RecordMeta | Mapping[str, str]] = {}
     content = bytearray()
     pos = first_pos
     for row, entry in zip(rows, entries, strict=True):
         key, ulid, text = entry[:3]
         connector: str | None = entry[3] if len(entry) > 3 else None
-        meta: RecordMeta | None = entry[4] if len(entry) > 4 else None
+        meta = entry[4] if len(entry) > 4 else None
         lines = text.count(b"\n")
-        records = lines if meta is None else len(meta.ends)
+        records = len(meta.ends) if isinstance(meta, RecordMeta) else lines
         if meta is not None:
             metas[len(content)] = meta
         row["offset"], row["pos"], row["size"] = len(content), pos, len(text)
@@ -84,6 +98,7 @@ def make_batches(node: str, entries: Sequence[Entry], first_pos: int = 0) -> Mem
         row["run"] = runs.setdefault(key, len(runs))
         row["connector"] = connectors.setdefault(connector, len(connectors))
         row["meta"] = 0 if meta is None else 1
+        row["flags"] = CONSTANT_ATTRIBUTES if isinstance(meta, Mapping) else 0
         content += text
         pos += records
     return MemoryBatches(node, rows, list(runs), list(connectors), bytes(content), metas)

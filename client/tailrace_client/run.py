@@ -19,7 +19,7 @@ from tailrace_client import system
 from tailrace_client.errors import InvalidRequest, TailraceError, Unavailable
 from tailrace_client.ids import BatchIds, is_batch_id
 from tailrace_client.reading import Page, Record, follow, read_page
-from tailrace_client.records import encode_records
+from tailrace_client.records import attributes_header, encode_records
 from tailrace_client.retry import Backoff
 from tailrace_client.service import ROOT, Answer, Service, name
 
@@ -27,6 +27,7 @@ DURABILITIES = ("fast", "durable", "bulk")
 OUTCOMES = ("success", "failed", "partialSuccess", "stopped")
 TEXT = "text/plain; charset=utf-8"
 RECORDS = "application/x-ndjson"
+ATTRIBUTES = "Tailrace-Attributes"
 _Result = TypeVar("_Result")
 
 
@@ -110,16 +111,19 @@ class Run:
         *,
         lines: Optional[Iterable[str]] = None,
         records: Optional[Iterable[Mapping[str, Any]]] = None,
+        attributes: Optional[Mapping[str, str]] = None,
         batch: Optional[str] = None,
         durability: Optional[str] = None,
     ) -> Optional[Receipt]:
         """Sends one batch: `text`, `lines` without their ends, or `records`; waits for its answer.
 
-        Records are objects with `message` and, if wanted, `ts`, `level` and `attributes`. Returns
-        None if there is nothing to send. Raises `TailraceError`, whose `batch` is the id: after
-        `Unavailable` the same content may be sent again with `batch=error.batch`.
+        Records are objects with `message` and, if wanted, `ts`, `level` and `attributes`. With text
+        or lines, `attributes` are of each line. Returns None if there is nothing to send. Raises
+        `TailraceError`, whose `batch` is the id: after `Unavailable` the same content may be sent
+        again with `batch=error.batch`.
         """
         body, kind = _body(text, lines, records)
+        shared = _shared(attributes, kind)
         if not body:
             return None
         if batch is not None and not is_batch_id(batch):
@@ -128,7 +132,9 @@ class Run:
         used = batch or self._ids.mint()
 
         def post() -> Optional[Receipt]:
-            return receipt_of(post_batch(self.service, self._path, body, kind, used, chosen))
+            return receipt_of(
+                post_batch(self.service, self._path, body, kind, used, chosen, shared)
+            )
 
         try:
             return self._retried(post)
@@ -199,14 +205,22 @@ def check_durability(durability: str) -> str:
 
 
 def post_batch(
-    service: Service, path: str, body: bytes, kind: str, batch: str, durability: str
+    service: Service,
+    path: str,
+    body: bytes,
+    kind: str,
+    batch: str,
+    durability: str,
+    attributes: str = "",
 ) -> Answer:
-    """Sends a batch once. Raises `TailraceError`."""
+    """Sends a batch once; `attributes` is the header of its lines'. Raises `TailraceError`."""
     headers = {
         "Content-Type": kind,
         "Tailrace-Batch": batch,
         "Tailrace-Durability": durability,
     }
+    if attributes:
+        headers[ATTRIBUTES] = attributes
     return service.request("POST", path, body, headers)
 
 
@@ -248,6 +262,19 @@ def close_run(service: Service, fqn: str, run: str, outcome: Optional[str]) -> s
         return str(json.loads(answer.body)["state"])
     except (ValueError, KeyError, TypeError):
         return "closed"
+
+
+def _shared(attributes: Optional[Mapping[str, str]], kind: str) -> str:
+    if not attributes:
+        return ""
+    if kind != TEXT:
+        raise InvalidRequest("records have attributes of their own", hint="Put them in each.")
+    header = attributes_header(attributes)
+    if header is None:
+        raise InvalidRequest(
+            "the attributes are more than 64, or more than 8 KiB", hint="Send records."
+        )
+    return header
 
 
 def _body(

@@ -19,7 +19,7 @@ from forwarder.delivery.verdicts import CloseRun, Question, Shipment, Task, Verd
 from tailrace_client import errors
 from tailrace_client.errors import Unavailable
 from tailrace_client.reading import has_batch
-from tailrace_client.run import RECORDS, TEXT, close_run, receipt_of, run_path
+from tailrace_client.run import ATTRIBUTES, RECORDS, TEXT, close_run, receipt_of, run_path
 from tailrace_client.service import Service
 
 _TYPES = {"text/plain": TEXT, "application/x-ndjson": RECORDS}
@@ -77,6 +77,8 @@ def _ship(
     path = run_path(task.fqn, task.run)
     body, encoding = encode(task.body)
     headers = {"Content-Type": _TYPES[task.kind], "Tailrace-Batch": task.batch}
+    if task.attributes:
+        headers[ATTRIBUTES] = task.attributes
     if durability:
         headers["Tailrace-Durability"] = durability
     if encoding:

@@ -36,6 +36,8 @@ class Shipment:
     batch: str
     body: bytes
     kind: Kind
+    attributes: str = ""
+    """`Tailrace-Attributes`, if it is sent."""
 
 
 @dataclass(frozen=True, slots=True)

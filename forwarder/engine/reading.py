@@ -134,7 +134,7 @@ class Reader:
         same = (
             packed is not None
             and packed.end.offset == prepared.end.offset
-            and xxhash.xxh3_64_intdigest(packed.body) == prepared.digest
+            and packed.digest() == prepared.digest
         )
         file.resend.popleft()
         if packed is None or not same:
@@ -201,7 +201,7 @@ class Reader:
             batch=self._shared.mint() if packed.body else "",
             start=file.read,
             end=packed.end,
-            digest=xxhash.xxh3_64_intdigest(packed.body),
+            digest=packed.digest(),
             content=xxhash.xxh3_64_intdigest(data[: packed.end.offset - file.read.offset]),
             facts=facts,
             fqn=file.fqn,

@@ -233,4 +233,12 @@ class Sending:
 def shipment(file: str, pending: Pending) -> Shipment:
     """A batch as the delivery takes it."""
     prepared, packed = pending.prepared, pending.packed
-    return Shipment(file, prepared.fqn, prepared.run, prepared.batch, packed.body, packed.kind)
+    return Shipment(
+        file,
+        prepared.fqn,
+        prepared.run,
+        prepared.batch,
+        packed.body,
+        packed.kind,
+        packed.attributes,
+    )

@@ -1,8 +1,9 @@
 """Bodies of one-line entries that share attributes, made of blocks without a step per line.
 
-Without attributes the body is the lines themselves. With attributes it is ndjson: the whole block
-is one string of JSON, in which a character that it does not have stands for the newlines, and then
-becomes the end of one record and the begin of the next.
+The body is the lines themselves, and their attributes are in the request's header. With attributes
+that are too large for that it is ndjson: the whole block is one string of JSON, in which a
+character that it does not have stands for the newlines, and then becomes the end of one record and
+the begin of the next.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import orjson
 
 from forwarder.entries.codec import clean_bytes
 from forwarder.entries.entry import encode
+from tailrace_client.records import attributes_header
 
 BLANKS = b"\r\n\t "
 """What is trimmed, as OpenTelemetry does."""
@@ -55,6 +57,14 @@ def _neat(block: bytes) -> bool:
     if b"\r" in block or b"\t" in block or block[:1] == b" " or block[-1:] == b" ":
         return False
     return b"\n " not in block and b" \n" not in block
+
+
+def header(attributes: Mapping[str, str]) -> str | None:
+    """As `Tailrace-Attributes` has them: empty for none; None if they are too large for it."""
+    if not attributes:
+        return ""
+    named: dict[str, str] = orjson.loads(encode(dict(attributes)))  # as records would have them
+    return attributes_header(named)
 
 
 def record_body(block: bytes, attributes: Mapping[str, str]) -> tuple[bytes, int]:

@@ -28,7 +28,7 @@ from forwarder.entries.ranges import Own, Range
 from forwarder.entries.stages import Chain, Each
 from forwarder.entries.tracebacks import stirs
 from forwarder.entries.units import Cutter, Splitter, Unit, Units
-from forwarder.model import Cursor, FileFacts, Packed
+from forwarder.model import Cursor, FileFacts, Kind, Packed
 
 RECORD_NUMBER = "log.file.record_number"
 RECORD_OFFSET = "log.file.record_offset"
@@ -114,7 +114,8 @@ class Packer:
         self, data: bytes, start: Cursor, shared: dict[str, str], *, final: bool, most: int
     ) -> Packed | None:
         """None if it takes the way of entries: a line is too long, or its end is not there."""
-        extra = columns.overhead(shared)
+        header = columns.header(shared)
+        extra = columns.overhead(shared) if header is None else 0
         room = most
         while True:
             end = _line_border(data, room, final=final)
@@ -124,12 +125,14 @@ class Packer:
             if size > most and _has_two_lines(data, end):
                 room = min(max(end * most // size, 1), end - 1)
                 continue
-            packed = self._block(data[:end], start, shared)
+            packed = self._block(data[:end], start, shared, header)
             if len(packed.body) <= most or packed.records == 1:
                 return packed
             room = min(max(end * most // len(packed.body), 1), end - 1)
 
-    def _block(self, block: bytes, start: Cursor, shared: dict[str, str]) -> Packed:
+    def _block(
+        self, block: bytes, start: Cursor, shared: dict[str, str], header: str | None
+    ) -> Packed:
         source = self._source
         lines, records = columns.trimmed(
             block,
@@ -139,7 +142,7 @@ class Packer:
         whole = block.endswith(b"\n")
         if not whole:  # now, since the end of such a line is trimmed by other rules
             lines += b"\n"
-        if shared:
+        if header is None:
             body, replaced = columns.record_body(lines, shared)
         else:
             body, replaced = clean_bytes(lines)
@@ -150,8 +153,8 @@ class Packer:
             start.header,
             int(self._cutter.rejoins and not whole),
         )
-        kind = "application/x-ndjson" if shared else "text/plain"
-        return Packed(end, body, kind, records, replaced=replaced)  # type: ignore[arg-type]
+        kind: Kind = "application/x-ndjson" if header is None else "text/plain"
+        return Packed(end, body, kind, records, header or "", replaced=replaced)
 
     # Entry by entry.
 
@@ -182,7 +185,8 @@ class Packer:
         inside = last.inside if last is not None else 0
         marked = [unit for number, unit in found.marks.items() if number < taken.units]
         if self._simple and not start.inside and not any(map(_pieces, marked)):
-            packed = self._block(data[:size], start, self._shared(start, file))
+            shared = self._shared(start, file)
+            packed = self._block(data[:size], start, shared, columns.header(shared))
             return replace(packed, end=replace(packed.end, inside=inside))
         records = len(taken.rows)
         return Packed(

@@ -13,7 +13,7 @@ import numpy.ma
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from logstore.batch import Batches, Indexes
+from logstore.batch import Batches, Indexes, has_record_meta
 from logstore.errors import TooLarge
 from logstore.segments.carry import Carry
 from logstore.segments.detection import Detection
@@ -146,14 +146,26 @@ def _without_ends(piece: Slice) -> NDArray[np.uint8]:
 
 
 def _attributes(batches: Batches, piece: Slice) -> pa.Array:
-    if piece.plain:
+    rows = batches.rows[piece.batches]
+    if not rows["meta"].any():
         return pa.nulls(len(piece.ends), ATTRIBUTES)
+    own = has_record_meta(rows).tolist()
     values: list[Sequence[tuple[str, str]] | None] = []
-    for index, count, first in zip(piece.batches, piece.counts, piece.firsts, strict=True):
-        meta = batches.meta(int(index)) if batches.rows["meta"][index] else None
-        given = [None] * int(count) if meta is None else meta.attributes[first : first + count]
-        values += [_items(value) for value in given]
-    return pa.array(values, ATTRIBUTES)
+    places: list[Ints] = []
+    known: dict[str, int] = {}
+    batch = zip(piece.batches.tolist(), piece.counts.tolist(), piece.firsts.tolist(), strict=True)
+    for (index, count, first), of_records in zip(batch, own, strict=True):
+        meta = batches.meta(index) if of_records else None
+        if meta is not None:
+            places.append(np.arange(len(values), len(values) + count))
+            values += [_items(given) for given in meta.attributes[first : first + count]]
+            continue
+        shared = _items(batches.constant_attributes(index))
+        place = known.setdefault(repr(shared), len(values))
+        if place == len(values):
+            values.append(shared)
+        places.append(np.full(count, place))
+    return pa.array(values, ATTRIBUTES).take(pa.array(np.concatenate(places)))
 
 
 def _items(attributes: Mapping[str, str] | None) -> list[tuple[str, str]] | None:

@@ -39,6 +39,9 @@ ENCODINGS: Final = {
     "pos": "DELTA_BINARY_PACKED",
     "message": "DELTA_LENGTH_BYTE_ARRAY",
 }
-DICTIONARIES: Final = ["fqn", "run_id", "level", "connector_id"]
+DICTIONARIES: Final = [
+    *("fqn", "run_id", "level", "connector_id"),
+    *("attributes.key_value.key", "attributes.key_value.value"),
+]
 # Not of messages: their smallest and largest would be copied whole into the footer.
 STATISTICS: Final = ["ulid", "ts", "fqn", "run_id", "pos", "level", "connector_id"]

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from logstore.batch import Batches, Indexes, Rows, RunKey
+from logstore.batch import Batches, Indexes, Rows, RunKey, has_record_meta
 from logstore.errors import Damaged
 from logstore.segments.schema import MAX_ROWS, MAX_TEXT
 
@@ -32,7 +32,8 @@ class Slice:
     `ends` are the offsets in `text` behind each record's last newline. The batch at
     `batches[i]` (an index of `Batches.rows`) has `counts[i]` of them, the first of which
     is its record number `firsts[i]`. `shared` says that ids may repeat among batches.
-    `plain` says that every newline in `text` ends a record.
+    `plain` says that every newline in `text` ends a record, and that no record has a time or level
+    beside its text.
     """
 
     text: bytes
@@ -107,7 +108,7 @@ def _whole(batches: Batches, group: Indexes) -> Slice:
     rows = batches.rows[group]
     text = batches.text(group)
     counts = rows["records"].astype(np.int64)
-    plain = not rows["meta"].any()
+    plain = not has_record_meta(rows).any()
     ends = _newlines(text) if plain else _mixed_ends(batches, group, text)
     _check(rows, counts, ends, len(text))
     shared = not _new_ids(rows).all()
@@ -141,7 +142,7 @@ def _long(batches: Batches, group: Indexes, limits: Limits) -> Iterator[Slice]:
     """Slices of a batch that is larger than one."""
     row = batches.rows[group]
     text = memoryview(batches.text(group))
-    plain, first = not row["meta"].any(), 0
+    plain, first = not has_record_meta(row).any(), 0
     cuts = _plain_cuts(text, limits) if plain else _cuts(batches, group, text, limits)
     for start, ends in cuts:
         count = np.array([len(ends)], dtype=np.int64)
@@ -193,7 +194,7 @@ def _side_by_side(batches: Batches, group: Indexes, limits: Limits) -> Iterator[
     longest = max(len(e) for e in ends)
     parts = sum(map(len, texts)) // limits.text + sum(map(len, ends)) // limits.rows + 1
     step = max(1, longest // parts)
-    plain = not batches.rows["meta"][group].any()
+    plain = not has_record_meta(batches.rows[group]).any()
     for first in range(0, longest, step):
         yield _window(group, texts, ends, (first, first + step), plain)
 

@@ -9,7 +9,7 @@ are mostly in the same row group.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,6 +78,10 @@ class SegmentBatches:
         for stretch in self._of_batch(index):
             self._group(int(stretch["group"])).add_meta(stretch, meta)
         return meta
+
+    def constant_attributes(self, index: int) -> Mapping[str, str] | None:  # noqa: ARG002
+        """None: here each record has attributes of its own."""
+        return None
 
     def _of_batch(self, index: int) -> Stretches:
         return self._stretches[self._bounds[index] : self._bounds[index + 1]]

@@ -23,6 +23,7 @@ from typing import Final, TypeAlias
 from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.errors import InvalidInput, InvalidName, NodeNotReady
+from service.http.attributes import parse_attributes
 from service.http.body import (
     BodyTooLarge,
     Bounds,
@@ -45,6 +46,7 @@ from service.http.targets import PREFIX, append_target
 from service.http.text import count_lines
 from service.ingest.batch import Durability, IncomingBatch, Receipt, Submitted
 from service.ingest.settings import IngestSettings
+from service.journal.format import encode_attributes
 from service.runtime.counters import HttpCounters
 
 _ROUTES_KEPT = 4096
@@ -289,6 +291,8 @@ class AppendRoutes:
     def _batch(self, route: Route, get: Get, decoded: Decoded) -> IncomingBatch:
         batch_id = get(b"tailrace-batch")
         cookies = get(b"cookie")
+        shared = get(b"tailrace-attributes")
+        meta = decoded.meta if shared is None else _constant_meta(shared, get)
         if self._prefixes and decoded.text:
             decoded = prefixed(decoded)
         return IncomingBatch(
@@ -299,7 +303,7 @@ class AppendRoutes:
             None if batch_id is None else parse_batch_id(batch_id),
             0 if cookies is None else echoed(cookies, route.tag),
             decoded.connector,
-            decoded.meta,
+            meta,
             _DURABILITIES.get(get(b"tailrace-durability")) or _durability(get),
             decoded.replaced,
         )
@@ -331,6 +335,12 @@ class AppendRoutes:
         if isinstance(error, BodyTooLarge | StoodStill):
             refusal.headers.append((b"connection", b"close"))
         await _reply(send, refusal.status, refusal.headers, refusal.body)
+
+
+def _constant_meta(value: bytes, get: Get) -> bytes:
+    """The metadata of lines that all have the attributes of the request's header."""
+    attributes = parse_attributes(value, kind_of(get(b"content-type")))
+    return encode_attributes(attributes) if attributes else b""
 
 
 def _durability(get: Get) -> Durability:

@@ -23,7 +23,7 @@ from service.http.body import Receive, Scope, Send
 from service.http.node import NodeApi
 from service.http.page_bodies import Order
 from service.http.targets import BASE, name, run_key
-from service.journal.format import decode_meta
+from service.journal.format import decode_attributes, decode_meta, flags_of
 from service.runs.parts import RecordPart, as_records
 from service.runtime.counters import HttpCounters
 from service.status.status import last_run
@@ -282,7 +282,8 @@ async def _leaving_with_its_client(watcher: Watcher, receive: Receive) -> AsyncI
 
 
 def _part(batch: Published) -> RecordPart:
-    meta = decode_meta(batch.meta) if batch.meta else None
+    shared = decode_attributes(batch.meta) if flags_of(batch.meta) else None
+    meta = decode_meta(batch.meta) if batch.meta and shared is None else None
     return RecordPart(
         batch.ulid,
         0,
@@ -292,6 +293,7 @@ def _part(batch: Published) -> RecordPart:
         batch.text,
         meta,
         batch.connector,
+        shared,
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 import yaml
 from fastapi import FastAPI
 
+from service.http.attributes import FIELD, MOST_ATTRIBUTES, MOST_BYTES
 from service.http.targets import BASE
 
 
@@ -96,6 +97,12 @@ APPEND: Final[dict[str, Any]] = {
             "fast: written; durable: synced; bulk: in the object store.",
             enum=["fast", "durable", "bulk"],
             default="durable",
+        ),
+        _header(
+            FIELD,
+            "Attributes that each line has: a JSON object in ASCII of at most "
+            f"{MOST_ATTRIBUTES} attributes. Only for text/plain.",
+            maxLength=MOST_BYTES,
         ),
         _header("Content-Encoding", "Of the whole body.", enum=["gzip", "zstd", "identity"]),
     ],

@@ -195,12 +195,16 @@ def _attributes(value: object, number: int) -> Mapping[str, str] | None:
     if not isinstance(value, dict):
         raise _invalid(number, "has `attributes` that are not an object")
     try:
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: attribute_text(item) for key, item in value.items()}
     except orjson.JSONEncodeError as error:
         raise _invalid(number, f"has an attribute that cannot be kept: {error}") from error
 
 
-def _plain(item: object) -> str:
+def attribute_text(item: object) -> str:
+    """An attribute's value as it is kept: a text as it is, anything else as JSON.
+
+    Raises `orjson.JSONEncodeError`.
+    """
     return item if isinstance(item, str) else orjson.dumps(item).decode()
 
 

@@ -35,7 +35,7 @@ from contextlib import suppress
 import numpy as np
 
 from logstore import ulid as ulids
-from logstore.batch import RunKey, digest, of_batch, ulid_of
+from logstore.batch import RunKey, digest, has_record_meta, of_batch, ulid_of
 from logstore.clock import Clock
 from logstore.errors import (
     BatchConflict,
@@ -46,9 +46,16 @@ from logstore.errors import (
     RunDeleted,
 )
 from service.ingest.active_runs import ActiveRun, ActiveRuns, Stored, StoreLookup
-from service.ingest.batch import IncomingBatch, KnownBatch, Receipt, Submitted
+from service.ingest.batch import (
+    IncomingBatch,
+    KnownBatch,
+    Receipt,
+    Submitted,
+    attributes_digest,
+)
 from service.ingest.settings import IngestSettings
 from service.journal.connectors import Connector, LastBatch
+from service.journal.format import decode_attributes, flags_of
 from service.journal.journal import Journal
 
 RETRY_MS = 30_000
@@ -153,7 +160,8 @@ class Appender:
         if chosen is None and gen1 is None:
             await done
         else:
-            known = KnownBatch(checksum, batch.records, pos + batch.records, done)
+            shared = _attributes(batch)
+            known = KnownBatch(checksum, batch.records, pos + batch.records, done, shared)
             if chosen is not None:
                 run.remember(ulid, known)
             if gen1 is not None:
@@ -247,6 +255,8 @@ class Appender:
         if known is not None:
             if (known.digest, known.records) != (checksum, batch.records):
                 raise BatchConflict(f"batch {ulids.encode(ulid)} is known with other bytes")
+            if not _alike(known.attributes, _attributes(batch)):
+                raise BatchConflict(f"batch {ulids.encode(ulid)} is known with other attributes")
             return known
         self._check_time(ulid)
         return None
@@ -307,20 +317,26 @@ class Appender:
 
     def _look_up_synced(self, key: RunKey, run: ActiveRun, ulid: int) -> KnownBatch | None:
         with self._journal.pin() as pin:
-            rows = pin.batches(run=key).rows
-        if len(rows) == 0:
-            return None
-        if not run.complete:
-            order = np.lexsort((rows["ulid_lo"], rows["ulid_hi"]))
-            top = rows[order[-1]]
-            run.last = max(run.last, ulid_of(top) + int(top["records"]) - 1)
-        hits = np.flatnonzero(of_batch(rows, ulid))
-        if len(hits) == 0:
-            return None
-        row = rows[hits[0]]
-        return KnownBatch(
-            int(row["digest"]), int(row["records"]), int(row["pos"]) + int(row["records"])
-        )
+            batches = pin.batches(run=key)
+            rows = batches.rows
+            if len(rows) == 0:
+                return None
+            if not run.complete:
+                order = np.lexsort((rows["ulid_lo"], rows["ulid_hi"]))
+                top = rows[order[-1]]
+                run.last = max(run.last, ulid_of(top) + int(top["records"]) - 1)
+            hits = np.flatnonzero(of_batch(rows, ulid))
+            if len(hits) == 0:
+                return None
+            row = rows[hits[0]]
+            return KnownBatch(
+                int(row["digest"]),
+                int(row["records"]),
+                int(row["pos"]) + int(row["records"]),
+                attributes=None
+                if has_record_meta(row)
+                else attributes_digest(batches.constant_attributes(int(hits[0]))),
+            )
 
     async def _again(self, batch: IncomingBatch, ulid: int, known: KnownBatch) -> Receipt:
         """Acknowledges a stored batch, once it is as durable as this request asks for."""
@@ -333,3 +349,15 @@ class Appender:
             await self._confirmed_through(known.end)
         self.duplicates += 1
         return Receipt(ulid, batch.records, True, batch.durability, ulid + batch.records - 1)
+
+
+def _attributes(batch: IncomingBatch) -> int | None:
+    """The digest of its constant attributes; None where records have their own."""
+    if not batch.meta:
+        return 0
+    return attributes_digest(decode_attributes(batch.meta)) if flags_of(batch.meta) else None
+
+
+def _alike(known: int | None, sent: int | None) -> bool:
+    """Attributes of records are not compared: their text is."""
+    return known is None or sent is None or known == sent

@@ -9,23 +9,28 @@ freezing one costs a microsecond per instance.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from logstore.batch import RunKey
+import orjson
+
+from logstore.batch import RunKey, digest
 
 
 @dataclass(slots=True)
 class KnownBatch:
     """`end` is one past the last position.
 
-    `done` is None if the journal certainly has the batch.
+    `done` is None if the journal certainly has the batch. `attributes` is its `attributes_digest`;
+    None where records have their own, or where it is not known: a run's log does not have it.
     """
 
     digest: int
     records: int
     end: int
     done: asyncio.Future[None] | None = None
+    attributes: int | None = None
 
     @property
     def refused(self) -> bool:
@@ -56,7 +61,8 @@ class IncomingBatch:
     """The run's last ULID as the client echoes it; 0 if it echoes none."""
     connector: str | None = None
     meta: bytes = b""
-    """What its records carry beside their text, as the journal keeps it; else nothing."""
+    """What its records carry beside their text, or the attributes that all its lines have, as the
+    journal keeps it; else nothing."""
     durability: Durability = "durable"
     replaced: int = 0
     """How many characters of `text` stand for something that was no UTF-8."""
@@ -71,6 +77,13 @@ class Receipt:
     duplicate: bool
     durability: str
     last: int
+
+
+def attributes_digest(attributes: Mapping[str, str] | None) -> int:
+    """By which the constant attributes of two batches are compared; 0 of none."""
+    if not attributes:
+        return 0
+    return digest(orjson.dumps(attributes, option=orjson.OPT_SORT_KEYS))
 
 
 class Submitted(NamedTuple):

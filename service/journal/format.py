@@ -41,8 +41,10 @@ Invariants:
 - Bytes behind the last offset that any mark or later file claims to be synced may be
   torn by a power cut: nothing there was acknowledged as durable.
 
-The bytes behind a batch entry's text are the metadata of structured records, as JSON
-columns: `[ends, ts, levels, attributes]`, as in `RecordMeta`.
+The bytes behind a batch entry's text are its metadata. Of structured records they are JSON
+columns: `[ends, ts, levels, attributes]`, as in `RecordMeta`. Where the lowest flag is set
+(`logstore.batch.CONSTANT_ATTRIBUTES`), they are a JSON object: the attributes of each line. Version
+1 has no flags; nothing else differs from version 2.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ import google_crc32c
 import orjson
 
 from logstore import ulid as ulids
-from logstore.batch import RecordMeta, RunKey
+from logstore.batch import CONSTANT_ATTRIBUTES, RecordMeta, RunKey
 from logstore.errors import Damaged, UnsupportedVersion
 
 
@@ -94,8 +96,24 @@ def decode_meta(data: bytes) -> RecordMeta:
     return RecordMeta(ends, ts, levels, attributes)
 
 
+def encode_attributes(attributes: Mapping[str, str]) -> bytes:
+    """The metadata of a batch of plain lines that all have these attributes."""
+    return orjson.dumps(attributes)
+
+
+def decode_attributes(data: bytes) -> dict[str, str]:
+    """Decodes what `encode_attributes` gave."""
+    attributes: dict[str, str] = orjson.loads(data)
+    return attributes
+
+
+def flags_of(meta: bytes) -> int:
+    """The flags of a batch with this metadata."""
+    return CONSTANT_ATTRIBUTES if meta[:1] == b"{" else 0
+
+
 MAGIC = b"TRLRWAL\n"
-VERSION = 1
+VERSION = 2
 SUFFIX = ".wal"
 MAKING_SUFFIX = ".wal.new"
 SPARE_SUFFIX = ".spare"
@@ -176,7 +194,7 @@ def encode_batch(
     head = (
         BATCH_HEAD.pack(
             BATCH,
-            0,
+            flags_of(meta),
             len(fqn),
             len(run),
             len(connector),
@@ -243,13 +261,14 @@ class BatchEntry:
     text_at: int
     text_size: int
     meta_size: int
+    flags: int
 
 
 def decode_batch(body: bytes | memoryview) -> BatchEntry:
     """The head of a batch body whose checksum fits. Raises `Damaged` if it makes no sense."""
     if len(body) < BATCH_HEAD.size:
         raise Damaged("a batch entry is shorter than its head")
-    _, _, fqn_size, run_size, connector_size, records, lines, meta_size, pos, digest, raw = (
+    _, flags, fqn_size, run_size, connector_size, records, lines, meta_size, pos, digest, raw = (
         BATCH_HEAD.unpack_from(body)
     )
     run_at = BATCH_HEAD.size + fqn_size
@@ -267,5 +286,5 @@ def decode_batch(body: bytes | memoryview) -> BatchEntry:
         raise Damaged(f"a batch entry's names are not text: {error}") from error
     ulid = int.from_bytes(raw, "big")
     return BatchEntry(
-        key, connector, ulid, pos, records, lines, digest, text_at, text_size, meta_size
+        key, connector, ulid, pos, records, lines, digest, text_at, text_size, meta_size, flags
     )

@@ -58,6 +58,7 @@ class FileIndex:
         records: int,
         lines: int,
         meta: int,
+        flags: int = 0,
     ) -> None:
         """Appends the row of a batch whose text is at `offset` of the file."""
         run = self._run_numbers.get(key)
@@ -72,7 +73,7 @@ class FileIndex:
         high, low = ulid >> 64, ulid & _LOW_BITS
         blocks, tail = self._held
         tail += _ROW.pack(
-            offset, pos, high, low, digest, size, records, lines, run, sender, meta, 0
+            offset, pos, high, low, digest, size, records, lines, run, sender, meta, flags
         )
         if len(tail) >= _BLOCK_BYTES:
             self._held = ([*blocks, _rows(tail)], bytearray())

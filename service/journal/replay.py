@@ -78,6 +78,7 @@ class Replay:
             records=batch.records,
             lines=batch.lines,
             meta=batch.meta_size,
+            flags=batch.flags,
         )
         file.end_pos = batch.pos + batch.records
         if self.state is not None:

@@ -12,7 +12,7 @@ one pass over the file's bytes and with no work per line.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from types import TracebackType
 from typing import NamedTuple, Self, TypeVar
@@ -20,12 +20,11 @@ from typing import NamedTuple, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from logstore.batch import BATCH, Indexes, RecordMeta, Rows, RunKey
+from logstore.batch import BATCH, CONSTANT_ATTRIBUTES, Indexes, RecordMeta, Rows, RunKey
 from logstore.position import Position
 from service.journal import format as wal
 from service.journal import index as indexes
 from service.journal.file import JournalFile
-from service.journal.format import decode_meta
 
 _SPAN_BYTES = 512 << 10  # a block that the allocator keeps, and that fits the CPU's cache
 _GAP_BYTES = 4096
@@ -47,7 +46,7 @@ _HEAD = np.dtype(
         ("ulid_lo", ">u8"),
     ]
 )
-_SAME = ("records", "lines", "meta", "pos", "digest", "ulid_hi", "ulid_lo")
+_SAME = ("records", "lines", "meta", "pos", "digest", "ulid_hi", "ulid_lo", "flags")
 
 
 class JournalBatches:
@@ -94,10 +93,19 @@ class JournalBatches:
 
     def meta(self, index: int) -> RecordMeta | None:
         row = self.rows[index]
-        if not row["meta"]:
+        if not row["meta"] or row["flags"] & CONSTANT_ATTRIBUTES:
             return None
-        file = self._files[self._file_of[index]]
-        return decode_meta(file.read(int(row["meta"]), int(row["offset"]) + int(row["size"])))
+        return wal.decode_meta(self._meta(index))
+
+    def constant_attributes(self, index: int) -> Mapping[str, str] | None:
+        if not self.rows["flags"][index] & CONSTANT_ATTRIBUTES:
+            return None
+        return wal.decode_attributes(self._meta(index))
+
+    def _meta(self, index: int) -> bytes:
+        row = self.rows[index]
+        file: JournalFile = self._files[self._file_of[index]]
+        return file.read(int(row["meta"]), int(row["offset"]) + int(row["size"]))
 
     def _spans(self, files: NDArray[np.int32], starts: Ints, stops: Ints) -> list[_Span]:
         """The texts at these places, in ranges that one read of a file fetches."""

@@ -283,6 +283,7 @@ class GroupWriter:
             records=item.records,
             lines=item.lines,
             meta=len(item.meta),
+            flags=wal.flags_of(item.meta),
         )
         self.written_pos = item.pos + item.records
         if item.ulid > self._state.last_ulid:

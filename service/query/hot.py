@@ -80,6 +80,9 @@ class Selected:
     def meta(self, index: int) -> RecordMeta | None:
         return self.base.meta(int(self.indexes[index]))
 
+    def constant_attributes(self, index: int) -> Mapping[str, str] | None:
+        return self.base.constant_attributes(int(self.indexes[index]))
+
 
 class HotRecords:
     """What the journal held from `start` on when it was pinned.

@@ -201,7 +201,8 @@ def _of_row(
     connector = stretch.batches.connectors[int(row["connector"])]
     records = some.end - some.first
     pos = int(row["pos"]) + some.first
-    return RecordPart(ulid, some.first, pos, records, lines, text, meta, connector)
+    shared = stretch.batches.constant_attributes(int(stretch.indexes[number]))
+    return RecordPart(ulid, some.first, pos, records, lines, text, meta, connector, shared)
 
 
 def records_of_lines(

@@ -8,13 +8,13 @@ it in the same parts had.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from logstore.batch import BATCH, Indexes, RecordMeta, Rows, RunKey
+from logstore.batch import BATCH, CONSTANT_ATTRIBUTES, Indexes, RecordMeta, Rows, RunKey
 from logstore.segments.carry import Carry
 from logstore.segments.columns import record_batches
 from logstore.segments.ulids import line_ulids
@@ -27,7 +27,8 @@ _LOW = (1 << 64) - 1
 class RecordPart(NamedTuple):
     """Whole records of one batch, in order; `first` is the number within it of the first of them.
 
-    `ulid` is the batch's, `pos` the first record's; `meta` has ends within `text`.
+    `ulid` is the batch's, `pos` the first record's; `meta` has ends within `text`. `attributes` are
+    those of a batch whose lines all have the same.
     """
 
     ulid: int
@@ -38,6 +39,7 @@ class RecordPart(NamedTuple):
     text: bytes
     meta: RecordMeta | None
     connector: str | None
+    attributes: Mapping[str, str] | None = None
 
     @property
     def low(self) -> int:
@@ -67,7 +69,9 @@ class _PartBatches:
         self.rows["size"] = [len(part.text) for part in parts]
         self.rows["records"] = [part.records for part in parts]
         self.rows["lines"] = [part.lines for part in parts]
-        self.rows["meta"] = [part.meta is not None for part in parts]
+        constant = np.array([part.attributes is not None for part in parts], np.bool_)
+        self.rows["meta"] = [part.meta is not None for part in parts] | constant
+        self.rows["flags"] = np.where(constant, CONSTANT_ATTRIBUTES, 0)
         self.rows["connector"] = [numbers[part.connector] for part in parts]
 
     def text(self, indexes: Indexes) -> bytes:
@@ -81,6 +85,10 @@ class _PartBatches:
     def meta(self, index: int) -> RecordMeta | None:
         """What the records of one row carry."""
         return self._parts[index].meta
+
+    def constant_attributes(self, index: int) -> Mapping[str, str] | None:
+        """What all records of one row have."""
+        return self._parts[index].attributes
 
 
 def as_records(

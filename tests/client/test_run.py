@@ -17,7 +17,7 @@ from logstore import errors as theirs
 from logstore import ulid
 from service.http.errors import problem
 from tailrace_client import BatchIds, Receipt, Run
-from tailrace_client.errors import TailraceError, from_answer
+from tailrace_client.errors import BatchConflict, InvalidRequest, TailraceError, from_answer
 from tailrace_client.retry import Backoff, parse_retry_after
 from tests.client.answering import Asked, Given, answering
 from tests.client.programs import FQN, messages, records, state_of
@@ -33,6 +33,29 @@ TOKEN = "a-secret-that-nobody-may-see"
 def a_run(url: str, name: str, **more: object) -> Iterator[Run]:
     with Run(url, FQN, name, report=False, **more) as run:  # type: ignore[arg-type]
         yield run
+
+
+def test_all_lines_of_a_text_have_its_attributes(service: ServiceProcess) -> None:
+    shared = {"host": "web-ü", "region": "eu"}
+    with a_run(service.url, "attributes") as run:
+        receipt = run.append("a\nb\n", attributes=shared)
+        assert receipt is not None
+        run.append(lines=["c"], attributes={})
+        assert [(r.message, r.attributes) for page in run.pages() for r in page.records] == [
+            ("a", shared),
+            ("b", shared),
+            ("c", None),
+        ]
+        again = run.append("a\nb\n", attributes=shared, batch=receipt.batch)
+        assert again is not None
+        assert again.duplicate
+        with pytest.raises(BatchConflict):
+            run.append("a\nb\n", attributes={"host": "web-2"}, batch=receipt.batch)
+        for refused in ({"k": "v" * 8200}, {str(number): "" for number in range(65)}):
+            with pytest.raises(InvalidRequest, match="attributes"):
+                run.append("a\n", attributes=refused)
+        with pytest.raises(InvalidRequest, match="of their own"):
+            run.append(records=[{"message": "a"}], attributes=shared)
 
 
 def test_each_form_of_an_append(service: ServiceProcess) -> None:

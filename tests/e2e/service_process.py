@@ -32,7 +32,7 @@ class ServiceProcess:
         self.open_files: int | None = None
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self._environment = {
+        self.settings: dict[str, str] = {
             **os.environ,
             "TAILRACE_COMPACTION__ENABLED": "false",
             **({"TAILRACE_STORE": str(store)} if store else {}),
@@ -58,7 +58,7 @@ class ServiceProcess:
                     "--port",
                     str(self.port),
                 ],
-                env=self._environment,
+                env=self.settings,
                 stdout=log,
                 stderr=log,
             )

@@ -18,7 +18,7 @@ record, is left as it is.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -142,6 +142,10 @@ class RebuiltBatches:
         if int(self.rows["lines"][index]) == len(ends):
             return None
         return RecordMeta(ends, [None] * len(ends), [None] * len(ends), [None] * len(ends))
+
+    def constant_attributes(self, index: int) -> Mapping[str, str] | None:  # noqa: ARG002
+        """None: a run's log has no attributes."""
+        return None
 
 
 async def batches_of(records: AsyncIterator[pa.RecordBatch]) -> AsyncIterator[RebuiltBatch]:

@@ -21,7 +21,7 @@ from logstore.errors import Unavailable
 from logstore.segments.carry import Carry
 from logstore.segments.writer import encode_segment
 from logstore.table.schema import COLUMNS
-from tests.batches import make_batches
+from tests.batches import Entry, make_batches
 from tests.compactor.lake import HOUR, NOON, Batch, Lake, batch
 
 pytestmark = pytest.mark.spark
@@ -155,14 +155,20 @@ def test_every_column_arrives_as_it_was(warm: Lake) -> None:
         attributes=({"k": "v", "ü": "\n"}, None, {}),
     )
     key = RunKey("f.ü/'\" 🚀", "r\\1")
-    entry = (key, ulid.lowest_at(NOON), text, "conn", meta)
-    body = encode_segment(make_batches("a", [entry]), node="a", seq=1, carry=Carry()).body
+    shared = {"log.file.name": "a.log", "ü": "\n"}
+    entries: list[Entry] = [
+        (key, ulid.lowest_at(NOON), text, "conn", meta),
+        (key, ulid.lowest_at(NOON + 1), b"plain\n" * 3, None, shared),
+        (key, ulid.lowest_at(NOON + 2), b"bare\n", None),
+    ]
+    body = encode_segment(make_batches("a", entries), node="a", seq=1, carry=Carry()).body
     warm.put_bytes(keys.segment("a", 1), body)
     warm.compact()
     (file,) = warm.snapshot().files
     sent = duckdb.sql(rows(warm.store.uri(keys.segment("a", 1)))).fetchall()
     assert duckdb.sql(rows(file.uri)).fetchall() == sent
-    assert len(sent) == 3
+    assert [row[-1] for row in sent[3:]] == [*[shared] * 3, None]
+    assert len(sent) == 7
     written = pq.ParquetFile(file.uri).schema_arrow
     assert {name: str(written.field(name).type) for name in ("ts", "pos", "ulid")} == {
         "ts": "timestamp[us, tz=UTC]",

@@ -31,7 +31,8 @@ def records(packed: Packed | None) -> list[dict[str, Any]]:
         return []
     lines = packed.body.split(b"\n")[:-1]
     if packed.kind == "text/plain":
-        found = [{"message": line.decode()} for line in lines]
+        shared = {"attributes": orjson.loads(packed.attributes)} if packed.attributes else {}
+        found = [{**shared, "message": line.decode()} for line in lines]
     else:
         found = [orjson.loads(line) for line in lines]
     assert len(found) == packed.records
@@ -68,6 +69,7 @@ def read(
         again = one.pack(alone, cursor, file, final=True, most=HUGE)
         assert again is not None
         assert (again.kind, again.body) == (packed.kind, packed.body)
+        assert (again.attributes, again.digest()) == (packed.attributes, packed.digest())
         assert again.end.offset == packed.end.offset
         found += records(packed)
         cursor = packed.end

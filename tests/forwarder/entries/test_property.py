@@ -90,7 +90,13 @@ KEYS: list[dict[str, Any]] = [
         "start_at": "beginning",
     },
 ]
-FILES = [FILE, NAMED, FileFacts("/var/log/pods/a_b_0-1/main/0.log", {"log.file.name": "0.log"})]
+LARGE = FileFacts("/var/log/app.log", {"log.file.name": "ü" * 2000})
+FILES = [
+    FILE,
+    NAMED,
+    LARGE,
+    FileFacts("/var/log/pods/a_b_0-1/main/0.log", {"log.file.name": "0.log"}),
+]
 
 
 @settings(max_examples=300, deadline=None)

@@ -41,6 +41,12 @@ def _plain(draw: st.DrawFn) -> Entry:
 
 
 @st.composite
+def _constant(draw: st.DrawFn) -> Entry:
+    key, ulid, text, connector = draw(_plain())[:4]  # type: ignore[misc]
+    return key, ulid, text, connector, draw(ATTRIBUTES)
+
+
+@st.composite
 def _records(draw: st.DrawFn) -> Entry:
     records = draw(st.lists(st.lists(LINES, min_size=1, max_size=3), min_size=1, max_size=4))
     texts = [_text(lines) for lines in records]
@@ -65,7 +71,7 @@ def many_batches(draw: st.DrawFn, *, repeat: bool = True) -> MemoryBatches:
 
     With `repeat`, a batch may come more than once.
     """
-    entries = draw(st.lists(_plain() | _records(), max_size=12))
+    entries = draw(st.lists(_plain() | _constant() | _records(), max_size=12))
     named: dict[tuple[RunKey, int], Entry] = {}
     kept = [named.setdefault((entry[0], entry[1]), entry) for entry in entries]
     kept = kept if repeat else list(named.values())

@@ -108,7 +108,7 @@ def rows_of(batches: MemoryBatches) -> list[Row]:
         if identity in seen:
             continue
         seen.add(identity)
-        meta = batches.meta(index)
+        meta, shared = batches.meta(index), batches.constant_attributes(index)
         ends = meta.ends if meta else [m.end() for m in re.finditer(b"\n", text)]
         first = int(batch["ulid_hi"]) << 64 | int(batch["ulid_lo"])
         for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
@@ -136,7 +136,7 @@ def rows_of(batches: MemoryBatches) -> list[Row]:
                     levels.get(key),
                     batches.connectors[batch["connector"]],
                     line[:-1],
-                    dict(meta.attributes[number] or {}) or None if meta else None,
+                    dict((meta.attributes[number] if meta else shared) or {}) or None,
                 )
             )
     return sorted(rows, key=by_identity)

@@ -32,8 +32,9 @@ def body_of(batches: Batches, limits: Limits | None = None) -> bytes:
 
 
 def content(batches: Batches) -> list[tuple[object, ...]]:
-    """All that a reader of batches sees, `meta` excepted."""
-    own = [name for name in BATCH.names or () if name not in ("offset", "run", "connector", "meta")]
+    """All that a reader of batches sees, but for what goes with records beside their text."""
+    others = ("offset", "run", "connector", "meta", "flags")
+    own = [name for name in BATCH.names or () if name not in others]
     return [
         (
             batches.runs[row["run"]],

@@ -119,10 +119,11 @@ def batch(
     durability: Durability = "durable",
     key: RunKey = RUN,
     connector: str | None = None,
+    meta: bytes = b"",
 ) -> IncomingBatch:
     """A batch of plain lines."""
     lines = text.count(b"\n")
-    return IncomingBatch(key, text, lines, lines, ulid, above, connector, durability=durability)
+    return IncomingBatch(key, text, lines, lines, ulid, above, connector, meta, durability)
 
 
 def at(offset_ms: int = 0) -> int:

@@ -12,11 +12,13 @@ from random import Random
 import pytest
 
 from logstore import ulid as ulids
-from logstore.batch import RunKey
+from logstore.batch import RecordMeta, RunKey
 from logstore.errors import BatchConflict, JournalFull, RunDeleted
 from service.ingest.batch import Durability, IncomingBatch
+from service.journal.format import encode_attributes, encode_meta
 from tests.service.client_model import downloaded
 from tests.service.ingest.gated_appender import GatedAppender, at, batch
+from tests.service.journal.rig import RUN
 from tests.service.simulated_node import START_MS, Life
 from tests.simulation.backing import open_store
 from tests.simulation.hanging_store import HangingStore
@@ -40,6 +42,53 @@ async def crowd_out(gated: GatedAppender) -> list[asyncio.Task[object]]:
     ]
     await turns()
     return tasks
+
+
+# --- attributes that all lines of a batch have --------------------------------------
+
+
+async def _known(gated: GatedAppender, where: str) -> None:
+    """Makes memory, or the process, forget what it knows."""
+    if where == "forgotten":
+        await asyncio.gather(*await crowd_out(gated))
+    elif where == "restarted":
+        await gated.restart()
+
+
+@pytest.mark.parametrize("where", ["in memory", "forgotten", "restarted"])
+async def test_the_attributes_of_a_batch_belong_to_what_its_id_names(where: str) -> None:
+    gated = few()
+    shared = encode_attributes({"a": "1", "b": "2"})
+    await gated.appender.append(batch(ulid=at(), meta=shared))
+    await _known(gated, where)
+    again = await gated.appender.append(batch(ulid=at(), meta=shared))
+    assert again.duplicate
+    other_order = encode_attributes({"b": "2", "a": "1"})
+    assert (await gated.appender.append(batch(ulid=at(), meta=other_order))).duplicate
+    for other in (b"", encode_attributes({"a": "1"}), encode_attributes({"a": "1", "b": "3"})):
+        with pytest.raises(BatchConflict, match="attributes"):
+            await gated.appender.append(batch(ulid=at(), meta=other))
+    await gated.journal.close()
+
+
+@pytest.mark.parametrize("where", ["in memory", "forgotten", "restarted"])
+async def test_records_and_lines_are_compared_by_their_text(where: str) -> None:
+    """A sender that learns to send attributes once may meet its own batch of records."""
+    gated = few()
+    records = encode_meta(RecordMeta([4, 8], [None] * 2, [None] * 2, [{"a": "1"}] * 2))
+    await gated.appender.append(batch(ulid=at(), meta=records))
+    await _known(gated, where)
+    shared = encode_attributes({"a": "1"})
+    assert (await gated.appender.append(batch(ulid=at(), meta=shared))).duplicate
+    await gated.journal.close()
+
+
+async def test_where_only_the_runs_log_knows_a_batch_its_text_counts() -> None:
+    gated = few()
+    gated.stored.batches[RUN, at()] = b"one\ntwo\n"
+    again = await gated.appender.append(batch(ulid=at(), meta=encode_attributes({"a": "1"})))
+    assert again.duplicate
+    await gated.journal.close()
 
 
 # --- batches without an id ----------------------------------------------------------

@@ -273,7 +273,7 @@ def test_a_newer_format_stops_the_start_and_a_flipped_version_does_not() -> None
     fs = written([b"one\n"])
     path = wals(fs)[0]
     data = bytearray(read(fs, path))
-    struct.pack_into("<I", data, 8, 2)
+    struct.pack_into("<I", data, 8, wal.VERSION + 1)
 
     def ask(rig: Rig, journal: Journal) -> None:
         assert [text for _, _, text in held(journal)] == [b"one\n"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar, cast
 
@@ -133,6 +133,9 @@ class Counting:
     def meta(self, index: int) -> RecordMeta | None:
         self.metas += 1
         return self.base.meta(index)
+
+    def constant_attributes(self, index: int) -> Mapping[str, str] | None:
+        return self.base.constant_attributes(index)
 
 
 def _large(record: bytes, count: int, *, meta: bool) -> Entry:
