@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 TESTS = ROOT / "tests"
 COUNTS = {
-    "cdap.md": {"Processing": 18, "Files": 0, "Limits": 9, "Gaps": 6},
+    "cdap.md": {"Processing": 18, "Files": 12, "Limits": 9, "Gaps": 6},
     "data-prepper.md": {
         "LeaseBasedSourceCoordinatorTest": 27,
         "PartitionManagerTest": 3,

@@ -9,15 +9,16 @@
 | `{attribute.NAME}` | an attribute |
 
 A value becomes a name that cannot leave its folder (`logstore.names`); one that is missing is
-`none`.
+`none`. Of a run that was deleted and written again `{run}` is `RUN~ULID`, and `{fqn}` alike in a
+path without a run: no other name has a `~` and 26 characters behind it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -25,14 +26,40 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from logstore.names import encode
+from logstore.ulid import decode as decode_ulid
+from logstore.ulid import encode as encode_ulid
 
 Indexes = NDArray[np.int64]
 Column = Callable[[pa.Table, int], tuple[Indexes, list[str]]]
 """For each event the number of its text, and the texts."""
+Generation = Callable[[str, str | None], int]
+_ULID: Final = 26
 _FIELD: Final = re.compile(r"\{([^{}]*)\}")
 _COLUMNS: Final = {"fqn": "fqn", "run": "run_id", "connector": "connector_id", "level": "level"}
 _NONE: Final = "none"
 _TIMES: Final = {"date": (86_400_000_000, "%Y-%m-%d"), "hour": (3_600_000_000, "%H")}
+
+
+class RunFolders(NamedTuple):
+    """Which folders of a path are a pipeline's and a run's name."""
+
+    fqn: int
+    run: int
+
+    def is_deleted(self, path: str, deleted: Mapping[tuple[str, str | None], int]) -> bool:
+        """Whether a path is of a run that was deleted after it was written; names are `encoded`."""
+        folders = path.split("/")
+        fqn, (run, generation) = folders[self.fqn], _generation_of(folders[self.run])
+        return generation < max(deleted.get((fqn, run), 0), deleted.get((fqn, None), 0))
+
+
+def encoded(
+    deleted: Mapping[tuple[str, str | None], int],
+) -> Mapping[tuple[str, str | None], int]:
+    """Deletions by the names of folders."""
+    return {
+        (encode(fqn), None if run is None else encode(run)): t for (fqn, run), t in deleted.items()
+    }
 
 
 class PathTemplate:
@@ -50,18 +77,39 @@ class PathTemplate:
             _column(field)
 
     @property
+    def _generations(self) -> str | None:
+        """The field that tells a run, or a pipeline, from an earlier one of the same name."""
+        return "run" if "run" in self.fields else "fqn" if "fqn" in self.fields else None
+
+    @property
     def of_one_pipeline(self) -> bool:
         """Whether no two parts of the pipelines' names have a path in common."""
         return "fqn" in self.fields or "part" in self.fields
 
-    def groups(self, events: pa.Table, part: int) -> Iterator[tuple[str, Indexes]]:
-        """Each path, and the rows of its events in order."""
+    @property
+    def run_folders(self) -> RunFolders | None:
+        """Where pipeline and run are, if each is a folder of its own."""
+        folders = self.template.split("/")[:-1]
+        if "{fqn}" not in folders or "{run}" not in folders:
+            return None
+        return RunFolders(folders.index("{fqn}"), folders.index("{run}"))
+
+    def groups(
+        self, events: pa.Table, part: int, generation: Generation | None = None
+    ) -> Iterator[tuple[str, Indexes]]:
+        """Each path, and the rows of its events in order.
+
+        `generation` gives the ULID up to which a run, or a pipeline (None), was deleted, or 0.
+        """
         codes = np.zeros(events.num_rows, dtype=np.int64)
         values: list[list[str]] = []
         for field in self.fields:
             found, texts = _column(field)(events, part)
-            codes = codes * max(len(texts), 1) + found
-            values.append([_named(text) for text in texts])
+            names = [_named(text) for text in texts]
+            if generation is not None and field == self._generations:
+                found, names = _of_generations(events, found, names, field, generation)
+            codes = codes * max(len(names), 1) + found
+            values.append(names)
         for code in np.unique(codes).tolist():
             yield self._path(code, values), np.flatnonzero(codes == code)
 
@@ -71,6 +119,33 @@ class PathTemplate:
             code, index = divmod(code, max(len(names), 1))
             chosen.append(names[index])
         return _FIELD.sub(lambda _: chosen.pop(), self.template)
+
+
+def _generation_of(name: str) -> tuple[str, int]:
+    """The name of a run without its generation, and this."""
+    plain, mark, text = name.rpartition("~")
+    if mark and len(text) == _ULID:
+        return plain, decode_ulid(text)
+    return name, 0
+
+
+def _of_generations(
+    events: pa.Table, codes: Indexes, names: list[str], field: str, generation: Generation
+) -> tuple[Indexes, list[str]]:
+    """The column with the names of those runs that were deleted before, made other names."""
+    fqns, fqn_texts = _encoded(events.column("fqn"))
+    runs, run_texts = _encoded(events.column("run_id"))
+    pairs, place = np.unique(np.stack([fqns, runs]), axis=1, return_inverse=True)
+    found: list[str] = []
+    for fqn, run in pairs.T.tolist():
+        one = run_texts[run] if field == "run" else None
+        t = generation(fqn_texts[fqn], one)
+        found.append(f"~{encode_ulid(t)}" if t else "")
+    if not any(found):
+        return codes, names
+    kept = sorted(set(found))
+    which = np.array([kept.index(one) for one in found], dtype=np.int64)[place.reshape(-1)]
+    return codes * len(kept) + which, [name + one for name in names for one in kept]
 
 
 def _named(value: str) -> str:

@@ -1,64 +1,69 @@
 """Rolling files: events as lines in files below a folder, each event exactly once.
 
     DIR/{path}                    the file that grows
-    DIR/{path} as app.000001.log  what was rolled: numbered, rising (names: sequence), or
-               app.1.log          1 is the newest, renamed at each roll (names: fixed_window)
+    DIR/{path} as app.000001.log  what was rolled (`rolled`)
 
-A file is rolled before an event that would make it larger than `max_file_size`. Files by day or
-hour come from `{date}` and `{hour}` in the path. What is done between two checkpoints is in an
-undo log (`undo`), so a start after a crash finds the files as the last checkpoint had them, and
-writes what came after it again.
+A file is rolled before an event that would make it larger than `max_file_size`, when a period of
+`roll_every` is over, and when nothing was written to it for `roll_idle`. What is done between two
+checkpoints is in an undo log (`undo`), so a start after a crash finds the files as the last
+checkpoint had them, and writes what came after it again.
 
 What was rolled is compressed, and old files are removed, only when a checkpoint behind that is
-saved: nobody goes back behind it any more.
+saved: nobody goes back behind it any more. The files are known by a catalog (`catalog`).
+
+A run that was deleted and written again is another one: `{run}` is then `RUN~ULID`, with the ULID
+of the deletion, and `{fqn}` alike where the path has no run (`paths`).
 """
 
 from __future__ import annotations
 
+import logging
 import os
-import re
-import zlib
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import ClassVar, Final, Literal
+from typing import ClassVar, Final, Literal, Self
 
 import numpy as np
 import pyarrow as pa
-import zstandard
 from numpy.typing import NDArray
-from pydantic import field_validator
+from pydantic import field_validator, model_validator
 
 from logstore.filesystem import File
-from pipelines.appenders.contract import AppenderFailed, Context, State
-from pipelines.appenders.paths import PathTemplate
+from pipelines.appenders.access import Access, AccessSettings
+from pipelines.appenders.catalog import Catalog
+from pipelines.appenders.contract import AppenderFailed, Context, Deleted, State
+from pipelines.appenders.paths import PathTemplate, encoded
+from pipelines.appenders.rolled import Rolled, RolledSettings, active
 from pipelines.appenders.undo import UndoLog
 from pipelines.layouts import Layout, default_layout
 from pipelines.section import Bytes, Seconds, Section, key
 
+log = logging.getLogger("tailrace.pipelines")
+
 _MIB: Final = 1 << 20
-_PIECE: Final = 4 << 20
-_NUMBER_DIGITS: Final = 6
-_SUFFIXES: Final = {"gzip": ".gz", "zstd": ".zst", "none": ""}
-_UNFINISHED: Final = ".unfinished"
+_SWEEP_SECONDS: Final = 60.0
 
 
-class RollingFileSettings(Section):
+class RollingFileSettings(RolledSettings, AccessSettings):
     """Where the files are, and when they are rolled."""
 
     dir: str = key(..., "the folder below which all files are")
     path: str = key("{fqn}.log", "the file of an event, below `dir`")
     layout: Layout = key(default_layout(), "how an event becomes a line")
     max_file_size: Bytes = key(100 * _MIB, "a file is rolled before it is larger")
-    names: Literal["sequence", "fixed_window"] = key("sequence", "of files that were rolled")
-    keep_files: int = key(0, "rolled files of a path that are kept; 0: all", ge=0)
-    keep_for: Seconds = key(
-        0.0, "a rolled file is removed when it was last written so long ago; 0: never"
+    roll_every: Seconds = key(
+        0.0, "files are rolled when such a period of UTC is over, as 1h or 1d; 0: never"
     )
-    keep_bytes: int = key(0, "bytes of rolled files of a path that are kept; 0: all", ge=0)
-    compress: Literal["none", "gzip", "zstd"] = key("none", "of what was rolled")
+    roll_idle: Seconds = key(
+        0.0, "a file that nothing was written to for so long is rolled; 0: never"
+    )
     idle_close: Seconds = key(1800.0, "a file that nothing was written to for so long is closed")
     max_open_files: int = key(200, "files that are open at once", ge=1)
+    on_delete: Literal["keep", "remove"] = key(
+        "keep", "what becomes of the files of a run that is deleted"
+    )
 
     @field_validator("path")
     @classmethod
@@ -66,12 +71,32 @@ class RollingFileSettings(Section):
         PathTemplate(value)
         return value
 
+    @model_validator(mode="after")
+    def _can_remove(self) -> Self:
+        if self.on_delete == "remove" and PathTemplate(self.path).run_folders is None:
+            raise ValueError(
+                "on_delete: remove needs {fqn} and {run} as folders in the path, such as"
+                " {fqn}/{run}/log.txt: a file of several runs cannot be removed for one"
+            )
+        return self
+
 
 @dataclass(slots=True)
 class _Open:
     file: File
     size: int
     used: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What a started appender works with."""
+
+    context: Context
+    undo: UndoLog
+    catalog: Catalog
+    rolled: Rolled
+    access: Access
 
 
 class RollingFile:
@@ -88,8 +113,9 @@ class RollingFile:
         self._new_in: set[str] = set()  # folders with names that are not synced
         self._rolled: list[str] = []  # since the last saved checkpoint
         self._settled: list[str] = []
-        self._context: Context | None = None
-        self._undo: UndoLog | None = None
+        self._swept_at: float | None = None
+        self._period = 0  # files of earlier ones are rolled
+        self._parts: _Parts | None = None
 
     def start(self, context: Context, state: State | None) -> None:
         if context.parts > 1 and not self._template.of_one_pipeline:
@@ -97,36 +123,52 @@ class RollingFile:
                 f"the path {self._settings.path} is written by several parts of the pipeline",
                 hint="Put {fqn} or {part} into the path, or set parts: 1.",
             )
-        self._context = context
-        self._undo = UndoLog(context.fs, self._folder, context.name)
-        self._undo.start(None if state is None else int(state["undo"]))
+        undo = UndoLog(context.fs, self._folder, context.name)
+        self._parts = parts = _Parts(
+            context,
+            undo,
+            Catalog(context.fs, os.path.join(undo.folder, "catalog")),
+            Rolled(self._settings, context.fs, self._folder),
+            Access.of(self._settings),
+        )
+        new = not os.path.isdir(self._folder)
+        parts.undo.start(None if state is None else int(state["undo"]))
+        if new:
+            parts.access.folder(self._folder)
+        parts.catalog.start()
+        self._period = int((state or {}).get("period", self._period_now()))
         self._rolled = list((state or {}).get("rolled", ()))
         self._finish(self._rolled)
         self._rolled = []
 
     def append(self, events: pa.Table) -> None:
-        context, undo = self._started()
+        parts = self._started()
+        if self._period_now() != self._period:
+            self._sweep()
         lines = self._settings.layout.lines(events)
-        groups = list(self._template.groups(events, context.part))
-        undo.touch([path for path, _ in groups])
+        groups = list(self._template.groups(events, parts.context.part, parts.context.generation))
+        parts.undo.touch([path for path, _ in groups])
+        parts.catalog.add(path for path, _ in groups)
         for path, rows in groups:
             chosen = lines if len(groups) == 1 else lines.take(pa.array(rows))
             self._write(path, *_bytes_of(chosen))
         self._close_idle()
 
     def sync(self) -> State:
-        context, undo = self._started()
+        parts = self._started()
         for path in sorted(self._grown):
             self._file(path).file.sync()
         for folder in sorted(self._new_in):
-            context.fs.sync_folder(folder)
+            parts.context.fs.sync_folder(folder)
         self._grown.clear()
         self._new_in.clear()
         self._settled, self._rolled = [*self._settled, *self._rolled], []
-        return {"undo": undo.prepare(), "rolled": list(self._settled)}
+        parts.catalog.sync()
+        state = {"undo": parts.undo.prepare(), "rolled": list(self._settled)}
+        return {**state, "period": self._period} if self._settings.roll_every else state
 
     def saved(self) -> None:
-        self._started()[1].saved()
+        self._started().undo.saved()
         settled, self._settled = self._settled, []
         self._finish(settled)
 
@@ -134,15 +176,46 @@ class RollingFile:
         for one in self._open.values():
             one.file.close()
         self._open.clear()
-        if self._undo is not None:
-            self._undo.stop()
+        if self._parts is not None:
+            self._parts.catalog.stop()
+            self._parts.undo.stop()
+
+    def flush(self) -> bool:
+        """Rolls and removes what is due by the clock, and closes what is idle."""
+        self._close_idle()
+        now = self._started().context.clock.monotonic()
+        due = self._swept_at is None or now - self._swept_at >= self._sweep_seconds
+        if self._period_now() == self._period and not due:
+            return False
+        self._swept_at = now
+        return self._sweep()
+
+    def deleted(self, deleted: Deleted) -> None:
+        """Removes the files of deleted runs, if the settings say so."""
+        folders = self._template.run_folders
+        if self._settings.on_delete == "keep" or folders is None or not deleted:
+            return
+        parts = self._started()
+        names = encoded(deleted)
+        gone = [path for path in parts.catalog if folders.is_deleted(path, names)]
+        for path in gone:
+            self._forget(path)
+            for one in (path, *parts.rolled.of(path)):
+                self._unlink(one)
+            folder = os.path.dirname(os.path.join(self._folder, path))
+            with suppress(OSError):  # it has files of others
+                parts.context.fs.remove_folder(folder)
+                self._new_in.discard(folder)
+        if gone:
+            parts.catalog.drop(gone)
+            log.info("%s: files of deleted runs are removed: %d", parts.context.name, len(gone))
 
     # --- writing -----------------------------------------------------------------------
 
-    def _started(self) -> tuple[Context, UndoLog]:
-        if self._context is None or self._undo is None:
+    def _started(self) -> _Parts:
+        if self._parts is None:
             raise AppenderFailed("the appender was not started")
-        return self._context, self._undo
+        return self._parts
 
     def _write(self, path: str, data: memoryview, ends: NDArray[np.int64]) -> None:
         """Writes lines that end at `ends` in `data`, and rolls the file between them."""
@@ -163,7 +236,8 @@ class RollingFile:
 
     def _file(self, path: str) -> _Open:
         """The file of that path, opened if need be."""
-        context = self._started()[0]
+        parts = self._started()
+        context, access = parts.context, parts.access
         known = self._open.get(path)
         if known is None:
             while len(self._open) >= self._settings.max_open_files:
@@ -172,6 +246,11 @@ class RollingFile:
             context.fs.make_folders(os.path.dirname(whole))
             self._new_in.add(os.path.dirname(whole))
             file = context.fs.open(whole, "append")
+            access.file(whole)
+            folder = os.path.dirname(path)
+            while folder:
+                access.folder(os.path.join(self._folder, folder))
+                folder = os.path.dirname(folder)
             known = self._open[path] = _Open(file, file.size(), 0.0)
         known.used = context.clock.monotonic()
         self._open.move_to_end(path)
@@ -187,7 +266,7 @@ class RollingFile:
             one.file.close()
 
     def _close_idle(self) -> None:
-        now = self._started()[0].clock.monotonic()
+        now = self._started().context.clock.monotonic()
         while self._open:
             path, oldest = next(iter(self._open.items()))
             if now - oldest.used < self._settings.idle_close:
@@ -197,85 +276,77 @@ class RollingFile:
     # --- rolling -----------------------------------------------------------------------
 
     def _roll(self, path: str) -> None:
-        undo = self._started()[1]
-        self._close(path)
-        rolled = self._archived(path)
-        if self._settings.names == "sequence":
-            target = _numbered(path, max(rolled, default=0) + 1, _NUMBER_DIGITS)
-        else:
-            for number in sorted(rolled, reverse=True):
-                self._shift(rolled[number], _numbered(path, number, 1), number, path)
-            target = _numbered(path, 1, 1)
-        undo.move(path, target)
-        undo.note([["made", path]])
+        parts = self._started()
+        if path in self._open:
+            self._close(path)
+        target = parts.rolled.next(path, parts.context.clock.now_ms(), self._move)
+        parts.undo.move(path, target)
+        parts.undo.note([["made", path]])
         self._rolled.append(target)
 
-    def _shift(self, name: str, plain: str, number: int, path: str) -> None:
-        """Renames a rolled file to the next number, and keeps its compression."""
-        undo, ending = self._started()[1], name[len(plain) :]
-        target = _numbered(path, number + 1, 1) + ending
-        undo.move(name, target)
+    def _move(self, name: str, target: str) -> None:
+        """Renames a rolled file."""
+        self._started().undo.move(name, target)
         self._rolled = [target if one == name else one for one in self._rolled]
         self._settled = [target if one == name else one for one in self._settled]
 
-    def _archived(self, path: str) -> Mapping[int, str]:
-        """The rolled files of a path, by their numbers."""
-        folder, name = os.path.split(path)
-        stem, ending = os.path.splitext(name)
-        form = re.compile(rf"{re.escape(stem)}\.([0-9]+){re.escape(ending)}(?:\.gz|\.zst)?")
-        found = {}
-        for one, is_folder in self._started()[0].fs.scan(os.path.join(self._folder, folder)):
-            match = None if is_folder else form.fullmatch(one)
-            if match is not None:
-                found[int(match[1])] = os.path.join(folder, one)
-        return found
+    # --- by the clock --------------------------------------------------------------------
+
+    @property
+    def _sweep_seconds(self) -> float:
+        idle = self._settings.roll_idle
+        return min(_SWEEP_SECONDS, idle / 2) if idle else _SWEEP_SECONDS
+
+    def _period_now(self) -> int:
+        every, now_ms = self._settings.roll_every, self._started().context.clock.now_ms()
+        return int(now_ms / 1000 // every) if every else 0
+
+    def _sweep(self) -> bool:
+        """Looks at every file once; whether one was rolled, or a period ended."""
+        parts, settings = self._started(), self._settings
+        now_ms, period = parts.context.clock.now_ms(), self._period_now()
+        ended, rolled, gone = period != self._period, len(self._rolled), []
+        if not (ended or settings.roll_idle or settings.keep_for):
+            return False
+        pending = {active(one) for one in (*self._settled, *self._rolled)}
+        roll_idle = settings.roll_idle or float("inf")
+        for path in parts.catalog:
+            found = parts.context.fs.stat(os.path.join(self._folder, path))
+            idle = 0.0 if found is None else now_ms / 1000 - found.modified_ns / 1e9
+            if found is not None and parts.rolled.too_old(found, now_ms):
+                if path not in self._grown:
+                    self._forget(path)
+                    self._unlink(path)
+                    found = None
+            elif found is not None and found.size and (ended or idle > roll_idle):
+                self._roll(path)
+            if not settings.keep_for or path in pending:
+                continue
+            if not parts.rolled.remove_old(path, now_ms) and found is None:
+                gone.append(path)
+        parts.catalog.drop(gone)
+        self._period = period
+        return ended or len(self._rolled) > rolled
+
+    def _forget(self, path: str) -> None:
+        """Closes a file whose bytes are not needed any more."""
+        one = self._open.pop(path, None)
+        self._grown.discard(path)
+        if one is not None:
+            one.file.close()
+
+    def _unlink(self, path: str) -> None:
+        with suppress(FileNotFoundError):
+            self._started().context.fs.unlink(os.path.join(self._folder, path))
 
     # --- behind a saved checkpoint -------------------------------------------------------
 
     def _finish(self, rolled: Sequence[str]) -> None:
         """Compresses what was rolled, and removes what is too old. May be repeated."""
-        for path in rolled:
-            self._compress(path)
-        for path in {_active(path) for path in rolled}:
-            self._remove_old(path)
-
-    def _compress(self, path: str) -> None:
-        ending, fs = _SUFFIXES[self._settings.compress], self._started()[0].fs
-        whole = os.path.join(self._folder, path)
-        if not ending or fs.stat(whole) is None:
-            return
-        draft, target = whole + ending + _UNFINISHED, whole + ending
-        if fs.stat(draft) is not None:
-            fs.unlink(draft)
-        source, made = fs.open(whole, "read"), fs.open(draft, "create")
-        try:
-            packer = _packer(self._settings.compress)
-            for offset in range(0, source.size(), _PIECE):
-                made.write([packer.compress(source.pread(_PIECE, offset))])
-            made.write([packer.flush()])
-            made.sync()
-        finally:
-            source.close()
-            made.close()
-        fs.rename(draft, target)
-        fs.sync_folder(os.path.dirname(whole))
-        fs.unlink(whole)
-
-    def _remove_old(self, path: str) -> None:
-        settings, context = self._settings, self._started()[0]
-        newest_last = sorted(self._archived(path).items(), reverse=settings.names == "fixed_window")
-        total, kept = 0, 0
-        for _, one in reversed(newest_last):
-            found = context.fs.stat(os.path.join(self._folder, one))
-            if found is None:
-                continue
-            kept, total = kept + 1, total + found.size
-            age = context.clock.now_ms() / 1000 - found.modified_ns / 1e9
-            too_many = settings.keep_files and kept > settings.keep_files
-            too_large = settings.keep_bytes and total > settings.keep_bytes
-            too_old = settings.keep_for and age > settings.keep_for
-            if too_many or too_large or too_old:
-                context.fs.unlink(os.path.join(self._folder, one))
+        parts = self._started()
+        parts.rolled.finish(rolled, parts.access.file)
+        for path in {active(path) for path in rolled}:
+            parts.rolled.remove_old(path, parts.context.clock.now_ms())
 
 
 def _bytes_of(lines: pa.Array) -> tuple[memoryview, NDArray[np.int64]]:
@@ -285,33 +356,3 @@ def _bytes_of(lines: pa.Array) -> tuple[memoryview, NDArray[np.int64]]:
     first = int(bounds[0]) if len(bounds) else 0
     text = memoryview(data if data is not None else b"")
     return text[first : int(bounds[-1])], bounds[1:] - first
-
-
-def _numbered(path: str, number: int, digits: int) -> str:
-    stem, ending = os.path.splitext(path)
-    return f"{stem}.{number:0{digits}d}{ending}"
-
-
-def _active(rolled: str) -> str:
-    """The path whose file was rolled to this name."""
-    stem, ending = os.path.splitext(rolled)
-    return os.path.splitext(stem)[0] + ending
-
-
-class _Gzip:
-    """gzip in pieces; equal bytes give equal bytes."""
-
-    def __init__(self) -> None:
-        self._packer = zlib.compressobj(6, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
-
-    def compress(self, data: bytes) -> bytes:
-        """The next bytes."""
-        return self._packer.compress(data)
-
-    def flush(self) -> bytes:
-        """The last bytes."""
-        return self._packer.flush()
-
-
-def _packer(kind: str) -> _Gzip | zstandard.ZstdCompressionObj:
-    return _Gzip() if kind == "gzip" else zstandard.ZstdCompressor(level=3).compressobj()

@@ -21,13 +21,11 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
-from zlib import crc32
-
-import orjson
 
 from logstore.errors import Damaged
 from logstore.filesystem import File, FileSystem, Lock
 from pipelines.appenders.contract import AppenderFailed
+from pipelines.appenders.lines import line_of, read_lines
 
 _FOLDER: Final = ".tailrace"
 _SUFFIX: Final = ".undo"
@@ -65,10 +63,15 @@ class UndoLog:
         self._begin(max([number or 0, *known]) + 1)
         self._remove_before(self.number)
 
+    @property
+    def folder(self) -> str:
+        """Where the logs are, and what else belongs to this writer alone."""
+        return self._logs
+
     def note(self, entries: Sequence[Sequence[str | int]]) -> None:
         """Writes down what is about to be done, and syncs it."""
         if entries and self._file is not None:
-            self._file.write([_line(entry) for entry in entries])
+            self._file.write([line_of(entry) for entry in entries])
             self._file.sync()
 
     def touch(self, paths: Sequence[str]) -> None:
@@ -129,12 +132,7 @@ class UndoLog:
                 self._fs.unlink(self._path(one))
 
     def _undo(self, number: int) -> None:
-        file = self._fs.open(self._path(number), "read")
-        try:
-            lines = file.pread(file.size(), 0).split(b"\n")
-        finally:
-            file.close()
-        entries = [entry for line in lines if (entry := _entry(line)) is not None]
+        entries, _ = read_lines(self._fs, self._path(number))
         for entry in reversed(entries):
             self._undo_one(entry)
 
@@ -180,16 +178,3 @@ class UndoLog:
 
     def _sync_folder_of(self, path: str) -> None:
         self._fs.sync_folder(os.path.dirname(os.path.join(self._folder, path)))
-
-
-def _line(entry: Sequence[str | int]) -> bytes:
-    body = orjson.dumps(entry)
-    return b"%08x %b\n" % (crc32(body), body)
-
-
-def _entry(line: bytes) -> list[str | int] | None:
-    """The entry of a line; None for a torn one, which ends the log."""
-    if len(line) < 10 or line[:8] != b"%08x" % crc32(line[9:]):
-        return None
-    found: list[str | int] = orjson.loads(line[9:])
-    return found

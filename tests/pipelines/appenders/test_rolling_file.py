@@ -1,10 +1,8 @@
-"""Rolling files: each event once, whatever call the power is cut at."""
+"""Rolling files: paths, sizes, names, compression, writers."""
 
 from __future__ import annotations
 
 import gzip
-import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,11 +10,9 @@ import pytest
 from logstore.clock import SystemClock
 from logstore.disk import Disk
 from logstore.filesystem import FileSystem
-from pipelines.appenders.contract import AppenderFailed, Context, State
+from pipelines.appenders.contract import AppenderFailed, Context
 from pipelines.appenders.rolling_file import RollingFile, RollingFileSettings
 from tests.pipelines.events import events
-from tests.seeds import some
-from tests.simulation.powercut import PowerCut, PowerCutFileSystem
 
 
 def context(fs: FileSystem, *, parts: int = 1) -> Context:
@@ -115,99 +111,3 @@ def test_parts_that_would_share_a_file_are_refused(tmp_path: Any) -> None:
     with pytest.raises(AppenderFailed, match="several parts"):
         files.start(context(Disk(), parts=2), None)
     files.stop()
-
-
-STORIES: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "sequence": {"max_file_size": 40},
-    "compressed": {"max_file_size": 40, "compress": "gzip"},
-    "window": {"max_file_size": 40, "names": "fixed_window"},
-    "compressed window": {"max_file_size": 40, "names": "fixed_window", "compress": "gzip"},
-    "few open": {"max_open_files": 1},
-}
-
-
-def batches() -> Iterator[tuple[str, list[str]]]:
-    dice, number = random.Random(7), 0
-    for _ in range(6):
-        count = dice.randrange(1, 9)
-        yield dice.choice(["a", "b"]), [f"line {number + i:03d}" for i in range(count)]
-        number += count
-
-
-class Checkpoint:
-    """The checkpoint in the store, and how many batches it is behind."""
-
-    def __init__(self) -> None:
-        self.state: State | None = None
-        self.batches = 0
-
-
-def work(fs: FileSystem, saved: Checkpoint, settings: dict[str, Any]) -> None:
-    """Writes what is behind the checkpoint, and saves one after every second batch."""
-    files = appender("/out", path="{fqn}.log", **settings)
-    try:
-        files.start(context(fs), saved.state)
-        todo = list(batches())
-        for number in range(saved.batches, len(todo)):
-            fqn, messages = todo[number]
-            files.append(events(messages, fqn=fqn))
-            if number % 2:
-                state = files.sync()
-                saved.state, saved.batches = state, number + 1
-                files.saved()
-    finally:
-        files.stop()
-
-
-def contents(fs: FileSystem) -> dict[str, list[str]]:
-    """The lines of each pipeline in the order of its files."""
-    found: dict[str, list[str]] = {"a": [], "b": []}
-    for fqn, lines in found.items():
-        rolled = [
-            name
-            for name in names(fs, "/out")
-            if name.startswith(f"{fqn}.") and name != f"{fqn}.log"
-        ]
-        numbered = sorted((int(name.split(".")[1]), name) for name in rolled)
-        digits = {len(name.split(".")[1]) for name in rolled}
-        order = [name for _, name in (numbered if digits <= {6} else numbered[::-1])]
-        for name in [*order, f"{fqn}.log"]:
-            data = text_of(fs, f"/out/{name}") if fs.stat(f"/out/{name}") else b""
-            data = gzip.decompress(data) if name.endswith(".gz") else data
-            lines.extend(data.decode().splitlines())
-    return found
-
-
-@pytest.mark.parametrize("story", STORIES)
-def test_a_power_cut_at_every_call_loses_and_doubles_nothing(story: str) -> None:
-    settings = STORIES[story]
-    whole = PowerCutFileSystem()
-    work(whole, Checkpoint(), settings)
-    calls = list(whole.calls)
-    expected = contents(whole)
-    assert sum(map(len, expected.values())) > 20
-    for call in some(range(1, len(calls) + 1), 3, f"power cut {story}"):
-        fs, saved = PowerCutFileSystem(fail_at=call), Checkpoint()
-        with pytest.raises(PowerCut):
-            work(fs, saved, settings)
-        fs = fs.reboot(seed=call)
-        work(fs, saved, settings)
-        assert contents(fs) == expected, (call, calls[call - 1])
-
-
-@pytest.mark.parametrize("story", ["sequence", "window"])
-def test_a_process_that_is_killed_at_every_call_loses_and_doubles_nothing(story: str) -> None:
-    settings = STORIES[story]
-    whole = PowerCutFileSystem()
-    work(whole, Checkpoint(), settings)
-    calls = list(whole.calls)
-    expected = contents(whole)
-    for call in some(range(1, len(calls) + 1), 3, f"killed {story}"):
-        fs, saved = PowerCutFileSystem(fail_at=call), Checkpoint()
-        with pytest.raises(PowerCut):
-            work(fs, saved, settings)
-        fs.end_processes()
-        fs.dead, fs.fail_at = False, None
-        work(fs, saved, settings)
-        assert contents(fs) == expected, (call, calls[call - 1])

@@ -1,0 +1,270 @@
+"""Rolling files by the clock, retention, rights, and runs that are deleted and made again."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from logstore import ulid
+from logstore.clock import SystemClock
+from logstore.disk import Disk
+from logstore.filesystem import FileSystem
+from pipelines.appenders.catalog import Catalog
+from pipelines.appenders.contract import AppenderFailed, Context, Deleted, State
+from pipelines.appenders.rolling_file import RollingFile, RollingFileSettings
+from tests.pipelines.events import BASE_MS, events
+
+HOUR_MS = 3_600_000
+NOON_MS = 1_763_985_600_000  # 2025-11-24T12:00:00Z
+
+
+class HandClock(SystemClock):
+    """A clock that a test sets."""
+
+    def __init__(self, now_ms: int = NOON_MS) -> None:
+        self.now = now_ms
+
+    def now_ms(self) -> int:
+        return self.now
+
+    def monotonic(self) -> float:
+        return self.now / 1000
+
+
+class Files:
+    """A rolling file below a folder, with a clock and deletions that a test sets."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.folder = folder
+        self.clock = HandClock()
+        self.deletions: Deleted = {}
+        self.settings = RollingFileSettings(dir=str(folder), **settings)
+        self.fs: FileSystem = Disk(private=True)
+        self.files = RollingFile(self.settings)
+
+    def start(self, state: State | None = None) -> None:
+        self.files = RollingFile(self.settings)
+        context = Context("p", "files", 0, 1, self.fs, self.clock, lambda: True)
+        self.files.start(replace(context, deletions=lambda: self.deletions), state)
+
+    def write(self, *messages: str, **more: Any) -> None:
+        self.files.append(events(messages, **more))
+        for path in self.folder.rglob("*.log"):  # as if it had been written at the clock's time
+            if path.read_text().endswith(f"{messages[-1]}\n"):
+                os.utime(path, ns=(0, self.clock.now * 1_000_000))
+
+    def save(self) -> State:
+        state = self.files.sync()
+        self.files.saved()
+        return state
+
+    def names(self) -> dict[str, str]:
+        found = [path for path in self.folder.rglob("*") if path.is_file()]
+        relative = {str(path.relative_to(self.folder)): path for path in found}
+        return {
+            name: relative[name].read_text()
+            for name in sorted(relative)
+            if not name.startswith(".tailrace")
+        }
+
+
+def test_a_period_that_is_over_rolls_every_file_also_while_nothing_comes(tmp_path: Path) -> None:
+    files = Files(tmp_path, roll_every="1h", names="timestamp")
+    files.start()
+    files.write("a", fqn="x")
+    files.write("b", fqn="y")
+    files.clock.now += HOUR_MS - 1
+    assert not files.files.flush()
+    files.clock.now += 1
+    assert files.files.flush()  # the checkpoint is to have that
+    assert not files.files.flush()
+    state = files.save()
+    files.write("c", fqn="x")
+    files.files.stop()
+    stamp = "2025-11-24T13-00-00.000"
+    expected = {f"x.{stamp}.log": "a\n", f"y.{stamp}.log": "b\n", "x.log": "c\n"}
+    assert files.names() == expected
+    files.clock.now += HOUR_MS  # a restart in a later period rolls what the last one left
+    files.start(state)
+    files.write("c", fqn="x")
+    files.save()
+    assert not files.files.flush()
+    files.clock.now += HOUR_MS
+    files.write("d", fqn="x")
+    files.files.stop()
+    assert files.names() == {
+        **{f"{name}.{stamp}.log": text for name, text in (("x", "a\n"), ("y", "b\n"))},
+        "x.2025-11-24T15-00-00.000.log": "c\n",
+        "x.log": "d\n",
+    }
+
+
+def test_files_roll_by_size_and_time_together_and_get_names_of_their_own(tmp_path: Path) -> None:
+    files = Files(tmp_path, roll_every="1h", names="timestamp", max_file_size=4)
+    files.start()
+    files.write("a", "b", "c", "d", "e", fqn="x")
+    files.files.stop()
+    stamps = ["2025-11-24T12-00-00.000", "2025-11-24T12-00-00.001"]
+    expected = {f"x.{stamps[0]}.log": "a\nb\n", f"x.{stamps[1]}.log": "c\nd\n", "x.log": "e\n"}
+    assert files.names() == expected
+
+
+def test_a_file_that_is_idle_is_rolled_and_others_are_not(tmp_path: Path) -> None:
+    files = Files(tmp_path, roll_idle="10m", compress="none")
+    files.start()
+    files.write("a", fqn="x")
+    files.clock.now += 400_000
+    files.write("b", fqn="y")
+    assert not files.files.flush()
+    files.clock.now += 301_000
+    assert files.files.flush()
+    files.save()
+    files.files.stop()
+    assert files.names() == {"x.000001.log": "a\n", "y.log": "b\n"}
+
+
+def test_an_idle_file_is_closed_without_a_further_event(tmp_path: Path) -> None:
+    files = Files(tmp_path, idle_close="10m")
+    files.start()
+    files.write("a", fqn="x")
+    assert _open_below(tmp_path) == ["x.log"]
+    files.clock.now += 600_001
+    files.files.flush()
+    assert _open_below(tmp_path) == []
+    files.files.stop()
+
+
+def _open_below(folder: Path) -> list[str]:
+    links = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is(fd)]
+    return [os.path.basename(one) for one in links if one.startswith(str(folder)) and ".log" in one]
+
+
+def _is(descriptor: str) -> bool:
+    return os.path.lexists(f"/proc/self/fd/{descriptor}")
+
+
+def test_old_files_go_rolled_or_not_and_no_file_of_others(tmp_path: Path) -> None:
+    files = Files(tmp_path, path="{date}.log", keep_for="2h", max_file_size=4)
+    (tmp_path / "2020-01-01.log").write_text("of somebody else\n")
+    os.utime(tmp_path / "2020-01-01.log", (0, 0))
+    files.start()
+    files.write("a", "b", "c", at_ms=BASE_MS)
+    files.save()
+    os.utime(tmp_path / "2023-11-14.000001.log", ns=(0, files.clock.now * 1_000_000))
+    files.clock.now += 2 * HOUR_MS + 1
+    files.write("d", at_ms=BASE_MS + 24 * HOUR_MS)
+    files.files.flush()
+    state = files.save()
+    files.files.stop()
+    assert files.names() == {"2020-01-01.log": "of somebody else\n", "2023-11-15.log": "d\n"}
+    files.start(state)
+    files.files.stop()
+    assert list(_catalog(files)) == ["2023-11-15.log"]
+
+
+def _catalog(files: Files) -> Catalog:
+    catalog = Catalog(files.fs, f"{files.folder}/.tailrace/p.files.0/catalog")
+    catalog.start()
+    catalog.stop()
+    return catalog
+
+
+def test_a_torn_end_of_the_catalog_is_cut(tmp_path: Path) -> None:
+    files = Files(tmp_path)
+    files.start()
+    files.write("a", fqn="x")
+    state = files.save()
+    files.files.stop()
+    path = tmp_path / ".tailrace" / "p.files.0" / "catalog"
+    path.write_bytes(path.read_bytes() + b'12345678 ["torn')
+    files.start(state)
+    files.write("b", fqn="y")
+    files.save()
+    files.files.stop()
+    assert list(_catalog(files)) == ["x.log", "y.log"]
+
+
+def test_files_and_folders_get_the_rights_and_the_group_that_are_asked_for(tmp_path: Path) -> None:
+    group = str(os.getgroups()[0] if os.getgroups() else os.getgid())
+    files = Files(
+        tmp_path / "new",
+        path="{fqn}/x.log",
+        file_permissions="640",
+        dir_permissions="750",
+        group=group,
+        max_file_size=2,
+        compress="gzip",
+    )
+    files.start()
+    files.files.append(events(["a", "b"], fqn="x"))
+    files.save()
+    files.files.stop()
+    paths = [tmp_path / "new" / "x" / name for name in ("x.log", "x.000001.log.gz")]
+    assert [path.stat().st_mode & 0o777 for path in paths] == [0o640, 0o640]
+    folders = [tmp_path / "new", tmp_path / "new" / "x"]
+    assert [path.stat().st_mode & 0o777 for path in folders] == [0o750, 0o750]
+    assert {path.stat().st_gid for path in [*paths, *folders]} == {int(group)}
+    assert (tmp_path / "new" / ".tailrace").stat().st_mode & 0o777 == 0o700
+
+
+def test_owners_that_are_not_there_are_named(tmp_path: Path) -> None:
+    for more in ({"owner": "nobody-of-that-name"}, {"group": "nobody-of-that-name"}):
+        files = Files(tmp_path, **more)
+        with pytest.raises(AppenderFailed, match=r"this machine has no .* 'nobody-of-that-name'"):
+            files.start()
+        files.files.stop()
+    with pytest.raises(ValidationError, match="file_permissions"):
+        RollingFileSettings(dir="/x", file_permissions="rw")
+
+
+T = ulid.encode(BASE_MS + 1000 << 80)
+
+
+@pytest.mark.parametrize("on_delete", ["keep", "remove"])
+def test_a_run_that_is_made_again_has_files_of_its_own(tmp_path: Path, on_delete: str) -> None:
+    files = Files(tmp_path, path="{fqn}/{run}/x.log", on_delete=on_delete, max_file_size=6)
+    files.start()
+    files.write("old 1", "old 2", fqn="a.b", run="r")
+    files.write("other", fqn="a.b", run="r2")
+    files.save()
+    files.write("old 3", fqn="a.b", run="r")
+    files.deletions = {("a.b", "r"): ulid.decode(T)}
+    files.files.deleted(files.deletions)
+    files.write("new", fqn="a.b", run="r", at_ms=BASE_MS + 2000)
+    state = files.save()
+    files.files.stop()
+    old = {
+        "a.b/r/x.000001.log": "old 1\n",
+        "a.b/r/x.000002.log": "old 2\n",
+        "a.b/r/x.log": "old 3\n",
+    }
+    new = {"a.b/r2/x.log": "other\n", f"a.b/r~{T}/x.log": "new\n"}
+    assert files.names() == ({**old, **new} if on_delete == "keep" else new)
+    files.deletions = {("a.b", None): ulid.decode(T) + 1}
+    files.start(state)
+    files.files.deleted(files.deletions)
+    files.files.stop()
+    assert files.names() == ({**old, **new} if on_delete == "keep" else {})
+
+
+def test_a_pipeline_that_is_made_again_has_a_file_of_its_own(tmp_path: Path) -> None:
+    files = Files(tmp_path, path="{fqn}.log")
+    files.start()
+    files.write("old", fqn="a.b")
+    files.deletions = {("a.b", None): ulid.decode(T), ("a.b", "r"): 1}
+    table = [events([f"{name}"], fqn=name) for name in ("a.b", "c")]
+    for one in table:
+        files.files.append(one)
+    files.files.stop()
+    assert files.names() == {"a.b.log": "old\n", f"a.b~{T}.log": "a.b\n", "c.log": "c\n"}
+
+
+def test_removal_needs_folders_of_runs() -> None:
+    for path in ("{fqn}.log", "{fqn}/{run}.log", "{run}/x.log"):
+        with pytest.raises(ValidationError, match=r"needs \{fqn\} and \{run\} as folders"):
+            RollingFileSettings(dir="/x", path=path, on_delete="remove")
