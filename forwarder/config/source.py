@@ -130,7 +130,9 @@ class Source(Section):
     archive_include: Texts = key(
         (), "where rotated copies lie outside of `include`, beside the file's own folder"
     )
-    hints: bool = key(True, "be told of changes by the kernel; without, every `poll_interval`")
+    hints: bool = key(
+        True, "be told of changes by the kernel (Linux); without, look every `poll_interval`"
+    )
     reconcile_interval: Duration = key(
         5.0, "how often files are looked for although hints say nothing"
     )

@@ -65,7 +65,7 @@ class Engine:
         self._scanned: set[str] = set()
         self._resumed = {state.source for state in shared.checkpoints.files.values()}
         self._hinted = set(hinted)
-        self._hints = Hints(self._hint_later, self._hints_failed)
+        self._hints = Hints(self._hint_later, self._hints_missed, self._hints_failed)
         self._forget_at = 0.0
         self._save_at = 0.0
         for state in shared.checkpoints.files.values():
@@ -298,7 +298,16 @@ class Engine:
                 else:
                     file.saw(found, now)
 
-    def _hints_failed(self, error: Exception) -> None:
+    def _hints_missed(self) -> None:
+        """More happened than the kernel keeps: everything is looked at."""
+
+        def scan() -> None:
+            for name in self._hinted:
+                self._scan_soon(name)
+
+        self.post(scan)
+
+    def _hints_failed(self, error: OSError) -> None:
         """The kernel watches no more: everything is polled from now on."""
 
         def poll() -> None:

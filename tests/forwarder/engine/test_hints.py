@@ -16,6 +16,7 @@ from logstore.clock import SystemClock
 from tests.forwarder.engine.world import HandClock, Post, World
 
 _PATIENCE_SECONDS = 30.0
+_QUEUED = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
 
 
 class _Immediate(Post):
@@ -108,25 +109,84 @@ def test_without_hints_files_are_polled(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_was_made_anew_is_watched_again(tmp_path: Path) -> None:
-    heard: list[set[str]] = []
-    there = threading.Event()
-
-    def hint(paths: set[str]) -> None:
-        heard.append(paths)
-        there.set()
-
+    heard: set[str] = set()
     folder = tmp_path / "logs"
     folder.mkdir()
-    hints = Hints(hint, lambda error: pytest.fail(str(error)))
+    hints = Hints(heard.update, lambda: None, _not_to_fail)
     assert hints.watch({str(folder)})
     assert not hints.watch({str(folder)})
     folder.rename(tmp_path / "old")
     folder.mkdir()
     assert hints.watch({str(folder)})
     (folder / "a.log").write_text("hello\n")
-    assert there.wait(_PATIENCE_SECONDS)
-    assert heard[-1] == {str(folder / "a.log")}
+    _until(lambda: str(folder / "a.log") in heard)
     hints.close()
+
+
+def test_a_folder_with_two_names_is_hinted_by_both(tmp_path: Path) -> None:
+    heard: set[str] = set()
+    folder, link = tmp_path / "logs", tmp_path / "link"
+    folder.mkdir()
+    link.symlink_to(folder)
+    hints = Hints(heard.update, lambda: None, _not_to_fail)
+    assert hints.watch({str(folder), str(link)})
+    (folder / "a.log").write_text("hello\n")
+    _until(lambda: heard >= {str(folder / "a.log"), str(link / "a.log")})
+    assert hints.watch({str(link)})
+    heard.clear()
+    (folder / "b.log").write_text("hello\n")
+    _until(lambda: str(link / "b.log") in heard)
+    assert str(folder / "b.log") not in heard
+    hints.close()
+
+
+def test_a_full_queue_of_the_kernel_is_noticed(tmp_path: Path) -> None:
+    """The kernel drops what does not fit, and says so."""
+    reading, go_on, missed = threading.Event(), threading.Event(), threading.Event()
+
+    def hold(_: set[str]) -> None:
+        reading.set()
+        assert go_on.wait(_PATIENCE_SECONDS)
+
+    hints = Hints(hold, missed.set, _not_to_fail)
+    hints.watch({str(tmp_path)})
+    with (tmp_path / "a").open("wb", 0) as a, (tmp_path / "b").open("wb", 0) as b:
+        assert reading.wait(_PATIENCE_SECONDS)
+        for _ in range(_QUEUED // 2 + 1):  # the same event twice in turn would be one
+            a.write(b"x")
+            b.write(b"x")
+    assert not missed.is_set()
+    go_on.set()
+    assert missed.wait(_PATIENCE_SECONDS)
+    hints.close()
+
+
+def test_where_hints_are_missing_everything_is_looked_at(tmp_path: Path) -> None:
+    """Nobody tells of a file behind a link: its folder is not watched."""
+    world = Live(tmp_path, hints=True, reconcile_interval="1h", poll_interval="1h")
+    elsewhere = tmp_path / "elsewhere.txt"
+    elsewhere.write_text("a\n")
+    world.path("a.log").parent.mkdir(parents=True, exist_ok=True)
+    world.path("a.log").symlink_to(elsewhere)
+    with world.running():
+        world.until_stored(["a"])
+        scans = world.tally.scans
+        with elsewhere.open("a") as file:
+            file.write("b\n")
+        assert world.tally.scans == scans
+        world.engine._hints_missed()
+        world.until_stored(["a", "b"])
+
+
+def _until(there: Callable[[], bool]) -> None:
+    until = SystemClock().monotonic() + _PATIENCE_SECONDS
+    while not there():
+        assert SystemClock().monotonic() < until
+        threading.Event().wait(0.005)
+
+
+def _not_to_fail(error: OSError) -> None:
+    pytest.fail(str(error))
 
 
 def test_network_file_systems() -> None:
