@@ -16,6 +16,7 @@
                 failed   {seq: {epoch, at, attempts, reason, low, bytes}}: tried too often
     recent      {node: [[seq, epoch], …]}: the last commits, so that a repetition is known
     evicted     null or {"at", "reason"}; `evictions` counts them
+    replay      null or {"id", "low", "at"}: the last replay that was asked for, of a log pipeline
     committed_segments, committed_bytes, dropped    since it was made; `dropped` are failed
                 ones that nobody decided on in time
     version     a fresh ULID in every write, so that no two versions have equal bytes
@@ -36,6 +37,7 @@ from typing import Any, Final
 
 import orjson
 
+from coordination.pipelines.replay import Replay
 from logstore import keys
 from logstore.errors import Damaged, UnsupportedVersion
 from logstore.objects.store import ObjectStore
@@ -46,7 +48,7 @@ PIPELINES: Final = "pipeline:"
 """What the names of groups of log pipelines begin with; see `pipelines.work`."""
 _NAMES: Final = (
     "format group state start created_at since epoch nodes recent evicted evictions "
-    "committed_segments committed_bytes dropped version"
+    "committed_segments committed_bytes dropped version replay"
 )
 _KNOWN: Final = frozenset(_NAMES.split(" "))
 
@@ -149,6 +151,7 @@ class Group:
     dropped: int = 0
     version: str = ""
     others: Mapping[str, Any] = field(default_factory=dict)
+    replay: Replay | None = None
 
     @property
     def of_pipeline(self) -> bool:
@@ -259,7 +262,7 @@ def encode_group(group: Group) -> bytes:
     recent: dict[str, list[tuple[int, int]]] = {}
     for node, seq, epoch in group.recent:
         recent.setdefault(node, []).append((seq, epoch))
-    evicted = group.evicted
+    evicted, again = group.evicted, group.replay
     return orjson.dumps(
         {
             **group.others,
@@ -277,6 +280,7 @@ def encode_group(group: Group) -> bytes:
             "committed_segments": group.committed_segments,
             "committed_bytes": group.committed_bytes,
             "dropped": group.dropped,
+            "replay": again and again.value(),
             "version": group.version,
         }
     )
@@ -324,7 +328,7 @@ def decode_group(key: str, body: bytes) -> Group:
 
 
 def _group(value: dict[str, Any]) -> Group:
-    evicted = value["evicted"]
+    evicted, again = value["evicted"], value.get("replay")
     recent = [(node, seq, epoch) for node, some in value["recent"].items() for seq, epoch in some]
     return Group(
         name=str(value["group"]),
@@ -342,6 +346,7 @@ def _group(value: dict[str, Any]) -> Group:
         dropped=int(value["dropped"]),
         version=str(value["version"]),
         others={key: kept for key, kept in value.items() if key not in _KNOWN},
+        replay=again and Replay.of(again),
     )
 
 

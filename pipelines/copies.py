@@ -10,15 +10,15 @@ events are late and runs were written through several nodes.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from coordination.pipelines.checkpoint import Reading
 from logstore.batch import RunKey
 from logstore.errors import Damaged, NotFound
-from pipelines.checkpoint import Reading
 from pipelines.events import Origin, runs_of
 from pipelines.source import SegmentSource
 
@@ -48,20 +48,27 @@ class Copies:
 
         `nodes` says how far each was read. Raises `StoreUnavailable`.
         """
+        others = [
+            Origin(name, seq)
+            for name, reading in nodes.items()
+            if name != origin.node and name in self._source.nodes
+            for seq in self._source.nodes[name].sizes
+            if seq < reading.next
+        ]
+        return await self.of(events, others)
+
+    async def of(self, events: pa.Table, others: Iterable[Origin]) -> pa.Array | None:
+        """Which of the events are in these segments; None: none. Raises `StoreUnavailable`."""
         if events.num_rows == 0:
             return None
         runs = runs_of(events)
         low, high = pc.min(events["ulid"]).as_py(), pc.max(events["ulid"]).as_py()
         wanted = events.select(_KEY).combine_chunks()
-        found: list[pa.Table] = []
-        for name, reading in nodes.items():
-            node = self._source.nodes.get(name)
-            if name == origin.node or node is None:
-                continue
-            for seq in node.sizes:
-                other = Origin(name, seq)
-                if seq < reading.next and await self._may_hold(other, low, high, runs):
-                    found.append(await self._matching(other, wanted))
+        found = [
+            await self._matching(other, wanted)
+            for other in others
+            if await self._may_hold(other, low, high, runs)
+        ]
         if not any(table.num_rows for table in found):
             return None
         return pa.array(_is_in(wanted, pa.concat_tables(found)))

@@ -28,6 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from coordination.pipelines.checkpoint import EventKey
 from logstore import ulid
 from logstore.batch import RunKey
 from logstore.segments.ulids import parse
@@ -50,15 +51,6 @@ _ULID: Final = 26
 _FORCED_PART: Final = 2
 
 Indexes = NDArray[np.int64]
-
-
-class EventKey(NamedTuple):
-    """The place of an event in the order: microseconds since 1970, ULID, fqn, run."""
-
-    moment: int
-    ulid: str
-    fqn: str
-    run: str
 
 
 class Origin(NamedTuple):
@@ -197,6 +189,11 @@ class EventBuffer:
         self.counts.late += late
         self.counts.events += found.num_rows
         return found
+
+
+def moments_of(events: pa.Table) -> Indexes:
+    """The times in microseconds by which events are ordered that are in order of their ULIDs."""
+    return _moments(events, AHEAD_MS * 1000)
 
 
 def runs_of(events: pa.Table) -> frozenset[RunKey]:

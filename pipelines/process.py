@@ -16,12 +16,15 @@ from typing import Final
 
 from coordination.coordinator.coordinator import Coordinator
 from coordination.coordinator.work_queue import WorkQueue
+from coordination.groups import State
+from coordination.pipelines.control import Control, change_control, read_control
+from coordination.pipelines.replay import Replay
 from logstore.errors import InvalidInput, LeaseLost, NotFound, OutcomeUnknown, Unavailable
 from pipelines import work
 from pipelines.config import PipelineConfig
-from pipelines.control import Control, change_control, read_control
 from pipelines.settings import PipelinesSettings
 from pipelines.source import SegmentSource
+from pipelines.table import TableSource
 from pipelines.waiting import wait_or_stop
 from pipelines.worker import Worker
 from pipelines.world import World, open_world
@@ -130,10 +133,19 @@ class PipelinesProcess:
             what = "added" if old is None else "removed" if new is None else "changed"
             log.info("pipeline %s was %s", name, what)
             self._said.pop(name, None)
-            for worker in self.workers:
-                if worker.pipeline == name:
-                    worker.stop()
+            self._stop(name)
         self._pipelines = found
+
+    def _stop(self, pipeline: str) -> None:
+        for worker in self.workers:
+            if worker.pipeline == pipeline:
+                worker.stop()
+
+    def _replay(self, pipeline: str, asked: Replay | None) -> None:
+        """Tells the workers of a pipeline of the last replay."""
+        for worker in self.workers:
+            if worker.pipeline == pipeline:
+                worker.asked = asked
 
     def _say(self, pipeline: str, what: str) -> None:
         """Says something about a pipeline, or all, unless that was said last."""
@@ -153,10 +165,13 @@ class PipelinesProcess:
             self._tell(control)
             if control.paused:
                 return
-            evicted = await work.begin(self._world, pipeline, queue)
-            if evicted is not None:
-                self._say(pipeline.name, f"it is evicted and does nothing: {evicted}")
+            group = await work.begin(self._world, pipeline, queue)
+            if group.state is State.EVICTED:
+                reason = "" if group.evicted is None else group.evicted.reason
+                self._say(pipeline.name, f"it is evicted and does nothing: {reason}")
+                self._stop(pipeline.name)
                 return
+            self._replay(pipeline.name, group.replay)
             for lease in await queue.acquire(len(work.keys_of(pipeline))):
                 found = work.keys_of(pipeline).get(lease.key)
                 if found is None:  # of an appender that this process does not know
@@ -169,6 +184,9 @@ class PipelinesProcess:
                     part,
                     lease,
                     self._source,
+                    TableSource(
+                        self._world.store, self._world.table, self._source, self._world.clock
+                    ),
                     clock=self._world.clock,
                     fs=self._world.fs,
                     on_disabled=partial(self._disable, pipeline.name),
@@ -176,6 +194,7 @@ class PipelinesProcess:
                     store=self._world.settings,
                 )
                 worker.disabled = appender.name in control.disabled
+                worker.asked = group.replay
                 task = asyncio.ensure_future(worker.run())
                 self._workers[task] = worker
                 task.add_done_callback(lambda done: self._workers.pop(done, None))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
+from coordination.pipelines.checkpoint import Checkpoint, Reading, Replaying
 from pipelines.appenders.contract import Appender, State
-from pipelines.checkpoint import Checkpoint, Reading
 from pipelines.config import PipelineSettings
 from pipelines.events import EventBuffer
+from pipelines.replay import TABLE
 from pipelines.source import Node
 
 _END_OF_TIME: Final = 1 << 62
@@ -36,10 +37,14 @@ class Progress:
     dead: bool
     nodes: dict[str, Reading]
     buffer: EventBuffer
+    replay: Replaying | None = None
+    copy: Appender | None = None
+    """Takes what a replay gives again; None while that goes to the dead-letter file."""
     read_at: dict[str, float] = field(default_factory=dict)
     saved_at: float = 0.0
     changed: bool = False
     given: int = 0
+    again: int = 0
     lost: int = 0
 
     def enter(self, nodes: Mapping[str, Node], start: str) -> None:
@@ -48,9 +53,28 @@ class Progress:
             first = max(node.sizes, default=0) + 1 if start == "now" else node.low
             self.nodes[name] = Reading(first, first)
 
+    @property
+    def table_read(self) -> bool:
+        """Whether the replay has read all of the table."""
+        return self.replay is None or self.replay.table.next >= self.replay.table.end
+
+    @property
+    def all_given_again(self) -> bool:
+        """Whether a replay is over: nothing waits, or is to be read, that the appender may have."""
+        if self.replay is None or not self.table_read or self.buffer.oldest(TABLE) is not None:
+            return False
+        return all(
+            (self.nodes.get(name, Reading(1, 1)).next >= seq)
+            and (self.buffer.oldest(name) or seq) >= seq
+            for name, seq in self.replay.read.items()
+            if name in self.nodes
+        )
+
     def following(self, nodes: Mapping[str, Node]) -> Next | None:
         """The next segment of the node that is furthest behind; None: there is none."""
         waiting = []
+        if self.replay is not None and not self.table_read:
+            waiting.append(Next(self.replay.table.next, TABLE, self.replay.table.next, 0))
         for name, node in nodes.items():
             reading = self.nodes.get(name, Reading(1, 1))
             seq, lost = node.following(reading.next)
@@ -61,6 +85,8 @@ class Progress:
     def until(self, nodes: Mapping[str, Node], settings: PipelineSettings, now: float) -> int:
         """The time up to which events may go, in microseconds; `now` in monotonic seconds."""
         lowest = None
+        if self.replay is not None and not self.table_read:
+            lowest = self.replay.table.next
         for name, reading in self.nodes.items():
             node = nodes.get(name)
             unread = node is not None and node.following(reading.next)[0] in node.sizes
@@ -69,8 +95,19 @@ class Progress:
                 lowest = reading.high_ms if lowest is None else min(lowest, reading.high_ms)
         return _END_OF_TIME if lowest is None else (lowest - settings.event_delay_ms) * 1000
 
-    def checkpoint(self, state: State) -> Checkpoint:
-        """The checkpoint of now; `state` is what the appender's `sync` gave."""
+    def checkpoint(self, state: State, copied: State | None, now_ms: int) -> Checkpoint:
+        """The checkpoint of now; `state` is what the appender's `sync` gave, `copied` its copy's.
+
+        A replay that is over is not in it.
+        """
+        replay = self.replay
+        if self.all_given_again:
+            replay = None
+        elif replay is not None:
+            oldest = self.buffer.oldest(TABLE)
+            place = replay.table._replace(low=replay.table.next if oldest is None else oldest)
+            copy = replay.appender if copied is None else copied
+            replay = replace(replay, table=place, appender=copy)
         nodes = {}
         for name, reading in self.nodes.items():
             oldest = self.buffer.oldest(name)
@@ -83,6 +120,7 @@ class Progress:
             "copies": ours.copies,
             "lost": self.lost,
             "dead": ours.events if self.dead else 0,
+            "again": self.again,
         }
         return Checkpoint(
             nodes,
@@ -90,4 +128,7 @@ class Progress:
             self.begun.appender if self.dead else state,
             state if self.dead else self.begun.dead_letter,
             {name: old.get(name, 0) + count for name, count in new.items()},
+            self.begun.replayed,
+            replay,
+            now_ms,
         )

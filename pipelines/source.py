@@ -81,9 +81,14 @@ class SegmentSource:
         self.deleted: Mapping[tuple[str, str | None], int] = {}
         """Up to which ULID lines are deleted; another mapping once that changes."""
 
-    async def refresh(self) -> None:
-        """Lists what is new, at most once a second for all callers. Raises `StoreUnavailable`."""
-        while self._clock.monotonic() - self._listed >= _LIST_SECONDS:
+    async def refresh(self, since: float | None = None) -> None:
+        """Lists what is new, at most once a second for all callers. Raises `StoreUnavailable`.
+
+        `since` is a monotonic time at which, or later, the listing is to begin.
+        """
+        if since is None:
+            since = self._clock.monotonic() - _LIST_SECONDS
+        while self._listed < since:
             if self._listing is None:
                 self._listing = asyncio.ensure_future(self._list())
             await asyncio.shield(self._listing)

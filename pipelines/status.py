@@ -7,13 +7,13 @@ from typing import Any
 
 from coordination.lease import identity_of
 from coordination.partitions.partition import Partition
-from pipelines.checkpoint import Checkpoint, decode
-from pipelines.control import Control, read_control
+from coordination.pipelines.checkpoint import Checkpoint, decode
+from coordination.pipelines.control import Control, read_control
 from pipelines.process import NAME
 from pipelines.source import SegmentSource
 from pipelines.world import World
 
-_COUNTS = ("events", "late", "forced", "copies", "dead", "lost")
+_COUNTS = ("events", "late", "forced", "copies", "dead", "again", "lost")
 
 
 async def rows(world: World, names: Sequence[str]) -> list[dict[str, Any]]:
@@ -46,6 +46,7 @@ def _row(control: Control, partition: Partition, source: SegmentSource) -> dict[
         "state": _state(control, appender),
         "owner": None if partition.owner is None else identity_of(partition.owner),
         "segments_behind": _behind(checkpoint, source),
+        "replay": checkpoint.replayed if checkpoint.replay is not None else None,
         **counts,
     }
 

@@ -22,8 +22,8 @@ from coordination.groups import (
     read_group,
 )
 from coordination.partitions.partition import NewPartition, Partition
+from coordination.pipelines.checkpoint import decode
 from logstore.errors import InvalidInput
-from pipelines.checkpoint import decode
 from pipelines.config import AppenderConfig, PipelineConfig
 from pipelines.world import World
 
@@ -38,8 +38,8 @@ def keys_of(pipeline: PipelineConfig) -> Mapping[str, tuple[AppenderConfig, int]
     }
 
 
-async def begin(world: World, pipeline: PipelineConfig, queue: WorkQueue) -> str | None:
-    """Makes the pipeline's group and partitions if need be; why it is evicted, or None.
+async def begin(world: World, pipeline: PipelineConfig, queue: WorkQueue) -> Group:
+    """Makes the pipeline's group and, unless it is evicted, its partitions if need be.
 
     Raises `InvalidInput` for other parts than its checkpoints have, `StoreUnavailable`.
     """
@@ -50,11 +50,11 @@ async def begin(world: World, pipeline: PipelineConfig, queue: WorkQueue) -> str
         made = Group(name, State.ACTIVE, start, now, now, version=world.fresh_id())
         group = await create_group(world.store, made)
     if group.state is State.EVICTED:
-        return "" if group.evicted is None else group.evicted.reason
+        return group
     known = [one.key for one in await _all(queue)]
     _refuse_other_parts(pipeline, known)
     await queue.create([NewPartition(key) for key in keys_of(pipeline) if key not in known])
-    return None
+    return group
 
 
 async def move_group(world: World, pipeline: PipelineConfig, queue: WorkQueue) -> None:
@@ -64,8 +64,11 @@ async def move_group(world: World, pipeline: PipelineConfig, queue: WorkQueue) -
     needed = lowest(partitions) if len(partitions) == len(keys) else None
     if needed is None:
         return
+    known = min(decode(one.progress).replayed for one in partitions)
 
     def moved(group: Group) -> Group:
+        if group.replay is not None and group.replay.id > known:
+            return group  # it holds back everything until all have begun there
         for node, low in needed.items():
             if group.cursor(node).seq < low - 1:
                 group = group.at(node, Cursor(seq=low - 1))

@@ -17,19 +17,15 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final
-from zlib import crc32
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from coordination.coordinator.lease import Lease
+from coordination.pipelines.checkpoint import Checkpoint, encode
+from coordination.pipelines.replay import Replay
 from logstore.clock import Clock
 from logstore.errors import (
-    Damaged,
     LeaseLost,
     NotFound,
     OutcomeUnknown,
@@ -39,31 +35,20 @@ from logstore.errors import (
 from logstore.filesystem import FileSystem
 from logstore.objects.settings import StoreSettings
 from pipelines.appenders.contract import Appender, Context
-from pipelines.checkpoint import Checkpoint, Reading, decode, encode
 from pipelines.config import AppenderConfig, PipelineConfig
-from pipelines.copies import Copies
-from pipelines.events import EventBuffer, Origin
+from pipelines.events import EventBuffer
 from pipelines.hooks import Hooks
 from pipelines.progress import Progress
+from pipelines.reader import Counts, Reader
+from pipelines.replay import begun, is_due, rewound, split
 from pipelines.source import SegmentSource
+from pipelines.table import TableSource
 from pipelines.thread import OwnThread
 from pipelines.waiting import wait_or_stop
 
 log = logging.getLogger("tailrace.pipelines")
 
 _POLL_SECONDS: Final = 0.5
-
-
-@dataclass(slots=True)
-class Counts:
-    """What a worker did in this process. Grows only."""
-
-    given: int = 0
-    deleted: int = 0
-    lost: int = 0
-    damaged: int = 0
-    failures: int = 0
-    checkpoints: int = 0
 
 
 class Worker:
@@ -76,6 +61,7 @@ class Worker:
         part: int,
         lease: Lease,
         source: SegmentSource,
+        table: TableSource,
         *,
         clock: Clock,
         fs: FileSystem,
@@ -94,12 +80,25 @@ class Worker:
         self._appender = appender
         self._part = part
         self._source = source
-        self._copies = Copies(source)
+        self._table = table
+        self.asked: Replay | None = None
+        """The last replay that was asked for; may be changed at any time."""
         self._clock = clock
         self._fs = fs
         self._instance = instance
         self._store = store
         self._thread = OwnThread(self.name)
+        self._reader = Reader(
+            pipeline,
+            appender,
+            part,
+            source,
+            table,
+            clock=clock,
+            thread=self._thread,
+            counts=self.counts,
+            patiently=self._patiently,
+        )
         self._stopping = asyncio.Event()
         self._pause_ms = self._settings.retry_ms
 
@@ -167,20 +166,31 @@ class Worker:
 
     async def _live(self) -> None:
         """From the last checkpoint to a stop, or a change of who takes the events."""
-        checkpoint, dead = decode(self.lease.progress), self.disabled
+        checkpoint, dead = begun(self.lease.partition, self.asked), self.disabled
         if dead and not self._settings.dead_letter_dir:
             await wait_or_stop(self._clock, _POLL_SECONDS, self._stopping)
             return
+        if self.asked is not None and is_due(checkpoint, self.asked):
+            checkpoint = await rewound(checkpoint, self.asked, self._source, self._table)
+            await self.lease.save(encode(checkpoint))
+            self.counts.checkpoints += 1
+            log.info("%s goes on at %s", self.name, self.asked.low or "what comes")
         appender = (
             self._appender.make_dead_letter(self._settings) if dead else self._appender.make()
         )
         state = checkpoint.dead_letter if dead else checkpoint.appender
-        cancelled = False
+        started, cancelled = [appender], False
         try:
             await self._thread.run(appender.start, self._context(dead=dead), state)
-            progress = await self._begin(checkpoint, appender, dead=dead)
+            copy = None
+            if checkpoint.replay is not None and not dead:
+                copy = self._appender.make()
+                started.append(copy)
+                context = self._context(dead=False, replay=checkpoint.replayed)
+                await self._thread.run(copy.start, context, checkpoint.replay.appender)
+            progress = await self._begin(checkpoint, appender, copy, dead=dead)
             hooks = Hooks(self._thread, self._source, appender)
-            while self._may_go_on and self.disabled is dead:
+            while self._same(progress, dead=dead):
                 if not await self._turn(progress, hooks):
                     await wait_or_stop(self._clock, _POLL_SECONDS, self._stopping)
             if self.lease.valid():
@@ -190,13 +200,20 @@ class Worker:
             raise
         finally:
             if not cancelled:
-                await self._thread.run(appender.stop)
+                for one in started:
+                    await self._thread.run(one.stop)
 
     @property
     def _may_go_on(self) -> bool:
         return not self._stopping.is_set() and self.lease.valid()
 
-    def _context(self, *, dead: bool) -> Context:
+    def _same(self, progress: Progress, *, dead: bool) -> bool:
+        """Whether it may go on as it began."""
+        over = progress.begun.replay is not None and progress.replay is None
+        other = over or is_due(progress.begun, self.asked) or self.disabled is not dead
+        return self._may_go_on and not other
+
+    def _context(self, *, dead: bool, replay: str = "") -> Context:
         return Context(
             self._settings.name,
             f"{self._appender.name}.dead" if dead else self._appender.name,
@@ -208,21 +225,23 @@ class Worker:
             self._instance,
             self._store,
             lambda: self._source.deleted,
+            replay,
         )
 
-    async def _begin(self, checkpoint: Checkpoint, appender: Appender, *, dead: bool) -> Progress:
+    async def _begin(
+        self, checkpoint: Checkpoint, appender: Appender, copy: Appender | None, *, dead: bool
+    ) -> Progress:
         """Where the checkpoint was: what waited then waits again."""
         now = self._clock.monotonic()
         progress = Progress(
             *(checkpoint, appender, dead, dict(checkpoint.nodes)),
             EventBuffer(checkpoint.frontier),
+            checkpoint.replay,
+            copy,
             saved_at=now,
         )
         await self._patiently(self._source.refresh)
-        for node, reading in checkpoint.nodes.items():
-            progress.read_at[node] = now
-            for seq in range(reading.low, reading.next):
-                await self._add(progress, node, seq, known=True)
+        await self._reader.read_again(progress)
         if self.lease.progress is None:
             progress.enter(self._source.nodes, self._settings.start)
             await self._save(progress)
@@ -234,7 +253,7 @@ class Worker:
         """Reads a segment if there is one, gives on what may go; whether something was done."""
         try:
             await self._source.refresh()
-            found = await self._read(progress)
+            found = await self._reader.read(progress)
         except Unavailable as error:
             self._say_unavailable(error)
             found = False
@@ -246,72 +265,6 @@ class Worker:
             await self._save(progress)
         return found or given
 
-    async def _read(self, progress: Progress) -> bool:
-        """Reads the next segment of the node that is furthest behind; False: there is none."""
-        found = progress.following(self._source.nodes)
-        if found is None:
-            return False
-        if found.lost:
-            self._lose(progress, found.lost, found.node)
-        await self._add(progress, found.node, found.seq, known=False)
-        return True
-
-    def _lose(self, progress: Progress, segments: int, node: str) -> None:
-        progress.lost += segments
-        self.counts.lost += segments
-        log.warning("%s: %d segments of %s were removed unread", self.name, segments, node)
-
-    async def _add(self, progress: Progress, node: str, seq: int, *, known: bool) -> None:
-        """Puts the wanted events of a segment into the buffer."""
-        try:
-            segment = await self._patiently(lambda: self._source.read(node, seq))
-        except NotFound:
-            if not known:
-                return  # removed since it was listed; the next listing says how many are lost
-            self._lose(progress, 1, node)
-            return
-        except Damaged as error:
-            self.counts.damaged += 1
-            log.warning("%s: segment %d of %s is skipped: %s", self.name, seq, node, error)
-            events, high_ms = None, 0
-        else:
-            events = await self._thread.run(self._wanted, segment.events)
-            high_ms = segment.high_ms
-        if events is not None:
-            origin, buffer = Origin(node, seq), progress.buffer
-            if not known:
-                events = await self._without_copies(progress, origin, events)
-            await self._thread.run(partial(buffer.add, known=known), origin, events)
-        if not known:
-            before = progress.nodes.get(node, Reading(seq, seq))
-            progress.nodes[node] = Reading(before.low, seq + 1, max(before.high_ms, high_ms))
-            progress.read_at[node] = self._clock.monotonic()
-            progress.changed = True
-
-    async def _without_copies(
-        self, progress: Progress, origin: Origin, events: pa.Table
-    ) -> pa.Table:
-        """The events without those that another node sent, and that were given out then."""
-        if not progress.nodes.keys() - {origin.node}:
-            return events
-        late = progress.buffer.late_of(events)
-        found = await self._patiently(lambda: self._copies.among(late, origin, progress.nodes))
-        if found is None:
-            return events
-        rows = late.column("row").filter(found)
-        progress.buffer.counts.copies += len(rows)
-        kept = np.ones(events.num_rows, dtype=np.bool_)
-        kept[rows.to_numpy()] = False
-        return events.filter(pa.array(kept))
-
-    def _wanted(self, events: pa.Table) -> pa.Table:
-        """The events of this appender and part."""
-        if self._settings.parts > 1:
-            names = pc.unique(events.column("fqn")).to_pylist()
-            ours = [name for name in names if part_of(name, self._settings.parts) == self._part]
-            events = events.filter(pc.is_in(events.column("fqn"), pa.array(ours, pa.string())))
-        return self._appender.part.filter.of(self._settings.filter.of(events))
-
     async def _give(self, progress: Progress) -> bool:
         """Gives the appender what no node can send anything before any more."""
         buffer = progress.buffer
@@ -319,7 +272,7 @@ class Worker:
         events = await self._thread.run(buffer.take, until)
         forced = await self._thread.run(buffer.force, self._settings.buffer_size_bytes)
         if forced.num_rows:
-            events = pa.concat_tables([events, forced])
+            events = pa.concat_tables([events, forced]) if events.num_rows else forced
         if events.num_rows == 0:
             return False
         progress.changed = True
@@ -328,10 +281,18 @@ class Worker:
         if kept.num_rows:
             if not self.lease.valid():
                 raise LeaseLost(f"the lease of {self.name} is over")
-            await self._thread.run(progress.appender.append, kept)
-            progress.given += kept.num_rows
-            self.counts.given += kept.num_rows
+            await self._append(progress, kept)
         return True
+
+    async def _append(self, progress: Progress, events: pa.Table) -> None:
+        again, new = split(events)
+        if again.num_rows:
+            await self._thread.run((progress.copy or progress.appender).append, again)
+        if new.num_rows:
+            await self._thread.run(progress.appender.append, new)
+        progress.given += events.num_rows
+        progress.again += again.num_rows
+        self.counts.given += events.num_rows
 
     # --- checkpoints ---------------------------------------------------------------------
 
@@ -340,7 +301,9 @@ class Worker:
         if progress.buffer.late_wait:
             await self._give(progress)
         state = await self._thread.run(progress.appender.sync)
-        checkpoint = progress.checkpoint(state)
+        copy = None if progress.replay is None else progress.copy
+        copied = None if copy is None else await self._thread.run(copy.sync)
+        checkpoint = progress.checkpoint(state, copied, self._clock.now_ms())
         progress.saved_at = self._clock.monotonic()
         try:
             await self.lease.save(encode(checkpoint))
@@ -348,8 +311,13 @@ class Worker:
             self._say_unavailable(error)
             return
         progress.nodes, progress.changed = dict(checkpoint.nodes), False
+        if progress.replay is not None and checkpoint.replay is None:
+            log.info("%s has given everything again", self.name)
+        progress.replay = checkpoint.replay
         self.counts.checkpoints += 1
         await self._thread.run(progress.appender.saved)
+        if copy is not None:
+            await self._thread.run(copy.saved)
         if progress.given:
             self._works()
 
@@ -378,8 +346,3 @@ class Worker:
         if said != self.failure:
             log.warning("%s waits: %s", self.name, said)
         self.failure = said
-
-
-def part_of(fqn: str, parts: int) -> int:
-    """Which part a pipeline's name belongs to."""
-    return crc32(fqn.encode()) % parts

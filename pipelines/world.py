@@ -17,6 +17,8 @@ from logstore.filesystem import FileSystem
 from logstore.objects.open import open_store
 from logstore.objects.remote import newest_date_of
 from logstore.objects.store import ObjectStore
+from logstore.table.options import open_table
+from logstore.table.table import Table
 from pipelines.settings import PipelinesSettings
 
 _LOCK: Final = "pipelines.lock"
@@ -28,6 +30,7 @@ class World:
     """What a process works with."""
 
     store: ObjectStore
+    table: Table
     partitions: PartitionStore
     clock: Clock
     entropy: Entropy
@@ -59,7 +62,17 @@ async def open_world(settings: PipelinesSettings) -> AsyncIterator[World]:
             ) as partitions,
         ):
             await partitions.start()
-            yield World(store, partitions, clock, entropy, fs, settings, identity, lock is not None)
+            yield World(
+                store,
+                open_table(settings),
+                partitions,
+                clock,
+                entropy,
+                fs,
+                settings,
+                identity,
+                lock is not None,
+            )
     finally:
         if lock is not None:
             lock.release()

@@ -16,11 +16,15 @@ import orjson
 from logstore.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from logstore.clock import Clock
+    from logstore.objects.store import ObjectStore
     from pipelines.config import PipelineConfig
     from pipelines.process import PipelinesProcess
 
 
 _ACTS = {
+    "replay": "Give a pipeline's events again, from a time on; see docs/pipelines.md.",
+    "skip": "Let a pipeline go on with what comes, as one that was evicted.",
     "pause": "Stop a pipeline wherever it runs; its checkpoints and segments are kept.",
     "resume": "Let a paused pipeline go on.",
     "disable": "Give an appender's events to its dead-letter file, or let them wait.",
@@ -50,6 +54,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         verb.add_argument("pipeline", metavar="PIPELINE", help="the pipeline's name")
         if act in ("disable", "enable"):
             verb.add_argument("appender", metavar="APPENDER", help="the appender's name")
+        if act == "replay":
+            verb.add_argument(
+                *("--from", "-f"),
+                dest="start",
+                metavar="TIME|ULID",
+                required=True,
+                help="0, now-2h, 2026-11-21T10:00:00Z, or a ULID: from the record that has it on",
+            )
         if act == "disable":
             verb.add_argument("--reason", metavar="TEXT", default="by hand", help="shown in status")
 
@@ -156,9 +168,41 @@ async def _change(arguments: argparse.Namespace) -> int:
     from logstore.disk import Disk
     from logstore.objects.open import open_store
     from logstore.ulid import encode, fresh
-    from pipelines.control import Control, change_control
 
     clock, entropy = SystemClock(), system_entropy()
+
+    def fresh_id() -> str:
+        return encode(fresh(clock, entropy))
+
+    async with open_store(_settings(arguments), clock, entropy, Disk()) as store:
+        if arguments.act in ("replay", "skip"):
+            said = await _replay(arguments, store, clock, fresh_id)
+        else:
+            said = await _control(arguments, store, clock, fresh_id)
+    print(f"{arguments.pipeline}: {said}")
+    return 0
+
+
+async def _replay(
+    arguments: argparse.Namespace, store: ObjectStore, clock: Clock, fresh_id: Callable[[], str]
+) -> str:
+    from coordination.pipelines.control import ask_for_replay, lowest_from
+    from coordination.pipelines.replay import Replay
+
+    low = None
+    if arguments.act == "replay":
+        low = lowest_from(arguments.start, now_ms=clock.now_ms(), field="--from")
+    asked = Replay(fresh_id(), low, clock.now_ms())
+    await ask_for_replay(store, arguments.pipeline, asked, fresh_id=fresh_id)
+    if low is None:
+        return "goes on with what comes"
+    return f"goes on at {low}; files of this replay have .replay-{asked.id} in their names"
+
+
+async def _control(
+    arguments: argparse.Namespace, store: ObjectStore, clock: Clock, fresh_id: Callable[[], str]
+) -> str:
+    from coordination.pipelines.control import Control, change_control
 
     def changed(control: Control) -> Control:
         if arguments.act in ("pause", "resume"):
@@ -167,15 +211,9 @@ async def _change(arguments: argparse.Namespace) -> int:
             return control.enable(arguments.appender)
         return control.disable(arguments.appender, clock.now_ms(), arguments.reason)
 
-    async with open_store(_settings(arguments), clock, entropy, Disk()) as store:
-        found = await change_control(
-            store, arguments.pipeline, changed, fresh_id=lambda: encode(fresh(clock, entropy))
-        )
+    found = await change_control(store, arguments.pipeline, changed, fresh_id=fresh_id)
     disabled = ", ".join(f"{name} ({one.reason})" for name, one in found.disabled.items())
-    print(
-        f"{found.pipeline}: {'paused' if found.paused else 'running'}; disabled: {disabled or '-'}"
-    )
-    return 0
+    return f"{'paused' if found.paused else 'running'}; disabled: {disabled or '-'}"
 
 
 async def _status(arguments: argparse.Namespace, pipelines: Sequence[PipelineConfig]) -> int:
@@ -200,6 +238,7 @@ async def _status(arguments: argparse.Namespace, pipelines: Sequence[PipelineCon
         "forced",
         "copies",
         "dead",
+        "again",
         "lost",
     )
     lines = [heads, *(tuple(_text(row, head) for head in heads) for row in found)]

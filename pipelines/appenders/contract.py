@@ -55,7 +55,9 @@ class Context:
     `part` is which part of the pipelines' names it gets, of `parts`. `holds` says whether its
     lease is valid: an appender whose effects others see asks before each. `fs` makes the owner's
     files alone. `instance` is the process. `store` says where the pipeline's own store is; None
-    in a test without one. `deletions` gives what is deleted as far as is known.
+    in a test without one. `deletions` gives what is deleted as far as is known. `replay` is the id
+    of a replay (a ULID) whose events the appender had before: it keeps them apart from the others.
+    It is empty for all other events.
     """
 
     pipeline: str
@@ -68,11 +70,13 @@ class Context:
     instance: str = ""
     store: StoreSettings | None = None
     deletions: Callable[[], Deleted] = dict
+    replay: str = ""
 
     @property
     def name(self) -> str:
         """Its name among all, fit for a file."""
-        return f"{self.pipeline}.{self.appender}.{self.part}"
+        whole = f"{self.pipeline}.{self.appender}.{self.part}"
+        return f"{whole}.{self.replay}" if self.replay else whole
 
     def generation(self, fqn: str, run: str | None) -> int:
         """The ULID up to which lines of this run, or of the pipeline, were deleted; 0: never."""

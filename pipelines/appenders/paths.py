@@ -148,6 +148,14 @@ def _of_generations(
     return codes * len(kept) + which, [name + one for name in names for one in kept]
 
 
+def of_replay(template: str, replay: str) -> str:
+    """The template of the files of a replay: its id stands before the ending."""
+    dot = template.rfind(".")
+    if dot <= max(template.rfind("}"), template.rfind("/")):
+        dot = len(template)
+    return f"{template[:dot]}.replay-{replay}{template[dot:]}"
+
+
 def _named(value: str) -> str:
     return encode(value) if value else _NONE
 

@@ -34,7 +34,7 @@ from logstore.filesystem import File
 from pipelines.appenders.access import Access, AccessSettings
 from pipelines.appenders.catalog import Catalog
 from pipelines.appenders.contract import AppenderFailed, Context, Deleted, State
-from pipelines.appenders.paths import PathTemplate, encoded
+from pipelines.appenders.paths import PathTemplate, encoded, of_replay
 from pipelines.appenders.rolled import Rolled, RolledSettings, active
 from pipelines.appenders.undo import UndoLog
 from pipelines.layouts import Layout, default_layout
@@ -123,6 +123,8 @@ class RollingFile:
                 f"the path {self._settings.path} is written by several parts of the pipeline",
                 hint="Put {fqn} or {part} into the path, or set parts: 1.",
             )
+        if context.replay:
+            self._template = PathTemplate(of_replay(self._settings.path, context.replay))
         undo = UndoLog(context.fs, self._folder, context.name)
         self._parts = parts = _Parts(
             context,

@@ -6,7 +6,11 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
+
+import pyarrow as pa
+from deltalake import CommitProperties, Transaction, WriterProperties, write_deltalake
 
 from logstore import keys, ulid
 from logstore.batch import RunKey
@@ -14,8 +18,12 @@ from logstore.clock import SystemClock
 from logstore.disk import Disk
 from logstore.objects.local import LocalStore
 from logstore.objects.settings import PipelineSettings
+from logstore.runs.watermark import raise_watermark
 from logstore.segments.carry import Carry
+from logstore.segments.reader import open_segment
 from logstore.segments.writer import encode_segment
+from logstore.table.schema import COLUMNS, application
+from logstore.table.table import Table
 from pipelines.config import PipelineConfig
 from pipelines.process import PipelinesProcess
 from pipelines.settings import PipelinesSettings
@@ -29,6 +37,7 @@ class Lake:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.store = LocalStore(f"{folder}/store", Disk(), SystemClock(), random.Random(1))
+        self.table = Table(self.store.uri(keys.TABLE))
         self.seqs: dict[str, int] = {}
         self.settings = PipelinesSettings(
             data=str(folder), pipelines=PipelineSettings(poll_seconds=0.05)
@@ -50,6 +59,55 @@ class Lake:
         body = bytes(encode_segment(entries, node=node, seq=seq, carry=Carry()).body)
         await self.store.put(keys.segment(node, seq), body)
         return first
+
+    async def compact(self, *, upto: dict[str, int] | None = None, remove: bool = True) -> None:
+        """Takes segments into the table, up to these of each node, and may remove them."""
+        snapshot = self.table.create()
+        assert snapshot.delta is not None
+        wanted = self.seqs if upto is None else upto
+        marks = {node: max(seq, snapshot.mark(node)) for node, seq in wanted.items()}
+        new = [
+            (node, seq)
+            for node, last in marks.items()
+            for seq in range(snapshot.mark(node) + 1, last + 1)
+        ]
+        if not new:
+            return
+        bodies = [(await self.store.get(keys.segment(*one)))[1] for one in new]
+        rows = pa.concat_tables(one for body in bodies for one in open_segment(body).groups())
+        times = [
+            datetime.fromtimestamp(ulid.time_ms(ulid.decode(text)) / 1000, UTC)
+            for text in rows.column("ulid").to_pylist()
+        ]
+        rows = rows.append_column("date", pa.array([t.date() for t in times], pa.date32()))
+        rows = rows.append_column("hour", pa.array([t.hour for t in times], pa.int32()))
+        order = [("fqn", "ascending"), ("run_id", "ascending"), ("ulid", "ascending")]
+        write_deltalake(
+            snapshot.delta,
+            rows.select(COLUMNS.names).cast(COLUMNS).sort_by(order),
+            mode="append",
+            partition_by=["date", "hour"],
+            writer_properties=WriterProperties(max_row_group_size=4),
+            commit_properties=CommitProperties(
+                app_transactions=[Transaction(application(n), s) for n, s in marks.items()]
+            ),
+        )
+        if remove:
+            for node, last in marks.items():
+                await self.remove(node, last)
+
+    async def remove(self, node: str, last: int) -> None:
+        """Removes segments, those that a group holds as well."""
+        await raise_watermark(self.store, node, fresh_id=lambda: "v", low=last + 1)
+        await self.store.delete([keys.segment(node, seq) for seq in range(1, last + 1)])
+
+    def rewrite(self) -> None:
+        """Replaces all files of the table by others, and removes the old ones at once."""
+        delta = self.table.snapshot().delta
+        assert delta is not None
+        delta.optimize.compact(min_commit_interval=None)
+        delta.optimize.z_order(["ulid"])
+        delta.vacuum(0, dry_run=False, enforce_retention_duration=False)
 
     @asynccontextmanager
     async def running(

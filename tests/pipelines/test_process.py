@@ -5,114 +5,29 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from coordination.groups import change_group, evict, pipeline_group, read_group
+from coordination.pipelines.control import change_control
 from logstore import keys
 from logstore.errors import InvalidInput
 from logstore.objects.settings import PipelineSettings
 from logstore.runs.deletions import Deletion, encode_deletion
-from pipelines.appenders.contract import AppenderFailed, Context
-from pipelines.appenders.contract import State as AppenderState
-from pipelines.appenders.registry import Registry
-from pipelines.config import AppenderConfig, AppenderPart, PipelineConfig, parse
-from pipelines.control import change_control
-from pipelines.section import Section
+from pipelines.config import PipelineConfig
 from pipelines.status import rows
 from tests.pipelines.lake import Lake
+from tests.pipelines.remembering import Remembering, forget, has, pipeline, until
 
-_PATIENCE_SECONDS = 60.0
-FAST = {
-    "event_delay_ms": 0,
-    "idle_node_ms": 200,
-    "checkpoint_interval_ms": 50,
-    "retry_ms": 20,
-    "most_retry_ms": 50,
-}
-
-
-class Nothing(Section):
-    """No keys."""
-
-
-class Remembering:
-    """An appender in memory, which goes back as a file does; it fails when it is told to."""
-
-    settings: ClassVar[type[Section]] = Nothing
-    lines: ClassVar[dict[str, list[str]]] = {}
-    failing: ClassVar[set[str]] = set()
-    hanging: ClassVar[threading.Event] = threading.Event()
-
-    def __init__(self, settings: Nothing) -> None:
-        self._context: Context | None = None
-
-    def start(self, context: Context, state: AppenderState | None) -> None:
-        self._context = context
-        del self._mine[0 if state is None else int(state["count"]) :]
-
-    @property
-    def _mine(self) -> list[str]:
-        assert self._context is not None
-        return self.lines.setdefault(self._context.appender, [])
-
-    def append(self, events: pa.Table) -> None:
-        assert self._context is not None
-        if self._context.appender.startswith("hangs"):
-            self.hanging.wait()
-        messages = events.column("message").to_pylist()
-        self._mine.extend(messages[: len(messages) // 2])
-        if self._context.appender in self.failing:
-            raise AppenderFailed("its disk is full")
-        self._mine.extend(messages[len(messages) // 2 :])
-
-    def sync(self) -> AppenderState:
-        return {"count": len(self._mine)}
-
-    def saved(self) -> None:
-        """Nothing is to be done."""
-
-    def stop(self) -> None:
-        """Nothing is to be done."""
-
-
-@pytest.fixture(autouse=True)
-def forget() -> None:
-    Remembering.lines = {}
-    Remembering.failing = set()
-    Remembering.hanging = threading.Event()
+__all__ = ["forget"]  # a fixture for each test here
 
 
 @pytest.fixture
 def lake(tmp_path: Path) -> Lake:
     return Lake(tmp_path)
-
-
-def pipeline(*names: str, **settings: Any) -> PipelineConfig:
-    made = parse(
-        {"name": "p", **FAST, **settings, "appenders": [{"type": "stdout", "name": "unused"}]},
-        Registry(),
-    )
-    appenders = tuple(
-        AppenderConfig(AppenderPart(type="memory", name=name), Remembering, Nothing())
-        for name in names
-    )
-    return PipelineConfig(made.settings, appenders)
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(_PATIENCE_SECONDS):
-        while not holds():
-            await asyncio.sleep(0.01)
-
-
-def has(appender: str, *lines: str) -> Callable[[], bool]:
-    return lambda: Remembering.lines.get(appender) == list(lines)
 
 
 async def test_a_failing_appender_holds_up_nobody_and_gets_everything_once(lake: Lake) -> None:

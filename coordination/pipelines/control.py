@@ -20,9 +20,12 @@ from typing import Final, NamedTuple
 
 import orjson
 
-from logstore import keys
-from logstore.errors import Damaged
+from coordination.groups import Group, State, change_group, pipeline_group
+from coordination.pipelines.replay import Replay
+from logstore import keys, ulid
+from logstore.errors import Damaged, InvalidInput, NotFound
 from logstore.objects.store import ObjectStore
+from logstore.search.moments import parse_moment
 from logstore.swap import Document, swap
 
 _FORMAT: Final = 1
@@ -54,6 +57,49 @@ class Control:
         """The same with an appender enabled again."""
         kept = {name: one for name, one in self.disabled.items() if name != appender}
         return replace(self, disabled=kept)
+
+
+def replayed(group: Group, asked: Replay) -> Group:
+    """The pipeline's group with a replay: not evicted, and it holds back every segment.
+
+    It does so until all appenders have begun where they are to. A later replay is kept.
+    """
+    if group.replay is not None and group.replay.id >= asked.id:
+        return group
+    return replace(
+        group,
+        state=State.ACTIVE,
+        evicted=None,
+        cursors={},
+        since_ms=asked.asked_ms,
+        replay=asked,
+    )
+
+
+def lowest_from(text: str, *, now_ms: int, field: str) -> str:
+    """The lowest ULID of a time, in any form, or the ULID itself. Raises `InvalidInput`."""
+    try:
+        return ulid.encode(ulid.decode(text.strip().upper()))
+    except InvalidInput:
+        return ulid.encode(ulid.lowest_at(parse_moment(text, now_ms=now_ms, field=field)))
+
+
+async def ask_for_replay(
+    store: ObjectStore, pipeline: str, asked: Replay, *, fresh_id: Callable[[], str]
+) -> Group:
+    """Has the pipeline go on elsewhere; returns its group.
+
+    Raises `NotFound` for a pipeline that never ran, `StoreUnavailable`, `OutcomeUnknown`,
+    `Damaged`.
+    """
+    name = pipeline_group(pipeline)
+    group = await change_group(store, name, lambda found: replayed(found, asked), fresh_id=fresh_id)
+    if group is None:
+        raise NotFound(
+            f"no pipeline {pipeline!r} has run on this store",
+            hint="A pipeline is known once a process has begun to run it.",
+        )
+    return group
 
 
 async def read_control(store: ObjectStore, pipeline: str) -> Control:

@@ -1,0 +1,1 @@
+"""What is stored about log pipelines: what operators said, and how far each appender is."""
