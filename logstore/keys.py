@@ -22,6 +22,7 @@ TABLE = "table"
 SKIP_INDEXES = "table/_index/"
 COORDINATION = "coordination/"
 NODES = "coordination/nodes/"
+PEERS = "coordination/peers/"
 WATERMARKS = "coordination/text/"
 DELETED = "coordination/deleted/"
 STATUS = "coordination/status/"
@@ -173,8 +174,13 @@ def partition_shard(source: str, number: int) -> str:
 
 
 def node_registration(node: str) -> str:
-    """The registration of a node, with its address."""
+    """The registration of a node: that it was ever there."""
     return f"{NODES}{encode(node)}"
+
+
+def peer(node: str, instance: str) -> str:
+    """The entry of a process of a node in the register, with its address."""
+    return f"{PEERS}{encode(node)}~{instance}"
 
 
 def deletions_of(key: RunKey) -> str:

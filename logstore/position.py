@@ -4,25 +4,34 @@ A **position** is a place in one node's journal: (node, file ULID, `pos`), where
 is the node-wide running number of a line. The file's ULID distinguishes two folders
 of which one is a copy of the other, so that both continue from the same number.
 
-A **cursor** holds, per node, the last position seen. It is opaque to clients:
-`c2.` and base64url of a JSON object, so it is never mistaken for a line number. A cursor with
-`c1.` need not name every node: all lines before the last line seen count as seen too.
+A **cursor** holds, per node, the last position seen, and no line of a node that it does not name
+was seen. Where several nodes are on the store it also has the ULIDs of the last records that were
+seen of the newest batches: a batch that a client sent to another node again is known by them, even
+if the node that had it first is away.
+
+It is opaque to clients: `c3.` and base64url of a JSON list, so it is never mistaken for a line
+number. Cursors of earlier versions, `c2.` without ULIDs and `c1.`, are still read. One with `c1.`
+need not name every node: all lines before the last line seen count as seen too.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
 
-from logstore.errors import InvalidCursor
+from logstore import ulid as ulids
+from logstore.errors import InvalidCursor, InvalidInput
 
-_COMPLETE = "c2."
+_PRESENT = "c3."
+_WITHOUT_ULIDS = "c2."
 _PARTIAL = "c1."
+_PREFIXES = (_PRESENT, _WITHOUT_ULIDS, _PARTIAL)
+MOST_NEWEST = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,44 +46,72 @@ class Position:
 class Cursor:
     """Per node the last position seen. An empty cursor has seen nothing.
 
-    A `complete` cursor has seen no line of a node that it does not name.
+    `newest` are ULIDs, of each of the newest batches that of the last record seen, the newest batch
+    last. A cursor that is not `complete` (of an earlier version) has seen more than it names.
     """
 
     positions: Mapping[str, Position] = field(default_factory=dict)
-    complete: bool = False
+    newest: tuple[int, ...] = ()
+    complete: bool = True
 
     def seen(self, node: str) -> int:
         """The highest `pos` of `node` that was seen, -1 if none was."""
         position = self.positions.get(node)
         return -1 if position is None else position.pos
 
-    def advanced(self, node: str, position: Position) -> Cursor:
-        """This cursor after seeing `position` of `node`."""
-        return replace(self, positions={**self.positions, node: position})
+    def advanced(self, node: str, position: Position, newest: Sequence[int] = ()) -> Cursor:
+        """This cursor after seeing `position` of `node`, and these records as the last ones."""
+        return replace(
+            self,
+            positions={**self.positions, node: position},
+            newest=_joined(self.newest, newest) if newest else self.newest,
+        )
 
     def joined(self, other: Cursor) -> Cursor:
         """This cursor after seeing all that `other` has seen."""
         later = {n: p for n, p in other.positions.items() if p.pos > self.seen(n)}
-        return replace(self, positions={**self.positions, **later})
+        newest = _joined(self.newest, other.newest)
+        return replace(self, positions={**self.positions, **later}, newest=newest)
 
     def encode(self) -> str:
         """The text that a client passes back."""
         value = {node: [p.file, p.pos] for node, p in self.positions.items()}
-        prefix = _COMPLETE if self.complete else _PARTIAL
-        return prefix + base64.urlsafe_b64encode(orjson.dumps(value)).decode().rstrip("=")
+        if not self.complete:
+            return _PARTIAL + _base64(value)
+        return _PRESENT + _base64([value, [ulids.encode(ulid) for ulid in self.newest]])
 
     @staticmethod
     def decode(text: str) -> Cursor:
         """The cursor that `text` encodes. Raises `InvalidCursor`."""
-        if not text.startswith((_COMPLETE, _PARTIAL)):
+        if not text.startswith(_PREFIXES):
             raise InvalidCursor(f"not a cursor: {text[:80]!r}", field="cursor")
-        body = text[len(_COMPLETE) :]
+        body = text[len(_PRESENT) :]
         try:
             value = orjson.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
+            newest: list[str] = []
+            if text.startswith(_PRESENT):
+                value, newest = value
             positions = {str(node): _position(entry) for node, entry in value.items()}
-            return Cursor(positions, complete=text.startswith(_COMPLETE))
-        except (ValueError, TypeError, AttributeError, binascii.Error) as error:
+            return Cursor(
+                positions,
+                tuple([int(ulids.parse(ulid)) for ulid in newest[-MOST_NEWEST:]]),
+                complete=not text.startswith(_PARTIAL),
+            )
+        except (ValueError, TypeError, AttributeError, binascii.Error, InvalidInput) as error:
             raise InvalidCursor(f"not a cursor: {text[:80]!r}", field="cursor") from error
+
+
+def _base64(value: Any) -> str:
+    return base64.urlsafe_b64encode(orjson.dumps(value)).decode().rstrip("=")
+
+
+def _joined(first: Sequence[int], then: Sequence[int]) -> tuple[int, ...]:
+    """The newest of both, each batch once, with the last of its records."""
+    found: dict[int, int] = {}
+    for ulid in [*first, *then]:
+        batch = ulids.batch_of(ulid)
+        found[batch] = max(ulid, found.pop(batch, 0))
+    return tuple(list(found.values())[-MOST_NEWEST:])
 
 
 def _position(entry: Any) -> Position:

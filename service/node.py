@@ -4,10 +4,9 @@
                   └──► shipper: segments, in order ──► run logs: chunks, partial, logs
                                                    └──► journal files go
 
-Start order: lock the folder, know who we are, recover the journal, register, then take
-batches. Stop order: take no more, sync, cut and ship what is left, bring it into the runs,
-let go. A node that finds that its folder is a copy (`Forked`) starts again as
-a new incarnation; batches wait meanwhile.
+Start order: lock the folder, know who we are, recover the journal, register, then take batches.
+Stop order: take no more, sync, cut and ship what is left, bring it into the runs, let go. A node
+that finds that its folder is a copy (`Forked`) starts again as a new incarnation; batches wait.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ from service.journal.recovery import Recovered, recover
 from service.journal.state import JournalState
 from service.journal.view import JournalPin
 from service.journal.writer import Appended
+from service.peers.membership import Membership
 from service.runs.records import Details
 from service.runs.repair.rebuild import Records
 from service.runs.run_logs import RunLogs
@@ -84,6 +84,7 @@ class Node:
         self.details: Details | None = None
         self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self.forks = 0
+        self.members = Membership(seams, settings.nodes)
         self.confirmations = Confirmations()
         self._folder: DataFolder
         self.recovered: Recovered
@@ -132,7 +133,7 @@ class Node:
         except TailraceError:
             self._syncer.close()
             raise
-        self.tail = Tail(self.identity.node, settings.sse)
+        self.tail = Tail(self.identity.node, settings.sse, lambda: self.members.shared)
         self.lineage = Lineage(self.journal, seams.store, seams.clock, self.marks)
         self.shipper = SegmentShipper(
             self.journal,
@@ -162,6 +163,7 @@ class Node:
                 newest_date=seams.newest_date,
                 records=lambda: self.records,
                 details=lambda: self.details,
+                elsewhere=partial(self.members.lines, self.identity.node),
             ),
         )
         self.shipper.on_confirmed(self.run_logs.confirmed)
@@ -192,6 +194,7 @@ class Node:
             group.create_task(self.run_logs.run())
             group.create_task(self.status.run())
             group.create_task(self._release_forever())
+            group.create_task(self.members.stay(self.identity, self.journal))
 
     async def _release_forever(self) -> None:
         while True:
@@ -203,6 +206,7 @@ class Node:
             identity = await register(self.store, self.identity, self.seams.clock)
             self._folder.save(identity)
             self.identity = identity
+        await self.members.try_to_join(self.identity, self.journal)
 
     async def _start_text(self) -> None:
         await self.lineage.look_if_due()
@@ -282,7 +286,7 @@ class Node:
         if self.shipper.last_error is not None:
             found.append(f"segments wait in the journal: {self.shipper.last_error}")
         found += [*self.journal.problems(), *self.recovered.problems(), *self.run_logs.problems()]
-        return [*found, *self.marks.problems(), *self.seams.problems()]
+        return [*found, *self.marks.problems(), *self.members.problems(), *self.seams.problems()]
 
     def submit(self, batch: IncomingBatch) -> Submitted | None:
         """Takes a batch as `Appender.submit` does; None while the node takes no batches."""
@@ -363,8 +367,6 @@ class Node:
         scarce = self.journal.bytes > self._settings.journal.max_bytes // 2
         self.journal.release(confirmed if scarce else min(confirmed, self.run_logs.flushed_pos))
 
-    # --- stopping ------------------------------------------------------------------
-
     async def stop(self) -> None:
         """Refuses batches, brings what it can into the store in its time, and ends the parts.
 
@@ -380,6 +382,7 @@ class Node:
                     self._release()
         except (TimeoutError, JournalFailed, Unavailable, OutcomeUnknown):
             pass  # the journal has it all
+        await self.members.leave(stored=self.run_logs.flushed_pos >= self.journal.next_pos)
         self.confirmations.stop()
         await self._let_go()
         self._folder.release()

@@ -28,6 +28,7 @@ from logstore.settings import PREFIX, load, read_file
 from service.http.settings import PageSettings, ServerSettings
 from service.ingest.settings import IngestSettings
 from service.journal.settings import JournalSettings
+from service.peers.settings import NodesSettings
 from service.query.settings import QuerySettings
 from service.queue.settings import QueueSettings
 from service.runs.settings import CoordinationSettings, RunSettings
@@ -52,6 +53,7 @@ class Settings(StoreSettings):
         description="The node's name; empty: the host's name",
     )
     server: ServerSettings = ServerSettings()
+    nodes: NodesSettings = NodesSettings()
     journal: JournalSettings = JournalSettings()
     ingest: IngestSettings = IngestSettings()
     flush: FlushSettings = FlushSettings()

@@ -20,14 +20,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 from pydantic import Field
 
 from logstore.batch import RunKey
-from logstore.position import Cursor, Position
+from logstore.position import MOST_NEWEST, Cursor, Position
 from logstore.settings import Bytes, Section
+from logstore.ulid import batch_of
 
 ALL_RUNS = RunKey("", "")
 """What those watch who look at all runs: they are woken, and nothing is published to them."""
@@ -99,6 +100,15 @@ class Tick:
     def first_pos(self) -> int:
         """The position of its first record."""
         return self.batches[0].pos
+
+    @property
+    def newest(self) -> tuple[int, ...]:
+        """The ULIDs of the last records of its newest batches, for cursors."""
+        return tuple([b.ulid + b.records - 1 for b in self.batches[-MOST_NEWEST:]])
+
+    def repeats(self, newest: Collection[int]) -> bool:
+        """Whether a batch of it is one of these, by the batch's ULID."""
+        return any(batch.ulid in newest for batch in self.batches)
 
     @property
     def text(self) -> bytes:
@@ -179,13 +189,14 @@ class Channel:
         if next_tick < self._first:
             return Taken([], next_tick, behind=True)
         ticks: list[Tick] = []
+        newest = {batch_of(ulid) for ulid in cursor.newest} if cursor is not None else set()
         end = self._first + len(self._ticks)
         for number in range(next_tick, end):
             tick = self._ticks[number - self._first]
             seen = -1 if cursor is None else cursor.seen(tick.node)
             if seen >= tick.last.pos:
                 continue
-            if seen >= tick.first_pos:
+            if seen >= tick.first_pos or (newest and tick.repeats(newest)):
                 return Taken([], next_tick, behind=True)
             ticks.append(tick)
         return Taken(ticks, end, behind=False)
@@ -262,11 +273,17 @@ class Channel:
 class Tail:
     """The channels of all watched runs of a node."""
 
-    def __init__(self, node: str, settings: SseSettings) -> None:
+    def __init__(
+        self, node: str, settings: SseSettings, shared: Callable[[], bool] = lambda: False
+    ) -> None:
+        """`shared`: whether there are other nodes; cursors then name the newest batches."""
         self.node = node
         self.settings = settings
         self.watched: dict[RunKey, Channel] = {}
         self.stopped = False
+        self.shared = shared
+        self.changed: Callable[[], None] = lambda: None
+        """Called when a run begins, or ceases, to be watched."""
         self._everyone: set[Watcher] = set()
         self._heartbeat: asyncio.TimerHandle | None = None
 
@@ -280,6 +297,7 @@ class Tail:
         channel = self.watched.get(key)
         if channel is None:
             channel = self.watched[key] = Channel(key, self.settings)
+            self.changed()
         watcher = Watcher(channel)
         watcher.gone = self.stopped
         channel.watchers.add(watcher)
@@ -297,6 +315,7 @@ class Tail:
             channel.mark()  # leaves no timer behind
             channel.resume()
             del self.watched[channel.key]
+            self.changed()
         if not self._everyone and self._heartbeat is not None:
             self._heartbeat.cancel()
             self._heartbeat = None

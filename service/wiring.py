@@ -12,6 +12,9 @@ import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from fastapi import APIRouter
 
 from coordination.storetime import StoreTime
 from logstore.clock import Clock, Entropy, SystemClock, system_entropy
@@ -28,6 +31,7 @@ from logstore.table.options import open_table
 from service.compaction import CompactionChild
 from service.http.app import Application, HttpApi, build_app
 from service.http.browsers import BrowserGuard
+from service.http.internal import internal_routes
 from service.http.leases import LeasesOfStore
 from service.http.settings import HttpSettings
 from service.http.verify import Verification, verify_command, verify_environment
@@ -35,6 +39,9 @@ from service.metrics.compaction import CompactorFile
 from service.metrics.declared import Sources
 from service.metrics.scrape import scraper
 from service.node import Node
+from service.peers.answers import Answers
+from service.peers.http import HttpTransport
+from service.peers.transport import Network
 from service.query.engine import QueryEngine
 from service.query.live.matches import LiveLimits, LiveMatches
 from service.query.records import run_details, run_records
@@ -72,8 +79,13 @@ class Machine:
     fsync: SyncCounters = field(default_factory=SyncCounters)
 
 
-def make_node(settings: Settings, machine: Machine, store: ObjectStore, check: StoreCheck) -> Node:
-    """The node over the settings' store, not started. Call it inside the running loop."""
+def make_node(
+    settings: Settings, machine: Machine, store: ObjectStore, check: StoreCheck, url: str = ""
+) -> Node:
+    """The node over the settings' store, not started. Call it inside the running loop.
+
+    `url` is where it listens, which others are told unless the settings say another one.
+    """
     table = open_table(settings)
     machine.store.s3_requests = requests_of(store)
 
@@ -90,11 +102,18 @@ def make_node(settings: Settings, machine: Machine, store: ObjectStore, check: S
             syncer=syncer,
             newest_date=newest_date_of(store),
             problems=check.problems,
+            network=make_network(settings, url),
         ),
         settings,
         default_name=socket.gethostname(),
         table_mark=table.mark,
     )
+
+
+def make_network(settings: Settings, url: str) -> Network | None:
+    """The way to other nodes; None without a secret that they share."""
+    secret = settings.nodes.secret.get_secret_value()
+    return Network(settings.nodes.url or url, HttpTransport(secret)) if secret else None
 
 
 def make_store_check(settings: Settings, machine: Machine, store: ObjectStore) -> StoreCheck:
@@ -207,15 +226,25 @@ def make_app(
             verification=lambda: verification,
             reported_version=settings.openmetadata.version,
             guard=browser_guard(settings),
+            routers=internal(settings, node),
         ),
     )
+
+
+def internal(settings: Settings, node: Node) -> tuple[APIRouter, ...]:
+    """The routes between nodes; none without a secret."""
+    secret = settings.nodes.secret.get_secret_value()
+    if not secret:
+        return ()
+    answers = Answers(node)
+    return (internal_routes(secret, lambda: node.members.instance, answers.answer),)
 
 
 def browser_guard(settings: Settings) -> BrowserGuard:
     """Which names the service answers to, and which origins may change things."""
     server = settings.server
     return BrowserGuard(
-        names=[server.host, socket.gethostname()],
+        names=[server.host, socket.gethostname(), urlsplit(settings.nodes.url).hostname or ""],
         hosts=items(server.allowed_hosts),
         origins=items(server.allowed_origins),
         private=not is_loopback(server.host),

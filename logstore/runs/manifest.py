@@ -13,6 +13,8 @@
                 (of `logs.txt`), writers {node: [lowest pos, highest pos + 1]}
     writers     {node: pos}: all batches of that node with a `pos` below are dealt with
     closes      {node: pos}: batches of that node with a `pos` below came before the close
+    copies      [ULID, node, pos, records] of the last 1,000 batches that a node held as well, and
+                that were left out because another node's were in the chunks; may be absent
     partial     what `partial.txt` was made from: bytes, lines, at_ms
     closing     what `logs.txt` is about to become: put, bytes, chunks (ids)
     first_ms, last_ms, flushed_ms   times of the first and last batch, and of the last flush
@@ -24,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import orjson
 
@@ -38,8 +40,8 @@ Kind = Literal["chunk", "logs"]
 
 _STATES = ("open", "closing", "closed", "deleted")
 _NAMES = (
-    "format version fqn run state generation epoch owner chunks writers closes partial closing "
-    "first_ms last_ms flushed_ms"
+    "format version fqn run state generation epoch owner chunks writers closes copies partial "
+    "closing first_ms last_ms flushed_ms"
 )
 _KNOWN = frozenset(_NAMES.split(" "))
 
@@ -60,6 +62,19 @@ class Chunk:
     tail_bytes: int
     writers: Mapping[str, tuple[int, int]]
     etag: str = ""
+
+
+class Copy(NamedTuple):
+    """A batch that `node` holds from `pos` on, and that the run's log has from another node."""
+
+    ulid: int
+    node: str
+    pos: int
+    records: int
+
+
+MOST_COPIES = 1000
+"""Of a run: those that came last are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +107,7 @@ class Manifest:
     chunks: tuple[Chunk, ...] = ()
     writers: Mapping[str, int] = field(default_factory=dict)
     closes: Mapping[str, int] = field(default_factory=dict)
+    copies: tuple[Copy, ...] = ()
     partial: Partial | None = None
     closing: Closing | None = None
     first_ms: int = 0
@@ -150,6 +166,7 @@ class Manifest:
             generation=t,
             chunks=kept,
             closes=self.closes if kept else {},
+            copies=tuple([copy for copy in self.copies if copy.ulid > t]),
             closing=None,
             partial=None,
             first_ms=min([ulids.time_ms(chunk.first) for chunk in kept], default=0),
@@ -180,6 +197,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
         "chunks": [_encode_chunk(chunk) for chunk in manifest.chunks],
         "writers": dict(manifest.writers),
         "closes": dict(manifest.closes),
+        "copies": [[ulids.encode(c.ulid), c.node, c.pos, c.records] for c in manifest.copies],
         "partial": manifest.partial,
         "closing": manifest.closing,
         "first_ms": manifest.first_ms,
@@ -213,6 +231,12 @@ def _decode(value: Mapping[str, Any]) -> Manifest:
         chunks=tuple([_decode_chunk(chunk) for chunk in value["chunks"]]),
         writers=value["writers"],
         closes=value["closes"],
+        copies=tuple(
+            [
+                Copy(ulids.decode(ulid), node, pos, records)
+                for ulid, node, pos, records in value.get("copies", ())
+            ]
+        ),
         partial=None if partial is None else Partial(**partial),
         closing=None
         if closing is None

@@ -135,6 +135,9 @@ class EventStream(Response):
             if await self._over():
                 over = "runFinished"
                 continue
+            if not isinstance(self._cursor, Cursor) or not self._cursor.complete:
+                # Lines that came meanwhile are behind it.
+                self._cursor = await self._node.run_logs.reader.resolved(self._key, self._cursor)
             await self._follow(watcher, mark, send)
 
     async def _over(self) -> bool:
@@ -187,8 +190,8 @@ class EventStream(Response):
         self._skip = 0
         channel = watcher.channel
         while not watcher.gone:
-            cursor = self._cursor if isinstance(self._cursor, Cursor) else None
-            ticks, next_tick, behind = channel.take(next_tick, cursor)
+            assert isinstance(self._cursor, Cursor)
+            ticks, next_tick, behind = channel.take(next_tick, self._cursor)
             if behind:
                 return
             if ticks:
@@ -203,13 +206,13 @@ class EventStream(Response):
 
     def _frame_of(self, tick: Tick) -> bytes:
         """The tick's frame for this cursor, made by the first reader that needs it."""
-        before = self._cursor if isinstance(self._cursor, Cursor) else Cursor()
-        if self._cursor is None:
-            before = Cursor(complete=True)  # nothing was there, and nothing was left out
-        others = tuple(sorted(p for p in before.positions.items() if p[0] != tick.node))
+        before = self._cursor
+        assert isinstance(before, Cursor), "it was resolved before ticks are followed"
+        others = tuple(sorted([(n, p.pos) for n, p in before.positions.items() if n != tick.node]))
         ids = None if self._form == "json" else self._before()
-        which: Hashable = (self._form, others, before.complete, ids)
-        after = before.advanced(tick.node, tick.last)
+        newest = tick.newest if self._node.tail.shared() else ()
+        which: Hashable = (self._form, others, before.newest, ids)
+        after = before.advanced(tick.node, tick.last, newest)
         frame = tick.frames.get(which)
         if frame is None:
             made = self._frame_of_records(tick, after) if self._form == "ndjson" else None

@@ -56,6 +56,10 @@ class RunReader(Protocol):
         """The place that the last `lines` lines follow."""
         ...
 
+    async def resolved(self, key: RunKey, cursor: Cursor | int | None) -> Cursor:
+        """The same place as a cursor that names every node with lines of the run."""
+        ...
+
     def download(
         self, key: RunKey, *, offset: int = 0, size: int | None = None
     ) -> AsyncIterator[bytes]:

@@ -2,24 +2,30 @@
 
 A client gets a bare line number only for places inside the chunks, whose order never changes.
 Beyond them a cursor has the last position seen of every writer, and each line is found again
-wherever it is by then. Lines of a lost node may enter the log before lines that a reader has
-seen already; that reader gets them afterwards (`unseen`). A cursor of the live end may not
-name every writer. Everything in the log up to the last position that it has seen, of any
-writer, then counts as seen.
+wherever it is by then. Lines of another node may enter the log before lines that a reader has
+seen already; that reader gets them afterwards (`unseen`).
+
+A batch that a client sent to several nodes is in the log once, and was seen if any of its copies
+was: a copy that this node can see by its position, any other by the newest ULIDs in the cursor.
+
+A cursor of an earlier version (`c1.`) may not name every writer. Everything in the log up to the
+last position that it has seen, of any writer, then counts as seen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from logstore import ulid as ulids
-from logstore.batch import of_batch
+from logstore.batch import of_batch, ulid_of
 from logstore.errors import InvalidCursor
-from logstore.position import Cursor, Position
+from logstore.position import MOST_NEWEST, Cursor, Position
 from logstore.runs.blocks import Blocks
 from service.runs.chunks import Piece
+from service.runs.elsewhere import Fork
 from service.runs.large_batch import lines_through, records_through
 from service.runs.snapshot import Place, Snapshot, Stretch
 
@@ -48,6 +54,13 @@ async def token_at(snapshot: Snapshot, line: int) -> str:
     return (await cursor_at(snapshot, line)).encode()
 
 
+async def resolved(snapshot: Snapshot, where: Cursor | int | None) -> Cursor:
+    """The same place as a cursor that names every writer. Raises `Moved`."""
+    if isinstance(where, Cursor) and where.complete:
+        return where
+    return await cursor_at(snapshot, 0 if where is None else await line_of(snapshot, where))
+
+
 async def cursor_at(snapshot: Snapshot, line: int) -> Cursor:
     """A cursor that has seen everything before `line`, and nothing else. Raises `Moved`."""
     seen: dict[str, int] = {}
@@ -60,12 +73,35 @@ async def cursor_at(snapshot: Snapshot, line: int) -> Cursor:
         if stretch.first_line < line:
             last = _last_seen(snapshot, stretch, min(line, stretch.end_line))
             _raise(seen, {stretch.batches.node: last})
-    own = snapshot.pin.node
-    positions = {
-        node: snapshot.pin.position(pos) if node == own else Position("", pos)
-        for node, pos in seen.items()
-    }
-    return Cursor(positions, complete=True)
+    positions = {node: _place_of(snapshot, node, pos) for node, pos in seen.items()}
+    return Cursor(positions, () if snapshot.elsewhere.alone else _newest(snapshot, line))
+
+
+def _place_of(snapshot: Snapshot, node: str, pos: int) -> Position:
+    if node == snapshot.pin.node:
+        return snapshot.pin.position(pos)
+    return snapshot.elsewhere.positions(node, pos) or Position("", pos)
+
+
+def _newest(snapshot: Snapshot, line: int) -> tuple[int, ...]:
+    """Of the newest batches beyond the chunks and before `line` the last records."""
+    found: list[tuple[int, int, Stretch]] = []
+    for stretch in snapshot.stretches:
+        if stretch.first_line < line:
+            end = int(np.searchsorted(stretch.ends, line, "left")) + 1
+            rows = stretch.rows[max(end - MOST_NEWEST, 0) : end]
+            batches = [ulid_of(row) for row in rows]
+            first = max(end - MOST_NEWEST, 0)
+            found += [(ulid, first + n, stretch) for n, ulid in enumerate(batches)]
+    found.sort(key=lambda entry: entry[0])
+    ulids_ = []
+    for ulid, at, stretch in found[-MOST_NEWEST:]:
+        records = int(stretch.rows["records"][at])
+        if line < int(stretch.ends[at]):
+            records = _last_seen(snapshot, stretch, line) + 1 - int(stretch.rows["pos"][at])
+        if records > 0:
+            ulids_.append(ulid + records - 1)
+    return tuple(ulids_)
 
 
 async def line_of_record(snapshot: Snapshot, ulid: int) -> int | None:
@@ -98,6 +134,8 @@ def _in_blocks(blocks: Blocks, number: int) -> int | None:
 async def unseen(snapshot: Snapshot, where: Cursor | int | None) -> list[tuple[int, int]]:
     """Ranges of lines that were not seen, in order. Raises `Moved`."""
     found: list[tuple[int, int]] = []
+    if isinstance(where, Cursor):
+        where = of_forks(where, snapshot.elsewhere.forks)
     if isinstance(where, Cursor) and where.complete:
         for place in snapshot.places:
             found += await _unseen_in_chunk(snapshot, place, where)
@@ -106,7 +144,83 @@ async def unseen(snapshot: Snapshot, where: Cursor | int | None) -> list[tuple[i
     else:
         start = 0 if where is None else await line_of(snapshot, where)
         found.append((start, snapshot.lines))
-    return _merged(found)
+    found = _merged(found)
+    if found and isinstance(where, Cursor):
+        found = await _without_copies(snapshot, found, where)
+    return found
+
+
+async def _without_copies(
+    snapshot: Snapshot, ranges: Sequence[tuple[int, int]], cursor: Cursor
+) -> list[tuple[int, int]]:
+    """The ranges without lines of which another copy was seen."""
+    seen = {ulids.batch_of(last): last - ulids.batch_of(last) + 1 for last in cursor.newest}
+    for copy in snapshot.copies:
+        records = min(cursor.seen(copy.node) + 1 - copy.pos, copy.records)
+        if records > 0:
+            seen[copy.ulid] = max(records, seen.get(copy.ulid, 0))
+    found = list(ranges)
+    for batch, records in seen.items():
+        for low, high in await _lines_of(snapshot, batch, records, found):
+            found = _merged([part for span in found for part in _cut(span, low, high)])
+    return found
+
+
+def _cut(span: tuple[int, int], low: int, high: int) -> list[tuple[int, int]]:
+    """What is left of the range without the lines from `low` to before `high`."""
+    return [(span[0], min(span[1], low)), (max(span[0], high), span[1])]
+
+
+async def _lines_of(
+    snapshot: Snapshot, batch: int, records: int, within: Sequence[tuple[int, int]]
+) -> list[tuple[int, int]]:
+    """The lines of the first records of a batch, where they may be in these ranges."""
+    found: list[tuple[int, int]] = []
+    for stretch in snapshot.stretches:
+        if not _meets(within, stretch.first_line, stretch.end_line):
+            continue
+        for at in np.flatnonzero(of_batch(stretch.rows, batch)).tolist():
+            begin = int(stretch.ends[at]) - int(stretch.rows["lines"][at])
+            found.append((begin, line_behind(snapshot, stretch, at, records)))
+    for place in snapshot.places:
+        if not _meets(within, place.line, place.line + place.chunk.lines):
+            continue
+        blocks = await snapshot.chunks.blocks_of(snapshot.manifest.key, place.chunk, batch)
+        left = records
+        for count, line, lines in blocks[["records", "line", "lines"]].tolist():
+            if left > 0:
+                part = lines if left >= count else (left if count == lines else 0)
+                found.append((place.line + line, place.line + line + part))
+            left -= count
+    return found
+
+
+def _meets(ranges: Sequence[tuple[int, int]], low: int, high: int) -> bool:
+    return any(start < high and low < end for start, end in ranges)
+
+
+def of_forks(cursor: Cursor, forks: Sequence[Fork]) -> Cursor:
+    """The cursor in the names that forks gave to lines that a reader saw before they forked.
+
+    A node that continues a copy of another's folder has that one's name until it finds out. What
+    was read from it meanwhile is known by the journal file, which is the copy's alone.
+    """
+    for fork in forks:
+        for parent in fork.parents:
+            seen = cursor.positions.get(parent)
+            end = next((e for f, _, e in fork.files if seen and f == seen.file), None)
+            if seen is None or end is None:
+                continue
+            positions = dict(cursor.positions)
+            pos = min(seen.pos, end - 1)
+            if pos >= fork.base and pos > cursor.seen(fork.node):
+                positions[fork.node] = Position(seen.file, pos)
+            if seen.pos < end:  # else the original went on in a file that was copied meanwhile
+                del positions[parent]
+                if fork.base:
+                    positions[parent] = Position("", min(seen.pos, fork.base - 1))
+            cursor = replace(cursor, positions=positions)
+    return cursor
 
 
 def _merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

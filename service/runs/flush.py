@@ -18,13 +18,13 @@ from logstore import ulid as ulids
 from logstore.batch import Indexes, Rows, RunKey, lowest_and_highest
 from logstore.clock import Clock
 from logstore.errors import StoreUnavailable
-from logstore.runs.manifest import Chunk, Manifest
+from logstore.runs.manifest import MOST_COPIES, Chunk, Manifest
 from logstore.runs.manifests import Manifests, Versioned
 from service.runs.backlog import Backlog
 from service.runs.chunks import Chunks, ChunkWriter, Moved
 from service.runs.deletions import Deletions
 from service.runs.pin import Pin
-from service.runs.selection import Source, in_range, news
+from service.runs.selection import Source, in_range, left_out, news
 from service.runs.trim import Trimmer
 
 _TRIES = 8
@@ -109,6 +109,8 @@ class RunFlush:
                         kept, await self._writer.write(key, chunk_id, source.batches, kept)
                     )
                 self.left_out += len(part) - len(kept)
+                copies = left_out([source], [part], [kept], horizon)
+                manifest = replace(manifest, copies=(*manifest.copies, *copies)[-MOST_COPIES:])
                 return self._with(manifest, source, part, made)
 
             seen = await self._manifests.update_by(key, decide)

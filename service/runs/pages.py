@@ -100,7 +100,7 @@ Found = TypeVar("Found", bound=FoundLines)
 class _Bounds:
     """Which lines a page has if they all fit.
 
-    `line` is that of the record in the middle. `seen` is set if the lines behind `end` were seen.
+    `line` is that of the record in the middle. `seen` is the cursor that the page follows.
     """
 
     start: int
@@ -170,16 +170,26 @@ async def _behind(snapshot: Snapshot, where: Cursor | int | None, limit: int) ->
     """The first lines that were not seen, up to lines that were seen."""
     ranges = await unseen(snapshot, where)
     start, end = ranges[0] if ranges else (snapshot.lines, snapshot.lines)
-    jumps = end < snapshot.lines and isinstance(where, Cursor)
     return _Bounds(
-        start, min(start + limit, end), seen=where if jumps and isinstance(where, Cursor) else None
+        start, min(start + limit, end), seen=where if isinstance(where, Cursor) else None
     )
 
 
+async def _token_behind(snapshot: Snapshot, seen: Cursor | None, line: int) -> str:
+    """The token of a reader that has seen `seen`, and everything before `line`."""
+    if seen is None or not seen.complete:
+        return await token_at(snapshot, line)
+    here = await cursor_at(snapshot, line)
+    after = seen.joined(here)
+    # It may have seen lines behind, or of nodes that do not answer now: no line number says that.
+    same = after.positions == here.positions
+    return await token_at(snapshot, line) if same else after.encode()
+
+
 async def _page(snapshot: Snapshot, place: _Bounds, found: FoundLines) -> Page:
-    after = await token_at(snapshot, found.end) if found.end < snapshot.lines else None
-    if place.seen is not None:
-        after = place.seen.joined(await cursor_at(snapshot, found.end)).encode()
+    after: str | None = None
+    if found.end < snapshot.lines:
+        after = await _token_behind(snapshot, place.seen, found.end)
     return Page(
         text=found.text,
         lines=found.end - found.start,

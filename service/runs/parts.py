@@ -70,7 +70,8 @@ class _PartBatches:
         self.rows["records"] = [part.records for part in parts]
         self.rows["lines"] = [part.lines for part in parts]
         constant = np.array([part.attributes is not None for part in parts], np.bool_)
-        self.rows["meta"] = [part.meta is not None for part in parts] | constant
+        structured = np.array([part.meta is not None for part in parts], np.bool_)
+        self.rows["meta"] = structured | constant
         self.rows["flags"] = np.where(constant, CONSTANT_ATTRIBUTES, 0)
         self.rows["connector"] = [numbers[part.connector] for part in parts]
 

@@ -151,6 +151,13 @@ class FlushProgress:
         """All lines of this node below are in chunks, or left out for good."""
         return self.pending.low(self.confirmed_pos) if self._started.is_set() else 0
 
+    def first_unflushed(self, key: RunKey) -> int:
+        """All lines of the run that came to this node below are in chunks, or left out for good."""
+        if not self._started.is_set():
+            return 0
+        waiting = self.pending.get(key)
+        return self.confirmed_pos if waiting is None else min(waiting.first, self.confirmed_pos)
+
     def started(self) -> None:
         """Records that the progress is known."""
         self._started.set()

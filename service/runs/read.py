@@ -26,7 +26,7 @@ from logstore.errors import NotFound, StoreUnavailable
 from logstore.position import Cursor
 from logstore.runs.manifest import Manifest
 from service.runs.chunks import Chunks, Moved
-from service.runs.cursors import cursor_at, unseen
+from service.runs.cursors import cursor_at, resolved, unseen
 from service.runs.lines import read_lines
 from service.runs.pages import MAX_PAGE_BYTES, Page, TextLines, Wanted, read_page
 from service.runs.snapshot import Place, Snapshot, Snapshots, Stretch
@@ -200,6 +200,14 @@ class RunLogReader:
             if start == 0:
                 return None
             return start if start < snapshot.chunk_lines else await cursor_at(snapshot, start)
+
+        return await self._snapshots.with_one(key, find)
+
+    async def resolved(self, key: RunKey, cursor: Cursor | int | None) -> Cursor:
+        """The same place as a cursor that names every writer of the run."""
+
+        async def find(snapshot: Snapshot) -> Cursor:
+            return await resolved(snapshot, cursor)
 
         return await self._snapshots.with_one(key, find)
 

@@ -22,6 +22,7 @@ from service.runs.deletions import Deletions
 from service.runs.events import RunEvents
 from service.runs.flush import RunFlush
 from service.runs.flusher import Flusher
+from service.runs.held import HeldLines
 from service.runs.listing import Listing
 from service.runs.locks import RunLocks
 from service.runs.merge import ChunkMerger
@@ -59,6 +60,7 @@ class RunLogs:
     chunks: Chunks
     deletions: Deletions
     backlog: Backlog
+    held: HeldLines
     leases: NamedLeases
     reader: RunLogReader
     records: RecordReader

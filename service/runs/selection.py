@@ -12,8 +12,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from logstore.batch import Batches, Indexes, Rows, RunKey, lowest_and_highest, of_run
-from logstore.runs.manifest import Manifest
+from logstore.batch import (
+    Batches,
+    Indexes,
+    Rows,
+    RunKey,
+    lowest_and_highest,
+    of_run,
+    ulid_of,
+)
+from logstore.runs.manifest import Copy, Manifest
 from service.runs.chunks import Chunks, repeated
 
 
@@ -65,6 +73,22 @@ async def news(
     if _rising(parts):
         return kept
     return [indexes[~again] for indexes, again in zip(kept, repeated(parts), strict=True)]
+
+
+def left_out(
+    sources: Sequence[Source], chosen: Sequence[Indexes], kept: Sequence[Indexes], horizon: int
+) -> list[Copy]:
+    """The `chosen` batches that `news` left out because the run's log has them otherwise."""
+    found: list[Copy] = []
+    for source, before, after in zip(sources, chosen, kept, strict=True):
+        if len(before) == len(after):
+            continue
+        rows = source.batches.rows[before[~np.isin(before, after)]]
+        rows = rows[above(rows, horizon)]
+        found += [
+            Copy(ulid_of(row), source.node, int(row["pos"]), int(row["records"])) for row in rows
+        ]
+    return found
 
 
 def _rising(parts: Sequence[Rows]) -> bool:

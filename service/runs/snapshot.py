@@ -19,16 +19,17 @@ from numpy.typing import NDArray
 
 from logstore.batch import Batches, Indexes, Rows, RunKey
 from logstore.errors import StoreUnavailable
-from logstore.runs.manifest import Chunk, Manifest
+from logstore.runs.manifest import Chunk, Copy, Manifest
 from logstore.runs.manifests import Manifests
 from service.runs.backlog import Backlog
 from service.runs.chunks import Chunks, Moved
 from service.runs.deletions import Deletions
+from service.runs.elsewhere import NOWHERE, Elsewhere, RemoteLines, Unfetched
 from service.runs.large_batch import LineIndexes
 from service.runs.pending import FlushProgress
 from service.runs.pin import Pin
 from service.runs.repair.rebuild import RunRebuilder
-from service.runs.selection import in_range, news
+from service.runs.selection import in_range, left_out, news
 from service.runs.trim import Trimmer
 
 
@@ -74,8 +75,13 @@ class Snapshot:
         pin: Pin,
         tail: Sequence[tuple[Batches, Indexes]],
         line_indexes: LineIndexes,
+        elsewhere: Elsewhere = NOWHERE,
+        copies: Sequence[Copy] = (),
     ) -> None:
+        """`copies` are batches that were left out because the log has them from another node."""
         self.manifest = manifest
+        self.elsewhere = elsewhere
+        self.copies = copies
         self.chunks = chunks
         self.pin = pin
         self.line_indexes = line_indexes
@@ -148,8 +154,17 @@ T = TypeVar("T")
 _TRIES = 8
 
 
+async def _fetching(snapshot: Snapshot, work: Callable[[Snapshot], Awaitable[T]]) -> T:
+    """The result of `work`, done again whenever a text of another node had to be fetched."""
+    while True:
+        try:
+            return await work(snapshot)
+        except Unfetched as missing:
+            await missing.fetch()
+
+
 class Snapshots:
-    """Takes snapshots of runs at one node."""
+    """Takes snapshots of runs, of all that this node and the others hold."""
 
     def __init__(
         self,
@@ -162,6 +177,7 @@ class Snapshots:
         progress: FlushProgress,
         rebuilder: RunRebuilder,
         repair: Callable[[RunKey], Awaitable[bool]],
+        elsewhere: RemoteLines,
     ) -> None:
         self._pin = pin
         self._backlog = backlog
@@ -173,6 +189,7 @@ class Snapshots:
         self._rebuilder = rebuilder
         self._line_indexes = LineIndexes()
         self.repair = repair
+        self._elsewhere = elsewhere
 
     @asynccontextmanager
     async def take(self, key: RunKey) -> AsyncIterator[Snapshot]:
@@ -180,16 +197,19 @@ class Snapshots:
         await self._progress.until_started()
         with self._pin() as pin:
             segments, low = self._backlog.now(), self._progress.flushed_pos
+            elsewhere = await self._elsewhere.of(key)
             horizon = self._deletions.horizon(key)
             manifest = (await self._manifests.get(key)).manifest
             if manifest.generation < horizon and manifest.straddling(horizon):
                 manifest = (await self._trimmer.swap(key, horizon))[0].manifest
             manifest = manifest.deleted_through(horizon)
             sources = await self._backlog.sources(key, pin, segments, manifest, low, pin.end_pos)
+            sources += elsewhere.sources
             chosen = [in_range(s, key, manifest.dealt_with(s.node)) for s in sources]
             kept = await news(sources, chosen, manifest, self._chunks, horizon)
             tail = [(s.batches, i) for s, i in zip(sources, kept, strict=True)]
-            yield Snapshot(manifest, self._chunks, pin, tail, self._line_indexes)
+            copies = [*manifest.copies, *left_out(sources, chosen, kept, horizon)]
+            yield Snapshot(manifest, self._chunks, pin, tail, self._line_indexes, elsewhere, copies)
 
     async def with_one(self, key: RunKey, work: Callable[[Snapshot], Awaitable[T]]) -> T:
         """The result of `work` on a snapshot, repeated on a newer one if something moved.
@@ -203,7 +223,7 @@ class Snapshots:
             try:
                 async with self.take(key) as snapshot:
                     if snapshot.known or hopeless or self._rebuilder.hopeless(key):
-                        return await work(snapshot)
+                        return await _fetching(snapshot, work)
                 hopeless = not await self._rebuilder.run(key)
             except Moved as error:
                 if moved is not None:  # it was no swap between two looks: something is gone

@@ -19,9 +19,11 @@ from service.runs.chunks import Chunks, ChunkWriter
 from service.runs.close import Closer
 from service.runs.delete import Deleter
 from service.runs.deletions import Deletions
+from service.runs.elsewhere import NoRemoteLines, RemoteLines
 from service.runs.events import RunEvents
 from service.runs.flush import RunFlush
 from service.runs.flusher import Flusher
+from service.runs.held import HeldLines
 from service.runs.listing import Listing
 from service.runs.locks import RunLocks
 from service.runs.merge import ChunkMerger
@@ -53,7 +55,7 @@ class Surroundings:
     `confirmed_through` waits until all lines below a position are in segments; `last_ulid` gives
     the highest ULID of a run here; `watermark` reads a node's and replaces a damaged one; `records`
     searches all stored lines, None as long as that is impossible; `ended` is called when a run
-    ends.
+    ends; `elsewhere` asks other nodes for lines.
     """
 
     journal: RunJournal
@@ -65,6 +67,7 @@ class Surroundings:
     newest_date: Callable[[], DateSample | None] | None = None
     records: Callable[[], Records | None] = lambda: None
     details: Callable[[], Details | None] = lambda: None
+    elsewhere: Callable[[Deletions], RemoteLines] = lambda _: NoRemoteLines()
 
 
 def open_run_logs(
@@ -240,6 +243,7 @@ def open_run_logs(
         progress,
         rebuilder,
         chunk_repairer.repair,
+        around.elsewhere(deletions),
     )
     events.on_ended(active.closed, around.ended)
     events.on_deleted(active.closed, closer.forget, partials.forget)
@@ -258,6 +262,7 @@ def open_run_logs(
         chunks=chunks,
         deletions=deletions,
         backlog=backlog,
+        held=HeldLines(node, journal.pin, backlog, progress),
         leases=leases,
         reader=RunLogReader(snapshots),
         records=RecordReader(snapshots, around.details),

@@ -10,6 +10,7 @@ from logstore.filesystem import FileSystem
 from logstore.objects.remote import DateSample
 from logstore.objects.store import ObjectStore
 from logstore.syncer import Syncer
+from service.peers.transport import Network
 from service.runtime.threads import Offload, in_thread
 
 
@@ -27,3 +28,5 @@ class Seams:
     """The store's last answer's `Date`; None for a store without a clock of its own."""
     problems: Callable[[], list[str]] = list
     """Further problems, as sentences."""
+    network: Network | None = None
+    """The way to other nodes on the store; None: there are none."""

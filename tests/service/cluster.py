@@ -18,8 +18,10 @@ from logstore.objects.store import ObjectStore
 from logstore.runs.watermark import read_watermark
 from service.ingest.batch import Durability
 from service.node import Node
+from service.peers.transport import Network
 from service.settings import Settings
 from tests.service.client_model import PatientClients, downloaded, paged
+from tests.service.simulated_network import SimulatedTransport, Switchboard
 from tests.service.simulated_node import SMALL, START_MS, TUNING, Life
 from tests.service.store_checks import check_marks, check_numbers, view_of
 from tests.settings import settings_with
@@ -77,6 +79,8 @@ class Cluster:
         self.lines: dict[str, Line] = {}
         self.lives = 0
         self.now_ms = START_MS
+        self.switchboard: Switchboard | None = None
+        """Without it, nodes have no way to each other."""
 
     def play(self, step: Callable[[VirtualClock], Awaitable[None]]) -> None:
         """A stretch of time, at whose end every process is killed."""
@@ -102,9 +106,16 @@ class Cluster:
             settings=self.settings,
             tuning=QUICK_TUNING,
             store=line,
+            network=self._network(f"{name}-{self.lives}"),
         )
+        if self.switchboard is not None:
+            self.switchboard.connect(f"{name}-{self.lives}", life.node)
         await life.node.start()
         return life.node
+
+    def _network(self, url: str) -> Network | None:
+        board = self.switchboard
+        return None if board is None else Network(url, SimulatedTransport(board, url))
 
     async def write(self, node: Node, clock: VirtualClock, key: RunKey, count: int) -> None:
         for _ in range(count):

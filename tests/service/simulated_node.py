@@ -12,6 +12,7 @@ from random import Random
 
 from logstore.objects.store import ObjectStore
 from service.node import Node
+from service.peers.transport import Network
 from service.runs.settings import Tuning
 from service.runtime.seams import Seams
 from service.runtime.threads import in_place
@@ -57,6 +58,7 @@ class Life:
     tuning: Tuning = TUNING
     table_mark: Callable[[str], int] = nothing_taken
     store: ObjectStore | None = None
+    network: Network | None = None
     node: Node = field(init=False)
 
     def __post_init__(self) -> None:
@@ -69,6 +71,7 @@ class Life:
                 entropy=dice,
                 syncer=DirectSyncer,
                 offload=in_place,
+                network=self.network,
             ),
             changed(self.settings, data=self.data, node_id=self.name),
             default_name="node",

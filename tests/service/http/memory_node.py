@@ -202,6 +202,18 @@ class MemoryRunLogs:
     async def tail_start(self, key: RunKey, lines: int) -> Cursor | int | None:
         return max(0, self.whole(key).count(b"\n") - lines)
 
+    async def resolved(self, key: RunKey, cursor: Cursor | int | None) -> Cursor:
+        if isinstance(cursor, Cursor):
+            return cursor
+        end = 0
+        found = Cursor()
+        for entry in self.held.get(key, []):
+            if end >= (cursor or 0):
+                break
+            end += entry.batch.text.count(b"\n")
+            found = after_record(entry.pos + entry.batch.records - 1)
+        return found
+
     async def download(
         self, key: RunKey, *, offset: int = 0, size: int | None = None
     ) -> AsyncIterator[bytes]:

@@ -1,0 +1,14 @@
+"""Other nodes on the same store: who they are, and what this node asks and answers.
+
+| module | responsibility |
+| --- | --- |
+| `register` | which nodes there are, from their entries in the store |
+| `transport` | one question to one node: answered, silent or refused |
+| `http` | the same over HTTP, with pooled connections |
+| `peers` | a question to all of them at once, with a deadline |
+| `messages` | how questions and answers are written |
+| `hot` | lines of a run that other nodes hold |
+| `answers` | what this node answers to others |
+
+Without `nodes.secret` a node has no entry, asks nobody and answers nobody.
+"""

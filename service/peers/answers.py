@@ -1,0 +1,97 @@
+"""What this node answers to others: one method for each question.
+
+| question | answer |
+| --- | --- |
+| `hello` | nothing: the process is there. Who asks is new, so the register is read again |
+| `hot`, `text` | lines of a run that are in no chunk yet, see `hot` |
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+import numpy as np
+
+from logstore import ulid as ulids
+from logstore.batch import RunKey
+from logstore.errors import NotFound, TailraceError
+from service.peers import messages
+from service.peers.hot import encode_sources, encode_texts, fitting
+from service.peers.membership import Membership
+from service.peers.messages import Message
+from service.peers.register import Register
+from service.runs.held import HeldLines
+from service.runs.run_logs import RunLogs
+
+_STEP_BYTES = 4 << 20
+
+
+class Answering(Protocol):
+    """The node that answers; another one's parts after a fork."""
+
+    @property
+    def run_logs(self) -> RunLogs: ...
+    @property
+    def members(self) -> Membership: ...
+
+
+class Answers:
+    """The questions that a node answers."""
+
+    def __init__(self, node: Answering) -> None:
+        self._node = node
+        self._verbs: dict[str, Callable[[Message], Awaitable[bytes]]] = {
+            "hello": self._hello,
+            "hot": self._hot,
+            "text": self._text,
+        }
+        self._looking: asyncio.Task[None] | None = None
+
+    async def answer(self, verb: str, body: bytes) -> bytes:
+        """The answer to a question. Raises `NotFound` for an unknown one, `TailraceError`."""
+        work = self._verbs.get(verb)
+        if work is None:
+            raise NotFound(f"no question {verb!r}", hint="This node may be of an older version.")
+        return await work(messages.decode(body))
+
+    async def _hello(self, _: Message) -> bytes:
+        register = self._node.members.register
+        if register is not None and (self._looking is None or self._looking.done()):
+            self._looking = asyncio.ensure_future(_look(register))
+        return messages.encode({})
+
+    async def _hot(self, message: Message) -> bytes:
+        key = _key(message)
+        async with self._held.of(key) as found:
+            horizon = self._node.run_logs.deletions.horizon(key)
+            return encode_sources(found, horizon=ulids.encode(horizon))
+
+    async def _text(self, message: Message) -> bytes:
+        head = message.head
+        async with self._held.of(_key(message)) as found:
+            for source, indexes, _ in found:
+                if source.node != head["node"]:
+                    continue
+                pos = source.batches.rows["pos"][indexes]
+                wanted = indexes[(pos >= head["first"]) & (pos < head["end"])]
+                if len(wanted):
+                    count = fitting(source.batches.rows[wanted], _STEP_BYTES)
+                    return encode_texts(source, wanted[:count])
+        return encode_texts(None, np.empty(0, np.int64))
+
+    @property
+    def _held(self) -> HeldLines:
+        return self._node.run_logs.held
+
+
+async def _look(register: Register) -> None:
+    try:
+        await register.look()
+    except TailraceError as error:
+        register.last_error = f"the register of nodes cannot be read: {error}"
+
+
+def _key(message: Message) -> RunKey:
+    return RunKey(str(message.head["fqn"]), str(message.head["run"]))

@@ -1,0 +1,109 @@
+"""This node among the others on its store: it joins, looks after its entry, and leaves.
+
+A node joins before it takes batches, so that others ask it for its lines from the first one on. If
+the store is away just then, it takes batches all the same and joins once the store is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+
+from logstore.errors import OutcomeUnknown, TailraceError, Unavailable
+from service.journal.journal import Journal
+from service.peers.hot import HotOfOthers
+from service.peers.peers import Peers
+from service.peers.register import Register
+from service.peers.settings import NodesSettings
+from service.runs.deletions import Deletions
+from service.runs.elsewhere import NoRemoteLines, RemoteLines
+from service.runtime.identity import Identity
+from service.runtime.seams import Seams
+from service.shipping.lineage import Forked
+
+_RETRY_SECONDS = 1.0
+
+
+class Membership:
+    """One process among others. Without a way to them (`Seams.network`) it is alone."""
+
+    def __init__(self, seams: Seams, settings: NodesSettings) -> None:
+        self._clock = seams.clock
+        self._settings = settings
+        self.register: Register | None = None
+        self.peers: Peers | None = None
+        if seams.network is not None:
+            network, seconds = seams.network, settings.timeout_seconds
+            self.register = Register(seams.store, seams.clock, seams.entropy, network)
+            self.peers = Peers(
+                self.register, network.transport, seams.clock, timeout_seconds=seconds
+            )
+        self._joined = False
+
+    @property
+    def instance(self) -> str:
+        """The ULID of this process in the register; empty if it is alone."""
+        return "" if self.register is None else self.register.instance
+
+    @property
+    def shared(self) -> bool:
+        """Whether there are other nodes."""
+        return bool(self.peers)
+
+    def lines(self, own: str, deletions: Deletions) -> RemoteLines:
+        """Asks the others for lines of a run."""
+        if self.peers is None:
+            return NoRemoteLines()
+        return HotOfOthers(own, self.peers, deletions.note)
+
+    async def try_to_join(self, identity: Identity, journal: Journal) -> None:
+        """Joins if the store answers; else `stay` does. Raises `Forked`."""
+        self._joined = False
+        with suppress(Unavailable, OutcomeUnknown):
+            await self._join(identity, journal)
+
+    async def stay(self, identity: Identity, journal: Journal) -> None:
+        """Joins if that is still to be done, then keeps the register known. Raises `Forked`."""
+        if self.register is None:
+            return
+        while not self._joined:
+            await self._clock.sleep(_RETRY_SECONDS)
+            with suppress(Unavailable, OutcomeUnknown):
+                await self._join(identity, journal)
+        await self.register.run(self._settings.refresh_seconds)
+
+    async def leave(self, *, stored: bool) -> None:
+        """Ends all connections; if all that the node held is `stored`, its entry goes as well."""
+        if self.register is None:
+            return
+        if stored:
+            with suppress(TailraceError, TimeoutError):
+                async with asyncio.timeout(_RETRY_SECONDS):
+                    await self.register.withdraw()
+        await self.register.close()
+
+    def problems(self) -> list[str]:
+        """Present problems, as sentences."""
+        return [] if self.peers is None else self.peers.problems()
+
+    async def _join(self, identity: Identity, journal: Journal) -> None:
+        if self.register is None:
+            return
+        twin = await self.register.twin(identity.node)
+        if twin is not None:
+            raise Forked(
+                f"the node {identity.node} runs at {twin} already, on a folder of which this is a"
+                " copy, or the other way round"
+            )
+        files = _own_files(identity, journal)
+        await self.register.publish(identity.node, identity.parents, identity.base, files)
+        self._joined = True
+
+
+def _own_files(identity: Identity, journal: Journal) -> Sequence[tuple[str, int, int]]:
+    """Journal files with lines that a fork took over under the name of its parent."""
+    if not identity.parents:
+        return []
+    files = journal.files[:-1]  # the newest one was begun under the new name
+    return [(f.ulid, f.first_pos, f.end_pos) for f in files if f.end_pos > identity.base]

@@ -1,0 +1,217 @@
+"""The register: which nodes there are on the store, and where they are asked.
+
+`coordination/peers/{node}~{instance}` is the entry of one process of a node, as JSON:
+
+| key | |
+| --- | --- |
+| `format` | 1 |
+| `node`, `instance` | the node, and the ULID that its process took at its start |
+| `url` | where it is asked |
+| `parents`, `base` | the incarnations that it continues, and the first position that is its own |
+| `files` | of a fork: `[[journal file, first pos, end pos], …]` from before it |
+| `renewed_ms` | when it was written last, by the node's clock |
+
+An entry is there as long as the process may hold lines that nobody else has. It is removed by a
+stop that has brought everything into the store, and by the next process on the same folder. So a
+node that was killed stays in the register until it returns, or until somebody lets it go
+(`tailrace leases forget-node`), and who asks it finds it silent.
+
+If a start finds an entry of its own incarnation whose process answers, two processes continue
+one folder: `twin` names it, and the node that started later forks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import orjson
+
+from logstore import keys
+from logstore import ulid as ulids
+from logstore.clock import Clock, Entropy
+from logstore.errors import Damaged, NotFound, TailraceError, UnsupportedVersion
+from logstore.objects.store import ObjectStore
+from service.peers import messages
+from service.peers.transport import Address, Network, PeerRefused, PeerSilent
+
+FORMAT = 1
+_RENEW_SECONDS = 60.0
+_HELLO_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A process of a node in the register; `files` are (journal file, first pos, end pos)."""
+
+    node: str
+    instance: str
+    url: str
+    parents: tuple[str, ...] = ()
+    base: int = 0
+    files: tuple[tuple[str, int, int], ...] = ()
+    renewed_ms: int = 0
+
+    @property
+    def address(self) -> Address:
+        """Where it is asked."""
+        return Address(self.node, self.instance, self.url)
+
+
+def encode_entry(entry: Entry) -> bytes:
+    """The bytes of an entry."""
+    return orjson.dumps({"format": FORMAT, **asdict(entry)})
+
+
+def decode_entry(body: bytes) -> Entry:
+    """The entry that the bytes hold. Raises `Damaged`, `UnsupportedVersion`."""
+    try:
+        value: dict[str, Any] = orjson.loads(body)
+        if value["format"] > FORMAT:
+            raise UnsupportedVersion(f"an entry of a node of format {value['format']}")
+        return Entry(
+            node=str(value["node"]),
+            instance=str(value["instance"]),
+            url=str(value["url"]),
+            parents=tuple([str(parent) for parent in value["parents"]]),
+            base=int(value["base"]),
+            files=tuple([(str(f), int(a), int(b)) for f, a, b in value["files"]]),
+            renewed_ms=int(value["renewed_ms"]),
+        )
+    except (ValueError, TypeError, KeyError) as error:
+        raise Damaged(f"not an entry of a node: {error}") from error
+
+
+class Register:
+    """The register as one process sees it. `own` is its entry, which `publish` writes."""
+
+    def __init__(
+        self, store: ObjectStore, clock: Clock, entropy: Entropy, network: Network
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._network = network
+        self.instance = ulids.encode(ulids.fresh(clock, entropy))
+        self._own: Entry | None = None
+        self._others: dict[str, Entry] = {}
+        self._read: dict[str, tuple[str, Entry]] = {}
+        self._looking = asyncio.Lock()
+        self._heard: list[Callable[[], None]] = []
+        self.last_error: str | None = None
+
+    @property
+    def others(self) -> Mapping[str, Entry]:
+        """The other processes, by instance, as they were found last."""
+        return self._others
+
+    def on_change(self, hear: Callable[[], None]) -> None:
+        """Calls `hear` when other processes came or went."""
+        self._heard.append(hear)
+
+    async def publish(
+        self,
+        node: str,
+        parents: Sequence[str] = (),
+        base: int = 0,
+        files: Sequence[tuple[str, int, int]] = (),
+    ) -> None:
+        """Writes this process's entry and tells the others. Raises `Unavailable`, `Damaged`."""
+        before = self._own
+        own = Entry(node, self.instance, self._network.url, tuple(parents), base, tuple(files))
+        await self._write(own)
+        self._own = own
+        if before is not None and before.node != node:
+            await self._store.delete([_key(before)])
+        await self.look()
+        await asyncio.gather(*[self._hello(entry) for entry in self._others.values()])
+
+    async def twin(self, node: str) -> str | None:
+        """The URL of a process that lives and continues the same incarnation, if there is one.
+
+        Removes entries of earlier processes of the node. Raises `Unavailable`, `Damaged`.
+        """
+        await self.look()
+        for entry in list(self._others.values()):
+            if entry.node != node:
+                continue
+            try:
+                await self._greet(entry)
+            except (PeerRefused, PeerSilent):
+                # The lock on the folder was free: it is gone. Or this folder is a copy and the
+                # other one cannot be reached, which the numbers of segments will show.
+                await self._remove(entry)
+            else:
+                return entry.url
+        return None
+
+    async def look(self) -> None:
+        """Reads who is there. Raises `Unavailable`, `Damaged`."""
+        async with self._looking:
+            found: dict[str, Entry] = {}
+            read: dict[str, tuple[str, Entry]] = {}
+            async for info in self._store.list(keys.PEERS):
+                known = self._read.get(info.key)
+                if known is None or known[0] != info.etag:
+                    try:
+                        newest, body = await self._store.get(info.key)
+                    except NotFound:
+                        continue
+                    known = (newest.etag, decode_entry(body))
+                read[info.key] = known
+                if known[1].instance != self.instance:
+                    found[known[1].instance] = known[1]
+            changed = found.keys() != self._others.keys()
+            self._read, self._others = read, found
+        if changed:
+            for hear in self._heard:
+                hear()
+
+    async def run(self, seconds: float) -> None:
+        """Looks every so often, and renews the own entry, until cancelled."""
+        renewed = self._clock.monotonic()
+        while True:
+            await self._clock.sleep(seconds)
+            try:
+                await self.look()
+                age = self._clock.monotonic() - renewed
+                # A copy of this node's folder may have taken it for that of an earlier process.
+                gone = self._own is not None and _key(self._own) not in self._read
+                if self._own is not None and (gone or age >= _RENEW_SECONDS):
+                    await self._write(self._own)
+                    renewed = self._clock.monotonic()
+                self.last_error = None
+            except TailraceError as error:
+                self.last_error = f"the register of nodes cannot be read: {error}"
+
+    async def withdraw(self) -> None:
+        """Removes the own entry: all that this process held is in the store."""
+        if self._own is not None:
+            await self._store.delete([_key(self._own)])
+            self._own = None
+
+    async def close(self) -> None:
+        """Ends all connections to other nodes."""
+        await self._network.transport.close()
+
+    async def _write(self, entry: Entry) -> None:
+        entry = replace(entry, renewed_ms=self._clock.now_ms())
+        await self._store.put(_key(entry), encode_entry(entry))
+
+    async def _remove(self, entry: Entry) -> None:
+        await self._store.delete([_key(entry)])
+        self._others.pop(entry.instance, None)
+
+    async def _hello(self, entry: Entry) -> None:
+        with suppress(PeerSilent, PeerRefused):  # it will find this process by itself
+            await self._greet(entry)
+
+    async def _greet(self, entry: Entry) -> None:
+        transport, body = self._network.transport, messages.encode({"instance": self.instance})
+        await transport.ask(entry.address, "hello", body, _HELLO_SECONDS)
+
+
+def _key(entry: Entry) -> str:
+    return keys.peer(entry.node, entry.instance)

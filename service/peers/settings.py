@@ -1,0 +1,52 @@
+"""Settings of the routes between nodes."""
+
+from __future__ import annotations
+
+import re
+
+from pydantic import Field, SecretStr, field_validator
+
+from logstore.settings import Section
+
+_URL = re.compile(r"https?://[^/?#\s]+")
+_SHORTEST = 16
+
+
+class NodesSettings(Section):
+    """How the nodes on one store find and ask each other."""
+
+    secret: SecretStr = Field(
+        default=SecretStr(""),
+        description="Secret that all nodes on the store share, at least 16 characters; empty: this"
+        " node asks no other node and answers none",
+    )
+    url: str = Field(
+        default="",
+        description="URL under which other nodes reach this one (`http://10.0.0.7:8790`); empty:"
+        " the address on which it listens",
+    )
+    timeout_seconds: float = Field(
+        default=2.0,
+        gt=0,
+        le=60,
+        description="How long a reader waits for other nodes; one that is silent is left out, and"
+        " the reply says so",
+    )
+    refresh_seconds: float = Field(
+        default=5.0, ge=0.1, description="How often a node looks which other nodes there are"
+    )
+
+    @field_validator("url")
+    @classmethod
+    def _is_url(cls, value: str) -> str:
+        if value and not _URL.fullmatch(value.rstrip("/")):
+            raise ValueError("not a URL of scheme, host and port alone")
+        return value.rstrip("/")
+
+    @field_validator("secret")
+    @classmethod
+    def _is_long(cls, value: SecretStr) -> SecretStr:
+        secret = value.get_secret_value()
+        if secret and (len(secret) < _SHORTEST or not secret.isascii() or not secret.isprintable()):
+            raise ValueError("a secret has at least 16 characters of printable ASCII")
+        return value
