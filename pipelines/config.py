@@ -36,6 +36,8 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _MIB: Final = 1 << 20
 _OWN: Final = ("type", "name", "filter")
 _INNER: Final = "to"
+_SECRET: Final = re.compile(r"\.(?:url|headers)\b")
+"""Keys of appenders that hold tokens."""
 _HINT: Final = "The keys are listed in docs/pipelines.md."
 Milliseconds = int
 
@@ -243,8 +245,9 @@ def _made(cls: type[Any], content: Mapping[str, Any], where: str) -> Any:
         message = first["msg"].removeprefix("Value error, ")
         if not first["loc"]:
             raise InvalidInput(message, field=where[:-1], hint=_HINT) from None
+        seen = "" if _SECRET.search(field) else shown(field, first["input"])
         raise InvalidInput(
-            f"{field}: {message[:1].lower()}{message[1:]}{shown(field, first['input'])}",
+            f"{field}: {message[:1].lower()}{message[1:]}{seen}",
             field=field,
             hint=_HINT,
         ) from None

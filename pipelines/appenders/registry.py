@@ -13,9 +13,13 @@ from typing import Final
 
 from logstore.errors import InvalidInput
 from pipelines.appenders.contract import Kind, WrapperKind
+from pipelines.appenders.level_metrics import LevelMetrics
 from pipelines.appenders.libraries import GROUP, Libraries, Plugin
+from pipelines.appenders.notify import Notify
+from pipelines.appenders.otlp import Otlp
 from pipelines.appenders.rolling_file import RollingFile
 from pipelines.appenders.stdout import Stdout
+from pipelines.appenders.webhook import Webhook
 from pipelines.appenders.wrappers.masking import Mask
 from pipelines.appenders.wrappers.narrowing import Filter
 from pipelines.appenders.wrappers.queueing import Async
@@ -25,6 +29,10 @@ from pipelines.section import Section
 _OURS: Final[Mapping[str, Kind | WrapperKind]] = {
     "rolling_file": RollingFile,
     "stdout": Stdout,
+    "webhook": Webhook,
+    "notify": Notify,
+    "otlp": Otlp,
+    "metrics": LevelMetrics,
     "filter": Filter,
     "retry": Retry,
     "async": Async,

@@ -78,7 +78,7 @@ def test_what_is_not_installed_is_refused_by_name(folder: Path) -> None:
     done = tailrace(dict(os.environ), "check", str(folder / "pipelines"))
     assert done.returncode == 1
     assert "no appender is of type 'counting'" in done.stderr
-    assert "rolling_file, stdout" in done.stderr
+    assert "Known are async, filter, mask" in done.stderr
 
 
 def test_a_plugin_that_cannot_be_loaded_is_named(folder: Path, installed: dict[str, str]) -> None:

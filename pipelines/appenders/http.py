@@ -1,0 +1,203 @@
+"""HTTP to addresses that somebody wrote into a pipeline's file, without a way into the network.
+
+The name is resolved for every request, and only an address that was checked is connected to: a
+name that resolves to something else a moment later changes nothing. Private addresses are refused
+unless `allow_private` says otherwise; those of this link (which metadata services of clouds have),
+of groups and of nobody always. Redirects are not followed, proxies of the environment are not used,
+and what is said about failures has the host alone, since addresses and headers hold secrets.
+"""
+
+from __future__ import annotations
+
+import http.client
+import ipaddress
+import re
+import socket
+import ssl
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Final, TypeAlias
+from urllib.parse import SplitResult, urlsplit
+
+from pydantic import AfterValidator, Field, field_validator
+
+from pipelines.appenders.contract import AppenderFailed
+from pipelines.section import Seconds, Section, key
+
+Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
+_ANSWER_BYTES: Final = 65_536
+_NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
+_HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_OURS: Final = frozenset({"host", "content-length", "transfer-encoding", "connection"})
+
+
+def _checked_url(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("must be an address with http:// or https:// and a host")
+    if parts.username or parts.password:
+        raise ValueError("must have no user and password: put them into headers")
+    if not url.isascii() or not url.isprintable() or " " in url:
+        raise ValueError("must be ASCII without spaces")
+    _ = parts.port  # raises `ValueError` for none
+    return url
+
+
+Url = Annotated[str, AfterValidator(_checked_url), Field(repr=False)]
+
+
+class HttpSettings(Section):
+    """Where requests go."""
+
+    url: Url = key(..., "where requests are posted to")
+    headers: Annotated[dict[str, str], Field(repr=False)] = key({}, "headers of each request")
+    timeout: Seconds = key(10.0, "how long a request may take, for each step of it")
+    allow_private: bool = key(False, "whether `url` may lead to a private address")
+    ca_file: str = key("", "certificates (PEM) that are trusted instead of the machine's")
+
+    @field_validator("headers")
+    @classmethod
+    def _are_headers(cls, value: Mapping[str, str]) -> Mapping[str, str]:
+        for name, text in value.items():
+            if not _HEADER.fullmatch(name) or name.lower() in _OURS:
+                raise ValueError(f"{name!r} is not a header that can be set")
+            if not text.isprintable() or not text.isascii():
+                raise ValueError(f"{name} must be printable ASCII")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A status of 200 to 299, and the beginning of the body."""
+
+    status: int
+    body: bytes
+
+
+class Poster:
+    """Posts bodies to one address. Calls block."""
+
+    def __init__(self, settings: HttpSettings) -> None:
+        self._settings = settings
+        self._url: SplitResult = urlsplit(settings.url)
+        self._tls: ssl.SSLContext | None = None
+
+    @property
+    def host(self) -> str:
+        """The host, for people."""
+        return self._url.netloc
+
+    def post(self, body: bytes, headers: Mapping[str, str]) -> Answer:
+        """The answer. Raises `AppenderFailed` for any other than a status of 200 to 299."""
+        connection = self._connection()
+        path = f"{self._url.path or '/'}{f'?{self._url.query}' if self._url.query else ''}"
+        try:
+            connection.request("POST", path, body, {**headers, **self._settings.headers})
+            response = connection.getresponse()
+            answer = Answer(response.status, response.read(_ANSWER_BYTES))
+        except (OSError, http.client.HTTPException) as error:
+            raise AppenderFailed(
+                f"{self.host} did not answer: {type(error).__name__}: {error}"
+            ) from error
+        finally:
+            connection.close()
+        if 300 <= answer.status < 400:
+            raise AppenderFailed(
+                f"{self.host} answered {answer.status}: redirects are not followed",
+                hint="Write the address that it redirects to into the pipeline's file.",
+            )
+        if not 200 <= answer.status < 300:
+            raise AppenderFailed(f"{self.host} answered {answer.status} {response.reason}")
+        return answer
+
+    def _connection(self) -> http.client.HTTPConnection:
+        tls = self._url.scheme == "https"
+        host = self._url.hostname or ""
+        port = self._url.port or (443 if tls else 80)
+        addresses = self._addresses(host, port)
+        timeout = self._settings.timeout
+        if not tls:
+            return _Plain(host, port, addresses, timeout)
+        if self._tls is None:
+            try:
+                self._tls = ssl.create_default_context(cafile=self._settings.ca_file or None)
+            except OSError as error:
+                raise AppenderFailed(f"ca_file cannot be read: {error}") from error
+        return _Secure(host, port, addresses, timeout, self._tls)
+
+    def _addresses(self, host: str, port: int) -> list[str]:
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            raise AppenderFailed(f"{host} cannot be resolved: {error}") from error
+        addresses = list(dict.fromkeys([str(one[4][0]) for one in found]))
+        allowed = [
+            one for one in addresses if is_allowed(one, private=self._settings.allow_private)
+        ]
+        if not allowed:
+            raise AppenderFailed(
+                f"{host} is {', '.join(addresses)}, where no request is sent to",
+                hint="Private addresses need allow_private: true; those of the link, which serve"
+                " credentials of machines, and those of groups are never allowed.",
+            )
+        return allowed
+
+
+def is_allowed(text: str, *, private: bool) -> bool:
+    """Whether a request may go to this address; `private`: also to one of a private network."""
+    address = _meant(ipaddress.ip_address(text.partition("%")[0]))
+    if address.is_link_local or address.is_multicast or address.is_unspecified:
+        return False
+    if address.is_global:
+        return True
+    return private and (address.is_private or address.is_loopback) and not _is_broadcast(address)
+
+
+def _is_broadcast(address: Address) -> bool:
+    return address == ipaddress.IPv4Address("255.255.255.255")
+
+
+def _meant(address: Address) -> Address:
+    """The address of version 4 that one of version 6 stands for, or the address itself."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return address
+    inside = address.ipv4_mapped or address.sixtofour
+    if inside is None and address in _NAT64:
+        inside = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    return address if inside is None else inside
+
+
+class _Plain(http.client.HTTPConnection):
+    """A connection to addresses that were checked, whatever the name resolves to now."""
+
+    def __init__(self, host: str, port: int, addresses: Sequence[str], timeout: float) -> None:
+        super().__init__(host, port, timeout=timeout)
+        self._addresses = addresses
+
+    def connect(self) -> None:
+        self.sock = _connected(self._addresses, self.port, self.timeout)
+
+
+class _Secure(http.client.HTTPSConnection):
+    """The same with TLS: the certificate must be that of the name."""
+
+    def __init__(
+        self, host: str, port: int, addresses: Sequence[str], timeout: float, tls: ssl.SSLContext
+    ) -> None:
+        super().__init__(host, port, timeout=timeout, context=tls)
+        self._addresses, self._tls = addresses, tls
+
+    def connect(self) -> None:
+        plain = _connected(self._addresses, self.port, self.timeout)
+        self.sock = self._tls.wrap_socket(plain, server_hostname=self.host)
+
+
+def _connected(addresses: Sequence[str], port: int, timeout: float | None) -> socket.socket:
+    failure: OSError | None = None
+    for address in addresses:
+        try:
+            return socket.create_connection((address, port), timeout)
+        except OSError as error:
+            failure = error
+    assert failure is not None
+    raise failure

@@ -1,0 +1,166 @@
+"""`otlp`: events as OTLP/HTTP log records in JSON, to a collector or whatever speaks it.
+
+    type: otlp
+    url: https://collector.example.org/v1/logs
+
+| field of OTLP | is |
+| --- | --- |
+| resource attributes | `service.name` (the pipeline's name), `tailrace.run.id` |
+| `timeUnixNano`, `observedTimeUnixNano` | the event's time; the time of its ULID |
+| `severityNumber`, `severityText` | the level, from TRACE 1 and DEBUG 5 to FATAL 21 |
+| `body` | the message |
+| `attributes` | the record's, `log.record.uid` (the ULID), `tailrace.connector.id` |
+| `traceId`, `spanId` | the attributes `trace_id` and `span_id`, if they are such ids |
+
+It cannot go back: after a crash or a lost answer the events behind the last checkpoint are sent
+again, each with the same `log.record.uid`. Records that the receiver says it rejected are counted,
+and not sent again, as OTLP asks.
+"""
+
+from __future__ import annotations
+
+import gzip
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Final, Literal
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from logstore import ulid
+from pipelines.appenders.contract import AppenderFailed, Context, State
+from pipelines.appenders.http import HttpSettings, Poster
+from pipelines.section import Bytes, Section, key
+
+log = logging.getLogger("tailrace.pipelines")
+
+_SEVERITY: Final = {"TRACE": 1, "DEBUG": 5, "INFO": 9, "WARN": 13, "ERROR": 17, "FATAL": 21}
+_IDS: Final = {"trace_id": ("traceId", re.compile(r"(?!0+$)[0-9a-f]{32}")),
+               "span_id": ("spanId", re.compile(r"(?!0+$)[0-9a-f]{16}"))}  # fmt: skip
+
+
+class OtlpSettings(HttpSettings):
+    """Where records go, and how many at once."""
+
+    compression: Literal["gzip", "none"] = key("gzip", "of requests")
+    max_events: int = key(1000, "records in a request", ge=1)
+    max_request_size: Bytes = key(4 << 20, "bytes of messages in a request; one always may")
+
+
+class Otlp:
+    """Sends log records by OTLP/HTTP."""
+
+    settings: ClassVar[type[Section]] = OtlpSettings
+
+    def __init__(self, settings: OtlpSettings) -> None:
+        self._settings = settings
+        self._poster = Poster(settings)
+        self._context: Context | None = None
+        self._rejected = 0
+
+    def start(self, context: Context, state: State | None) -> None:
+        self._context = context
+        self._rejected = int((state or {}).get("rejected", 0))
+
+    def append(self, events: pa.Table) -> None:
+        for some in split(events, self._settings.max_events, self._settings.max_request_size):
+            if self._context is not None and not self._context.holds():
+                raise AppenderFailed("the lease is over")
+            self._send(some)
+
+    def sync(self) -> State:
+        return {"rejected": self._rejected}
+
+    def saved(self) -> None:
+        """Nothing is to be done."""
+
+    def stop(self) -> None:
+        """Nothing is to be done."""
+
+    def _send(self, events: pa.Table) -> None:
+        body = orjson.dumps(request_of(events))
+        headers = {"Content-Type": "application/json"}
+        if self._settings.compression == "gzip":
+            body, headers["Content-Encoding"] = gzip.compress(body, 1), "gzip"
+        answer = self._poster.post(body, headers)
+        rejected, reason = _rejected_of(answer.body)
+        if rejected:
+            self._rejected += rejected
+            log.warning("%s rejected %d records: %s", self._poster.host, rejected, reason)
+
+
+def split(events: pa.Table, most: int, most_bytes: int) -> Iterator[pa.Table]:
+    """The events in tables of so many rows and bytes of messages at most."""
+    sizes = pc.cast(pc.binary_length(events.column("message")), pa.int64()).to_pylist()
+    start, total = 0, 0
+    for row, size in enumerate(sizes):
+        if row > start and (row - start >= most or total + size > most_bytes):
+            yield events.slice(start, row - start)
+            start, total = row, 0
+        total += size
+    if start < len(sizes):
+        yield events.slice(start)
+
+
+def request_of(events: pa.Table) -> dict[str, Any]:
+    """An `ExportLogsServiceRequest` as OTLP writes it in JSON."""
+    runs: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    names = ("fqn", "run_id", "ulid", "level", "connector_id", "message", "attributes")
+    columns = [events.column(name).to_pylist() for name in names]
+    stamps = events.column("ts").cast(pa.int64()).to_pylist()
+    for stamp, (fqn, run, *record) in zip(stamps, zip(*columns, strict=True), strict=True):
+        runs.setdefault((fqn, run), []).append(_record(stamp, *record))
+    return {
+        "resourceLogs": [
+            {
+                "resource": {
+                    "attributes": _attributes({"service.name": fqn, "tailrace.run.id": run})
+                },
+                "scopeLogs": [{"scope": {"name": "tailrace"}, "logRecords": records}],
+            }
+            for (fqn, run), records in runs.items()
+        ]
+    }
+
+
+def _record(
+    stamp: int,
+    uid: str,
+    level: str | None,
+    connector: str | None,
+    message: str,
+    attributes: list[tuple[str, str]] | None,
+) -> dict[str, Any]:
+    given = dict(attributes or ())
+    more = {"log.record.uid": uid}
+    if connector is not None:
+        more["tailrace.connector.id"] = connector
+    observed = ulid.time_ms(ulid.decode(uid)) * 1_000_000
+    found: dict[str, Any] = {
+        "timeUnixNano": str(max(stamp, 0) * 1000),
+        "observedTimeUnixNano": str(observed),
+        "body": {"stringValue": message},
+        "attributes": _attributes({**given, **more}),
+    }
+    if level is not None:
+        found["severityText"] = level
+        found["severityNumber"] = _SEVERITY.get(level, 0)
+    for name, (field, form) in _IDS.items():
+        if form.fullmatch(given.get(name, "")):
+            found[field] = given[name]
+    return found
+
+
+def _attributes(values: Mapping[str, str]) -> list[dict[str, Any]]:
+    return [{"key": name, "value": {"stringValue": text}} for name, text in values.items()]
+
+
+def _rejected_of(body: bytes) -> tuple[int, str]:
+    """How many records the receiver says it rejected, and why."""
+    try:
+        partial = orjson.loads(body or b"{}").get("partialSuccess") or {}
+        return int(partial.get("rejectedLogRecords", 0)), str(partial.get("errorMessage", ""))
+    except (ValueError, AttributeError, TypeError):
+        return 0, ""

@@ -1,0 +1,143 @@
+"""Requests of appenders: where they may go, and what is said when they fail."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from pydantic import ValidationError
+
+from logstore.clock import SystemClock
+from logstore.disk import Disk
+from logstore.errors import InvalidInput
+from pipelines.appenders.contract import AppenderFailed, Context
+from pipelines.appenders.http import HttpSettings, Poster, is_allowed
+from pipelines.appenders.registry import Registry
+from pipelines.appenders.webhook import Webhook, WebhookSettings
+from pipelines.config import parse
+from tests.pipelines.appenders.receiver import Receiver
+from tests.pipelines.events import events
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with Receiver().running() as found:
+        yield found
+
+
+def context() -> Context:
+    return Context("p", "x", 0, 1, Disk(), SystemClock(), lambda: True)
+
+
+@pytest.mark.parametrize(
+    ("address", "private", "public"),
+    [
+        ("93.184.216.34", True, True),
+        ("2606:2800:220:1::1", True, True),
+        ("127.0.0.1", True, False),
+        ("::1", True, False),
+        ("10.1.2.3", True, False),
+        ("192.168.0.1", True, False),
+        ("fd00::1", True, False),
+        ("100.64.0.1", False, False),
+        ("169.254.169.254", False, False),
+        ("fe80::1%eth0", False, False),
+        ("::ffff:169.254.169.254", False, False),
+        ("::ffff:127.0.0.1", True, False),
+        ("64:ff9b::a9fe:a9fe", False, False),
+        ("64:ff9b::7f00:1", True, False),
+        ("2002:7f00:1::", True, False),
+        ("0.0.0.0", False, False),
+        ("::", False, False),
+        ("224.0.0.1", False, False),
+        ("255.255.255.255", False, False),
+    ],
+)
+def test_where_a_request_may_go(address: str, private: bool, public: bool) -> None:
+    assert is_allowed(address, private=True) is private
+    assert is_allowed(address, private=False) is public
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]", "2130706433", "0x7f.1"]
+)
+def test_this_machine_is_not_reached_by_any_name_of_it(receiver: Receiver, host: str) -> None:
+    poster = Poster(HttpSettings(url=f"http://{host}:{receiver.port}/x"))
+    with pytest.raises(AppenderFailed, match=r"where no request is sent to|cannot be resolved"):
+        poster.post(b"x", {})
+    assert receiver.requests == []
+
+
+def test_redirects_are_not_followed_and_failures_show_no_secret(receiver: Receiver) -> None:
+    settings = HttpSettings(url=f"{receiver.url}/secret?token=secret", allow_private=True)
+    poster = Poster(settings)
+    receiver.answers = [(302, {"Location": f"{receiver.url}/other"}, b""), (503, {}, b"secret")]
+    with pytest.raises(AppenderFailed, match="answered 302: redirects are not followed") as first:
+        poster.post(b"x", {})
+    with pytest.raises(AppenderFailed, match="answered 503") as second:
+        poster.post(b"x", {})
+    assert "secret" not in f"{first.value}{second.value}{settings!r}"
+    assert [one.path for one in receiver.requests] == ["/secret?token=secret"] * 2
+    with pytest.raises(AppenderFailed, match="did not answer: ConnectionRefused"):
+        Poster(HttpSettings(url="http://127.0.0.1:9/", allow_private=True)).post(b"", {})
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"url": "ftp://x/"},
+        {"url": "http:///x"},
+        {"url": "http://user:pass@x/"},
+        {"url": "http://x/ y"},
+        {"url": "http://x:99999/"},
+        {"url": "http://x/", "headers": {"Host": "y"}},
+        {"url": "http://x/", "headers": {"A": "b\r\nC: d"}},
+        {"url": "http://x/", "headers": {"A b": "c"}},
+    ],
+)
+def test_what_cannot_be_asked_for_is_refused(given: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        HttpSettings.model_validate(given)
+
+
+def test_a_webhook_gets_events_in_requests_of_bounded_size(receiver: Receiver) -> None:
+    settings = WebhookSettings(
+        url=f"{receiver.url}/in",
+        headers={"Authorization": "Bearer t"},
+        allow_private=True,
+        max_events=2,
+        max_request_size=10,
+    )
+    hook = Webhook(settings)
+    hook.start(context(), None)
+    hook.append(events(["a", "b", "c", "long " * 10, "d"]))
+    assert hook.sync() == {}
+    hook.stop()
+    bodies = [
+        [json.loads(line)["message"] for line in one.body.decode().splitlines()]
+        for one in receiver.requests
+    ]
+    assert bodies == [["a", "b"], ["c"], ["long " * 10], ["d"]]
+    first = receiver.requests[0].headers
+    assert (first["authorization"], first["tailrace-pipeline"]) == ("Bearer t", "p")
+    assert first["content-type"] == "application/x-ndjson"
+
+
+def test_a_webhook_may_post_an_array_and_fails_where_it_is_not_taken(receiver: Receiver) -> None:
+    hook = Webhook(WebhookSettings(url=receiver.url, allow_private=True, format="json"))
+    hook.start(context(), None)
+    hook.append(events(["a", "b"]))
+    assert [one["message"] for one in json.loads(receiver.requests[0].body)] == ["a", "b"]
+    receiver.answers = [(400, {}, b"")]
+    with pytest.raises(AppenderFailed, match="answered 400"):
+        hook.append(events(["c"]))
+    hook.stop()
+
+
+def test_a_wrong_configuration_is_told_without_its_secrets() -> None:
+    hook = {"type": "webhook", "name": "x", "url": "ftp://hooks/secret"}
+    for more in ({}, {"url": "http://x/", "headers": {"X": ["secret"]}}):
+        with pytest.raises(InvalidInput, match=r"appenders\.0\.(url|headers)") as raised:
+            parse({"name": "p", "appenders": [{**hook, **more}]}, Registry())
+        assert "secret" not in str(raised.value)
