@@ -17,6 +17,7 @@ from typing import Final
 from coordination.coordinator.coordinator import Coordinator
 from coordination.coordinator.work_queue import WorkQueue
 from coordination.groups import State
+from coordination.pipelines.admin import NAME
 from coordination.pipelines.control import Control, change_control, read_control
 from coordination.pipelines.replay import Replay
 from logstore.errors import InvalidInput, LeaseLost, NotFound, OutcomeUnknown, Unavailable
@@ -31,7 +32,6 @@ from pipelines.world import World, open_world
 
 log = logging.getLogger("tailrace.pipelines")
 
-NAME: Final = "pipelines"
 _GROUP_SECONDS: Final = 10.0
 
 
@@ -190,6 +190,7 @@ class PipelinesProcess:
                     clock=self._world.clock,
                     fs=self._world.fs,
                     on_disabled=partial(self._disable, pipeline.name),
+                    on_failing=partial(self._tell_failing, pipeline.name),
                     instance=self._world.identity,
                     store=self._world.settings,
                 )
@@ -219,6 +220,19 @@ class PipelinesProcess:
             lambda control: control.disable(appender, now_ms, reason),
             fresh_id=self._world.fresh_id,
         )
+
+    async def _tell_failing(self, pipeline: str, part: str, reason: str | None) -> None:
+        """Stores that a part fails, or works again; if the store is away, it is not shown."""
+        now_ms = self._world.clock.now_ms()
+        try:
+            await change_control(
+                self._world.store,
+                pipeline,
+                lambda control: control.fail(part, now_ms, reason),
+                fresh_id=self._world.fresh_id,
+            )
+        except (Unavailable, OutcomeUnknown) as error:
+            log.warning("%s/%s: its state is not stored: %s", pipeline, part, error)
 
     def _hand_over(self) -> None:
         """Ends what other processes are entitled to."""

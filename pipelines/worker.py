@@ -66,6 +66,7 @@ class Worker:
         clock: Clock,
         fs: FileSystem,
         on_disabled: Callable[[str, str], Awaitable[None]],
+        on_failing: Callable[[str, str | None], Awaitable[None]],
         instance: str = "",
         store: StoreSettings | None = None,
     ) -> None:
@@ -73,6 +74,8 @@ class Worker:
         self.disabled = False
         """Whether its dead-letter file takes its events; may be changed at any time."""
         self._on_disabled = on_disabled
+        self._on_failing = on_failing
+        self._stored_failure = True  # perhaps of an earlier process
         self._in_a_row = 0
         self.lease = lease
         self.failure: str | None = None
@@ -145,6 +148,8 @@ class Worker:
             log.error(
                 "%s failed, and tries again: %s%s", self.name, said, f" ({hint})" if hint else ""
             )
+            await self._on_failing(self.lease.key, said)
+            self._stored_failure = True
         self.failure = said
         self._in_a_row += 1
         threshold = self._settings.error_threshold
@@ -319,14 +324,17 @@ class Worker:
         if copy is not None:
             await self._thread.run(copy.saved)
         if progress.given:
-            self._works()
+            await self._works()
 
-    def _works(self) -> None:
+    async def _works(self) -> None:
         """Something was given, and is in a saved checkpoint."""
         self._in_a_row, self._pause_ms = 0, self._settings.retry_ms
         if self.failure is not None:
             log.info("%s works again", self.name)
             self.failure = None
+        if self._stored_failure:
+            await self._on_failing(self.lease.key, None)
+            self._stored_failure = False
 
     # --- waiting -------------------------------------------------------------------------
 

@@ -223,6 +223,7 @@ def make_app(
             queue=lambda: queue,
             contents=lambda: contents,
             leases=leases,
+            pipelines=leases.pipelines,
             verification=lambda: verification,
             reported_version=settings.openmetadata.version,
             guard=browser_guard(settings),

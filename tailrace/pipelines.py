@@ -8,7 +8,7 @@ import logging
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -16,8 +16,6 @@ import orjson
 from logstore.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from logstore.clock import Clock
-    from logstore.objects.store import ObjectStore
     from pipelines.config import PipelineConfig
     from pipelines.process import PipelinesProcess
 
@@ -164,56 +162,28 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 async def _change(arguments: argparse.Namespace) -> int:
-    from logstore.clock import SystemClock, system_entropy
-    from logstore.disk import Disk
-    from logstore.objects.open import open_store
-    from logstore.ulid import encode, fresh
+    from pipelines.status import admin_of
+    from pipelines.world import open_world
 
-    clock, entropy = SystemClock(), system_entropy()
-
-    def fresh_id() -> str:
-        return encode(fresh(clock, entropy))
-
-    async with open_store(_settings(arguments), clock, entropy, Disk()) as store:
-        if arguments.act in ("replay", "skip"):
-            said = await _replay(arguments, store, clock, fresh_id)
-        else:
-            said = await _control(arguments, store, clock, fresh_id)
-    print(f"{arguments.pipeline}: {said}")
+    name = arguments.pipeline
+    async with open_world(_settings(arguments)) as world:
+        admin = admin_of(world)
+        match arguments.act:
+            case "pause" | "resume":
+                found = await admin.pause(name, paused=arguments.act == "pause")
+            case "enable":
+                found = await admin.enable(name, arguments.appender)
+            case "disable":
+                found = await admin.disable(name, arguments.appender, arguments.reason)
+            case _:
+                start = arguments.start if arguments.act == "replay" else None
+                asked, found = await admin.replay(name, start)
+                place = "what comes" if asked.low is None else asked.low
+                print(f"{name}: goes on at {place}, in replay {asked.id}")
+    disabled = {one.appender: one.reason for one in found.parts if one.state == "disabled"}
+    said = ", ".join(f"{appender} ({reason})" for appender, reason in disabled.items())
+    print(f"{name}: {found.state}; disabled: {said or '-'}")
     return 0
-
-
-async def _replay(
-    arguments: argparse.Namespace, store: ObjectStore, clock: Clock, fresh_id: Callable[[], str]
-) -> str:
-    from coordination.pipelines.control import ask_for_replay, lowest_from
-    from coordination.pipelines.replay import Replay
-
-    low = None
-    if arguments.act == "replay":
-        low = lowest_from(arguments.start, now_ms=clock.now_ms(), field="--from")
-    asked = Replay(fresh_id(), low, clock.now_ms())
-    await ask_for_replay(store, arguments.pipeline, asked, fresh_id=fresh_id)
-    if low is None:
-        return "goes on with what comes"
-    return f"goes on at {low}; files of this replay have .replay-{asked.id} in their names"
-
-
-async def _control(
-    arguments: argparse.Namespace, store: ObjectStore, clock: Clock, fresh_id: Callable[[], str]
-) -> str:
-    from coordination.pipelines.control import Control, change_control
-
-    def changed(control: Control) -> Control:
-        if arguments.act in ("pause", "resume"):
-            return replace(control, paused=arguments.act == "pause")
-        if arguments.act == "enable":
-            return control.enable(arguments.appender)
-        return control.disable(arguments.appender, clock.now_ms(), arguments.reason)
-
-    found = await change_control(store, arguments.pipeline, changed, fresh_id=fresh_id)
-    disabled = ", ".join(f"{name} ({one.reason})" for name, one in found.disabled.items())
-    return f"{'paused' if found.paused else 'running'}; disabled: {disabled or '-'}"
 
 
 async def _status(arguments: argparse.Namespace, pipelines: Sequence[PipelineConfig]) -> int:
@@ -233,6 +203,8 @@ async def _status(arguments: argparse.Namespace, pipelines: Sequence[PipelineCon
         "state",
         "owner",
         "segments behind",
+        "lag seconds",
+        "checkpoint",
         "events",
         "late",
         "forced",
@@ -240,6 +212,7 @@ async def _status(arguments: argparse.Namespace, pipelines: Sequence[PipelineCon
         "dead",
         "again",
         "lost",
+        "error",
     )
     lines = [heads, *(tuple(_text(row, head) for head in heads) for row in found)]
     widths = [max(len(line[n]) for line in lines) for n in range(len(heads))]
@@ -251,5 +224,12 @@ async def _status(arguments: argparse.Namespace, pipelines: Sequence[PipelineCon
 
 
 def _text(row: Mapping[str, Any], head: str) -> str:
+    if head == "checkpoint":
+        at = row["checkpoint_at"]
+        return "-" if at is None else f"{datetime.fromtimestamp(at / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"
+    if head == "error":
+        return str(row["error"] or row["reason"] or "-")
     value = row[head.replace(" ", "_")]
+    if isinstance(value, float):
+        return f"{value:,.0f}"
     return "-" if value is None else f"{value:,}" if isinstance(value, int) else str(value)

@@ -6,6 +6,7 @@
     pipeline  its name
     paused    whether nothing is done
     disabled  {appender: {"at": ms, "reason": text}}: its events go to the dead-letter file, or wait
+    failing   {appender/part-parts: {"at": ms, "reason": text}}: it fails, and is tried again
     version   a fresh ULID in every write
 
 Processes look at it every `pipelines.poll_seconds`. A pipeline without the object is not paused.
@@ -32,7 +33,7 @@ _FORMAT: Final = 1
 
 
 class Disabled(NamedTuple):
-    """Since when an appender is disabled, and why."""
+    """Since when an appender is disabled, or fails, and why."""
 
     at_ms: int
     reason: str
@@ -46,6 +47,17 @@ class Control:
     paused: bool = False
     disabled: Mapping[str, Disabled] = field(default_factory=dict)
     version: str = ""
+    failing: Mapping[str, Disabled] = field(default_factory=dict)
+
+    def fail(self, part: str, now_ms: int, reason: str | None) -> Control:
+        """The same with a part that fails for a reason; None: it works."""
+        known = self.failing.get(part)
+        if reason == (None if known is None else known.reason):
+            return self
+        kept = {name: one for name, one in self.failing.items() if name != part}
+        if reason is not None:
+            kept[part] = Disabled(now_ms, reason)
+        return replace(self, failing=kept)
 
     def disable(self, appender: str, now_ms: int, reason: str) -> Control:
         """The same with an appender disabled; one that is so already keeps its reason."""
@@ -132,25 +144,34 @@ def _document(store: ObjectStore, pipeline: str) -> Document[Control]:
 
 
 def _encode(control: Control) -> bytes:
-    disabled = {name: {"at": at, "reason": why} for name, (at, why) in control.disabled.items()}
+    disabled, failing = (
+        {name: {"at": at, "reason": why} for name, (at, why) in some.items()}
+        for some in (control.disabled, control.failing)
+    )
     return orjson.dumps(
         {
             "format": _FORMAT,
             "pipeline": control.pipeline,
             "paused": control.paused,
             "disabled": disabled,
+            "failing": failing,
             "version": control.version,
         }
     )
 
 
-def _decode(key: str, body: bytes) -> Control:
+def _decode(where: str, body: bytes) -> Control:
     try:
         value = orjson.loads(body)
-        disabled = {
-            str(name): Disabled(int(one["at"]), str(one["reason"]))
-            for name, one in value["disabled"].items()
-        }
-        return Control(str(value["pipeline"]), bool(value["paused"]), disabled, value["version"])
+        disabled, failing = (
+            {
+                str(name): Disabled(int(one["at"]), str(one["reason"]))
+                for name, one in value.get(key, {}).items()
+            }
+            for key in ("disabled", "failing")
+        )
+        return Control(
+            str(value["pipeline"]), bool(value["paused"]), disabled, value["version"], failing
+        )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise Damaged(f"{key} does not say how a pipeline stands: {error}") from error
+        raise Damaged(f"{where} does not say how a pipeline stands: {error}") from error

@@ -38,6 +38,7 @@ from service.http.live import live_routes
 from service.http.methods import answer_head, api_routes, methods_of
 from service.http.node import NodeApi
 from service.http.pages import page_routes
+from service.http.pipelines import OpenPipelines, pipeline_routes
 from service.http.query import router as query_routes
 from service.http.query_stream import query_stream_routes
 from service.http.replies import Replies
@@ -83,6 +84,7 @@ class HttpApi:
     queue: Callable[[], SegmentQueue] | None = None
     contents: Callable[[], Contents] | None = None
     leases: Open | None = None
+    pipelines: OpenPipelines | None = None
     verification: Verifier | None = None
     reported_version: str = REPORTED_VERSION
     guard: BrowserGuard = field(default_factory=BrowserGuard)
@@ -202,6 +204,7 @@ def all_routers(node: NodeApi, api: HttpApi) -> list[APIRouter]:
         *([group_routes(api.queue), queue_routes(api.queue)] if api.queue is not None else []),
         *([reading_routes(api.contents)] if api.contents is not None else []),
         *([lease_routes(api.leases)] if api.leases is not None else []),
+        *([pipeline_routes(api.pipelines)] if api.pipelines is not None else []),
         *([verify_routes(api.verification)] if api.verification is not None else []),
         *api.routers,
     ]
@@ -217,6 +220,7 @@ def documented() -> FastAPI:
         queue=nothing,
         contents=nothing,
         leases=nothing,
+        pipelines=nothing,
         verification=nothing,
     )
     return _framework(nobody, api, str)

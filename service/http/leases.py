@@ -21,8 +21,10 @@ from coordination.named.stored import StoredLeases
 from coordination.open import open_partitions
 from coordination.partitions.partition import Status
 from coordination.partitions.store import PartitionStore
+from coordination.pipelines.admin import PipelinesAdmin
 from coordination.settings import SourceCoordination
 from coordination.storetime import StoreTime
+from logstore import ulid
 from service.runtime.seams import Seams
 
 _LIST, _MAX_LIST = 100, 1000
@@ -156,19 +158,30 @@ def lease_routes(admin: Open) -> APIRouter:
 class LeasesOfStore:
     """Gives the admin of all leases at each call, and opens the partitions at the first."""
 
-    def __init__(self, partitions: PartitionStore, named: StoredLeases) -> None:
+    def __init__(
+        self, partitions: PartitionStore, named: StoredLeases, pipelines: PipelinesAdmin
+    ) -> None:
         self._partitions = partitions
         self._admin = LeaseAdmin(partitions, named)
+        self._pipelines = pipelines
         self._starting = asyncio.Lock()
         self._started = False
 
     async def __call__(self) -> LeaseAdmin:
         """Raises `StoreUnavailable`, and `InvalidInput` for settings that the store refuses."""
+        await self._start()
+        return self._admin
+
+    async def pipelines(self) -> PipelinesAdmin:
+        """The administration of log pipelines, whose checkpoints are partitions."""
+        await self._start()
+        return self._pipelines
+
+    async def _start(self) -> None:
         async with self._starting:
             if not self._started:
                 await self._partitions.start()
                 self._started = True
-        return self._admin
 
 
 @asynccontextmanager
@@ -184,4 +197,12 @@ async def open_leases(settings: SourceCoordination, seams: Seams) -> AsyncIterat
     )
     async with opening as partitions:
         time = StoreTime(seams.clock, seams.newest_date)
-        yield LeasesOfStore(partitions, StoredLeases(seams.store, seams.clock, seams.entropy, time))
+        pipelines = PipelinesAdmin(
+            seams.store,
+            partitions,
+            seams.clock,
+            lambda: ulid.encode(ulid.fresh(seams.clock, seams.entropy)),
+            prefix=settings.prefix,
+        )
+        leases = StoredLeases(seams.store, seams.clock, seams.entropy, time)
+        yield LeasesOfStore(partitions, leases, pipelines)

@@ -119,7 +119,8 @@ async def test_it_runs_fails_is_disabled_and_enabled(
         await lake.put("WARN d")
         until((folder / "dead" / "p.levels.0.json").exists)
         said = tailrace(environment, "status", *where, "--dir", str(folder / "pipelines"))
-        assert "disabled: it failed 3 times in a row" in said.stdout
+        assert "  disabled  " in said.stdout
+        assert "it failed 3 times in a row" in said.stdout
         (folder / "fail").unlink()
         done = tailrace(environment, "enable", *where[:2], "p", "levels")
         assert (done.returncode, done.stdout) == (0, "p: running; disabled: -\n")

@@ -195,7 +195,8 @@ async def test_an_appender_that_keeps_failing_is_disabled_and_can_be_enabled(
             await until(lambda: any(one.disabled for one in process.workers))
             await asyncio.sleep(0.3)
             (row,) = await rows(world, ["p"])
-            assert row["state"].startswith("disabled: it failed 3 times in a row: AppenderFailed")
+            assert row["state"] == "disabled"
+            assert row["reason"].startswith("it failed 3 times in a row: AppenderFailed")
             Remembering.failing = set()
             await change_control(
                 world.store, "p", lambda one: one.enable("a"), fresh_id=world.fresh_id
@@ -306,3 +307,7 @@ async def test_status_says_how_far_each_appender_is(lake: Lake) -> None:
         found = {row["appender"]: row for row in await rows(world, ["p"])}
     assert (found["whole"]["events"], found["whole"]["segments_behind"]) == (2, 1)
     assert (found["broken"]["events"], found["broken"]["segments_behind"]) == (0, 2)
+    assert found["broken"]["error"] == "AppenderFailed: its disk is full"
+    assert found["whole"]["error"] is None
+    assert found["broken"]["bytes_behind"] > found["whole"]["bytes_behind"] > 0
+    assert found["broken"]["checkpoint_at"] > 0
