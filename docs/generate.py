@@ -125,8 +125,9 @@ def _cli() -> str:
     text = (
         "Exit status: 0 done, 1 an error, printed on stderr as `error:` and `hint:` (`verify`: "
         "also faults, on stdout), 2 a wrong command line (`query`: a partial result), 130 "
-        "interrupted. `compact` exits as the compactor does: 1 done with alarms, 3 nothing could "
-        "be done, 4 something stored is damaged."
+        "interrupted. `serve`: 3 if a stop left lines in the journal. `compact` exits as the "
+        "compactor does: 1 done with alarms, 3 nothing could be done, 4 something stored is "
+        "damaged."
     )
     lines = [_head("Command line", text)]
     for name, verb in VERBS.items():
@@ -160,7 +161,8 @@ def _arguments(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
 def _metrics() -> str:
     text = (
         "`GET /metrics`, in the text format of Prometheus. Counters end in `_total` there, "
-        "histograms in `_bucket`, `_sum` and `_count`."
+        "histograms in `_bucket`, `_sum` and `_count`. With several workers every sample has the "
+        "label `worker`, and the gauge `tailrace_worker_up` says which of them gave theirs."
     )
     rows = ((_code(m.name), m.kind, _codes(m.labels), m.help) for m in METRICS)
     own = _page("Metrics", text, "metric | kind | labels | what it says", rows)

@@ -19,18 +19,19 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from typing import Any
+from typing import Any, TypeAlias
 
 import uvloop
 
-from logstore.clock import Clock
+from logstore.clock import Clock, SystemClock
 from logstore.disk import apply_umask, close_to_others
-from logstore.errors import Unavailable
 from logstore.memory import give_back_freed_memory
 from logstore.objects.open import open_store
-from service.compaction import CompactionChild, job_command, job_environment
+from service.compaction import CompactionChild, RestartPolicy, job_command, job_environment
+from service.http.handover import Sharing
 from service.http.leases import open_leases
-from service.http.server import address, listen, serving
+from service.http.server import address, bound_socket, serving
+from service.metrics.workers import WorkerPlace
 from service.node import Node
 from service.runtime.java import why_no_spark
 from service.runtime.process import raise_limit
@@ -45,19 +46,28 @@ from service.wiring import (
     make_sources,
     make_store_check,
 )
+from service.workers import LINES_LEFT, Workers, left_behind
 
 log = logging.getLogger(__name__)
 
 # By then the node has stopped: who still is at work is a client that does not read.
 _LAST_REPLIES_SECONDS = 5.0
 _LOOK_SECONDS = 1.0
-
-LINES_LEFT = 3
-"""The exit status of a stop that could not bring all lines into the store."""
+_WORKERS_RESTART = RestartPolicy(longest_pause_seconds=30.0)
+Serving: TypeAlias = Callable[..., Coroutine[Any, Any, int]]
 
 
 def serve(settings: Settings) -> int:
     """Runs until SIGTERM or SIGINT; the exit status. Raises what makes a start impossible."""
+    prepare(settings)
+    workers = settings.server.workers > 1 or left_behind(settings, 1)
+    work = _until_signalled(settings, run_workers if workers else run)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(work)
+
+
+def prepare(settings: Settings) -> None:
+    """What a process does before it serves: its log, permissions, memory and limits."""
     logging.basicConfig(
         level=logging.INFO,
         stream=sys.stderr,
@@ -68,11 +78,9 @@ def serve(settings: Settings) -> int:
     close_to_others(os.path.join(settings.data, "journal"))
     give_back_freed_memory()
     raise_limit()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_until_signalled(settings))
 
 
-async def _until_signalled(settings: Settings) -> int:
+async def _until_signalled(settings: Settings, serving: Serving) -> int:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
 
@@ -83,18 +91,34 @@ async def _until_signalled(settings: Settings) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
-    return await run(settings, stop, on_listening=_announce)
+    return await serving(settings, stop, on_listening=_announce)
 
 
 def _announce(url: str) -> None:
     log.info("listening on %s", url)
 
 
-async def run(
+async def run_workers(
     settings: Settings, stop: asyncio.Event, *, on_listening: Callable[[str], None]
+) -> int:
+    """Serves by several processes until `stop`, as `run` does by this one."""
+    workers = Workers(settings, SystemClock(), _WORKERS_RESTART)
+    return await workers.run(stop, on_listening=on_listening)
+
+
+async def run(
+    settings: Settings,
+    stop: asyncio.Event,
+    *,
+    on_listening: Callable[[str], None],
+    bound: socket.socket | None = None,
+    place: WorkerPlace | None = None,
+    sharing: Sharing | None = None,
 ) -> int:
     """Serves until `stop`: 0, `LINES_LEFT`, or 1 if the node failed.
 
+    Without a `bound` socket it binds the address of the settings. `place` is which of several
+    workers it is, and `sharing` what it shares with them.
     Raises `FolderLocked`, `Unavailable`, and `InvalidInput` for a store that refuses what the
     service needs.
     """
@@ -104,7 +128,7 @@ async def run(
         store = await stack.enter_async_context(opening)
         check = make_store_check(settings, machine, store)
         await check.first()
-        bound = _listen(settings)
+        bound = bound or bound_socket(settings.server.host, settings.server.port)
         stack.callback(bound.close)
         node = make_node(settings, machine, store, check, address(bound))
         await node.start()
@@ -118,9 +142,9 @@ async def run(
         opening_leases = open_leases(settings.source_coordination, node.seams)
         leases = await stack.enter_async_context(opening_leases)
         child = _compactor(settings, machine)
-        app = make_app(settings, machine, node, lambda: engine, live, queue, leases, child)
+        app = make_app(settings, machine, node, lambda: engine, live, queue, leases, child, place)
         http = await stack.enter_async_context(
-            serving(app, bound, stop_seconds=_LAST_REPLIES_SECONDS)
+            serving(app, bound, stop_seconds=_LAST_REPLIES_SECONDS, sharing=sharing)
         )
         await stack.enter_async_context(_beside(child.run(), "compaction"))
         watch = ProblemLog(lambda: [*node.lasting_problems(), *queue.problems()], machine.clock)
@@ -169,17 +193,6 @@ def _tell_torn(node: Node) -> None:
             " crash broke off, or damage there",
             *(tail.file, tail.size, tail.offset),
         )
-
-
-def _listen(settings: Settings) -> socket.socket:
-    host, port = settings.server.host, settings.server.port
-    try:
-        return listen(host, port)
-    except OSError as error:
-        raise Unavailable(
-            f"cannot listen on {host}:{port}: {error.strerror}",
-            hint="Stop what listens there, or choose another port with --port.",
-        ) from error
 
 
 def _compactor(settings: Settings, machine: Machine) -> CompactionChild:

@@ -38,6 +38,7 @@ from service.http.verify import Verification, verify_command, verify_environment
 from service.metrics.compaction import CompactorFile
 from service.metrics.declared import Sources
 from service.metrics.scrape import scraper
+from service.metrics.workers import WorkerPlace, by_itself, of_all
 from service.node import Node
 from service.peers.answers import Answers
 from service.peers.http import HttpTransport
@@ -196,8 +197,9 @@ def make_app(
     queue: SegmentQueue,
     leases: LeasesOfStore,
     compaction: CompactionChild | None = None,
+    place: WorkerPlace | None = None,
 ) -> Application:
-    """The HTTP API of the node."""
+    """The HTTP API of the node; `place` is which of several workers it is."""
     sources = Sources(
         node,
         engine(),
@@ -208,6 +210,7 @@ def make_app(
         compaction=compaction,
         compactor_file=compactor_file(settings, machine),
     )
+    scrape, peers = scraper(sources), node.members.peers
     contents = Contents(node.store, deletions_of(node), settings.queue.decoded_bytes)
     verification = Verification(verify_command(settings), verify_environment(settings))
     return build_app(
@@ -217,7 +220,11 @@ def make_app(
             counters=machine.http,
             clock=machine.clock,
             entropy=machine.entropy,
-            scrape=scraper(sources),
+            scrape=(
+                by_itself(scrape)
+                if place is None or peers is None
+                else of_all(scrape, place, peers)
+            ),
             query=engine,
             live=lambda: live,
             queue=lambda: queue,
@@ -227,17 +234,17 @@ def make_app(
             verification=lambda: verification,
             reported_version=settings.openmetadata.version,
             guard=browser_guard(settings),
-            routers=internal(settings, node),
+            routers=internal(settings, node, scrape),
         ),
     )
 
 
-def internal(settings: Settings, node: Node) -> tuple[APIRouter, ...]:
+def internal(settings: Settings, node: Node, scrape: Callable[[], bytes]) -> tuple[APIRouter, ...]:
     """The routes between nodes; none without a secret."""
     secret = settings.nodes.secret.get_secret_value()
     if not secret:
         return ()
-    answers = Answers(node)
+    answers = Answers(node, scrape)
     return (internal_routes(secret, lambda: node.members.instance, answers.answer),)
 
 

@@ -15,6 +15,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", metavar="DIR", help="data folder (default: ./data)")
     parser.add_argument("--host", metavar="H", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", metavar="N", type=int, help="port to listen on (default: 8790)")
+    parser.add_argument(
+        "--workers", metavar="N", type=int, help="processes that serve (default: 1)"
+    )
     parser.add_argument("--config", metavar="FILE", help="settings file (default: ./tailrace.yaml)")
     parser.add_argument("--node-id", metavar="NAME", help="the node's name (default: the host's)")
     parser.add_argument(
@@ -44,6 +47,7 @@ def flags(arguments: argparse.Namespace) -> dict[str, Any]:
     server = {
         "host": arguments.host,
         "port": arguments.port,
+        "workers": arguments.workers,
         "insecure": arguments.insecure or None,
     }
     nested = _given(given) | {"server": _given(server)}

@@ -78,7 +78,7 @@ class HttpApi:
     counters: HttpCounters = field(default_factory=HttpCounters)
     clock: Clock = field(default_factory=SystemClock)
     entropy: Entropy = field(default_factory=system_entropy)
-    scrape: Callable[[], bytes] = bytes
+    scrape: Callable[[], Awaitable[bytes]] | None = None
     query: Callable[[], QueryEngine] | None = None
     live: Callable[[], LiveMatches] | None = None
     queue: Callable[[], SegmentQueue] | None = None

@@ -12,10 +12,12 @@ from typing import cast
 import uvicorn
 from uvicorn.config import Config
 
+from logstore.errors import Unavailable
 from service.http.app import Application
 from service.http.clients import Clients
 from service.http.connection import Connection, watch
 from service.http.fast_path import fast_path
+from service.http.handover import Handover, Sharing
 
 _BACKLOG = 2048
 
@@ -26,6 +28,12 @@ class Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    def connected(self) -> asyncio.Protocol:
+        """The protocol of a connection that was accepted elsewhere."""
+        return self.config.http_protocol_class(  # type: ignore[call-arg]
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -39,6 +47,17 @@ def listen(host: str, port: int) -> socket.socket:
         bound.close()
         raise
     return bound
+
+
+def bound_socket(host: str, port: int) -> socket.socket:
+    """A bound socket as `listen` gives it. Raises `Unavailable` with a hint for the operator."""
+    try:
+        return listen(host, port)
+    except OSError as error:
+        raise Unavailable(
+            f"cannot listen on {host}:{port}: {error.strerror}",
+            hint="Stop what listens there, or choose another port with --port.",
+        ) from error
 
 
 def address(bound: socket.socket) -> str:
@@ -73,19 +92,29 @@ def configured(
 
 @asynccontextmanager
 async def serving(
-    app: Application, bound: socket.socket, *, stop_seconds: float
+    app: Application, bound: socket.socket, *, stop_seconds: float, sharing: Sharing | None = None
 ) -> AsyncIterator[asyncio.Task[None]]:
-    """Serves while the block runs, and then until the requests in progress are answered."""
+    """Serves while the block runs, and then until the requests in progress are answered.
+
+    A worker accepts what is its own of the service's connections too, which it is `sharing`.
+    """
     append = app.append
     clients = Clients(app.settings, append.counters, append.fresh_id)
     server = Server(configured(app, clients, stop_seconds=stop_seconds))
+    patience = app.settings.server.header_timeout_seconds
+    handover: Handover | None = None
     task = asyncio.create_task(server.serve(sockets=[bound]), name="http")
     watching = asyncio.create_task(watch(server.server_state, app.settings), name="connections")
     try:
         while not server.started and not task.done():  # noqa: ASYNC110 -- it is a plain flag
             await asyncio.sleep(0.001)
+        if sharing is not None and server.started:
+            handover = Handover(sharing, connected=server.connected, patience_seconds=patience)
+            handover.start()
         yield task
     finally:
+        if handover is not None:
+            handover.stop()
         server.should_exit = True
         await task
         watching.cancel()

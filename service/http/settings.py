@@ -31,6 +31,13 @@ class ServerSettings(Section):
     port: int = Field(
         default=8790, ge=0, le=65535, description="Port to listen on; 0 takes a free one"
     )
+    workers: int = Field(
+        default=1,
+        ge=1,
+        le=256,
+        description="Processes that serve, each a node of its own; about one for each core. What"
+        " bounds memory, disk and searches is divided among them",
+    )
     insecure: bool = Field(
         default=False,
         description="Listen on an address other machines can reach, without authentication",

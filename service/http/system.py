@@ -8,7 +8,7 @@ therefore a setting: that of the clients.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import APIRouter
@@ -47,7 +47,7 @@ class Health(BaseModel):
     problems: list[str]
 
 
-def health_routes(node: NodeApi, scrape: Callable[[], bytes]) -> APIRouter:
+def health_routes(node: NodeApi, scrape: Callable[[], Awaitable[bytes]] | None) -> APIRouter:
     """The routes of health and metrics; `scrape` gives the metrics as Prometheus reads them."""
     router = APIRouter(tags=["operation"])
 
@@ -64,6 +64,7 @@ def health_routes(node: NodeApi, scrape: Callable[[], bytes]) -> APIRouter:
 
     @router.get("/metrics", summary="Numbers for Prometheus", response_class=Response)
     async def metrics() -> Response:
-        return Response(scrape(), media_type=CONTENT_TYPE_LATEST)
+        content = b"" if scrape is None else await scrape()
+        return Response(content, media_type=CONTENT_TYPE_LATEST)
 
     return router

@@ -121,6 +121,17 @@ def canonical(raw_path: bytes, method: str) -> str:
     return _joined(parts[:-1], [last])
 
 
+def run_of(method: str, raw_path: bytes) -> bytes | None:
+    """What is the same in every spelling of a run's name, for paths that name one run."""
+    if not raw_path.startswith(PREFIX):
+        return None
+    fqn, *rest = canonical(raw_path, method)[len(BASE) + 1 :].split("/")
+    run = rest[1:2] if rest[:1] == ["stream"] else rest[:1]
+    if not run or run[0] == "last":
+        return None
+    return unquote_to_bytes(fqn) + b"\0" + unquote_to_bytes(run[0])
+
+
 def canonical_beside(raw_path: bytes) -> str | None:
     """The same for a path that is not the logs' but beside them; None for any other.
 

@@ -4,6 +4,7 @@
 | --- | --- |
 | `hello` | nothing: the process is there. Who asks is new, so the register is read again |
 | `hot`, `text` | lines of a run that are in no chunk yet, see `hot` |
+| `metrics` | the metrics of this process as Prometheus reads them, as one part |
 """
 
 from __future__ import annotations
@@ -40,11 +41,13 @@ class Answering(Protocol):
 class Answers:
     """The questions that a node answers."""
 
-    def __init__(self, node: Answering) -> None:
+    def __init__(self, node: Answering, scrape: Callable[[], bytes] = bytes) -> None:
         self._node = node
+        self._scrape = scrape
         self._verbs: dict[str, Callable[[Message], Awaitable[bytes]]] = {
             "hello": self._hello,
             "hot": self._hot,
+            "metrics": self._metrics,
             "text": self._text,
         }
         self._looking: asyncio.Task[None] | None = None
@@ -61,6 +64,9 @@ class Answers:
         if register is not None and (self._looking is None or self._looking.done()):
             self._looking = asyncio.ensure_future(_look(register))
         return messages.encode({})
+
+    async def _metrics(self, _: Message) -> bytes:
+        return messages.encode({}, [self._scrape()])
 
     async def _hot(self, message: Message) -> bytes:
         key = _key(message)

@@ -8,6 +8,7 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from service.metrics.scrape import METRICS
+from service.workers import LINES_LEFT
 from tests.service.test_main import PLAIN, RUN, STOPS_AT_ONCE, service, settings_for
 
 RENAMED = {metric.alias: metric.name for metric in METRICS if metric.alias}
@@ -22,7 +23,8 @@ def samples(family: Metric) -> list[tuple[str, tuple[tuple[str, str], ...], floa
 
 
 async def test_a_scrape_has_the_same_samples_under_both_names(tmp_path: Path) -> None:
-    async with service(settings_for(tmp_path, **STOPS_AT_ONCE)) as (client, _):
+    settings = settings_for(tmp_path, **STOPS_AT_ONCE)
+    async with service(settings, statuses=(LINES_LEFT,)) as (client, _):
         await client.post(RUN, content=b"a\nb\n", headers=PLAIN)
         text = (await client.get("/metrics")).text
     families = {family.name: family for family in text_string_to_metric_families(text)}

@@ -1,0 +1,100 @@
+"""The metrics of all workers of a service in one reply, whichever of them is asked.
+
+Each sample gets the label `worker`, the worker's number. A worker that gives no answer is left out,
+and `tailrace_worker_up` says so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from typing import NamedTuple, TypeAlias
+
+from service.peers import messages
+from service.peers.peers import Peers
+from service.peers.transport import PeerRefused, PeerSilent
+
+_ABOUT = re.compile(r"# (?:HELP|TYPE) (\S+) ")
+_BEHIND_NAME = re.compile(r"[{ ]")
+_QUESTION = messages.encode({})
+_SECONDS = 2.0
+Scrape: TypeAlias = Callable[[], Awaitable[bytes]]
+
+
+class WorkerPlace(NamedTuple):
+    """Which of a service's workers a process is, and where each of them is asked, by number."""
+
+    number: int
+    urls: tuple[str, ...]
+
+
+def by_itself(scrape: Callable[[], bytes]) -> Scrape:
+    """The metrics of a process that is the whole service."""
+
+    async def own() -> bytes:
+        return scrape()
+
+    return own
+
+
+def of_all(scrape: Callable[[], bytes], place: WorkerPlace, peers: Peers) -> Scrape:
+    """The metrics of all workers; `scrape` gives this one's, the others are asked."""
+
+    async def every() -> bytes:
+        texts: dict[int, bytes | None] = {place.number: scrape()}
+        numbers = {url: number for number, url in enumerate(place.urls)}
+        known = {numbers[e.url]: e for e in peers.entries() if e.url in numbers}
+        for number in range(len(place.urls)):
+            if number == place.number:
+                continue
+            texts[number] = None
+            if number in known:
+                try:
+                    answer = await peers.one(known[number], _QUESTION, "metrics", _SECONDS)
+                except (PeerSilent, PeerRefused):
+                    continue
+                texts[number] = answer.parts[0]
+        return merged(texts)
+
+    return every
+
+
+def merged(texts: Mapping[int, bytes | None]) -> bytes:
+    """Texts of Prometheus, by worker, as one: families stay together."""
+    about: dict[str, list[str]] = {}
+    samples: dict[str, list[str]] = {}
+    for number, text in sorted(texts.items()):
+        if text is None:
+            continue
+        family = ""
+        for line in text.decode().splitlines():
+            said = _ABOUT.match(line)
+            if said is not None:
+                family = said[1]
+                kept = about.setdefault(family, [])
+                if line not in kept:
+                    kept.append(line)
+            elif line:
+                samples.setdefault(family, []).append(_labelled(line, number))
+    lines = []
+    for family, said_of_it in about.items():
+        lines += [*said_of_it, *samples.get(family, [])]
+    lines += [
+        "# HELP tailrace_worker_up 1 for a worker of the service that gave its metrics.",
+        "# TYPE tailrace_worker_up gauge",
+    ]
+    lines += [
+        f'tailrace_worker_up{{worker="{number}"}} {float(text is not None)}'
+        for number, text in sorted(texts.items())
+    ]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def _labelled(sample: str, number: int) -> str:
+    """A sample with one more label. A name has no brace or blank, which come first behind it."""
+    end = _BEHIND_NAME.search(sample)
+    assert end is not None, sample
+    name, rest = sample[: end.start()], sample[end.start() :]
+    if rest.startswith("{"):
+        return f'{name}{{worker="{number}",{rest[1:]}'
+    return f'{name}{{worker="{number}"}}{rest}'

@@ -1,0 +1,321 @@
+"""`serve --workers N`: N nodes under one data folder and behind one port, each a process.
+
+One Python process uses one core. The parent binds the port, and every worker accepts from the same
+socket: a connection that waits when a worker dies goes to another. Each worker is a node of its
+own, with a journal, and listens at an address of its own too, where the others ask it. The
+parent serves nothing. It starts a worker again when it dies, after a pause that doubles, and
+stops all of them when it is told to; they stop when it dies.
+
+The first worker is the node of the data folder itself, so that a service may change between one
+process and several. Worker k > 0 has the folder `workers/{k}` in it. If the number becomes smaller,
+the workers that are too many are started once more, bring their lines into the store, and end.
+
+The settings are those of the whole service: what bounds memory, disk or connections is divided.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import pickle
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO, Final
+from urllib.parse import urlsplit
+
+from pydantic import SecretStr
+
+from logstore.clock import Clock
+from service.compaction import RestartPolicy
+from service.http.server import address, bound_socket, listen
+from service.metrics.workers import WorkerPlace
+from service.query.scan_copies import budget
+from service.settings import Settings
+
+log = logging.getLogger(__name__)
+
+DIVIDED: Final = {
+    "ingest": ("in_flight_bytes",),
+    "journal": ("max_bytes",),
+    "openmetadata": ("report_cache_bytes",),
+    "query": ("index_bytes", "max_concurrent", "max_streams", "max_waiting", "scan_copies_bytes"),
+    "server": ("reply_bytes",),
+}
+"""Settings that bound what all workers take together. Each has its part.
+
+Connections and readers are not divided: nobody deals them out evenly.
+"""
+FOLDER: Final = "workers"
+_DRAINED: Final = "drained"
+_PATIENCE_SECONDS = 10.0
+
+LINES_LEFT: Final = 3
+"""The exit status of a stop that could not bring all lines into the store."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What a worker is told at its start: its settings, its place, and numbers of descriptors.
+
+    `shared` is the service's socket, None for a worker that shall bring its lines into the store
+    and end; `own` is the worker's. `inboxes` are the ends by number at which connections are
+    passed on, the worker's own the one where it receives them. `serving` is a file with a byte for
+    each worker, 1 as long as it serves. The worker writes a byte to `ready` once it does.
+    """
+
+    settings: Settings
+    place: WorkerPlace
+    shared: int | None
+    own: int
+    inboxes: tuple[int, ...]
+    serving: int
+    ready: int
+
+
+def settings_of(settings: Settings, number: int, count: int, url: str) -> Settings:
+    """The settings of one of `count` workers, which the others ask at `url`."""
+    changes: dict[str, object] = {}
+    for section, names in DIVIDED.items():
+        before = getattr(settings, section)
+        parts = {name: -(-getattr(before, name) // count) for name in names}
+        changes[section] = before.model_copy(update=parts)
+    changes["nodes"] = settings.nodes.model_copy(update={"url": url})
+    if number:
+        changes |= {
+            "data": folder_of(settings, number),
+            "store": settings.store or os.path.join(os.path.abspath(settings.data), "store"),
+            "node_id": f"{settings.node_name}.{number}",
+            "compaction": settings.compaction.model_copy(update={"enabled": False}),
+        }
+    # The loader's class, which knows where settings come from, does not go to another process.
+    values = {name: getattr(settings, name) for name in Settings.model_fields}
+    return Settings.model_construct(**{**values, **changes})
+
+
+def folder_of(settings: Settings, number: int) -> str:
+    """The data folder of a worker."""
+    data = os.path.abspath(settings.data)
+    return os.path.join(data, FOLDER, str(number)) if number else data
+
+
+def left_behind(settings: Settings, count: int) -> list[int]:
+    """The numbers of workers that were more than `count` and may have lines to bring away."""
+    folder = Path(os.path.abspath(settings.data), FOLDER)
+    if not folder.is_dir():
+        return []
+    found = [int(entry.name) for entry in folder.iterdir() if entry.name.isdecimal()]
+    return sorted(n for n in found if n >= count and not (folder / str(n) / _DRAINED).exists())
+
+
+class Worker:
+    """A worker: a process at a time. `ready` is set as long as it serves."""
+
+    def __init__(
+        self,
+        number: int,
+        assign: Callable[[int], Assignment],
+        said: Callable[[bool], None],
+        *,
+        drains: bool,
+    ) -> None:
+        self.number = number
+        self._said = said
+        self.drains = drains
+        self.ready = asyncio.Event()
+        self.served = False
+        self._assign = assign
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def live(self) -> int:
+        """One life, from start to end: its exit status, negative for a signal."""
+        reading, writing = os.pipe()
+        assignment = self._assign(writing)
+        passed = [assignment.own, writing, assignment.serving, *assignment.inboxes]
+        passed += [] if assignment.shared is None else [assignment.shared]
+        try:
+            process = self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "service.worker"),
+                stdin=asyncio.subprocess.PIPE,
+                pass_fds=passed,
+                start_new_session=True,  # a terminal's Ctrl-C is the parent's to pass on
+            )
+        finally:
+            os.close(writing)
+        assert process.stdin is not None
+        body = pickle.dumps(assignment)
+        process.stdin.write(len(body).to_bytes(8, "big") + body)  # stays open as long as we live
+        asyncio.get_running_loop().add_reader(reading, self._hear, reading)
+        status = await process.wait()
+        self.ready.clear()
+        self._said(False)
+        self._process = None
+        return status
+
+    def _hear(self, reading: int) -> None:
+        """Its one byte, or the end of its pipe because it died before."""
+        said = os.read(reading, 1)
+        asyncio.get_running_loop().remove_reader(reading)
+        os.close(reading)
+        if said:
+            self.served = True
+            self._said(True)
+            self.ready.set()
+
+    async def stop(self, patience_seconds: float) -> None:
+        """Asks it to stop, and ends it if it has not after that time."""
+        process = self._process
+        if process is None:
+            return
+        with suppress(ProcessLookupError):
+            process.terminate()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience_seconds):
+                await process.wait()
+                return
+        log.error("worker %d did not stop in %g s and is killed", self.number, patience_seconds)
+        with suppress(ProcessLookupError):
+            process.send_signal(signal.SIGKILL)
+
+
+class Workers:
+    """The parent's side: `settings.server.workers` of them, as long as `run` does."""
+
+    def __init__(self, settings: Settings, clock: Clock, restart: RestartPolicy) -> None:
+        self._settings = _for_all(settings)
+        self._count = settings.server.workers
+        self._clock = clock
+        self._restart = restart
+        self._stopping = asyncio.Event()
+        self._inboxes: list[tuple[socket.socket, socket.socket]] = []
+        self._serving: IO[bytes]
+        self.workers: list[Worker] = []
+
+    async def run(self, stop: asyncio.Event, *, on_listening: Callable[[str], None]) -> int:
+        """Keeps the workers until `stop`, or until one cannot start: the exit status.
+
+        Raises `Unavailable` if the port is taken.
+        """
+        with ExitStack() as stack:
+            shared = bound_socket(self._settings.server.host, self._settings.server.port)
+            stack.callback(shared.close)
+            numbers = [*range(self._count), *left_behind(self._settings, self._count)]
+            owns = [listen(self._settings.server.host, 0) for _ in numbers]
+            for own in owns:
+                stack.callback(own.close)
+            self._serving = stack.enter_context(TemporaryFile())
+            self._serving.truncate(self._count)
+            for _ in range(self._count):
+                pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                self._inboxes.append(pair)
+                for end in pair:
+                    stack.callback(end.close)
+            urls = tuple([self._url(own) for own in owns[: self._count]])
+            for number, own in zip(numbers, owns, strict=True):
+                self.workers.append(self._worker(WorkerPlace(number, urls), shared, own))
+            lives = [asyncio.create_task(self._keep(worker)) for worker in self.workers]
+            serving = asyncio.create_task(self._announce(address(shared), on_listening))
+            stopped = asyncio.create_task(stop.wait())
+            await asyncio.wait(
+                [stopped, *lives[: self._count]], return_when=asyncio.FIRST_COMPLETED
+            )
+            self._stopping.set()
+            patience = self._settings.server.stop_seconds + _PATIENCE_SECONDS
+            await asyncio.gather(*[worker.stop(patience) for worker in self.workers])
+            statuses = await asyncio.gather(*lives)
+            serving.cancel()
+            stopped.cancel()
+        return _worst(statuses)
+
+    def _worker(self, place: WorkerPlace, shared: socket.socket, own: socket.socket) -> Worker:
+        number, drains = place.number, place.number >= self._count
+        settings = settings_of(self._settings, number, self._count, self._url(own))
+
+        def assign(ready: int) -> Assignment:
+            accepts = None if drains else shared.fileno()
+            ends = [pair[n != number] for n, pair in enumerate(self._inboxes)]
+            inboxes = tuple([end.fileno() for end in ends])
+            return Assignment(
+                settings, place, accepts, own.fileno(), inboxes, self._serving.fileno(), ready
+            )
+
+        def said(serves: bool) -> None:
+            if not drains:
+                os.pwrite(self._serving.fileno(), bytes([serves]), number)
+
+        return Worker(number, assign, said, drains=drains)
+
+    def _url(self, own: socket.socket) -> str:
+        """Where other nodes ask the worker: at the host that the settings tell them."""
+        told = urlsplit(self._settings.nodes.url)
+        if not told.hostname:
+            return address(own)
+        host = f"[{told.hostname}]" if ":" in told.hostname else told.hostname
+        return f"http://{host}:{own.getsockname()[1]}"
+
+    async def _announce(self, url: str, on_listening: Callable[[str], None]) -> None:
+        for worker in self.workers[: self._count]:
+            await worker.ready.wait()
+        on_listening(url)
+
+    async def _keep(self, worker: Worker) -> int:
+        """Starts a worker again and again: its last exit status.
+
+        It ends with the stop, or with a first life that never served: another would not either.
+        One that drains ends when it is done.
+        """
+        folder = folder_of(self._settings, worker.number)
+        _mark(folder, drained=False)
+        pause = self._restart.first_pause_seconds
+        while True:
+            began = self._clock.monotonic()
+            status = await worker.live()
+            done = worker.drains and status == 0
+            if done:
+                _mark(folder, drained=True)
+            if done or self._stopping.is_set() or not worker.served:
+                return status
+            if self._clock.monotonic() - began >= self._restart.healthy_seconds:
+                pause = self._restart.first_pause_seconds
+            why = _end(status)
+            log.error("worker %d ended: %s; starting it again in %g s", worker.number, why, pause)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._stopping.wait()
+                    return status
+            pause = min(pause * 2, self._restart.longest_pause_seconds)
+
+
+def _for_all(settings: Settings) -> Settings:
+    """The settings with what workers must agree on: a secret, and the machine's share of copies."""
+    secret = settings.nodes.secret.get_secret_value() or secrets.token_urlsafe(32)
+    nodes = settings.nodes.model_copy(update={"secret": SecretStr(secret)})
+    copies = budget(settings.query.scan_copies_bytes)
+    query = settings.query.model_copy(update={"scan_copies_bytes": copies})
+    return settings.model_copy(update={"nodes": nodes, "query": query})
+
+
+def _end(status: int) -> str:
+    return f"exit status {status}" if status >= 0 else f"killed by {signal.Signals(-status).name}"
+
+
+def _mark(folder: str, *, drained: bool) -> None:
+    """Says in a worker's folder whether all its lines are in the store."""
+    mark = Path(folder, _DRAINED)
+    if drained:
+        mark.touch()
+    else:
+        mark.unlink(missing_ok=True)
+
+
+def _worst(statuses: Sequence[int]) -> int:
+    """The exit status of all: a failure counts more than lines that are left."""
+    failed = [status for status in statuses if status not in (0, LINES_LEFT)]
+    return 1 if failed else max(statuses, default=0)
