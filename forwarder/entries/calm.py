@@ -54,6 +54,35 @@ class CalmLines:
         return [b'{%b"message":"%b"}\n' % (head, message) for message in escaped]
 
 
+class CalmEach:
+    """Lines that operators change one by one, as far as they can."""
+
+    def __init__(
+        self, changes: Sequence[Callable[[Entry], Entry | None]], trim: Callable[[str], str]
+    ) -> None:
+        self._changes = changes
+        self._trim = trim
+
+    def rows(self, texts: Sequence[str], at: int, encoder: Encoder) -> list[bytes]:
+        trim, changes, row = self._trim, self._changes, encoder.row
+        rows: list[bytes] = []
+        replaced = encoder.replaced
+        for text in texts[at : at + SOME]:
+            entry: Entry | None = Entry(trim(text), 0, 0)
+            for change in changes:
+                if entry is None or entry.failed:
+                    break
+                entry = change(entry)
+            if entry is None or entry.failed:
+                break
+            made = row(entry)
+            if encoder.replaced != replaced:  # counted once, where it is taken for certain
+                encoder.replaced = replaced
+                break
+            rows.append(made)
+        return rows
+
+
 class CalmContainer:
     """Whole lines of CRI."""
 

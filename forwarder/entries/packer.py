@@ -17,7 +17,7 @@ from dataclasses import replace
 from forwarder.config.operators import Container
 from forwarder.config.source import Multiline, Source
 from forwarder.entries import columns, units
-from forwarder.entries.calm import Calm, CalmContainer, CalmLines
+from forwarder.entries.calm import Calm, CalmContainer, CalmEach, CalmLines
 from forwarder.entries.codec import Codec, clean_bytes
 from forwarder.entries.entry import Encoder, Entry
 from forwarder.entries.header import HeaderReader
@@ -168,7 +168,7 @@ class Packer:
         chain = Chain([make(file) for make in self._makers])
         whole = final or len(data) >= self.longest
         own = self._own(text, found.nexts, start, decoded.lead) if self._numbered else None
-        calm = self._calm(file)
+        calm = self._calm(file) or _each_alone(chain, self._trim)
         taken = Range(found, chain, encoder, self._trim, own, calm).run(most, final=whole)
         if taken is None:
             if final:  # bytes that are no unit, such as half a character
@@ -243,6 +243,12 @@ class Packer:
             return found
 
         return own
+
+
+def _each_alone(chain: Chain, trim: Callable[[str], str]) -> Calm | None:
+    """For operators that change entries one by one; nothing else may be among the stages."""
+    changes = chain.changes
+    return CalmEach(changes, trim) if changes else None
 
 
 def _looks(units: Units, number: int) -> tuple[int, bool, bool]:

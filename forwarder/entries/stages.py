@@ -34,14 +34,14 @@ class Each:
     """A step that changes entries one by one; it returns None for an entry that it drops."""
 
     def __init__(self, change: Callable[[Entry], Entry | None]) -> None:
-        self._change = change
+        self.change = change
 
     def feed(self, entry: Entry, out: Output) -> None:
         self.into(out)(entry)
 
     def into(self, out: Output) -> Output:
         """The step with where its entries go."""
-        change = self._change
+        change = self.change
 
         def feed(entry: Entry) -> None:
             changed = change(entry)
@@ -77,6 +77,11 @@ class Chain:
         self._outputs = outputs[::-1]
         self.feed: Output = self._outputs[0]
         """Sends an entry through."""
+
+    @property
+    def changes(self) -> list[Callable[[Entry], Entry | None]]:
+        """What its stages do with an entry, if none of them joins any."""
+        return [] if self.joins else [s.change for s in self._stages if isinstance(s, Each)]
 
     def flush(self) -> None:
         """Sends what stages hold through those behind them."""

@@ -108,11 +108,11 @@ def _both(first: Act, second: Act) -> Act:
 
 
 def _parse(operator: JsonParser | RegexParser) -> Act:
-    taken, put = parse_field(operator.parse_from), parse_field(operator.parse_to)
+    taken, put = parse_field(operator.parse_from).getter(), parse_field(operator.parse_to)
     parse = _regex(operator) if isinstance(operator, RegexParser) else _json
 
     def act(entry: Entry) -> bool:
-        value = taken.get(entry)
+        value = taken(entry)
         parsed = parse(value) if isinstance(value, str) else None
         if parsed is None:
             return False
@@ -141,13 +141,13 @@ def _regex(operator: RegexParser) -> Callable[[str], Mapping[str, Any] | None]:
 
 
 def _time(config: Timestamp) -> Act:
-    taken = parse_field(config.parse_from)
+    taken = parse_field(config.parse_from).getter()
     parse = time_parser(
         config.layout_type, config.layout, config.location, config.time_zone_locations
     )
 
     def act(entry: Entry) -> bool:
-        value = taken.get(entry)
+        value = taken(entry)
         moment = None if value is MISSING else parse(value)
         if moment is None:
             return False
@@ -158,11 +158,11 @@ def _time(config: Timestamp) -> Act:
 
 
 def _level(config: Severity) -> Act:
-    taken = parse_field(config.parse_from)
+    taken = parse_field(config.parse_from).getter()
     parse = level_parser(level_mapping(config.preset, config.mapping))
 
     def act(entry: Entry) -> bool:
-        value = taken.get(entry)
+        value = taken(entry)
         level = None if value is MISSING else parse(value)
         if level is None:
             return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -29,6 +30,15 @@ class Field:
                 return MISSING
             value = value[name]
         return value
+
+    def getter(self) -> Callable[[Entry], Any]:
+        """`get`, made for this field."""
+        if self.root == "body" and not self.path:
+            return lambda entry: entry.body
+        if self.root == "attributes" and len(self.path) == 1:
+            (name,) = self.path
+            return lambda entry: entry.attributes.get(name, MISSING)
+        return self.get
 
     def set(self, entry: Entry, value: Any) -> None:
         """Sets the value; one that is no mapping goes out of the way of one that must be."""

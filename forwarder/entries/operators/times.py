@@ -71,6 +71,7 @@ _GO = {
 _GO_PART = re.compile(r"(?P<fraction>[.,](?:0+|9+)(?!\d))|" + "|".join(map(re.escape, _GO)))
 _EPOCHS = {"s": 1_000_000, "ms": 1_000, "us": 1, "ns": 0, "s.ms": -1, "s.us": -1, "s.ns": -1}
 _MOST = 253_402_300_799_999_999
+_NUMBERS = frozenset({"year", "month", "day", "hour", "minute", "second", "fraction", "offset"})
 _ORIGIN = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -101,14 +102,42 @@ def time_parser(
     if not has & {"year", "short"}:
         raise ValueError("a layout needs a year: a guess is wrong every January")
 
+    if has <= _NUMBERS and _NUMBERS - has <= {"fraction", "offset"}:
+        return _of_numbers(pattern, default)
+
     def parse(value: Any) -> int | None:
         found = pattern.fullmatch(value.strip()) if isinstance(value, str) else None
         if found is None:
             return None
         try:
             return _moment(found.groupdict(), default, named)
+        except (ValueError, OverflowError, KeyError):  # a year 0, with no other to go by
+            return None
+
+    return parse
+
+
+def _of_numbers(pattern: re.Pattern[str], default: tzinfo | None) -> Parse:
+    """The parser of a layout such as ISO 8601: the minute, of which lines share many, is kept."""
+    minute = ["year", "month", "day", "hour", "minute"]
+    has_fraction, has_offset = ("fraction" in pattern.groupindex, "offset" in pattern.groupindex)
+
+    @lru_cache(maxsize=1024)
+    def begin(parts: tuple[str, ...], offset: str) -> int:
+        year, month, day, hour, minutes = map(int, parts)
+        return _seconds(year, month, day, hour, minutes, _offset(offset) if offset else default)
+
+    def parse(value: Any) -> int | None:
+        found = pattern.fullmatch(value.strip()) if isinstance(value, str) else None
+        if found is None:
+            return None
+        fraction = (found["fraction"] if has_fraction else None) or "0"
+        try:
+            since = begin(found.group(*minute), (found["offset"] or "") if has_offset else "")
+            moment = (since + int(found["second"])) * 1_000_000 + int(fraction[:6].ljust(6, "0"))
         except (ValueError, OverflowError):
             return None
+        return moment if 0 <= moment <= _MOST else None
 
     return parse
 

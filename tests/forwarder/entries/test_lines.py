@@ -30,17 +30,26 @@ def test_lines_without_attributes_travel_as_text() -> None:
     assert packed.end == Cursor(offset=4, records=2)
 
 
-def test_attributes_make_records() -> None:
+def test_attributes_of_all_lines_stand_beside_them() -> None:
     file = FileFacts("/x", {"log.file.name": "app.log"})
     keys: dict[str, Any] = {"attributes": {"zone": 7}, "resource": {"service.name": "shop"}}
     packed = packer(**keys).pack(b'say "hi"\\n\n\x1b[1m\n', START, file, final=False, most=HUGE)
     assert packed is not None
-    assert packed.kind == "application/x-ndjson"
+    assert (packed.kind, packed.body) == ("text/plain", b'say "hi"\\n\n\x1b[1m\n')
     shared = {"service.name": "shop", "zone": "7", "log.file.name": "app.log"}
     assert records(packed) == [
         {"attributes": shared, "message": 'say "hi"\\n'},
         {"attributes": shared, "message": "\x1b[1m"},
     ]
+
+
+@pytest.mark.parametrize("size", [8 << 10, 100])
+def test_attributes_that_no_header_takes_make_records(size: int) -> None:
+    many = {str(number): "v" for number in range(65)} if size == 100 else {"k": "v" * size}
+    packed = packer().pack(b"a\nb\n", START, FileFacts("/x", many), final=False, most=HUGE)
+    assert packed is not None
+    assert (packed.kind, packed.attributes) == ("application/x-ndjson", "")
+    assert records(packed) == [{"attributes": many, "message": text} for text in "ab"]
 
 
 @pytest.mark.parametrize("file", [FILE, NAMED])
@@ -202,4 +211,4 @@ def test_a_path_that_is_no_utf_8_is_an_attribute_all_the_same() -> None:
     file = FileFacts("/x", {"log.file.name": "a\udcff"})
     packed = packer().pack(b"a\n", START, file, final=False, most=HUGE)
     assert packed is not None
-    assert orjson.loads(packed.body)["attributes"] == {"log.file.name": "a\ufffd"}
+    assert orjson.loads(packed.attributes) == {"log.file.name": "a\ufffd"}

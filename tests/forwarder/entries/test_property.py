@@ -150,7 +150,14 @@ def test_every_line_is_there_once_and_in_order(
         assert numbers == [str(number + 1) for number in range(len(lines))]
 
 
-@settings(max_examples=200, deadline=None)
+JSON: dict[str, Any] = {
+    "type": "json_parser",
+    "timestamp": {"parse_from": "attributes.at", "layout": "%Y-%m-%dT%H:%M:%S.%L%z"},
+    "severity": {"parse_from": "attributes.level"},
+}
+
+
+@settings(max_examples=300, deadline=None)
 @given(
     lines=st.lists(
         st.sampled_from(
@@ -168,6 +175,14 @@ def test_every_line_is_there_once_and_in_order(
                 "2023-06-22T10:27:25.813799277Z stderr P part ",
                 "2023-13-22T10:27:25.813799277Z stdout F no time",
                 "mark \x7f",
+                '{"a": 1, "level": "warn", "at": "2026-01-31T12:00:00.5Z"}',
+                '{"a": {"b": [1]}, "level": 5, "at": "2026-01-31T12:00:00"}',
+                '{"level": true, "at": "0000-01-31T12:00:00"}',
+                '{"at": "2026-13-31T12:00:00"}',
+                '{"a": "\\ud800", "b": 1e999}',
+                '{"a": 123456789012345678901234567890}',
+                "{}",
+                "[1]",
             ]
         ),
         max_size=60,
@@ -176,16 +191,21 @@ def test_every_line_is_there_once_and_in_order(
         [
             {"multiline": {"builtin": ["python", "java", "go"]}},
             {"operators": [{"type": "container"}]},
+            {"operators": [{"type": "json_parser"}]},
+            {"operators": [{"type": "json_parser", "parse_to": "body", "on_error": "drop"}]},
+            {"operators": [JSON, {"type": "regex_parser", "regex": r"(?P<first>\w)"}]},
+            {"operators": [{**JSON, "on_error": "drop", "if": 'body matches "level"'}]},
         ]
     ),
     file=st.sampled_from(FILES),
+    most=st.sampled_from([1, 200, 1 << 20]),
 )
 def test_calm_lines_are_the_same_records_as_one_by_one(
-    lines: list[str], keys: dict[str, Any], file: FileFacts
+    lines: list[str], keys: dict[str, Any], file: FileFacts, most: int
 ) -> None:
     data = "".join(f"{line}\n" for line in lines).encode()
     numbered = read(data, file=file, include_file_record_number=True, **keys)
     for record in numbered:  # numbers are for one record alone, so none of these is calm
         del record["attributes"]["log.file.record_number"]
     expected = [{k: v for k, v in record.items() if v != {}} for record in numbered]
-    assert read(data, file=file, **keys) == expected
+    assert read(data, file=file, most=most, **keys) == expected

@@ -93,6 +93,21 @@ def test_times(kind: str, layout: str, text: str, location: str, microseconds: i
 
 
 @pytest.mark.parametrize(
+    ("layout", "text"),
+    [
+        ("%Y-%m-%d %H:%M:%S", "0000-01-02 03:04:05"),
+        ("%Y-%m-%d %H:%M:%S", "2026-02-30 03:04:05"),
+        ("%Y-%m-%d %H:%M:%S%z", "2026-01-02 03:04:05+99:99"),
+        ("%Y-%m-%d %H:%M:%S", "1969-12-31 23:59:59"),
+        ("%d %b %Y", "01 Jan 0000"),
+        ("%d %b %Y", "01 Foo 2026"),
+    ],
+)
+def test_what_looks_like_a_time_and_is_none(layout: str, text: str) -> None:
+    assert time_parser("strptime", layout, "UTC")(text) is None
+
+
+@pytest.mark.parametrize(
     ("expression", "holding"),
     [
         ('body matches "^a.c$"', True),
