@@ -68,9 +68,10 @@ class Engine:
         self._hints = Hints(self._hint_later, self._hints_missed, self._hints_failed)
         self._forget_at = 0.0
         self._save_at = 0.0
+        now_ms, now = shared.clock.now_ms(), shared.clock.monotonic()
         for state in shared.checkpoints.files.values():
             if state.source in shared.sources:
-                self._registry.add(Tracked.of(state))
+                self._registry.add(Tracked.of(state, now_ms, now))
 
     def post(self, call: Callable[[], None]) -> None:
         """Runs `call` in the engine's thread, soon. For any thread."""
@@ -115,7 +116,7 @@ class Engine:
             if self._scan_at[name] <= now:
                 self._scan(name, source)
         if now >= self._forget_at:
-            self._lifecycle.forget(self._shared.clock.now_ms())
+            self._lifecycle.forget()
             self._forget_at = now + _FORGET_SECONDS
         more = False
         if self._save_at <= now:
@@ -240,7 +241,8 @@ class Engine:
     def _review(self) -> float:
         """Looks at every file that is not idle; seconds until something is due."""
         now = self._shared.clock.monotonic()
-        due = min([*self._scan_at.values(), self.sending.sync_at])
+        # While the disk refuses, what is due to be synced waits for the next attempt.
+        due = min([*self._scan_at.values(), max(self.sending.sync_at, self._save_at)])
         if self._save_at > now:
             due = min(due, self._save_at)
         for file in list(self._registry.awake.values()):

@@ -40,6 +40,8 @@ class Identifier:
         self._scanned: set[str] = set()
         self._inherited: dict[tuple[int, int], Tracked] = {}
         """By place, what files waited for that were empty then."""
+        self._unfinished: dict[tuple[int, int], tuple[int, float]] = {}
+        """By place, the size of an unfinished archive, and since when it has that size."""
 
     def reconcile(self, source: SourceParts, found: list[Found], *, first: bool) -> None:
         """Takes in one scan of a source. `first`: what is new was there before the start."""
@@ -82,7 +84,7 @@ class Identifier:
         if shadow is not None and self._still(shadow, found):
             return
         try:
-            handle, content = self._opener.transient(found.path)
+            handle, content = self._opener.transient(found.path, source)
         except FileNotFoundError:
             return
         except (OSError, NoHandle) as error:
@@ -110,6 +112,8 @@ class Identifier:
         original, is_ = self._comparer.compare(source, found, content, fingerprint)
         if is_ is Is.UNDECIDED:
             return  # the next scan looks at it again
+        if is_ is not Is.UNFINISHED:
+            self._unfinished.pop(found.place, None)
         if original is not None and is_ is Is.SAME:
             self._locator.take_over(original, found)
         elif original is not None and (is_ is Is.SHADOW or self._may_go_on(source, found)):
@@ -201,9 +205,16 @@ class Identifier:
                 self._registry.index(file, before)
 
     def _may_go_on(self, source: SourceParts, found: Found) -> bool:
-        """Whether an unfinished archive may still be written."""
-        age = self._shared.clock.now_ms() * 1_000_000 - found.mtime_ns
-        return age < source.config.rotate_wait * 1e9
+        """Whether an unfinished archive may still be written: it is so long since it grew."""
+        now = self._shared.clock.monotonic()
+        size, since = self._unfinished.get(found.place, (-1, now))
+        if size != found.size:
+            since = now
+        self._unfinished[found.place] = found.size, since
+        if now - since < source.config.rotate_wait:
+            return True
+        del self._unfinished[found.place]
+        return False
 
     def _line_up(self) -> None:
         """New files, and those that nothing was read of, wait for those whose lines come first."""
@@ -229,6 +240,8 @@ class Identifier:
         if file.over:
             if file.matched:
                 file.matched = False
+                file.seen_at = now
+                self._shared.change(file)
                 self._registry.leave_place(file)
                 self._locator.pass_on(file)
             return
@@ -270,7 +283,7 @@ class Identifier:
             fqn=fqn,
             run=run,
             fingerprint=fingerprint,
-            seen_ms=self._shared.clock.now_ms(),
+            seen_at=self._shared.clock.monotonic(),
             size=found.size,
             mtime_ns=found.mtime_ns,
             content_end=content.end(),

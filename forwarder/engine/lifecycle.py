@@ -12,6 +12,8 @@ from forwarder.engine.tracked import Tracked
 from forwarder.files.finder import look
 from forwarder.model import Stage
 
+_STEP_SECONDS = 60.0
+
 
 class Lifecycle:
     """Looks at files that are not merely idle."""
@@ -19,6 +21,7 @@ class Lifecycle:
     def __init__(self, shared: Shared, sending: Sending) -> None:
         self._shared = shared
         self._sending = sending
+        self._wall_ahead = shared.clock.now_ms() / 1000 - shared.clock.monotonic()
 
     def review(self, file: Tracked, now: float) -> float:
         """Does what is due for a file; the time at which it is to be looked at again."""
@@ -47,12 +50,22 @@ class Lifecycle:
         watched = leaves or config.close_after > 0
         return file.caught_up and not watched and not file.lost_sight
 
-    def forget(self, now_ms: int) -> None:
-        """Forgets files that are gone for `forget_after`."""
+    def forget(self) -> None:
+        """Forgets files that are gone for `forget_after`.
+
+        A wall clock that is set makes no file older: while this process runs, times are those of
+        the monotonic clock, and the log is written anew by the clock as it is set.
+        """
+        now = self._shared.clock.monotonic()
+        ahead = self._shared.clock.now_ms() / 1000 - now
+        if abs(ahead - self._wall_ahead) > _STEP_SECONDS:
+            self._wall_ahead = ahead
+            for file in self._shared.registry.files.values():
+                self._sending.changed(file)
         for file in list(self._shared.registry.files.values()):
             source = self._shared.sources.get(file.source)
             after = source.config.forget_after if source is not None else inf
-            if not file.matched and file.over and now_ms - file.seen_ms > after * 1000:
+            if not file.matched and file.over and now - file.seen_at > after:
                 self._shared.registry.remove(file)
                 self._shared.changed.pop(file.id, None)
                 self._shared.checkpoints.forget(file.id)
@@ -120,6 +133,7 @@ class Lifecycle:
 
     def _finish(self, file: Tracked, stage: Stage) -> None:
         file.stage = stage
+        file.seen_at = self._shared.clock.monotonic()
         if file.handle is not None and not file.matched:
             self._shared.handles.close(file.handle)
         self._sending.changed(file)

@@ -128,7 +128,8 @@ class Locator:
     def _holds(self, found: Found, file: Tracked) -> bool | None:
         """Whether it holds what was read of the file; None if that cannot be told now."""
         try:
-            handle, content = self._opener.transient(found.path)
+            source = self._shared.sources[file.source]
+            handle, content = self._opener.transient(found.path, source)
         except (OSError, NoHandle):
             return None
         try:

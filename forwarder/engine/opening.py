@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 from enum import Enum, auto
 
-from forwarder.engine.parts import Shared
+from forwarder.engine.parts import Shared, SourceParts
 from forwarder.engine.tracked import Tracked
 from forwarder.files.content import Content, open_content
 from forwarder.files.handles import Handle, NoHandle, Rank
@@ -54,14 +54,14 @@ class Opener:
             return Opened.ELSEWHERE
         return self._check(file, handle)
 
-    def transient(self, path: str) -> tuple[Handle, Content | None]:
-        """A file that is looked at once: the caller closes the handle.
+    def transient(self, path: str, source: SourceParts) -> tuple[Handle, Content | None]:
+        """A file that is looked at once, as the source reads it: the caller closes the handle.
 
         Raises `OSError`, `NoHandle`.
         """
         handle = self._shared.handles.open(path, lambda: Rank.UNLINKED, lambda: None)
         try:
-            return handle, open_content(handle.descriptor, compression=True)
+            return handle, open_content(handle.descriptor, compression=source.compression)
         except OSError:
             self._shared.handles.close(handle)
             raise

@@ -62,12 +62,11 @@ class Sending:
         due, changed = self.sync_at <= self._shared.clock.monotonic(), self._shared.changed
         if not changed and not self._shared.unsaved and not due:
             return
-        now_ms = self._shared.clock.now_ms()
+        now_ms, now = self._shared.clock.now_ms(), self._shared.clock.monotonic()
         for file in list(changed.values()):
             self._skip_empty(file)
-            file.seen_ms = now_ms if file.readable else file.seen_ms
-            self._shared.checkpoints.put(file.state(now_ms))
-        now = self._shared.clock.monotonic()
+            file.seen_at = now if file.readable else file.seen_at
+            self._shared.checkpoints.put(file.state(now_ms, now))
         self.sync_at = min(self.sync_at, now + _SYNC_SECONDS)
         if self._fresh or self._shared.unsaved or self.sync_at <= now:
             self._shared.checkpoints.sync()

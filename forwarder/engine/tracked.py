@@ -52,7 +52,9 @@ class Tracked:
     window: Window = NO_WINDOW
     stage: Stage = "open"
     lost: int = 0
-    seen_ms: int = 0
+    seen_at: float = 0.0
+    """When its content was known to be there last; seconds of the monotonic clock. Before the start
+    of the process, it may be negative."""
 
     read: Cursor = START
     tail: bytes | None = b""
@@ -183,8 +185,8 @@ class Tracked:
         """The content before `read`."""
         self.tail = tail[-WINDOW:]
 
-    def state(self, now_ms: int) -> FileState:
-        """What the checkpoint log is to hold of it."""
+    def state(self, now_ms: int, now: float) -> FileState:
+        """What the checkpoint log is to hold of it, by both clocks."""
         prepared = [each.prepared for each in self.pending if each.prepared.batch]
         return FileState(
             id=self.id,
@@ -195,7 +197,7 @@ class Tracked:
             device=self.place[0],
             inode=self.place[1],
             size=self.content_end,
-            seen_ms=now_ms if self.readable else self.seen_ms,
+            seen_ms=now_ms - int((now - self.seen_at) * 1000),
             cursor=self.cursor,
             prepared=(*prepared, *self.resend),
             fqn=self.fqn,
@@ -205,8 +207,8 @@ class Tracked:
         )
 
     @classmethod
-    def of(cls, state: FileState) -> Tracked:
-        """A file as the checkpoint log has it. Its content is to be found."""
+    def of(cls, state: FileState, now_ms: int, now: float) -> Tracked:
+        """A file as the checkpoint log has it, by both clocks. Its content is to be found."""
         return cls(
             id=state.id,
             source=state.source,
@@ -220,7 +222,7 @@ class Tracked:
             window=state.window,
             stage=state.stage,
             lost=state.lost,
-            seen_ms=state.seen_ms,
+            seen_at=now - max(now_ms - state.seen_ms, 0) / 1000,
             read=state.cursor,
             tail=None if state.cursor.offset else b"",
             resend=deque(state.prepared),

@@ -30,6 +30,7 @@ from forwarder.files.globs import Glob
 from forwarder.files.handles import Handles
 from forwarder.model import Cursor, FileFacts, Packed
 from forwarder.naming import Namer
+from logstore.filesystem import FileSystem
 from tailrace_client.ids import BatchIds
 
 FQN = "shop.orders"
@@ -150,6 +151,7 @@ class World:
         self.logs = folder / "logs"
         self.logs.mkdir(exist_ok=True)
         self.state = folder / "state"
+        self.disk: FileSystem | None = config.pop("disk", None)
         self.clock = HandClock()
         self.store = Store()
         self.said: list[str] = []
@@ -164,7 +166,7 @@ class World:
     def start(self, post: type[Post] = Post, *, hinted: bool = False) -> None:
         """A new process, on what the last one left."""
         config = self.config
-        self.checkpoints = Checkpoints(str(self.state), say=self.said.append)
+        self.checkpoints = Checkpoints(str(self.state), self.disk, say=self.said.append)
         finder = Finder(
             config.include,
             config.exclude,
