@@ -22,6 +22,7 @@ from tests.servers.jars import why_no_jars
 from tests.servers.logrotate import why_no_logrotate
 from tests.servers.minio import Bucket, Minio, memory_folder, running_minio, why_no_minio
 from tests.servers.nginx import why_no_nginx
+from tests.servers.openssl import why_no_openssl
 from tests.servers.promtool import why_no_promtool
 from tests.servers.quick_java import QUICK
 from tests.servers.upgrading import why_no_upgrading_clients
@@ -39,6 +40,7 @@ NEEDS: dict[str, tuple[str, Callable[[], str | None]]] = {
     "promtool": ("promtool", why_no_promtool),
     "logrotate": ("logrotate", why_no_logrotate),
     "nginx": ("nginx", why_no_nginx),
+    "openssl": ("openssl", why_no_openssl),
     "minio": ("MinIO", why_no_minio),
     "dynamodb": ("DynamoDB Local", why_no_dynamodb),
     "upgrading": ("clients that offer HTTP/2", why_no_upgrading_clients),

@@ -170,7 +170,10 @@ class Source(Section):
     preserve_leading_whitespaces: bool = key(False, "keep white space before an entry")
     preserve_trailing_whitespaces: bool = key(False, "keep white space behind an entry")
     compression: Literal["", "gzip", "zstd", "auto"] = key(
-        "", "`gzip`, `zstd`, or `auto`: each file by its first bytes", otel="`zstd` is new"
+        "",
+        "`gzip`, `zstd`, `auto` or empty: each file is what its first bytes say; only with"
+        " `encoding: nop`, empty reads compressed files as they are",
+        otel="empty reads none; `zstd` is new",
     )
     header: Header | None = key(
         None, "lines at the begin of each file that describe it", otel="without a feature gate"

@@ -58,6 +58,7 @@ def sending(
     token: Token | None = None,
     names: Names | None = None,
     body_encoding: BodyEncoding = "",
+    ca_file: str = "",
 ) -> Iterator[Sent]:
     verdicts: queue.SimpleQueue[tuple[str, Verdict]] = queue.SimpleQueue()
     said: list[str] = []
@@ -71,6 +72,7 @@ def sending(
         body_encoding=body_encoding,
         first_pause_seconds=0.01,
         longest_pause_seconds=0.05,
+        ca_file=ca_file,
     )
     sent = Sent(delivery, verdicts)
     sent.said = said
