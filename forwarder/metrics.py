@@ -119,6 +119,35 @@ def _tally(name: str, text: str, field_name: str) -> Declared:
     )
 
 
+_OKLOG: tuple[Declared, ...] = (
+    Declared(
+        "tailrace_forward_bytes",
+        "counter",
+        "OK Log's name of `tailrace_forwarder_acknowledged_bytes`.",
+        lambda s: s.by_source(lambda tally: tally.acknowledged_bytes),
+        ("source",),
+    ),
+    Declared(
+        "tailrace_forward_records",
+        "counter",
+        "OK Log's name of `tailrace_forwarder_acknowledged_records`.",
+        lambda s: s.by_source(lambda tally: tally.acknowledged_records),
+        ("source",),
+    ),
+    Declared(
+        "tailrace_forward_disconnects",
+        "counter",
+        "Changes to another address, as OK Log counts them.",
+        lambda s: s.delivery.pool.failovers,
+    ),
+    Declared(
+        "tailrace_forward_short_writes",
+        "counter",
+        "Requests that have to be made again: what is to OK Log a write that broke off.",
+        lambda s: s.delivery.counts.retries,
+    ),
+)
+
 METRICS: tuple[Declared, ...] = (
     _gauge(
         "bytes_behind",
@@ -205,6 +234,7 @@ METRICS: tuple[Declared, ...] = (
         "Time spent on syncs of the checkpoint log.",
         lambda s: s.syncs.seconds,
     ),
+    *_OKLOG,
 )
 
 

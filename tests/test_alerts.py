@@ -12,6 +12,7 @@ import yaml
 
 from compactor.reporting.metrics import METRICS as COMPACTORS
 from service.metrics.scrape import METRICS
+from service.metrics.workers import UP
 from tests.servers.promtool import promtool
 
 ROOT = Path(__file__).parents[1]
@@ -23,7 +24,7 @@ ALERTS: list[dict[str, Any]] = [
     for rule in group["rules"]
 ]
 NAMES = [rule["alert"] for rule in ALERTS]
-EXPORTED = {m.name: m.kind for m in METRICS} | {m.name: m.kind for m in COMPACTORS}
+EXPORTED = {m.name: m.kind for m in METRICS} | {m.name: m.kind for m in COMPACTORS} | {UP: "gauge"}
 BY_PROMETHEUS = {"up"}
 METRIC = re.compile(r"\b(?:tailrace|om)_\w+|\bup\b")
 

@@ -52,6 +52,11 @@ OKLOG: tuple[Declared, ...] = (
         lambda s: {"egress": s.node.shipper.counters.uploaded_bytes},
         "direction",
     ),
+    gauge(
+        "cluster_size",
+        "Processes of nodes in the register, with this one.",
+        lambda s: s.node.members.size,
+    ),
     histogram(
         "api_request_duration_seconds",
         "Time of requests, of a stream the time that it was open. `path` is a route's pattern or"

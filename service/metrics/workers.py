@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from service.peers import messages
 from service.peers.peers import Peers
@@ -16,6 +16,8 @@ from service.peers.transport import PeerRefused, PeerSilent
 
 _ABOUT = re.compile(r"# (?:HELP|TYPE) (\S+) ")
 _BEHIND_NAME = re.compile(r"[{ ]")
+UP: Final = "tailrace_worker_up"
+"""The gauge of whether a worker answered."""
 _QUESTION = messages.encode({})
 _SECONDS = 2.0
 Scrape: TypeAlias = Callable[[], Awaitable[bytes]]
@@ -80,11 +82,11 @@ def merged(texts: Mapping[int, bytes | None]) -> bytes:
     for family, said_of_it in about.items():
         lines += [*said_of_it, *samples.get(family, [])]
     lines += [
-        "# HELP tailrace_worker_up 1 for a worker of the service that gave its metrics.",
-        "# TYPE tailrace_worker_up gauge",
+        f"# HELP {UP} 1 for a worker of the service that gave its metrics.",
+        f"# TYPE {UP} gauge",
     ]
     lines += [
-        f'tailrace_worker_up{{worker="{number}"}} {float(text is not None)}'
+        f'{UP}{{worker="{number}"}} {float(text is not None)}'
         for number, text in sorted(texts.items())
     ]
     return ("\n".join(lines) + "\n").encode()

@@ -47,6 +47,11 @@ class Membership:
         return "" if self.register is None else self.register.instance
 
     @property
+    def size(self) -> int:
+        """Processes in the register as it was read last, with this one."""
+        return 1 if self.register is None else 1 + len(self.register.others)
+
+    @property
     def shared(self) -> bool:
         """Whether there are other nodes."""
         return bool(self.peers)

@@ -75,7 +75,7 @@ IN_DELIVERY = {
         *("verdicts", "requests_waiting", "requests", "retries", "failovers", "lookup_failures"),
         *("sent_bytes", "wire_bytes"),
     )
-}
+} | {"tailrace_forward_disconnects", "tailrace_forward_short_writes"}
 IN_THE_LOG = {
     "tailrace_forwarder_checkpoint_syncs",
     "tailrace_forwarder_checkpoint_sync_seconds",

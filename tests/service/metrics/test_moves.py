@@ -79,12 +79,13 @@ MOVE_AT_WORK = (
     - MOVE_WITH_TIME
     - MOVE_ON_S3
     - MOVE_BY_REPAIR
-    - {"tailrace_forks"}
+    - {"tailrace_forks", "tailrace_cluster_size"}
 )
 
 
 def test_every_metric_is_in_one_of_these_tests() -> None:
-    here = MOVE_AT_WORK | MOVE_IN_OUTAGES | MOVE_WITH_DAMAGE | MOVE_WITH_TIME | {"tailrace_forks"}
+    here = MOVE_AT_WORK | MOVE_IN_OUTAGES | MOVE_WITH_DAMAGE | MOVE_WITH_TIME
+    here |= {"tailrace_forks", "tailrace_cluster_size"}
     elsewhere = MOVE_IN_SEARCHES | MOVE_OVER_HTTP | MOVE_ON_S3 | MOVE_BY_REPAIR
     elsewhere |= MOVE_BY_REPORTS | MOVE_IN_QUEUES | MOVE_WITH_LEASES
     elsewhere |= MOVE_WITH_COMPACTION
