@@ -25,6 +25,11 @@ class Selection(Section):
     exclude_fqn: Texts = key((), "globs of pipelines that are left out")
     run: Texts = key((), "globs of runs' ids")
     logger: Texts = key((), "globs of the attribute `logger`, as `com.acme.*`")
+    loggers: dict[str, str] = key(
+        {},
+        "the lowest level of each logger and those below it; `root` is for all others, ALL takes"
+        " records without a level too, OFF nothing",
+    )
     contains: str = key("", "text that the message contains")
     matches: str = key("", "a regular expression (RE2) that the message contains")
 
@@ -44,6 +49,18 @@ class Selection(Section):
             said = str(error).removeprefix("q, ").removeprefix("q ")
             raise ValueError(f"{said}{f' ({error.hint})' if error.hint else ''}") from None
         return value
+
+    @field_validator("loggers")
+    @classmethod
+    def _has_root(cls, value: dict[str, str]) -> dict[str, str]:
+        known = ("ALL", *LEVELS, "OFF")
+        found = {name: str(level).upper() for name, level in value.items()}
+        for name, level in found.items():
+            if level not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}")
+        if found and "root" not in found:
+            raise ValueError("must say what root has: the level of all other loggers")
+        return found
 
     @field_validator("level")
     @classmethod
@@ -76,6 +93,8 @@ class Selection(Section):
             loggers = pc.map_lookup(events.column("attributes").combine_chunks(), "logger", "last")
             named = events.append_column("logger", loggers)
             events = _filtered(named, "logger", self.logger).drop_columns(["logger"])
+        if self.loggers:
+            events = _by_loggers(events, self.loggers)
         if self.contains:
             events = events.filter(pc.match_substring(events.column("message"), self.contains))
         if self.matches:
@@ -86,6 +105,27 @@ class Selection(Section):
 
             events = expression(self.where).of(events)
         return events
+
+
+def _by_loggers(events: pa.Table, loggers: dict[str, str]) -> pa.Table:
+    """The events that have the level of the nearest logger above theirs, or a higher one."""
+    named = pc.map_lookup(events.column("attributes").combine_chunks(), "logger", "last")
+    by_level: dict[str, list[str]] = {}
+    names = pc.fill_null(named, "")
+    for name in pc.unique(names).to_pylist():
+        above = name
+        while above and above not in loggers:
+            above = above.rpartition(".")[0]
+        by_level.setdefault(loggers[above or "root"], []).append(name)
+    taken = pa.array([False] * events.num_rows, pa.bool_())
+    for level, found in by_level.items():
+        ours = pc.is_in(names, pa.array(found, pa.string()))
+        if level in LEVELS:
+            high = pa.array(LEVELS[LEVELS.index(level) :])
+            ours = pc.and_(ours, pc.is_in(events.column("level").combine_chunks(), high))
+        if level != "OFF":
+            taken = pc.or_(taken, ours)
+    return events.filter(taken)
 
 
 def _filtered(

@@ -46,6 +46,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     status.add_argument("--dir", metavar="DIR", default=argparse.SUPPRESS, help="as above")
     _libraries(status, argparse.SUPPRESS)
     status.add_argument("--json", action="store_true", help="an object a line")
+    logback = verbs.add_parser(
+        "import", help="Convert a logback.xml, and name every line that has no counterpart."
+    )
+    logback.add_argument("path", metavar="FILE", help="logback's configuration")
+    logback.add_argument("--name", metavar="NAME", help="the pipeline's name (default: the file's)")
+    logback.add_argument(
+        "--out", metavar="FILE", help="the pipeline's file; it must not be there (default: print)"
+    )
     for act, says in _ACTS.items():
         verb = verbs.add_parser(act, help=says)
         _common(verb, argparse.SUPPRESS)
@@ -85,6 +93,8 @@ def _libraries(parser: argparse.ArgumentParser, default: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs pipelines until a signal comes; returns the exit status."""
+    if arguments.act == "import":
+        return _import(arguments)
     if arguments.act == "check":
         return _check(arguments)
     if arguments.act in _ACTS:
@@ -158,6 +168,41 @@ def _check(arguments: argparse.Namespace) -> int:
     for one in found:
         appenders = ", ".join(f"{each.name} ({each.part.type})" for each in one.appenders)
         print(f"{one.path}: pipeline {one.name}: {appenders}")
+    return 0
+
+
+def _import(arguments: argparse.Namespace) -> int:
+    import os
+
+    import yaml
+
+    from pipelines.appenders.registry import Registry
+    from pipelines.config import parse
+    from pipelines.logback.convert import convert
+
+    stem = os.path.splitext(os.path.basename(arguments.path))[0]
+    try:
+        with open(arguments.path, "rb") as file:
+            found = convert(file.read(), stem)
+    except OSError as error:
+        raise InvalidInput(f"{arguments.path} cannot be read: {error.strerror}") from None
+    except InvalidInput as error:
+        raise InvalidInput(f"{arguments.path}: {error}", hint=error.hint) from None
+    content = {**found.content, "name": arguments.name or found.content["name"]}
+    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100)
+    for line, what in found.remarks:
+        print(f"{arguments.path}:{line}: {what}", file=sys.stderr)
+    if "${" not in text:  # else its variables are not known yet
+        parse(content, Registry())
+    if not arguments.out:
+        print(text, end="")
+        return 0
+    try:
+        with open(arguments.out, "x", encoding="utf-8") as made:
+            made.write(text)
+    except OSError as error:
+        raise InvalidInput(f"{arguments.out} cannot be written: {error.strerror}") from None
+    print(f"{arguments.out}: pipeline {content['name']}; check it, and run it", file=sys.stderr)
     return 0
 
 

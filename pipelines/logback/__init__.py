@@ -1,0 +1,1 @@
+"""logback's configurations as pipelines' files: `tailrace pipelines import logback.xml`."""
