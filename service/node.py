@@ -29,6 +29,7 @@ from service.journal.recovery import Recovered, recover
 from service.journal.state import JournalState
 from service.journal.view import JournalPin
 from service.journal.writer import Appended
+from service.node_problems import problems_of
 from service.peers.membership import Membership
 from service.runs.records import Details
 from service.runs.repair.rebuild import Records
@@ -163,7 +164,9 @@ class Node:
                 newest_date=seams.newest_date,
                 records=lambda: self.records,
                 details=lambda: self.details,
-                elsewhere=partial(self.members.lines, self.identity.node),
+                others=partial(
+                    self.members.others, self.identity.node, settings.runs.close_wait_seconds
+                ),
             ),
         )
         self.shipper.on_confirmed(self.run_logs.confirmed)
@@ -238,8 +241,7 @@ class Node:
         if forked_in(error) is not None:
             if not self._stopping:  # else the next start finds it out again
                 self._begin(self._fork(), "fork")
-        elif not self.failed.done():
-            assert error is not None
+        elif not self.failed.done() and error is not None:
             self.failed.set_result(error)
 
     async def _fork(self) -> None:
@@ -280,13 +282,7 @@ class Node:
 
     def lasting_problems(self) -> list[str]:
         """Problems as sentences, without a start or a stop that is in progress."""
-        found = [] if self._waiting is None else [self._waiting]
-        if self.clock_skew.problem is not None:
-            found.append(self.clock_skew.problem)
-        if self.shipper.last_error is not None:
-            found.append(f"segments wait in the journal: {self.shipper.last_error}")
-        found += [*self.journal.problems(), *self.recovered.problems(), *self.run_logs.problems()]
-        return [*found, *self.marks.problems(), *self.members.problems(), *self.seams.problems()]
+        return problems_of(self, self._waiting)
 
     def submit(self, batch: IncomingBatch) -> Submitted | None:
         """Takes a batch as `Appender.submit` does; None while the node takes no batches."""
@@ -312,21 +308,28 @@ class Node:
 
     async def delete_run(self, key: RunKey) -> None:
         """Deletes a run for good. Raises `Unavailable`."""
-        await self._until_ready()
-        await self.journal.synced(self.journal.next_pos)  # what was taken is seen, and goes
+        await self.all_synced()  # what was taken is seen, and goes
         await self.run_logs.delete_run(key)
         await self.status.remove(*key)
         self.tail.ended(key)
 
     async def delete_pipeline(self, fqn: str) -> list[str]:
         """Deletes all runs of a pipeline, giving their ids. Raises `Unavailable`."""
-        await self._until_ready()
-        await self.journal.synced(self.journal.next_pos)
+        await self.all_synced()
         runs = await self.run_logs.delete_pipeline(fqn)
         await self.status.remove(fqn, None)
         for run in runs:
             self.tail.ended(RunKey(fqn, run))
         return runs
+
+    def untold(self, fqn: str, run: str | None) -> Sequence[str]:
+        """The nodes that have not heard of the newest deletion."""
+        return self.run_logs.deleter.news.silent(fqn, run)
+
+    async def all_synced(self) -> None:
+        """Returns when requests are taken, and what was taken is synced. Raises `Unavailable`."""
+        await self._until_ready()
+        await self.journal.synced(self.journal.next_pos)
 
     async def _until_ready(self) -> None:
         if self._takes_batches:
@@ -341,8 +344,6 @@ class Node:
         except TimeoutError as error:
             why = self._waiting or "the node is starting"
             raise NodeNotReady(why, hint="Try again in a moment.") from error
-
-    # --- between the parts ---------------------------------------------------------
 
     def pin(self) -> JournalPin:
         """Pins the hot part as it is now."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel
 
 from logstore.clock import Clock
@@ -63,10 +63,16 @@ class PipelineList(BaseModel):
 
 
 class Deleted(BaseModel):
-    """The runs that a deletion removed."""
+    """The runs that a deletion removed, and the nodes that have not heard of it yet."""
 
     message: str
     runs: list[str]
+    silent: list[str] = []
+
+
+_UNTOLD: Final[dict[int | str, dict[str, Any]]] = {
+    202: {"model": Deleted, "description": "Deleted; the nodes in `silent` do not know it yet."}
+}
 
 
 def listing_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRouter:
@@ -136,16 +142,38 @@ def listing_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRo
             "after": found.after,
         }
 
-    @router.delete("/{fqn}/{runId}", summary="Delete a run", response_model=Deleted)
-    async def delete_run(fqn: str, runId: str) -> dict[str, Any]:  # noqa: N803
+    @router.delete(
+        "/{fqn}/{runId}",
+        summary="Delete a run",
+        response_model=Deleted,
+        response_model_exclude_unset=True,
+        responses=_UNTOLD,
+    )
+    async def delete_run(fqn: str, runId: str, response: Response) -> dict[str, Any]:  # noqa: N803
         key = run_key(fqn, runId)
         await node.delete_run(key)
-        return {"message": "Run deleted", "runs": [key.run]}
+        return said("Run deleted", [key.run], node.untold(*key), response)
 
-    @router.delete("/{fqn}", summary="Delete all runs of a pipeline", response_model=Deleted)
-    async def delete_pipeline(fqn: str) -> dict[str, Any]:
-        deleted = await node.delete_pipeline(component_name(fqn.encode(), "fqn"))
-        return {"message": "Pipeline deleted", "runs": list(deleted)}
+    @router.delete(
+        "/{fqn}",
+        summary="Delete all runs of a pipeline",
+        response_model=Deleted,
+        response_model_exclude_unset=True,
+        responses=_UNTOLD,
+    )
+    async def delete_pipeline(fqn: str, response: Response) -> dict[str, Any]:
+        pipeline = component_name(fqn.encode(), "fqn")
+        deleted = await node.delete_pipeline(pipeline)
+        return said("Pipeline deleted", deleted, node.untold(pipeline, None), response)
+
+    def said(
+        message: str, runs: Sequence[str], silent: Sequence[str], response: Response
+    ) -> dict[str, Any]:
+        if not silent:
+            return {"message": message, "runs": list(runs)}
+        response.status_code = 202
+        message += ", but for the nodes that are silent: they hide its lines when they return"
+        return {"message": message, "runs": list(runs), "silent": list(silent)}
 
     return router
 

@@ -5,6 +5,7 @@
 | `hello` | nothing: the process is there. Who asks is new, so the register is read again |
 | `hot`, `text` | lines of a run that are in no chunk yet, see `hot` |
 | `metrics` | the metrics of this process as Prometheus reads them, as one part |
+| `highest`, `deleted`, `close`, `ended` | what `others` says |
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from service.peers.messages import Message
 from service.peers.register import Register
 from service.runs.held import HeldLines
 from service.runs.run_logs import RunLogs
+from service.tail import Tail
 
 _STEP_BYTES = 4 << 20
 
@@ -34,6 +36,13 @@ class Answering(Protocol):
 
     @property
     def run_logs(self) -> RunLogs: ...
+    @property
+    def tail(self) -> Tail: ...
+
+    async def all_synced(self) -> None:
+        """Returns when the node takes requests, and what it took so far is synced."""
+        ...
+
     @property
     def members(self) -> Membership: ...
 
@@ -49,6 +58,10 @@ class Answers:
             "hot": self._hot,
             "metrics": self._metrics,
             "text": self._text,
+            "highest": self._highest,
+            "deleted": self._deleted,
+            "close": self._close,
+            "ended": self._ended,
         }
         self._looking: asyncio.Task[None] | None = None
 
@@ -87,6 +100,34 @@ class Answers:
                     return encode_texts(source, wanted[:count])
         return encode_texts(None, np.empty(0, np.int64))
 
+    async def _highest(self, message: Message) -> bytes:
+        await self._node.all_synced()
+        fqn, run = _names(message)
+        return messages.encode(
+            {"highest": ulids.encode(self._node.run_logs.deleter.highest(fqn, run))}
+        )
+
+    async def _deleted(self, message: Message) -> bytes:
+        fqn, run = _names(message)
+        await self._node.all_synced()
+        t = int(ulids.parse(message.head["t"]))
+        await self._node.run_logs.deleter.hear(fqn, run, t)
+        tail = self._node.tail
+        for key in [k for k in tail.watched if k.fqn == fqn and run in (None, k.run)]:
+            tail.ended(key)
+        return messages.encode({})
+
+    async def _close(self, message: Message) -> bytes:
+        state = await self._node.run_logs.closer.close_here(_key(message))
+        return messages.encode({"state": state})
+
+    async def _ended(self, message: Message) -> bytes:
+        key, run_logs = _key(message), self._node.run_logs
+        manifest = (await run_logs.manifests.get(key)).manifest
+        if manifest.state == "closed" and not run_logs.flusher.holds(key):
+            run_logs.events.ended(key)
+        return messages.encode({})
+
     @property
     def _held(self) -> HeldLines:
         return self._node.run_logs.held
@@ -97,6 +138,11 @@ async def _look(register: Register) -> None:
         await register.look()
     except TailraceError as error:
         register.last_error = f"the register of nodes cannot be read: {error}"
+
+
+def _names(message: Message) -> tuple[str, str | None]:
+    run = message.head["run"]
+    return str(message.head["fqn"]), None if run is None else str(run)
 
 
 def _key(message: Message) -> RunKey:

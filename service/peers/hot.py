@@ -36,7 +36,7 @@ from service.peers.peers import Peers
 from service.peers.register import Entry
 from service.peers.transport import PeerRefused, PeerSilent
 from service.runs.chunks import Moved
-from service.runs.elsewhere import NOWHERE, Elsewhere, Fork, Unfetched
+from service.runs.elsewhere import Elsewhere, Fork, Unfetched
 from service.runs.selection import Source
 
 _AT_ONCE_BYTES = 1 << 20
@@ -118,48 +118,40 @@ def _texts(rows: Rows, positions: Sequence[int], body: bytes) -> dict[int, tuple
     return found
 
 
-class HotOfOthers:
-    """Asks the other nodes for their lines of a run."""
+async def ask_for_lines(
+    key: RunKey,
+    own: str,
+    peers: Peers,
+    note_deletion: Callable[[str, str | None, int], None],
+) -> Elsewhere:
+    """What the other nodes than `own` hold of a run, and who did not say."""
+    gathered = await peers.ask(messages.encode({"fqn": key.fqn, "run": key.run}), "hot")
+    sources: list[Source] = []
+    files: dict[str, Files] = {}
+    silent = dict(gathered.silent)
+    entries = peers.entries()
+    for entry in entries:
+        answer = gathered.answers.get(entry.instance)
+        if answer is None:
+            continue
+        try:
+            found = decode_sources(key, answer, entry, peers)
+            deleted = int(ulids.parse(answer.head["deleted"]))
+        except (PeerRefused, InvalidInput, KeyError) as error:
+            silent[entry.node] = str(error)
+            continue
+        if deleted:
+            note_deletion(*key, deleted)
+        for source, its_files in found:
+            if source.node != own:
+                sources.append(source)
+                files[source.node] = its_files
+    forks = [Fork(e.node, e.parents, e.base, e.files) for e in entries if e.files]
 
-    def __init__(
-        self, own: str, peers: Peers, note_deletion: Callable[[str, str | None, int], None]
-    ) -> None:
-        self._own = own
-        self._peers = peers
-        self._note_deletion = note_deletion
+    def position(node: str, pos: int) -> Position | None:
+        return file_of(files[node], pos) if node in files else None
 
-    async def of(self, key: RunKey) -> Elsewhere:
-        """What they hold, and who did not say."""
-        if not self._peers:
-            return NOWHERE
-        body = messages.encode({"fqn": key.fqn, "run": key.run})
-        gathered = await self._peers.ask(body, "hot")
-        sources: list[Source] = []
-        files: dict[str, Files] = {}
-        silent = dict(gathered.silent)
-        entries = self._peers.entries()
-        for entry in entries:
-            answer = gathered.answers.get(entry.instance)
-            if answer is None:
-                continue
-            try:
-                found = decode_sources(key, answer, entry, self._peers)
-                deleted = int(ulids.parse(answer.head["deleted"]))
-            except (PeerRefused, InvalidInput, KeyError) as error:
-                silent[entry.node] = str(error)
-                continue
-            if deleted:
-                self._note_deletion(*key, deleted)
-            for source, its_files in found:
-                if source.node != self._own:
-                    sources.append(source)
-                    files[source.node] = its_files
-        forks = [Fork(e.node, e.parents, e.base, e.files) for e in entries if e.files]
-
-        def position(node: str, pos: int) -> Position | None:
-            return file_of(files[node], pos) if node in files else None
-
-        return Elsewhere(sources, tuple(sorted(silent)), forks, position, alone=False)
+    return Elsewhere(sources, tuple(sorted(silent)), forks, position, alone=False)
 
 
 def file_of(files: Files, pos: int) -> Position:

@@ -12,17 +12,18 @@ from contextlib import suppress
 
 from logstore.errors import OutcomeUnknown, TailraceError, Unavailable
 from service.journal.journal import Journal
-from service.peers.hot import HotOfOthers
+from service.peers.others import Others
 from service.peers.peers import Peers
 from service.peers.register import Register
 from service.peers.settings import NodesSettings
 from service.runs.deletions import Deletions
-from service.runs.elsewhere import NoRemoteLines, RemoteLines
+from service.runs.elsewhere import NoOtherNodes, OtherNodes
 from service.runtime.identity import Identity
 from service.runtime.seams import Seams
 from service.shipping.lineage import Forked
 
 _RETRY_SECONDS = 1.0
+_AWAY_TURNS = 3
 
 
 class Membership:
@@ -56,11 +57,23 @@ class Membership:
         """Whether there are other nodes."""
         return bool(self.peers)
 
-    def lines(self, own: str, deletions: Deletions) -> RemoteLines:
-        """Asks the others for lines of a run."""
+    def others(self, own: str, close_seconds: float, deletions: Deletions) -> OtherNodes:
+        """The others, for the run logs of the node `own`."""
         if self.peers is None:
-            return NoRemoteLines()
-        return HotOfOthers(own, self.peers, deletions.note)
+            return NoOtherNodes()
+        return Others(own, self.peers, deletions, self.current, close_seconds=close_seconds)
+
+    async def current(self, deletions: Deletions) -> None:
+        """Returns at once if the register was read a moment ago, else reads what was missed.
+
+        Raises `Unavailable`.
+        """
+        register = self.register
+        if register is None or not self._joined:
+            return
+        if register.age_seconds > _AWAY_TURNS * self._settings.refresh_seconds:
+            await deletions.load()
+            await register.look()
 
     async def try_to_join(self, identity: Identity, journal: Journal) -> None:
         """Joins if the store answers; else `stay` does. Raises `Forked`."""

@@ -100,7 +100,13 @@ class Register:
         self._read: dict[str, tuple[str, Entry]] = {}
         self._looking = asyncio.Lock()
         self._heard: list[Callable[[], None]] = []
+        self._looked = clock.monotonic()
         self.last_error: str | None = None
+
+    @property
+    def age_seconds(self) -> float:
+        """Seconds since it was read last."""
+        return self._clock.monotonic() - self._looked
 
     @property
     def others(self) -> Mapping[str, Entry]:
@@ -150,6 +156,7 @@ class Register:
     async def look(self) -> None:
         """Reads who is there. Raises `Unavailable`, `Damaged`."""
         async with self._looking:
+            began = self._clock.monotonic()
             found: dict[str, Entry] = {}
             read: dict[str, tuple[str, Entry]] = {}
             async for info in self._store.list(keys.PEERS):
@@ -164,7 +171,7 @@ class Register:
                 if known[1].instance != self.instance:
                     found[known[1].instance] = known[1]
             changed = found.keys() != self._others.keys()
-            self._read, self._others = read, found
+            self._read, self._others, self._looked = read, found, began
         if changed:
             for hear in self._heard:
                 hear()

@@ -21,6 +21,8 @@ from logstore.objects.store import ObjectStore
 from logstore.runs.manifest import Manifest
 from logstore.runs.manifests import Manifests
 from service.runs.chunks import Chunks
+from service.runs.close_news import CloseNews
+from service.runs.elsewhere import OtherNodes
 from service.runs.flusher import Flusher
 from service.runs.locks import RunLocks
 from service.runs.merge import ChunkMerger
@@ -57,6 +59,7 @@ class Closer:
         gone: Callable[[str], Awaitable[bool]],
         repair: Callable[[RunKey], Awaitable[bool]],
         on_ended: Callable[[RunKey], None],
+        others: OtherNodes,
     ) -> None:
         self._node = node
         self._parents = parents
@@ -71,6 +74,7 @@ class Closer:
         self._repair = repair
         self._manifests = manifests
         self._on_ended = on_ended
+        self._news = CloseNews(others, clock, gone, self._told)
         self._sealer = Sealer(store, manifests, chunks, merger, prefix=prefix)
         self._wanted: dict[RunKey, int] = {}
         self._tasks: dict[RunKey, asyncio.Task[str]] = {}
@@ -88,13 +92,44 @@ class Closer:
         return len(self._wanted)
 
     async def close(self, key: RunKey) -> str:
-        """`closed`, or `closing` if it continues later. Raises what recording it raises."""
+        """Closes a run on all nodes: `closed`, or `closing` if it continues later.
+
+        Raises what recording it raises.
+        """
         pos = await self._record_close(key)
-        task = self.resume(key, pos)
-        await asyncio.wait([task], timeout=self._settings.close_wait_seconds)
-        if task.done() and not task.cancelled() and task.exception() is None:
-            return task.result()
-        return "closing"
+        return await self._wait([self.resume(key, pos), self._news.tell(key, pos)])
+
+    async def close_here(self, key: RunKey) -> str:
+        """Closes a run for the lines of this node, because another one asks for it.
+
+        Gives `none` if this node has no line of it that was not closed. Raises as `close`.
+        """
+        manifest = (await self._manifests.get(key)).manifest
+        written = manifest.dealt_with(self._node) > manifest.closes.get(self._node, 0)
+        if not written and not self._flusher.holds(key):
+            return "none"
+        return await self._wait([self.resume(key, await self._record_close(key))])
+
+    async def _wait(self, tasks: Sequence[asyncio.Task[str]]) -> str:
+        await asyncio.wait(tasks, timeout=self._settings.close_wait_seconds)
+        for task in tasks:
+            if not task.done() or task.cancelled() or task.exception() is not None:
+                return "closing"
+        states = {task.result() for task in tasks}
+        return "closed" if states == {"closed"} else "closing"
+
+    def resume_everywhere(self, key: RunKey, pos: int) -> None:
+        """Continues a close that an earlier process recorded."""
+        self.resume(key, pos)
+        self._news.tell(key, pos)
+
+    async def _told(self, key: RunKey, pos: int) -> None:
+        """All nodes have closed the run for their lines: it may be closed as a whole now."""
+        if self._wanted.get(key) is None:
+            self._close_done(key, pos)
+        manifest = (await self._manifests.get(key)).manifest
+        if manifest.state == "closed" and not self._flusher.holds(key):
+            self._on_ended(key)
 
     def resume(self, key: RunKey, pos: int) -> asyncio.Task[str]:
         """Continues a close that is recorded."""
@@ -200,7 +235,8 @@ class Closer:
             self._reopened[key] = self._clock.monotonic()
         else:
             self._remember(key)
-        self._close_done(key, pos)
+        if not self._news.telling(key):
+            self._close_done(key, pos)
         self.closes += 1
         if not reopened and not self._flusher.follows(key, pos):
             self._on_ended(key)
@@ -256,7 +292,8 @@ class Closer:
             if now - since >= self._settings.reopen_idle_seconds:
                 del self._reopened[key]
                 try:
-                    await self.close(key)
+                    # For the lines of this node alone: others may go on with theirs.
+                    await self._wait([self.resume(key, await self._record_close(key))])
                 except TailraceError as error:
                     self.last_error = f"{key.fqn}/{key.run}: {error}"
                     self._reopened.setdefault(key, since)
@@ -264,6 +301,7 @@ class Closer:
     def stop(self) -> None:
         """Ends running work; the journal knows which closes are unfinished."""
         self._stopping = True
+        self._news.stop()
         for task in list(self._tasks.values()):
             task.cancel()
 

@@ -28,7 +28,9 @@ from logstore.runs.deletions import Deletion
 from logstore.runs.manifest import Manifest, decode_manifest
 from logstore.runs.manifests import Manifests
 from service.runs.chunks import stored_directory
+from service.runs.deletion_news import DeletionNews
 from service.runs.deletions import Deletions
+from service.runs.elsewhere import OtherNodes
 from service.runs.locks import RunLocks
 from service.runs.openmetadata.layout import Upstream
 from service.runs.pending import FlushProgress
@@ -37,6 +39,7 @@ from service.runs.trim import Trimmer
 
 _RETRY_SECONDS = 5.0
 _DELETE_COUNT = 500
+_AHEAD_MS = 11 * 60_000  # ids of clients may lie ten minutes ahead
 
 
 class Deleter:
@@ -61,6 +64,7 @@ class Deleter:
         tombstone_done: Callable[[str, str | None, int], None],
         progress: FlushProgress,
         forget: Callable[[RunKey], None],
+        others: OtherNodes,
     ) -> None:
         self._store = store
         self._manifests = manifests
@@ -78,6 +82,8 @@ class Deleter:
         self._tombstone_done = tombstone_done
         self._progress = progress
         self._forget = forget
+        self._others = others
+        self.news = DeletionNews(others, clock, gone, tombstone_done)
         self._unfinished: list[tuple[str, str | None, int]] = []
         self._wake = asyncio.Event()
         self._stopping = False
@@ -87,7 +93,8 @@ class Deleter:
         """Deletes one run. Raises `StoreUnavailable`, `OutcomeUnknown`, and as the journal."""
         async with self._locks.of(key):
             manifest = (await self._manifests.get(key)).manifest
-            t = self._horizon([manifest, Manifest(key)])
+            elsewhere = await self._highest_elsewhere(key.fqn, key.run)
+            t = self._horizon([manifest, Manifest(key)], [elsewhere])
             await self._begin(key.fqn, key.run, t)
             try:
                 await self._record(key.fqn, key.run, t)
@@ -95,7 +102,7 @@ class Deleter:
             except TailraceError:
                 self.resume(key.fqn, key.run, t)
                 raise
-        self._tombstone_done(key.fqn, key.run, t)
+        await self.news.tell(key.fqn, key.run, t)
         self.deleted += 1
 
     async def delete_pipeline(self, fqn: str) -> list[str]:
@@ -103,7 +110,10 @@ class Deleter:
         manifests = await self._manifests_of(fqn)
         foreign = await self._not_imported(fqn)
         hot = self._hot_runs(fqn)
-        t = self._horizon([*manifests, *[Manifest(key) for key in hot]], foreign.values())
+        elsewhere = await self._highest_elsewhere(fqn, None)
+        t = self._horizon(
+            [*manifests, *[Manifest(key) for key in hot]], [elsewhere, *foreign.values()]
+        )
         await self._begin(fqn, None, t)
         try:
             await self._record(fqn, None, t)
@@ -115,9 +125,37 @@ class Deleter:
         except TailraceError:
             self.resume(fqn, None, t)
             raise
-        self._tombstone_done(fqn, None, t)
+        await self.news.tell(fqn, None, t)
         gone = {m.key.run for m in manifests if m.state != "deleted"}
         return sorted(gone | {key.run for key in [*hot, *foreign]})
+
+    def highest(self, fqn: str, run: str | None) -> int:
+        """The highest ULID that this node knows of a run, or of a pipeline's runs."""
+        with self._pin() as pin:
+            if run is not None:
+                key = RunKey(fqn, run)
+                rows = pin.batches(run=key).rows
+                return max(self._last_ulid(key), lowest_and_highest(rows)[1] | ulids.LINE_MASK)
+            batches = pin.batches()
+            ours = [number for number, key in enumerate(batches.runs) if key.fqn == fqn]
+            rows = batches.rows[np.isin(batches.rows["run"], ours)]
+            return lowest_and_highest(rows)[1] | ulids.LINE_MASK
+
+    async def hear(self, fqn: str, run: str | None, t: int) -> None:
+        """Takes note of a deletion at another node. Raises as the journal."""
+        await self._begin(fqn, run, t)
+        self._tombstone_done(fqn, run, t)
+        if run is not None:
+            self._forget(RunKey(fqn, run))
+
+    async def _highest_elsewhere(self, fqn: str, run: str | None) -> int:
+        """What others know. Of one that does not say, nothing is above the returned time."""
+        if not self._others:
+            return 0
+        highest, silent = await self._others.highest(fqn, run)
+        if silent:
+            highest = max(highest, ulids.highest_at(self._clock.now_ms() + _AHEAD_MS))
+        return highest
 
     async def _begin(self, fqn: str, run: str | None, t: int) -> None:
         """Records it in the journal first: nobody may see a deletion that the journal refuses."""
@@ -158,11 +196,12 @@ class Deleter:
             if run is None:
                 await self._remove_not_imported(await self._not_imported(fqn, deleted=True), t)
             self._unfinished.pop(0)
-            self._tombstone_done(fqn, run, t)
+            await self.news.tell(fqn, run, t)
 
     def stop(self) -> None:
         """Ends `run`."""
         self._stopping = True
+        self.news.stop()
         self._wake.set()
 
     async def _remove_run(self, key: RunKey, t: int) -> None:

@@ -1,7 +1,8 @@
-"""What run logs ask of other nodes: lines that these hold and that are in no chunk yet.
+"""What run logs ask of other nodes, and tell them.
 
-`RemoteLines` is the seam; `service/peers/hot.py` implements it. Rows come at once, texts only as
-far as they are small: a read of another text raises `Unfetched`, and is repeated once it is there.
+`OtherNodes` is the seam; `service/peers/others.py` implements it. Of lines that other nodes hold,
+rows come at once, texts only as far as they are small: a read of another text raises `Unfetched`,
+and is repeated once it is there.
 """
 
 from __future__ import annotations
@@ -54,16 +55,59 @@ class Elsewhere:
 NOWHERE = Elsewhere()
 
 
-class RemoteLines(Protocol):
-    """Asks the other nodes."""
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Who did not hear of a change, and whether somebody who did is still at it."""
 
-    async def of(self, key: RunKey) -> Elsewhere:
+    silent: tuple[str, ...] = ()
+    working: bool = False
+
+
+class OtherNodes(Protocol):
+    """Asks and tells the other nodes. What tells them raises `Unavailable` without the register."""
+
+    def __bool__(self) -> bool:
+        """Whether there may be any."""
+        ...
+
+    async def lines(self, key: RunKey) -> Elsewhere:
         """Lines of the run beyond the chunks. To be asked before the manifest is read."""
         ...
 
+    async def highest(self, fqn: str, run: str | None) -> tuple[int, tuple[str, ...]]:
+        """The highest ULID that they know of a run or a pipeline's runs; who did not say."""
+        ...
 
-class NoRemoteLines:
+    async def deleted(self, fqn: str, run: str | None, t: int) -> Told:
+        """Tells them of a deletion."""
+        ...
+
+    async def close(self, key: RunKey) -> Told:
+        """Asks them to close the run for their own lines."""
+        ...
+
+    async def ended(self, key: RunKey) -> None:
+        """Tells them that the run is closed, so that live streams end."""
+        ...
+
+
+class NoOtherNodes:
     """There is no other node."""
 
-    async def of(self, key: RunKey) -> Elsewhere:  # noqa: ARG002
+    def __bool__(self) -> bool:
+        return False
+
+    async def lines(self, key: RunKey) -> Elsewhere:  # noqa: ARG002
         return NOWHERE
+
+    async def highest(self, fqn: str, run: str | None) -> tuple[int, tuple[str, ...]]:  # noqa: ARG002
+        return 0, ()
+
+    async def deleted(self, fqn: str, run: str | None, t: int) -> Told:  # noqa: ARG002
+        return Told()
+
+    async def close(self, key: RunKey) -> Told:  # noqa: ARG002
+        return Told()
+
+    async def ended(self, key: RunKey) -> None:
+        """Nobody is to be told."""

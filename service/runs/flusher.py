@@ -100,6 +100,12 @@ class Flusher:
         with self._pin() as pin:
             return len(pin.batches(run=key, start=pos).rows) > 0
 
+    def holds(self, key: RunKey) -> bool:
+        """Whether this node has lines of the run that are in no chunk yet."""
+        if self._pending.get(key) is not None:
+            return True
+        return self.follows(key, self._progress.confirmed_pos)
+
     def lacking(self) -> list[tuple[RunKey, int]]:
         """Runs with lines here that are in no chunk yet, and one past the last of those lines."""
         with self._pin() as pin:

@@ -51,12 +51,6 @@ class HeldLines:
                     found.append(Held(source, indexes, self._files(pin, source, indexes)))
             yield found
 
-    def has(self, key: RunKey) -> bool:
-        """Whether this node's journal holds such batches of the run."""
-        with self._pin() as pin:
-            start = max(self._progress.first_unflushed(key), pin.first_pos)
-            return len(pin.batches(run=key, start=start).rows) > 0
-
     def _files(self, pin: Pin, source: Source, indexes: Indexes) -> list[tuple[str, int]]:
         if source.node != self._node:
             return []

@@ -89,7 +89,7 @@ class RunLogs:
         for key, end in self.flusher.lacking():
             self.active.appended(key, end)
         for key, pos in self.recorded.closes.items():
-            self.closer.resume(key, pos)
+            self.closer.resume_everywhere(key, pos)
         for (fqn, run), t in self.recorded.tombstones.items():
             self.deleter.resume(fqn, run, t)
 
@@ -156,7 +156,10 @@ class RunLogs:
         return (await self.manifests.get(key)).manifest.last
 
     async def close_run(self, key: RunKey) -> str:
-        """Closes a run: `closed`, or `closing` if it takes longer. Raises what recording raises."""
+        """Closes a run on all nodes: `closed`, or `closing` if it takes longer.
+
+        Raises what recording raises.
+        """
         return await self.closer.close(key)
 
     async def delete_run(self, key: RunKey) -> None:

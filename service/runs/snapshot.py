@@ -24,7 +24,7 @@ from logstore.runs.manifests import Manifests
 from service.runs.backlog import Backlog
 from service.runs.chunks import Chunks, Moved
 from service.runs.deletions import Deletions
-from service.runs.elsewhere import NOWHERE, Elsewhere, RemoteLines, Unfetched
+from service.runs.elsewhere import NOWHERE, Elsewhere, OtherNodes, Unfetched
 from service.runs.large_batch import LineIndexes
 from service.runs.pending import FlushProgress
 from service.runs.pin import Pin
@@ -177,7 +177,7 @@ class Snapshots:
         progress: FlushProgress,
         rebuilder: RunRebuilder,
         repair: Callable[[RunKey], Awaitable[bool]],
-        elsewhere: RemoteLines,
+        elsewhere: OtherNodes,
     ) -> None:
         self._pin = pin
         self._backlog = backlog
@@ -197,7 +197,7 @@ class Snapshots:
         await self._progress.until_started()
         with self._pin() as pin:
             segments, low = self._backlog.now(), self._progress.flushed_pos
-            elsewhere = await self._elsewhere.of(key)
+            elsewhere = await self._elsewhere.lines(key)
             horizon = self._deletions.horizon(key)
             manifest = (await self._manifests.get(key)).manifest
             if manifest.generation < horizon and manifest.straddling(horizon):

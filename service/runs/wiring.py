@@ -19,7 +19,7 @@ from service.runs.chunks import Chunks, ChunkWriter
 from service.runs.close import Closer
 from service.runs.delete import Deleter
 from service.runs.deletions import Deletions
-from service.runs.elsewhere import NoRemoteLines, RemoteLines
+from service.runs.elsewhere import NoOtherNodes, OtherNodes
 from service.runs.events import RunEvents
 from service.runs.flush import RunFlush
 from service.runs.flusher import Flusher
@@ -55,7 +55,7 @@ class Surroundings:
     `confirmed_through` waits until all lines below a position are in segments; `last_ulid` gives
     the highest ULID of a run here; `watermark` reads a node's and replaces a damaged one; `records`
     searches all stored lines, None as long as that is impossible; `ended` is called when a run
-    ends; `elsewhere` asks other nodes for lines.
+    ends; `others` gives the other nodes.
     """
 
     journal: RunJournal
@@ -67,7 +67,7 @@ class Surroundings:
     newest_date: Callable[[], DateSample | None] | None = None
     records: Callable[[], Records | None] = lambda: None
     details: Callable[[], Details | None] = lambda: None
-    elsewhere: Callable[[Deletions], RemoteLines] = lambda _: NoRemoteLines()
+    others: Callable[[Deletions], OtherNodes] = lambda _: NoOtherNodes()
 
 
 def open_run_logs(
@@ -85,6 +85,7 @@ def open_run_logs(
     events, locks, progress = RunEvents(), RunLocks(), FlushProgress(Pending(_rules(runs)))
     manifests, chunks = Manifests(store, clock, entropy), Chunks(store, prefix)
     deletions, backlog = Deletions(store), Backlog(store, node, around.offload)
+    others = around.others(deletions)
     writer, trimmer = ChunkWriter(store, chunks, around.offload), Trimmer(store, manifests, chunks)
     upstream = Upstream(store, prefix)
     leases = NamedLeases(
@@ -189,6 +190,7 @@ def open_run_logs(
         gone=is_gone,
         repair=chunk_repairer.repair,
         on_ended=events.ended,
+        others=others,
     )
 
     async def record_tombstone(fqn: str, run: str | None, t: int) -> None:
@@ -213,6 +215,7 @@ def open_run_logs(
         tombstone_done=journal.finish_deletion,
         progress=progress,
         forget=events.deleted,
+        others=others,
     )
     sweeper = Sweeper(
         store,
@@ -243,7 +246,7 @@ def open_run_logs(
         progress,
         rebuilder,
         chunk_repairer.repair,
-        around.elsewhere(deletions),
+        others,
     )
     events.on_ended(active.closed, around.ended)
     events.on_deleted(active.closed, closer.forget, partials.forget)

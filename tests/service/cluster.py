@@ -91,6 +91,8 @@ class Cluster:
 
         self.now_ms = simulate(go, start_ms=self.now_ms) + 1000
         self.fs.end_processes()
+        if self.switchboard is not None:
+            self.switchboard.kill(*self.switchboard.nodes)
 
     async def start(self, clock: VirtualClock, name: str) -> Node:
         self.lives += 1

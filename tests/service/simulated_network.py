@@ -28,9 +28,9 @@ class Switchboard:
     def connect(self, url: str, node: Node) -> None:
         self.nodes[url] = (node, Answers(node))
 
-    def kill(self, url: str) -> None:
+    def kill(self, *urls: str) -> None:
         """Nobody gets an answer from there any more, and it gets none."""
-        self.dead.add(url)
+        self.dead.update(urls)
 
     def sever(self, one: str, other: str) -> None:
         self.cut.add(frozenset([one, other]))

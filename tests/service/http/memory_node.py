@@ -380,3 +380,6 @@ class MemoryNode:
         for key in gone:
             await self.delete_run(key)
         return [key.run for key in gone]
+
+    def untold(self, fqn: str, run: str | None) -> Sequence[str]:
+        return ()

@@ -10,28 +10,14 @@ from logstore.position import Cursor
 from service.node import Node
 from tests.seeds import seeds
 from tests.service.client_model import batches_in, downloaded, paged
-from tests.service.cluster import QUICK, RUN, Cluster
+from tests.service.cluster import RUN
 from tests.service.peers.readers import CursorReader
-from tests.service.simulated_network import Switchboard
-from tests.settings import settings_with
+from tests.service.peers.worlds import cluster
 from tests.simulation.virtual_time import VirtualClock
-
-LAZY = settings_with(
-    QUICK,
-    flush={"segment_seconds": 3600.0, "segment_bytes": 1 << 30},
-    runs={"partial_flush_interval_minutes": 60.0, "early_flush_watermark_bytes": 1 << 30},
-)
-"""Nothing leaves the journals."""
-
-
-def cluster(seed: int, lazy: bool = False) -> Cluster:
-    made = Cluster(seed, LAZY if lazy else QUICK)
-    made.switchboard = Switchboard(seed)
-    return made
 
 
 def test_lines_in_the_journal_of_another_node_are_read_at_once() -> None:
-    world = cluster(1, lazy=True)
+    world, _ = cluster(1, lazy=True)
 
     async def go(clock: VirtualClock) -> None:
         nodes = [await world.start(clock, name) for name in ("a", "b", "c")]
@@ -50,21 +36,20 @@ def test_lines_in_the_journal_of_another_node_are_read_at_once() -> None:
 
 
 def test_a_node_alone_asks_nobody() -> None:
-    world = cluster(2)
+    world, board = cluster(2)
 
     async def go(clock: VirtualClock) -> None:
         node = await world.start(clock, "a")
         await world.clients.send(node, clock, RUN)
         text = await downloaded(node, RUN)
         world.clients.check(RUN, text, where="download")
-        assert world.switchboard is not None
-        assert world.switchboard.asked == 0
+        assert board.asked == 0
 
     world.play(go)
 
 
 def test_a_batch_sent_to_two_nodes_is_read_once_by_a_reader_that_changes_nodes() -> None:
-    world = cluster(3, lazy=True)
+    world, _ = cluster(3, lazy=True)
 
     async def go(clock: VirtualClock) -> None:
         a, b = [await world.start(clock, name) for name in "ab"]
@@ -82,7 +67,7 @@ def test_a_batch_sent_to_two_nodes_is_read_once_by_a_reader_that_changes_nodes()
 
 
 def test_a_copy_is_known_by_its_id_while_the_node_that_had_it_is_away() -> None:
-    world = cluster(4, lazy=True)
+    world, board = cluster(4, lazy=True)
 
     async def go(clock: VirtualClock) -> None:
         a, b = [await world.start(clock, name) for name in "ab"]
@@ -90,8 +75,7 @@ def test_a_copy_is_known_by_its_id_while_the_node_that_had_it_is_away() -> None:
         reader = CursorReader(RUN)
         sent = [await world.clients.send(b, clock, RUN) for _ in range(3)]
         await reader.read_all(b)
-        assert world.switchboard is not None
-        world.switchboard.kill("b-2")
+        board.kill("b-2")
         await world.clients.repeat(a, sent[2])
         await reader.read_all(a)
         await world.clients.send(a, clock, RUN)
@@ -104,9 +88,7 @@ def test_a_copy_is_known_by_its_id_while_the_node_that_had_it_is_away() -> None:
 @pytest.mark.parametrize("seed", seeds(6))
 def test_readers_get_each_line_once_whatever_happens(seed: int) -> None:
     """Producers change nodes and send again elsewhere; nodes die, return, and cannot be reached."""
-    world = cluster(seed)
-    board = world.switchboard
-    assert board is not None
+    world, board = cluster(seed)
     dice = world.dice
     readers = [CursorReader(RUN, seed=seed * 10 + n) for n in range(3)]
 

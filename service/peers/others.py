@@ -1,0 +1,91 @@
+"""What run logs ask and tell the other nodes, as questions.
+
+| question | asks | answer |
+| --- | --- | --- |
+| `highest` | `{"fqn", "run"}`, `run` null for all runs of the pipeline | `{"highest"}`: a ULID |
+| `deleted` | `{"fqn", "run", "t"}` | nothing, once the deletion is in the node's journal |
+| `close` | `{"fqn", "run"}` | `{"state"}`: `closed`, `closing`, or `none` without lines of it |
+| `ended` | `{"fqn", "run"}` | nothing |
+
+A node that was not heard of for a while, because it stood still or had no way to the store, reads
+the deletions and the register again before it shows a line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from logstore import ulid as ulids
+from logstore.batch import RunKey
+from logstore.errors import InvalidInput
+from service.peers import messages
+from service.peers.hot import ask_for_lines
+from service.peers.peers import Peers
+from service.runs.deletions import Deletions
+from service.runs.elsewhere import NOWHERE, Elsewhere, Told
+
+_TOLD_SECONDS = 5.0
+
+
+class Others:
+    """The other nodes, as the run logs of the node `own` see them."""
+
+    def __init__(
+        self,
+        own: str,
+        peers: Peers,
+        deletions: Deletions,
+        current: Callable[[Deletions], Awaitable[None]],
+        *,
+        close_seconds: float,
+    ) -> None:
+        """`current` returns when this node knows all deletions of which others told the store."""
+        self._own = own
+        self._peers = peers
+        self._deletions = deletions
+        self._current = current
+        self._close_seconds = close_seconds + _TOLD_SECONDS
+
+    def __bool__(self) -> bool:
+        return True  # some may have come that this node has not seen yet
+
+    async def lines(self, key: RunKey) -> Elsewhere:
+        """Lines of the run beyond the chunks. Raises `Unavailable`."""
+        await self._current(self._deletions)
+        if not self._peers:
+            return NOWHERE
+        return await ask_for_lines(key, self._own, self._peers, self._deletions.note)
+
+    async def highest(self, fqn: str, run: str | None) -> tuple[int, tuple[str, ...]]:
+        """The highest ULID that they know; who did not say. Raises `Unavailable`."""
+        body = messages.encode({"fqn": fqn, "run": run})
+        gathered = await self._peers.everyone(body, "highest")
+        highest, silent = 0, set(gathered.silent)
+        for entry in self._peers.entries():
+            answer = gathered.answers.get(entry.instance)
+            try:
+                if answer is not None:
+                    highest = max(highest, int(ulids.parse(answer.head["highest"])))
+            except (InvalidInput, KeyError):
+                silent.add(entry.node)
+        return highest, tuple(sorted(silent))
+
+    async def deleted(self, fqn: str, run: str | None, t: int) -> Told:
+        """Tells them of a deletion. Raises `Unavailable`."""
+        body = messages.encode({"fqn": fqn, "run": run, "t": ulids.encode(t)})
+        gathered = await self._peers.everyone(body, "deleted", _TOLD_SECONDS)
+        return Told(tuple(sorted(gathered.silent)))
+
+    async def close(self, key: RunKey) -> Told:
+        """Asks them to close the run. Raises `Unavailable`."""
+        gathered = await self._peers.everyone(_run(key), "close", self._close_seconds)
+        states = {answer.head.get("state") for answer in gathered.answers.values()}
+        return Told(tuple(sorted(gathered.silent)), bool(states - {"closed", "none"}))
+
+    async def ended(self, key: RunKey) -> None:
+        """Tells those that answer that the run is closed."""
+        await self._peers.ask(_run(key), "ended")
+
+
+def _run(key: RunKey) -> bytes:
+    return messages.encode({"fqn": key.fqn, "run": key.run})

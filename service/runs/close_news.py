@@ -1,0 +1,83 @@
+"""Asks other nodes to close a run for their lines, until each has heard or has lost its lease.
+
+Each node closes a run up to its own last line; the run is closed when all have. A node that lost
+its lease has nobody who closes for it: its lines count as closed (`service/runs/close.py`). Until
+all others know, the journal has the close as unfinished, so the next start asks them again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from logstore.batch import RunKey
+from logstore.clock import Clock
+from logstore.errors import TailraceError
+from service.runs.elsewhere import OtherNodes, Told
+
+_FIRST_PAUSE_SECONDS = 0.5
+_MAX_PAUSE_SECONDS = 30.0
+_UNKNOWN = "the register of nodes"
+
+
+class CloseNews:
+    """The closes of one node of which others are to hear; `told` is called when they have."""
+
+    def __init__(
+        self,
+        others: OtherNodes,
+        clock: Clock,
+        gone: Callable[[str], Awaitable[bool]],
+        told: Callable[[RunKey, int], Awaitable[None]],
+    ) -> None:
+        self._others = others
+        self._clock = clock
+        self._gone = gone
+        self._told = told
+        self._tasks: dict[RunKey, asyncio.Task[str]] = {}
+
+    def telling(self, key: RunKey) -> bool:
+        """Whether there is somebody who has not heard."""
+        return key in self._tasks
+
+    def tell(self, key: RunKey, pos: int) -> asyncio.Task[str]:
+        """Asks all nodes, and silent ones again; a later close takes the place of an earlier."""
+        earlier = self._tasks.pop(key, None)
+        if earlier is not None:
+            earlier.cancel()
+        task = asyncio.get_running_loop().create_task(self._tell(key, pos))
+        if self._others:
+            self._tasks[key] = task
+        return task
+
+    def stop(self) -> None:
+        """Ends asking; the next start goes on."""
+        for task in self._tasks.values():
+            task.cancel()
+
+    async def _tell(self, key: RunKey, pos: int) -> str:
+        if not self._others:
+            return "closed"
+        pause = _FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                told = await self._others.close(key)
+            except TailraceError:
+                told = Told((_UNKNOWN,))
+            if not [node for node in told.silent if not await self._is_gone(node)]:
+                break
+            await self._clock.sleep(pause)
+            pause = min(pause * 2, _MAX_PAUSE_SECONDS)
+        self._tasks.pop(key, None)
+        try:
+            await self._told(key, pos)
+            await self._others.ended(key)
+        except TailraceError:
+            return "closing"  # the manifest could not be read: streams look by themselves
+        return "closing" if told.working else "closed"
+
+    async def _is_gone(self, node: str) -> bool:
+        try:
+            return node != _UNKNOWN and await self._gone(node)
+        except TailraceError:
+            return False

@@ -1,0 +1,227 @@
+"""Deletions and closes reach every node."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from logstore.batch import RunKey
+from logstore.clock import Clock
+from logstore.errors import RunDeleted
+from service.node import Node
+from tests.seeds import seeds
+from tests.service.client_model import batches_in, downloaded, exists
+from tests.service.cluster import OTHER, RUN
+from tests.service.peers.worlds import cluster
+from tests.simulation.virtual_time import VirtualClock
+
+
+async def until_closed(nodes: list[Node], clock: Clock, key: RunKey) -> None:
+    for _ in range(200):
+        manifest = (await nodes[0].run_logs.manifests.get(key)).manifest
+        if manifest.state == "closed" and manifest.sealed:
+            return
+        await clock.sleep(0.5)
+    raise AssertionError("it stays open")
+
+
+async def text_of(node: Node, key: RunKey) -> bytes:
+    return await downloaded(node, key) if await exists(node, key) else b""
+
+
+def test_a_close_is_of_the_lines_of_all_nodes() -> None:
+    world, _ = cluster(1)
+
+    async def go(clock: VirtualClock) -> None:
+        nodes = [await world.start(clock, name) for name in "abc"]
+        await clock.sleep(1.0)
+        watched = [node.tail.watch(RUN) for node in nodes]
+        for number in range(9):
+            await world.clients.send(nodes[number % 3], clock, RUN)
+        assert await nodes[2].close_run(RUN) == "closed"
+        manifest = (await nodes[0].run_logs.manifests.get(RUN)).manifest
+        assert (manifest.state, manifest.sealed) == ("closed", True)
+        world.clients.check(RUN, await downloaded(nodes[1], RUN), where="log", ordered=False)
+        await clock.sleep(1.0)
+        assert [watcher.channel.ended for watcher in watched] == ["runFinished"] * 3
+
+    world.play(go)
+
+
+def test_two_nodes_close_at_once() -> None:
+    world, _ = cluster(2)
+
+    async def go(clock: VirtualClock) -> None:
+        nodes = [await world.start(clock, name) for name in "ab"]
+        await clock.sleep(1.0)
+        for node in nodes:
+            await world.clients.send(node, clock, RUN)
+        states = await asyncio.gather(*[node.close_run(RUN) for node in nodes])
+        assert states == ["closed", "closed"]
+        assert not any(node.run_logs.closer.unfinished for node in nodes)
+
+    world.play(go)
+
+
+def test_a_close_waits_for_a_node_that_is_silent_and_goes_on_when_it_returns() -> None:
+    world, board = cluster(3)
+
+    async def go(clock: VirtualClock) -> None:
+        a, b = [await world.start(clock, name) for name in "ab"]
+        await clock.sleep(1.0)
+        await world.clients.send(b, clock, RUN)
+        await world.clients.send(a, clock, RUN)
+        board.sever("a-1", "b-2")
+        assert await a.close_run(RUN) == "closing"
+        assert a.journal.state.closes
+        board.heal()
+        await until_closed([a, b], clock, RUN)
+        await clock.sleep(30.0)
+        assert not a.journal.state.closes
+        assert len(batches_in(await downloaded(b, RUN))) == 2
+
+    world.play(go)
+
+
+def test_a_close_that_nobody_could_be_told_goes_on_after_a_start() -> None:
+    world, board = cluster(4)
+
+    async def first(clock: VirtualClock) -> None:
+        a, b = [await world.start(clock, name) for name in "ab"]
+        await clock.sleep(1.0)
+        await world.clients.send(b, clock, RUN)
+        board.sever("a-1", "b-2")
+        assert await a.close_run(RUN) == "closing"
+
+    async def then(clock: VirtualClock) -> None:
+        a, b = [await world.start(clock, name) for name in "ab"]
+        await until_closed([a, b], clock, RUN)
+
+    world.play(first)
+    board.heal()
+    world.play(then)
+
+
+@pytest.mark.parametrize("whole_pipeline", [False, True])
+def test_deleted_lines_are_gone_at_every_node_when_the_deletion_is_answered(
+    whole_pipeline: bool,
+) -> None:
+    world, _ = cluster(5, lazy=True)
+
+    async def go(clock: VirtualClock) -> None:
+        nodes = [await world.start(clock, name) for name in "abc"]
+        await clock.sleep(1.0)
+        sent = [await world.clients.send(nodes[n % 3], clock, RUN) for n in range(6)]
+        watcher = nodes[1].tail.watch(RUN)
+        if whole_pipeline:
+            await nodes[0].delete_pipeline(RUN.fqn)
+        else:
+            await nodes[0].delete_run(RUN)
+        assert nodes[0].untold(RUN.fqn, None if whole_pipeline else RUN.run) == ()
+        assert watcher.channel.ended == "runFinished"
+        for node in nodes:
+            assert not await exists(node, RUN)
+            assert node.run_logs.deletions.horizon(RUN) >= max(one.ulid or 0 for one in sent)
+            with pytest.raises(RunDeleted):
+                await node.append(sent[0].incoming())
+        await clock.sleep(1.0)
+        again = await world.clients.send(nodes[2], clock, RUN)
+        for node in nodes:
+            assert batches_in(await downloaded(node, RUN)) == [again.number]
+
+    world.play(go)
+
+
+def test_a_deletion_names_who_is_silent_and_reaches_it_when_it_returns() -> None:
+    world, board = cluster(6, lazy=True)
+
+    async def go(clock: VirtualClock) -> None:
+        a, b = [await world.start(clock, name) for name in "ab"]
+        await clock.sleep(1.0)
+        ahead = await world.clients.send(b, clock, RUN)
+        board.sever("a-1", "b-2")
+        now = clock.now_ms()
+        await a.delete_run(RUN)
+        assert a.untold(*RUN) == (b.identity.node,)
+        horizon = a.run_logs.deletions.horizon(RUN)
+        assert horizon >> 80 >= now + 11 * 60_000
+        board.heal()
+        for _ in range(100):
+            if not a.untold(*RUN):
+                break
+            await clock.sleep(1.0)
+        assert a.untold(*RUN) == ()
+        await world.clients.send(a, clock, OTHER)  # with whose entry the end is written
+        await clock.sleep(1.0)
+        assert not a.journal.state.tombstones
+        assert b.run_logs.deletions.horizon(RUN) == horizon
+        assert not await exists(b, RUN)
+        assert ahead.ulid is not None
+
+    world.play(go)
+
+
+def test_a_node_that_was_away_reads_the_deletions_before_it_shows_a_line() -> None:
+    """It has no way to the others, and none to the store for a while."""
+    world, board = cluster(7, lazy=True)
+
+    async def go(clock: VirtualClock) -> None:
+        a, b = [await world.start(clock, name) for name in "ab"]
+        await clock.sleep(1.0)
+        await world.clients.send(b, clock, RUN)
+        await world.clients.send(b, clock, OTHER)
+        board.sever("a-1", "b-2")
+        world.lines["b"].cut = True
+        await a.delete_run(RUN)
+        await clock.sleep(60.0)
+        world.lines["b"].cut = False
+        assert not await exists(b, RUN)
+        assert await exists(b, OTHER)
+
+    world.play(go)
+
+
+@pytest.mark.parametrize("seed", seeds(5))
+def test_what_is_deleted_stays_deleted_whoever_is_killed(seed: int) -> None:
+    world, board = cluster(seed)
+    dice = world.dice
+
+    async def stretch(clock: VirtualClock) -> None:
+        nodes = {name: await world.start(clock, name) for name in "abc"}
+        urls = {name: url for url in board.nodes for name in nodes if url.startswith(name)}
+        alive = list(nodes)
+        for _ in range(dice.randint(10, 25)):
+            key = dice.choice([RUN, OTHER])
+            await world.clients.send(nodes[dice.choice(alive)], clock, key)
+            if dice.random() < 0.1:
+                await world.clients.delete(nodes[dice.choice(alive)], key)
+                for name in alive:
+                    text = (
+                        await downloaded(nodes[name], key)
+                        if await exists(nodes[name], key)
+                        else b""
+                    )
+                    assert not [n for n in batches_in(text) if n <= world.clients.deleted[key]]
+                # What a silent node may have taken has ids of eleven minutes to come.
+                await clock.sleep(12 * 60.0 if len(alive) < 3 else 0.1)
+            if dice.random() < 0.05 and len(alive) > 1:
+                gone = alive.pop(dice.randrange(len(alive)))
+                board.kill(urls[gone])
+                world.lines[gone].cut = True
+            if dice.random() < 0.1:
+                await nodes[dice.choice(alive)].close_run(key)
+            await clock.sleep(dice.choice([0.0, 0.5, 4.0]))
+
+    for _ in range(2):
+        world.play(stretch)
+
+    async def end(clock: VirtualClock) -> None:
+        nodes = [await world.start(clock, name) for name in "abc"]
+        await clock.sleep(60.0)
+        for key in (RUN, OTHER):
+            for node in nodes:
+                world.clients.check(key, await text_of(node, key), where="log", ordered=False)
+        assert not any(node.journal.state.tombstones for node in nodes)
+
+    world.play(end)
