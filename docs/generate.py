@@ -16,6 +16,7 @@ from docs.upstream import COUNTS, SOURCES, rows
 from forwarder.metrics import METRICS as FORWARDERS
 from logstore import errors
 from logstore.settings import table
+from pipelines.metrics import METRICS as PIPELINES
 from service.http.errors import classify
 from service.metrics.openmetadata import NOT_EXPORTED
 from service.metrics.scrape import METRICS
@@ -40,6 +41,12 @@ _COMPACTOR = textwrap.fill(
 _FORWARDER = textwrap.fill(
     "Told by `tailrace forward --config` at `metrics.listen` of its configuration, each forwarder "
     "for itself. The source is its name in the configuration.",
+    100,
+)
+_PIPELINES = textwrap.fill(
+    "Told by `tailrace pipelines` at `pipelines.metrics_listen`, each process for its own work. "
+    "`/health/live` there is 503 if the process is stuck, `/health/ready` if the store does not "
+    "answer or a pipeline's file is wrong; both name all problems.",
     100,
 )
 _RENAMED = textwrap.fill(
@@ -175,6 +182,9 @@ def _metrics() -> str:
     forwarder = _table("metric | kind | labels | what it says", forwarders)
     lines = [own, "## The compactor", "", _COMPACTOR, "", *compactor, ""]
     lines += ["## The forwarder", "", _FORWARDER, "", *forwarder, ""]
+    pipelines = ((_code(m.name), m.kind, _codes(m.labels), m.help) for m in PIPELINES)
+    table = _table("metric | kind | labels | what it says", pipelines)
+    lines += ["## Log pipelines", "", _PIPELINES, "", *table, ""]
     lines += ["## Renamed", "", _RENAMED, "", *_table("old name | name", renamed), ""]
     lines += ["## Not exported", "", _NOT_EXPORTED, "", *_table("name | why", others)]
     return "\n".join(lines) + "\n"

@@ -1,26 +1,20 @@
 """The forwarder's metrics: their names, and where each is read when Prometheus asks.
 
 The parts add to plain integers on their own objects; a metric costs nothing in between. They are
-served as text over HTTP (`serve`), by a thread of its own.
+served as text over HTTP (`serve`), by a thread of its own (`logstore.prometheus`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, TypeAlias
-
-from prometheus_client import CollectorRegistry, start_http_server
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from typing import Literal, NamedTuple
 
 from forwarder.delivery.delivery import Delivery
 from forwarder.engine.parts import Shared, Tally
 from forwarder.engine.tracked import Tracked
-from logstore.errors import InvalidInput
-
-Reading: TypeAlias = float | Mapping[str, float]
-_LISTEN_HINT = "Use host:port, such as 127.0.0.1:8791, that no other program has."
+from logstore import prometheus
+from logstore.prometheus import Reading, family
 
 
 @dataclass(slots=True)
@@ -242,48 +236,11 @@ def _alive(file: Tracked) -> float:
     return 0.0 if file.over else 1.0
 
 
-class _Collector(Collector):
-    def __init__(self, sources: Sources) -> None:
-        self._sources = sources
-
-    def collect(self) -> Iterator[Metric]:
-        for declared in METRICS:
-            yield family(declared, declared.read(self._sources))
-
-    def describe(self) -> list[Metric]:
-        return []
-
-
-def family(declared: Declared, reading: Reading) -> Metric:
-    """The samples of one metric."""
-    kind = CounterMetricFamily if declared.kind == "counter" else GaugeMetricFamily
-    made = kind(declared.name, declared.help, labels=list(declared.labels))
-    values = reading.items() if isinstance(reading, Mapping) else [("", reading)]
-    for label, value in values:
-        made.add_metric([label] if declared.labels else [], float(value))
-    return made
-
-
 def serve(listen: str, sources: Sources) -> Callable[[], None]:
     """Answers Prometheus at `host:port` until the function that it gives is called.
 
     Raises `InvalidInput` for an address that cannot be listened on.
     """
-    host, colon, port = listen.rpartition(":")
-    if not colon or not port.isascii() or not port.isdigit() or int(port) >= 1 << 16:
-        raise InvalidInput(f"metrics.listen: {listen!r} is no address", hint=_LISTEN_HINT)
-    registry = CollectorRegistry()
-    registry.register(_Collector(sources))
-    try:
-        server, thread = start_http_server(int(port), host.strip("[]"), registry)
-    except OSError as error:
-        raise InvalidInput(
-            f"metrics.listen: {listen} cannot be used: {error.strerror or error}", hint=_LISTEN_HINT
-        ) from None
-
-    def stop() -> None:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-    return stop
+    return prometheus.serve(
+        listen, lambda: (family(one, one.read(sources)) for one in METRICS), key="metrics.listen"
+    )

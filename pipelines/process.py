@@ -21,8 +21,11 @@ from coordination.pipelines.admin import NAME
 from coordination.pipelines.control import Control, change_control, read_control
 from coordination.pipelines.replay import Replay
 from logstore.errors import InvalidInput, LeaseLost, NotFound, OutcomeUnknown, Unavailable
+from logstore.prometheus import serve
 from pipelines import work
 from pipelines.config import PipelineConfig
+from pipelines.metrics import collect, health
+from pipelines.reader import Counts
 from pipelines.settings import PipelinesSettings
 from pipelines.source import SegmentSource
 from pipelines.table import TableSource
@@ -53,7 +56,14 @@ class PipelinesProcess:
         self._pipelines = {one.name: one for one in pipelines}
         self._read_again = read_again
         self._said: dict[str, str] = {}
-        self._source = SegmentSource(world.store, world.clock)
+        self.source: SegmentSource = SegmentSource(world.store, world.clock)
+        self.counts: dict[tuple[str, ...], Counts] = {}
+        """What was done for each part, by pipeline, appender and part."""
+        self.evicted: set[str] = set()
+        self.unready = False
+        """Whether its files are wrong, or the store did not answer when it looked last."""
+        self._refused = False
+        self._looked = world.clock.monotonic()
         self._workers: dict[asyncio.Task[None], Worker] = {}
         self._stopping = asyncio.Event()
         limits = replace(
@@ -78,6 +88,21 @@ class PipelinesProcess:
         """What it works on now."""
         return list(self._workers.values())
 
+    @property
+    def problems(self) -> list[str]:
+        """What is wrong with pipelines, and with their files."""
+        return [f"{name}: {what}" if name else what for name, what in sorted(self._said.items())]
+
+    @property
+    def poll_seconds(self) -> float:
+        """How often it looks for work."""
+        return self._world.settings.pipelines.poll_seconds
+
+    @property
+    def seconds_since_look(self) -> float:
+        """For how long it has not looked for work."""
+        return self._world.clock.monotonic() - self._looked
+
     def stop(self) -> None:
         """Makes `run` save checkpoints, give its leases back and return."""
         self._stopping.set()
@@ -89,11 +114,13 @@ class PipelinesProcess:
         try:
             while not self._stopping.is_set():
                 await self._look_at_files()
+                self._refused = False
                 for pipeline in self._pipelines.values():
                     await self._take(pipeline)
                 self._hand_over()
-                seconds = self._world.settings.pipelines.poll_seconds
-                await wait_or_stop(self._world.clock, seconds, self._stopping)
+                self.unready = "" in self._said or self._refused
+                self._looked = self._world.clock.monotonic()
+                await wait_or_stop(self._world.clock, self.poll_seconds, self._stopping)
         finally:
             grouping.cancel()
             for worker in self._workers.values():
@@ -170,7 +197,11 @@ class PipelinesProcess:
                 reason = "" if group.evicted is None else group.evicted.reason
                 self._say(pipeline.name, f"it is evicted and does nothing: {reason}")
                 self._stop(pipeline.name)
+                self.evicted.add(pipeline.name)
                 return
+            if pipeline.name in self.evicted:
+                self.evicted.discard(pipeline.name)
+                self._said.pop(pipeline.name, None)
             self._replay(pipeline.name, group.replay)
             for lease in await queue.acquire(len(work.keys_of(pipeline))):
                 found = work.keys_of(pipeline).get(lease.key)
@@ -183,14 +214,17 @@ class PipelinesProcess:
                     appender,
                     part,
                     lease,
-                    self._source,
+                    self.source,
                     TableSource(
-                        self._world.store, self._world.table, self._source, self._world.clock
+                        self._world.store, self._world.table, self.source, self._world.clock
                     ),
                     clock=self._world.clock,
                     fs=self._world.fs,
                     on_disabled=partial(self._disable, pipeline.name),
                     on_failing=partial(self._tell_failing, pipeline.name),
+                    counts=self.counts.setdefault(
+                        (pipeline.name, appender.name, str(part)), Counts()
+                    ),
                     instance=self._world.identity,
                     store=self._world.settings,
                 )
@@ -202,6 +236,7 @@ class PipelinesProcess:
         except InvalidInput as error:
             self._say(pipeline.name, f"{error} ({error.hint})")
         except (Unavailable, OutcomeUnknown, LeaseLost, NotFound) as error:
+            self._refused = True
             log.warning("%s waits: %s", pipeline.name, error)
 
     def _tell(self, control: Control) -> None:
@@ -268,5 +303,17 @@ async def run_pipelines(
     """Runs the pipelines until the process that `started` was given is stopped."""
     async with open_world(settings) as world:
         process = PipelinesProcess(world, pipelines, read_again)
-        started(process)
-        await process.run()
+        stop_metrics = None
+        if settings.pipelines.metrics_listen:
+            stop_metrics = serve(
+                settings.pipelines.metrics_listen,
+                lambda: collect(process),
+                lambda: health(process),
+                key="pipelines.metrics_listen",
+            )
+        try:
+            started(process)
+            await process.run()
+        finally:
+            if stop_metrics is not None:
+                await asyncio.to_thread(stop_metrics)

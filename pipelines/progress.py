@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from coordination.pipelines.checkpoint import Checkpoint, Reading, Replaying
 from pipelines.appenders.contract import Appender, State
 from pipelines.config import PipelineSettings
-from pipelines.events import EventBuffer
+from pipelines.events import Counts, EventBuffer
 from pipelines.replay import TABLE
 from pipelines.source import Node
 
@@ -43,6 +43,7 @@ class Progress:
     read_at: dict[str, float] = field(default_factory=dict)
     saved_at: float = 0.0
     changed: bool = False
+    counted: Counts = field(default_factory=Counts)
     given: int = 0
     again: int = 0
     lost: int = 0
@@ -81,6 +82,20 @@ class Progress:
             if seq in node.sizes:
                 waiting.append(Next(reading.high_ms, name, seq, lost if name in self.nodes else 0))
         return min(waiting, default=None)
+
+    def unread(self, nodes: Mapping[str, Node]) -> tuple[int, int | None]:
+        """How many segments were not read, and how far the node is that is furthest behind, in ms.
+
+        The latter is None if none is behind.
+        """
+        count, lowest = 0, None
+        for name, node in nodes.items():
+            reading = self.nodes.get(name, Reading(1, 1))
+            behind = sum(seq >= reading.next for seq in list(node.sizes))
+            if behind:
+                count += behind
+                lowest = reading.high_ms if lowest is None else min(lowest, reading.high_ms)
+        return count, lowest
 
     def until(self, nodes: Mapping[str, Node], settings: PipelineSettings, now: float) -> int:
         """The time up to which events may go, in microseconds; `now` in monotonic seconds."""

@@ -36,9 +36,14 @@ Patiently: TypeAlias = Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]
 
 @dataclass(slots=True)
 class Counts:
-    """What a worker did in this process. Grows only."""
+    """What was done for a part in this process. Grows only."""
 
     given: int = 0
+    late: int = 0
+    forced: int = 0
+    copies: int = 0
+    again: int = 0
+    dead_letters: int = 0
     deleted: int = 0
     lost: int = 0
     damaged: int = 0

@@ -78,6 +78,9 @@ class SegmentSource:
         self._listing: asyncio.Task[None] | None = None
         self._listed = self._whole = float("-inf")
         self.nodes: dict[str, Node] = {}
+        self.decoded = 0
+        """Segments that were fetched and decoded."""
+        self.fetched_bytes = 0
         self.deleted: Mapping[tuple[str, str | None], int] = {}
         """Up to which ULID lines are deleted; another mapping once that changes."""
 
@@ -122,7 +125,9 @@ class SegmentSource:
     async def _fetch(self, origin: Origin) -> Segment:
         try:
             body = (await self._store.get(keys.segment(*origin)))[1]
+            self.fetched_bytes += len(body)
             segment = await asyncio.to_thread(_decoded, body)
+            self.decoded += 1
         finally:
             del self._fetching[origin]
         self._cached[origin] = segment

@@ -17,12 +17,14 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from coordination.coordinator.lease import Lease
-from coordination.pipelines.checkpoint import Checkpoint, encode
+from coordination.pipelines.checkpoint import Checkpoint, decode, encode
 from coordination.pipelines.replay import Replay
 from logstore.clock import Clock
 from logstore.errors import (
@@ -69,8 +71,14 @@ class Worker:
         on_failing: Callable[[str, str | None], Awaitable[None]],
         instance: str = "",
         store: StoreSettings | None = None,
+        counts: Counts | None = None,
     ) -> None:
-        self.counts = Counts()
+        self.counts = Counts() if counts is None else counts
+        self.delay_seconds = 0.0
+        """Age of the oldest event of those that were given last."""
+        self.checkpoint_ms = decode(lease.progress).saved_ms
+        self.progress: Progress | None = None
+        """Where it is between two checkpoints; None while it is stopped or waits."""
         self.disabled = False
         """Whether its dead-letter file takes its events; may be changed at any time."""
         self._on_disabled = on_disabled
@@ -82,11 +90,11 @@ class Worker:
         self._settings = pipeline.settings
         self._appender = appender
         self._part = part
-        self._source = source
+        self.source = source
         self._table = table
         self.asked: Replay | None = None
         """The last replay that was asked for; may be changed at any time."""
-        self._clock = clock
+        self.clock = clock
         self._fs = fs
         self._instance = instance
         self._store = store
@@ -119,6 +127,11 @@ class Worker:
     def appender(self) -> str:
         """The appender's name."""
         return self._appender.name
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Pipeline, appender and part, as metrics have them."""
+        return self.pipeline, self.appender, str(self._part)
 
     def stop(self) -> None:
         """Makes `run` save a checkpoint and return."""
@@ -156,7 +169,7 @@ class Worker:
         if threshold and self._in_a_row >= threshold and not self.disabled:
             await self._disable(f"it failed {self._in_a_row} times in a row: {said}")
             return
-        await wait_or_stop(self._clock, self._pause_ms / 1000, self._stopping)
+        await wait_or_stop(self.clock, self._pause_ms / 1000, self._stopping)
         self._pause_ms = min(self._pause_ms * 2, self._settings.most_retry_ms)
 
     async def _disable(self, reason: str) -> None:
@@ -173,10 +186,10 @@ class Worker:
         """From the last checkpoint to a stop, or a change of who takes the events."""
         checkpoint, dead = begun(self.lease.partition, self.asked), self.disabled
         if dead and not self._settings.dead_letter_dir:
-            await wait_or_stop(self._clock, _POLL_SECONDS, self._stopping)
+            await wait_or_stop(self.clock, _POLL_SECONDS, self._stopping)
             return
         if self.asked is not None and is_due(checkpoint, self.asked):
-            checkpoint = await rewound(checkpoint, self.asked, self._source, self._table)
+            checkpoint = await rewound(checkpoint, self.asked, self.source, self._table)
             await self.lease.save(encode(checkpoint))
             self.counts.checkpoints += 1
             log.info("%s goes on at %s", self.name, self.asked.low or "what comes")
@@ -194,16 +207,17 @@ class Worker:
                 context = self._context(dead=False, replay=checkpoint.replayed)
                 await self._thread.run(copy.start, context, checkpoint.replay.appender)
             progress = await self._begin(checkpoint, appender, copy, dead=dead)
-            hooks = Hooks(self._thread, self._source, appender)
+            hooks = Hooks(self._thread, self.source, appender)
             while self._same(progress, dead=dead):
                 if not await self._turn(progress, hooks):
-                    await wait_or_stop(self._clock, _POLL_SECONDS, self._stopping)
+                    await wait_or_stop(self.clock, _POLL_SECONDS, self._stopping)
             if self.lease.valid():
                 await self._save(progress)
         except asyncio.CancelledError:  # the appender hangs, and the process ends
             cancelled = True
             raise
         finally:
+            self.progress = None
             if not cancelled:
                 for one in started:
                     await self._thread.run(one.stop)
@@ -225,11 +239,11 @@ class Worker:
             self._part,
             self._settings.parts,
             self._fs,
-            self._clock,
+            self.clock,
             self.lease.valid,
             self._instance,
             self._store,
-            lambda: self._source.deleted,
+            lambda: self.source.deleted,
             replay,
         )
 
@@ -237,7 +251,7 @@ class Worker:
         self, checkpoint: Checkpoint, appender: Appender, copy: Appender | None, *, dead: bool
     ) -> Progress:
         """Where the checkpoint was: what waited then waits again."""
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         progress = Progress(
             *(checkpoint, appender, dead, dict(checkpoint.nodes)),
             EventBuffer(checkpoint.frontier),
@@ -245,10 +259,11 @@ class Worker:
             copy,
             saved_at=now,
         )
-        await self._patiently(self._source.refresh)
+        self.progress = progress
+        await self._patiently(self.source.refresh)
         await self._reader.read_again(progress)
         if self.lease.progress is None:
-            progress.enter(self._source.nodes, self._settings.start)
+            progress.enter(self.source.nodes, self._settings.start)
             await self._save(progress)
         return progress
 
@@ -257,15 +272,16 @@ class Worker:
     async def _turn(self, progress: Progress, hooks: Hooks) -> bool:
         """Reads a segment if there is one, gives on what may go; whether something was done."""
         try:
-            await self._source.refresh()
+            await self.source.refresh()
             found = await self._reader.read(progress)
         except Unavailable as error:
             self._say_unavailable(error)
             found = False
         await hooks.deletions()
         given = await self._give(progress)
+        self._count(progress)
         progress.changed |= await hooks.flush()
-        due = self._clock.monotonic() - progress.saved_at
+        due = self.clock.monotonic() - progress.saved_at
         if progress.changed and due * 1000 >= self._settings.checkpoint_interval_ms:
             await self._save(progress)
         return found or given
@@ -273,7 +289,7 @@ class Worker:
     async def _give(self, progress: Progress) -> bool:
         """Gives the appender what no node can send anything before any more."""
         buffer = progress.buffer
-        until = progress.until(self._source.nodes, self._settings, self._clock.monotonic())
+        until = progress.until(self.source.nodes, self._settings, self.clock.monotonic())
         events = await self._thread.run(buffer.take, until)
         forced = await self._thread.run(buffer.force, self._settings.buffer_size_bytes)
         if forced.num_rows:
@@ -281,13 +297,21 @@ class Worker:
         if events.num_rows == 0:
             return False
         progress.changed = True
-        kept = self._source.kept(events)
+        kept = self.source.kept(events)
         self.counts.deleted += events.num_rows - kept.num_rows
         if kept.num_rows:
             if not self.lease.valid():
                 raise LeaseLost(f"the lease of {self.name} is over")
             await self._append(progress, kept)
         return True
+
+    def _count(self, progress: Progress) -> None:
+        """Adds what the buffer counted since the last call."""
+        now, before = progress.buffer.counts, progress.counted
+        self.counts.late += now.late - before.late
+        self.counts.forced += now.forced - before.forced
+        self.counts.copies += now.copies - before.copies
+        progress.counted = replace(now)
 
     async def _append(self, progress: Progress, events: pa.Table) -> None:
         again, new = split(events)
@@ -298,6 +322,10 @@ class Worker:
         progress.given += events.num_rows
         progress.again += again.num_rows
         self.counts.given += events.num_rows
+        self.counts.again += again.num_rows
+        self.counts.dead_letters += events.num_rows if progress.dead else 0
+        oldest = pc.min(events.column("ts")).cast(pa.int64()).as_py()
+        self.delay_seconds = max(self.clock.now_ms() - oldest / 1000, 0) / 1000
 
     # --- checkpoints ---------------------------------------------------------------------
 
@@ -308,8 +336,8 @@ class Worker:
         state = await self._thread.run(progress.appender.sync)
         copy = None if progress.replay is None else progress.copy
         copied = None if copy is None else await self._thread.run(copy.sync)
-        checkpoint = progress.checkpoint(state, copied, self._clock.now_ms())
-        progress.saved_at = self._clock.monotonic()
+        checkpoint = progress.checkpoint(state, copied, self.clock.now_ms())
+        progress.saved_at = self.clock.monotonic()
         try:
             await self.lease.save(encode(checkpoint))
         except (Unavailable, OutcomeUnknown) as error:
@@ -320,6 +348,7 @@ class Worker:
             log.info("%s has given everything again", self.name)
         progress.replay = checkpoint.replay
         self.counts.checkpoints += 1
+        self.checkpoint_ms = checkpoint.saved_ms
         await self._thread.run(progress.appender.saved)
         if copy is not None:
             await self._thread.run(copy.saved)
@@ -347,7 +376,7 @@ class Worker:
                 if self._stopping.is_set() or not self.lease.valid():
                     raise
                 self._say_unavailable(error)
-                await wait_or_stop(self._clock, _POLL_SECONDS, self._stopping)
+                await wait_or_stop(self.clock, _POLL_SECONDS, self._stopping)
 
     def _say_unavailable(self, error: TailraceError) -> None:
         said = f"the store does not answer: {error}"

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from compactor.reporting.metrics import METRICS as COMPACTORS
+from pipelines.metrics import METRICS as PIPELINES
 from service.metrics.scrape import METRICS
 from service.metrics.workers import UP
 from tests.servers.promtool import promtool
@@ -24,7 +25,9 @@ ALERTS: list[dict[str, Any]] = [
     for rule in group["rules"]
 ]
 NAMES = [rule["alert"] for rule in ALERTS]
-EXPORTED = {m.name: m.kind for m in METRICS} | {m.name: m.kind for m in COMPACTORS} | {UP: "gauge"}
+EXPORTED: dict[str, str] = {UP: "gauge"}
+EXPORTED |= {m.name: m.kind for m in METRICS} | {m.name: m.kind for m in COMPACTORS}
+EXPORTED |= {m.name: m.kind for m in PIPELINES}
 BY_PROMETHEUS = {"up"}
 METRIC = re.compile(r"\b(?:tailrace|om)_\w+|\bup\b")
 

@@ -12,6 +12,7 @@ from compactor.reporting.metrics import METRICS as COMPACTORS
 from docs import generate
 from forwarder.metrics import METRICS as FORWARDERS
 from logstore.settings import table
+from pipelines.metrics import METRICS as PIPELINES
 from service.http.app import documented
 from service.http.errors import classify
 from service.metrics.scrape import METRICS
@@ -35,6 +36,7 @@ def test_a_made_page_is_current(name: str) -> None:
         ("metrics.md", [metric.name for metric in METRICS]),
         ("metrics.md", [metric.name for metric in COMPACTORS]),
         ("metrics.md", [metric.name for metric in FORWARDERS]),
+        ("metrics.md", [metric.name for metric in PIPELINES]),
         ("metrics.md", [f"| `{one.alias}` | `{one.name}` |" for one in METRICS if one.alias]),
         ("metrics.md", [f"| `{one.alias}` | `{one.name}` |" for one in COMPACTORS if one.alias]),
         ("errors.md", [classify(cls(""))[1] for cls in generate.error_classes()]),
@@ -60,7 +62,7 @@ def _code_of(package: str) -> list[Path]:
 
 
 def test_every_setting_is_read_somewhere() -> None:
-    packages = ("service", "compactor", "coordination", "logstore")
+    packages = ("service", "compactor", "coordination", "logstore", "pipelines")
     programs = [path for name in packages for path in _code_of(name)]
     code = "".join(p.read_text() for p in programs if not p.name.endswith("settings.py"))
     # Read by properties of the settings themselves.

@@ -291,6 +291,11 @@ class PipelineSettings(BaseModel):
         description="How long a process that is told to stop waits for its appenders; what one"
         " that hangs has not saved comes again",
     )
+    metrics_listen: str = Field(
+        default="",
+        description="host:port where a process of pipelines answers /metrics, /health/live and"
+        " /health/ready, such as 127.0.0.1:8792; empty: nowhere",
+    )
 
 
 class QueueRetention(BaseModel):

@@ -20,8 +20,9 @@ from forwarder.delivery.opening import open_delivery
 from forwarder.delivery.token import Token
 from forwarder.delivery.verdicts import Shipment, VerdictKind
 from forwarder.entries.packer import Packer
-from forwarder.metrics import METRICS, Sources, SyncCounts, Unread, family, serve
+from forwarder.metrics import METRICS, Sources, SyncCounts, Unread, serve
 from logstore.errors import InvalidInput
+from logstore.prometheus import family
 from tailrace_client.ids import BatchIds
 from tests.client.answering import Asked, Given, answering
 from tests.client.programs import until
