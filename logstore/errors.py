@@ -13,6 +13,8 @@
     │   ├── LeaseLost             the lease ran out, or somebody else has it: drop the work
     │   ├── GroupEvicted          a consumer group lost its place in the queue
     │   └── FolderLocked          another process holds the data folder
+    ├── NotAuthenticated          no token, or none that is valid: get another one
+    ├── Forbidden                 the token is valid, and not for this
     ├── NotFound                  no such object, run or pipeline
     ├── PreconditionFailed        lost a compare-and-swap: read again, then decide again
     ├── Unavailable               try again later, nothing was changed
@@ -114,6 +116,20 @@ class FolderLocked(Conflict):
     """Another process has the data folder open."""
 
     hint = "Stop the other process, or give this one another data folder."
+
+
+class NotAuthenticated(TailraceError):
+    """Nobody whom the rules of access know sent the request."""
+
+    hint = "Send a valid token as `Authorization: Bearer …`; `tailrace token make` makes one."
+    invalid = True
+    """Whether a token was sent."""
+
+
+class Forbidden(TailraceError):
+    """Whoever sent the request may not do this."""
+
+    hint = "The rules of access must grant the token this scope for this pipeline."
 
 
 class NotFound(TailraceError):

@@ -42,7 +42,7 @@ S = TypeVar("S", bound=BaseSettings)
 # Variables with our prefix that are not settings: of the command line, of the benchmarks, and
 # what Kubernetes tells every container about a Service that is called `tailrace`.
 _OTHER_VARIABLES = re.compile(
-    r"TAILRACE_(CONFIG|URL|CORPUS(_CACHE)?|SIM_SEED|(\w+_)?SERVICE_(HOST|PORT(_\w+)?)|PORT(_[0-9]+_(TCP|UDP)(_\w+)?)?)"
+    r"TAILRACE_(CONFIG|URL|TOKEN|TOKEN_FILE|CORPUS(_CACHE)?|SIM_SEED|(\w+_)?SERVICE_(HOST|PORT(_\w+)?)|PORT(_[0-9]+_(TCP|UDP)(_\w+)?)?)"
 )
 _AS_WRITTEN = frozenset(SECTIONS)
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}

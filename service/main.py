@@ -27,6 +27,7 @@ from logstore.clock import Clock, SystemClock
 from logstore.disk import apply_umask, close_to_others
 from logstore.memory import give_back_freed_memory
 from logstore.objects.open import open_store
+from service.access.watch import following_rules
 from service.compaction import CompactionChild, RestartPolicy, job_command, job_environment
 from service.http.handover import Sharing
 from service.http.leases import open_leases
@@ -40,6 +41,7 @@ from service.wiring import (
     Machine,
     make_app,
     make_engine,
+    make_gate,
     make_live,
     make_node,
     make_queue,
@@ -91,6 +93,8 @@ async def _until_signalled(settings: Settings, serving: Serving) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
+    if settings.access.rules:  # a parent of workers, each of which looks at the file itself
+        loop.add_signal_handler(signal.SIGHUP, lambda: None)
     return await serving(settings, stop, on_listening=_announce)
 
 
@@ -128,6 +132,7 @@ async def run(
         store = await stack.enter_async_context(opening)
         check = make_store_check(settings, machine, store)
         await check.first()
+        gate = make_gate(settings, machine)
         bound = bound or bound_socket(settings.server.host, settings.server.port)
         stack.callback(bound.close)
         node = make_node(settings, machine, store, check, address(bound))
@@ -142,12 +147,20 @@ async def run(
         opening_leases = open_leases(settings.source_coordination, node.seams)
         leases = await stack.enter_async_context(opening_leases)
         child = _compactor(settings, machine)
-        app = make_app(settings, machine, node, lambda: engine, live, queue, leases, child, place)
+        app = make_app(
+            settings, machine, node, lambda: engine, live, queue, leases, child, place, gate
+        )
+        problems = [node.lasting_problems, queue.problems]
+        if gate is not None:
+            problems.append(gate.problems)
+            seconds = settings.access.reload_seconds
+            following = following_rules(gate.access, gate.audit, machine.clock, seconds)
+            await stack.enter_async_context(following)
         http = await stack.enter_async_context(
             serving(app, bound, stop_seconds=_LAST_REPLIES_SECONDS, sharing=sharing)
         )
         await stack.enter_async_context(_beside(child.run(), "compaction"))
-        watch = ProblemLog(lambda: [*node.lasting_problems(), *queue.problems()], machine.clock)
+        watch = ProblemLog(lambda: [p for each in problems for p in each()], machine.clock)
         await stack.enter_async_context(_beside(watch.run(), "problems"))
         await stack.enter_async_context(_beside(check.run(), "store check"))
         await stack.enter_async_context(_beside(queue.run(), "queue"))

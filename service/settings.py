@@ -25,6 +25,7 @@ from logstore.objects.settings import (
     StoreSettings,
 )
 from logstore.settings import PREFIX, load, read_file
+from service.access.settings import AccessSettings
 from service.http.settings import PageSettings, ServerSettings
 from service.ingest.settings import IngestSettings
 from service.journal.settings import JournalSettings
@@ -54,6 +55,7 @@ class Settings(StoreSettings):
     )
     server: ServerSettings = ServerSettings()
     nodes: NodesSettings = NodesSettings()
+    access: AccessSettings = AccessSettings()
     journal: JournalSettings = JournalSettings()
     ingest: IngestSettings = IngestSettings()
     flush: FlushSettings = FlushSettings()
@@ -81,11 +83,11 @@ def load_settings(
     """Settings from flags (nested, as in the file), environment and file, with warnings.
 
     Raises `InvalidInput` for a key nobody knows, a value out of its bounds, and an
-    address that others can reach without `server.insecure`.
+    address that others can reach without rules of access and without `server.insecure`.
     """
     content, warnings = translate(read_file(config))
     settings = load(Settings, flags=flags or {}, file=content, strict=True)
-    _refuse_open_door(settings.server)
+    _refuse_open_door(settings)
     return settings, warnings + _short_expiry(settings)
 
 
@@ -100,13 +102,15 @@ def _short_expiry(settings: Settings) -> list[str]:
     ]
 
 
-def _refuse_open_door(server: ServerSettings) -> None:
-    if server.insecure or is_loopback(server.host):
+def _refuse_open_door(settings: Settings) -> None:
+    server = settings.server
+    if server.insecure or settings.access.rules or is_loopback(server.host):
         return
     raise InvalidInput(
-        f"refusing to listen on {server.host}: there is no authentication",
+        f"refusing to listen on {server.host}: there are no rules of access",
         field="server.host",
-        hint="Listen on 127.0.0.1, or say --insecure if the network in front of it is trusted.",
+        hint="Name a file of rules in access.rules (docs/access.md), listen on 127.0.0.1, or say"
+        " --insecure if the network in front of it is trusted.",
     )
 
 

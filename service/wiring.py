@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from fastapi import APIRouter
 
 from coordination.storetime import StoreTime
+from logstore import ulid as ulids
 from logstore.clock import Clock, Entropy, SystemClock, system_entropy
 from logstore.descriptors import ReservedDisk
 from logstore.disk import Disk
@@ -28,9 +29,12 @@ from logstore.settings import items
 from logstore.syncer import QuickSyncer, Syncer, syncer_for
 from logstore.table.followed import FollowedTable
 from logstore.table.options import open_table
+from service.access.access import Access
+from service.access.audit import AuditLog
 from service.compaction import CompactionChild
 from service.http.app import Application, HttpApi, build_app
 from service.http.browsers import BrowserGuard
+from service.http.gate import Gate
 from service.http.internal import internal_routes
 from service.http.leases import LeasesOfStore
 from service.http.settings import HttpSettings
@@ -198,6 +202,7 @@ def make_app(
     leases: LeasesOfStore,
     compaction: CompactionChild | None = None,
     place: WorkerPlace | None = None,
+    gate: Gate | None = None,
 ) -> Application:
     """The HTTP API of the node; `place` is which of several workers it is."""
     sources = Sources(
@@ -235,6 +240,7 @@ def make_app(
             reported_version=settings.openmetadata.version,
             guard=browser_guard(settings),
             routers=internal(settings, node, scrape),
+            gate=gate,
         ),
     )
 
@@ -246,6 +252,25 @@ def internal(settings: Settings, node: Node, scrape: Callable[[], bytes]) -> tup
         return ()
     answers = Answers(node, scrape)
     return (internal_routes(secret, lambda: node.members.instance, answers.answer),)
+
+
+def make_gate(settings: Settings, machine: Machine) -> Gate | None:
+    """The rules of access, if there are any. Raises `InvalidInput` if they cannot be read."""
+    access = settings.access
+    if not access.rules:
+        return None
+    data = os.path.abspath(settings.data)
+    audit = AuditLog(
+        os.path.abspath(access.audit_log or os.path.join(data, "audit.log")),
+        Disk(private=True),
+        machine.clock,
+    )
+    rules = Access(os.path.abspath(access.rules), machine.clock)
+
+    def fresh_id() -> str:
+        return ulids.encode(ulids.fresh(machine.clock, machine.entropy))
+
+    return Gate(rules, audit, machine.clock, fresh_id)
 
 
 def browser_guard(settings: Settings) -> BrowserGuard:

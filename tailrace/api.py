@@ -25,6 +25,34 @@ def add_url(parser: argparse.ArgumentParser) -> None:
         default=os.environ.get("TAILRACE_URL", DEFAULT_URL),
         help=f"address of the service (default: $TAILRACE_URL, else {DEFAULT_URL})",
     )
+    parser.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help="a file with the token (default: $TAILRACE_TOKEN, else the file $TAILRACE_TOKEN_FILE)",
+    )
+
+
+def authorization(token_file: str | None = None) -> dict[str, str]:
+    """The header with the token, if there is one; no argument has it, which others could read.
+
+    Raises `InvalidInput` for a file that has none.
+    """
+    name, token = token_file, ""
+    if not name:
+        token = os.environ.get("TAILRACE_TOKEN", "")
+        name = "" if token else os.environ.get("TAILRACE_TOKEN_FILE", "")
+    if name:
+        try:
+            with open(name, encoding="ascii") as file:
+                token = file.read().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is not ASCII"
+            raise InvalidInput(f"the token in {name} cannot be read: {why}") from error
+        if not token:
+            raise InvalidInput(f"{name} is empty", hint="It is to hold the token.")
+    if not all("!" <= character <= "~" for character in token):
+        raise InvalidInput("the token has characters that no header can have")
+    return {"authorization": f"Bearer {token}"} if token else {}
 
 
 def component(name: str) -> str:

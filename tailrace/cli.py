@@ -46,6 +46,7 @@ VERBS = {
     "pipelines": Verb(
         "tailrace.pipelines", "Feed segments to appenders: files, outputs, other systems."
     ),
+    "token": Verb("tailrace.token", "Make a token, and its lines for the rules of access."),
     "leases": Verb("tailrace.leases", "Show which process works on what, and change it."),
     "verify": Verb("tailrace.verify", "Compare everything that is stored, line by line."),
 }

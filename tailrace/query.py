@@ -17,7 +17,7 @@ from typing import Any, Final
 import httpx
 
 from logstore.errors import InvalidInput
-from tailrace.api import add_url, check, errors_as_ours
+from tailrace.api import add_url, authorization, check, errors_as_ours
 from tailrace.query_output import Printer, chart
 
 PARTIAL: Final = 2
@@ -80,7 +80,11 @@ def run(arguments: argparse.Namespace) -> int:
     timeout = httpx.Timeout(10, read=_READ_SECONDS)
     with (
         errors_as_ours(arguments.url),
-        httpx.Client(base_url=arguments.url, timeout=timeout) as client,
+        httpx.Client(
+            base_url=arguments.url,
+            timeout=timeout,
+            headers=authorization(arguments.token_file),
+        ) as client,
     ):
         if arguments.histogram:
             return _histogram(arguments, client)
@@ -101,7 +105,8 @@ def _follow(arguments: argparse.Namespace) -> int:
     asked = {name: given[name] for name in _FOLLOWED if name in given}
     if "limit" in given:
         asked["tail"] = given["limit"]
-    asyncio.run(follow(arguments.url, asked, _printer(arguments)))
+    headers = authorization(arguments.token_file)
+    asyncio.run(follow(arguments.url, asked, _printer(arguments), headers))
     return 0
 
 

@@ -43,8 +43,13 @@ class SearchFollower(EventFollower):
         return False
 
 
-async def follow(url: str, parameters: Mapping[str, str], printer: Printer) -> None:
+async def follow(
+    url: str,
+    parameters: Mapping[str, str],
+    printer: Printer,
+    headers: Mapping[str, str] | None = None,
+) -> None:
     """Follows until it is interrupted. Raises what the service answers."""
     timeout = httpx.Timeout(10, read=READ_SECONDS)
-    async with httpx.AsyncClient(base_url=url, timeout=timeout) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=timeout, headers=headers) as client:
         await SearchFollower(client, SystemClock(), parameters, printer).follow()

@@ -23,7 +23,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--insecure",
         action="store_true",
-        help="listen on an address other machines can reach, without authentication",
+        help="listen on an address other machines can reach, also without rules of access",
     )
 
 

@@ -17,7 +17,7 @@ import httpx
 
 from logstore.clock import Clock, SystemClock
 from logstore.errors import NotFound, TailraceError
-from tailrace.api import RUNS, add_url, check, component, errors_as_ours
+from tailrace.api import RUNS, add_url, authorization, check, component, errors_as_ours
 from tailrace.events import READ_SECONDS, Event, EventFollower
 
 _LOOKED_AT = 16  # runs that changed last: the newest is first among them
@@ -45,7 +45,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _run(arguments: argparse.Namespace, write: Callable[[str], None]) -> int:
     timeout = httpx.Timeout(10, read=READ_SECONDS)
-    async with httpx.AsyncClient(base_url=arguments.url, timeout=timeout) as client:
+    headers = authorization(arguments.token_file)
+    async with httpx.AsyncClient(
+        base_url=arguments.url, timeout=timeout, headers=headers
+    ) as client:
         with errors_as_ours(arguments.url):
             name = arguments.run or await newest_run(client, arguments.fqn)
         await Follower(client, SystemClock(), arguments.fqn, name, write).follow(arguments.after)

@@ -30,6 +30,7 @@ from service.http.completion import completion_routes
 from service.http.docs import docs_routes
 from service.http.download import download_routes
 from service.http.durations import APPEND, CLOSE, TimedRequest
+from service.http.gate import Gate
 from service.http.histogram import histogram_routes
 from service.http.last import last_routes
 from service.http.leases import Open, lease_routes
@@ -88,6 +89,7 @@ class HttpApi:
     verification: Verifier | None = None
     reported_version: str = REPORTED_VERSION
     guard: BrowserGuard = field(default_factory=BrowserGuard)
+    gate: Gate | None = None
     routers: tuple[APIRouter, ...] = ()
 
 
@@ -114,7 +116,7 @@ class Application:
             return self.append.refuse(refusal, scope, send)
         raw = scope["raw_path"]
         if scope["method"] == "POST":
-            answer = self.append.answer(scope, receive, send)
+            answer = self._append(scope, receive, send)
             if answer is not None:
                 send.path = CLOSE if raw.endswith(b"/close") else APPEND
                 return answer
@@ -123,6 +125,18 @@ class Application:
         else:
             scope["path"] = canonical_beside(raw) or scope["path"]
         return self._until_cut_off(scope, receive, send)
+
+    def _append(self, scope: Scope, receive: Receive, send: TimedRequest) -> Awaitable[None] | None:
+        gate, path = self.append.gate, scope["raw_path"]
+        if gate is None or not path.startswith(PREFIX):
+            return self.append.answer(scope, receive, send)
+        return gate.append(
+            scope,
+            receive,
+            self.append.pipeline(path),
+            lambda counted: self.append.answer(scope, counted, send),
+            lambda error: self.append.refuse(error, scope, send),
+        )
 
     async def _until_cut_off(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Ends the connection of a reader that is still there when the time of a stop is over."""
@@ -149,6 +163,7 @@ def build_app(node: NodeApi, api: HttpApi) -> Application:
         now=api.clock.monotonic,
         hosts=api.guard.accepted,
     )
+    append.gate = api.gate
     return Application(append, _framework(node, api, fresh_id), api.guard, api.settings)
 
 
@@ -156,7 +171,7 @@ def _framework(node: NodeApi, api: HttpApi, fresh_id: Callable[[], str]) -> Fast
     routers = all_routers(node, api)
     app = FastAPI(
         # `include_router` would build every route once more, at the first request.
-        routes=_routes(routers, Replies(api.settings.server.reply_bytes)),
+        routes=_routes(routers, Replies(api.settings.server.reply_bytes), api.gate),
         title="Tailrace",
         version=version("tailrace"),
         description="Keeps the logs of pipeline runs: append, live view, pages, search.",
@@ -169,7 +184,7 @@ def _framework(node: NodeApi, api: HttpApi, fresh_id: Callable[[], str]) -> Fast
     return app
 
 
-def _routes(routers: Iterable[APIRouter], replies: Replies) -> list[BaseRoute]:
+def _routes(routers: Iterable[APIRouter], replies: Replies, gate: Gate | None) -> list[BaseRoute]:
     routes: list[BaseRoute] = []
     for router in routers:
         answer_head(router)
@@ -177,6 +192,9 @@ def _routes(routers: Iterable[APIRouter], replies: Replies) -> list[BaseRoute]:
             if "GET" in methods_of(route) and route.path in LONG_REPLIES:
                 route.app = replies.limited(route.app)
         routes += router.routes
+    if gate is not None:
+        for each in routes:
+            gate.guard(each)
     return routes
 
 
@@ -192,7 +210,7 @@ def all_routers(node: NodeApi, api: HttpApi) -> list[APIRouter]:
         cdap_routes(node, pages, api.clock),
         page_routes(node, pages),
         listing_routes(node, pages, api.clock),
-        health_routes(node, api.scrape),
+        health_routes(node, api.scrape, api.gate),
         docs_routes(),
         version_routes(api.reported_version, version("tailrace")),
         *(_searches(api.query) if api.query is not None else []),

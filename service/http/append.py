@@ -22,7 +22,7 @@ from typing import Final, TypeAlias
 
 from logstore import ulid as ulids
 from logstore.batch import RunKey
-from logstore.errors import InvalidInput, InvalidName, NodeNotReady
+from logstore.errors import InvalidInput, InvalidName, NodeNotReady, TailraceError
 from service.http.attributes import parse_attributes
 from service.http.body import (
     BodyTooLarge,
@@ -39,7 +39,8 @@ from service.http.body import (
 )
 from service.http.decode import KINDS, Decoded, decode, kind_of, prefixed
 from service.http.durations import appended
-from service.http.errors import HttpError, Problem, problem
+from service.http.errors import Problem, problem
+from service.http.gate import Gate
 from service.http.ids import echoed, parse_batch_id, request_id, run_tag, session_cookie
 from service.http.receipt import JSON, QuickReply, echo_cookie, receipt_reply
 from service.http.targets import PREFIX, append_target
@@ -99,6 +100,8 @@ class AppendRoutes:
         self.fresh_id = fresh_id
         self.now = now
         self.hosts = hosts
+        self.gate: Gate | None = None
+        """Asked about every append and close, if there are rules of access."""
         """`Host` values that the service answers to, as far as they were checked."""
         self._appended = appended(counters.request_seconds)
         self._routes: dict[bytes, Route] = {}
@@ -126,7 +129,17 @@ class AppendRoutes:
             return self._answer_close(route, scope, receive, send)
         return self._answer_append(route, scope, receive, send)
 
-    async def refuse(self, error: HttpError, scope: Scope, send: Send) -> None:
+    def pipeline(self, path: bytes) -> str | None:
+        """The pipeline of a path below `PREFIX`, as `answer` understands it; None if it cannot."""
+        route = self._routes.get(path)
+        if route is None:
+            try:
+                route = self._learn(path)
+            except TailraceError:
+                return None
+        return route.key.fqn
+
+    async def refuse(self, error: Exception, scope: Scope, send: Send) -> None:
         """Answers with `error` a request that reaches no route."""
         refusal = problem(error, request_id(scope["headers"], self.fresh_id()))
         await _reply(send, refusal.status, refusal.headers, refusal.body)

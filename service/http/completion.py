@@ -12,6 +12,7 @@ import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from service.http.gate import restricted
 from service.http.query import PARAMETERS, described, parameters_of
 from service.http.search_response import unless_gone
 from service.query import fields, values
@@ -117,7 +118,8 @@ def completion_routes(engine: Callable[[], QueryEngine]) -> APIRouter:
         def listed(found: fields.SeenFields) -> dict[str, Any]:
             return {"fields": found.fields, "all_fields": found.complete}
 
-        work = _sampled(current, asked.search, lambda search: fields.fields(search, asked), listed)
+        within = restricted(request, asked.search)
+        work = _sampled(current, within, lambda search: fields.fields(search, asked), listed)
         return _response(await unless_gone(work, request.receive))
 
     async def frequent(request: Request) -> Response:
@@ -131,9 +133,8 @@ def completion_routes(engine: Callable[[], QueryEngine]) -> APIRouter:
             ]
             return {"field": asked.name, "values": rows, "all_values": found.complete}
 
-        work = _sampled(
-            current, asked.sample.search, lambda search: values.values(search, asked), listed
-        )
+        within = restricted(request, asked.sample.search)
+        work = _sampled(current, within, lambda search: values.values(search, asked), listed)
         return _response(await unless_gone(work, request.receive))
 
     for path, answer, summary, description in (

@@ -45,6 +45,8 @@ _TABLE: dict[type[Exception], tuple[int, str]] = {
     errors.LeaseLost: (409, "lease-lost"),
     errors.GroupEvicted: (409, "group-evicted"),
     errors.FolderLocked: (503, "folder-locked"),
+    errors.NotAuthenticated: (401, "not-authenticated"),
+    errors.Forbidden: (403, "forbidden"),
     errors.NotFound: (404, "not-found"),
     errors.PreconditionFailed: (409, "precondition-failed"),
     errors.Unavailable: (503, "unavailable"),
@@ -78,6 +80,7 @@ _FRAMEWORK = {
     500: ("internal", "This is a defect. The service's log has the request id beside the cause."),
 }
 
+_CHALLENGES = (b'Bearer realm="tailrace"', b'Bearer realm="tailrace", error="invalid_token"')
 _SAID_SINGLY = 10
 _SAID_EVERY = 1000
 _said: Counter[str] = Counter()
@@ -151,6 +154,8 @@ def problem(error: BaseException, request_id: str) -> Problem:
         extra["field"] = error.field
     hint = error.hint or _HINTS.get(status, "")
     built = _problem(status, kind, str(error), hint, request_id, extra)
+    if isinstance(error, errors.NotAuthenticated):
+        built.headers.append((b"www-authenticate", _CHALLENGES[error.invalid]))
     seconds = _retry_after(error)
     if seconds is not None:
         built.headers.append((b"retry-after", b"%d" % seconds))

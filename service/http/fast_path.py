@@ -18,6 +18,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
+from service.access.identity import Identity
 from service.http.append import AppendRoutes
 from service.http.clients import Clients
 from service.http.connection import QUIET, Connection
@@ -55,6 +56,7 @@ class FastPathProtocol(Connection):
         self._pending: PendingRequest | None = None
         self._fields: dict[bytes, bytes] = {}
         self._body = b""
+        self._who: Identity | None = None
 
     # --- what the connection tells -------------------------------------------------
 
@@ -114,6 +116,8 @@ class FastPathProtocol(Connection):
             super().on_message_complete()
         else:
             self.reading = QUIET
+            if self._who is not None and self._who.quota is not None:
+                self._who.quota.take(1, len(self._body))
             self.cycle = pending  # type: ignore[assignment]
             reply.done.add_done_callback(lambda _: self._answer(pending, reply))
 
@@ -132,6 +136,11 @@ class FastPathProtocol(Connection):
             return False
         if headers.get(b"host") not in self._routes.hosts:
             return False
+        gate = self._routes.gate
+        if gate is not None:
+            self._who = gate.quick(headers, self._routes.known[self.url].key.fqn)
+            if self._who is None:
+                return False
         length = headers.get(b"content-length", b"")
         return len(length) < 10 and length.isdigit() and int(length) <= self._routes.small
 

@@ -14,6 +14,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from logstore import ulid
+from service.http.gate import restricted
 from service.http.query import PARAMETERS, described, parameters_of
 from service.http.search_response import unless_gone
 from service.http.segment_bodies import rfc3339
@@ -92,7 +93,7 @@ def histogram_routes(engine: Callable[[], QueryEngine]) -> APIRouter:
 
     async def counts(request: Request) -> Response:
         parameters = parameters_of(request)
-        found = await unless_gone(_counted(engine(), parameters), request.receive)
+        found = await unless_gone(_counted(engine(), parameters, request), request.receive)
         if found is None:
             return Response(status_code=204)
         status = 200 if found["stats"]["complete"] else 206
@@ -109,12 +110,14 @@ def histogram_routes(engine: Callable[[], QueryEngine]) -> APIRouter:
     return routes
 
 
-async def _counted(engine: QueryEngine, parameters: Mapping[str, str]) -> dict[str, Any]:
+async def _counted(
+    engine: QueryEngine, parameters: Mapping[str, str], request: Request
+) -> dict[str, Any]:
     now_ms = engine.clock.now_ms()
     search = HistogramRequest.parse_search(parameters, now_ms=now_ms)
-    first = await _first(engine, search) if ulid.time_ms(search.low) == 0 else None
+    first = await _first(engine, search, request) if ulid.time_ms(search.low) == 0 else None
     asked = HistogramRequest.parse(parameters, now_ms=now_ms, first=first)
-    async with await engine.open(asked.search) as running:
+    async with await engine.open(restricted(request, asked.search)) as running:
         buckets = await running.totals(lambda search: histogram(search, asked))
         return {
             "from": rfc3339(asked.start_ms),
@@ -125,10 +128,10 @@ async def _counted(engine: QueryEngine, parameters: Mapping[str, str]) -> dict[s
         }
 
 
-async def _first(engine: QueryEngine, search: QueryRequest) -> int | None:
+async def _first(engine: QueryEngine, search: QueryRequest, request: Request) -> int | None:
     """The ULID of the first record of the time and the runs, whatever it holds."""
     oldest = replace(search, condition=None, levels=(), limit=1, descending=False)
-    async with await engine.open(oldest) as running:
+    async with await engine.open(restricted(request, oldest)) as running:
         async for batch in running.batches():
             return ulid.decode(batch.column("ulid")[0].as_py())
     return None

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from logstore.clock import Clock
 from logstore.search.moments import parse_moment
+from service.http.gate import visible
 from service.http.node import NodeApi
 from service.http.pages import must_know
 from service.http.settings import PageSettings
@@ -87,8 +88,11 @@ def listing_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRo
         name: Annotated[str | None, Query(description=_NAME)] = None,
     ) -> dict[str, Any]:
         refuse_unknown(request, _PIPELINE_PARAMETERS)
+        wanted, seen = name_pattern(name) if name else None, visible(request)
         found = await node.run_logs.listing.pipeline_page(
-            name_pattern(name) if name else None, min(limit, _MAX_RUNS), after or None
+            wanted if seen is None else seen.pattern(wanted),
+            min(limit, _MAX_RUNS),
+            after or None,
         )
         return {"pipelines": sorted(found.names), "after": found.after}
 

@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from logstore.errors import InvalidInput
 from logstore.segments.schema import LEVELS
+from service.http.gate import restricted
 from service.http.query_context import CONTEXT, around, context_response
 from service.http.search_response import SearchResponse, opened
 from service.query.engine import QueryEngine
@@ -112,7 +113,7 @@ def router(engine: Callable[[], QueryEngine]) -> APIRouter:
         form = _form(parameters.get("format"), request.headers.get("accept", ""))
         wanted = around(parameters)
         current = engine()
-        asked = QueryRequest.parse(parameters, now_ms=current.clock.now_ms())
+        asked = restricted(request, QueryRequest.parse(parameters, now_ms=current.clock.now_ms()))
         if wanted is not None and request.method != "HEAD" and not asked.stats_only:
             return await context_response(current, asked, wanted, form, request)
         output = _OUTPUTS[form]

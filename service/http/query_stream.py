@@ -32,6 +32,7 @@ from starlette.types import Receive, Scope, Send
 from logstore.errors import InvalidInput, TailraceError, Unavailable
 from service.http import sse
 from service.http.errors import classify
+from service.http.gate import restricted
 from service.http.node import NodeApi
 from service.http.query import PARAMETERS, described, parameters_of
 from service.http.search_response import unless_gone
@@ -108,6 +109,7 @@ def query_stream_routes(
         _check_format(parameters)
         matches = live()
         asked, start, window = _parsed(parameters, request.headers, matches)
+        asked = restricted(request, asked)
         if request.method == "HEAD":
             return Response(headers={"content-type": "text/event-stream; charset=utf-8"})
         if node.tail.readers >= max_readers:

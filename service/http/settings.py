@@ -40,7 +40,7 @@ class ServerSettings(Section):
     )
     insecure: bool = Field(
         default=False,
-        description="Listen on an address other machines can reach, without authentication",
+        description="Listen on an address other machines can reach, also without rules of access",
     )
     stop_seconds: float = Field(
         default=30, gt=0, description="How long a stop waits for requests and for the last flush"

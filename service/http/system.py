@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 
 from logstore.errors import NodeNotReady
+from service.http.gate import Gate
 from service.http.node import NodeApi
 
 
@@ -47,17 +48,30 @@ class Health(BaseModel):
     problems: list[str]
 
 
-def health_routes(node: NodeApi, scrape: Callable[[], Awaitable[bytes]] | None) -> APIRouter:
-    """The routes of health and metrics; `scrape` gives the metrics as Prometheus reads them."""
+def health_routes(
+    node: NodeApi, scrape: Callable[[], Awaitable[bytes]] | None, gate: Gate | None = None
+) -> APIRouter:
+    """The routes of health and metrics; `scrape` gives the metrics as Prometheus reads them.
+
+    With rules of access, the problems are shown to those alone whom the rules know.
+    """
+
+    def problems_for(request: Request) -> list[str]:
+        if gate is None:
+            return list(node.problems())
+        if not gate.knows(request):
+            return []
+        return [*node.problems(), *gate.problems()]
+
     router = APIRouter(tags=["operation"])
 
     @router.get("/health/live", summary="The process answers", response_model=Health)
-    async def live() -> dict[str, Any]:
-        return {"status": "live", "problems": list(node.problems())}
+    async def live(request: Request) -> dict[str, Any]:
+        return {"status": "live", "problems": problems_for(request)}
 
     @router.get("/health/ready", summary="The node takes batches", response_model=Health)
-    async def ready() -> Response:
-        problems = list(node.problems())
+    async def ready(request: Request) -> Response:
+        problems = problems_for(request)
         if not node.ready:
             raise NodeNotReady("; ".join(problems) or "the node is starting or stopping")
         return JSONResponse({"status": "ready", "problems": problems})

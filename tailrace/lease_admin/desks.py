@@ -31,7 +31,7 @@ from logstore.objects.remote import newest_date_of
 from logstore.objects.settings import StoreSettings
 from logstore.objects.store import ObjectStore
 from logstore.settings import load, read_file
-from tailrace.api import check, component, errors_as_ours
+from tailrace.api import authorization, check, component, errors_as_ours
 
 
 class OperatorSettings(StoreSettings):
@@ -291,7 +291,7 @@ async def open_desk(
     if url is not None:
         timeout = httpx.Timeout(10, read=_READ_SECONDS)
         with errors_as_ours(url):
-            client = httpx.AsyncClient(base_url=url, timeout=timeout)
+            client = httpx.AsyncClient(base_url=url, timeout=timeout, headers=authorization())
         async with client:
             yield AtService(client)
         return

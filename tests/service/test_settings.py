@@ -114,7 +114,7 @@ def test_an_unknown_variable_is_refused_but_not_those_of_kubernetes(
         ("s3: {kms_key_id: a}", "needs s3.encryption aws:kms"),
         ("s3: {storage_class: GLACIER}", "cannot be read back"),
         ("s3: {endpoint_url: somewhere}", "s3.endpoint_url"),
-        ("server: {host: 0.0.0.0}", "no authentication"),
+        ("server: {host: 0.0.0.0}", "no rules of access"),
         ("runs: {prefix: ../up}", "runs.prefix"),
         ("logStorage: {type: s3}", "logStorage.bucketName"),
         ("logStorage: {type: gcs}", "logStorage.type"),

@@ -1,0 +1,252 @@
+"""The one decision about a request: who sends it, and whether they may do it.
+
+The fast path and every route ask here, before a body is read. `identify` recognises the sender by a
+token, a JWT, or a trusted proxy's header; `require` compares what they may do with what is asked.
+
+Invariants: who was recognised is remembered for at most `REMEMBERED_SECONDS`, never past the end
+of a token, and not over a change of the rules. No secret gets into a message, a log, a metric.
+A change of the rules that cannot be read changes nothing, and is a problem of the node's health.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from logstore.clock import Clock
+from logstore.errors import Forbidden, InvalidInput, NotAuthenticated
+from service.access.identity import Fetch, Identity, KeysNeeded, merged
+from service.access.names import Names
+from service.access.quota import Quota
+from service.access.rules import Rules, TokenRule, read
+from service.access.tokens import PREFIX, Secret, id_of, matching
+
+if TYPE_CHECKING:
+    from service.access.issuers import Issuer
+
+REMEMBERED_SECONDS: Final = 60.0
+_REMEMBERED: Final = 4096
+_BEARER: Final = b"bearer "
+
+Headers: TypeAlias = Iterable[tuple[bytes, bytes]]
+
+
+class _Token:
+    """A static token of the rules."""
+
+    def __init__(self, rule: TokenRule, quota: Quota | None) -> None:
+        self.rule = rule
+        self.hashes: list[Secret] = rule.hashes
+        self.grants = rule.grants
+        self.quota = quota
+
+
+class Access:
+    """Decides by the rules in the file `path`. Raises `InvalidInput` if it cannot be read."""
+
+    def __init__(self, path: str, clock: Clock, *, fetch: Fetch | None = None) -> None:
+        self.path = path
+        self.refused: Counter[str] = Counter()
+        """Refused requests by the reason: no-token, invalid-token, scope, pipeline, quota."""
+        self.loads = 0
+        self._clock = clock
+        self._fetch = fetch
+        self._problem = ""
+        self._known: dict[bytes, tuple[Identity, float]] = {}
+        self._tokens: dict[str, _Token] = {}
+        self._issuers: dict[str, Issuer] = {}
+        self._use(read(path))
+
+    # --- the rules -----------------------------------------------------------------
+
+    def reload(self) -> bool:
+        """Reads the rules again, and says whether they could be used; if not, the old ones stay."""
+        try:
+            rules = read(self.path)
+        except InvalidInput as error:
+            self._problem = f"{error}; the rules before are in use"
+            return False
+        self._use(rules)
+        self._problem = ""
+        return True
+
+    def problems(self) -> list[str]:
+        """What is wrong with the rules and the keys of issuers, as sentences."""
+        found = [self._problem] if self._problem else []
+        return found + [
+            f"the keys of the issuer {issuer.rule.issuer} cannot be fetched: {issuer.problem}"
+            for issuer in self._issuers.values()
+            if issuer.problem
+        ]
+
+    @property
+    def broken(self) -> bool:
+        """Whether the file of rules is not what is in use."""
+        return bool(self._problem)
+
+    def _use(self, rules: Rules) -> None:
+        before = self._tokens
+        self._tokens = {rule.id: _Token(rule, _quota(rule, before)) for rule in rules.tokens}
+        self._issuers = self._issuers_of(rules)
+        self._proxy = rules.proxy
+        self._networks = [] if rules.proxy is None else rules.proxy.networks
+        self._known.clear()
+        self.loads += 1
+
+    def _issuers_of(self, rules: Rules) -> dict[str, Issuer]:
+        """The issuers; those whose rule is the same keep their keys."""
+        if not rules.issuers:
+            return {}
+        from service.access.issuers import Issuer, fetched  # with cryptography: 10 MB
+
+        fetch, known = self._fetch or fetched, self._issuers
+        return {
+            rule.issuer: old
+            if (old := known.get(rule.issuer)) is not None and old.rule == rule
+            else Issuer(rule, self._clock, fetch)
+            for rule in rules.issuers
+        }
+
+    # --- who -----------------------------------------------------------------------
+
+    async def identify(self, headers: Headers, peer: str | None) -> Identity:
+        """Who sent these headers from the address `peer`.
+
+        Raises `NotAuthenticated`, and `Unavailable` if an issuer's keys cannot be had.
+        """
+        try:
+            return self.identify_now(headers, peer)
+        except KeysNeeded as needed:
+            await needed.issuer.refresh()
+        return self.identify_now(headers, peer)
+
+    def identify_now(self, headers: Headers, peer: str | None) -> Identity:
+        """The same, but for `KeysNeeded`, which it raises."""
+        given = [value for name, value in headers if name == b"authorization"]
+        if len(given) == 1:
+            return self.bearer(given[0])
+        if given:
+            raise NotAuthenticated("Authorization is there twice", hint="Send it once.")
+        found = self._by_proxy(headers, peer)
+        if found is None:
+            raise _no_token()
+        return found
+
+    def bearer(self, authorization: bytes) -> Identity:
+        """Whose token is in the header. Raises `NotAuthenticated`, `KeysNeeded`."""
+        known = self._known.get(authorization)
+        now = self._clock.monotonic()
+        if known is not None and now < known[1]:
+            return known[0]
+        if authorization[: len(_BEARER)].lower() != _BEARER:
+            raise NotAuthenticated("Authorization is not `Bearer` and a token")
+        token = authorization[len(_BEARER) :].strip().decode("latin-1")
+        found = self._static(token) if token.startswith(PREFIX) else self._of_issuer(token)
+        seconds = REMEMBERED_SECONDS
+        if found.expires_ms is not None:
+            seconds = min(seconds, (found.expires_ms - self._clock.now_ms()) / 1000)
+        if len(self._known) >= _REMEMBERED:
+            self._known.clear()
+        self._known[authorization] = found, now + seconds
+        return found
+
+    def _static(self, token: str) -> Identity:
+        rule = self._tokens.get(id_of(token) or "")
+        secret = matching(token, [] if rule is None else rule.hashes)
+        if rule is None or secret is None:
+            raise NotAuthenticated("the token is not known")
+        if secret.expires_ms is not None and secret.expires_ms <= self._clock.now_ms():
+            raise NotAuthenticated(
+                f"the token {rule.rule.id} has expired", hint="Use the one that replaces it."
+            )
+        name, key = rule.rule.name, f"token {rule.rule.id}"
+        return Identity(name, key, rule.grants, secret.expires_ms, rule.quota)
+
+    def _of_issuer(self, token: str) -> Identity:
+        if not self._issuers:
+            raise NotAuthenticated("the token is not known")
+        from service.access.issuers import unverified
+
+        header, name = unverified(token)
+        issuer = self._issuers.get(name)
+        if issuer is None:
+            raise NotAuthenticated("the token is of an issuer that the rules do not name")
+        return issuer.identify(token, header)
+
+    def _by_proxy(self, headers: Headers, peer: str | None) -> Identity | None:
+        rule = self._proxy
+        if rule is None or peer is None or not self._is_proxy(peer):
+            return None
+        users = [value for name, value in headers if name == rule.user_header.encode()]
+        if len(users) != 1 or not users[0]:
+            return None
+        try:
+            user = users[0].decode()
+            said = [v.decode() for n, v in headers if n == rule.groups_header.encode()]
+        except UnicodeDecodeError:
+            return None
+        groups = [group.strip() for value in said for group in value.split(",") if group.strip()]
+        return Identity(user, "proxy", merged(rule.grants(user, groups)))
+
+    def _is_proxy(self, peer: str) -> bool:
+        try:
+            address = ipaddress.ip_address(peer)
+        except ValueError:
+            return False
+        if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+            return any(address.ipv4_mapped in network for network in self._networks)
+        return any(address in network for network in self._networks)
+
+    # --- what ----------------------------------------------------------------------
+
+    def require(self, who: Identity, scopes: tuple[str, ...], fqn: str | None) -> Names:
+        """The pipelines for which they have one of the scopes, among them `fqn`.
+
+        Raises `Forbidden`, `OverQuota`. What is admitted counts as a request.
+        """
+        names = who.names(scopes)
+        either = " or ".join(scopes)
+        if not (names.exact or names.prefixes):
+            raise Forbidden(f"{who.name} has not the scope {either}")
+        if fqn is not None and not names.hold(fqn):
+            which = "all pipelines" if fqn == "" else f"the pipeline {fqn[:200]!r}"
+            raise Forbidden(f"{who.name} has not the scope {either} for {which}")
+        if who.quota is not None:
+            who.quota.check(self._clock.monotonic(), who.name)
+        return names
+
+    def admits(self, authorization: bytes | None, fqn: str) -> Identity | None:
+        """Who appends to the pipeline, if they may; None leaves it to the whole check."""
+        if authorization is None:
+            return None
+        try:
+            who = self.bearer(authorization)
+        except (NotAuthenticated, KeysNeeded):
+            return None
+        except Exception:  # noqa: BLE001 -- the whole check meets it again, and says it
+            return None
+        names = who.grants.get("ingest")
+        if names is None or not names.hold(fqn):
+            return None
+        if who.quota is not None and not who.quota.has_room(self._clock.monotonic()):
+            return None
+        return who
+
+
+def _quota(rule: TokenRule, before: Mapping[str, _Token]) -> Quota | None:
+    """The quota of a token; one that has not changed goes on with what is used."""
+    rates = (rule.requests_per_second, float(rule.bytes_per_second))
+    if not any(rates):
+        return None
+    old = before.get(rule.id)
+    if old is not None and old.quota is not None and old.quota.per_second == rates:
+        return old.quota
+    return Quota(*rates)
+
+
+def _no_token() -> NotAuthenticated:
+    error = NotAuthenticated("this service wants a token")
+    error.invalid = False
+    return error

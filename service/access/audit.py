@@ -1,0 +1,129 @@
+"""The audit log: who did what, and what was refused, as JSON lines that are synced.
+
+    {"time":"2026-11-23T18:00:00.000Z","event":"admin","who":"anna","key":"proxy","peer":"10.1.2.3",
+     "method":"DELETE","path":"/api/…","request":"01…"}
+    {"time":…,"event":"answered","status":200,"request":"01…"}
+    {"time":…,"event":"refused","status":403,…}
+    {"time":…,"event":"refusals-left-out","count":1234}
+    {"time":…,"event":"rules","what":"loaded"}
+
+An administrative call and a deletion begin when their line is on the disk: without it they are
+refused with 503. Refusals are written later, at most `REFUSALS` a second; how many were left out is
+a line of its own. The file is opened for each group of lines, so it may be renamed at any time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import orjson
+
+from logstore.clock import Clock
+from logstore.errors import Unavailable
+from logstore.filesystem import FileSystem
+
+REFUSALS: Final = 10
+"""Refusals that are written in a second."""
+_LONGEST: Final = 1000
+
+
+class AuditLog:
+    """Writes to `path`; one thread writes and syncs all lines that wait."""
+
+    def __init__(self, path: str, fs: FileSystem, clock: Clock) -> None:
+        self.problem = ""
+        self._path = path
+        self._fs = fs
+        self._clock = clock
+        self._lines: list[bytes] = []
+        self._writing: asyncio.Future[None] | None = None
+        self._again = False
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="audit")
+        self._second = -1.0
+        self._refusals = self._left_out = 0
+
+    async def write(self, event: str, **fields: Any) -> None:
+        """Returns when the line is on the disk. Raises `Unavailable` if it is not."""
+        self._add(event, fields)
+        await asyncio.shield(self._flush())
+        if self.problem:
+            raise Unavailable(
+                f"the audit log cannot be written: {self.problem}",
+                hint="Nothing was done. See access.audit_log.",
+            )
+
+    def note(self, event: str, **fields: Any) -> None:
+        """Writes the line later."""
+        self._add(event, fields)
+        self._flush()
+
+    def refused(self, **fields: Any) -> None:
+        """Notes a refusal, if there were not too many in this second."""
+        second = self._clock.monotonic() // 1
+        if second != self._second:
+            self._second, self._refusals = second, 0
+            if self._left_out:
+                self.note("refusals-left-out", count=self._left_out)
+                self._left_out = 0
+        self._refusals += 1
+        if self._refusals > REFUSALS:
+            self._left_out += 1
+        else:
+            self.note("refused", **fields)
+
+    async def close(self) -> None:
+        """Writes what waits, and ends the thread."""
+        if self._left_out:
+            self._add("refusals-left-out", {"count": self._left_out})
+            self._left_out = 0
+        while self._lines or (self._writing and not self._writing.done()):
+            await self._flush()
+            if self.problem:
+                break
+        self._thread.shutdown(wait=False)
+
+    def _add(self, event: str, fields: Mapping[str, Any]) -> None:
+        moment = datetime.fromtimestamp(self._clock.now_ms() / 1000, UTC)
+        stamp = moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        shown = {
+            k: v.encode("utf-8", "replace").decode()[:_LONGEST] if isinstance(v, str) else v
+            for k, v in fields.items()
+        }
+        self._lines.append(orjson.dumps({"time": stamp, "event": event, **shown}) + b"\n")
+
+    def _flush(self) -> asyncio.Future[None]:
+        """Done when all lines that wait now are written, or `problem` says why not."""
+        self._again = True
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.ensure_future(self._write_all())
+        return self._writing
+
+    async def _write_all(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._again:
+            self._again = False
+            lines, self._lines = self._lines, []
+            if not lines:
+                continue
+            try:
+                await loop.run_in_executor(self._thread, self._append, lines)
+            except OSError as error:
+                self.problem = error.strerror or type(error).__name__
+            else:
+                self.problem = ""
+
+    def _append(self, lines: list[bytes]) -> None:
+        file = self._fs.open(self._path, "append")
+        try:
+            new = file.size() == 0
+            file.write(lines)
+            file.sync()
+        finally:
+            file.close()
+        if new:
+            self._fs.sync_folder(os.path.dirname(self._path))

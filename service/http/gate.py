@@ -1,0 +1,273 @@
+"""Asks `service.access` about every request, and tells the routes who may see what.
+
+An append is asked about before its body is read, on both ways in. Every other route is asked about
+behind the router, which has decoded the names, and before its handler. A reply that lasts is asked
+about again every minute, so that no stream outlives its token by more.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any, Final
+
+from fastapi import Request
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from logstore.clock import Clock
+from logstore.errors import Forbidden, InvalidName, NotAuthenticated, OverQuota, TailraceError
+from logstore.search.conditions import All
+from service.access.access import REMEMBERED_SECONDS, Access
+from service.access.audit import AuditLog
+from service.access.identity import Identity
+from service.access.names import Names
+from service.http.errors import classify
+from service.http.ids import request_id
+from service.http.replies import CONNECTION
+from service.http.rights import INGEST, Need, Pipelines, need_of
+from service.http.targets import name
+from service.query.request import QueryRequest
+
+NAMES: Final = "tailrace.names"
+"""Key of a request's scope: the pipelines that it may see, if there are rules."""
+WHO: Final = "tailrace.who"
+GATE: Final = "tailrace.gate"
+_ALL: Final = ""
+_TOKENS: Final = re.compile(r"trl_\w+|eyJ[\w-]+\.[\w.-]+")
+
+
+def visible(request: Request) -> Names | None:
+    """The pipelines that a request may see; None: all."""
+    names: Names | None = request.scope.get(NAMES)
+    return None if names is None or names.every else names
+
+
+def restricted(request: Request, asked: QueryRequest) -> QueryRequest:
+    """The search within the pipelines that its sender may read.
+
+    Raises `Forbidden` if it names another one.
+    """
+    names = visible(request)
+    if names is None:
+        return asked
+    if asked.fqn is not None:
+        if not names.hold(asked.fqn):
+            error = Forbidden(f"there is no right to read the pipeline {asked.fqn[:200]!r}")
+            gate: Gate = request.scope[GATE]
+            gate.refused(request.scope, error)
+            raise error
+        return asked
+    condition = names.condition()
+    if condition is None:
+        return asked
+    whole = condition if asked.condition is None else All((condition, asked.condition))
+    return replace(asked, condition=whole)
+
+
+class Gate:
+    """The rules of a node for its routes."""
+
+    def __init__(
+        self, access: Access, audit: AuditLog, clock: Clock, fresh_id: Callable[[], str]
+    ) -> None:
+        self.access = access
+        self.audit = audit
+        self.clock = clock
+        self._fresh_id = fresh_id
+
+    def knows(self, request: Request) -> bool:
+        """Whether the rules know who asks."""
+        return request.scope.get(WHO) is not None
+
+    def problems(self) -> list[str]:
+        """What is wrong with the rules and the audit log, as sentences."""
+        audit = self.audit.problem
+        more = [f"the audit log cannot be written: {audit}"] if audit else []
+        return [*self.access.problems(), *more]
+
+    # --- appends -------------------------------------------------------------------
+
+    async def append(
+        self,
+        scope: Scope,
+        receive: Receive,
+        fqn: str | None,
+        answer: Callable[[Receive], Awaitable[None] | None],
+        refuse: Callable[[TailraceError], Awaitable[None]],
+    ) -> None:
+        """Awaits `answer` to an append or close of the pipeline; None if the path names none."""
+        try:
+            who = await self._admitted(scope, INGEST, fqn)
+        except TailraceError as error:
+            self.refused(scope, error)
+            await refuse(error)
+            return
+        answering = answer(receive if who.quota is None else _counting(receive, who))
+        if answering is not None:
+            await answering
+
+    def quick(self, headers: dict[bytes, bytes], fqn: str) -> Identity | None:
+        """Who appends on the fast path, if they may."""
+        return self.access.admits(headers.get(b"authorization"), fqn)
+
+    # --- all other routes ----------------------------------------------------------
+
+    def guard(self, route: BaseRoute) -> None:
+        """Lets a route answer only those who may use it."""
+        if not isinstance(route, Route | Mount):
+            raise TypeError(f"{type(route).__name__} is no route that the rules of access can hold")
+        route.app = self.guarded(route.app, route.path)
+
+    def guarded(self, app: ASGIApp, path: str) -> ASGIApp:
+        """The app of the route with this pattern, for those who may use it."""
+
+        async def asked(scope: Scope, receive: Receive, send: Send) -> None:
+            need = need_of(path, scope["method"])
+            if need is None:
+                await self._recognise(scope)
+                await app(scope, receive, send)
+                return
+            try:
+                who = await self._admitted(scope, need, _named(scope, need))
+            except TailraceError as error:
+                self.refused(scope, error)
+                raise
+            if need.audited:
+                send = await self._audited(scope, who, send)
+            if who.quota is not None:
+                receive = _counting(receive, who)
+            await app(scope, receive, _Watched(self, scope, need, who, send))
+
+        return asked
+
+    async def _admitted(self, scope: Scope, need: Need, fqn: str | None) -> Identity:
+        who = await self.access.identify(scope["headers"], _peer(scope))
+        scope[WHO], scope[GATE] = who, self
+        scope[NAMES] = self.access.require(who, need.scopes, fqn)
+        if who.quota is not None:
+            who.quota.take(1, 0)
+        return who
+
+    async def _recognise(self, scope: Scope) -> None:
+        """Notes who asks for what everybody may ask for, if it is somebody."""
+        try:
+            scope[WHO] = await self.access.identify(scope["headers"], _peer(scope))
+        except TailraceError:
+            scope[WHO] = None
+
+    def still(self, scope: Scope, need: Need) -> bool:
+        """Whether a request that was admitted would be admitted now."""
+        try:
+            who = self.access.identify_now(scope["headers"], _peer(scope))
+            names = who.names(need.scopes)
+        except Exception:  # noqa: BLE001 -- a key that must be fetched is none that is known
+            return False
+        return bool(names == scope[NAMES])
+
+    async def _audited(self, scope: Scope, who: Identity, send: Send) -> Send:
+        request = request_id(scope["headers"], self._fresh_id())
+        event = "deleted" if scope["method"] == "DELETE" else "admin"
+        await self.audit.write(
+            event, who=who.name, key=who.key, **_described(scope), request=request
+        )
+
+        async def noted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self.audit.note("answered", status=message["status"], request=request)
+            await send(message)
+
+        return noted
+
+    def refused(self, scope: Scope, error: TailraceError) -> None:
+        """Counts a refusal and notes it in the audit log."""
+        who: Identity | None = scope.get(WHO)
+        self.access.refused[_reason(error)] += 1
+        self.audit.refused(
+            status=classify(error)[0],
+            reason=str(error),
+            who=None if who is None else who.name,
+            key=None if who is None else who.key,
+            **_described(scope),
+        )
+
+
+class _Watched:
+    """A `send` that asks again about a reply that lasts, and counts its bytes."""
+
+    __slots__ = ("_due", "_gate", "_need", "_scope", "_send", "_who")
+
+    def __init__(self, gate: Gate, scope: Scope, need: Need, who: Identity, send: Send) -> None:
+        self._gate, self._scope, self._need, self._who = gate, scope, need, who
+        self._send = send
+        self._due = gate.clock.monotonic() + REMEMBERED_SECONDS
+
+    async def __call__(self, message: Message) -> None:
+        body = message.get("body")
+        if body and self._who.quota is not None:
+            self._who.quota.take(0, len(body))
+        now = self._gate.clock.monotonic()
+        if now >= self._due:
+            self._due = now + REMEMBERED_SECONDS
+            if not self._gate.still(self._scope, self._need):
+                self._end()
+        await self._send(message)
+
+    def _end(self) -> None:
+        connection: Any = self._scope.get(CONNECTION)
+        if connection is None:
+            raise NotAuthenticated("the token is not valid any more")
+        connection.cut_off()
+
+
+def _counting(receive: Receive, who: Identity) -> Receive:
+    """Counts the bytes of a body as they come."""
+
+    async def counted() -> Message:
+        message = await receive()
+        body = message.get("body")
+        if body and who.quota is not None:
+            who.quota.take(0, len(body))
+        return message
+
+    return counted
+
+
+def _named(scope: Scope, need: Need) -> str | None:
+    """The pipeline for which the scope is wanted, None for any."""
+    if need.pipelines is Pipelines.EVERY:
+        return _ALL
+    if need.pipelines is Pipelines.SOME:
+        return None
+    try:
+        return name(scope["path_params"]["fqn"].encode(), "fqn")
+    except InvalidName:  # the handler says what is wrong, to those who may ask it
+        return None
+
+
+def _peer(scope: Scope) -> str | None:
+    client = scope.get("client")
+    return None if client is None else client[0]
+
+
+def _described(scope: Scope) -> dict[str, Any]:
+    return {
+        "peer": _peer(scope),
+        "method": scope["method"],
+        "path": _without_tokens(scope["raw_path"]),
+        "query": _without_tokens(scope["query_string"]),
+    }
+
+
+def _without_tokens(text: bytes) -> str:
+    """Part of a URL; a token that somebody put into it by mistake stays out of the log."""
+    return _TOKENS.sub("(a token)", text.decode("latin-1"))
+
+
+def _reason(error: TailraceError) -> str:
+    if isinstance(error, NotAuthenticated):
+        return "invalid-token" if error.invalid else "no-token"
+    if isinstance(error, Forbidden):
+        return "scope"
+    return "quota" if isinstance(error, OverQuota) else "other"

@@ -1,0 +1,174 @@
+"""Every route of openapi.yaml refuses who may not use it, and lets pass who may."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import httpx
+import pytest
+import yaml
+
+from logstore.clock import SystemClock
+from logstore.disk import Disk
+from service.access.access import Access
+from service.access.audit import AuditLog
+from service.http.app import Application, HttpApi, build_app
+from service.http.gate import Gate
+from service.http.rights import Pipelines, need_of
+from tests.service.access.rules_file import rule, token_of, written
+from tests.service.http.memory_node import MemoryNode
+
+ROOT = Path(__file__).parents[3]
+SCOPES = ("ingest", "read", "consume", "admin", "metrics", "node")
+MINE, OTHERS = "shop.orders", "bank.orders"
+PUBLIC = {"/api/v1/system/version", "/health/live", "/health/ready"}
+
+
+class Operation(NamedTuple):
+    """A method of a path of openapi.yaml."""
+
+    method: str
+    path: str
+
+    def url(self, fqn: str) -> str:
+        """Its URL for the pipeline, with some name for each other parameter."""
+        return re.sub(r"\{\w+\}", "name", self.path.replace("{fqn}", fqn))
+
+
+def operations() -> Iterator[Operation]:
+    paths = yaml.safe_load((ROOT / "openapi.yaml").read_text())["paths"]
+    for path, methods in paths.items():
+        for method in methods:
+            if method in ("get", "post", "put", "delete", "patch"):
+                yield Operation(method.upper(), path)
+                if method == "get":
+                    yield Operation("HEAD", path)
+
+
+CLOSED = [op for op in operations() if op.path not in PUBLIC]
+
+
+def needed(op: Operation) -> tuple[str, ...]:
+    need = need_of(op.path, op.method)
+    assert need is not None, f"{op} is open to everybody"
+    return need.scopes
+
+
+class Guarded(NamedTuple):
+    client: httpx.AsyncClient
+    audit: Path
+
+    async def ask(self, op: Operation, token: str | None, fqn: str = MINE) -> httpx.Response:
+        headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        return await self.client.request(op.method, op.url(fqn), headers=headers)
+
+
+def everything(tmp_path: Path, *tokens: Any) -> tuple[Application, Gate]:
+    """An app with all routes; what is behind those of searches and queues is not there."""
+    clock = SystemClock()
+    access = Access(written(tmp_path / "rules.yaml", *tokens), clock)
+    gate = Gate(access, AuditLog(str(tmp_path / "audit.log"), Disk(), clock), clock, lambda: "id")
+    nothing = cast("Any", lambda: None)
+    api = HttpApi(
+        query=nothing,
+        live=nothing,
+        queue=nothing,
+        contents=nothing,
+        leases=nothing,
+        pipelines=nothing,
+        verification=nothing,
+        gate=gate,
+    )
+    node = MemoryNode()
+    node.tail.stop()  # so that live streams end at once
+    return build_app(node, api), gate
+
+
+@pytest.fixture
+async def guarded(tmp_path: Path) -> AsyncIterator[Guarded]:
+    app, gate = everything(
+        tmp_path,
+        *[rule(token_of(f"only{scope}"), {scope: ["*"]}) for scope in SCOPES],
+        *[
+            rule(token_of(f"but{scope}"), {other: ["*"] for other in SCOPES if other != scope})
+            for scope in SCOPES
+        ],
+        rule(token_of("mine"), {scope: ["shop.*"] for scope in ("ingest", "read", "admin")}),
+    )
+    transport = httpx.ASGITransport(cast("Any", app), raise_app_exceptions=False)
+    async with httpx.AsyncClient(base_url="http://localhost", transport=transport) as client:
+        yield Guarded(client, tmp_path / "audit.log")
+    app.append.shut()
+    await gate.audit.close()
+
+
+def test_there_are_operations_and_all_that_is_open_is_meant_to_be() -> None:
+    assert len(CLOSED) > 60
+    assert {op.path for op in operations() if need_of(op.path, op.method) is None} == PUBLIC
+
+
+async def test_each_refuses_who_has_no_token_or_none_that_is_known(guarded: Guarded) -> None:
+    tokens = (None, token_of("unknown"), token_of("onlyread", "1"), "eyJhbGciOiJub25lIn0.e30.")
+    for op, token in product(CLOSED, tokens):
+        reply = await guarded.ask(op, token)
+        assert reply.status_code == 401, (op, token)
+        assert reply.headers["www-authenticate"].startswith("Bearer")
+        assert reply.headers["content-type"] == "application/problem+json"
+
+
+async def test_each_refuses_a_token_without_the_scope(guarded: Guarded) -> None:
+    for op in CLOSED:
+        scopes = needed(op)
+        for scope in SCOPES:
+            reply = await guarded.ask(op, token_of(f"only{scope}"))
+            assert reply.status_code != 401, (op, scope)
+            assert (reply.status_code == 403) == (scope not in scopes), (op, scope, reply.text)
+        if len(scopes) == 1:
+            assert (await guarded.ask(op, token_of(f"but{scopes[0]}"))).status_code == 403, op
+
+
+async def test_each_refuses_a_token_without_the_pipeline(guarded: Guarded) -> None:
+    token = token_of("mine")
+    for op in CLOSED:
+        need = need_of(op.path, op.method)
+        assert need is not None
+        mine, others = [await guarded.ask(op, token, fqn) for fqn in (MINE, OTHERS)]
+        assert mine.status_code != 401
+        if need.pipelines is Pipelines.NAMED:
+            assert "{fqn}" in op.path
+            assert (mine.status_code == 403, others.status_code) == (False, 403), op
+        else:
+            assert (mine.status_code == 403) == (need.pipelines is Pipelines.EVERY), op
+
+
+async def test_names_are_compared_decoded(guarded: Guarded) -> None:
+    """`a/b` and `a%2Fb` are one name, which is not under `shop.`, however it is written."""
+    base = "/api/v1/services/ingestionPipelines/logs"
+    headers = {"authorization": f"Bearer {token_of('mine')}", "content-type": "text/plain"}
+    cases = {
+        f"{base}/shop.orders/r": 200,
+        f"{base}/%73hop.orders/r": 200,
+        f"{base}/shop.a/b/r": 200,
+        f"{base}/shop.a%2Fb/r": 200,
+        f"{base}/bank/shop.orders/r": 403,
+        f"{base}/bank%2Fshop.orders/r": 403,
+        f"{base}/shop%252Eorders/r": 403,
+        f"{base}/shop%2Forders/r": 403,
+        f"{base}//shop.orders/r": 403,
+    }
+    for url, status in cases.items():
+        reply = await guarded.client.post(url, content=b"line\n", headers=headers)
+        assert reply.status_code == status, url
+        reply = await guarded.client.get(url, headers=headers)
+        assert (reply.status_code == 403) == (status == 403), url
+
+
+async def test_other_methods_say_nothing_of_what_is_stored(guarded: Guarded) -> None:
+    for op in CLOSED:
+        for method in ("OPTIONS", "TRACE", "PATCH"):
+            reply = await guarded.client.request(method, op.url(MINE))
+            assert reply.status_code in (401, 403, 405), (method, op)
