@@ -18,6 +18,7 @@ from pipelines.appenders.libraries import GROUP, Libraries, Plugin
 from pipelines.appenders.notify import Notify
 from pipelines.appenders.otlp import Otlp
 from pipelines.appenders.rolling_file import RollingFile
+from pipelines.appenders.rolling_object import RollingObject
 from pipelines.appenders.stdout import Stdout
 from pipelines.appenders.webhook import Webhook
 from pipelines.appenders.wrappers.masking import Mask
@@ -26,8 +27,9 @@ from pipelines.appenders.wrappers.queueing import Async
 from pipelines.appenders.wrappers.retrying import Retry
 from pipelines.section import Section
 
-_OURS: Final[Mapping[str, Kind | WrapperKind]] = {
+OURS: Final[Mapping[str, Kind | WrapperKind]] = {
     "rolling_file": RollingFile,
+    "rolling_object": RollingObject,
     "stdout": Stdout,
     "webhook": Webhook,
     "notify": Notify,
@@ -52,7 +54,7 @@ class Registry:
         installed = [Plugin(one.name, one.value, one.load) for one in entry_points(group=GROUP)]
         for plugin in [*installed, *(() if libraries is None else libraries.plugins())]:
             known = self._plugins.get(plugin.name)
-            if known is not None or plugin.name in _OURS:
+            if known is not None or plugin.name in OURS:
                 other = "Tailrace itself" if known is None else known.origin
                 raise InvalidInput(
                     f"the appender {plugin.name!r} of {plugin.origin} is also one of {other}",
@@ -64,12 +66,12 @@ class Registry:
     @property
     def names(self) -> list[str]:
         """All types that are known."""
-        return sorted({*_OURS, *self._plugins})
+        return sorted({*OURS, *self._plugins})
 
     def kind(self, name: str) -> Kind | WrapperKind:
         """The kind of that type. Raises `InvalidInput`."""
-        if name in _OURS:
-            return _OURS[name]
+        if name in OURS:
+            return OURS[name]
         plugin = self._plugins.get(name)
         if plugin is None:
             raise InvalidInput(

@@ -9,8 +9,9 @@ import pytest
 
 from logstore.errors import InvalidInput
 from pipelines.appenders.contract import Kind
-from pipelines.appenders.registry import Registry
-from pipelines.appenders.rolling_file import RollingFile, RollingFileSettings
+from pipelines.appenders.notify import Rule
+from pipelines.appenders.registry import OURS, Registry
+from pipelines.appenders.rolling_file import RollingFile
 from pipelines.config import AppenderPart, PipelineSettings, parse, read, read_folder
 from pipelines.section import Seconds, Section
 from pipelines.selection import Selection
@@ -103,7 +104,8 @@ def test_a_filter_takes_what_all_of_it_holds_for(settings: Any, taken: list[str]
 
 def test_every_key_is_documented() -> None:
     page = (Path(__file__).parents[2] / "docs" / "pipelines.md").read_text()
-    for section in (PipelineSettings, AppenderPart, RollingFileSettings, Selection):
+    kinds = [kind.settings for kind in OURS.values()]
+    for section in (PipelineSettings, AppenderPart, Selection, Rule, *kinds):
         for name in section.model_fields:
             assert f"`{name}`" in page, f"{name} of {section.__name__}"
 
@@ -111,7 +113,7 @@ def test_every_key_is_documented() -> None:
 def test_the_examples_are_pipelines() -> None:
     folder = Path(__file__).parents[2] / "deploy" / "pipelines"
     found = {one.name: one for one in read_folder(str(folder), Registry())}
-    assert sorted(found) == ["audit", "by-application"]
+    assert sorted(found) == ["audit", "by-application", "objects"]
     audit, metrics, debug = found["by-application"].appenders
     table = events(["in", "out"], attributes={"logger": "audit.login"})
     assert audit.part.filter.of(table).num_rows == 2
