@@ -197,7 +197,7 @@ class Node:
             group.create_task(self.run_logs.run())
             group.create_task(self.status.run())
             group.create_task(self._release_forever())
-            group.create_task(self.members.stay(self.identity, self.journal))
+            group.create_task(self.members.stay(self.identity, self.journal, self.tail))
 
     async def _release_forever(self) -> None:
         while True:

@@ -230,6 +230,14 @@ class Channel:
             self._finish.cancel()
             self._finish = None
 
+    def miss(self) -> None:
+        """Sends all readers to storage: lines came that are in no tick."""
+        self._tick()
+        self._first += len(self._ticks) + 1
+        self._ticks.clear()
+        self._bytes = 0
+        self._wake_all("news")
+
     def wake_all(self) -> None:
         """Wakes all readers, since something beside the lines has changed."""
         self._wake_all("news")
@@ -360,6 +368,12 @@ class Tail:
         channel = self.watched.get(key)
         if channel is not None:
             channel.wake_all()
+
+    def missed(self, key: RunKey) -> None:
+        """Lines of the run came to another node: its readers find them in storage."""
+        channel = self.watched.get(key)
+        if channel is not None:
+            channel.miss()
 
     def stop(self) -> None:
         """Ends all streams without `complete`, so that clients return to another node, or later."""

@@ -8,6 +8,9 @@
 | `peers` | a question to all of them at once, with a deadline |
 | `messages` | how questions and answers are written |
 | `hot` | lines of a run that other nodes hold |
+| `others` | what run logs ask and tell the others |
+| `feed` | news of the others, for live streams |
+| `membership` | this node among the others, from its start to its stop |
 | `answers` | what this node answers to others |
 
 Without `nodes.secret` a node has no entry, asks nobody and answers nobody.

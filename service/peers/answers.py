@@ -5,7 +5,8 @@
 | `hello` | nothing: the process is there. Who asks is new, so the register is read again |
 | `hot`, `text` | lines of a run that are in no chunk yet, see `hot` |
 | `metrics` | the metrics of this process as Prometheus reads them, as one part |
-| `highest`, `deleted`, `close`, `ended` | what `others` says |
+| `wait` | which of some runs have new lines, see `feed` |
+| `runs`, `highest`, `deleted`, `close`, `ended` | what `others` says |
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from service.runs.run_logs import RunLogs
 from service.tail import Tail
 
 _STEP_BYTES = 4 << 20
+_MOST_SECONDS = 60.0
 
 
 class Answering(Protocol):
@@ -58,6 +60,8 @@ class Answers:
             "hot": self._hot,
             "metrics": self._metrics,
             "text": self._text,
+            "wait": self._wait,
+            "runs": self._runs,
             "highest": self._highest,
             "deleted": self._deleted,
             "close": self._close,
@@ -99,6 +103,16 @@ class Answers:
                     count = fitting(source.batches.rows[wanted], _STEP_BYTES)
                     return encode_texts(source, wanted[:count])
         return encode_texts(None, np.empty(0, np.int64))
+
+    async def _wait(self, message: Message) -> bytes:
+        since = [(RunKey(str(fqn), str(run)), int(pos)) for fqn, run, pos in message.head["runs"]]
+        news = await self._held.news(since, min(float(message.head["seconds"]), _MOST_SECONDS))
+        return messages.encode({"runs": news.runs, "end": news.end})
+
+    async def _runs(self, message: Message) -> bytes:
+        fqn = message.head["fqn"]
+        found = self._held.runs(None if fqn is None else str(fqn))
+        return messages.encode({"runs": [[*key, ulids.encode(ulid)] for key, ulid in found]})
 
     async def _highest(self, message: Message) -> bytes:
         await self._node.all_synced()

@@ -12,6 +12,7 @@ from contextlib import suppress
 
 from logstore.errors import OutcomeUnknown, TailraceError, Unavailable
 from service.journal.journal import Journal
+from service.peers.feed import LiveFeed
 from service.peers.others import Others
 from service.peers.peers import Peers
 from service.peers.register import Register
@@ -21,6 +22,7 @@ from service.runs.elsewhere import NoOtherNodes, OtherNodes
 from service.runtime.identity import Identity
 from service.runtime.seams import Seams
 from service.shipping.lineage import Forked
+from service.tail import Tail
 
 _RETRY_SECONDS = 1.0
 _AWAY_TURNS = 3
@@ -81,15 +83,17 @@ class Membership:
         with suppress(Unavailable, OutcomeUnknown):
             await self._join(identity, journal)
 
-    async def stay(self, identity: Identity, journal: Journal) -> None:
-        """Joins if that is still to be done, then keeps the register known. Raises `Forked`."""
-        if self.register is None:
+    async def stay(self, identity: Identity, journal: Journal, tail: Tail) -> None:
+        """Joins if that is still to be done, then follows the others. Raises `Forked`."""
+        if self.register is None or self.peers is None:
             return
         while not self._joined:
             await self._clock.sleep(_RETRY_SECONDS)
             with suppress(Unavailable, OutcomeUnknown):
                 await self._join(identity, journal)
-        await self.register.run(self._settings.refresh_seconds)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.register.run(self._settings.refresh_seconds))
+            group.create_task(LiveFeed(self.peers, tail, self._clock).run())
 
     async def leave(self, *, stored: bool) -> None:
         """Ends all connections; if all that the node held is `stored`, its entry goes as well."""

@@ -2,6 +2,7 @@
 
 | question | asks | answer |
 | --- | --- | --- |
+| `runs` | `{"fqn"}`, null for all | `{"runs"}`: `[fqn, run, highest ULID]` with lines in no chunk |
 | `highest` | `{"fqn", "run"}`, `run` null for all runs of the pipeline | `{"highest"}`: a ULID |
 | `deleted` | `{"fqn", "run", "t"}` | nothing, once the deletion is in the node's journal |
 | `close` | `{"fqn", "run"}` | `{"state"}`: `closed`, `closing`, or `none` without lines of it |
@@ -55,6 +56,19 @@ class Others:
         if not self._peers:
             return NOWHERE
         return await ask_for_lines(key, self._own, self._peers, self._deletions.note)
+
+    async def runs(self, fqn: str | None) -> list[tuple[RunKey, int]]:
+        """Runs with lines beyond the chunks at those that answer, and their newest ids."""
+        await self._current(self._deletions)
+        if not self._peers:
+            return []
+        gathered = await self._peers.ask(messages.encode({"fqn": fqn}), "runs")
+        found: dict[RunKey, int] = {}
+        for answer in gathered.answers.values():
+            for name, run, ulid in answer.head.get("runs", ()):
+                key = RunKey(str(name), str(run))
+                found[key] = max(found.get(key, 0), ulids.decode(ulid))
+        return list(found.items())
 
     async def highest(self, fqn: str, run: str | None) -> tuple[int, tuple[str, ...]]:
         """The highest ULID that they know; who did not say. Raises `Unavailable`."""

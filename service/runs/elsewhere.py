@@ -74,6 +74,10 @@ class OtherNodes(Protocol):
         """Lines of the run beyond the chunks. To be asked before the manifest is read."""
         ...
 
+    async def runs(self, fqn: str | None) -> list[tuple[RunKey, int]]:
+        """Runs with lines beyond the chunks, of a pipeline or of all, and their newest ids."""
+        ...
+
     async def highest(self, fqn: str, run: str | None) -> tuple[int, tuple[str, ...]]:
         """The highest ULID that they know of a run or a pipeline's runs; who did not say."""
         ...
@@ -99,6 +103,9 @@ class NoOtherNodes:
 
     async def lines(self, key: RunKey) -> Elsewhere:  # noqa: ARG002
         return NOWHERE
+
+    async def runs(self, fqn: str | None) -> list[tuple[RunKey, int]]:  # noqa: ARG002
+        return []
 
     async def highest(self, fqn: str, run: str | None) -> tuple[int, tuple[str, ...]]:  # noqa: ARG002
         return 0, ()

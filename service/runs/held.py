@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
-from logstore.batch import Indexes, RunKey
+import numpy as np
+
+from logstore.batch import Indexes, RunKey, lowest_and_highest
 from logstore.runs.manifest import Manifest
 from service.runs.backlog import Backlog
 from service.runs.pending import FlushProgress
 from service.runs.pin import Pin
 from service.runs.selection import Source, in_range
+
+_GATHER_SECONDS = 0.004
 
 
 class Held(NamedTuple):
@@ -20,6 +25,13 @@ class Held(NamedTuple):
     source: Source
     indexes: Indexes
     files: Sequence[tuple[str, int]]
+
+
+class News(NamedTuple):
+    """The numbers of the runs that have new lines, and one past the last line looked at."""
+
+    runs: list[int]
+    end: int
 
 
 class HeldLines:
@@ -32,6 +44,62 @@ class HeldLines:
         self._pin = pin
         self._backlog = backlog
         self._progress = progress
+        self._waiting: dict[RunKey, set[asyncio.Future[None]]] = {}
+
+    def arrived(self, key: RunKey) -> None:
+        """Takes note that lines of the run were synced."""
+        for waiting in self._waiting.get(key, ()):
+            if not waiting.done():
+                waiting.set_result(None)
+
+    async def news(self, since: Sequence[tuple[RunKey, int]], seconds: float) -> News:
+        """The runs with lines at or above a position each, as soon as there are any.
+
+        None after `seconds`. The positions are those of an earlier answer's `end`, or -1.
+        """
+        found = self._since(since)
+        if found.runs:
+            return found
+        waiting = asyncio.get_running_loop().create_future()
+        for key, _ in since:
+            self._waiting.setdefault(key, set()).add(waiting)
+        try:
+            async with asyncio.timeout(seconds):
+                await waiting
+            await asyncio.sleep(_GATHER_SECONDS)
+        except TimeoutError:
+            pass
+        finally:
+            for key, _ in since:
+                others = self._waiting[key]
+                others.discard(waiting)
+                if not others:
+                    del self._waiting[key]
+        return self._since(since)
+
+    def _since(self, since: Sequence[tuple[RunKey, int]]) -> News:
+        with self._pin() as pin:
+            runs = [
+                number
+                for number, (key, start) in enumerate(since)
+                if 0 <= start < pin.first_pos or len(pin.batches(run=key, start=max(start, 0)).rows)
+            ]
+            return News(runs, pin.end_pos)
+
+    def runs(self, fqn: str | None) -> list[tuple[RunKey, int]]:
+        """Runs, of a pipeline or of all, with lines that are in no chunk yet; their newest ids.
+
+        A run of which only deleted lines are left is among them.
+        """
+        with self._pin() as pin:
+            batches = pin.batches(start=self._progress.flushed_pos)
+            rows = batches.rows
+            found = []
+            for number in np.unique(rows["run"]).tolist():
+                key = batches.runs[number]
+                if fqn in (None, key.fqn):
+                    found.append((key, lowest_and_highest(rows[rows["run"] == number])[1]))
+            return found
 
     @asynccontextmanager
     async def of(self, key: RunKey) -> AsyncIterator[list[Held]]:

@@ -23,6 +23,7 @@ from logstore.objects.store import ObjectStore
 from logstore.runs.manifest import Manifest, decode_manifest
 from logstore.runs.report import Report
 from service.runs.deletions import Deletions
+from service.runs.elsewhere import OtherNodes
 from service.runs.openmetadata.layout import Upstream
 from service.runs.pending import FlushProgress
 from service.runs.pin import Pin
@@ -54,6 +55,7 @@ class Listing:
         deletions: Deletions,
         snapshots: Snapshots,
         upstream: Upstream,
+        others: OtherNodes,
     ) -> None:
         self._store = store
         self._progress = progress
@@ -61,6 +63,7 @@ class Listing:
         self._deletions = deletions
         self._snapshots = snapshots
         self._upstream = upstream
+        self._others = others
         self._list = RunPages(self._names, self._summary)
 
     async def run_page(
@@ -78,7 +81,7 @@ class Listing:
 
     async def runs(self, fqn: str, limit: int) -> list[RunSummary]:
         """The runs of a pipeline, newest first. Raises `StoreUnavailable`, `Damaged`."""
-        hot = self._hot()
+        hot = await self._hot(fqn)
         infos = [info async for info in self._store.list(keys.manifests_of(fqn))]
         infos.sort(key=lambda info: info.modified_ms, reverse=True)
         found = await self._not_imported(fqn, {info.key for info in infos})
@@ -101,6 +104,8 @@ class Listing:
     async def _names(self, fqn: str) -> RunNames:
         """All runs of a pipeline, none of them read."""
         hot = self._hot_times(fqn)
+        for key, ulid in await self._elsewhere(fqn):
+            hot[key] = max(hot.get(key, 0), ulid >> 80)
         prefix = keys.manifests_of(fqn)
         found: dict[str, int] = {}
         async for info in self._store.list(prefix):
@@ -138,7 +143,7 @@ class Listing:
 
     async def pipelines(self) -> list[str]:
         """Names of all pipelines that have runs, in order."""
-        found = {key.fqn for key in self._hot()}
+        found = {key.fqn for key in await self._hot()}
         async for folder in self._store.folders(keys.RUNS):
             name = await self._pipeline(folder)
             if name is not None:
@@ -152,7 +157,7 @@ class Listing:
 
         Fewer if many folders of pipelines have none. Raises `StoreUnavailable`.
         """
-        hot = {encode(key.fqn): key.fqn for key in self._hot()}
+        hot = {encode(key.fqn): key.fqn for key in await self._hot()}
         behind = _behind_name(after)
         found = set(hot)
         async for folder in self._store.folders(keys.RUNS):
@@ -210,8 +215,9 @@ class Listing:
     def _deleted(self, key: RunKey) -> int:
         return self._deletions.horizon(key)
 
-    def _hot(self) -> list[RunKey]:
-        """Runs with undeleted lines in the journal."""
+    async def _hot(self, fqn: str | None = None) -> list[RunKey]:
+        """Runs, of a pipeline or of all, with undeleted lines in the journal of any node."""
+        elsewhere = [key for key, _ in await self._elsewhere(fqn)]
         with self._pin() as pin:
             batches = pin.batches(start=self._progress.flushed_pos)
             rows = batches.rows
@@ -221,7 +227,12 @@ class Listing:
                 horizon = self._deleted(key)
                 if not horizon or lowest_and_highest(rows[rows["run"] == number])[1] > horizon:
                     found.append(key)
-            return found
+        return list(dict.fromkeys([*found, *elsewhere]))
+
+    async def _elsewhere(self, fqn: str | None) -> list[tuple[RunKey, int]]:
+        """Runs with undeleted lines at other nodes, and their newest ids."""
+        found = await self._others.runs(fqn)
+        return [(key, ulid) for key, ulid in found if ulid > self._deleted(key)]
 
 
 def _behind_name(after: str | None) -> str:

@@ -192,6 +192,7 @@ class RunLogs:
     def appended(self, key: RunKey, end: int) -> None:
         """Records that lines of the run below position `end` are synced."""
         self.active.appended(key, end)
+        self.held.arrived(key)
 
     async def _after_flush(self, manifest: Manifest) -> None:
         self.closer.flushed(manifest)

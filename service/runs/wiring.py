@@ -269,7 +269,7 @@ def open_run_logs(
         leases=leases,
         reader=RunLogReader(snapshots),
         records=RecordReader(snapshots, around.details),
-        listing=Listing(store, progress, journal.pin, deletions, snapshots, upstream),
+        listing=Listing(store, progress, journal.pin, deletions, snapshots, upstream, others),
         run_flush=run_flush,
         flusher=flusher,
         merger=merger,

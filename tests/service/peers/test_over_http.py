@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import httpx
 import pytest
 
+from logstore import ulid as ulids
 from tests.e2e.service_process import BASE, ServiceProcess
 
 SECRET = "a secret that all nodes share"
@@ -76,6 +78,78 @@ def test_who_is_killed_is_silent_and_is_read_again_when_it_returns(
     assert "is silent" in said
     b.start()
     assert sorted(lines(b).splitlines()) == ["one", "two"]
+
+
+def events(service: ServiceProcess, last: str | None) -> Generator[tuple[str, str]]:
+    """The events of a stream of text: cursor and line."""
+    headers = {} if last is None else {"last-event-id": last}
+    path = f"{BASE}/svc.p/stream/run"
+    with httpx.stream(
+        "GET", f"{service.url}{path}?format=text", headers=headers, timeout=60
+    ) as reply:
+        cursor = ""
+        for line in reply.iter_lines():
+            field, _, value = line.partition(": ")
+            if field == "id":
+                cursor = value
+            elif field == "data":
+                yield cursor, value
+
+
+def test_a_live_reader_gets_each_line_once_whoever_takes_it(
+    two: tuple[ServiceProcess, ServiceProcess],
+) -> None:
+    """It changes nodes in between, and batches are sent again at the other node."""
+    found: list[str] = []
+    last: str | None = None
+    ulid = ulids.lowest_at(time.time_ns() // 1_000_000)
+    for turn in range(6):
+        stream = events(two[turn % 2], last)
+        for number in range(4):
+            name = f"{turn}.{number}"
+            batch = ulids.encode(ulid | (turn * 10 + number + 1) << ulids.LINE_BITS)
+            post(two[number % 2], f"{name} one\n{name} two\n", batch)
+            if number >= 2:
+                post(two[(number + 1) % 2], f"{name} one\n{name} two\n", batch)
+            for _ in range(2):
+                last, line = next(stream)
+                found.append(line)
+        stream.close()
+    wanted = [
+        f"{turn}.{number} {word}"
+        for turn in range(6)
+        for number in range(4)
+        for word in ("one", "two")
+    ]
+    assert found == wanted
+
+
+def test_lists_have_runs_that_only_another_node_holds(
+    two: tuple[ServiceProcess, ServiceProcess],
+) -> None:
+    a, b = two
+    post(b, "two\n")
+    assert httpx.get(f"{a.url}{BASE}").json()["pipelines"] == ["svc.p"]
+    listed = httpx.get(f"{a.url}{BASE}/svc.p").json()
+    assert [(run["runId"], run["lines"], run["state"]) for run in listed["details"]] == [
+        ("run", 1, "open")
+    ]
+    newest = httpx.get(f"{a.url}{BASE}/svc.p/last").raise_for_status()
+    assert newest.json()["ingestion_task"] == "two"
+
+
+def test_a_close_and_a_deletion_reach_both(two: tuple[ServiceProcess, ServiceProcess]) -> None:
+    a, b = two
+    post(a, "one\n")
+    post(b, "two\n")
+    assert httpx.post(f"{a.url}{PATH}/close", timeout=30).json()["state"] == "closed"
+    assert httpx.get(f"{b.url}{PATH}").json()["state"] == "closed"
+    b.kill()
+    reply = httpx.delete(f"{a.url}{PATH}", timeout=60)
+    assert reply.status_code == 202
+    assert [name.partition("-")[0] for name in reply.json()["silent"]] == ["b"]
+    b.start()
+    assert httpx.get(f"{b.url}{PATH}").status_code == 404
 
 
 @pytest.mark.parametrize("secret", ["x", "another secret, as long"])

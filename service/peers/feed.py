@@ -1,0 +1,97 @@
+"""News of other nodes for the live streams of this one.
+
+While somebody watches runs here, each other node is asked (`wait`) for those of them that have new
+lines there; it answers when there are some. Readers of such a run then read storage, which
+has the lines of all nodes, from their cursors on. So nothing depends on an answer that is lost: the
+next one names all runs with lines at or above the position that the last one had looked at.
+
+| `wait` asks | `{"runs": [[fqn, run, position], …], "seconds"}`; position -1: all that there is |
+| --- | --- |
+| it answers | `{"runs": [number, …], "end"}`: which of them have news, and the next position |
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from logstore.batch import RunKey
+from logstore.clock import Clock
+from service.peers import messages
+from service.peers.peers import Peers
+from service.peers.register import Entry
+from service.peers.transport import PeerRefused, PeerSilent
+from service.tail import ALL_RUNS, Tail
+
+_WAIT_SECONDS = 20.0
+_GRACE_SECONDS = 5.0
+_PAUSE_SECONDS = 1.0
+_MOST_RUNS = 5000
+
+
+class LiveFeed:
+    """Follows all other nodes for the runs that `tail` has readers of."""
+
+    def __init__(self, peers: Peers, tail: Tail, clock: Clock) -> None:
+        self._peers = peers
+        self._tail = tail
+        self._clock = clock
+        self._changed = asyncio.Event()
+
+    async def run(self) -> None:
+        """Follows them until cancelled."""
+        self._tail.changed = self._change
+        self._peers.register.on_change(self._change)
+        following: dict[str, asyncio.Task[None]] = {}
+        try:
+            while True:
+                changed = self._changed
+                there = self._peers.register.others
+                for instance in [i for i in following if i not in there]:
+                    following.pop(instance).cancel()
+                for instance, entry in there.items():
+                    if instance not in following:
+                        following[instance] = asyncio.ensure_future(self._follow(entry))
+                await changed.wait()
+        finally:
+            for task in following.values():
+                task.cancel()
+
+    def _change(self) -> None:
+        """Other runs are watched, or other nodes are there."""
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def _follow(self, entry: Entry) -> None:
+        seen: dict[RunKey, int] = {}
+        while True:
+            changed = self._changed
+            watched = [key for key in self._tail.watched if key != ALL_RUNS][:_MOST_RUNS]
+            seen = {key: seen.get(key, -1) for key in watched}
+            if not seen:
+                await changed.wait()
+                continue
+            asking = asyncio.ensure_future(self._ask(entry, seen))
+            changing = asyncio.ensure_future(changed.wait())
+            try:
+                await asyncio.wait({asking, changing}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                changing.cancel()
+                if not asking.done():
+                    asking.cancel()
+            if asking.done() and not asking.cancelled() and not asking.result():
+                await self._clock.sleep(_PAUSE_SECONDS)
+
+    async def _ask(self, entry: Entry, seen: dict[RunKey, int]) -> bool:
+        """Asks once; moves `seen` on and wakes readers. Gives whether it answered."""
+        runs = [[*key, start] for key, start in seen.items()]
+        body = messages.encode({"runs": runs, "seconds": _WAIT_SECONDS})
+        try:
+            answer = await self._peers.one(entry, body, "wait", _WAIT_SECONDS + _GRACE_SECONDS)
+            keys = list(seen)
+            news = [keys[number] for number in answer.head["runs"]]
+            seen |= dict.fromkeys(keys, int(answer.head["end"]))
+        except (PeerSilent, PeerRefused, KeyError, IndexError, TypeError):
+            return False
+        for key in news:
+            self._tail.missed(key)
+        return True
