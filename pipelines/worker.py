@@ -359,7 +359,8 @@ class Worker:
         """Something was given, and is in a saved checkpoint."""
         self._in_a_row, self._pause_ms = 0, self._settings.retry_ms
         if self.failure is not None:
-            log.info("%s works again", self.name)
+            done = "'s dead-letter file takes its events" if self.disabled else " works again"
+            log.info("%s%s", self.name, done)
             self.failure = None
         if self._stored_failure:
             await self._on_failing(self.lease.key, None)
