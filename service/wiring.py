@@ -46,6 +46,7 @@ from service.metrics.workers import WorkerPlace, by_itself, of_all
 from service.node import Node
 from service.peers.answers import Answers
 from service.peers.http import HttpTransport
+from service.peers.records import RecordsOfOthers
 from service.peers.transport import Network
 from service.query.engine import QueryEngine
 from service.query.live.matches import LiveLimits, LiveMatches
@@ -137,6 +138,7 @@ def make_sources(settings: Settings, node: Node) -> QuerySources:
         encode=lambda batches: record_batches(batches, node.shipper.carry),
         deletions=deletions_of(node),
         catalog=SegmentCatalog(),
+        others=None if node.members.peers is None else RecordsOfOthers(node.members.peers),
     )
 
 
@@ -174,6 +176,7 @@ def deletions_of(node: Node) -> Callable[[], Awaitable[Sequence[Deletion]]]:
     """A function that gives the deletions that the node knows at each call."""
 
     async def deletions() -> Sequence[Deletion]:
+        await node.members.current(node.run_logs.deletions)
         return node.run_logs.deletions.all()
 
     return deletions

@@ -6,6 +6,7 @@
 | `hot`, `text` | lines of a run that are in no chunk yet, see `hot` |
 | `metrics` | the metrics of this process as Prometheus reads them, as one part |
 | `wait` | which of some runs have new lines, see `feed` |
+| `records` | records for a search, see `records` |
 | `runs`, `highest`, `deleted`, `close`, `ended` | what `others` says |
 """
 
@@ -20,13 +21,17 @@ import numpy as np
 from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.errors import NotFound, TailraceError
+from logstore.segments.columns import record_batches
+from service.journal.view import JournalPin
 from service.peers import messages
 from service.peers.hot import encode_sources, encode_texts, fitting
 from service.peers.membership import Membership
 from service.peers.messages import Message
+from service.peers.records import answer_records
 from service.peers.register import Register
 from service.runs.held import HeldLines
 from service.runs.run_logs import RunLogs
+from service.shipping.shipper import SegmentShipper
 from service.tail import Tail
 
 _STEP_BYTES = 4 << 20
@@ -40,6 +45,9 @@ class Answering(Protocol):
     def run_logs(self) -> RunLogs: ...
     @property
     def tail(self) -> Tail: ...
+    @property
+    def shipper(self) -> SegmentShipper: ...
+    def pin(self) -> JournalPin: ...
 
     async def all_synced(self) -> None:
         """Returns when the node takes requests, and what it took so far is synced."""
@@ -62,6 +70,7 @@ class Answers:
             "text": self._text,
             "wait": self._wait,
             "runs": self._runs,
+            "records": self._records,
             "highest": self._highest,
             "deleted": self._deleted,
             "close": self._close,
@@ -113,6 +122,12 @@ class Answers:
         fqn = message.head["fqn"]
         found = self._held.runs(None if fqn is None else str(fqn))
         return messages.encode({"runs": [[*key, ulids.encode(ulid)] for key, ulid in found]})
+
+    async def _records(self, message: Message) -> bytes:
+        node = self._node
+        return await answer_records(
+            node.pin, lambda batches: record_batches(batches, node.shipper.carry), message
+        )
 
     async def _highest(self, message: Message) -> bytes:
         await self._node.all_synced()

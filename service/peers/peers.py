@@ -83,7 +83,10 @@ class Peers:
         self.asked += 1
         try:
             answer = messages.decode(await self._transport.ask(entry.address, verb, body, seconds))
-        except (PeerSilent, PeerRefused) as error:
+        except PeerRefused:
+            self.unanswered += 1
+            raise
+        except PeerSilent as error:
             self.unanswered += 1
             self._silent(entry, str(error))
             raise

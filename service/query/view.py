@@ -1,6 +1,7 @@
 """What a search reads, pinned in the one order that misses nothing.
 
-    1 pin the hot part      all that was not in a confirmed segment before the request
+    1 pin the hot part      all that was not in a confirmed segment before the request, and ask
+                            the other nodes for theirs
     2 list the segments     what was confirmed since is in both: copies are dropped later
     3 open the snapshot     its marks say which of the listed segments it holds
     4 read                  segments above the marks, and the snapshot's files
@@ -23,6 +24,7 @@ from logstore.objects.store import ObjectInfo, ObjectStore
 from logstore.table.file_index import FileIndex
 from logstore.table.followed import FollowedTable
 from logstore.table.snapshot import TableFile
+from service.query.elsewhere import AskOthers, HotOfAll
 from service.query.hot import Encode, HotRecords, Pin
 from service.query.request import QueryRequest
 from service.query.segments import Segment, SegmentCatalog, above_marks
@@ -81,6 +83,7 @@ class Sources:
     encode: Encode
     deletions: Callable[[], Awaitable[Sequence[Deletion]]]
     catalog: SegmentCatalog
+    others: AskOthers | None = None
 
 
 class Outdated(Unavailable):
@@ -93,7 +96,7 @@ class View:
     def __init__(
         self,
         pin: Pin,
-        hot: HotRecords,
+        hot: HotRecords | HotOfAll,
         segments: Iterable[Segment],
         files: FileIndex,
         deletions: Sequence[Deletion],
@@ -149,7 +152,20 @@ class View:
 
 async def open_view(sources: Sources, request: QueryRequest) -> View:
     """Pins, lists, opens, in this order. Raises `StoreUnavailable`."""
-    return await open_pinned(sources, request, sources.pin())
+    pin = sources.pin()
+    if sources.others is None:
+        return await open_pinned(sources, request, pin)
+    try:
+        found = await sources.others(request)
+    except BaseException:
+        pin.release()
+        raise
+    view = await open_pinned(sources, request, pin)
+    view.report.nodes.update(found.nodes)
+    view.report.missing += [f"records of the node {node}" for node in found.silent]
+    if found.records.num_rows:
+        view.hot = HotOfAll(view.hot, found.records)
+    return view
 
 
 async def open_pinned(

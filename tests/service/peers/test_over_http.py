@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -136,6 +138,36 @@ def test_lists_have_runs_that_only_another_node_holds(
     ]
     newest = httpx.get(f"{a.url}{BASE}/svc.p/last").raise_for_status()
     assert newest.json()["ingestion_task"] == "two"
+
+
+def found(service: ServiceProcess, **params: str) -> tuple[int, list[str], dict[str, Any]]:
+    """Status, messages and stats of a search."""
+    reply = httpx.get(f"{service.url}/query", params={"format": "ndjson", **params}, timeout=60)
+    *records, stats = [json.loads(line) for line in reply.text.splitlines()]
+    return reply.status_code, [record["message"] for record in records], stats["stats"]
+
+
+def test_a_search_has_what_any_node_has_just_taken(
+    two: tuple[ServiceProcess, ServiceProcess],
+) -> None:
+    a, b = two
+    post(a, "one\n")
+    batch = ulids.encode(ulids.lowest_at(time.time_ns() // 1_000_000) | 1 << ulids.LINE_BITS)
+    for service in two:
+        post(service, "both\n", batch)
+    post(b, "two\n")
+    for service in two:
+        status, messages, stats = found(service)
+        assert (status, sorted(messages)) == (200, ["both", "one", "two"])
+        assert stats["complete"]
+        assert found(service, q="two")[1] == ["two"]
+    httpx.delete(f"{a.url}{PATH}").raise_for_status()
+    assert [found(service)[1] for service in two] == [[], []]
+    b.kill()
+    post(a, "again\n")
+    status, messages, stats = found(a)
+    assert (status, messages) == (206, ["again"])
+    assert "records of the node b-" in stats["missing"][0]
 
 
 def test_a_close_and_a_deletion_reach_both(two: tuple[ServiceProcess, ServiceProcess]) -> None:

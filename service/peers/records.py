@@ -1,0 +1,90 @@
+"""Records that other nodes hold, for searches.
+
+| question | asks | answer |
+| --- | --- | --- |
+| `records` | `{"fqn", "run", "low", "high"}`: names or null, ULIDs | an Arrow stream as one part |
+
+The answer has the records of the node's journal that are in no confirmed segment. A node that would
+have to send more than 64 MiB of text refuses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pyarrow as pa
+
+from logstore import ulid as ulids
+from logstore.errors import LimitReached
+from service.journal.view import JournalPin
+from service.peers import messages
+from service.peers.messages import Message
+from service.peers.peers import Peers
+from service.peers.transport import PeerRefused
+from service.query.elsewhere import FoundElsewhere
+from service.query.hot import SCHEMA, Encode, HotRecords
+from service.query.request import QueryRequest
+from service.query.tiles import Tile
+
+_MOST_BYTES = 64 << 20
+
+
+async def answer_records(pin: Callable[[], JournalPin], encode: Encode, message: Message) -> bytes:
+    """The answer to `records`. Raises `LimitReached`."""
+    head = message.head
+    fqn = None if head["fqn"] is None else str(head["fqn"])
+    run = None if head["run"] is None else str(head["run"])
+    tile = Tile(ulids.decode(head["low"]), ulids.decode(head["high"]))
+    with pin() as held:
+        return await asyncio.to_thread(_encoded, held, encode, fqn, run, tile)
+
+
+def _encoded(
+    pin: JournalPin, encode: Encode, fqn: str | None, run: str | None, tile: Tile
+) -> bytes:
+    hot = HotRecords(pin, encode, fqn, run)
+    size = hot.size(tile)
+    if size > _MOST_BYTES:
+        raise LimitReached(f"{size} bytes of records are in no segment yet")
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, SCHEMA) as stream:
+        if size:
+            for batch in hot.records(tile):
+                stream.write_batch(batch)
+    return messages.encode({"rows": True}, [sink.getvalue().to_pybytes()])
+
+
+class RecordsOfOthers:
+    """Asks the other nodes for records."""
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+
+    async def __call__(self, request: QueryRequest) -> FoundElsewhere:
+        """What they hold, and who did not say."""
+        if not self._peers:
+            return FoundElsewhere()
+        low, high = ulids.encode(request.low), ulids.encode(request.high)
+        head = {"fqn": request.fqn, "run": request.run, "low": low, "high": high}
+        gathered = await self._peers.ask(messages.encode(head), "records")
+        silent = set(gathered.silent)
+        tables, nodes = [SCHEMA.empty_table()], []
+        for entry in self._peers.entries():
+            answer = gathered.answers.get(entry.instance)
+            if answer is None:
+                continue
+            try:
+                tables.append(await asyncio.to_thread(_decoded, answer))
+                nodes.append(entry.node)
+            except PeerRefused:
+                silent.add(entry.node)
+        return FoundElsewhere(pa.concat_tables(tables), nodes, sorted(silent))
+
+
+def _decoded(answer: Message) -> pa.Table:
+    try:
+        with pa.ipc.open_stream(answer.parts[0]) as stream:
+            return stream.read_all().cast(SCHEMA)
+    except (pa.ArrowException, IndexError, ValueError) as error:
+        raise PeerRefused(f"not an answer with records: {error}") from error
