@@ -1,0 +1,165 @@
+"""A real service with rules of access: what each token sees, reloading, and what is kept secret."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.service_process import BASE, ServiceProcess
+from tests.service.access.rules_file import rule, token_of, written
+
+ALL, SHOP, WRITER = token_of("every"), token_of("shop"), token_of("writer")
+
+
+def until_true(holds: Callable[[], bool]) -> None:
+    """Looks until it holds; a test's own limit of time ends it."""
+    while not holds():
+        time.sleep(0.05)
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {token}"}
+
+
+def rules(path: Path, *more: object) -> str:
+    return written(
+        path,
+        rule(ALL, {scope: ["*"] for scope in ("ingest", "read", "consume", "admin", "metrics")}),
+        rule(SHOP, {"read": ["shop.*"]}),
+        *more,  # type: ignore[arg-type]
+    )
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[ServiceProcess]:
+    process = ServiceProcess(
+        tmp_path / "data",
+        TAILRACE_ACCESS__RULES=rules(tmp_path / "rules.yaml", rule(WRITER, {"ingest": ["shop.*"]})),
+        TAILRACE_ACCESS__RELOAD_SECONDS="0.2",
+        TAILRACE_FLUSH__SEGMENT_SECONDS="1",
+    )
+    process.start()
+    yield process
+    if process.running:
+        process.stop()
+
+
+def test_patterns_hold_in_lists_searches_and_streams_hot_and_stored(
+    service: ServiceProcess,
+) -> None:
+    with httpx.Client(base_url=service.url, timeout=30) as client:
+
+        def post(name: str) -> None:
+            for fqn in ("shop.a", "shopping", "bank"):
+                client.post(
+                    f"{BASE}/{fqn}/r",
+                    content=f'{{"message":"{name} of {fqn}","attributes":{{"in":"{fqn}"}}}}\n',
+                    headers=bearer(ALL) | {"content-type": "application/x-ndjson"},
+                ).raise_for_status()
+
+        def found(token: str, **parameters: str) -> list[str]:
+            reply = client.get("/query", params={"from": "0", **parameters}, headers=bearer(token))
+            assert reply.status_code == 200, reply.text
+            return sorted(json.loads(line)["message"] for line in reply.text.splitlines()[:-1])
+
+        def get(path: str, token: str = SHOP) -> httpx.Response:
+            return client.get(path, headers=bearer(token))
+
+        post("stored")
+        until_true(lambda: len(get("/segments", ALL).json()["segments"]) > 0)
+        post("hot")
+        mine = ["hot of shop.a", "stored of shop.a"]
+        assert found(SHOP) == mine
+        assert found(SHOP, q="of OR bank") == mine
+        assert found(SHOP, q="NOT fqn:shop.a") == []
+        assert found(SHOP, q="/.*/") == mine
+        assert found(SHOP, context="5") == mine
+        assert len(found(ALL)) == 6
+        assert get("/query?fqn=bank").status_code == 403
+        assert get("/query?q=fqn%3Abank").status_code == 403
+        stats = client.head("/query?from=0", headers=bearer(SHOP))
+        assert stats.headers["tailrace-matches"] == "2"
+        counts = get("/query/histogram?from=0").json()["buckets"]
+        assert sum(bucket["count"] for bucket in counts) == 2
+        values = get("/query/values?field=fqn&from=0").json()["values"]
+        assert [(v["value"], v["records"]) for v in values] == [("shop.a", 2)]
+        assert "bank" not in get("/query/values?field=attributes.in&from=0").text
+        fields = get("/query/fields?from=0").json()
+        assert fields["records"] == 2
+        assert get(BASE).json()["pipelines"] == ["shop.a"]
+        assert sorted(get(BASE, ALL).json()["pipelines"]) == ["bank", "shop.a", "shopping"]
+        assert get(f"{BASE}?name=bank").json()["pipelines"] == []
+        for path in ("/segments", "/segments/next?group=g", "/metrics", "/leases"):
+            assert get(path).status_code == 403
+        with client.stream("GET", "/query/stream?tail=9&window=0", headers=bearer(SHOP)) as stream:
+            post("live")
+            seen = []
+            for line in stream.iter_lines():
+                if line.startswith("data: "):
+                    seen.append(json.loads(line[6:])["message"])
+                if len(seen) == 3:
+                    break
+        assert sorted(seen) == sorted([*mine, "live of shop.a"])
+
+
+def test_rules_are_read_again_and_no_secret_is_told(
+    service: ServiceProcess, tmp_path: Path
+) -> None:
+    file = tmp_path / "rules.yaml"
+    with httpx.Client(base_url=service.url, timeout=30) as client:
+
+        def append(token: str) -> int:
+            return client.post(
+                f"{BASE}/shop.a/r",
+                content=b"line\n",
+                headers=bearer(token) | {"content-type": "text/plain"},
+            ).status_code
+
+        later = token_of("later")
+        assert [append(WRITER), append(WRITER), append(later)] == [200, 200, 401]
+        rules(file, rule(later, {"ingest": ["*"]}))
+        until_true(lambda: append(later) == 200)
+        assert append(WRITER) == 401
+        file.write_text(f"tokens: [{WRITER}")
+        os.kill(service.pid, signal.SIGHUP)
+        ready = lambda: client.get("/health/ready", headers=bearer(ALL)).json()["problems"]  # noqa: E731
+        until_true(lambda: any("the rules before are in use" in p for p in ready()))
+        assert client.get("/health/ready").json() == {"status": "ready", "problems": []}
+        assert append(later) == 200
+        client.get(f"/query?token={ALL}", headers=bearer(later))
+        client.delete(f"{BASE}/shop.a/r?t={ALL}", headers=bearer(ALL)).raise_for_status()
+        metrics = client.get("/metrics", headers=bearer(ALL)).text
+    command = Path(f"/proc/{service.pid}/cmdline").read_text()
+    service.stop()
+    audit = (tmp_path / "data" / "audit.log").read_text()
+    events = [json.loads(line) for line in audit.splitlines()]
+    assert {"refused", "deleted", "answered", "rules"} <= {event["event"] for event in events}
+    deleted = [event for event in events if event["event"] == "deleted"]
+    assert [(event["who"], event["method"]) for event in deleted] == [("name of every", "DELETE")]
+    everything = [metrics, command, audit, service.output()]
+    for secret in (ALL, SHOP, WRITER, later, "0" * 64):
+        assert not any(secret in text for text in everything)
+
+
+def test_another_address_needs_rules(tmp_path: Path) -> None:
+    open_door = ServiceProcess(tmp_path / "open", TAILRACE_SERVER__HOST="0.0.0.0")
+    with pytest.raises(RuntimeError, match="there are no rules of access"):
+        open_door.start()
+    missing = ServiceProcess(tmp_path / "missing", TAILRACE_ACCESS__RULES=str(tmp_path / "none"))
+    with pytest.raises(RuntimeError, match="cannot be read"):
+        missing.start()
+    closed = ServiceProcess(
+        tmp_path / "closed",
+        TAILRACE_SERVER__HOST="0.0.0.0",
+        TAILRACE_ACCESS__RULES=rules(tmp_path / "rules.yaml"),
+    )
+    closed.start()
+    assert httpx.get(f"{closed.url}{BASE}").status_code == 401
+    closed.stop()
