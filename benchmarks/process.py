@@ -23,6 +23,8 @@ for path in string.gmatch(os.getenv("PATHS"), "%S+") do paths[#paths + 1] = path
 local requests, at = {}, 0
 function init()
   local headers = { ["Content-Type"] = os.getenv("CONTENT_TYPE") }
+  local token = os.getenv("TOKEN")
+  if token ~= "" then headers["Authorization"] = "Bearer " .. token end
   for i = 0, #bodies * #paths - 1 do
     local path, body = paths[i % #paths + 1], bodies[i % #bodies + 1]
     requests[i] = wrk.format("POST", path, headers, body)
@@ -106,6 +108,7 @@ def load(
     connections: int,
     content_type: str,
     folder: Path,
+    token: str = "",
 ) -> Load:
     """POSTs the bodies round robin to the paths with wrk. Raises `RuntimeError` without wrk."""
     if shutil.which("wrk") is None:
@@ -134,6 +137,7 @@ def load(
             "BODIES": str(names),
             "PATHS": " ".join(paths),
             "CONTENT_TYPE": content_type,
+            "TOKEN": token,
         },
     )
     return _parse(result.stdout)

@@ -167,7 +167,7 @@ async def run(
         # The last to come is the first to stop; the API answers meanwhile.
         stack.push_async_callback(node.stop)
         stack.callback(queue.stop)
-        on_listening(address(bound))
+        on_listening(address(bound, "https" if settings.server.tls_certificate else "http"))
         _tell_places(settings, compacting=child.starts_any)
         status = await _until_over(stop, http, [node.failed, check.refused])
     return status or _left_behind(settings, node)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+import ssl
 from collections.abc import Mapping
 from typing import Any
 
@@ -88,6 +89,7 @@ def load_settings(
     content, warnings = translate(read_file(config))
     settings = load(Settings, flags=flags or {}, file=content, strict=True)
     _refuse_open_door(settings)
+    _check_tls(settings)
     return settings, warnings + _short_expiry(settings)
 
 
@@ -112,6 +114,30 @@ def _refuse_open_door(settings: Settings) -> None:
         hint="Name a file of rules in access.rules (docs/access.md), listen on 127.0.0.1, or say"
         " --insecure if the network in front of it is trusted.",
     )
+
+
+def _check_tls(settings: Settings) -> None:
+    server = settings.server
+    if server.tls_key and not server.tls_certificate:
+        raise InvalidInput("there is a key and no certificate", field="server.tls_certificate")
+    if not server.tls_certificate:
+        return
+    if server.workers > 1 or settings.nodes.secret.get_secret_value():
+        raise InvalidInput(
+            "workers and nodes ask one another without TLS",
+            field="server.tls_certificate",
+            hint="Put a proxy in front of them that speaks TLS.",
+        )
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(server.tls_certificate, server.tls_key or None)
+    except OSError as error:
+        why = error.strerror or type(error).__name__
+        raise InvalidInput(
+            f"there is no certificate with its key in {server.tls_certificate}: {why}",
+            field="server.tls_certificate",
+            hint="It is a PEM file that the service may read; its key is in server.tls_key.",
+        ) from error
 
 
 def is_loopback(host: str) -> bool:

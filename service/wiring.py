@@ -268,7 +268,9 @@ def make_gate(settings: Settings, machine: Machine) -> Gate | None:
         Disk(private=True),
         machine.clock,
     )
-    rules = Access(os.path.abspath(access.rules), machine.clock)
+    rules = Access(
+        os.path.abspath(access.rules), machine.clock, refused=machine.http.access_refused
+    )
 
     def fresh_id() -> str:
         return ulids.encode(ulids.fresh(machine.clock, machine.entropy))

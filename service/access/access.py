@@ -46,10 +46,17 @@ class _Token:
 class Access:
     """Decides by the rules in the file `path`. Raises `InvalidInput` if it cannot be read."""
 
-    def __init__(self, path: str, clock: Clock, *, fetch: Fetch | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        clock: Clock,
+        *,
+        fetch: Fetch | None = None,
+        refused: Counter[str] | None = None,
+    ) -> None:
         self.path = path
-        self.refused: Counter[str] = Counter()
-        """Refused requests by the reason: no-token, invalid-token, scope, pipeline, quota."""
+        self.refused: Counter[str] = Counter() if refused is None else refused
+        """Refused requests by the reason: no-token, invalid-token, scope, quota, other."""
         self.loads = 0
         self._clock = clock
         self._fetch = fetch

@@ -51,11 +51,7 @@ POLICY: Final = (
     "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'"
 )
-_HEADERS: Final = {
-    "content-security-policy": POLICY,
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-}
+_HEADERS: Final = {"content-security-policy": POLICY}
 
 
 def docs_routes() -> APIRouter:

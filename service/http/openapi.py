@@ -15,6 +15,7 @@ import yaml
 from fastapi import FastAPI
 
 from service.http.attributes import FIELD, MOST_ATTRIBUTES, MOST_BYTES
+from service.http.rights import Need, need_of
 from service.http.targets import BASE
 
 
@@ -185,6 +186,15 @@ PROBLEM: Final[dict[str, Any]] = {
 }
 
 
+SECURITY: Final[dict[str, Any]] = {
+    "bearer": {
+        "type": "http",
+        "scheme": "bearer",
+        "description": "A token `trl_…` or a JWT, where the service has rules of access.",
+    }
+}
+
+
 _VALIDATION = ("HTTPValidationError", "ValidationError")
 
 
@@ -198,9 +208,11 @@ def complete(app: FastAPI) -> dict[str, Any]:
     components.setdefault("responses", {})["Problem"] = PROBLEM
     for name in _VALIDATION:
         components.get("schemas", {}).pop(name, None)
-    for operations in paths.values():
-        for operation in operations.values():
+    components["securitySchemes"] = SECURITY
+    for path, operations in paths.items():
+        for method, operation in operations.items():
             _describe_errors(operation["responses"])
+            _describe_access(operation, need_of(path, method.upper()))
     schema["paths"] = dict(sorted(paths.items()))
     return schema
 
@@ -209,6 +221,18 @@ def _describe_errors(responses: dict[str, Any]) -> None:
     if responses.pop("422", {}).get("description") == "Validation Error":
         responses["400"] = {"$ref": "#/components/responses/Problem"}
     responses.setdefault("default", {"$ref": "#/components/responses/Problem"})
+
+
+def _describe_access(operation: dict[str, Any], need: Need | None) -> None:
+    """What a caller needs, where there are rules of access; without rules, nothing."""
+    if need is None:
+        operation["security"] = []
+        return
+    operation["security"] = [{"bearer": []}, {}]
+    either = " or ".join([f"`{scope}`" for scope in need.scopes])
+    says = f"With rules of access: the scope {either} for {need.pipelines.value}."
+    known = operation.get("description")
+    operation["description"] = f"{known}\n\n{says}" if known else says
 
 
 def render(schema: dict[str, Any]) -> str:

@@ -14,11 +14,11 @@ from service.http.targets import BASE, ROOT
 
 
 class Pipelines(Enum):
-    """The pipelines for which the scope is wanted."""
+    """The pipelines for which the scope is wanted, in words."""
 
-    NAMED = "the one in the path"
-    SOME = "any: the route leaves out all others"
-    EVERY = "all"
+    NAMED = "the pipeline in the path"
+    SOME = "any pipeline; all others are left out"
+    EVERY = "all pipelines"
 
 
 @dataclass(frozen=True, slots=True)

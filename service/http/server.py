@@ -7,7 +7,7 @@ import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
-from typing import cast
+from typing import Final, cast
 
 import uvicorn
 from uvicorn.config import Config
@@ -20,6 +20,12 @@ from service.http.fast_path import fast_path
 from service.http.handover import Handover, Sharing
 
 _BACKLOG = 2048
+_HEADERS: Final = [
+    ("x-content-type-options", "nosniff"),
+    ("x-frame-options", "DENY"),
+    ("referrer-policy", "no-referrer"),
+]
+"""Of every reply: a line of a log is never a page, a script or a frame."""
 
 
 class Server(uvicorn.Server):
@@ -60,10 +66,10 @@ def bound_socket(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def address(bound: socket.socket) -> str:
+def address(bound: socket.socket, scheme: str = "http") -> str:
     """The URL under which a socket listens."""
     host, port = bound.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def configured(
@@ -73,6 +79,7 @@ def configured(
 
     Without `quick` every append uses ASGI, which gives the same answers later.
     """
+    server = app.settings.server
     connection = fast_path(app.append, clients) if quick else partial(Connection, clients)
     return Config(
         cast("uvicorn._types.ASGIApplication", app),
@@ -86,6 +93,9 @@ def configured(
         proxy_headers=False,
         server_header=False,
         backlog=_BACKLOG,
+        headers=_HEADERS,
+        ssl_certfile=server.tls_certificate or None,
+        ssl_keyfile=server.tls_key or None,
         timeout_graceful_shutdown=max(1, round(stop_seconds)),
     )
 

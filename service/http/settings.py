@@ -42,6 +42,12 @@ class ServerSettings(Section):
         default=False,
         description="Listen on an address other machines can reach, also without rules of access",
     )
+    tls_certificate: str = Field(
+        default="", description="File with the certificate and its chain (PEM); empty: no TLS"
+    )
+    tls_key: str = Field(
+        default="", description="File with its private key (PEM); empty: it is with the certificate"
+    )
     stop_seconds: float = Field(
         default=30, gt=0, description="How long a stop waits for requests and for the last flush"
     )

@@ -37,6 +37,12 @@ HTTP: tuple[Declared, ...] = (
         lambda s: s.http.connections_refused,
     ),
     counter(
+        "access_refused",
+        "Requests that the rules of access refused: no-token, invalid-token, scope, quota, other.",
+        lambda s: dict(s.http.access_refused),
+        "reason",
+    ),
+    counter(
         "connections_timed_out",
         "Connections ended because their client stalled in a head, a body or a reply.",
         lambda s: s.http.connections_timed_out,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -75,6 +75,7 @@ class HttpCounters:
 
     connections: int = 0
     connections_refused: int = 0
+    access_refused: Counter[str] = field(default_factory=Counter)
     connections_timed_out: int = 0
     append_requests: int = 0
     append_refused: int = 0

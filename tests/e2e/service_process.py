@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -30,6 +31,7 @@ class ServiceProcess:
     def __init__(self, data: Path, *, store: Path | None = None, **settings: str) -> None:
         self.data = data
         self.open_files: int | None = None
+        self.verify: ssl.SSLContext | bool = True
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.settings: dict[str, str] = {
@@ -100,7 +102,7 @@ class ServiceProcess:
         assert self._process is not None
         deadline = time.monotonic() + _READY_SECONDS
         # One for all looks: making a client costs 30 ms of the cores that the service starts on.
-        with httpx.Client(base_url=self.url, timeout=10) as client:
+        with httpx.Client(base_url=self.url, timeout=10, verify=self.verify) as client:
             while time.monotonic() < deadline:
                 if self._process.poll() is not None:
                     raise RuntimeError(f"the service ended:\n{self.output()[-4000:]}")

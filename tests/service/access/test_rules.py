@@ -96,7 +96,7 @@ def test_only_the_proxy_may_name_a_user(tmp_path: Path) -> None:
             "proxy",
             ["admin", "read"],
         )
-    for headers, peer in (
+    refused: list[tuple[list[tuple[bytes, bytes]], str | None]] = [
         ([user], "10.1.3.3"),
         ([user], None),
         ([user], "testclient"),
@@ -105,9 +105,10 @@ def test_only_the_proxy_may_name_a_user(tmp_path: Path) -> None:
         ([(b"x-forwarded-email", b"\xff")], "10.1.2.3"),
         ([], "10.1.2.3"),
         ([user, (b"authorization", b"Bearer nonsense")], "10.1.2.3"),
-    ):
+    ]
+    for headers, address in refused:
         with pytest.raises(NotAuthenticated):
-            access.identify_now(headers, peer)
+            access.identify_now(headers, address)
     both = [user, (b"authorization", f"Bearer {token}".encode())]
     assert access.identify_now(both, "10.1.2.3").key == "token abcd"
     stranger = access.identify_now([(b"x-forwarded-email", b"eve@example.com")], "10.1.2.3")
