@@ -33,7 +33,6 @@ from pipelines.section import Bytes, Section, key
 from pipelines.selection import Selection
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-_MIB: Final = 1 << 20
 _OWN: Final = ("type", "name", "filter")
 _INNER: Final = "to"
 _SECRET: Final = re.compile(r"\.(?:url|headers)\b")
@@ -83,7 +82,9 @@ class PipelineSettings(Section):
         30_000, "a node that has sent nothing for so long is not waited for", ge=0
     )
     buffer_size_bytes: Bytes = key(
-        64 * _MIB, "events that wait; past it the oldest half goes at once"
+        0,
+        "events that wait; past it the oldest half goes at once. 0: a share of "
+        "`pipelines.memory_bytes`",
     )
     checkpoint_interval_ms: Milliseconds = key(10_000, "how often a checkpoint is saved", ge=1)
     retry_ms: Milliseconds = key(

@@ -24,6 +24,8 @@ from logstore.errors import InvalidInput, LeaseLost, NotFound, OutcomeUnknown, U
 from logstore.prometheus import serve
 from pipelines import work
 from pipelines.config import PipelineConfig
+from pipelines.gate import Gate
+from pipelines.memory import memory_limit, share
 from pipelines.metrics import collect, health
 from pipelines.reader import Counts
 from pipelines.settings import PipelinesSettings
@@ -62,6 +64,8 @@ class PipelinesProcess:
         self.evicted: set[str] = set()
         self.unready = False
         """Whether its files are wrong, or the store did not answer when it looked last."""
+        self._gate = Gate()
+        self._memory = world.settings.pipelines.memory_bytes or memory_limit()
         self._refused = False
         self._looked = world.clock.monotonic()
         self._workers: dict[asyncio.Task[None], Worker] = {}
@@ -102,6 +106,11 @@ class PipelinesProcess:
     def seconds_since_look(self) -> float:
         """For how long it has not looked for work."""
         return self._world.clock.monotonic() - self._looked
+
+    def _buffer_share(self) -> int:
+        """The bytes of events that may wait for one of its workers."""
+        ratio = self._world.settings.pipelines.auto_buffer_ratio
+        return share(self._memory, ratio, len(self._workers))
 
     def stop(self) -> None:
         """Makes `run` save checkpoints, give its leases back and return."""
@@ -227,6 +236,8 @@ class PipelinesProcess:
                     ),
                     instance=self._world.identity,
                     store=self._world.settings,
+                    gate=self._gate,
+                    buffer_share=self._buffer_share,
                 )
                 worker.disabled = appender.name in control.disabled
                 worker.asked = group.replay

@@ -32,6 +32,7 @@ from pipelines.events import EVENTS, Origin, runs_of
 
 _CACHED_BYTES: Final = 64 << 20
 _LIST_SECONDS: Final = 1.0
+_IDLE_SECONDS: Final = 4.0
 _RELIST_SECONDS: Final = 600.0
 
 
@@ -75,6 +76,7 @@ class SegmentSource:
         self._cached: OrderedDict[Origin, Segment] = OrderedDict()
         self._fetching: dict[Origin, asyncio.Task[Segment]] = {}
         self._deletions = StoredDeletions()
+        self._pause = _LIST_SECONDS
         self._listing: asyncio.Task[None] | None = None
         self._listed = self._whole = float("-inf")
         self.nodes: dict[str, Node] = {}
@@ -87,10 +89,11 @@ class SegmentSource:
     async def refresh(self, since: float | None = None) -> None:
         """Lists what is new, at most once a second for all callers. Raises `StoreUnavailable`.
 
-        `since` is a monotonic time at which, or later, the listing is to begin.
+        While nothing is new it lists less often. `since` is a monotonic time at which, or later,
+        the listing is to begin.
         """
         if since is None:
-            since = self._clock.monotonic() - _LIST_SECONDS
+            since = self._clock.monotonic() - self._pause
         while self._listed < since:
             if self._listing is None:
                 self._listing = asyncio.ensure_future(self._list())
@@ -106,6 +109,10 @@ class SegmentSource:
         if origin not in self._fetching:
             self._fetching[origin] = asyncio.ensure_future(self._fetch(origin))
         return await asyncio.shield(self._fetching[origin])
+
+    def forget(self) -> None:
+        """Lets the decoded segments go that are kept for whoever asks next."""
+        self._cached.clear()
 
     async def footer(self, origin: Origin) -> Footer:
         """A segment's footer. Raises `NotFound`, `Damaged`, `StoreUnavailable`."""
@@ -145,6 +152,8 @@ class SegmentSource:
             deleted = await self._highest_deletions()
             if deleted != self.deleted:
                 self.deleted = deleted
+            longer = min(self._pause * 2, _IDLE_SECONDS)
+            self._pause = longer if nodes == self.nodes else _LIST_SECONDS
             self.nodes, self._listed = nodes, began
             if whole:
                 self._whole = began

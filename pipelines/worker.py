@@ -39,7 +39,9 @@ from logstore.objects.settings import StoreSettings
 from pipelines.appenders.contract import Appender, Context
 from pipelines.config import AppenderConfig, PipelineConfig
 from pipelines.events import EventBuffer
+from pipelines.gate import Gate
 from pipelines.hooks import Hooks
+from pipelines.memory import BUFFER_BYTES, pieces
 from pipelines.progress import Progress
 from pipelines.reader import Counts, Reader
 from pipelines.replay import begun, is_due, rewound, split
@@ -51,6 +53,7 @@ from pipelines.waiting import wait_or_stop
 log = logging.getLogger("tailrace.pipelines")
 
 _POLL_SECONDS: Final = 0.5
+_DELETIONS_SECONDS: Final = 1.0
 
 
 class Worker:
@@ -72,6 +75,8 @@ class Worker:
         instance: str = "",
         store: StoreSettings | None = None,
         counts: Counts | None = None,
+        gate: Gate | None = None,
+        buffer_share: Callable[[], int] = lambda: BUFFER_BYTES,
     ) -> None:
         self.counts = Counts() if counts is None else counts
         self.delay_seconds = 0.0
@@ -81,6 +86,8 @@ class Worker:
         """Where it is between two checkpoints; None while it is stopped or waits."""
         self.disabled = False
         """Whether its dead-letter file takes its events; may be changed at any time."""
+        self._gate = gate or Gate()
+        self._buffer_share = buffer_share
         self._on_disabled = on_disabled
         self._on_failing = on_failing
         self._stored_failure = True  # perhaps of an earlier process
@@ -271,14 +278,15 @@ class Worker:
 
     async def _turn(self, progress: Progress, hooks: Hooks) -> bool:
         """Reads a segment if there is one, gives on what may go; whether something was done."""
-        try:
-            await self.source.refresh()
-            found = await self._reader.read(progress)
-        except Unavailable as error:
-            self._say_unavailable(error)
-            found = False
-        await hooks.deletions()
-        given = await self._give(progress)
+        async with self._gate.turn():
+            try:
+                await self.source.refresh()
+                found = await self._reader.read(progress)
+            except Unavailable as error:
+                self._say_unavailable(error)
+                found = False
+            await hooks.deletions()
+            given = await self._give(progress)
         self._count(progress)
         progress.changed |= await hooks.flush()
         due = self.clock.monotonic() - progress.saved_at
@@ -291,12 +299,15 @@ class Worker:
         buffer = progress.buffer
         until = progress.until(self.source.nodes, self._settings, self.clock.monotonic())
         events = await self._thread.run(buffer.take, until)
-        forced = await self._thread.run(buffer.force, self._settings.buffer_size_bytes)
+        most = self._settings.buffer_size_bytes or self._buffer_share()
+        forced = await self._thread.run(buffer.force, most)
         if forced.num_rows:
             events = pa.concat_tables([events, forced]) if events.num_rows else forced
         if events.num_rows == 0:
             return False
         progress.changed = True
+        fresh = self.clock.monotonic() - _DELETIONS_SECONDS
+        await self._patiently(lambda: self.source.refresh(fresh))
         kept = self.source.kept(events)
         self.counts.deleted += events.num_rows - kept.num_rows
         if kept.num_rows:
@@ -315,10 +326,10 @@ class Worker:
 
     async def _append(self, progress: Progress, events: pa.Table) -> None:
         again, new = split(events)
-        if again.num_rows:
-            await self._thread.run((progress.copy or progress.appender).append, again)
-        if new.num_rows:
-            await self._thread.run(progress.appender.append, new)
+        for piece in pieces(again):
+            await self._thread.run((progress.copy or progress.appender).append, piece)
+        for piece in pieces(new):
+            await self._thread.run(progress.appender.append, piece)
         progress.given += events.num_rows
         progress.again += again.num_rows
         self.counts.given += events.num_rows

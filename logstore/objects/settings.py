@@ -291,6 +291,17 @@ class PipelineSettings(BaseModel):
         description="How long a process that is told to stop waits for its appenders; what one"
         " that hangs has not saved comes again",
     )
+    memory_bytes: Bytes = Field(
+        default=512 << 20,
+        description="What a process may need; 0: the memory of its container, or of the machine",
+    )
+    auto_buffer_ratio: float = Field(
+        default=0.7,
+        gt=0,
+        lt=1,
+        description="This part of `memory_bytes` is for events that wait, in equal shares of the"
+        " appenders at work that have no `buffer_size_bytes` of their own",
+    )
     metrics_listen: str = Field(
         default="",
         description="host:port where a process of pipelines answers /metrics, /health/live and"

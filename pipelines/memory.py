@@ -1,0 +1,36 @@
+"""What bounds the memory of a process: shares of its buffers, and pieces of what is given."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+BUFFER_BYTES: Final = 64 << 20
+_PIECE_BYTES: Final = 4 << 20
+_LIMITS: Final = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def memory_limit() -> int:
+    """The memory of this container, or of the machine, in bytes."""
+    found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for path in _LIMITS:
+        with suppress(OSError, ValueError):
+            found = min(found, int(Path(path).read_text()))
+    return found
+
+
+def share(memory_bytes: int, ratio: float, parts: int) -> int:
+    """The bytes for one of so many parts that have no size of their own."""
+    return max(int(memory_bytes * ratio) // max(parts, 1), 1)
+
+
+def pieces(events: pa.Table) -> Iterator[pa.Table]:
+    """The events in pieces of some megabytes: an appender makes lines of one at a time."""
+    rows = max(events.num_rows * _PIECE_BYTES // max(events.nbytes, 1), 1)
+    for start in range(0, events.num_rows, rows):
+        yield events.slice(start, rows)

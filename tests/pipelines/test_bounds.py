@@ -1,0 +1,129 @@
+"""What a process of pipelines needs: memory, decoding, and requests while nothing comes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from logstore import keys
+from logstore.objects.store import ObjectInfo
+from pipelines.gate import Gate
+from pipelines.memory import pieces, share
+from pipelines.source import SegmentSource
+from tests.pipelines.events import events
+from tests.pipelines.lake import Lake
+from tests.pipelines.remembering import forget, has, named, pipeline, until
+
+__all__ = ["forget"]
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return Lake(tmp_path)
+
+
+async def test_one_decode_feeds_all_pipelines_of_a_process(lake: Lake) -> None:
+    lines = [str(number) for number in range(6)]
+    for line in lines:
+        await lake.put(line)
+    many = [named(f"p{n}", pipeline(f"a{n}", f"b{n}")) for n in range(4)]
+    async with lake.running(*many) as process:
+        for n in range(4):
+            await until(has(f"a{n}", *lines))
+            await until(has(f"b{n}", *lines))
+        assert process.source.decoded == len(lines)
+
+
+async def test_a_pipeline_that_is_given_up_frees_what_waited(lake: Lake) -> None:
+    waits = {"event_delay_ms": 900_000, "idle_node_ms": 900_000}
+    files = [named("x", pipeline("x", **waits)), named("y", pipeline("y", **waits))]
+    for number in range(3):
+        await lake.put(*[f"{number} {line} " + "x" * 1000 for line in range(1000)])
+    async with lake.running(*files, read_again=lambda: files) as process:
+        await until(lambda: len(process.workers) == 2)
+        await until(
+            lambda: all(
+                one.progress is not None and len(one.progress.buffer) == 3000
+                for one in process.workers
+            )
+        )
+        # Both see the same segments: what is left is that of the other and the cache.
+        held = pa.total_allocated_bytes()
+        files.clear()
+        await until(lambda: process.workers == [])
+        process.source.forget()
+        await until(lambda: pa.total_allocated_bytes() < held - 2_500_000)
+
+
+async def test_a_slow_turn_holds_up_nobody() -> None:
+    gate, done = Gate(1, seconds=0.01), asyncio.Event()
+
+    async def hangs() -> None:
+        async with gate.turn():
+            await done.wait()
+
+    hanging = [asyncio.ensure_future(hangs()) for _ in range(5)]
+    async with asyncio.timeout(60), gate.turn():
+        pass
+    done.set()
+    await asyncio.gather(*hanging)
+    async with asyncio.timeout(60), gate.turn():
+        assert gate.free == 0
+    assert gate.free == 1
+
+
+def test_buffers_share_the_memory_and_appenders_get_pieces() -> None:
+    assert [share(1000, 0.7, parts) for parts in (0, 1, 7, 10_000)] == [700, 700, 100, 1]
+    table = events([f"{number:01000}" for number in range(10_000)])
+    parts = list(pieces(table))
+    assert pa.concat_tables(parts).equals(table)
+    assert len(parts) > 2
+    assert list(pieces(table.slice(0, 0))) == []
+
+
+class Seconds:
+    """A clock that stands."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+async def test_requests_become_fewer_while_nothing_comes(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes is found all the same."""
+    await lake.put("1")
+    listed: list[str] = []
+    original = lake.store.list
+
+    def counted(prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
+        listed.append(prefix)
+        return original(prefix, after=after)
+
+    monkeypatch.setattr(lake.store, "list", counted)
+    clock: Any = Seconds()
+    source = SegmentSource(lake.store, clock)
+
+    async def looks(seconds: int) -> int:
+        before = listed.count(keys.segments_of("n"))
+        for _ in range(seconds * 2):
+            await source.refresh()
+            clock.now += 0.5
+        return listed.count(keys.segments_of("n")) - before
+
+    await looks(20)
+    assert await looks(60) <= 16
+    await lake.put("2")
+    await looks(5)
+    assert source.nodes["n"].sizes.keys() == {1, 2}
+    await lake.put("3")
+    await source.refresh(clock.now)  # as before events are given: deletions count at once
+    assert source.nodes["n"].sizes.keys() == {1, 2, 3}
