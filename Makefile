@@ -1,7 +1,7 @@
 # The command list: `make` prints it, CI runs the same commands.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup run dev test check bench demo torture clients sim lock docs openapi clean
+.PHONY: help setup run dev test check bench demo torture clients sim lock docs page openapi clean
 
 PY := .venv/bin/python
 DATA ?= data
@@ -39,10 +39,11 @@ dev: ## Make .venv with the tools for tests and checks
 test: dev ## All tests that this machine can run, PROCESSES=2; CI=true: leaving one out is a failure
 	@$(PY) -m pytest --numprocesses $(PROCESSES) --dist worksteal $(ARGS)
 
-check: dev ## Lint, types, layers, Dockerfile, compose file, uvicorn's newest release
+check: dev ## Lint, types, layers, the page's files, Dockerfile, compose file, uvicorn's newest release
 	@$(PY) -m ruff check .
 	@$(PY) -m mypy
 	@.venv/bin/lint-imports --no-logo
+	@cd page && npm ci --silent && npm run --silent check
 	@.venv/bin/hadolint Dockerfile
 	@.venv/bin/yamllint --strict docker-compose.yml .github
 	@.venv/bin/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
@@ -71,6 +72,9 @@ docs: dev ## Write the reference pages that are made from code
 
 openapi: dev ## Write openapi.yaml from the app
 	@$(PY) -m service.http.openapi > openapi.yaml.new && mv openapi.yaml.new openapi.yaml
+
+page: ## Write service/page from page/ (needs Node.js with npm)
+	@cd page && npm ci --silent && npm run --silent build
 
 lock: ## Resolve pyproject.toml into requirements/*.txt, with hashes (needs uv)
 	@.ci/lock

@@ -9,6 +9,7 @@ spreads the run over several processes, each tells the one that prints.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ from hypothesis import HealthCheck, settings
 
 from service.runtime.java import why_no_spark
 from tests.seeds import choose
+from tests.servers.chromium import why_no_chromium
 from tests.servers.dynamodb import DynamoDb, running_dynamodb, why_no_dynamodb
 from tests.servers.jars import why_no_jars
 from tests.servers.logrotate import why_no_logrotate
@@ -41,6 +43,8 @@ NEEDS: dict[str, tuple[str, Callable[[], str | None]]] = {
     "logrotate": ("logrotate", why_no_logrotate),
     "nginx": ("nginx", why_no_nginx),
     "openssl": ("openssl", why_no_openssl),
+    "npm": ("npm", lambda: None if shutil.which("npm") else "no npm found; it comes with Node.js"),
+    "chromium": ("Chromium", why_no_chromium),
     "minio": ("MinIO", why_no_minio),
     "dynamodb": ("DynamoDB Local", why_no_dynamodb),
     "upgrading": ("clients that offer HTTP/2", why_no_upgrading_clients),

@@ -49,6 +49,7 @@ from service.http.status import progress_routes, status_routes
 from service.http.system import health_routes, version_routes
 from service.http.targets import BASE, PREFIX, canonical, canonical_beside
 from service.http.verify import Verifier, verify_routes
+from service.http.web import web_routes
 from service.query.engine import QueryEngine
 from service.query.live.matches import LiveMatches
 from service.queue.contents import Contents
@@ -212,6 +213,7 @@ def all_routers(node: NodeApi, api: HttpApi) -> list[APIRouter]:
         listing_routes(node, pages, api.clock),
         health_routes(node, api.scrape, api.gate),
         docs_routes(),
+        web_routes(),
         version_routes(api.reported_version, version("tailrace")),
         *(_searches(api.query) if api.query is not None else []),
         *(

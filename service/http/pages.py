@@ -121,7 +121,8 @@ def page_routes(node: NodeApi, settings: PageSettings) -> APIRouter:
         try:
             if ndjson:
                 records = await _records(node, key, start, most, settings, by_ulid)
-                return await record_page(node, key, records, _rest, by_ulid=by_ulid)
+                stats = _rest if by_ulid else _rest_of_records
+                return await record_page(node, key, records, stats, by_ulid=by_ulid)
             if by_ulid:
                 found = (await _records(node, key, start, most, settings, True)).as_text()
             else:
@@ -259,6 +260,11 @@ def _rest(first: Page, last: Page) -> dict[str, Any]:
     if first.record_line is not None:
         value |= {"line": first.record_line, "firstLine": first.first_line}
     return value
+
+
+def _rest_of_records(first: Page, last: Page) -> dict[str, Any]:
+    """A page of records may begin before the line that was asked for, within its record."""
+    return _rest(first, last) | {"firstLine": first.first_line}
 
 
 def _nothing() -> Response:

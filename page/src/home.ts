@@ -1,0 +1,217 @@
+// Lists: pipelines with their latest runs, and the runs of a pipeline. They renew themselves.
+
+import { Problem, json, logsOf, type RunDetails } from "./api";
+import { bytes, count, duration, h, plural, time } from "./dom";
+import { link, runLink } from "./place";
+
+interface RunList {
+  runs: string[];
+  details: RunDetails[];
+  after: string | null;
+}
+
+const RENEW_MS = 5000;
+const AT_ONCE = 6;
+const SHOWN_PIPELINES = 200;
+
+abstract class List {
+  readonly element = h("div", { class: "list" });
+  protected readonly body = h("tbody");
+  protected readonly note = h("p", { class: "note", role: "status" });
+  protected readonly closing = new AbortController();
+  private timer = 0;
+  private busy = false;
+
+  async open(): Promise<void> {
+    await this.renew();
+    this.timer = window.setInterval(() => {
+      if (!document.hidden) void this.renew();
+    }, RENEW_MS);
+    document.addEventListener("keydown", this.keyed);
+  }
+
+  close(): void {
+    this.closing.abort();
+    clearInterval(this.timer);
+    document.removeEventListener("keydown", this.keyed);
+  }
+
+  protected async renew(): Promise<void> {
+    if (this.busy) return;
+    this.busy = true;
+    try {
+      await this.load();
+    } catch (error) {
+      if (this.closing.signal.aborted) return;
+      this.note.textContent = error instanceof Problem ? error.message : "The service does not answer. The page tries again.";
+    } finally {
+      this.busy = false;
+    }
+  }
+
+  protected abstract load(): Promise<void>;
+
+  /** Replaces the rows, and leaves the focus where it is. */
+  protected show(rows: HTMLElement[]): void {
+    const focused = document.activeElement instanceof HTMLAnchorElement ? document.activeElement.getAttribute("href") : null;
+    const inside = focused !== null && this.body.contains(document.activeElement);
+    this.body.replaceChildren(...rows);
+    if (inside) this.links().find((anchor) => anchor.getAttribute("href") === focused)?.focus();
+  }
+
+  private links(): HTMLAnchorElement[] {
+    return [...this.body.querySelectorAll<HTMLAnchorElement>("a.main")];
+  }
+
+  private keyed = (event: KeyboardEvent): void => {
+    if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
+    const typing = event.target instanceof HTMLInputElement || event.target instanceof HTMLSelectElement;
+    const by = { ArrowDown: 1, ArrowUp: -1, ...(typing ? {} : { j: 1, k: -1 }) }[event.key];
+    if (event.key === "/" && !typing) {
+      event.preventDefault();
+      this.element.querySelector<HTMLInputElement>("input")?.focus();
+    }
+    if (!by || event.target instanceof HTMLSelectElement) return;
+    event.preventDefault();
+    const links = this.links();
+    const at = links.indexOf(document.activeElement as HTMLAnchorElement);
+    links[Math.max(0, Math.min(links.length - 1, at + by))]?.focus();
+  };
+}
+
+function badge(run: RunDetails): HTMLElement {
+  const words: Record<string, string> = { partialSuccess: "partial" };
+  const word = run.outcome ? words[run.outcome] ?? run.outcome : run.state === "open" ? "open" : run.state;
+  return h("span", { class: `badge ${run.outcome ?? run.state}` }, word);
+}
+
+const age = (at: number | null): string => (at === null ? "" : `${duration(Date.now() - at)} ago`);
+
+/** Lines a second over the whole run; of an open one, since the list was last read. */
+function rate(run: RunDetails, before: { lines: number; at: number } | undefined): string {
+  if (run.lines === null || run.first === null || run.last === null) return "";
+  if (run.state === "open" && before && Date.now() - before.at > 1000) {
+    const now = ((run.lines - before.lines) * 1000) / (Date.now() - before.at);
+    return now > 0 ? `${count(Math.ceil(now))}/s` : "";
+  }
+  const seconds = (run.last - run.first) / 1000;
+  return seconds >= 1 ? `${count(Math.ceil(run.lines / seconds))}/s` : "";
+}
+
+function cells(run: RunDetails, before?: { lines: number; at: number }): HTMLElement[] {
+  const last = run.last === null ? "" : time(run.last);
+  return [
+    h("td", {}, badge(run), run.attempt !== null ? h("span", { class: "attempt" }, `attempt ${run.attempt}`) : null),
+    h("td", { class: "n" }, run.lines === null ? "" : count(run.lines)),
+    h("td", { class: "n wide" }, bytes(run.bytes)),
+    h("td", { class: "n wide" }, rate(run, before)),
+    h("td", { class: "wide" }, run.first !== null && run.last !== null ? duration(run.last - run.first) : ""),
+    h("td", { title: last }, age(run.last)),
+  ];
+}
+
+const heads = (first: string[]): HTMLElement =>
+  h("thead", {}, h("tr", {}, ...first.map((name) => h("th", { scope: "col" }, name)), h("th", { scope: "col" }, "Outcome"), ...([["Lines", "n"], ["Size", "n wide"], ["Rate", "n wide"], ["Took", "wide"], ["Last line", ""]] as const).map(([name, kind]) => h("th", { scope: "col", class: kind }, name))));
+
+export class PipelineList extends List {
+  private readonly filter: HTMLInputElement;
+  private latest = new Map<string, RunDetails>();
+
+  constructor(name: string) {
+    super();
+    this.filter = h("input", { type: "search", "aria-label": "Pipelines whose names begin so", placeholder: "Name begins with…  (* is any text)", value: name });
+    this.filter.addEventListener("input", () => {
+      history.replaceState(null, "", link("", [], { name: this.filter.value }));
+      void this.renew();
+    });
+    this.element.append(h("h1", {}, "Pipelines"), h("div", { class: "filters" }, this.filter), h("div", { class: "scroll" }, h("table", {}, heads(["Pipeline", "Latest run"]), this.body)), this.note);
+  }
+
+  protected async load(): Promise<void> {
+    const { signal } = this.closing;
+    const found = await json<{ pipelines: string[]; after: string | null }>(logsOf(), { name: this.filter.value, limit: SHOWN_PIPELINES }, signal);
+    const names = found.pipelines;
+    this.draw(names);
+    const waiting = names.slice();
+    const work = async (): Promise<void> => {
+      for (let name = waiting.shift(); name !== undefined; name = waiting.shift()) {
+        const list = await json<RunList>(logsOf(name), { limit: 1 }, signal);
+        if (list.details[0]) this.latest.set(name, list.details[0]);
+      }
+    };
+    await Promise.all(Array.from({ length: AT_ONCE }, work));
+    this.draw(names);
+    const more = found.after ? ` The first ${plural(names.length, "pipeline")} are shown: type a name.` : "";
+    this.note.textContent = names.length ? more : this.filter.value ? "No pipeline has such a name." : "Nothing was written yet. A pipeline is here as soon as it sends its first line:";
+    if (!names.length && !this.filter.value) {
+      const target = new URL(`${logsOf("shop.orders")}/run-1`, document.baseURI).href;
+      this.note.append(h("code", {}, `curl -X POST -H 'Content-Type: text/plain' --data-binary $'hello\\nworld\\n' ${target}`));
+    }
+  }
+
+  private draw(names: string[]): void {
+    const last = (name: string): number => this.latest.get(name)?.last ?? 0;
+    const sorted = names.slice().sort((a, b) => last(b) - last(a) || (a < b ? -1 : 1));
+    this.show(
+      sorted.map((name) => {
+        const run = this.latest.get(name);
+        const cell = h("td", {}, h("a", { class: "main", href: link("pipeline", [name]) }, name));
+        if (!run) return h("tr", {}, cell, ...Array.from({ length: 7 }, () => h("td")));
+        return h("tr", {}, cell, h("td", { class: "id" }, h("a", { href: runLink(name, run.runId) }, run.runId)), ...cells(run));
+      }),
+    );
+  }
+}
+
+const STATES = ["open", "closing", "closed"];
+const OUTCOMES = ["success", "failed", "partialSuccess", "stopped", "queued", "running", "none"];
+
+export class Runs extends List {
+  private readonly controls: Record<"state" | "outcome" | "name", HTMLSelectElement | HTMLInputElement>;
+  private before = new Map<string, { lines: number; at: number }>();
+  private limit = 50;
+  private readonly more = h("button", { type: "button", hidden: true }, "More runs");
+
+  constructor(private readonly fqn: string, params: URLSearchParams) {
+    super();
+    const choose = (name: "state" | "outcome", all: string[]): HTMLSelectElement => {
+      const select = h("select", { "aria-label": name }, h("option", { value: "" }, `any ${name}`), ...all.map((value) => h("option", { value }, value)));
+      select.value = params.get(name) ?? "";
+      return select;
+    };
+    this.controls = {
+      name: h("input", { type: "search", "aria-label": "Runs whose ids begin so", placeholder: "Run begins with…", value: params.get("name") ?? "" }),
+      state: choose("state", STATES),
+      outcome: choose("outcome", OUTCOMES),
+    };
+    for (const control of Object.values(this.controls)) {
+      control.addEventListener("input", () => {
+        history.replaceState(null, "", link("pipeline", [this.fqn], this.wanted()));
+        void this.renew();
+      });
+    }
+    this.more.addEventListener("click", () => {
+      this.limit += 100;
+      void this.renew();
+    });
+    this.element.append(h("h1", {}, fqn), h("div", { class: "filters" }, ...Object.values(this.controls), h("a", { class: "button", href: link("search", [], { fqn }) }, "Search its lines")), h("div", { class: "scroll" }, h("table", {}, heads(["Run"]), this.body)), this.more, this.note);
+  }
+
+  private wanted(): Record<string, string> {
+    return Object.fromEntries(Object.entries(this.controls).map(([name, control]) => [name, control.value]));
+  }
+
+  protected async load(): Promise<void> {
+    const found = await json<RunList>(logsOf(this.fqn), { ...this.wanted(), limit: this.limit }, this.closing.signal);
+    this.more.hidden = found.after === null;
+    this.note.textContent = found.details.length ? "" : "No run is so.";
+    this.show(
+      found.details.map((run) => {
+        const before = this.before.get(run.runId);
+        const row = h("tr", {}, h("td", { class: "id" }, h("a", { class: "main", href: runLink(this.fqn, run.runId) }, run.runId)), ...cells(run, before));
+        this.before.set(run.runId, { lines: run.lines ?? 0, at: Date.now() });
+        return row;
+      }),
+    );
+  }
+}

@@ -1,0 +1,354 @@
+// The lines of a run by their numbers: blocks that are fetched when they are wanted and dropped
+// when they are far away, and a live end that goes on from the last cursor over every reconnect.
+
+import { events, json, records, runOf, streamOf, type LogRecord, type Params } from "./api";
+
+export const BLOCK = 500;
+const MAX_BLOCKS = 160;
+const MAX_CHARS = 48_000_000;
+const PATIENCE_MS = 120;
+/** A line of which nothing but the text is known yet. */
+const NOBODY: LogRecord = { ulid: "", ts: null, fqn: "", run_id: "", level: null, connector_id: null, pos: 0, message: "", attributes: null };
+/** Longer lines are kept by their beginnings; the rest is fetched when somebody wants it. */
+export const MAX_LINE = 10_000;
+
+export interface Entry {
+  ulid: string;
+  ts: string | null;
+  level: string | null;
+  connector: string | null;
+  attributes: Record<string, string> | null;
+  /** Number of its first line, and of its lines. */
+  first: number;
+  count: number;
+}
+
+export interface Row {
+  entry: Entry;
+  text: string;
+  /** Characters of the whole line. */
+  length: number;
+}
+
+interface Block {
+  rows: (Row | undefined)[];
+  used: number;
+  chars: number;
+  pending: boolean;
+}
+
+interface PageStats {
+  total: number;
+  totalLines: number;
+  totalBytes: number;
+  state: string;
+  firstLine?: number;
+  line?: number;
+  after: string | null;
+}
+
+export type Connection = "connecting" | "live" | "ended" | "lost";
+
+function row(entry: Entry, text: string): Row {
+  if (text.length <= MAX_LINE) return { entry, text, length: text.length };
+  // A slice would keep the whole line in memory.
+  const begun = JSON.parse(JSON.stringify(text.slice(0, MAX_LINE))) as string;
+  return { entry, text: begun, length: text.length };
+}
+
+export class RunLines {
+  total = 0;
+  bytes = 0;
+  state = "none";
+  connection: Connection = "connecting";
+  /** Lines that came in each of the last seconds. */
+  private arrivals: { at: number; lines: number }[] = [];
+  private blocks = new Map<number, Block>();
+  private tick = 0;
+  private chars = 0;
+  private cursor: string | null = null;
+  private following: AbortController | null = null;
+  private readonly closing = new AbortController();
+  private failures = 0;
+  private opened = false;
+  private wakeUp: (() => void) | null = null;
+
+  constructor(
+    readonly fqn: string,
+    readonly run: string,
+    /** `appended` is the number of lines that came at the live end. */
+    private readonly changed: (appended: number) => void,
+    private readonly failed: (error: unknown) => void,
+  ) {}
+
+  get path(): string {
+    return runOf(this.fqn, this.run);
+  }
+
+  /** Reads the end of the run. Raises `Problem`. */
+  async open(): Promise<void> {
+    const reading = records<PageStats>(this.path, { tail: BLOCK }, this.closing.signal);
+    // The first search of a service opens databases: the text is there sooner than the records.
+    const soon = setTimeout(() => void this.preview(), PATIENCE_MS);
+    const found = await reading.finally(() => clearTimeout(soon));
+    this.opened = true;
+    this.noted(found.stats);
+    const first = found.stats.firstLine ?? 0;
+    this.total = this.put(found.records, first);
+    this.cursor = String(this.total);
+    this.changed(0);
+    void this.follow();
+  }
+
+  private async preview(): Promise<void> {
+    const page = await json<PageStats & { logs: string }>(this.path, { tail: 100 }, this.closing.signal).catch(() => null);
+    if (!page?.totalLines || this.opened) return;
+    const texts = page.logs.split("\n");
+    const first = page.totalLines - texts.length;
+    const found = texts.map((message) => ({ ...NOBODY, message }));
+    this.noted(page);
+    this.total = this.put(found, first);
+    this.changed(0);
+  }
+
+  close(): void {
+    this.closing.abort();
+    this.following?.abort();
+    this.wakeUp?.();
+    this.blocks.clear();
+  }
+
+  private noted(stats: PageStats): void {
+    this.state = stats.state;
+    this.bytes = stats.totalBytes;
+  }
+
+  /** A line if it is here. */
+  row(n: number): Row | undefined {
+    return this.blocks.get(Math.floor(n / BLOCK))?.rows[n % BLOCK];
+  }
+
+  /** Fetches what of the lines from `from` to before `to` is not here. */
+  want(from: number, to: number): void {
+    const last = Math.floor((Math.min(to, this.total) - 1) / BLOCK);
+    for (let number = Math.max(0, Math.floor(from / BLOCK)); number <= last; number++) {
+      const block = this.block(number);
+      const end = Math.min(BLOCK, this.total - number * BLOCK);
+      if (block.pending) continue;
+      for (let at = 0; at < end; at++) {
+        if (block.rows[at]) continue;
+        void this.fetch(number, block, number * BLOCK + at, number * BLOCK + end);
+        break;
+      }
+    }
+  }
+
+  private block(number: number): Block {
+    let block = this.blocks.get(number);
+    if (!block) {
+      block = { rows: [], used: ++this.tick, chars: 0, pending: false };
+      this.blocks.set(number, block);
+      this.evict();
+    }
+    block.used = ++this.tick;
+    return block;
+  }
+
+  private evict(): void {
+    while (this.blocks.size > MAX_BLOCKS || (this.chars > MAX_CHARS && this.blocks.size > 4)) {
+      let oldest = -1;
+      let used = Infinity;
+      for (const [number, block] of this.blocks) {
+        if (!block.pending && block.used < used) [oldest, used] = [number, block.used];
+      }
+      if (oldest < 0) return;
+      this.chars -= this.blocks.get(oldest)!.chars;
+      this.blocks.delete(oldest);
+    }
+  }
+
+  private async fetch(number: number, block: Block, from: number, to: number): Promise<void> {
+    block.pending = true;
+    try {
+      while (from < to && !this.closing.signal.aborted) {
+        const params: Params = { after: from, limit: to - from };
+        const found = await records<PageStats>(this.path, params, this.closing.signal);
+        if (!found.records.length) break;
+        const end = this.put(found.records, found.stats.firstLine ?? from);
+        if (end <= from) break;
+        from = end;
+      }
+      this.changed(0);
+    } catch (error) {
+      if (this.closing.signal.aborted) return;
+      this.failed(error);
+      // Wait before the next look asks for the same lines again.
+      await new Promise((resolve) => setTimeout(resolve, 2000));
+      setTimeout(() => this.changed(0));
+    } finally {
+      block.pending = false;
+      if (!this.blocks.has(number)) block.rows = [];
+    }
+  }
+
+  /** Keeps records of which the first begins at line `first`; returns the line behind them. */
+  private put(found: LogRecord[], first: number): number {
+    for (const record of found) {
+      const texts = record.message.split("\n");
+      const entry: Entry = {
+        ulid: record.ulid,
+        ts: record.ts,
+        level: record.level,
+        connector: record.connector_id,
+        attributes: record.attributes,
+        first,
+        count: texts.length,
+      };
+      for (const text of texts) {
+        const block = this.block(Math.floor(first / BLOCK));
+        const before = block.rows[first % BLOCK];
+        if (!before?.entry.ulid) {
+          const made = row(entry, text);
+          if (before) this.dropped(block, before);
+          block.rows[first % BLOCK] = made;
+          block.chars += made.text.length;
+          this.chars += made.text.length;
+        }
+        first++;
+      }
+    }
+    return first;
+  }
+
+  private dropped(block: Block, gone: Row): void {
+    block.chars -= gone.text.length;
+    this.chars -= gone.text.length;
+  }
+
+  /** Lines a second, over the last five. */
+  rate(): number {
+    const now = performance.now();
+    this.arrivals = this.arrivals.filter((arrival) => now - arrival.at < 5000);
+    return this.arrivals.reduce((sum, arrival) => sum + arrival.lines, 0) / 5;
+  }
+
+  /** Tries at once where a reconnect waits. */
+  retry(): void {
+    this.wakeUp?.();
+  }
+
+  private async follow(): Promise<void> {
+    while (!this.closing.signal.aborted) {
+      const ended = await this.stream();
+      if (this.closing.signal.aborted) return;
+      await this.size();
+      if (ended && this.state === "closed") {
+        this.become("ended");
+        return;
+      }
+      this.become(ended ? "ended" : "lost");
+      // A finished run may go on when its client tries again.
+      await this.pause(ended ? 15_000 : Math.min(500 * 2 ** this.failures++, 4000));
+    }
+  }
+
+  private pause(ms: number): Promise<void> {
+    return new Promise((resolve) => {
+      const timer = setTimeout(resolve, ms);
+      this.wakeUp = () => {
+        clearTimeout(timer);
+        resolve();
+      };
+    });
+  }
+
+  private become(connection: Connection): void {
+    if (this.connection === connection) return;
+    this.connection = connection;
+    this.changed(0);
+  }
+
+  /** Whether the stream said that the run is over; false: it was lost. */
+  private async stream(): Promise<boolean> {
+    this.following = new AbortController();
+    const params = { format: "ndjson", after: this.cursor ?? undefined };
+    try {
+      // A silent stream is open when its first heartbeat comes; that is too late to say so.
+      const opened = setTimeout(() => this.become("live"), 1000);
+      try {
+        for await (const group of events(streamOf(this.fqn, this.run), params, this.following.signal)) {
+          const came: LogRecord[] = [];
+          let over = false;
+          for (const event of group) {
+            if (event.name === "complete") over = true;
+            else if (event.name === "error") throw new Error(event.data);
+            else if (event.name === "message") {
+              came.push(JSON.parse(event.data) as LogRecord);
+              if (event.id !== null) this.cursor = event.id;
+            }
+          }
+          this.failures = 0;
+          if (!over) this.become("live");
+          if (came.length) this.append(came);
+          if (over) return true;
+        }
+      } finally {
+        clearTimeout(opened);
+      }
+    } catch (error) {
+      if (!this.closing.signal.aborted && !(error instanceof TypeError)) console.debug(String(error));
+    }
+    return false;
+  }
+
+  private append(came: LogRecord[]): void {
+    const before = this.total;
+    if (this.state === "none") this.state = "open";
+    this.total = this.put(came, this.total);
+    this.bytes += came.reduce((sum, record) => sum + record.message.length + 1, 0);
+    this.arrivals.push({ at: performance.now(), lines: this.total - before });
+    this.changed(this.total - before);
+  }
+
+  private async size(): Promise<void> {
+    try {
+      this.noted(await json<PageStats>(this.path, { tail: 1 }, this.closing.signal));
+    } catch {
+      // The service is away: the loop of `follow` tries again.
+    }
+  }
+
+  /** The number of a record's first line; null if the run does not hold it. */
+  async lineOf(ulid: string): Promise<number> {
+    const found = await records<PageStats>(this.path, { at: ulid, limit: BLOCK }, this.closing.signal);
+    const first = found.stats.firstLine ?? 0;
+    this.total = Math.max(this.total, this.put(found.records, first));
+    return found.stats.line ?? first;
+  }
+
+  /** Lines as they are stored, from `from` to before `to`, read in pages. Raises `Problem`. */
+  async text(from: number, to: number, progress?: (lines: number) => void): Promise<string[]> {
+    const lines: string[] = [];
+    while (from + lines.length < to) {
+      const at = from + lines.length;
+      const params = { after: at, limit: Math.min(to - at, 20_000) };
+      const page = await json<{ logs: string }>(this.path, params, this.closing.signal);
+      for (const line of page.logs.split("\n")) lines.push(line);
+      progress?.(lines.length);
+    }
+    lines.length = to - from;
+    return lines;
+  }
+
+  /** Lines from `from` to before `to` if all of them are here, whole. */
+  textHere(from: number, to: number): string[] | null {
+    if (to - from > MAX_BLOCKS * BLOCK) return null;
+    const lines: string[] = [];
+    for (let n = from; n < to; n++) {
+      const found = this.row(n);
+      if (!found || found.length > found.text.length) return null;
+      lines.push(found.text);
+    }
+    return lines;
+  }
+}

@@ -1,0 +1,335 @@
+// The view of a run: its lines at the live end or anywhere else, and what can be done with them.
+
+import { Problem, address, records, runOf, type LogRecord } from "./api";
+import { chart } from "./chart";
+import { bytes, count, h, isUtc, plural, setUtc, time, toast } from "./dom";
+import { FindBar } from "./findbar";
+import { Finder, histogram } from "./find";
+import { Folds } from "./folds";
+import { copyRange, save } from "./copy";
+import { RunLines } from "./lines";
+import { link, replace, runLink } from "./place";
+import { details } from "./details";
+import { LogView } from "./view";
+
+const SEVERE = "level>=ERROR";
+
+export class RunView {
+  readonly element: HTMLElement;
+  private readonly lines: RunLines;
+  private readonly view: LogView;
+  private readonly finder: Finder;
+  private readonly find: FindBar;
+  private readonly closing = new AbortController();
+  private readonly status = h("span", { class: "status" }, "reading…");
+  private readonly fresh = h("button", { class: "fresh", type: "button", hidden: true });
+  private readonly followButton: HTMLButtonElement;
+  private readonly bars = h("div", { class: "bars-box", hidden: true });
+  private all = false;
+  private newLines = 0;
+  private opened = false;
+  private timer = 0;
+
+  constructor(private readonly fqn: string, private readonly run: string, private readonly params: URLSearchParams) {
+    this.lines = new RunLines(fqn, run, (appended) => this.changed(appended), (error) => this.say(error));
+    this.view = new LogView(this.lines, new Folds(this.lines));
+    this.view.wrap = localStorage.getItem("wrap") === "yes";
+    this.view.times = localStorage.getItem("times") === "yes";
+    this.finder = new Finder(fqn, run);
+    this.find = new FindBar(this.finder, {
+      current: () => this.current(),
+      go: (record) => this.go(record),
+      mark: (pattern, q) => {
+        this.view.marks.pattern = pattern;
+        this.address({ q });
+        this.view.schedule();
+      },
+      only: (q) => (location.hash = link("search", [], { q, fqn, run, from: "0" })),
+      closed: () => this.view.scroller.focus(),
+    });
+    this.followButton = this.button("Follow", "f", () => this.toggleFollow());
+    this.fresh.addEventListener("click", () => this.end());
+    this.view.onplace = () => this.placed();
+    this.view.onopen = (n) => void details(this.lines, n);
+    this.view.onnumber = (n) => this.point(n);
+    this.element = h("div", { class: "run" }, h("h1", { class: "unseen" }, run), this.toolbar(), this.find.element, this.bars, h("div", { class: "frame" }, this.view.scroller, this.fresh));
+    this.view.scroller.classList.toggle("wrap", this.view.wrap);
+    document.addEventListener("keydown", this.keyed);
+    document.addEventListener("copy", this.copied);
+    addEventListener("online", this.online);
+    document.addEventListener("visibilitychange", this.online);
+  }
+
+  private toolbar(): HTMLElement {
+    const toggle = (label: string, key: string, on: boolean, act: (on: boolean) => void): HTMLElement => {
+      const button = this.button(label, key, () => {
+        on = !on;
+        button.setAttribute("aria-pressed", String(on));
+        act(on);
+      });
+      button.setAttribute("aria-pressed", String(on));
+      return button;
+    };
+    return h(
+      "div",
+      { class: "tools", role: "toolbar", "aria-label": "Run" },
+      this.status,
+      h("span", { class: "space" }),
+      this.followButton,
+      this.button("Find", "/", () => this.find.open()),
+      this.button("First error", "e", () => void this.severe(true)),
+      this.button("Last error", "E", () => void this.severe(false)),
+      toggle("Chart", "h", false, (on) => void this.showBars(on)),
+      toggle("Wrap", "w", this.view.wrap, (on) => this.set("wrap", on)),
+      toggle("Times", "t", this.view.times, (on) => this.set("times", on)),
+      toggle("UTC", "u", isUtc(), (on) => {
+        setUtc(on);
+        this.view.redraw();
+      }),
+      this.button("Download", "d", () => void this.download()),
+    );
+  }
+
+  private button(label: string, key: string, act: () => void): HTMLButtonElement {
+    return h("button", { type: "button", onclick: act, "data-key": key, title: `Key ${key}`, "aria-keyshortcuts": key }, label);
+  }
+
+  private set(name: "wrap" | "times", on: boolean): void {
+    this.view[name] = on;
+    localStorage.setItem(name, on ? "yes" : "no");
+    this.view.scroller.classList.toggle("wrap", this.view.wrap);
+    this.view.redraw();
+  }
+
+  async open(): Promise<void> {
+    this.timer = window.setInterval(() => this.tell(), 1000);
+    try {
+      await this.lines.open();
+      this.opened = true;
+      this.tell();
+      this.view.folds.foldGroups(Math.max(0, this.lines.total - 500), this.lines.total);
+      const line = this.params.get("line");
+      const q = this.params.get("q");
+      if (line) await this.goTo(line);
+      if (q) this.find.start(q);
+      this.view.schedule();
+    } catch (error) {
+      this.say(error);
+    }
+    this.view.scroller.focus();
+  }
+
+  close(): void {
+    this.closing.abort();
+    clearInterval(this.timer);
+    document.removeEventListener("keydown", this.keyed);
+    document.removeEventListener("copy", this.copied);
+    removeEventListener("online", this.online);
+    document.removeEventListener("visibilitychange", this.online);
+    this.lines.close();
+    this.view.close();
+  }
+
+  private say(error: unknown): void {
+    if (this.closing.signal.aborted) return;
+    toast(error instanceof Problem ? error.message : "The service does not answer. The page tries again.");
+  }
+
+  private online = (): void => {
+    if (!document.hidden) this.lines.retry();
+  };
+
+  private changed(appended: number): void {
+    if (appended && !this.view.follow) this.newLines += appended;
+    this.view.schedule();
+  }
+
+  /** Runs at each drawn frame. */
+  private placed(): void {
+    const { follow } = this.view;
+    if (follow) this.newLines = 0;
+    this.fresh.hidden = follow || !this.newLines;
+    const label = `▼ ${plural(this.newLines, "new line")}`;
+    if (!this.fresh.hidden && this.fresh.textContent !== label) this.fresh.textContent = label;
+    const pressed = String(follow);
+    if (this.followButton.getAttribute("aria-pressed") !== pressed) {
+      this.followButton.setAttribute("aria-pressed", pressed);
+      this.followButton.textContent = follow ? "Following" : "Follow";
+    }
+  }
+
+  private tell(): void {
+    if (!this.opened) return;
+    const { lines } = this;
+    const words: Record<string, string> = { live: "live", connecting: "connecting", lost: "reconnecting", ended: lines.state === "closed" ? "closed" : "finished" };
+    const rate = lines.rate();
+    const parts = [plural(lines.total, "line"), bytes(lines.bytes)];
+    if (lines.connection === "live" && rate) parts.push(`${count(Math.ceil(rate))} lines/s`);
+    this.status.replaceChildren(h("span", { class: `state ${lines.connection}` }, words[lines.connection] ?? ""), ` ${parts.join(" · ")}`);
+  }
+
+  // --- the place -----------------------------------------------------------------------
+
+  private address(change: Record<string, string | undefined>): void {
+    for (const [name, value] of Object.entries(change)) {
+      if (value) this.params.set(name, value);
+      else this.params.delete(name);
+    }
+    replace(runLink(this.fqn, this.run, Object.fromEntries(this.params)));
+  }
+
+  /** Puts a line into the address. */
+  private point(n: number): void {
+    const row = this.lines.row(n);
+    if (!row) return;
+    this.view.marks.line = n;
+    this.address({ line: row.entry.ulid });
+    this.view.schedule();
+    toast("The address now points at this line.");
+  }
+
+  /** The record at which a search begins: that which was found last, if it is on screen. */
+  private current(): string | null {
+    const { line } = this.view.marks;
+    if (line !== null && line >= this.view.first && line <= this.view.last) return this.lines.row(line)?.entry.ulid ?? null;
+    return null;
+  }
+
+  private async go(record: LogRecord): Promise<void> {
+    await this.goTo(record.ulid);
+  }
+
+  private async goTo(ulid: string): Promise<void> {
+    const n = await this.lines.lineOf(ulid);
+    this.view.marks.line = n;
+    this.address({ line: ulid });
+    this.view.show(n);
+  }
+
+  private end(): void {
+    this.view.marks.line = null;
+    this.address({ line: undefined });
+    this.view.toEnd();
+  }
+
+  private toggleFollow(): void {
+    if (this.view.follow) {
+      this.view.follow = false;
+      this.view.schedule();
+    } else this.end();
+  }
+
+  private async severe(first: boolean): Promise<void> {
+    try {
+      const found = await this.finder.next(SEVERE, null, first, this.closing.signal);
+      if (found) await this.go(found);
+      else toast("This run has no line of level ERROR or FATAL.");
+    } catch (error) {
+      this.say(error);
+    }
+  }
+
+  private async showBars(on: boolean): Promise<void> {
+    this.bars.hidden = !on;
+    if (!on) return;
+    this.bars.replaceChildren("Counting…");
+    try {
+      const params = { fqn: this.fqn, run: this.run, from: 0, buckets: 120 };
+      const found = await histogram(params, this.closing.signal);
+      this.bars.replaceChildren(chart(found, (from, to) => void this.zoom(from, to)));
+    } catch (error) {
+      this.bars.hidden = true;
+      this.say(error);
+    }
+  }
+
+  private async zoom(from: number, to: number): Promise<void> {
+    try {
+      const params = { fqn: this.fqn, run: this.run, from, to, limit: 1, order: "asc" };
+      const found = await records("query", params, this.closing.signal);
+      if (found.records[0]) await this.go(found.records[0]);
+      else toast(`No lines from ${time(from)} to ${time(to)}.`);
+    } catch (error) {
+      this.say(error);
+    }
+  }
+
+  // --- copying ---------------------------------------------------------------------------
+
+  private copied = (event: ClipboardEvent): void => {
+    const selected = this.view.selection();
+    if (this.all) void copyRange(this.lines, [0, 0], [this.lines.total, 0], event);
+    else if (selected) void copyRange(this.lines, selected.from, selected.to, event);
+  };
+
+  private selectAll(on: boolean): void {
+    this.all = on;
+    this.view.scroller.classList.toggle("all", on);
+    if (on) toast(`All ${plural(this.lines.total, "line")} are selected. Ctrl-C copies them.`);
+  }
+
+  private async download(): Promise<void> {
+    const path = address(`${runOf(this.fqn, this.run)}/download`);
+    await save(path, `${this.fqn}-${this.run}.log`).catch((error: unknown) => this.say(error));
+  }
+
+  // --- keys --------------------------------------------------------------------------------
+
+  private keyed = (event: KeyboardEvent): void => {
+    if (document.querySelector("dialog[open]")) return;
+    const command = event.ctrlKey || event.metaKey;
+    const typing = event.target instanceof HTMLInputElement || event.target instanceof HTMLSelectElement;
+    if (command && event.key === "f") {
+      event.preventDefault();
+      this.find.open();
+      return;
+    }
+    if (typing || event.altKey) return;
+    if (command) {
+      if (event.key === "a") {
+        event.preventDefault();
+        this.selectAll(true);
+      }
+      return;
+    }
+    if (event.key === " " && event.target instanceof HTMLButtonElement) return;
+    const act = this.keys[event.key];
+    if (act) {
+      event.preventDefault();
+      act();
+      return;
+    }
+    const button = this.element.querySelector<HTMLButtonElement>(`button[data-key="${CSS.escape(event.key)}"]`);
+    if (button) {
+      event.preventDefault();
+      button.click();
+    }
+  };
+
+  private move(by: number): void {
+    this.view.move(by);
+    this.view.settleSoon();
+  }
+
+  private readonly keys: Record<string, () => void> = {
+    ArrowDown: () => this.move(20),
+    j: () => this.move(20),
+    ArrowUp: () => this.move(-20),
+    k: () => this.move(-20),
+    PageDown: () => this.move(this.view.height - 40),
+    " ": () => this.move(this.view.height - 40),
+    PageUp: () => this.move(40 - this.view.height),
+    Home: () => this.view.toStart(),
+    g: () => this.view.toStart(),
+    End: () => this.end(),
+    G: () => this.end(),
+    p: () => this.toggleFollow(),
+    n: () => this.find.step(true),
+    N: () => this.find.step(false),
+    Escape: () => {
+      this.selectAll(false);
+      getSelection()?.removeAllRanges();
+      this.find.close();
+    },
+  };
+}

@@ -1,0 +1,1 @@
+"""The page that the service shows at `/`, as files that `make page` makes from `page/`."""

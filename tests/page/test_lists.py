@@ -1,0 +1,180 @@
+"""Lists, the search across runs, keys, a phone, and whether everybody can use it."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import Any
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, Page, Route, expect
+
+from tests.e2e.service_process import ServiceProcess
+from tests.page.posting import Poster, open_run
+
+pytestmark = pytest.mark.chromium
+
+SEVERE = b"2026-11-23 10:00:00 ERROR [a] no such column: total\n"
+
+
+@pytest.fixture(scope="module")
+def runs(post: Poster) -> None:
+    post.text("shop.orders", "good", b"2026-11-23 10:00:00 INFO [a] read 5 rows status=200\n" * 30)
+    post.status("shop.orders", "good", "success")
+    post.text("shop.orders", "bad", SEVERE * 3)
+    post.status("shop.orders", "bad", "failed")
+    post.text("web/a b.c", "r#1?", b"one line\n")
+
+
+@pytest.mark.usefixtures("runs")
+def test_keys_lead_from_the_list_to_a_run_and_back(page: Page) -> None:
+    page.goto("/")
+    expect(page.locator("tbody tr")).to_have_count(2)
+    expect(page.get_by_role("link", name="shop.orders")).to_be_visible()
+    for _ in range(2):
+        page.keyboard.press("j")
+    focused = "document.activeElement.textContent"
+    page.keyboard.press("ArrowUp" if page.evaluate(focused) != "shop.orders" else "Shift")
+    assert page.evaluate(focused) == "shop.orders"
+    page.keyboard.press("Enter")
+    expect(page.locator("h1")).to_have_text("shop.orders")
+    expect(page.locator(".badge.failed")).to_have_text("failed")
+    expect(page.locator(".badge.success")).to_have_text("success")
+    page.get_by_label("outcome").select_option("failed")
+    expect(page.locator("tbody tr")).to_have_count(1)
+    page.keyboard.press("ArrowDown")
+    page.get_by_role("link", name="bad").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator(".row")).to_have_count(3)
+    page.keyboard.press("b")
+    expect(page.locator("h1")).to_have_text("shop.orders")
+
+
+@pytest.mark.usefixtures("runs")
+def test_names_of_any_characters_are_links(page: Page) -> None:
+    page.goto("/")
+    page.get_by_role("link", name="r#1?").click()
+    expect(page.locator(".row .tx")).to_have_text("one line")
+    page.reload()
+    expect(page.locator(".row .tx")).to_have_text("one line")
+
+
+@pytest.mark.usefixtures("runs")
+def test_a_search_is_completed_and_leads_to_the_line(page: Page) -> None:
+    page.goto("/#/search")
+    page.keyboard.type("leve")
+    expect(page.locator(".proposals li", has_text="level:")).to_be_visible()
+    page.keyboard.press("Tab")
+    expect(page.locator(".proposals li", has_text="ERROR")).to_be_visible()
+    page.keyboard.type("ERR")
+    expect(page.locator(".proposals li")).to_have_count(1)
+    page.keyboard.press("Tab")
+    expect(page.get_by_label("Query")).to_have_value("level:ERROR")
+    page.keyboard.press("Enter")
+    expect(page.locator(".hits li")).to_have_count(3)
+    expect(page.locator(".note")).to_have_text("3 records")
+    expect(page.locator(".bars rect.lv-ERROR")).not_to_have_count(0)
+    page.locator(".hits a").first.click()
+    expect(page.locator(".row.marked .tx")).to_contain_text("no such column")
+    assert re.search(r"#/run/shop\.orders/bad\?.*line=[0-9A-Z]{26}", page.url)
+
+
+@pytest.mark.usefixtures("runs")
+def test_a_query_that_cannot_be_read_says_what_to_write(page: Page) -> None:
+    page.goto("/#/search?q=levle%3AERROR")
+    expect(page.locator(".note")).to_contain_text("levle")
+
+
+@pytest.mark.usefixtures("runs")
+def test_matches_are_followed_live(page: Page, post: Poster) -> None:
+    page.goto("/#/search?q=%22as%20it%20happens%22")
+    expect(page.locator(".note")).to_have_text("0 records")
+    page.get_by_role("button", name="Follow live").click()
+    expect(page.locator(".note")).to_contain_text("Following")
+    post.text("shop.live", "r", b"seen as it happens\nnot this\n")
+    expect(page.locator(".hits li .tx")).to_have_text(["seen as it happens"])
+
+
+@pytest.mark.usefixtures("runs")
+def test_a_token_is_asked_for_sent_as_a_header_and_kept_by_the_tab(
+    page: Page, service: ServiceProcess
+) -> None:
+    """Before the service has rules of access: what stands before it asks for the token."""
+    sent: list[str | None] = []
+
+    def guard(route: Route) -> None:
+        given = route.request.headers.get("authorization")
+        sent.append(given)
+        if given == "Bearer trl_good":
+            route.continue_()
+        else:
+            route.fulfill(status=401, json={"detail": "no token"})
+
+    page.route("**/api/**", guard)
+    page.goto("/")
+    page.get_by_label("Token").fill("trl_wrong")
+    page.keyboard.press("Enter")
+    expect(page.get_by_text("It did not take this one")).to_be_visible()
+    page.get_by_label("Token").fill("trl_good")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("link", name="shop.orders")).to_be_visible()
+    page.get_by_role("link", name="bad").click()
+    expect(page.locator(".state")).to_have_text("finished")
+    assert set(sent) == {None, "Bearer trl_wrong", "Bearer trl_good"}
+    assert "trl_" not in page.url
+    assert page.evaluate("JSON.stringify(localStorage) + document.cookie").count("trl_") == 0
+    page.get_by_role("button", name="Log out").click()
+    expect(page.get_by_label("Token")).to_be_visible()
+
+
+@pytest.mark.npm
+@pytest.mark.usefixtures("runs")
+def test_axe_finds_nothing(page: Page, axe: str) -> None:
+    places = ("", "pipeline/shop.orders", "run/shop.orders/bad", "search?q=level:ERROR")
+    for scheme, place in itertools.product(("light", "dark"), places):
+        page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+        page.goto(f"/#/{place}")
+        page.reload()
+        expect(page.locator("tbody tr, .row, .hits li").first).to_be_visible()
+        if place.startswith("run"):
+            page.keyboard.press("/")
+        page.evaluate(axe)
+        found = page.evaluate("axe.run().then(found => found.violations)")
+        assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in found] == []
+
+
+@pytest.mark.usefixtures("runs")
+def test_a_phone_shows_it_without_scrolling_sideways(
+    browser: Browser, service: ServiceProcess
+) -> None:
+    phone = browser.new_context(
+        base_url=service.url, viewport={"width": 360, "height": 640}, has_touch=True, is_mobile=True
+    )
+    page = phone.new_page()
+    for place in ("", "pipeline/shop.orders", "run/shop.orders/bad", "search?q=level:ERROR"):
+        page.goto(f"/#/{place}")
+        page.reload()
+        expect(page.locator("tbody tr, .row, .hits li").first).to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    phone.close()
+
+
+def test_an_empty_service_says_how_to_begin(
+    page: Page, post: Poster, service: ServiceProcess
+) -> None:
+    with httpx.Client(base_url=service.url) as client:
+        empty: dict[str, Any] = {"pipelines": [], "after": None}
+        assert client.get("/api/v1/services/ingestionPipelines/logs").json().keys() == empty.keys()
+    page.route("**/logs?*", lambda route: route.fulfill(json=empty))
+    page.goto("/")
+    expect(page.locator(".note code")).to_contain_text("curl -X POST")
+
+
+def test_a_run_without_lines_waits_for_the_first(page: Page, post: Poster) -> None:
+    post.text("p.waits", "other", b"x\n")
+    page.goto("/#/run/p.waits/new")
+    expect(page.locator(".state")).to_have_text("live")
+    post.lines("p.waits", "new", 0, 1)
+    expect(page.locator(".row .tx")).to_have_text("line 0")
+    open_run(page, "p.waits", "new")
