@@ -169,18 +169,3 @@ function parsed(frame: string): ServerEvent | null {
   if (!data.length && id === null && name === "message") return null;
   return { id, name, data: data.join("\n") };
 }
-
-const ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ";
-
-/** The ULID `by` behind (or before) another. */
-export function beside(ulid: string, by: bigint): string {
-  let value = 0n;
-  for (const digit of ulid) value = value * 32n + BigInt(ALPHABET.indexOf(digit));
-  value += by;
-  let text = "";
-  for (let at = 0; at < 26; at++) {
-    text = ALPHABET[Number(value % 32n)] + text;
-    value /= 32n;
-  }
-  return text;
-}

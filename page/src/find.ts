@@ -1,7 +1,7 @@
 // Finding in a run. The service searches, so the count is of the whole run; the page asks for
 // the next hit behind (or before) a record and goes there.
 
-import { beside, json, records, type LogRecord, type Params } from "./api";
+import { json, records, type LogRecord, type Params } from "./api";
 
 export type Mode = "text" | "case" | "regex" | "query";
 
@@ -47,14 +47,18 @@ export class Finder {
 
   /** How many records match, up to and including one if it is given. */
   async count(q: string, upTo: string | null, signal: AbortSignal): Promise<Stats> {
-    const params = { ...this.params(q), stats_only: true, to: upTo ?? undefined };
+    // As a time of the search a ULID stands for its millisecond; as a condition it is exact.
+    const params = upTo
+      ? { ...this.params(`(${q}) ulid<=${upTo}`), stats_only: true, to: upTo }
+      : { ...this.params(q), stats_only: true };
     return (await records<Stats>("query", params, signal)).stats;
   }
 
   /** The next match behind a record, or before it; from an end of the run without one. */
   async next(q: string, from: string | null, forward: boolean, signal: AbortSignal): Promise<LogRecord | null> {
-    const params: Params = { ...this.params(q), limit: 1, order: forward ? "asc" : "desc" };
-    if (from) params[forward ? "from" : "to"] = beside(from, forward ? 1n : -1n);
+    const wanted = from ? `(${q}) ulid${forward ? ">" : "<"}${from}` : q;
+    const params: Params = { ...this.params(wanted), limit: 1, order: forward ? "asc" : "desc" };
+    if (from) params[forward ? "from" : "to"] = from;
     return (await records<Stats>("query", params, signal)).records[0] ?? null;
   }
 }

@@ -21,6 +21,7 @@ export class FindBar {
   private total: number | null = null;
   private at: string | null = null;
   private q = "";
+  private steps: Promise<void> = Promise.resolve();
 
   constructor(private readonly finder: Finder, private readonly owner: Owner) {
     this.input = h("input", { type: "search", "aria-label": "Find in this run", placeholder: "Find in the whole run", autocomplete: "off", spellcheck: "false" });
@@ -62,6 +63,7 @@ export class FindBar {
 
   /** Begins with a query out of the address, without leaving the place. */
   start(q: string): void {
+    this.asking = new AbortController();
     this.element.hidden = false;
     this.mode.value = "query";
     this.input.value = q;
@@ -84,14 +86,16 @@ export class FindBar {
   }
 
   step(forward: boolean): void {
-    if (this.input.value) void this.search(forward);
+    if (!this.input.value) return;
+    // Steps that are typed fast are all taken; another query ends those of the one before.
+    if (queryOf(this.input.value, this.mode.value as Mode) !== this.q) this.asking.abort();
+    this.steps = this.steps.then(() => this.search(forward));
   }
 
   private async search(forward: boolean): Promise<void> {
     const mode = this.mode.value as Mode;
     const q = queryOf(this.input.value, mode);
-    this.asking.abort();
-    this.asking = new AbortController();
+    if (q !== this.q || this.asking.signal.aborted) this.asking = new AbortController();
     const { signal } = this.asking;
     if (q !== this.q) {
       [this.q, this.total, this.at] = [q, null, null];

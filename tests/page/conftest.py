@@ -21,7 +21,7 @@ def browser() -> Iterator[Browser]:
         yield running
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
     running = ServiceProcess(tmp_path_factory.mktemp("page") / "node")
     running.start()
@@ -31,7 +31,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess
     assert "Traceback" not in running.output()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def post(service: ServiceProcess) -> Iterator[Poster]:
     with Poster(service.url) as poster:
         yield poster
