@@ -33,9 +33,9 @@ const script = named("page", "js", await bundled("src/main.ts"));
 const style = named("page", "css", await bundled("src/page.css"));
 const icon = named("icon", "svg", readFileSync(join(here, "src", "icon.svg")));
 const html = readFileSync(join(here, "src", "index.html"), "utf8")
-  .replace("page.js", script[0])
-  .replace("page.css", style[0])
-  .replace("icon.svg", icon[0]);
+  .replace("page.js", `page/${script[0]}`)
+  .replace("page.css", `page/${style[0]}`)
+  .replace("icon.svg", `page/${icon[0]}`);
 const files = new Map([script, style, icon, ["index.html", Buffer.from(html)]]);
 
 const isBuilt = (name) => /\.(html|js|css|svg)$/.test(name);

@@ -53,6 +53,8 @@ _TABLE: Final[dict[str, dict[str, Need | None]]] = {
     "/api/v1/system/version": {"GET": PUBLIC},
     "/health/live": {"GET": PUBLIC},
     "/health/ready": {"GET": PUBLIC},
+    "/": {"GET": PUBLIC},
+    "/page/{name}": {"GET": PUBLIC},
     "/docs": {"GET": PUBLIC},
     "/docs/start.js": {"GET": PUBLIC},
     "/docs/{name}": {"GET": PUBLIC},

@@ -16,6 +16,7 @@ from fastapi import APIRouter, Request
 from isal import igzip
 from starlette.responses import Response
 
+from logstore.errors import NotFound
 from service import page
 
 _KINDS: Final = {
@@ -73,14 +74,24 @@ def web_routes() -> APIRouter:
     """The routes of the page and its files, which are not in the schema."""
     router = APIRouter(include_in_schema=False)
     folder = os.path.dirname(page.__file__)
-    for name in sorted(os.listdir(folder)):
-        if os.path.splitext(name)[1] in _KINDS:
-            path = "/" if name == _INDEX else f"/{name}"
-            _add(router, path, _File(os.path.join(folder, name)))
+    files = {
+        name: _File(os.path.join(folder, name))
+        for name in sorted(os.listdir(folder))
+        if os.path.splitext(name)[1] in _KINDS
+    }
+
+    @router.get("/")
+    async def index(request: Request) -> Response:
+        return files[_INDEX].response(request)
+
+    @router.get("/page/{name}")
+    async def file(name: str, request: Request) -> Response:
+        found = files.get(name)
+        if found is None:
+            raise NotFound(
+                f"the page has no file {name[:100]!r}",
+                hint="The service was updated: load the page again.",
+            )
+        return found.response(request)
+
     return router
-
-
-def _add(router: APIRouter, path: str, file: _File) -> None:
-    @router.get(path)
-    async def answer(request: Request) -> Response:
-        return file.response(request)
