@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from pipelines.appenders.registry import Registry
 from pipelines.config import parse
 from pipelines.logback.convert import convert
 from pipelines.logback.words import converted
+from tailrace.cli import main
 from tests.pipelines.events import events
 
 
@@ -283,20 +282,19 @@ def test_files_that_cannot_be_read_are_refused(text: str, says: str) -> None:
         convert(text.encode(), "x")
 
 
-def test_the_command_writes_a_file_that_can_be_checked(tmp_path: Path) -> None:
+def test_the_command_writes_a_file_that_can_be_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     source, out = tmp_path / "logback.xml", tmp_path / "pipelines" / "multi.yaml"
     out.parent.mkdir()
     source.write_text(f"<configuration>{CDAP_MULTI}<shutdownHook/></configuration>")
-    command = [sys.executable, "-m", "tailrace", "pipelines"]
-
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([*command, *words], capture_output=True, text=True, check=False)
-
-    done = run("import", str(source), "--name", "multi", "--out", str(out))
-    assert done.returncode == 0, done.stderr
-    assert f"{source}:14: <shutdownHook> has no counterpart" in done.stderr
+    command = ["pipelines", "import", str(source)]
+    assert main([*command, "--name", "multi", "--out", str(out)]) == 0
+    assert f"{source}:14: <shutdownHook> has no counterpart" in capsys.readouterr().err
     assert yaml.safe_load(out.read_text())["name"] == "multi"
-    assert "default (rolling_file), info (rolling_file)" in run("check", str(out.parent)).stdout
-    again = run("import", str(source), "--out", str(out))
-    assert (again.returncode, "cannot be written: File exists" in again.stderr) == (1, True)
-    assert yaml.safe_load(run("import", str(source)).stdout)["name"] == "logback"
+    assert main(["pipelines", "check", str(out.parent)]) == 0
+    assert "default (rolling_file), info (rolling_file)" in capsys.readouterr().out
+    assert main([*command, "--out", str(out)]) == 1
+    assert "cannot be written: File exists" in capsys.readouterr().err
+    assert main(command) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["name"] == "logback"
