@@ -19,6 +19,7 @@ from forwarder.engine.opening import Opener
 from forwarder.engine.parts import Shared, SourceParts
 from forwarder.engine.reading import BLOCK, Reader, Turn
 from forwarder.engine.sending import Delivery, Sending
+from forwarder.engine.stillness import Stillness, folders_of
 from forwarder.engine.tracked import Tracked
 from forwarder.files.finder import look
 from logstore.errors import TailraceError, Unavailable
@@ -30,6 +31,8 @@ _SCAN_SHARE = 10
 _AT_ONCE = 2
 _FORGET_SECONDS = 3600.0
 _STORAGE_RETRY_SECONDS = 1.0
+# In a folder where something is renamed all the time, a new file waits no longer for a quiet scan.
+_UNSURE_SECONDS = 1.0
 
 
 class Engine:
@@ -63,6 +66,7 @@ class Engine:
         self._woken: list[Tracked] = []
         self._scan_at = dict.fromkeys(shared.sources, 0.0)
         self._scanned: set[str] = set()
+        self._folders: dict[str, dict[str, int]] = {name: {} for name in shared.sources}
         self._resumed = {state.source for state in shared.checkpoints.files.values()}
         self._hinted = set(hinted)
         self._hints = Hints(self._hint_later, self._hints_missed, self._hints_failed)
@@ -132,12 +136,15 @@ class Engine:
         began = self._shared.clock.monotonic()
         if name in self._hinted:
             self._watch()  # before the scan: what comes in between is hinted
+        still = Stillness(self._folders[name], self._shared.clock.now_ms())
         found = source.finder.find()
         first = name not in self._scanned
         if first and not found:
             self._shared.say(f"{name}: no files match the include patterns yet")
         self._identifier.reconcile(source, found, first=first and name not in self._resumed)
         self._scanned.add(name)
+        self._folders[name] = folders_of(found)
+        quiet = still.holds(self._folders[name])
         ended = self._shared.clock.monotonic()
         tally = self._shared.tallies[name]
         tally.scans += 1
@@ -146,6 +153,16 @@ class Engine:
         config = source.config
         pause = config.reconcile_interval if name in self._hinted else config.poll_interval
         self._scan_at[name] = ended + max(pause, (ended - began) * 2)
+        unsure = [
+            file
+            for file in self._registry.awake.values()
+            if file.source == name and file.unsure_since is not None
+        ]
+        if quiet:
+            for file in unsure:
+                file.unsure_since = None
+        elif unsure:
+            self._scan_soon(name)
 
     def _take_turns(self) -> bool:
         """Reads from files that have something; True if there is more to read now."""
@@ -154,7 +171,11 @@ class Engine:
         ready = self._ready(now)
         more = bool(self._woken)
         self._woken.clear()
+        few = False
         for file in ready:
+            if file.heavy and few:  # a line does not wait for blocks that are read behind it
+                self._flush()
+                few = False
             if len(file.pending) >= _AT_ONCE or not self._has_room(file):
                 if self._reader.glance(file):
                     self.sending.changed(file)
@@ -163,6 +184,7 @@ class Engine:
                 return True
             self._turns += 1
             file.turned = self._turns
+            few |= not file.heavy
             more |= self._turn(file)
         return more
 
@@ -190,10 +212,13 @@ class Engine:
 
     def _may_begin(self, file: Tracked, now: float) -> bool:
         """Whether everything that comes before this file is acknowledged."""
+        since = file.unsure_since
+        if since is not None and file.unbegun and now - since < _UNSURE_SECONDS:
+            return False
         before = file.predecessor
         if before is None:
             return True
-        if before.over or before.lost_sight or before.id not in self._registry.files:
+        if not before.awaited or before.id not in self._registry.files:
             file.predecessor = None
             return True
         if not file.fingerprint:
@@ -219,9 +244,11 @@ class Engine:
             return True
         if turn is Turn.REPLACED:
             self._identifier.split(file)
+            self._scan_soon(file.source)
             return True
         if turn is Turn.FIRST:
             self._identifier.first_bytes(file)
+            self._scan_soon(file.source)
             return True
         if turn is Turn.MOVED:
             self._moved(file)

@@ -283,7 +283,8 @@ class Identifier:
             fqn=fqn,
             run=run,
             fingerprint=fingerprint,
-            seen_at=self._shared.clock.monotonic(),
+            seen_at=now,
+            unsure_since=now,
             size=found.size,
             mtime_ns=found.mtime_ns,
             content_end=content.end(),
@@ -299,8 +300,7 @@ class Identifier:
                 file.window = file.known.window
         before = self._registry.at_path(name, found.path)
         before = self._inherited.pop(found.place, None) or before
-        waits = before is not None and not before.over and not before.lost_sight
-        file.predecessor = before if waits else None
+        file.predecessor = before if before is not None and before.awaited else None
         self._new_ones.append(file)
         self._registry.add(file)
         self._registry.move(file, found)
@@ -326,8 +326,7 @@ class Identifier:
             for each in self._registry.of_run(file.fqn, file.run)
             if each is not file
             and each.source == file.source
-            and not each.over
-            and not each.lost_sight
+            and each.awaited
             and family(each.path) == family(file.path)
         ]
 

@@ -87,6 +87,8 @@ class Tracked:
     lost_sight: bool = False
     """Nobody knows where its content is."""
     predecessor: Tracked | None = None
+    unsure_since: float | None = None
+    """Since when it is known, until a scan has shown that nothing comes before it."""
     waits_since: float | None = None
     """When its first bytes were seen while its predecessor was not done."""
     ended_at: float = -1.0
@@ -125,6 +127,14 @@ class Tracked:
     def settled(self) -> bool:
         """Everything that was read is acknowledged."""
         return not self.pending and not self.resend
+
+    @property
+    def awaited(self) -> bool:
+        """Lines of it may still come, which go before those of its successor.
+
+        A file that is being compressed is out of sight for a while; if it stays away, it is over.
+        """
+        return not self.over and not (self.lost_sight and self.settled and not self.unread)
 
     @property
     def unbegun(self) -> bool:

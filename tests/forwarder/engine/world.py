@@ -25,7 +25,7 @@ from forwarder.delivery.verdicts import (
 from forwarder.engine.engine import Engine
 from forwarder.engine.parts import Shared, SourceParts, Tally
 from forwarder.engine.registry import Registry
-from forwarder.files.finder import Finder
+from forwarder.files.finder import Finder, Found
 from forwarder.files.globs import Glob
 from forwarder.files.handles import Handles
 from forwarder.model import Cursor, FileFacts, Packed
@@ -167,16 +167,9 @@ class World:
         """A new process, on what the last one left."""
         config = self.config
         self.checkpoints = Checkpoints(str(self.state), self.disk, say=self.said.append)
-        finder = Finder(
-            config.include,
-            config.exclude,
-            older_than_ns=int(config.exclude_older_than * 1e9),
-            now_ns=lambda: self.clock.wall_ms * 1_000_000,
-            unreadable=lambda path, error: self.said.append(f"{path}: {error}"),
-        )
         source = SourceParts(
             config=config,
-            finder=finder,
+            finder=self.finder(),
             archives=tuple(Glob(each) for each in config.archive_include),
             packer=LinePacker(self.prefix),
             name=Namer(config, host="here").name,
@@ -202,6 +195,21 @@ class World:
             hinted=[config.name] if hinted else [],
         )
         self.post.engine = self.engine
+
+    def finder(self) -> Finder:
+        """What finds the files of a process."""
+        return Finder(
+            self.config.include,
+            self.config.exclude,
+            older_than_ns=int(self.config.exclude_older_than * 1e9),
+            now_ns=lambda: self.clock.wall_ms * 1_000_000,
+            unreadable=lambda path, error: self.said.append(f"{path}: {error}"),
+            order=self.listed,
+        )
+
+    def listed(self, found: list[Found]) -> list[Found]:
+        """The list of a scan, before the files are looked into."""
+        return found
 
     @property
     def tally(self) -> Tally:
