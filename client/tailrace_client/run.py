@@ -272,7 +272,7 @@ def _shared(attributes: Optional[Mapping[str, str]], kind: str) -> str:
     header = attributes_header(attributes)
     if header is None:
         raise InvalidRequest(
-            "the attributes are more than 64, or more than 8 KiB", hint="Send records."
+            "the attributes are more than 64, or more than 4 KiB", hint="Send records."
         )
     return header
 

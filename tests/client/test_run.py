@@ -51,7 +51,7 @@ def test_all_lines_of_a_text_have_its_attributes(service: ServiceProcess) -> Non
         assert again.duplicate
         with pytest.raises(BatchConflict):
             run.append("a\nb\n", attributes={"host": "web-2"}, batch=receipt.batch)
-        for refused in ({"k": "v" * 8200}, {str(number): "" for number in range(65)}):
+        for refused in ({"k": "v" * 4096}, {str(number): "" for number in range(65)}):
             with pytest.raises(InvalidRequest, match="attributes"):
                 run.append("a\n", attributes=refused)
         with pytest.raises(InvalidRequest, match="of their own"):

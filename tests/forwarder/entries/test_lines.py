@@ -43,7 +43,7 @@ def test_attributes_of_all_lines_stand_beside_them() -> None:
     ]
 
 
-@pytest.mark.parametrize("size", [8 << 10, 100])
+@pytest.mark.parametrize("size", [4 << 10, 100])
 def test_attributes_that_no_header_takes_make_records(size: int) -> None:
     many = {str(number): "v" for number in range(65)} if size == 100 else {"k": "v" * size}
     packed = packer().pack(b"a\nb\n", START, FileFacts("/x", many), final=False, most=HUGE)
