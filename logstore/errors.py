@@ -21,6 +21,7 @@
     │   ├── StoreUnavailable      the object store refused or did not answer
     │   ├── NodeNotReady          starting, stopping, or not registered yet
     │   ├── JournalFull           `journal.max_bytes` reached, or the disk is full
+    │   ├── Overloaded            this node has too much to do: another one may have less
     │   └── OverQuota             one client wants more than its part
     ├── LimitReached              the operation was cut off by its own time or memory limit
     ├── OutcomeUnknown            it may have happened: look for your own id before a retry
@@ -164,6 +165,13 @@ class OverQuota(Unavailable):
     ) -> None:
         super().__init__(message, hint=hint)
         self.retry_after_seconds = retry_after_seconds
+
+
+class Overloaded(Unavailable):
+    """The node has too much to do for a batch that its client can send elsewhere."""
+
+    retry_after_seconds = 1
+    hint = "Send it to another node, or later, under the same id."
 
 
 class JournalFull(Unavailable):

@@ -31,6 +31,7 @@ from service.journal.view import JournalPin
 from service.journal.writer import Appended
 from service.node_problems import problems_of
 from service.peers.membership import Membership
+from service.peers.shedding import open_shedding
 from service.runs.records import Details
 from service.runs.repair.rebuild import Records
 from service.runs.run_logs import RunLogs
@@ -86,6 +87,7 @@ class Node:
         self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self.forks = 0
         self.members = Membership(seams, settings.nodes)
+        self.shedding = open_shedding(self, self.members, seams, settings.nodes)
         self.confirmations = Confirmations()
         self._folder: DataFolder
         self.recovered: Recovered
@@ -198,6 +200,7 @@ class Node:
             group.create_task(self.status.run())
             group.create_task(self._release_forever())
             group.create_task(self.members.stay(self.identity, self.journal, self.tail))
+            group.create_task(self.shedding.run())
 
     async def _release_forever(self) -> None:
         while True:
@@ -369,10 +372,7 @@ class Node:
         self.journal.release(confirmed if scarce else min(confirmed, self.run_logs.flushed_pos))
 
     async def stop(self) -> None:
-        """Refuses batches, brings what it can into the store in its time, and ends the parts.
-
-        What the store does not take stays in the journal for the next start.
-        """
+        """Refuses batches, brings what it can into the store, keeps the rest, ends the parts."""
         self._stopping = True
         self.tail.stop()
         try:

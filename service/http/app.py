@@ -163,6 +163,7 @@ def build_app(node: NodeApi, api: HttpApi) -> Application:
         fresh_id=fresh_id,
         now=api.clock.monotonic,
         hosts=api.guard.accepted,
+        sheds=lambda: node.shedding.active,
     )
     append.gate = api.gate
     return Application(append, _framework(node, api, fresh_id), api.guard, api.settings)

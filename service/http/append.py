@@ -22,7 +22,13 @@ from typing import Final, TypeAlias
 
 from logstore import ulid as ulids
 from logstore.batch import RunKey
-from logstore.errors import InvalidInput, InvalidName, NodeNotReady, TailraceError
+from logstore.errors import (
+    InvalidInput,
+    InvalidName,
+    NodeNotReady,
+    Overloaded,
+    TailraceError,
+)
 from service.http.attributes import parse_attributes
 from service.http.body import (
     BodyTooLarge,
@@ -89,6 +95,7 @@ class AppendRoutes:
         fresh_id: Callable[[], str],
         now: Callable[[], float],
         hosts: Container[bytes | None],
+        sheds: Callable[[], bool],
     ) -> None:
         self._append = append
         self._submit = submit
@@ -99,10 +106,11 @@ class AppendRoutes:
         self.counters = counters
         self.fresh_id = fresh_id
         self.now = now
+        self._sheds = sheds
         self.hosts = hosts
+        """`Host` values that the service answers to, as far as they were checked."""
         self.gate: Gate | None = None
         """Asked about every append and close, if there are rules of access."""
-        """`Host` values that the service answers to, as far as they were checked."""
         self._appended = appended(counters.request_seconds)
         self._routes: dict[bytes, Route] = {}
         self.known: dict[bytes, Route] = {}
@@ -171,6 +179,9 @@ class AppendRoutes:
         self.counters.append_requests += 1
         try:
             get = dict(scope["headers"]).get
+            if self._sheds() and _is_sent_again(get):
+                self.counters.shed += 1
+                raise Overloaded("this node has too much to do")
             message = await receive()
             if message["type"] == "http.disconnect":
                 self.counters.disconnects += 1
@@ -236,6 +247,8 @@ class AppendRoutes:
         Returns None, with nothing stored, for requests that `answer` shall handle, and refusals.
         """
         route, get, start = self.known[path], headers.get, self.now()
+        if self._sheds() and _is_sent_again(get):
+            return None
         try:
             decoded = self._decode_small(body, get(b"content-type"))
             if not decoded.text:
@@ -354,6 +367,11 @@ def _constant_meta(value: bytes, get: Get) -> bytes:
     """The metadata of lines that all have the attributes of the request's header."""
     attributes = parse_attributes(value, kind_of(get(b"content-type")))
     return encode_attributes(attributes) if attributes else b""
+
+
+def _is_sent_again(get: Get) -> bool:
+    """Whether the client is one that sends a batch again until it is stored."""
+    return get(b"tailrace-batch") is not None or get(b"tailrace-durability") is not None
 
 
 def _durability(get: Get) -> Durability:

@@ -54,6 +54,7 @@ _TABLE: dict[type[Exception], tuple[int, str]] = {
     errors.NodeNotReady: (503, "node-not-ready"),
     errors.JournalFull: (507, "journal-full"),
     errors.OverQuota: (429, "over-quota"),
+    errors.Overloaded: (429, "overloaded"),
     errors.LimitReached: (422, "limit-reached"),
     errors.OutcomeUnknown: (503, "outcome-unknown"),
     errors.Damaged: (500, "damaged"),

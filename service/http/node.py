@@ -144,11 +144,22 @@ class RunLogsApi(Protocol):
     def listing(self) -> RunListing: ...
 
 
+class SheddingApi(Protocol):
+    """Load shedding as the API needs it."""
+
+    @property
+    def active(self) -> bool:
+        """Whether batches are refused that their clients will send to another node."""
+        ...
+
+
 class NodeApi(Protocol):
     """The node behind the HTTP API."""
 
     @property
     def ready(self) -> bool: ...
+    @property
+    def shedding(self) -> SheddingApi: ...
     @property
     def run_logs(self) -> RunLogsApi: ...
     @property

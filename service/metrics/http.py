@@ -53,6 +53,11 @@ HTTP: tuple[Declared, ...] = (
         "Appends and closes answered with an error.",
         lambda s: s.http.append_refused,
     ),
+    counter(
+        "appends_shed",
+        "Appends refused because this node sheds load: their clients send them elsewhere.",
+        lambda s: s.http.shed,
+    ),
     histogram(
         "append_seconds",
         "From a decoded batch to its acknowledgement.",

@@ -85,6 +85,13 @@ def _left_bytes(sources: Sources) -> float:
 
 NODE: tuple[Declared, ...] = (
     gauge("ready", "1 if batches are accepted.", lambda s: s.node.ready),
+    gauge(
+        "load",
+        "What the node has to do, 1 for as much as it can take: the largest of its journal, its lag"
+        " and its delay, each by its limit in `nodes.shed_…`.",
+        lambda s: s.node.shedding.load,
+    ),
+    gauge("shedding", "1 while the node sheds load.", lambda s: s.node.shedding.active),
     counter("batches", "Batches stored.", lambda s: s.node.appender.batches),
     counter("lines", "Records stored.", lambda s: s.node.appender.lines),
     counter(

@@ -54,6 +54,15 @@ class Membership:
         """Processes in the register as it was read last, with this one."""
         return 1 if self.register is None else 1 + len(self.register.others)
 
+    def loads(self) -> list[float]:
+        """The loads of the other nodes that answer, as they told them last."""
+        return [] if self.peers is None else self.peers.loads()
+
+    async def tell_load(self, load: float) -> None:
+        """Tells the others this node's load. Raises `Unavailable`."""
+        if self.register is not None:
+            await self.register.tell_load(load)
+
     @property
     def shared(self) -> bool:
         """Whether there are other nodes."""

@@ -104,6 +104,12 @@ class Peers:
 
         await asyncio.gather(*[ask(entry) for entry in entries])
 
+    def loads(self) -> list[float]:
+        """The loads that the others told last, without those that were silent a moment ago."""
+        now = self._clock.monotonic()
+        silent = {instance for instance, pause in self._paused.items() if now < pause.until}
+        return [entry.load for entry in self.entries() if entry.instance not in silent]
+
     def _silent(self, entry: Entry, why: str) -> None:
         pause = self._paused.get(entry.instance)
         now = self._clock.monotonic()

@@ -10,6 +10,7 @@
 | `parents`, `base` | the incarnations that it continues, and the first position that is its own |
 | `files` | of a fork: `[[journal file, first pos, end pos], …]` from before it |
 | `renewed_ms` | when it was written last, by the node's clock |
+| `load` | what it has to do, 1 for as much as it can take |
 
 An entry is there as long as the process may hold lines that nobody else has. It is removed by a
 stop that has brought everything into the store, and by the next process on the same folder. So a
@@ -41,6 +42,7 @@ from service.peers.transport import Address, Network, PeerRefused, PeerSilent
 FORMAT = 1
 _RENEW_SECONDS = 60.0
 _HELLO_SECONDS = 2.0
+_LOAD_STEP = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ class Entry:
     base: int = 0
     files: tuple[tuple[str, int, int], ...] = ()
     renewed_ms: int = 0
+    load: float = 0.0
 
     @property
     def address(self) -> Address:
@@ -80,6 +83,7 @@ def decode_entry(body: bytes) -> Entry:
             base=int(value["base"]),
             files=tuple([(str(f), int(a), int(b)) for f, a, b in value["files"]]),
             renewed_ms=int(value["renewed_ms"]),
+            load=float(value.get("load", 0)),
         )
     except (ValueError, TypeError, KeyError) as error:
         raise Damaged(f"not an entry of a node: {error}") from error
@@ -192,6 +196,13 @@ class Register:
                 self.last_error = None
             except TailraceError as error:
                 self.last_error = f"the register of nodes cannot be read: {error}"
+
+    async def tell_load(self, load: float) -> None:
+        """Writes the load into the own entry if it has changed by a tenth. Raises `Unavailable`."""
+        if self._own is None or abs(self._own.load - load) < _LOAD_STEP:
+            return
+        self._own = replace(self._own, load=round(load, 2))
+        await self._write(self._own)
 
     async def withdraw(self) -> None:
         """Removes the own entry: all that this process held is in the store."""

@@ -36,6 +36,25 @@ class NodesSettings(Section):
         default=5.0, ge=0.1, description="How often a node looks which other nodes there are"
     )
 
+    shed_journal_share: float = Field(
+        default=0.8,
+        ge=0,
+        le=1,
+        description="Of three nodes or more, one whose journal is so full refuses batches (429)"
+        " whose clients send them elsewhere; 0: not for this reason",
+    )
+    shed_lag_seconds: float = Field(
+        default=120.0,
+        ge=0,
+        description="The same if lines have waited so long for their segment; 0: not for this"
+        " reason",
+    )
+    shed_delay_seconds: float = Field(
+        default=0.5,
+        ge=0,
+        description="The same if a request waits so long for the processor; 0: not for this reason",
+    )
+
     @field_validator("url")
     @classmethod
     def _is_url(cls, value: str) -> str:

@@ -79,6 +79,7 @@ class HttpCounters:
     connections_timed_out: int = 0
     append_requests: int = 0
     append_refused: int = 0
+    shed: int = 0
     close_requests: int = 0
     body_bytes: int = 0
     replaced: int = 0

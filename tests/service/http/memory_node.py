@@ -263,6 +263,13 @@ class MemoryRunLogs:
 
 
 @dataclass
+class MemoryShedding:
+    """Sheds when a test says so."""
+
+    active: bool = False
+
+
+@dataclass
 class MemoryNode:
     """Takes batches at once, or after `delay` (set by a test) is done."""
 
@@ -271,6 +278,7 @@ class MemoryNode:
     look_seconds: float = 10.0
     run_logs: MemoryRunLogs = field(default_factory=MemoryRunLogs)
     ready: bool = True
+    shedding: MemoryShedding = field(default_factory=MemoryShedding)
     refusal: Exception | None = None
     gate: asyncio.Event | None = None
 

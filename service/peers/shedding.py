@@ -1,0 +1,223 @@
+"""Load shedding: a node with too much to do refuses batches that their clients will send elsewhere.
+
+It refuses those that carry an id or ask for a durability, since such clients send a batch again
+until it is stored; others lose it, so theirs are accepted as long as there is room. It sheds
+only while
+
+- its load is 1 or more, or has been and is not below 0.8 again,
+- another node that answers has told a load below 1, so that there is somebody to go to,
+- it holds one of the slots in `coordination/shedding.json`, of which there are a third as many as
+  nodes. A slot lasts 15 seconds of the store's time and is renewed every five.
+
+Thus at most a third of the nodes shed at once, and never the last: those that clients leave do not
+bring down those that they go to. Without the store nobody gets a slot, and nobody sheds for longer
+than the slot lasts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import orjson
+
+from coordination.storetime import StoreTime
+from logstore import keys
+from logstore import ulid as ulids
+from logstore.clock import Clock, Entropy
+from logstore.errors import Damaged, TailraceError
+from logstore.objects.store import ObjectStore
+from logstore.swap import Backoff, Document, RetryBudget, swap
+from service.journal.journal import Journal
+from service.peers.settings import NodesSettings
+from service.runtime.seams import Seams
+from service.shipping.shipper import SegmentShipper
+
+FORMAT: Final = 1
+SLOT_MS: Final = 15_000
+_LOOK_SECONDS: Final = 1.0
+_RENEW_SECONDS: Final = 5.0
+_OVER: Final = 1.0
+_WELL: Final = 0.8
+_NEWEST_SHARE: Final = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """Who may shed until when, in ms of the store's time, by instance."""
+
+    ulid: str
+    until_ms: Mapping[str, int]
+
+
+def encode_slots(slots: Slots) -> bytes:
+    """The bytes of the slots."""
+    return orjson.dumps({"format": FORMAT, "ulid": slots.ulid, "until_ms": dict(slots.until_ms)})
+
+
+def decode_slots(body: bytes) -> Slots:
+    """The slots that the bytes hold. Raises `Damaged`."""
+    try:
+        value = orjson.loads(body)
+        return Slots(str(value["ulid"]), {str(i): int(t) for i, t in value["until_ms"].items()})
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise Damaged(f"{keys.SHEDDING} does not hold slots: {error}") from error
+
+
+class Others(Protocol):
+    """The other nodes, and what this one tells them."""
+
+    @property
+    def instance(self) -> str:
+        """The ULID of this process; empty if it is alone."""
+        ...
+
+    def loads(self) -> Collection[float]:
+        """The loads of the other nodes that answer, as they told them last."""
+        ...
+
+    async def tell_load(self, load: float) -> None:
+        """Tells the others this node's load. Raises `TailraceError`."""
+        ...
+
+
+class Shedding:
+    """Decides every second whether this node sheds.
+
+    `load` gives the load, 1 for as much as the node can take; it is told by how many seconds the
+    loop was late, which is how long a request waits for the processor.
+    """
+
+    def __init__(
+        self,
+        others: Others,
+        store: ObjectStore,
+        clock: Clock,
+        entropy: Entropy,
+        time: StoreTime,
+        load: Callable[[float], float],
+    ) -> None:
+        self._others = others
+        self._clock = clock
+        self._entropy = entropy
+        self._time = time
+        self._measure = load
+        self._slots = Document(store, keys.SHEDDING, decode_slots, encode_slots)
+        self._until_ms = 0
+        self._renewed = -_RENEW_SECONDS
+        self.load = 0.0
+
+    @property
+    def active(self) -> bool:
+        """Whether batches are refused that their clients will send elsewhere."""
+        return self._until_ms > 0 and self._time.at_most_ms() < self._until_ms
+
+    async def run(self) -> None:
+        """Decides again and again until cancelled."""
+        while True:
+            due = self._clock.monotonic() + _LOOK_SECONDS
+            await self._clock.sleep(_LOOK_SECONDS)
+            await self.look(max(0.0, self._clock.monotonic() - due))
+
+    async def look(self, late_seconds: float) -> None:
+        """Measures the load, and takes, renews or gives back a slot."""
+        self.load = self._measure(late_seconds)
+        if not self._others.loads():
+            self._until_ms = 0
+            return
+        wanted = self.load >= (_WELL if self._until_ms else _OVER)
+        try:
+            await self._others.tell_load(self.load)
+            if wanted and self._clock.monotonic() - self._renewed >= _RENEW_SECONDS:
+                await self._take()
+            elif not wanted and self._until_ms:
+                await self._give_back()
+        except TailraceError:  # the slot ends by itself
+            return
+
+    async def _take(self) -> None:
+        """Takes or renews a slot if there is one and somebody to go to."""
+        own, loads = self._others.instance, self._others.loads()
+        most = (1 + len(loads)) // 3
+        room = any(load < _OVER for load in loads)
+        until = 0
+
+        async def change(found: Slots | None) -> Slots | None:
+            nonlocal until
+            now = self._time.at_least_ms()
+            held = {} if found is None else found.until_ms
+            held = {who: end for who, end in held.items() if end > now and who != own}
+            until = now + SLOT_MS if room and len(held) < most else 0
+            if not until and (found is None or own not in found.until_ms):
+                return None
+            return self._made(held | ({own: until} if until else {}))
+
+        self._renewed = self._clock.monotonic()
+        await swap(self._slots, change, budget=self._budget())
+        self._until_ms = until
+
+    async def _give_back(self) -> None:
+        own = self._others.instance
+        self._until_ms = 0
+        self._renewed = -_RENEW_SECONDS
+
+        async def change(found: Slots | None) -> Slots | None:
+            if found is None or own not in found.until_ms:
+                return None
+            return self._made({who: end for who, end in found.until_ms.items() if who != own})
+
+        await swap(self._slots, change, budget=self._budget())
+
+    def _made(self, until_ms: Mapping[str, int]) -> Slots:
+        return Slots(ulids.encode(ulids.fresh(self._clock, self._entropy)), until_ms)
+
+    def _budget(self) -> RetryBudget:
+        return RetryBudget(Backoff(self._clock, self._entropy), refusals=5)
+
+
+class Busy(Protocol):
+    """A node whose load is measured; another one's parts after a fork."""
+
+    @property
+    def journal(self) -> Journal: ...
+    @property
+    def shipper(self) -> SegmentShipper: ...
+
+
+def open_shedding(node: Busy, others: Others, seams: Seams, settings: NodesSettings) -> Shedding:
+    """The shedding of a node."""
+    load = Load(
+        settings,
+        fullness=lambda: node.journal.fullness,
+        lag_seconds=lambda: node.shipper.unshipped.seconds,
+    )
+    time = StoreTime(seams.clock, seams.newest_date)
+    return Shedding(others, seams.store, seams.clock, seams.entropy, time, load)
+
+
+class Load:
+    """How much a node has to do, as a share of what it can take: the largest of three shares."""
+
+    def __init__(
+        self,
+        settings: NodesSettings,
+        *,
+        fullness: Callable[[], float],
+        lag_seconds: Callable[[], float],
+    ) -> None:
+        self._settings = settings
+        self._fullness = fullness
+        self._lag_seconds = lag_seconds
+        self._late = 0.0
+
+    def __call__(self, late_seconds: float) -> float:
+        """The load, after a second in which the loop was so late."""
+        self._late += (late_seconds - self._late) * _NEWEST_SHARE
+        most = self._settings
+        shares = [
+            (self._fullness(), most.shed_journal_share),
+            (self._lag_seconds(), most.shed_lag_seconds),
+            (self._late, most.shed_delay_seconds),
+        ]
+        return max([value / limit for value, limit in shares if limit], default=0.0)
