@@ -60,9 +60,9 @@ def test_what_could_never_match_refuses_to_start(name: str, value: str) -> None:
 
 
 async def test_the_page_of_routes_loads_what_the_service_has_and_nothing_else(
-    direct: Serve,
+    serve: Serve,
 ) -> None:
-    served = await direct()
+    served = await serve()
     page = await served.client.get("/docs")
     assert page.headers["content-security-policy"] == POLICY
     assert "http" not in POLICY
