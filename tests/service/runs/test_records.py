@@ -184,7 +184,8 @@ async def test_records_with_newlines_are_whole_whatever_the_pieces(
         ends = list(meta.ends) if meta else line_ends(text).tolist()
         ulid = int(row["ulid_hi"]) << 64 | int(row["ulid_lo"])
         for number, (low, high) in enumerate(zip([0, *ends], ends, strict=False)):
-            carried = meta.attributes[number] if meta else None
+            constant = batches.constant_attributes(index)
+            carried = meta.attributes[number] if meta else constant
             message = text[low : high - 1].decode()
             pos = int(row["pos"]) + number
             expected.append((ulids.encode(ulid + number), pos, message, carried or None))
