@@ -192,6 +192,8 @@ def test_every_problem_of_the_service_has_its_exception() -> None:
         theirs.RunDeleted: client.RunDeleted,
         theirs.TooLarge: client.TooLarge,
         theirs.NotFound: client.NotFound,
+        theirs.NotAuthenticated: client.NotAuthorized,
+        theirs.Forbidden: client.NotAuthorized,
     }
     pending: list[type[theirs.TailraceError]] = [theirs.TailraceError]
     while pending:

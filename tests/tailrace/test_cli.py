@@ -50,10 +50,12 @@ def test_no_verb_and_a_wrong_verb_are_refused(capsys: pytest.CaptureFixture[str]
 def test_an_error_is_two_lines_and_a_status() -> None:
     done = _tailrace("serve", "--host", "0.0.0.0")
     assert done.returncode == 1
-    assert done.stderr.splitlines() == [
-        "error: refusing to listen on 0.0.0.0: there is no authentication",
-        "hint: Listen on 127.0.0.1, or say --insecure if the network in front of it is trusted.",
-    ]
+    error, hint = done.stderr.splitlines()
+    assert error == "error: refusing to listen on 0.0.0.0: there are no rules of access"
+    assert hint == (
+        "hint: Name a file of rules in access.rules (docs/access.md), listen on 127.0.0.1, or say"
+        " --insecure if the network in front of it is trusted."
+    )
 
 
 def test_a_service_that_is_not_there_is_said() -> None:

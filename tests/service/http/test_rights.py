@@ -6,6 +6,7 @@ import re
 from collections.abc import AsyncIterator, Iterator
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 import httpx
@@ -19,12 +20,14 @@ from service.access.audit import AuditLog
 from service.http.app import Application, HttpApi, build_app
 from service.http.gate import Gate
 from service.http.rights import Pipelines, need_of
+from service.metrics.http import HTTP
 from tests.service.access.rules_file import rule, token_of, written
 from tests.service.http.memory_node import MemoryNode
 
 ROOT = Path(__file__).parents[3]
 SCOPES = ("ingest", "read", "consume", "admin", "metrics", "node")
 MINE, OTHERS = "shop.orders", "bank.orders"
+MOVE_BY_ACCESS = {"tailrace_access_refused"}
 PUBLIC = {"/api/v1/system/version", "/health/live", "/health/ready"}
 
 
@@ -61,6 +64,7 @@ def needed(op: Operation) -> tuple[str, ...]:
 class Guarded(NamedTuple):
     client: httpx.AsyncClient
     audit: Path
+    gate: Gate
 
     async def ask(self, op: Operation, token: str | None, fqn: str = MINE) -> httpx.Response:
         headers = {} if token is None else {"authorization": f"Bearer {token}"}
@@ -101,7 +105,7 @@ async def guarded(tmp_path: Path) -> AsyncIterator[Guarded]:
     )
     transport = httpx.ASGITransport(cast("Any", app), raise_app_exceptions=False)
     async with httpx.AsyncClient(base_url="http://localhost", transport=transport) as client:
-        yield Guarded(client, tmp_path / "audit.log")
+        yield Guarded(client, tmp_path / "audit.log", gate)
     app.append.shut()
     await gate.audit.close()
 
@@ -172,3 +176,17 @@ async def test_other_methods_say_nothing_of_what_is_stored(guarded: Guarded) -> 
         for method in ("OPTIONS", "TRACE", "PATCH"):
             reply = await guarded.client.request(method, op.url(MINE))
             assert reply.status_code in (401, 403, 405), (method, op)
+
+
+async def test_refusals_are_counted_by_their_reason(guarded: Guarded) -> None:
+    (metric,) = [metric for metric in HTTP if metric.name in MOVE_BY_ACCESS]
+    counters = SimpleNamespace(access_refused=guarded.gate.access.refused)
+
+    def shown() -> Any:
+        return metric.read(cast("Any", SimpleNamespace(http=counters)))
+
+    assert shown() == {}
+    page = Operation("GET", "/api/v1/services/ingestionPipelines/logs/{fqn}/{runId}")
+    for token in (None, token_of("unknown"), token_of("onlyingest"), token_of("onlyread")):
+        await guarded.ask(page, token)
+    assert shown() == {"no-token": 1, "invalid-token": 1, "scope": 1}

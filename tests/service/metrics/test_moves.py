@@ -29,6 +29,7 @@ from service.metrics.runs import RUN_LOGS
 from service.metrics.scrape import METRICS
 from service.node import Node
 from tests.service.client_model import Clients
+from tests.service.http.test_rights import MOVE_BY_ACCESS
 from tests.service.http.test_shedding import MOVE_BY_SHEDDING
 from tests.service.metrics.test_compaction import MOVE_WITH_COMPACTION
 from tests.service.metrics.test_leases import MOVE_WITH_LEASES
@@ -90,7 +91,7 @@ def test_every_metric_is_in_one_of_these_tests() -> None:
     here |= {"tailrace_forks", "tailrace_cluster_size"}
     elsewhere = MOVE_IN_SEARCHES | MOVE_OVER_HTTP | MOVE_ON_S3 | MOVE_BY_REPAIR
     elsewhere |= MOVE_BY_REPORTS | MOVE_IN_QUEUES | MOVE_WITH_LEASES
-    elsewhere |= MOVE_WITH_COMPACTION | MOVE_BY_SHEDDING
+    elsewhere |= MOVE_WITH_COMPACTION | MOVE_BY_SHEDDING | MOVE_BY_ACCESS
     assert {metric.name for metric in METRICS} == here | elsewhere
 
 
