@@ -14,8 +14,9 @@ from tests.page.posting import Poster
 from tests.servers.chromium import running_chromium
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """Not for the session: a loop runs as long as the browser does, and async tests want theirs."""
     expect.set_options(timeout=60_000)
     with running_chromium() as running:
         yield running
