@@ -10,7 +10,7 @@ from logstore.batch import RunKey
 from logstore.clock import Clock
 from logstore.errors import RunDeleted
 from service.node import Node
-from tests.seeds import seeds
+from tests.seeds import seeds, some
 from tests.service.client_model import batches_in, downloaded, exists
 from tests.service.cluster import OTHER, RUN
 from tests.service.peers.worlds import cluster
@@ -182,7 +182,7 @@ def test_a_node_that_was_away_reads_the_deletions_before_it_shows_a_line() -> No
     world.play(go)
 
 
-@pytest.mark.parametrize("seed", seeds(5))
+@pytest.mark.parametrize("seed", some(seeds(5), 3, "deleted over nodes"))
 def test_what_is_deleted_stays_deleted_whoever_is_killed(seed: int) -> None:
     world, board = cluster(seed)
     dice = world.dice

@@ -25,6 +25,7 @@ from service.query.spelling import field_of, name_of, value_of
 from service.query.values import MAX_VALUE_CHARS, SeenValues, ValuesRequest, values
 from tests.batches import Entry
 from tests.logstore.search.evaluate import value_of as model_value
+from tests.seeds import some
 from tests.service.query.scattered import ALL, scattered
 from tests.service.query.world import HOUR_MS, NOW_MS, RUNS, World, engine_of, search
 
@@ -89,7 +90,7 @@ def pairs(text: str) -> Mapping[str, str]:
     return dict(pair.split("=", 1) for pair in text.split(" ") if pair)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", some(range(4), 4, "names of fields"))
 async def test_each_name_is_a_field_and_finds_as_many_records_as_it_says(
     tmp_path: Path, seed: int
 ) -> None:
@@ -115,7 +116,7 @@ async def test_each_name_is_a_field_and_finds_as_many_records_as_it_says(
             assert (numbers == field.records) == (field.kind == "number"), field
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", some(range(3), 3, "fields and values"))
 async def test_fields_and_values_are_those_of_a_model(tmp_path: Path, seed: int) -> None:
     """A plain loop over the newest records that were acknowledged."""
     world = await scattered(World(tmp_path), seed, rich)
@@ -139,7 +140,7 @@ async def test_fields_and_values_are_those_of_a_model(tmp_path: Path, seed: int)
             assert {v.text: v.records for v in of_run.values} == Counter(k.fqn for k in newest)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", some(range(2), 2, "values"))
 async def test_each_value_finds_its_records(tmp_path: Path, seed: int) -> None:
     world = await scattered(World(tmp_path), seed, rich)
     async with engine_of(world) as engine:

@@ -23,7 +23,7 @@ from service.query import scan_copies
 from service.query.engine import QueryEngine
 from service.query.request import QueryRequest
 from tests.batches import make_batches
-from tests.seeds import seeds
+from tests.seeds import seeds, some
 from tests.servers.minio import Bucket as S3Bucket
 from tests.service.query.scattered import ALL, scattered, some_requests
 from tests.service.query.test_skipping import batch_at, put_in_table, requests_like
@@ -74,7 +74,7 @@ def put_with_attributes(world: World, words: Sequence[str]) -> None:
     world.write_table(rows.set_column(place, rows.schema.field(place), column), {}, group_rows=5)
 
 
-@pytest.mark.parametrize("seed", seeds(3))
+@pytest.mark.parametrize("seed", some(seeds(3), 3, "scan copies"))
 @pytest.mark.parametrize("indexed", [False, True])
 async def test_searches_find_in_copies_what_is_in_the_files(
     tmp_path: Path, seed: int, indexed: bool
