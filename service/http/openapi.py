@@ -9,6 +9,7 @@ the same text for the same app:
 from __future__ import annotations
 
 import sys
+from copy import deepcopy
 from typing import Any, Final
 
 import yaml
@@ -200,9 +201,9 @@ _VALIDATION = ("HTTPValidationError", "ValidationError")
 
 def complete(app: FastAPI) -> dict[str, Any]:
     """The schema of the whole service."""
-    schema = FastAPI.openapi(app)
+    schema = deepcopy(FastAPI.openapi(app))  # FastAPI keeps its own, to give it again
     paths = schema["paths"]
-    for path, operation in PATHS.items():
+    for path, operation in deepcopy(PATHS).items():
         paths.setdefault(path, {})["post"] = operation
     components = schema.setdefault("components", {})
     components.setdefault("responses", {})["Problem"] = PROBLEM

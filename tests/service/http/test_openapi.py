@@ -29,3 +29,8 @@ async def test_every_route_is_described() -> None:
         for operation in operations.values():
             assert operation["summary"]
             assert "default" in operation["responses"]
+
+
+def test_it_is_the_same_however_often_it_is_asked_for() -> None:
+    app = documented()
+    assert render(app.openapi()) == render(app.openapi()) == render(documented().openapi())
