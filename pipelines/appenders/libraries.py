@@ -17,7 +17,9 @@ import sys
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
 from importlib.metadata import EntryPoint, distributions
+from types import CodeType
 from typing import Any, Final
 
 from logstore.errors import InvalidInput
@@ -74,11 +76,18 @@ class Libraries:
         ]
 
 
+class _FromSource(SourceFileLoader):
+    """Compiles a file each time: bytecode is known by the second and size, a change need not be."""
+
+    def get_code(self, fullname: str) -> CodeType:  # noqa: ARG002  (the base class has it)
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
 def _appenders_of(path: str) -> Mapping[str, Any]:
     """What a Python file has in `APPENDERS`. Raises `InvalidInput`."""
     stem = os.path.splitext(os.path.basename(path))[0]
     name = f"tailrace_lib_{hashlib.sha256(path.encode()).hexdigest()[:8]}_{stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = importlib.util.spec_from_file_location(name, path, loader=_FromSource(name, path))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

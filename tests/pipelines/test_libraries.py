@@ -50,6 +50,19 @@ def test_a_file_is_a_plugin_and_is_loaded_again_when_it_changes(tmp_path: Path) 
     assert parse(one("counts", file="/x"), Registry(libraries)) != first
 
 
+def test_a_change_that_keeps_second_and_size_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    path = tmp_path / "counts.py"
+    libraries = Libraries([str(tmp_path)])
+    for moment, name in enumerate(("counts", "events")):
+        path.write_text(SOURCE + APPENDERS.replace("counts", name))
+        os.utime(path, ns=(0, 1_700_000_000_000_000_000 + moment))
+        assert name in Registry(libraries).names
+    assert os.listdir(tmp_path) == ["counts.py"], "nothing is written beside it"
+
+
 def test_a_wheel_is_a_plugin_that_need_not_be_installed(tmp_path: Path) -> None:
     folder = tmp_path / "lib"
     folder.mkdir()
