@@ -131,6 +131,7 @@ class Worker:
         self.drains = drains
         self.ready = asyncio.Event()
         self.served = False
+        self._stopped = False
         self._assign = assign
         self._process: asyncio.subprocess.Process | None = None
 
@@ -149,6 +150,8 @@ class Worker:
             )
         finally:
             os.close(writing)
+        if self._stopped:  # while it was being started
+            process.terminate()
         assert process.stdin is not None
         body = pickle.dumps(assignment)
         process.stdin.write(len(body).to_bytes(8, "big") + body)  # stays open as long as we live
@@ -171,6 +174,7 @@ class Worker:
 
     async def stop(self, patience_seconds: float) -> None:
         """Asks it to stop, and ends it if it has not after that time."""
+        self._stopped = True
         process = self._process
         if process is None:
             return
@@ -269,7 +273,7 @@ class Workers:
         """Starts a worker again and again: its last exit status.
 
         It ends with the stop, or with a first life that never served: another would not either.
-        One that drains ends when it is done.
+        One that drains ends when it is done, and not before.
         """
         folder = folder_of(self._settings, worker.number)
         _mark(folder, drained=False)
@@ -280,7 +284,8 @@ class Workers:
             done = worker.drains and status == 0
             if done:
                 _mark(folder, drained=True)
-            if done or self._stopping.is_set() or not worker.served:
+            hopeless = not worker.served and not worker.drains
+            if done or hopeless or self._stopping.is_set():
                 return status
             if self._clock.monotonic() - began >= self._restart.healthy_seconds:
                 pause = self._restart.first_pause_seconds

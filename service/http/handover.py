@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
 import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -68,7 +67,6 @@ class Handover:
         *,
         connected: Callable[[], asyncio.Protocol],
         patience_seconds: float,
-        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._number = sharing.number
         self._shared = sharing.shared
@@ -77,7 +75,6 @@ class Handover:
         self._serving = sharing.serving
         self._connected = connected
         self._patience = patience_seconds
-        self._tls = tls
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[socket.socket, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -134,9 +131,6 @@ class Handover:
 
     def _look(self, connection: socket.socket, *, waits: bool) -> None:
         """Serves the connection or passes it on, once its first bytes are there."""
-        if self._tls is not None:  # what it asks for cannot be seen
-            self._serve(connection)
-            return
         try:
             head = connection.recv(_PEEKED, socket.MSG_PEEK)
         except BlockingIOError:
@@ -181,7 +175,7 @@ class Handover:
 
     async def _connect(self, connection: socket.socket) -> None:
         try:
-            await self._loop.connect_accepted_socket(self._connected, connection, ssl=self._tls)
-        except OSError:  # the client is gone, or speaks no TLS
+            await self._loop.connect_accepted_socket(self._connected, connection)
+        except OSError:  # the client is gone
             with suppress(OSError):
                 connection.close()

@@ -6,6 +6,7 @@ and `tailrace_worker_up` says so.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, NamedTuple, TypeAlias
@@ -43,20 +44,21 @@ def of_all(scrape: Callable[[], bytes], place: WorkerPlace, peers: Peers) -> Scr
     """The metrics of all workers; `scrape` gives this one's, the others are asked."""
 
     async def every() -> bytes:
-        texts: dict[int, bytes | None] = {place.number: scrape()}
-        numbers = {url: number for number, url in enumerate(place.urls)}
-        known = {numbers[e.url]: e for e in peers.entries() if e.url in numbers}
-        for number in range(len(place.urls)):
+        entries = {entry.url: entry for entry in peers.entries()}
+
+        async def of(number: int, url: str) -> bytes | None:
             if number == place.number:
-                continue
-            texts[number] = None
-            if number in known:
-                try:
-                    answer = await peers.one(known[number], _QUESTION, "metrics", _SECONDS)
-                except (PeerSilent, PeerRefused):
-                    continue
-                texts[number] = answer.parts[0]
-        return merged(texts)
+                return scrape()
+            if url not in entries:
+                return None
+            try:
+                answer = await peers.one(entries[url], _QUESTION, "metrics", _SECONDS)
+            except (PeerSilent, PeerRefused):
+                return None
+            return answer.parts[0]
+
+        texts = await asyncio.gather(*[of(n, url) for n, url in enumerate(place.urls)])
+        return merged(dict(enumerate(texts)))
 
     return every
 

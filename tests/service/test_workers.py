@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
+import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -10,8 +13,9 @@ from pydantic import SecretStr
 
 from service.http.handover import owner
 from service.http.targets import BASE
+from service.metrics.workers import WorkerPlace
 from service.settings import Settings, load_settings
-from service.workers import DIVIDED, left_behind, settings_of
+from service.workers import DIVIDED, Assignment, Worker, left_behind, settings_of
 from tests.settings import settings_with
 
 
@@ -85,3 +89,19 @@ def test_what_names_no_run_is_anybodys(head: bytes) -> None:
 def test_runs_are_spread() -> None:
     owners = [owner(request("POST", f"{BASE}/p/run-{n}"), 4) for n in range(400)]
     assert {owners.count(k) > 60 for k in range(4)} == {True}
+
+
+async def test_a_stop_reaches_a_worker_that_is_just_being_started(tmp_path: Path) -> None:
+    with socket.socket() as own, (tmp_path / "serving").open("wb") as serving:
+        place = WorkerPlace(0, ())
+        settings = Settings(data=str(tmp_path / "data"))
+
+        def assign(ready: int) -> Assignment:
+            return Assignment(settings, place, None, own.fileno(), (), serving.fileno(), ready)
+
+        worker = Worker(0, assign, lambda _: None, drains=False)
+        life = asyncio.create_task(worker.live())
+        await asyncio.sleep(0)
+        await worker.stop(60)
+        async with asyncio.timeout(60):
+            assert await life == -signal.SIGTERM
