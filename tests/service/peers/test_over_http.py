@@ -7,7 +7,7 @@ import time
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import httpx
 import pytest
@@ -16,8 +16,10 @@ from logstore import ulid as ulids
 from tests.e2e.service_process import BASE, ServiceProcess
 
 SECRET = "a secret that all nodes share"
-PATH = f"{BASE}/svc.p/run"
 LAZY = {"TAILRACE_FLUSH__SEGMENT_SECONDS": "3600", "TAILRACE_NODES__REFRESH_SECONDS": "0.2"}
+
+
+Nodes: TypeAlias = tuple[ServiceProcess, ServiceProcess]
 
 
 def node(tmp_path: Path, name: str, secret: str = SECRET) -> ServiceProcess:
@@ -30,12 +32,15 @@ def node(tmp_path: Path, name: str, secret: str = SECRET) -> ServiceProcess:
     )
 
 
-@pytest.fixture
-def two(tmp_path: Path) -> Iterator[tuple[ServiceProcess, ServiceProcess]]:
-    nodes = node(tmp_path, "a"), node(tmp_path, "b")
+@pytest.fixture(scope="module")
+def cluster_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("nodes") / "store"
+
+
+@pytest.fixture(scope="module")
+def cluster(cluster_store: Path) -> Iterator[Nodes]:
+    nodes = node(cluster_store.parent, "a"), node(cluster_store.parent, "b")
     try:
-        for one in nodes:
-            one.start()
         yield nodes
     finally:
         for one in nodes:
@@ -43,52 +48,65 @@ def two(tmp_path: Path) -> Iterator[tuple[ServiceProcess, ServiceProcess]]:
                 one.kill()
 
 
-def post(service: ServiceProcess, text: str, batch: str | None = None) -> None:
+@pytest.fixture
+def two(cluster: Nodes) -> Nodes:
+    """Both run, for all tests; each test has its pipeline."""
+    for one in cluster:
+        if not one.running:
+            one.start()
+    return cluster
+
+
+@pytest.fixture
+def fqn(request: pytest.FixtureRequest) -> str:
+    return f"svc.{request.node.name}"
+
+
+@pytest.fixture
+def path(fqn: str) -> str:
+    return f"{BASE}/{fqn}/run"
+
+
+def post(service: ServiceProcess, path: str, text: str, batch: str | None = None) -> None:
     headers = {"content-type": "text/plain"} | ({"tailrace-batch": batch} if batch else {})
-    httpx.post(f"{service.url}{PATH}", content=text, headers=headers).raise_for_status()
+    httpx.post(f"{service.url}{path}", content=text, headers=headers).raise_for_status()
 
 
-def lines(service: ServiceProcess, **params: str) -> str:
-    return str(httpx.get(f"{service.url}{PATH}", params=params).raise_for_status().json()["logs"])
+def lines(service: ServiceProcess, path: str, **params: str) -> str:
+    return str(httpx.get(f"{service.url}{path}", params=params).raise_for_status().json()["logs"])
 
 
-def test_each_reads_what_the_other_has_just_taken(
-    two: tuple[ServiceProcess, ServiceProcess],
-) -> None:
+def test_each_reads_what_the_other_has_just_taken(two: Nodes, path: str) -> None:
     a, b = two
-    post(a, "one\n")
-    post(b, "two\n")
+    post(a, path, "one\n")
+    post(b, path, "two\n")
     big = "".join(f"{n} {'x' * 200}\n" for n in range(20_000))  # beyond what comes at once
-    post(b, big)
+    post(b, path, big)
     for service in two:
-        whole = httpx.get(f"{service.url}{PATH}/download").raise_for_status().text
+        whole = httpx.get(f"{service.url}{path}/download").raise_for_status().text
         assert sorted(whole.splitlines()) == sorted(["one", "two", *big.splitlines()])
-    records = httpx.get(f"{a.url}{PATH}", params={"format": "ndjson", "tail": "2"}).text
+    records = httpx.get(f"{a.url}{path}", params={"format": "ndjson", "tail": "2"}).text
     assert records.count('"message"') == 2
 
 
-def test_who_is_killed_is_silent_and_is_read_again_when_it_returns(
-    two: tuple[ServiceProcess, ServiceProcess],
-) -> None:
+def test_who_is_killed_is_silent_and_is_read_again_when_it_returns(two: Nodes, path: str) -> None:
     a, b = two
-    post(b, "two\n")
-    assert lines(a) == "two"
+    post(b, path, "two\n")
+    assert lines(a, path) == "two"
     b.kill()
-    post(a, "one\n")
-    assert lines(a) == "one"
+    post(a, path, "one\n")
+    assert lines(a, path) == "one"
     said = httpx.get(f"{a.url}/health/ready").text
     assert "is silent" in said
     b.start()
-    assert sorted(lines(b).splitlines()) == ["one", "two"]
+    assert sorted(lines(b, path).splitlines()) == ["one", "two"]
 
 
-def events(service: ServiceProcess, last: str | None) -> Generator[tuple[str, str]]:
+def events(service: ServiceProcess, fqn: str, last: str | None) -> Generator[tuple[str, str]]:
     """The events of a stream of text: cursor and line."""
     headers = {} if last is None else {"last-event-id": last}
-    path = f"{BASE}/svc.p/stream/run"
-    with httpx.stream(
-        "GET", f"{service.url}{path}?format=text", headers=headers, timeout=60
-    ) as reply:
+    url = f"{service.url}{BASE}/{fqn}/stream/run?format=text"
+    with httpx.stream("GET", url, headers=headers, timeout=60) as reply:
         cursor = ""
         for line in reply.iter_lines():
             field, _, value = line.partition(": ")
@@ -99,20 +117,20 @@ def events(service: ServiceProcess, last: str | None) -> Generator[tuple[str, st
 
 
 def test_a_live_reader_gets_each_line_once_whoever_takes_it(
-    two: tuple[ServiceProcess, ServiceProcess],
+    two: Nodes, fqn: str, path: str
 ) -> None:
     """It changes nodes in between, and batches are sent again at the other node."""
     found: list[str] = []
     last: str | None = None
     ulid = ulids.lowest_at(time.time_ns() // 1_000_000)
     for turn in range(6):
-        stream = events(two[turn % 2], last)
+        stream = events(two[turn % 2], fqn, last)
         for number in range(4):
             name = f"{turn}.{number}"
             batch = ulids.encode(ulid | (turn * 10 + number + 1) << ulids.LINE_BITS)
-            post(two[number % 2], f"{name} one\n{name} two\n", batch)
+            post(two[number % 2], path, f"{name} one\n{name} two\n", batch)
             if number >= 2:
-                post(two[(number + 1) % 2], f"{name} one\n{name} two\n", batch)
+                post(two[(number + 1) % 2], path, f"{name} one\n{name} two\n", batch)
             for _ in range(2):
                 last, line = next(stream)
                 found.append(line)
@@ -126,17 +144,15 @@ def test_a_live_reader_gets_each_line_once_whoever_takes_it(
     assert found == wanted
 
 
-def test_lists_have_runs_that_only_another_node_holds(
-    two: tuple[ServiceProcess, ServiceProcess],
-) -> None:
+def test_lists_have_runs_that_only_another_node_holds(two: Nodes, fqn: str, path: str) -> None:
     a, b = two
-    post(b, "two\n")
-    assert httpx.get(f"{a.url}{BASE}").json()["pipelines"] == ["svc.p"]
-    listed = httpx.get(f"{a.url}{BASE}/svc.p").json()
+    post(b, path, "two\n")
+    assert fqn in httpx.get(f"{a.url}{BASE}").json()["pipelines"]
+    listed = httpx.get(f"{a.url}{BASE}/{fqn}").json()
     assert [(run["runId"], run["lines"], run["state"]) for run in listed["details"]] == [
         ("run", 1, "open")
     ]
-    newest = httpx.get(f"{a.url}{BASE}/svc.p/last").raise_for_status()
+    newest = httpx.get(f"{a.url}{BASE}/{fqn}/last").raise_for_status()
     assert newest.json()["ingestion_task"] == "two"
 
 
@@ -147,47 +163,43 @@ def found(service: ServiceProcess, **params: str) -> tuple[int, list[str], dict[
     return reply.status_code, [record["message"] for record in records], stats["stats"]
 
 
-def test_a_search_has_what_any_node_has_just_taken(
-    two: tuple[ServiceProcess, ServiceProcess],
-) -> None:
+def test_a_search_has_what_any_node_has_just_taken(two: Nodes, fqn: str, path: str) -> None:
     a, b = two
-    post(a, "one\n")
+    post(a, path, "one\n")
     batch = ulids.encode(ulids.lowest_at(time.time_ns() // 1_000_000) | 1 << ulids.LINE_BITS)
     for service in two:
-        post(service, "both\n", batch)
-    post(b, "two\n")
+        post(service, path, "both\n", batch)
+    post(b, path, "two\n")
     for service in two:
-        status, messages, stats = found(service)
+        status, messages, stats = found(service, fqn=fqn)
         assert (status, sorted(messages)) == (200, ["both", "one", "two"])
         assert stats["complete"]
-        assert found(service, q="two")[1] == ["two"]
-    httpx.delete(f"{a.url}{PATH}").raise_for_status()
-    assert [found(service)[1] for service in two] == [[], []]
+        assert found(service, fqn=fqn, q="two")[1] == ["two"]
+    httpx.delete(f"{a.url}{path}").raise_for_status()
+    assert [found(service, fqn=fqn)[1] for service in two] == [[], []]
     b.kill()
-    post(a, "again\n")
-    status, messages, stats = found(a)
+    post(a, path, "again\n")
+    status, messages, stats = found(a, fqn=fqn)
     assert (status, messages) == (206, ["again"])
     assert "records of the node b-" in stats["missing"][0]
 
 
-def test_a_close_and_a_deletion_reach_both(two: tuple[ServiceProcess, ServiceProcess]) -> None:
+def test_a_close_and_a_deletion_reach_both(two: Nodes, path: str) -> None:
     a, b = two
-    post(a, "one\n")
-    post(b, "two\n")
-    assert httpx.post(f"{a.url}{PATH}/close", timeout=30).json()["state"] == "closed"
-    assert httpx.get(f"{b.url}{PATH}").json()["state"] == "closed"
+    post(a, path, "one\n")
+    post(b, path, "two\n")
+    assert httpx.post(f"{a.url}{path}/close", timeout=30).json()["state"] == "closed"
+    assert httpx.get(f"{b.url}{path}").json()["state"] == "closed"
     b.kill()
-    reply = httpx.delete(f"{a.url}{PATH}", timeout=60)
+    reply = httpx.delete(f"{a.url}{path}", timeout=60)
     assert reply.status_code == 202
     assert [name.partition("-")[0] for name in reply.json()["silent"]] == ["b"]
     b.start()
-    assert httpx.get(f"{b.url}{PATH}").status_code == 404
+    assert httpx.get(f"{b.url}{path}").status_code == 404
 
 
 @pytest.mark.parametrize("secret", ["x", "another secret, as long"])
-def test_a_question_without_the_secret_is_refused(
-    two: tuple[ServiceProcess, ServiceProcess], secret: str
-) -> None:
+def test_a_question_without_the_secret_is_refused(two: Nodes, secret: str) -> None:
     headers = {"authorization": f"Bearer {secret}", "tailrace-instance": "x"}
     for verb in ("hot", "hello", "nothing"):
         reply = httpx.post(f"{two[0].url}/internal/{verb}", headers=headers)
@@ -206,12 +218,12 @@ def test_a_node_without_a_secret_has_no_such_routes(tmp_path: Path) -> None:
 
 
 def test_a_stop_that_has_stored_everything_leaves_the_register(
-    two: tuple[ServiceProcess, ServiceProcess], tmp_path: Path
+    two: Nodes, cluster_store: Path, path: str
 ) -> None:
     a, b = two
-    post(b, "two\n")
+    post(b, path, "two\n")
     assert b.stop() == 0
-    entries = [path.name for path in (tmp_path / "store" / "coordination" / "peers").iterdir()]
+    entries = [entry.name for entry in (cluster_store / "coordination" / "peers").iterdir()]
     assert len(entries) == 1
     assert entries[0].startswith("a-")
-    assert lines(a) == "two"
+    assert lines(a, path) == "two"
